@@ -96,7 +96,7 @@ def test_clients_leave_descriptors_to_servers(place, io_engine):
     # io_uring accepts on its own: a burst is in before it can be refused.
     if io_engine == "epoll":
         assert "Too many open files" not in log and "out of file descriptors" not in log
-    assert "are for servers and for itself" not in log
+    assert "of them for servers and itself" not in log
 
 
 def test_some_clients_are_let_in_by_the_smallest_limit(place):
@@ -105,13 +105,13 @@ def test_some_clients_are_let_in_by_the_smallest_limit(place):
         {"alpha": {"redis": True, "session_connections": 1, "servers": server_lines([redis])}},
         {"worker_processes": 1, "max_openfiles": LIMIT})
     names = [f"s{number}" for number in range(8)]
-    assert "are for servers and for itself" not in gateway.log()
+    assert "of them for servers and itself" not in gateway.log()
     gateway.configure(
         {"alpha": {"redis": True, "session_connections": 1,
                    "servers": server_lines([redis] * len(names), names)}})
     gateway.reload()
     reserved, least = 32 + 1 + len(names) * SERVER, LIMIT // 8
-    told = (f"of {LIMIT} files that each worker may open {reserved} are for servers and for itself: "
+    told = (f"each worker may open {LIMIT} files and reserves {reserved} of them for servers and itself: "
             f"{least} clients")
     assert gateway.log().count(told) == 1
     with contextlib.ExitStack() as stack:

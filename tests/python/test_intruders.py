@@ -143,7 +143,7 @@ def test_passwords_may_be_in_files(place, tmp_path):
     secret.chmod(0o644)
     said = gateway.reload("--dry-run")
     assert "pool 'alpha': redis_auth: changed" in said
-    assert f"everybody on this machine may read {secret}" in said
+    assert f"every user of this machine can read {secret}" in said
     said += gateway.reload()
     with gateway.connect() as conn:
         with pytest.raises(ReplyError):

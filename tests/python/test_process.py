@@ -695,7 +695,7 @@ def test_who_stays_root_whoever_it_runs_as_does_not_serve(place):
     if "setpriv: " in done.stderr:
         pytest.skip(done.stderr)
     assert done.returncode == 1
-    assert "did not start: it failed: root is not given up for good" in done.stderr
+    assert "did not start: it failed: privileges are not dropped for good" in done.stderr
 
 
 @AS_ROOT

@@ -183,7 +183,7 @@ def is_over(client):
 
 
 def control_socket(gateway):
-    found = re.findall(r"operators are heard at (\S+)", gateway.log())
+    found = re.findall(r"operators can connect at (\S+)", gateway.log())
     return found[-1]
 
 

@@ -189,9 +189,9 @@ def test_the_log_moves(place, workers):
     second = place.directory / "moved.log"
     before = family(gateway)
     log_to(gateway, second)
-    assert "the log goes on at" in first.read_text() and str(second) in first.read_text()
+    assert "the log continues in" in first.read_text() and str(second) in first.read_text()
     text = second.read_text()
-    assert "the log comes from" in text and "is in effect" in text, text
+    assert "the log continues from" in text and "is in effect" in text, text
     size = first.stat().st_size
     assert workers_speak(gateway, second).startswith("worker-" if workers else "cashew/")
     # It is the new one that is opened again.
@@ -265,8 +265,8 @@ def test_what_the_command_line_says_holds(place):
     epoch = gateway.epoch()
     gateway.configure(stats_listen=f"{HOST}:{port}", log_file=other, log_level=7)
     overruled = [
-        f"stats_listen {HOST}:{port} is overruled by -a {HOST} -s {gateway.stats_port}",
-        f"log_file {other} is overruled by -o {gateway.log_path}", "log_level 7 is overruled by -v 6",
+        f"stats_listen {HOST}:{port} is overridden by -a {HOST} -s {gateway.stats_port}",
+        f"log_file {other} is overridden by -o {gateway.log_path}", "log_level 7 is overridden by -v 6",
     ]
     for arguments in (["--dry-run"], []):
         said = gateway.reload(*arguments)

@@ -553,7 +553,7 @@ def test_more_workers_than_there_are_places_for(place):
     gateway.wait_serving()
     family = set(worker_processes(gateway.pid))
     done = gateway.order("upgrade")
-    assert done.returncode == 1 and "no place" in done.stderr, done
+    assert done.returncode == 1 and "no room" in done.stderr, done
     assert set(worker_processes(gateway.pid)) == family
     # Those who are gone by then do not count, nor do those who are just about to go.
     gateway.configure(worker_processes=2)

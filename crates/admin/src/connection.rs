@@ -1,5 +1,5 @@
-//! One connection to the stats port, from its first byte to its close. Never blocks; each of its
-//! phases has an end in time.
+//! One connection to the stats port, from its first byte to its close. Never blocks. Each phase has
+//! a time limit.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -9,18 +9,18 @@ use crate::http::{self, Speech};
 use crate::source::Source;
 use crate::stats;
 
-/// How long a client may say nothing, or nothing that tells HTTP apart, before it gets plain JSON.
-/// It delays every client that speaks as nutcracker's do without closing its side.
+/// How long a client may send nothing, or too little to recognise HTTP, before it gets plain JSON.
+/// This delays clients that connect to a nutcracker and only read.
 const DETECT_TIMEOUT: Duration = Duration::from_millis(100);
 /// From the connection to the end of an HTTP request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
-/// For the client to take the whole response.
+/// For the client to read the whole response.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// For the client to close after the response. Closing first, with input unread, would reset the
-/// connection and could cost the client the end of the response.
+/// For the client to close after the response. Closing first, with unread input, would reset the
+/// connection and might cost the client the end of the response.
 const LINGER_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Most reads of what is dropped before other connections have their turn.
+/// Most reads of ignored input before other connections are served.
 const READS_MAX: usize = 8;
 
 pub(crate) struct Connection {
@@ -41,7 +41,7 @@ enum Phase {
         output: Vec<u8>,
         written: usize,
     },
-    /// The response and the end of our side are out; what the client still sends is dropped.
+    /// The response and the end of our side are sent; further input is dropped.
     Lingering,
     Closed,
 }
@@ -77,8 +77,8 @@ impl Connection {
         }
     }
 
-    /// Of whom this is the least, the place is missed least: who has got everything, then who has
-    /// kept still for longest.
+    /// The connection with the smallest claim is closed first: one that is complete, then the one
+    /// idle for longest.
     pub(crate) fn claim(&self) -> (bool, Instant) {
         (!matches!(self.phase, Phase::Lingering | Phase::Closed), self.moved)
     }
@@ -87,7 +87,7 @@ impl Connection {
         self.phase = Phase::Closed;
     }
 
-    /// The stream can be read or written, or failed.
+    /// The stream is readable, writable or has failed.
     pub(crate) fn handle_ready(&mut self, source: &Source, now: Instant) {
         match &self.phase {
             Phase::Reading { .. } => self.read(source, now),
@@ -108,7 +108,7 @@ impl Connection {
         }
     }
 
-    /// Nobody will come back to it: it gets what answer can be given to what it has said.
+    /// Last chance: answers what has been received so far.
     pub(crate) fn part(&mut self, source: &Source, now: Instant) {
         self.handle_ready(source, now);
         if matches!(self.phase, Phase::Reading { .. }) {

@@ -1,4 +1,4 @@
-//! The listing of all statistics for the command line.
+//! The list of all statistics for the command line.
 
 use crate::stats::{POOL_STATS, SERVER_STATS};
 
@@ -7,7 +7,7 @@ const REQUEST_LATENCY: &str =
 const SERVER_LATENCY: &str =
     "Responses received in at most 1, 10, 20, 50, 100, 200, 500, 1000, 2000, 3000 ms and beyond";
 
-/// Names and explains what the stats port tells, laid out as `nutcracker -D` does.
+/// Names and descriptions of the statistics, laid out like `nutcracker -D`.
 pub fn describe() -> String {
     let pool = POOL_STATS.map(|stat| (stat.stat().name, stat.stat().help));
     let server = SERVER_STATS.map(|stat| (stat.stat().name, stat.stat().help));

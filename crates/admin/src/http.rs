@@ -16,11 +16,11 @@ const JSON: &str = "application/json";
 pub(crate) enum Speech {
     Undecided,
     Http,
-    /// Whatever else: nutcracker answers it without reading it.
+    /// Anything else: answered like nutcracker, without reading it.
     Other,
 }
 
-/// HTTP is a method in capitals and a space.
+/// HTTP begins with a method in capitals and a space.
 pub(crate) fn speech(input: &[u8]) -> Speech {
     let method = input.iter().take_while(|byte| byte.is_ascii_uppercase()).count();
     match input.get(method) {
@@ -31,7 +31,7 @@ pub(crate) fn speech(input: &[u8]) -> Speech {
     }
 }
 
-/// The response to a request, once the request is there or can no longer become one.
+/// The response, once the request is complete or cannot become valid.
 pub(crate) fn answer(input: &[u8], source: &Source) -> Option<Vec<u8>> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut request = httparse::Request::new(&mut headers);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn speech_is_told_by_the_first_bytes() {
+    fn the_first_bytes_decide_the_protocol() {
         for undecided in ["", "G", "GET", "ABCDEFGHIJKLMNOP"] {
             assert_eq!(speech(undecided.as_bytes()), Speech::Undecided, "{undecided}");
         }
@@ -206,7 +206,7 @@ mod tests {
             worker.set_pid(1);
             worker.beat(1);
         });
-        // The machine may have been up for less than a heartbeat may be old.
+        // The machine may have been up for less than the maximum age of a heartbeat.
         if monotonic_ms() > 60_000 {
             assert_eq!(status(&source), 503);
         }

@@ -1,4 +1,4 @@
-//! JSON whose objects keep the order they were made in. `serde_json`'s own would sort them.
+//! JSON whose objects keep the order of insertion. `serde_json`'s own would sort them.
 
 use std::borrow::Cow;
 

@@ -1,8 +1,8 @@
-//! The stats port: twemproxy's statistics as JSON for whoever connects and says nothing, the same
-//! and more over HTTP, and metrics for Prometheus.
+//! The stats port: twemproxy's statistics as JSON on a plain connection, the same and more over
+//! HTTP, and metrics for Prometheus.
 //!
-//! Everything told here is read from shared memory when asked for, so it is never older than the
-//! question and costs the workers nothing.
+//! All numbers are read from shared memory on request. So they are never older than the request and
+//! cost the workers nothing.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 

@@ -10,7 +10,7 @@ use crate::source::{Source, Worker};
 
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Upper bounds of buckets in microseconds. Each is a bound of the fine buckets too, hence exact.
+/// Upper bounds of buckets in microseconds. Each is also a bound of the fine buckets, hence exact.
 const BOUNDS_US: [u64; 17] = [
     50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000,
     1_000_000, 2_000_000, 5_000_000, 10_000_000,
@@ -18,24 +18,24 @@ const BOUNDS_US: [u64; 17] = [
 
 type WorkerStat = (&'static str, &'static str, &'static str, fn(&SlotHeader) -> Number);
 
-/// What is told of each worker by itself.
+/// Metrics per worker.
 const WORKER_STATS: [WorkerStat; 7] = [
     (
         "cashew_worker_buffered_bytes",
         "gauge",
-        "What buffers and requests of the worker in the slot take",
+        "Bytes held by buffers and requests of the worker in the slot",
         |header| Number::Whole(header.buffered),
     ),
     (
         "cashew_worker_memory_pressed_total",
         "counter",
-        "Times that the worker took no new requests for want of memory",
+        "Times that the worker took no new requests for lack of memory",
         |header| Number::Whole(header.pressed),
     ),
     (
         "cashew_worker_batch_window_seconds",
         "gauge",
-        "How long the worker in the slot holds back what gains from company",
+        "How long the worker in the slot holds output back to write more at once",
         |header| Number::Micros(header.window_us),
     ),
     (
@@ -59,7 +59,7 @@ const WORKER_STATS: [WorkerStat; 7] = [
     (
         "cashew_worker_sessions_cut_total",
         "counter",
-        "Client connections closed because they did not come to rest in worker_shutdown_timeout",
+        "Client connections closed because they were not idle within worker_shutdown_timeout",
         |header| Number::Whole(header.sessions_cut),
     ),
 ];
@@ -109,7 +109,7 @@ fn instance(text: &mut Exposition, source: &Source) {
     }
     for (name, kind, help, number) in WORKER_STATS {
         text.family(name, kind, help);
-        // What was counted outlives who counted it, since it may have been just before the end.
+        // Counters outlive their worker, which may have counted just before its end.
         let is_told = |worker: &Worker| kind == "counter" || worker.header.pid != 0;
         for worker in source.slots().filter(is_told) {
             let number = number(&worker.header);
@@ -264,7 +264,7 @@ mod tests {
         value: f64,
     }
 
-    /// Reads an exposition and checks what the format demands of every line.
+    /// Parses an exposition and checks every line against the format.
     fn parse(text: &str) -> Vec<Sample> {
         assert!(text.ends_with('\n'));
         let (mut helps, mut types) = (HashSet::new(), HashMap::new());
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_tell_what_was_counted() {
+    fn samples_have_the_counted_values() {
         let samples = parse(&exposition(&busy_source()));
         let pool = [("pool", "alpha")];
         let server = [("pool", "alpha"), ("server", "one")];
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_names_are_escaped() {
+    fn special_characters_in_names_are_escaped() {
         let odd = "a\\b\"c\nd{},=é";
         let (source, segments) = source_of(snapshot(&[(odd, &["x"])]), 1);
         let id = segments.layout().pool(0);

@@ -1,4 +1,4 @@
-//! The loop of the stats port: one thread, all connections polled, none waited for.
+//! The stats port's event loop: one thread polls all connections and never blocks on one.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::net::TcpListener;
@@ -11,35 +11,36 @@ use tracing::warn;
 use crate::connection::Connection;
 use crate::source::Source;
 
-/// Connections served at a time. Who comes on top takes the place of the one that has kept still
-/// for longest: who asks and reads is served at once, however many others do not.
+/// The most connections at a time. One more replaces the connection that has been idle for longest.
+/// So clients that send a request and read are served at once, however many others do not.
 const CONNECTIONS_MAX: usize = 64;
-/// Accepted in one turn, so that whoever has come is heard before others can take the place.
+/// The most connections accepted per tick, so that each gets to send its request before others can
+/// replace it.
 const ACCEPTS_MAX: usize = CONNECTIONS_MAX / 4;
-/// Bytes of the responses that are still to be read, of all connections, or two of the largest.
-/// Beyond it those are closed that have kept still for longest.
+/// The most unread response bytes of all connections, or two of the largest responses. Beyond it
+/// the connections idle for longest are closed.
 const OUTPUT_MAX: usize = 64 << 20;
-/// How often it is shown that the loop turns.
+/// How often the loop renews its heartbeat.
 const BEAT: Duration = Duration::from_millis(100);
-/// How long nothing is accepted after accepting failed, as it does without a free descriptor.
+/// Pause after a failed accept, as for lack of a descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What another thread changes while [`serve`] serves.
+/// A change for a running [`serve`] from another thread.
 pub enum Change {
-    /// Tell from now on of this.
+    /// Serve this source from now on.
     Source(Source),
-    /// Accept from now on from this instead.
+    /// Accept from this listener from now on.
     Listener(TcpListener),
 }
 
 /// Changes on their way.
 pub struct Changes {
     receiver: Receiver<Change>,
-    /// Readable while there may be some, or when none will come any more.
+    /// Readable when there may be changes, or when none will come any more.
     wake: PipeReader,
 }
 
-/// Where changes are told. Dropping it ends the serving.
+/// The sending side of changes. Dropping it stops the server.
 pub struct Changer {
     sender: Sender<Change>,
     waker: PipeWriter,
@@ -52,15 +53,15 @@ pub fn changes() -> io::Result<(Changer, Changes)> {
 }
 
 impl Changer {
-    /// Fails when nobody serves any more.
+    /// Fails if the server has stopped.
     pub fn change(&mut self, change: Change) -> io::Result<()> {
         self.sender.send(change).map_err(|_| io::ErrorKind::BrokenPipe)?;
         self.waker.write_all(&[0])
     }
 }
 
-/// Serves until the [`Changer`] is dropped, and answers who is connected then. Fails only when it
-/// cannot wait for the listener.
+/// Serves until the [`Changer`] is dropped, then answers the open connections. Fails only if it
+/// cannot poll the listener.
 pub fn serve(
     mut listener: TcpListener,
     mut source: Source,
@@ -68,7 +69,7 @@ pub fn serve(
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let mut connections: Vec<Connection> = Vec::with_capacity(CONNECTIONS_MAX);
-    // Those that others took the place of, while somebody waits there: who would be reset.
+    // Replaced listeners, as long as clients wait there: closing them would reset these.
     let mut leaving: Vec<TcpListener> = Vec::new();
     let mut accept_from = Instant::now();
     loop {
@@ -79,7 +80,7 @@ pub fn serve(
             .iter()
             .map(Connection::deadline)
             .chain((!accepting).then_some(accept_from))
-            // Some may still wait there.
+            // Clients may still wait there.
             .chain((!leaving.is_empty()).then_some(now))
             .fold(now + BEAT, Instant::min);
         let ready = wait(&listener, accepting, &connections, &changes.wake, wake)?;
@@ -88,7 +89,7 @@ pub fn serve(
             connections.iter_mut().for_each(|connection| connection.part(&source, now));
             return Ok(());
         }
-        // Whoever is told, is told of one snapshot only: a response is made in one go.
+        // Each response is made in one go, so it has one snapshot only.
         let mut is_new_listener = false;
         for change in changes.receiver.try_iter() {
             match change {
@@ -159,14 +160,14 @@ fn timespec(duration: Duration) -> Timespec {
 
 #[derive(PartialEq, Eq)]
 enum Accepted {
-    /// Nobody waits any more.
+    /// No more clients wait.
     All,
-    /// As many as may come at once, and there may be more.
+    /// The limit was reached, and there may be more.
     Many,
     Failed,
 }
 
-/// Takes some of those who wait.
+/// Accepts some of the waiting clients.
 fn accept(
     listener: &TcpListener,
     connections: &mut Vec<Connection>,
@@ -176,7 +177,7 @@ fn accept(
     for _ in 0..ACCEPTS_MAX {
         match listener.accept() {
             Ok((stream, _)) => {
-                // A connection that cannot be made non-blocking would hold up all others.
+                // A connection that cannot be made non-blocking would delay all others.
                 if stream.set_nonblocking(true).is_ok() {
                     make_room(connections, source, now);
                     connections.push(Connection::new(stream, now));
@@ -195,7 +196,7 @@ fn accept(
     Accepted::Many
 }
 
-/// For one more connection.
+/// Makes room for one more connection.
 fn make_room(connections: &mut Vec<Connection>, source: &Source, now: Instant) {
     if connections.len() < CONNECTIONS_MAX {
         return;
@@ -273,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_nothing_gets_json() {
+    fn a_client_that_sends_nothing_gets_json() {
         let server = Server::start(busy_source());
         assert_quick(Duration::from_secs(1), || {
             let asked = Instant::now();
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_anything_but_http_gets_json() {
+    fn a_client_that_sends_anything_but_http_gets_json() {
         let server = Server::start(busy_source());
         for request in [&b"stats\r\n"[..], b"\x16\x03\x01\x02\0", b"GET", b"\r\n\r\n", &[0; 4000]] {
             assert_raw(&server.ask(request));
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn who_speaks_http_gets_http() {
+    fn a_client_that_speaks_http_gets_http() {
         let server = Server::start(busy_source());
         let text = server.ask(b"GET /stats HTTP/1.1\r\nHost: x\r\n\r\n");
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
@@ -319,7 +320,7 @@ mod tests {
             }
             answer(stream).ends_with("\r\n\r\nok\n")
         };
-        // It has two seconds, which a busy machine may take for itself.
+        // It has two seconds, which a busy machine may use up.
         assert!((0..10).any(|_| in_pieces()));
         assert_quick(Duration::from_secs(5), || {
             let asked = Instant::now();
@@ -337,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_that_do_not_read_hold_up_nobody() {
+    fn clients_that_do_not_read_delay_nobody() {
         let servers: Vec<String> = (0..4000).map(|at| format!("server-{at}")).collect();
         let servers: Vec<&str> = servers.iter().map(String::as_str).collect();
         let (source, _) = source_of(snapshot(&[("a", &servers)]), 1);
@@ -372,7 +373,7 @@ mod tests {
         stream.read_to_string(&mut text).unwrap();
         assert_raw(&text);
         std::thread::sleep(Duration::from_millis(700));
-        // The first write after the close is answered with a reset, which the next one meets.
+        // The first write after the close is answered with a reset, which the next one sees.
         let start = Instant::now();
         while !stream.write_all(b"x").is_err_and(|error| {
             matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset)
@@ -383,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn tells_of_another_snapshot_and_listens_elsewhere_when_told() {
+    fn serves_another_snapshot_and_listens_elsewhere_on_order() {
         let mut server = Server::start(busy_source());
         let mut waiting = server.connect();
         waiting.write_all(b"GET /stats HTTP/1.1\r\n").unwrap();
@@ -402,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_at_the_old_address_is_answered_however_many() {
+    fn all_clients_that_wait_at_the_old_address_are_answered() {
         let mut server = Server::start(busy_source());
         let waiting: Vec<_> = (0..3 * CONNECTIONS_MAX).map(|_| server.connect()).collect();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -415,12 +416,12 @@ mod tests {
     }
 
     #[test]
-    fn stops_at_once_and_answers_whoever_is_connected() {
+    fn stops_at_once_and_answers_open_connections() {
         assert_quick(Duration::from_secs(1), || {
             let server = Server::start(busy_source());
             let [mut speaking, silent] = [(); 2].map(|()| server.connect());
             speaking.write_all(b"GET / HTTP/1.1\r\n").unwrap();
-            // In order: who came before it is connected, and heard.
+            // In order: clients that came before are connected and answered.
             assert!(server.ask(b"GET /healthz HTTP/1.1\r\n\r\n").ends_with("ok\n"));
             let stopping = Instant::now();
             let late = server.connect();
@@ -433,7 +434,7 @@ mod tests {
         });
     }
 
-    /// Measures again what took longer: the machine may have other things to do.
+    /// Repeats a measurement that took too long: the machine may be busy.
     #[track_caller]
     fn assert_quick(limit: Duration, measure: impl FnMut() -> Duration) {
         let mut times = std::iter::repeat_with(measure).take(10);

@@ -1,4 +1,4 @@
-//! What the stats port tells about, and how numbers of several workers become one.
+//! The source of the statistics, and how numbers of several workers are combined.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -9,7 +9,7 @@ use cashew_metrics::{
     ServerGauge, ServerId, Shared, SlotHeader, monotonic_ms,
 };
 
-/// A worker that did not beat for so long is not well.
+/// A worker whose heartbeat is older is not healthy.
 const HEARTBEAT_AGE_MAX_MS: u64 = 10_000;
 
 pub struct Source {
@@ -24,7 +24,7 @@ pub struct Source {
 impl Source {
     /// # Panics
     ///
-    /// When the segments were made for another snapshot's pools and servers.
+    /// If the segments were made for another snapshot's pools and servers.
     pub fn new(
         snapshot: Arc<Snapshot>,
         segments: Arc<Segments>,
@@ -62,7 +62,7 @@ impl Source {
         &self.host
     }
 
-    /// Shows that this process gets on, and counts what its log has lost.
+    /// Renews this process's heartbeat, and counts the lines that its log has lost.
     pub fn beat(&self) {
         self.shared.admin_beats(monotonic_ms());
         self.shared.add_log_lines_lost(cashew_process::log::take_lost());
@@ -76,18 +76,18 @@ impl Source {
         self.shared.reloads()
     }
 
-    /// The slots that a worker holds, or held and is about to hold again.
+    /// The slots that a worker holds, or will hold again shortly.
     pub(crate) fn workers(&self) -> impl Iterator<Item = Worker> {
         self.slots().filter(|worker| worker.header.pid != 0)
     }
 
-    /// All slots that a worker ever held, with what was counted there.
+    /// All slots that a worker ever held, with their counters.
     pub(crate) fn slots(&self) -> impl Iterator<Item = Worker> {
         let of_slot = |slot| Worker { slot, header: self.segments.header(slot) };
         (0..self.segments.slots()).map(of_slot)
     }
 
-    /// Whether there is a worker that beats, or none that ever did.
+    /// Whether some worker beats, or none ever did.
     pub(crate) fn is_healthy(&self) -> bool {
         let mut ages = self.workers().filter_map(|worker| worker.heartbeat_age_ms()).peekable();
         ages.peek().is_none() || ages.any(|age| age <= HEARTBEAT_AGE_MAX_MS)

@@ -1,7 +1,7 @@
-//! The statistics as JSON, in twemproxy's shape and in that of its multi-process fork.
+//! The statistics as JSON, in the shape of twemproxy and in that of its multi-process fork.
 //!
-//! Twemproxy's shape has pools beside the header and servers beside a pool's numbers. What Cashew
-//! adds there comes after twemproxy's own names and yields to a pool or server of the same name.
+//! Twemproxy's shape has pools beside the header and servers beside a pool's numbers. Cashew's
+//! additions come after twemproxy's own names, and yield to a pool or server of the same name.
 
 use std::time::SystemTime;
 
@@ -31,7 +31,7 @@ pub(crate) enum ServerStat {
     Gauge(ServerGauge),
 }
 
-/// Twemproxy's names in its order, of which there are [`POOL_STATS_OF_TWEMPROXY`], then ours.
+/// Twemproxy's names in its order ([`POOL_STATS_OF_TWEMPROXY`] of them), then ours.
 pub(crate) const POOL_STATS: [PoolStat; 25] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
@@ -61,7 +61,7 @@ pub(crate) const POOL_STATS: [PoolStat; 25] = [
 ];
 const POOL_STATS_OF_TWEMPROXY: usize = 6;
 
-/// Twemproxy's names in its order, of which there are [`SERVER_STATS_OF_TWEMPROXY`], then ours.
+/// Twemproxy's names in its order ([`SERVER_STATS_OF_TWEMPROXY`] of them), then ours.
 pub(crate) const SERVER_STATS: [ServerStat; 20] = [
     ServerStat::Counter(ServerCounter::ServerEof),
     ServerStat::Counter(ServerCounter::ServerErr),
@@ -86,7 +86,7 @@ pub(crate) const SERVER_STATS: [ServerStat; 20] = [
 ];
 const SERVER_STATS_OF_TWEMPROXY: usize = 13;
 
-// Nothing that is measured is left out of the lists.
+// The lists are complete.
 const _: () = assert!(POOL_STATS.len() == PoolCounter::ALL.len() + PoolGauge::ALL.len());
 const _: () = assert!(SERVER_STATS.len() == ServerCounter::ALL.len() + ServerGauge::ALL.len());
 
@@ -136,7 +136,7 @@ pub(crate) fn twemproxy_shape(source: &Source) -> Json<'_> {
     root.into()
 }
 
-/// Each worker by itself, in the fork's shape: a list, or without a master the bare object.
+/// Each worker by itself, in the fork's shape: a list, or the bare object if there is no master.
 pub(crate) fn fork_shape(source: &Source) -> Json<'_> {
     let mut workers = source.workers().map(|worker| fork_worker(source, &worker));
     if source.snapshot().global.worker_processes == 0 {
@@ -255,8 +255,8 @@ fn server_stats<'a>(numbers: Numbers<'_>, server: ServerId, stats: &[ServerStat]
     object
 }
 
-/// The fork's counts: each of what lies above the bound before and up to its own, the last of all
-/// beyond.
+/// The fork's counts: each covers values above the previous bound and up to its own; the last has
+/// all beyond.
 fn latency<'a>(histogram: &Histogram) -> Json<'a> {
     let mut below = 0;
     let up_to = FORK_BOUNDS_MS.map(|ms| histogram.count_le(ms * 1000));
@@ -322,7 +322,7 @@ mod tests {
     use super::*;
     use crate::testing::{busy_source, snapshot, source_of};
 
-    /// What nutcracker 0.5.0 of Debian tells of the same two pools.
+    /// What nutcracker 0.5.0 of Debian shows for the same two pools.
     const NUTCRACKER: &str = include_str!("../tests/nutcracker.json");
 
     fn parse(json: &Json<'_>) -> Value {
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn the_forks_shape_tells_each_worker() {
+    fn the_forks_shape_has_each_worker() {
         let ours = parse(&fork_shape(&busy_source()));
         let workers = ours.as_array().unwrap();
         assert_eq!(workers.len(), 2);
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn the_forks_single_process_tells_a_bare_object() {
+    fn the_forks_single_process_is_a_bare_object() {
         let mut snapshot = snapshot(&[("a", &["x"])]);
         snapshot.global.worker_processes = 0;
         let (source, segments) = source_of(snapshot, 1);

@@ -59,7 +59,7 @@ pub(crate) fn source_of(snapshot: Snapshot, slots: u32) -> (Source, Arc<Segments
     (Source::new(Arc::new(snapshot), Arc::clone(&segments), shared, started, "1.2.3"), segments)
 }
 
-/// As a file says it that names pools and servers and nothing else.
+/// A snapshot from a file that has only pools and servers.
 pub(crate) fn snapshot(pools: &[(&str, &[&str])]) -> Snapshot {
     let text = "global: {worker_processes: 1}
 pools: {p: {listen: '127.0.0.1:22121', redis: true, servers: ['127.0.0.1:6379:1 s']}}";

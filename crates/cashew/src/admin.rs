@@ -1,4 +1,4 @@
-//! The admin child: what the master says on one side, the stats port on the other.
+//! The admin process: the master's channel on one side, the stats port on the other.
 
 use std::error::Error;
 use std::net::TcpListener;
@@ -15,14 +15,14 @@ use cashew_process::{drop_privileges, log, memory};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{error, warn};
 
-use crate::tell::VERSION;
+use crate::output::VERSION;
 
-/// Who serves the statistics has taken another epoch into use after so long.
+/// How long after a commit the stats server certainly uses the new epoch.
 const TRIM_AFTER: Duration = Duration::from_secs(2);
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Serves until the master says to stop or is gone.
+/// Serves until the master orders a stop or is gone.
 pub(crate) fn serve(control: OwnedFd, started: SystemTime) -> Result<()> {
     let mut channel = ChildChannel::new(control);
     let (listener, source, instance) = match prepare(&mut channel, started) {
@@ -41,8 +41,8 @@ pub(crate) fn serve(control: OwnedFd, started: SystemTime) -> Result<()> {
     Ok(cashew_admin::serve(listener, source, changes)?)
 }
 
-/// Takes everything there is to serve with, until the master says to start. `None` when it says to
-/// stop instead.
+/// Receives all that is needed to serve, until the master's start message. `None` if the master
+/// orders a stop instead.
 fn prepare(
     channel: &mut ChildChannel,
     started: SystemTime,
@@ -95,14 +95,15 @@ impl Instance {
     }
 }
 
-/// Does what the master says while the stats port is served. Dropping it ends the serving.
+/// Handles the master's messages while the stats port is served. Dropping it stops the server.
 struct Control {
     channel: ChildChannel,
     changer: Changer,
     instance: Instance,
     /// The next epoch, until it is committed or aborted.
     prepared: Option<(u64, Source)>,
-    /// When what the epoch before had is to go back to the system: who serves has let go of it by then.
+    /// When to return the former epoch's memory to the system: the stats server has released it by
+    /// then.
     trim_at: Option<Instant>,
 }
 
@@ -149,16 +150,16 @@ impl Control {
                     }
                     Err(error) => ToMaster::Refused { epoch, why: error.to_string() },
                 };
-                self.say(&answer)
+                self.send(&answer)
             }
             ToChild::Commit { epoch } => {
                 let prepared = self.prepared.take().filter(|(number, _)| *number == epoch);
-                // Who was started since the change was decided began with its epoch.
+                // A process that was started after the decision began with the new epoch.
                 if let Some((_, source)) = prepared {
                     self.changer.change(Change::Source(source))?;
                     self.trim_at = Some(Instant::now() + TRIM_AFTER);
                 }
-                self.say(&ToMaster::Committed { epoch })
+                self.send(&ToMaster::Committed { epoch })
             }
             ToChild::Abort { .. } => {
                 self.prepared = None;
@@ -175,8 +176,8 @@ impl Control {
         }
     }
 
-    /// The master always reads on, so waiting for it to do so ends.
-    fn say(&self, message: &ToMaster) -> Result<()> {
+    /// The master keeps reading, so a blocking send ends.
+    fn send(&self, message: &ToMaster) -> Result<()> {
         loop {
             match self.channel.send(message, &[]) {
                 Err(SendError::WouldBlock) => wait(&self.channel, PollFlags::OUT)?,
@@ -198,7 +199,7 @@ fn log_or_warn(message: ToChild, descriptors: &[OwnedFd]) {
     }
 }
 
-/// Waits for the next message. `None` when the master is gone.
+/// Waits for the next message. `None` if the master is gone.
 fn receive(channel: &mut ChildChannel) -> Result<Option<(ToChild, Vec<OwnedFd>)>> {
     loop {
         match channel.receive() {

@@ -1,4 +1,4 @@
-//! What can be given on the command line: nutcracker's options, with its defaults.
+//! Command-line arguments: nutcracker's options with its defaults, and cashew's commands.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -35,24 +35,24 @@ pub(crate) struct Arguments {
     #[arg(short = 'V', long, action = ArgAction::SetTrue)]
     pub(crate) version: bool,
 
-    /// Test the configuration file and exit: with 0 when it is valid, with 1 when not
+    /// Test the configuration file and exit: with 0 if it is valid, else with 1
     #[arg(short, long)]
     pub(crate) test_conf: bool,
 
-    /// Run in the background; return when the instance serves, or has failed to
+    /// Run in the background; return when the instance serves, or has failed to start
     #[arg(short, long)]
     pub(crate) daemonize: bool,
 
-    /// Print what the statistics mean and exit
+    /// Describe the statistics and exit
     #[arg(short = 'D', long)]
     pub(crate) describe_stats: bool,
 
-    /// Log level: 0-3 errors, 4 warnings, 5-6 information, 7 debugging, 8-11 everything; `log_level`
-    /// of the configuration without it [default: 5]
+    /// Log level: 0-3 errors, 4 warnings, 5-6 information, 7 debugging, 8-11 everything. Overrides
+    /// `log_level` of the configuration [default: 5]
     #[arg(short, long, value_name = "N", value_parser = level)]
     verbose: Option<u8>,
 
-    /// Log to a file instead of standard error; `log_file` of the configuration without it
+    /// Log to a file instead of standard error. Overrides `log_file` of the configuration
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
 
@@ -60,8 +60,8 @@ pub(crate) struct Arguments {
     #[arg(short, long, value_name = "FILE", default_value = CONF_FILE)]
     pub(crate) conf_file: PathBuf,
 
-    /// Port of the statistics: JSON for whoever connects, the same and Prometheus over HTTP
-    /// [default: that of `stats_listen` in the configuration, or 22222]
+    /// Port of the statistics: JSON on a plain connection, JSON and Prometheus over HTTP [default:
+    /// that of `stats_listen` in the configuration, or 22222]
     #[arg(short, long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     stats_port: Option<u16>,
 
@@ -69,26 +69,26 @@ pub(crate) struct Arguments {
     #[arg(short = 'a', long, value_name = "ADDRESS")]
     stats_addr: Option<String>,
 
-    /// Accepted for nutcracker's sake, in ms; statistics are always up to date
+    /// Accepted for compatibility with nutcracker, in ms; statistics are always up to date
     #[arg(short = 'i', long, value_name = "MS", default_value_t = 30_000)]
     stats_interval: u64,
 
-    /// Write the process id of the master to a file, once the instance serves
+    /// Write the master's process id to a file once the instance serves
     #[arg(short, long, value_name = "FILE")]
     pub(crate) pid_file: Option<PathBuf>,
 
-    /// Accepted for nutcracker's sake, 512 to 16777216; buffers size themselves
+    /// Accepted for compatibility with nutcracker, 512 to 16777216; buffers size themselves
     #[arg(short, long, value_name = "BYTES", default_value_t = 16_384,
           value_parser = RangedU64ValueParser::<u64>::new().range(512..=16_777_216))]
     mbuf_size: u64,
 
-    /// Set by `--daemonize` for the process it starts: standard input is a pipe to say how the
-    /// start went.
+    /// Set by `--daemonize` for the process it starts: standard input is a pipe for the outcome of
+    /// the start.
     #[arg(long, hide = true)]
     pub(crate) report_on_stdin: bool,
 
-    /// Set by a master for the program that it becomes: standard input has what is taken over.
-    /// Other versions say it too, so it is not to be changed.
+    /// Set by a master for the program that it becomes: standard input has the handover. Other
+    /// versions pass it too, so it must not change.
     #[arg(long, hide = true)]
     pub(crate) take_over: bool,
 
@@ -98,7 +98,7 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum CommandArguments {
-    /// Make the running instance go on by its configuration file as it is now
+    /// Load the configuration file again and put it into effect
     Reload {
         #[command(flatten)]
         instance: InstanceArguments,
@@ -106,11 +106,11 @@ pub(crate) enum CommandArguments {
         #[arg(long)]
         dry_run: bool,
     },
-    /// Let another executable take the running instance over, with its connections
+    /// Replace the running program by another executable and keep the connections
     Upgrade {
         #[command(flatten)]
         instance: InstanceArguments,
-        /// The executable; without it, what is now at the path that the instance was started from
+        /// The executable [default: the file now at the path that the instance was started from]
         #[arg(long, value_name = "PATH")]
         binary: Option<PathBuf>,
     },
@@ -125,11 +125,11 @@ pub(crate) enum CommandArguments {
         #[arg(value_name = "SERVER")]
         server: String,
     },
-    /// Print how the running instance is
+    /// Print the status of the running instance
     Status {
         #[command(flatten)]
         instance: InstanceArguments,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
@@ -145,24 +145,24 @@ pub(crate) enum CommandArguments {
     Admin {
         #[arg(long)]
         log_level: u8,
-        /// Of the instance, in seconds since 1970; the admin itself may be a replacement.
+        /// The instance's start, in seconds since 1970; this admin process may be a replacement.
         #[arg(long)]
         started_at: u64,
     },
-    /// What a master asks of a program before it becomes that program. Other versions ask it too,
-    /// so it is not to be changed.
+    /// Run by a master before it becomes this program. Other versions run it too, so it must not
+    /// change.
     #[command(hide = true)]
     Rehearse,
 }
 
-/// Which instance is meant.
+/// Selects the instance.
 #[derive(Args, Debug)]
 pub(crate) struct InstanceArguments {
-    /// The configuration file that it was started with
+    /// The configuration file that the instance was started with
     #[arg(short, long, value_name = "FILE", default_value = CONF_FILE)]
     pub(crate) conf_file: PathBuf,
 
-    /// Its socket for operators, where the configuration file does not tell
+    /// The instance's control socket, if the configuration file does not set it
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
 
@@ -191,7 +191,7 @@ impl Arguments {
         Self::command().render_help().to_string()
     }
 
-    /// What it says that a configuration may say, too.
+    /// The flags that also exist in the configuration.
     pub(crate) fn command_line(&self) -> Result<CommandLine, String> {
         Ok(CommandLine {
             stats_host: self.stats_addr.as_deref().map(stats_host).transpose()?,
@@ -202,7 +202,7 @@ impl Arguments {
     }
 }
 
-/// Its first address, with a port that means nothing.
+/// The first address of the name, with a meaningless port.
 fn stats_host(text: &str) -> Result<SocketAddr, String> {
     let invalid = |why: &dyn std::fmt::Display| {
         format!("the statistics cannot listen on address '{text}': {why}")
@@ -211,7 +211,7 @@ fn stats_host(text: &str) -> Result<SocketAddr, String> {
     addresses.map_err(|error| invalid(&error))?.next().ok_or_else(|| invalid(&"it has none"))
 }
 
-/// As nutcracker, takes any number, and the highest level for what is above it.
+/// Takes any number, as nutcracker does; larger ones mean the highest level.
 fn level(text: &str) -> Result<u8, String> {
     let all_digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     if !all_digits {

@@ -1,4 +1,4 @@
-//! How the children of the master are started and what they do first.
+//! How the master's children are started and what they do first.
 
 use std::error::Error;
 use std::fs::File;
@@ -19,9 +19,9 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 pub(crate) fn spawn_processes() -> Spawn {
     Spawn::Processes(Box::new(|role, log_level, started| {
         let started_at = started.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        // The running image, even when the file it came from has been replaced.
+        // The running image, even if its file has been replaced.
         let mut command = Command::new("/proc/self/exe");
-        // So `ps` tells "cashew: worker --slot 0".
+        // So `ps` shows "cashew: worker --slot 0".
         command.arg0("cashew:");
         match role {
             Role::Worker { slot } => command.args(["worker", "--slot", &slot.to_string()]),
@@ -68,14 +68,14 @@ fn take_control() -> io::Result<OwnedFd> {
     take_stdin()
 }
 
-/// What was handed over as standard input. It is closed when its new owner closes it.
+/// The descriptor passed as standard input. It is closed when its new owner closes it.
 pub(crate) fn take_stdin() -> io::Result<OwnedFd> {
     let input = io::stdin().as_fd().try_clone_to_owned()?;
     rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
     Ok(input)
 }
 
-/// Started from /proc/self/exe, the kernel knows a process by the name "exe".
+/// Started from /proc/self/exe, the process would be named "exe".
 pub(crate) fn set_process_name() -> io::Result<()> {
     Ok(rustix::thread::set_name(c"cashew")?)
 }

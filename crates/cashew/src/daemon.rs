@@ -1,6 +1,6 @@
-//! Running in the background. The process starts itself anew, as it does for every child, and stays
-//! until the new one has said on a pipe how its start went. So `cashew -d` returns with 0 only when
-//! the instance serves.
+//! Running in the background. The process starts itself again, as it does for every child, and
+//! waits until the new one has reported its start on a pipe. So `cashew -d` returns 0 only when the
+//! instance serves.
 
 use std::cell::RefCell;
 use std::ffi::OsString;
@@ -11,28 +11,28 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
 
 use crate::children::set_process_name;
-use crate::tell::say;
+use crate::output::print_line;
 
-/// The last lines of reports on a start that went well and on one that did not.
+/// The last line of a report: the start succeeded or failed.
 const READY: &str = "ready\n";
 const FAILED: &str = "failed\n";
 
-/// The part of the process that the operator started.
+/// Runs in the process that the operator started.
 pub(crate) fn start() -> ExitCode {
     match start_and_listen() {
         Ok(report) => {
             if let Some(notes) = report.strip_suffix(READY) {
-                notes.lines().for_each(say);
+                notes.lines().for_each(print_line);
                 return ExitCode::SUCCESS;
             }
             match report.strip_suffix(FAILED) {
-                Some(notes) => notes.lines().for_each(say),
-                None => say(format_args!("{report}cashew: ended before it served")),
+                Some(notes) => notes.lines().for_each(print_line),
+                None => print_line(format_args!("{report}cashew: ended before it served")),
             }
             ExitCode::FAILURE
         }
         Err(error) => {
-            say(format_args!("cashew: cannot run in the background: {error}"));
+            print_line(format_args!("cashew: cannot run in the background: {error}"));
             ExitCode::FAILURE
         }
     }
@@ -46,18 +46,18 @@ fn start_and_listen() -> io::Result<String> {
     command.arg0(name).args(arguments).arg("--report-on-stdin");
     command.stdin(writer).stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn()?;
-    // The command has the writing end, and would keep the pipe open.
+    // The command holds the writing end and would keep the pipe open.
     drop(command);
     let mut report = String::new();
     reader.read_to_string(&mut report)?;
     Ok(report)
 }
 
-/// The background process's end of the pipe. Closes when a report is made.
+/// The background process's end of the pipe. Closed once the report is made.
 pub(crate) struct Report(RefCell<Option<File>>);
 
 impl Report {
-    /// Leaves the session of the terminal and takes the pipe from standard input.
+    /// Leaves the terminal's session and takes the pipe from standard input.
     pub(crate) fn take() -> io::Result<Self> {
         set_process_name()?;
         rustix::process::setsid()?;
@@ -67,24 +67,24 @@ impl Report {
     }
 
     pub(crate) fn ready(&self) {
-        self.say(READY);
+        self.write(READY);
         self.0.take();
     }
 
     pub(crate) fn failed(&self, why: &str) {
         self.note(why);
-        self.say(FAILED);
+        self.write(FAILED);
         self.0.take();
     }
 
-    /// A line for who started this.
+    /// A line for the operator.
     pub(crate) fn note(&self, line: &str) {
-        self.say(&format!("{line}\n"));
+        self.write(&format!("{line}\n"));
     }
 
-    fn say(&self, text: &str) {
+    fn write(&self, text: &str) {
         if let Some(mut pipe) = self.0.borrow().as_ref() {
-            // Who started this may have given up waiting.
+            // The operator may have stopped waiting.
             let _ = pipe.write_all(text.as_bytes());
         }
     }

@@ -1,4 +1,4 @@
-//! The command line. The same executable is the master, and as a hidden subcommand each of its
+//! The command line. The same executable is the master and, as a hidden subcommand, each of its
 //! children.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
@@ -8,9 +8,9 @@ mod arguments;
 mod children;
 mod daemon;
 mod operate;
+mod output;
 mod rehearse;
 mod run;
-mod tell;
 
 use std::process::ExitCode;
 
@@ -22,11 +22,11 @@ static ALLOCATOR: cashew_process::memory::Allocator = cashew_process::memory::Al
 fn main() -> ExitCode {
     cashew_process::memory::map_large_buffers();
     if let Err(error) = cashew_process::survive_limit() {
-        tell::say(format_args!("cashew: a limit on file sizes would end it: {error}"));
+        output::print_line(format_args!("cashew: a limit on file sizes would end it: {error}"));
     }
     let arguments = match Arguments::parse() {
         Ok(arguments) => arguments,
-        Err(error) => return tell::misuse(&error),
+        Err(error) => return output::misuse(&error),
     };
     match arguments.command {
         Some(CommandArguments::Worker { slot, log_level }) => children::worker(slot, log_level),
@@ -41,9 +41,9 @@ fn main() -> ExitCode {
         }
         Some(CommandArguments::Status { instance, json }) => operate::status(&instance, json),
         None if arguments.help || arguments.version || arguments.describe_stats => {
-            tell::about(&arguments)
+            output::about(&arguments)
         }
-        None if arguments.test_conf => tell::test_conf(&arguments.conf_file),
+        None if arguments.test_conf => output::test_conf(&arguments.conf_file),
         None if arguments.daemonize && !arguments.report_on_stdin => daemon::start(),
         None => run::instance(arguments),
     }

@@ -1,4 +1,4 @@
-//! Commands for an instance that runs: `reload`, `upgrade`, `failover` and `status`.
+//! Commands for a running instance: `reload`, `upgrade`, `failover` and `status`.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -10,9 +10,9 @@ use cashew_supervisor::{Answer, AskError, Command, Outcome, PoolStatus, Status};
 use chrono::{DateTime, Local};
 
 use crate::arguments::InstanceArguments;
-use crate::tell::say;
+use crate::output::print_line;
 
-/// How long an instance that is becoming another executable is asked again.
+/// How long to retry while the instance becomes another executable.
 const CUT_RETRY: Duration = Duration::from_secs(5);
 const CUT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -21,7 +21,7 @@ pub(crate) fn reload(instance: &InstanceArguments, dry_run: bool) -> ExitCode {
 }
 
 pub(crate) fn upgrade(instance: &InstanceArguments, binary: Option<PathBuf>) -> ExitCode {
-    // The instance has a working directory of its own.
+    // The instance has another working directory.
     let binary = binary.map(std::path::absolute).transpose();
     let binary = binary.map_err(|error| format!("--binary: {error}"));
     finish(binary.and_then(|binary| ask(instance, &Command::Upgrade { binary }, |_| {})))
@@ -46,25 +46,25 @@ fn finish(result: Result<(), String>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            say(format_args!("cashew: {why}"));
+            print_line(format_args!("cashew: {why}"));
             ExitCode::FAILURE
         }
     }
 }
 
-/// Who reads may have gone, as `head` does.
+/// The reader may be gone, as with `head`.
 fn print(text: &str) {
     let _ = writeln!(io::stdout(), "{text}");
 }
 
-/// Prints what the instance says on the way. An error is why it did not do what was asked.
+/// Prints the instance's answer. An error is the reason why the command failed.
 fn ask(
     instance: &InstanceArguments,
     command: &Command,
     show: impl Fn(&Status),
 ) -> Result<(), String> {
     let mut result = Ok(());
-    let mut hear = |answer| match answer {
+    let mut on_answer = |answer| match answer {
         Answer::Say(text) => print(&text),
         Answer::Status(status) => show(&status),
         Answer::Done(_) => {}
@@ -72,7 +72,7 @@ fn ask(
     };
     let mut tried = Vec::new();
     for path in sockets(instance)? {
-        match ask_until_heard(&path, command, CUT_RETRY, &mut hear) {
+        match ask_until_answered(&path, command, CUT_RETRY, &mut on_answer) {
             Ok(()) => return result,
             Err(AskError::NotThere(error)) => {
                 tried.push(format!("\n    {}: {error}", path.display()));
@@ -87,34 +87,34 @@ fn ask(
     Err(format!("no instance{of} answers{}", tried.concat()))
 }
 
-/// Asks again if the connection ends before the first line of an answer: an upgrade took the master
-/// that was asked. Not for an upgrade, which might come about twice.
-fn ask_until_heard(
+/// Sends the command again if the connection ends before the first line of the answer: an upgrade
+/// replaced the master. An upgrade command is not repeated, since it might run twice.
+fn ask_until_answered(
     path: &Path,
     command: &Command,
     patience: Duration,
-    hear: &mut impl FnMut(Answer),
+    on_answer: &mut impl FnMut(Answer),
 ) -> Result<(), AskError> {
     let may_repeat = !matches!(command, Command::Upgrade { .. });
     let (until, mut is_cut) = (Instant::now() + patience, false);
     loop {
-        let mut is_heard = false;
+        let mut is_answered = false;
         let result = cashew_supervisor::ask(path, command, |answer| {
-            is_heard = true;
-            hear(answer);
+            is_answered = true;
+            on_answer(answer);
         });
         let Err(error) = result else { return Ok(()) };
-        // Who was there before may be on the way back.
+        // The previous program may be on its way back.
         let is_away = is_cut && matches!(error, AskError::NotThere(_));
         is_cut |= error.is_cut();
-        if is_heard || !may_repeat || !(error.is_cut() || is_away) || Instant::now() >= until {
+        if is_answered || !may_repeat || !(error.is_cut() || is_away) || Instant::now() >= until {
             return Err(error);
         }
         thread::sleep(CUT_PAUSE);
     }
 }
 
-/// Where the instance may listen to operators.
+/// Where the instance's control socket may be.
 fn sockets(instance: &InstanceArguments) -> Result<Vec<PathBuf>, String> {
     if let Some(path) = &instance.control {
         return Ok(vec![path.clone()]);
@@ -122,8 +122,8 @@ fn sockets(instance: &InstanceArguments) -> Result<Vec<PathBuf>, String> {
     let conf_file = &instance.conf_file;
     let defaults = cashew_supervisor::default_paths(conf_file)
         .map_err(|error| format!("configuration file '{}': {error}", conf_file.display()))?;
-    // One that does not load cannot tell, and may be just what the instance is to be asked about.
-    // One that does may not be in effect yet.
+    // The file may be broken, and the operator may be about to ask for just that. If it loads, it
+    // may not be in effect yet.
     Ok(configured_socket(conf_file).into_iter().chain(defaults).collect())
 }
 
@@ -201,7 +201,7 @@ fn describe(status: &Status) -> String {
     text.trim_end().to_owned()
 }
 
-/// What there is to say of who may do what in a pool; nothing where that is as usual.
+/// A pool's command policy and pause; nothing if all is as usual.
 fn describe_permissions(pool: &PoolStatus) -> String {
     let PoolStatus { name, command_policy, commands_refused, auth_failures, .. } = pool;
     let mut text = String::new();
@@ -250,7 +250,7 @@ fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
     cells.map(str::to_owned).to_vec()
 }
 
-/// Columns as wide as what is in them.
+/// Aligns the columns.
 fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -277,7 +277,8 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
-    /// What comes of asking one who treats connections in turn like this, and then listens no more.
+    /// The outcome of a command to a listener that treats connections in turn like this, and then
+    /// stops.
     fn ask_one_who(
         name: &str,
         command: &Command,
@@ -287,14 +288,14 @@ mod tests {
         let path = std::env::temp_dir().join(format!("cashew-{name}-{}", std::process::id()));
         let _ = fs::remove_file(&path);
         let listener = UnixListener::bind(&path).unwrap();
-        let mut heard = Vec::new();
+        let mut answers = Vec::new();
         let result = thread::scope(|scope| {
             scope
                 .spawn(move || treats.iter().for_each(|treat| treat(listener.accept().unwrap().0)));
-            ask_until_heard(&path, command, patience, &mut |answer| heard.push(answer))
+            ask_until_answered(&path, command, patience, &mut |answer| answers.push(answer))
         });
         fs::remove_file(&path).unwrap();
-        (result, heard)
+        (result, answers)
     }
 
     fn answer(mut stream: UnixStream, text: &str) {
@@ -305,24 +306,24 @@ mod tests {
     }
 
     #[test]
-    fn who_becomes_another_executable_is_asked_again() {
+    fn a_command_is_repeated_while_the_program_changes() {
         let treats: [fn(UnixStream); 4] = [
             drop,
             |stream| answer(stream, ""),
             |stream| answer(stream, "{\"sa"),
             |stream| answer(stream, "{\"say\":\"hm\"}\n{\"done\":true}\n"),
         ];
-        let (result, heard) = ask_one_who("again", &Command::Status, PATIENCE, &treats);
+        let (result, answers) = ask_one_who("again", &Command::Status, PATIENCE, &treats);
         result.unwrap();
-        assert_eq!(heard, [Answer::Say("hm".to_owned()), Answer::Done(true)]);
+        assert_eq!(answers, [Answer::Say("hm".to_owned()), Answer::Done(true)]);
     }
 
     #[test]
-    fn who_has_begun_to_answer_or_does_not_come_back_is_not() {
+    fn a_command_is_not_repeated_after_an_answer_or_without_an_instance() {
         let begun: fn(UnixStream) = |stream| answer(stream, "{\"say\":\"hm\"}\n");
-        let (result, heard) = ask_one_who("begun", &Command::Status, PATIENCE, &[begun]);
+        let (result, answers) = ask_one_who("begun", &Command::Status, PATIENCE, &[begun]);
         assert!(matches!(result, Err(AskError::Ended)), "{result:?}");
-        assert_eq!(heard, [Answer::Say("hm".to_owned())]);
+        assert_eq!(answers, [Answer::Say("hm".to_owned())]);
         // It was there just now, and is waited for.
         let patience = Duration::from_secs(2);
         let (result, _) = ask_one_who("gone", &Command::Status, patience, &[drop]);
@@ -330,10 +331,10 @@ mod tests {
     }
 
     #[test]
-    fn an_upgrade_is_asked_for_once() {
+    fn an_upgrade_command_is_sent_once() {
         let command = Command::Upgrade { binary: None };
-        let (result, heard) = ask_one_who("upgrade", &command, PATIENCE, &[drop]);
-        assert!(result.unwrap_err().is_cut() && heard.is_empty());
+        let (result, answers) = ask_one_who("upgrade", &command, PATIENCE, &[drop]);
+        assert!(result.unwrap_err().is_cut() && answers.is_empty());
     }
 
     #[test]

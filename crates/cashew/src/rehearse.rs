@@ -1,4 +1,4 @@
-//! Trying to take over, without doing it: a master asks for this before it becomes this program.
+//! Rehearses a take-over: a master runs this before it becomes this program.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -15,9 +15,9 @@ use cashew_metrics::{Layout, Segments};
 use cashew_supervisor::{Program, Verdict};
 
 use crate::arguments::Arguments;
-use crate::tell::VERSION;
+use crate::output::VERSION;
 
-/// Tells on standard output.
+/// Prints the verdict on standard output.
 pub(crate) fn rehearse() -> ExitCode {
     let verdict = match go_through() {
         Ok(notes) => Verdict { ready: true, notes, ..Verdict::default() },
@@ -33,7 +33,7 @@ pub(crate) fn rehearse() -> ExitCode {
 
 fn go_through() -> Result<Vec<String>, Box<dyn Error>> {
     let rehearsal = cashew_supervisor::rehearse(io::stdin().as_fd())?;
-    // What a worker does with it, but for its connections.
+    // What a worker does with it, except for connections.
     let Epoch { snapshot, pools, .. } = rehearsal.epoch;
     let state = |state: &cashew_control::PoolState| PoolState {
         quota: state.quota,
@@ -54,7 +54,7 @@ fn go_through() -> Result<Vec<String>, Box<dyn Error>> {
     Ok(rehearsal.notes)
 }
 
-/// How this program, and the one after it, is asked for things.
+/// The arguments by which this program and the next one are run.
 pub(crate) fn program(arguments: &Arguments) -> Program {
     let take_over = || OsString::from("--take-over");
     Program {
@@ -67,8 +67,8 @@ pub(crate) fn program(arguments: &Arguments) -> Program {
     }
 }
 
-/// Where the running program was found by the name it was called by: a symbolic link that is made
-/// to point to the next version is followed anew. When that is not to be found out, where it is.
+/// The path by which the program was called: a symbolic link may point to the next version by now.
+/// If that cannot be found, the path of the executable.
 fn path_of(name: &Path) -> PathBuf {
     let running = fs::read_link("/proc/self/exe").unwrap_or_default();
     let candidates = match name.components().count() {

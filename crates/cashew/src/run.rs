@@ -14,7 +14,7 @@ use tracing::{error, info, warn};
 
 use crate::arguments::Arguments;
 use crate::daemon::Report;
-use crate::{children, rehearse, tell};
+use crate::{children, output, rehearse};
 
 pub(crate) fn instance(arguments: Arguments) -> ExitCode {
     if arguments.take_over {
@@ -23,7 +23,7 @@ pub(crate) fn instance(arguments: Arguments) -> ExitCode {
     let told = match Told::new(&arguments) {
         Ok(told) => Rc::new(told),
         Err(error) => {
-            tell::say(format_args!("cashew: {error}"));
+            output::print_line(format_args!("cashew: {error}"));
             return ExitCode::FAILURE;
         }
     };
@@ -37,7 +37,7 @@ pub(crate) fn instance(arguments: Arguments) -> ExitCode {
 }
 
 fn run(arguments: Arguments, told: &Rc<Told>) -> Result<(), Box<dyn Error>> {
-    // What is wrong with the configuration belongs into it, too.
+    // Errors in the configuration belong in the log file, too.
     if let Some(path) = &arguments.output {
         told.log_to(path)?;
     }
@@ -51,7 +51,7 @@ fn run(arguments: Arguments, told: &Rc<Told>) -> Result<(), Box<dyn Error>> {
     }
     let alone = global.worker_processes == 0;
     log::init(if alone { "cashew" } else { "master" }, command_line.log_level(global));
-    info!("cashew-{} with {}", tell::VERSION, arguments.conf_file.display());
+    info!("cashew-{} with {}", output::VERSION, arguments.conf_file.display());
     for warning in &loaded.warnings {
         warn!("{warning}");
     }
@@ -70,9 +70,10 @@ fn run(arguments: Arguments, told: &Rc<Told>) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Goes on as another program of this process began. Its standard error is the log already.
+/// Continues an instance that another program of this process began. Standard error is the log
+/// already.
 fn take_over(arguments: Arguments) -> ExitCode {
-    // Its level comes with what is taken over.
+    // The log level comes with the handover.
     log::init("master", log::LEVEL_DEFAULT);
     match go_on(arguments) {
         Ok(()) => ExitCode::SUCCESS,
@@ -99,9 +100,9 @@ fn go_on(arguments: Arguments) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Who wants to know how the start goes, besides the log.
+/// Where the outcome of the start is reported, besides the log.
 struct Told {
-    /// Standard error as it was before a log file took its place.
+    /// Standard error from before a log file replaced it.
     terminal: OnceCell<OwnedFd>,
     starter: Option<Report>,
 }
@@ -112,7 +113,7 @@ impl Told {
         Ok(Self { terminal: OnceCell::new(), starter })
     }
 
-    /// Has a log file take the place of standard error.
+    /// Replaces standard error by a log file.
     fn log_to(&self, path: &Path) -> Result<(), String> {
         let redirect = || {
             let file = log::open(path)?;
@@ -129,7 +130,7 @@ impl Told {
         self.terminal.get().is_some()
     }
 
-    /// In the background that is worth a word.
+    /// Warns if there is no log in the background.
     fn has_no_log(&self) {
         if let Some(starter) = &self.starter {
             starter.note(
@@ -150,12 +151,12 @@ impl Told {
     }
 
     fn failed(&self, why: &str) {
-        // For a failure before it was known whose log this is.
+        // For a failure before the log's destination is known.
         log::init("master", log::LEVEL_DEFAULT);
         error!("{why}");
         let why = format!("cashew: {why}");
         if let Some(terminal) = self.terminal.get() {
-            // It may be closed by now, and the log has it.
+            // It may be closed by now, and the log has the line.
             let _ = rustix::io::write(terminal, format!("{why}\n").as_bytes());
         }
         if let Some(starter) = &self.starter {

@@ -1,4 +1,4 @@
-//! The executable as an operator meets it.
+//! The executable as an operator sees it.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -32,7 +32,7 @@ fn questions_are_answered_on_standard_error() {
 }
 
 #[test]
-fn what_nobody_can_be_told_is_no_reason_to_fail() {
+fn output_that_nobody_reads_is_no_failure() {
     let place = Place::new("untold");
     place.configure(1);
     let status = |arguments: &[&str]| {
@@ -50,7 +50,7 @@ fn what_nobody_can_be_told_is_no_reason_to_fail() {
 }
 
 #[test]
-fn a_log_that_takes_nothing_is_no_reason_to_end() {
+fn a_log_that_cannot_be_written_ends_nothing() {
     let place = Place::new("full");
     place.configure(1);
     let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
@@ -111,7 +111,7 @@ fn commands_need_an_instance() {
 }
 
 #[test]
-fn an_instance_tells_how_it_is_and_what_would_change() {
+fn an_instance_shows_its_status_and_what_would_change() {
     for workers in [0, 2] {
         let place = Place::new(&format!("operators-{workers}"));
         place.configure(workers);
@@ -138,7 +138,7 @@ fn an_instance_tells_how_it_is_and_what_would_change() {
         let told = stdout(&output);
         let added = "pool 'alpha': server '127.0.0.1:2' added, at 127.0.0.1:2 with weight 1\n";
         assert!(told.starts_with(added) && told.contains("% of the keys go to"), "{told}");
-        // Found by its path even when the file is no good.
+        // It is found by the file's path even if the file is invalid.
         fs::write(&file, "alpha: nonsense\n").unwrap();
         for arguments in [&["reload", "--dry-run", "-c", &file][..], &["reload", "-c", &file]] {
             let output = cashew(arguments);
@@ -166,7 +166,7 @@ fn an_instance_is_reloaded() {
     let change = format!("\ncontrol_socket: none -> {control}\n");
     assert!(told.starts_with("worker_processes: 1 -> 2\n") && told.contains(&change), "{told}");
     assert!(told.ends_with("\nepoch 2 serves\n"), "{told}");
-    // It is heard at the new place.
+    // It answers at the new path.
     let told = stdout(&cashew(&["status", "--control", &control]));
     assert!(told.contains(", epoch 2, ") && told.contains(", done\n"), "{told}");
     assert_eq!(stdout(&cashew(&["reload", "-c", &file])), "nothing changes\nepoch 2 serves\n");
@@ -179,12 +179,12 @@ fn an_instance_is_reloaded() {
 }
 
 #[test]
-fn whoever_started_an_instance_hears_how_it_is() {
+fn systemd_is_notified() {
     let place = Place::new("notify");
     place.configure(1);
     let systemd = UnixDatagram::bind(place.file("notify")).unwrap();
     systemd.set_read_timeout(Some(PATIENCE)).unwrap();
-    let hear = || {
+    let receive = || {
         let mut buffer = [0; 4096];
         let count = systemd.recv(&mut buffer).unwrap();
         String::from_utf8(buffer[..count].to_vec()).unwrap()
@@ -193,7 +193,7 @@ fn whoever_started_an_instance_hears_how_it_is() {
     command.env("NOTIFY_SOCKET", place.file("notify")).env("WATCHDOG_USEC", "400000");
     let mut master = Running(command.stderr(Stdio::null()).spawn().unwrap());
     let until = |expected: &str| loop {
-        let text = hear();
+        let text = receive();
         if text.starts_with(expected) {
             return text;
         }
@@ -201,12 +201,12 @@ fn whoever_started_an_instance_hears_how_it_is() {
     };
     let ready = until("READY=1\n");
     assert!(ready.contains("\nSTATUS=serving: epoch 1, workers: 1\n"), "{ready}");
-    assert_eq!([hear(), hear()], ["WATCHDOG=1\n"; 2]);
+    assert_eq!([receive(), receive()], ["WATCHDOG=1\n"; 2]);
     let worker = place.child(master.0.id(), "worker");
     let environment = fs::read_to_string(format!("/proc/{worker}/environ")).unwrap();
     assert!(!environment.contains("NOTIFY_SOCKET") && !environment.contains("WATCHDOG"));
 
-    // Whatever comes of it, the reload is over for systemd.
+    // Whatever the outcome, the reload is over for systemd.
     fs::write(place.file("cashew.yml"), "nonsense\n").unwrap();
     kill(master.0.id(), Signal::HUP);
     assert!(until("RELOADING=1\n").contains("\nMONOTONIC_USEC="));
@@ -279,7 +279,7 @@ fn a_configuration_is_tested() {
 }
 
 #[test]
-fn what_is_suspicious_is_said_and_what_loops_is_refused() {
+fn suspicious_options_are_warned_of_and_loops_are_refused() {
     let place = Place::new("suspicious");
     let file = place.file("cashew.yml");
     let [listen, other] = [free_address(), free_address()];
@@ -310,7 +310,7 @@ fn what_is_suspicious_is_said_and_what_loops_is_refused() {
 }
 
 #[test]
-fn a_failed_start_is_told_and_exits_with_1() {
+fn a_failed_start_is_reported_and_exits_with_1() {
     let place = Place::new("failed-start");
     place.configure(1);
     let _theirs = TcpListener::bind(place.address).unwrap();
@@ -326,7 +326,7 @@ fn a_failed_start_is_told_and_exits_with_1() {
 }
 
 #[test]
-fn an_address_that_is_none_fails_the_start() {
+fn an_invalid_address_fails_the_start() {
     let place = Place::new("no-address");
     place.configure(1);
     let output = place.command().args(["-a", "no address"]).output().unwrap();
@@ -401,7 +401,7 @@ fn kill(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
 }
 
-/// Whoever inherited it may take its time to reap it.
+/// Its new parent may take time to reap it.
 fn has_ended(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "))
 }
@@ -414,7 +414,7 @@ fn wait_until(mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// A directory and addresses of a test's own.
+/// A directory and addresses for one test.
 struct Place {
     directory: PathBuf,
     address: SocketAddr,
@@ -424,7 +424,7 @@ struct Place {
 impl Place {
     fn new(name: &str) -> Self {
         let directory = std::env::temp_dir().join(format!("cashew-{}-{name}", std::process::id()));
-        // Another process may have had the number, and left it behind.
+        // Another process with the same id may have left it behind.
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory).unwrap();
         Self { directory, address: free_address(), statistics: free_address() }
@@ -498,5 +498,5 @@ fn a_rehearsal_without_a_state_says_why_not() {
     let output = cashew(&["rehearse"]);
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8(output.stdout).unwrap();
-    assert!(said.starts_with(r#"{"ready":false,"#) && said.contains("nothing is handed over"));
+    assert!(said.starts_with(r#"{"ready":false,"#) && said.contains("there is no handover"));
 }

@@ -8,7 +8,7 @@ use crate::diagnostic::{At, Complaint, Report, nearest};
 use crate::resolve::Context;
 use crate::value::Text;
 
-/// Whom a process can run as.
+/// Kinds of accounts that a process can run as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Account {
     User,
@@ -23,7 +23,7 @@ impl Account {
         }
     }
 
-    /// Whether the system knows it. One that cannot be looked up now may be there.
+    /// Whether the system knows it. One that cannot be looked up now may exist.
     pub(crate) fn exists(self, name: &str) -> bool {
         match self {
             Self::User => User::from_name(name).map_or(true, |found| found.is_some()),
@@ -42,7 +42,7 @@ impl Account {
     }
 }
 
-/// Only root becomes somebody else, and then the account is needed.
+/// Only root changes its user, and then the account is needed.
 pub(crate) fn check(
     account: Account,
     name: Option<&At<Text>>,

@@ -1,5 +1,5 @@
-//! The grammar of `listen:` and of server lines. Both are read from their end, as twemproxy does:
-//! that is what lets an IPv6 address stand without brackets.
+//! The grammar of `listen:` and of server lines. Both are read from their end, as twemproxy does.
+//! So an IPv6 address needs no brackets.
 
 use std::net::Ipv6Addr;
 use std::path::PathBuf;
@@ -13,11 +13,11 @@ use crate::value::{INT_MAX, all_digits};
 pub const UNIX_PATH_SIZE_MAX: usize = 107;
 
 /// Longest name of a pool or a server. The ring cuts `name-index` at 272 bytes, so longer names
-/// could stand for the same points.
+/// could get the same points.
 pub const NAME_SIZE_MAX: usize = 255;
 
-/// The port that libmemcached leaves out of a server's name, and so must everyone who shares a
-/// ring with it.
+/// The port that libmemcached omits from a server's name, as must everyone who shares a ring with
+/// it.
 const MEMCACHED_PORT: u16 = 11211;
 
 const LINE_FORMAT: &str = "expected host:port:weight [name] or /path:weight [name]";
@@ -47,7 +47,7 @@ impl ServerLine {
             if address.contains(':') {
                 return Err(malformed("has a \":\" in its path"));
             }
-            // The colon belongs to the name: twemproxy counts it in though no port follows.
+            // The colon belongs to the name: twemproxy includes it though no port follows.
             (Endpoint::Unix(unix_path(address)?), format!("{address}:"))
         } else {
             let (host, port) =
@@ -69,10 +69,10 @@ impl ServerLine {
     }
 }
 
-/// What `listen:` says, before any name is looked up.
+/// The content of `listen:`, before any name is looked up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ListenText {
-    /// An empty `host` stands for every address.
+    /// An empty `host` is every address.
     Tcp {
         host: String,
         port: u16,
@@ -146,7 +146,7 @@ fn parse_weight(text: &str) -> Result<u32, Complaint> {
     }
 }
 
-/// The host without brackets, if it had any. It may be a name, and is then not looked up.
+/// The host without brackets, if it had any. It may be a name, which is not looked up here.
 fn parse_host(text: &str) -> Result<&str, Complaint> {
     let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']'));
     let host = bare.unwrap_or(text);
@@ -177,7 +177,7 @@ pub(crate) fn unix_path(text: &str) -> Result<PathBuf, Complaint> {
     Ok(PathBuf::from(text))
 }
 
-/// Names go into statistics, logs and rings.
+/// Names appear in statistics, logs and rings.
 pub(crate) fn check_name(what: &str, name: &str) -> Result<(), Complaint> {
     if name.is_empty() {
         return Err(Complaint::new(format!("the {what} has an empty name")));

@@ -1,4 +1,4 @@
-//! Commands that Redis itself does not have, as a file lists them.
+//! Commands that Redis itself does not have, as listed in the file.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -42,7 +42,7 @@ impl Value for Words {
         if text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
             Ok(Self(vec![text.to_ascii_lowercase()]))
         } else {
-            Err(Complaint::new(format!("\"{text}\" is no word")).hint(Self::expected()))
+            Err(Complaint::new(format!("\"{text}\" is not a word")).hint(Self::expected()))
         }
     }
 
@@ -59,7 +59,7 @@ impl Value for Words {
             Kind::List(items) => items.as_slice(),
             Kind::Empty | Kind::Scalar { .. } | Kind::Section(_) => std::slice::from_ref(node),
         };
-        // Every word is read, so that every complaint is made.
+        // Every word is read, so that every error is reported.
         let words: Vec<_> = items.iter().map(|item| Text::read(key, item, report)).collect();
         let words = words.into_iter().collect::<Option<Vec<_>>>()?;
         let parsed: Vec<_> = words
@@ -101,7 +101,7 @@ impl Value for Commands {
             report.error(node.pos, complaint.hint(format!("at most {CUSTOM_MAX}")));
             return None;
         }
-        // Every command is read, so that every complaint is made.
+        // Every command is read, so that every error is reported.
         let read: Vec<_> = items.iter().map(|item| command(item, report)).collect();
         let mut commands = read.into_iter().collect::<Option<Vec<_>>>()?;
         let mut first_lines = HashMap::new();
@@ -138,7 +138,7 @@ fn is_first(
     }
 }
 
-/// `None` after a complaint.
+/// `None` after an error was reported.
 fn command(node: &Node, report: &mut Report<'_>) -> Option<At<CustomCommand>> {
     if !matches!(node.kind, Kind::Section(_)) {
         let complaint = Complaint::new("a command is a section of options").hint(COMMANDS_HINT);

@@ -1,4 +1,4 @@
-//! What is wrong with a configuration file, where, and what to write instead.
+//! Errors and warnings of a configuration file, with their places and hints.
 
 use std::fmt;
 
@@ -26,12 +26,12 @@ pub(crate) struct At<T> {
     pub(crate) pos: Pos,
 }
 
-/// One finding. Displayed as `FILE:LINE:COLUMN: message`, the source line, a caret beneath the
-/// column, and a hint where there is one.
+/// One finding. Displayed as `FILE:LINE:COLUMN: message`, the source line, a caret below the
+/// column, and a hint if there is one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
     pub file: String,
-    /// From 1; 0 when the finding is about the file as a whole (it cannot be read, say).
+    /// From 1; 0 if the finding is about the file as a whole (for example, it cannot be read).
     pub line: usize,
     /// In characters, from 1.
     pub column: usize,
@@ -71,7 +71,7 @@ impl fmt::Display for Diagnostic {
     }
 }
 
-/// Why a configuration was refused: everything found, in the order of the file. Never empty.
+/// Why a configuration was refused: all findings, in the order of the file. Never empty.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Errors(pub Vec<Diagnostic>);
 
@@ -85,7 +85,7 @@ impl fmt::Display for Errors {
     }
 }
 
-/// What a value that was refused has to say for itself; who asked for it adds the place.
+/// Why a value was refused; the caller adds the place.
 #[derive(Debug)]
 pub(crate) struct Complaint {
     pub(crate) message: String,
@@ -108,7 +108,7 @@ impl Complaint {
     }
 }
 
-/// Most errors, and most warnings, that are reported of one file; the rest is only counted.
+/// The most errors, and the most warnings, that are reported of one file; the rest is only counted.
 const ERRORS_MAX: usize = 100;
 
 /// Collects findings while a file is read.
@@ -160,7 +160,7 @@ impl<'a> Report<'a> {
     pub(crate) fn finish(mut self) -> Result<Vec<Diagnostic>, Errors> {
         let in_file_order = |d: &Diagnostic| (d.line, d.column);
         self.errors.sort_by_key(in_file_order);
-        // What stands behind an anchor is read once for every alias.
+        // The content of an anchor is read once for every alias.
         self.errors.dedup();
         if self.errors_more > 0 {
             let message = format!("{} more errors are not shown", self.errors_more);
@@ -209,14 +209,14 @@ fn password(line: &str) -> Option<usize> {
     )
 }
 
-/// Where a URL says who connects.
+/// Where the credentials of a URL begin.
 fn password_of_url(line: &str) -> Option<usize> {
     let start = line.find("://")? + "://".len();
     let authority = line[start..].split([' ', '"', '\'', '/']).next()?;
     authority.contains('@').then_some(start)
 }
 
-/// The candidate that `word` was most probably meant to be.
+/// The candidate that is most similar to `word`.
 pub(crate) fn nearest<'c>(
     word: &str,
     candidates: impl IntoIterator<Item = &'c str>,

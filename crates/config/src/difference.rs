@@ -1,4 +1,4 @@
-//! What changes from one snapshot to another, in words for an operator.
+//! The difference between two snapshots, in words for an operator.
 
 mod share;
 
@@ -16,17 +16,17 @@ use crate::snapshot::{
 };
 use crate::value::RoundSize;
 
-/// More servers of a pool that are added, that are removed or that change are counted, not named.
+/// Added, removed or changed servers of a pool beyond this number are counted, not named.
 const SERVERS_SHOWN_MAX: usize = 20;
 
-/// What another snapshot changes, a line for each. Passwords are never shown.
+/// The changes, a line for each. Passwords are never shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Difference {
     lines: Vec<String>,
 }
 
 impl Difference {
-    /// The number of the epoch is no difference.
+    /// The epoch number is not compared.
     pub fn between(old: &Snapshot, new: &Snapshot) -> Self {
         let mut difference = Self::default();
         difference.global(&old.global, &new.global);
@@ -316,7 +316,7 @@ impl Options<'_> {
         self.secret("server_auth", server_auth.as_ref(), new.server_auth.as_ref());
     }
 
-    /// That it changed, but not from what to what.
+    /// Reports that it changed, without the values.
     fn secret<T: PartialEq>(&mut self, key: &str, old: Option<&T>, new: Option<&T>) {
         match (old, new) {
             (None, Some(_)) => self.say(&format!("{key}: set")),
@@ -401,8 +401,8 @@ impl Options<'_> {
     }
 }
 
-/// Whether the shares of workers may be those of the same memory, so that only the number of workers
-/// has changed them.
+/// Whether the memory of all workers may be the same, so that only the number of workers has
+/// changed their shares.
 fn is_same_memory(old: &Global, new: &Global) -> bool {
     let [old, new] = [old, new].map(|global| {
         let workers = u64::from(global.worker_processes.max(1));
@@ -445,7 +445,7 @@ fn count(number: usize, what: &str) -> String {
     format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
-/// As a file says it.
+/// As in a file.
 impl fmt::Display for Listen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -456,7 +456,7 @@ impl fmt::Display for Listen {
     }
 }
 
-/// As a file says it, without the weight.
+/// As in a file, without the weight.
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -467,7 +467,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// As a file says it, without ranges.
+/// As in a file, without ranges.
 impl fmt::Display for Affinity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -502,7 +502,7 @@ mod tests {
     #[test]
     fn global_options_are_told_as_the_file_has_them() {
         let table = [
-            // The share changes with it, as everybody expects.
+            // The share changes with it, as expected.
             ("worker_processes: 4, memory_max: 400mb", "worker_processes: 2 -> 4"),
             ("worker_processes: 3, memory_max: 400mb", "worker_processes: 2 -> 3"),
             ("max_openfiles: 1024", "max_openfiles: none -> 1024"),
@@ -631,7 +631,7 @@ mod tests {
             let context = Context { memory: Some(memory), ..Context::of_system() };
             parse("f", &text, &context).unwrap_or_else(|errors| panic!("{errors}")).snapshot
         };
-        // Odd numbers, and so many workers that each has the least share.
+        // Uneven numbers, and so many workers that each has the minimum.
         for memory in [25_276_508_285, 100 << 20] {
             let four = with("worker_processes: 4", memory);
             for workers in [0, 1, 3, 7, 256] {

@@ -1,4 +1,4 @@
-//! What people write who come from other programs: hints in place of a bare refusal.
+//! Hints for options and syntax of other programs.
 
 use crate::address::ServerLine;
 use crate::diagnostic::{At, Complaint};
@@ -6,7 +6,7 @@ use crate::file::{GlobalSection, PoolSection};
 use crate::section::Section;
 use crate::tree::{Kind, Node};
 
-/// Beginnings of options that others have, and what is here.
+/// Beginnings of other programs' options, and the equivalents here.
 const OPTIONS: [(&[&str], &str); 9] = [
     (
         &["tls", "ssl"],
@@ -47,7 +47,7 @@ const OPTIONS: [(&[&str], &str); 9] = [
     ),
 ];
 
-/// For an option that its section does not have.
+/// A hint for an option that the section does not have.
 pub(crate) fn hint_of_option(section: &str, key: &str) -> Option<String> {
     let has = |name: &str, options: Vec<crate::section::OptionInfo>| {
         name != section && options.iter().any(|option| option.key == key)
@@ -67,8 +67,8 @@ pub(crate) fn hint_of_option(section: &str, key: &str) -> Option<String> {
     found.map(|(_, hint)| (*hint).to_owned())
 }
 
-/// The complaint about an address that is a URL, `None` if it is none. Without the text, which may
-/// have a password in it.
+/// The error for an address that is a URL, `None` if it is not. Without the text, which may contain
+/// a password.
 pub(crate) fn url(text: &str, what: &str, weight: &str) -> Option<Complaint> {
     let (scheme, rest) = text.split_once("://")?;
     let rest = rest.split([' ', '?', '#']).next().unwrap_or_default();
@@ -109,7 +109,7 @@ fn with_port(host: &str, port: u16, weight: &str) -> String {
     }
 }
 
-/// The complaint about a server that is given as a section.
+/// The error for a server that is given as a section.
 pub(crate) fn server_section(entries: &[(At<String>, Node)]) -> Complaint {
     let complaint = Complaint::new("option \"servers\": a server is a line of text, not a section");
     match line_of(entries) {
@@ -118,7 +118,7 @@ pub(crate) fn server_section(entries: &[(At<String>, Node)]) -> Complaint {
     }
 }
 
-/// The line that was most probably meant.
+/// The line that was probably intended.
 fn line_of(entries: &[(At<String>, Node)]) -> Option<String> {
     let text = |node: &Node| match &node.kind {
         Kind::Scalar { text, .. } => Some(text.clone()),
@@ -132,7 +132,7 @@ fn line_of(entries: &[(At<String>, Node)]) -> Option<String> {
     let (host, name) =
         match (get(&["host", "hostname", "address", "addr", "ip", "server"]), entries) {
             (Some(host), _) => (host, get(&["name", "alias", "id"])),
-            // A space behind a colon of the line makes it a section.
+            // A space after a colon of the line makes it a section.
             (None, [(key, value)]) => (format!("{}:{}", key.value, text(value)?), None),
             (None, _) => return None,
         };

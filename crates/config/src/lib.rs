@@ -1,9 +1,9 @@
 //! The configuration: a YAML file in either of twemproxy's dialects, validated once and resolved
 //! into an immutable, numbered [`Snapshot`] that every process of an instance works from.
 //!
-//! A file is judged as a whole: [`parse`] reports everything it finds wrong, each with its place.
-//! The way goes down the list: text → [`tree`] (nodes with places) → [`file`] (typed options) →
-//! [`resolve`] (checks across options, names looked up) → [`snapshot`].
+//! A file is checked as a whole: [`parse`] reports all errors, each with its place. The stages are:
+//! text → [`tree`] (nodes with places) → [`file`] (typed options) → [`resolve`] (checks across
+//! options, names looked up) → [`snapshot`].
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
@@ -49,14 +49,14 @@ pub const FILE_SIZE_MAX: u64 = 16 << 20;
 /// A configuration that can take effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loaded {
-    /// Of epoch 1; who puts it into effect numbers it.
+    /// Of epoch 1; it is numbered when it takes effect.
     pub snapshot: Snapshot,
-    /// What is allowed but probably not meant.
+    /// Options that are valid but probably not intended.
     pub warnings: Vec<Diagnostic>,
 }
 
-/// Reads, validates and resolves a configuration file. Names in `listen` are looked up, which may
-/// take as long as the system's resolver does.
+/// Reads, validates and resolves a configuration file. Looks up names in `listen`, which may take
+/// as long as the system's resolver does.
 pub fn load(path: &Path) -> Result<Loaded, Errors> {
     let name = path.display().to_string();
     let of_file = |message| Errors(vec![Diagnostic::of_file(&name, message)]);
@@ -76,13 +76,13 @@ fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Never waits: opening a FIFO, or reading a device, could take for ever.
+/// Never waits: opening a FIFO, or reading a device, might never end.
 fn open_file(path: &Path) -> io::Result<File> {
-    // Before it is opened, which would do something to some devices.
+    // Checked before it is opened, since opening has side effects on some devices.
     check_file(&fs::metadata(path)?)?;
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    // It may be another one by now.
+    // It may be another file by now.
     check_file(&file.metadata()?)?;
     Ok(file)
 }
@@ -120,7 +120,7 @@ pub fn parse(file: &str, text: &str, context: &Context<'_>) -> Result<Loaded, Er
     Ok(Loaded { snapshot, warnings })
 }
 
-/// The form in which a snapshot is handed from process to process.
+/// The form in which processes exchange snapshots.
 pub fn to_json(snapshot: &Snapshot) -> Vec<u8> {
     serde_json::to_vec(snapshot).expect("a snapshot has string keys and no failing serializer")
 }

@@ -1,5 +1,5 @@
-//! Pools whose servers are listeners of the same file. A pool that is reached again by the way of
-//! its own servers would send a request round without end.
+//! Finds pools whose servers are listeners of the same file. If a pool leads back to itself, a
+//! request would loop without end.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -10,7 +10,7 @@ use crate::diagnostic::{At, Complaint, Pos, Report};
 use crate::resolve::Context;
 use crate::snapshot::{Endpoint, Listen, Pool};
 
-/// A pool, and its servers as the file has them.
+/// A pool, and its servers as in the file.
 pub(crate) type PoolLines<'a> = (&'a Pool, &'a [At<ServerLine>]);
 
 pub(crate) fn check(pools: &[PoolLines<'_>], context: &Context<'_>, report: &mut Report<'_>) {
@@ -45,7 +45,7 @@ pub(crate) fn check(pools: &[PoolLines<'_>], context: &Context<'_>, report: &mut
     }
 }
 
-/// A server of one pool that is the listener of one.
+/// A server that is the listener of a pool.
 #[derive(Clone, Copy)]
 struct Edge {
     from: usize,
@@ -77,12 +77,12 @@ impl<'a> Listeners<'a> {
         listeners
     }
 
-    /// The pool that a server is the listener of.
+    /// The pool whose listener the server is.
     fn find(&self, server: &Endpoint) -> Option<usize> {
         match server {
             Endpoint::Unix(path) => self.by_path.get(path.as_path()).copied(),
             Endpoint::Tcp { port, .. } => {
-                // Most servers have a port that no pool listens at.
+                // Most servers have a port that no pool listens on.
                 let same_port = self.by_port.get(port)?;
                 let address = numeric_address(server)?;
                 let found = same_port.iter().find(|(ip, _)| self.leads(address.ip(), *ip))?;
@@ -91,10 +91,10 @@ impl<'a> Listeners<'a> {
         }
     }
 
-    /// Whether who connects to one address gets to a listener at another one.
+    /// Whether a connection to one address reaches a listener at another one.
     fn leads(&self, to: IpAddr, listener: IpAddr) -> bool {
         let is_here = || to.is_loopback() || to.is_unspecified() || (self.is_local)(to);
-        // Who listens at `[::]` is connected to by IPv4 as well.
+        // A listener at `[::]` accepts IPv4 as well.
         let is_taken = to.is_ipv4() == listener.is_ipv4() || listener.is_ipv6();
         to == listener
             || listener.is_unspecified() && is_taken && is_here()
@@ -102,7 +102,7 @@ impl<'a> Listeners<'a> {
     }
 }
 
-/// Of a server that is not given by a name which would have to be looked up.
+/// The address of a server, unless it is a name that has to be looked up.
 pub(crate) fn numeric_address(server: &Endpoint) -> Option<SocketAddr> {
     let Endpoint::Tcp { host, port } = server else { return None };
     let ip = match host.parse::<IpAddr>() {
@@ -113,7 +113,7 @@ pub(crate) fn numeric_address(server: &Endpoint) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, *port))
 }
 
-/// Numbers the circles: two pools have the same number if each can be reached from the other
+/// Numbers the cycles: two pools have the same number if each can be reached from the other
 /// (strongly connected components, by Kosaraju).
 fn circles(pools: usize, edges: &[Edge]) -> Vec<usize> {
     let neighbours = |key: fn(&Edge) -> (usize, usize)| {
@@ -136,7 +136,7 @@ fn circles(pools: usize, edges: &[Edge]) -> Vec<usize> {
     numbers
 }
 
-/// Goes to all that was not seen, and tells of each when all behind it are done.
+/// Visits everything that was not seen, and calls back for each node after all its successors.
 fn walk(
     start: usize,
     neighbours: &BTreeMap<usize, Vec<usize>>,

@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-/// Bytes: of the machine, or less when a control group says so; `None` if nothing can be read.
+/// Bytes: those of the machine, or less if a control group limits them; `None` if nothing can be
+/// read.
 pub(crate) fn available() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| total(&text));
     machine.into_iter().chain(of_groups()).min()
@@ -15,14 +16,14 @@ fn total(meminfo: &str) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The least limit of the control groups around this process (cgroups(7)), of version 2 and 1.
+/// The lowest limit of the control groups around this process (cgroups(7)), of version 2 and 1.
 fn of_groups() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     let files = text.lines().flat_map(limit_files);
     files.filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok()).min()
 }
 
-/// Where the limits of one line's group and of those above it are: `0::/a/b` is version 2,
+/// The files with the limits of a line's group and of those above it: `0::/a/b` is version 2,
 /// `4:memory:/a/b` version 1.
 fn limit_files(line: &str) -> Vec<String> {
     let mut fields = line.splitn(3, ':');

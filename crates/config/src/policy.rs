@@ -1,5 +1,4 @@
-//! What clients may call, as a file says it: a word, or a section with lists of what is allowed and
-//! what is not.
+//! The policy of commands in a file: a word, or a section with lists of what is allowed and denied.
 
 use cashew_protocol::memcached::chores;
 use cashew_protocol::redis;
@@ -16,7 +15,7 @@ use crate::value::{Text, Value, list_of, named};
 /// As [`PolicyBase`] is serialized.
 const BASES: [&str; 3] = ["application", "cache", "admin"];
 
-/// Most entries of a list.
+/// The most entries of a list.
 const ENTRIES_MAX: usize = 1024;
 
 impl Value for PolicyBase {
@@ -33,13 +32,13 @@ impl Value for PolicyBase {
     }
 }
 
-/// Commands, subcommands and categories, each where it stands, in lower case.
+/// Commands, subcommands and categories with their places, in lower case.
 #[derive(Debug)]
 pub(crate) struct Entries(Vec<At<String>>);
 
 impl Value for Entries {
     fn parse(text: &str) -> Result<Self, Complaint> {
-        Err(Complaint::new(format!("\"{text}\" is no list")).hint(Self::expected()))
+        Err(Complaint::new(format!("\"{text}\" is not a list")).hint(Self::expected()))
     }
 
     fn schema() -> Schema {
@@ -73,13 +72,13 @@ impl Value for Entries {
             let value = Text::read(key, item, report)?.0.to_ascii_lowercase();
             Some(At { value, pos: item.pos })
         };
-        // Every entry is read, so that every complaint is made.
+        // Every entry is read, so that every error is reported.
         let entries: Vec<_> = items.iter().map(|item| entry(item, report)).collect();
         entries.into_iter().collect::<Option<Vec<_>>>().map(Self)
     }
 }
 
-/// A base, and what is different from it.
+/// A base and its exceptions.
 #[derive(Debug)]
 pub(crate) struct PolicyText {
     base: PolicyBase,
@@ -115,7 +114,7 @@ impl Value for PolicyText {
     }
 }
 
-/// The policy of a pool, and complaints about entries that name nothing.
+/// The policy of a pool, and errors for unknown entries.
 pub(crate) fn resolve(
     section: &PoolSection,
     protocol: Protocol,
@@ -148,8 +147,8 @@ pub(crate) fn resolve(
     CommandPolicy { base: *base, allow: names(allow), deny: names(deny) }
 }
 
-/// What is wrong with an entry of a pool of Redis, which `asks` its servers about other commands or
-/// not.
+/// The error of an entry of a Redis pool. `asks`: the pool queries its servers about unknown
+/// commands.
 fn complaint(entry: &str, allows: bool, asks: bool, custom: &CustomCommands) -> Option<Complaint> {
     let fault = Rules::fault(entry, allows, custom)?;
     let shown = entry.to_ascii_uppercase();
@@ -164,7 +163,7 @@ fn complaint(entry: &str, allows: bool, asks: bool, custom: &CustomCommands) -> 
         Complaint::new(format!("{what}{near}"))
     };
     Some(match fault {
-        // As modules name their commands: which there are the servers say.
+        // The form of modules' commands: only the servers know which exist.
         PolicyFault::UnknownCommand if asks && entry.contains('.') => return None,
         PolicyFault::UnknownCommand => suggested(&format!("there is no command {shown}"), "")
             .hint("a command of a module has to be among \"commands\""),
@@ -176,7 +175,7 @@ fn complaint(entry: &str, allows: bool, asks: bool, custom: &CustomCommands) -> 
         }
         PolicyFault::NotTold(container) => {
             let container = container.to_ascii_uppercase();
-            Complaint::new(format!("{shown} is not told from {container}"))
+            Complaint::new(format!("{shown} cannot be told apart from {container}"))
                 .hint(format!("name {container} to mean all of them"))
         }
         PolicyFault::Unserved(why) => {
@@ -190,7 +189,7 @@ fn complaint(entry: &str, allows: bool, asks: bool, custom: &CustomCommands) -> 
     })
 }
 
-/// The same for a pool of memcached.
+/// The same for a memcached pool.
 fn chore_complaint(entry: &str) -> Option<Complaint> {
     if chores().any(|chore| chore == entry) {
         return None;
@@ -202,8 +201,8 @@ fn chore_complaint(entry: &str) -> Option<Complaint> {
     Some(Complaint::new(message).hint(format!("expected one of {}", names.join(", "))))
 }
 
-/// What changes for clients from one policy to another: the names of what they may not call any more,
-/// and of what they may call now.
+/// The change between two policies: the names of commands that are no longer allowed, and of those
+/// that are now.
 pub(crate) fn changes(
     protocol: Protocol,
     old: &CommandPolicy,
@@ -230,10 +229,10 @@ pub(crate) fn changes(
     (without(&after, &before), without(&before, &after))
 }
 
-/// Names that are shown of a list of commands.
+/// The most names shown of a list of commands.
 const SHOWN_MAX: usize = 12;
 
-/// What clients may not call any more once another snapshot takes effect, a line for each pool.
+/// The commands that another snapshot forbids, a line for each pool.
 pub fn warnings_of_change(old: &Snapshot, new: &Snapshot) -> Vec<String> {
     let former = |pool: &Pool| {
         let same = |old: &&Pool| old.name == pool.name && old.protocol == pool.protocol;
@@ -265,7 +264,7 @@ pub(crate) fn shown_policy(pool: &Pool) -> String {
     }
 }
 
-/// The pools of a snapshot of an older version, in which clients may call everything.
+/// The pools of a snapshot of an older version, in which clients may call all commands.
 pub fn pools_without_policy(snapshot: &Snapshot) -> impl Iterator<Item = &Pool> {
     snapshot.pools.iter().filter(|pool| pool.command_policy.is_none())
 }

@@ -1,5 +1,4 @@
-//! From what a file says to the [`Snapshot`]: checks that concern more than one option, names
-//! looked up, everything sorted.
+//! From the file's content to the [`Snapshot`]: checks across options, lookups, sorting.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -32,19 +31,19 @@ pub const POOLS_MAX: usize = 4096;
 /// Largest sum of weights in a pool with `distribution: modula`, whose ring has a slot for each.
 pub const MODULA_WEIGHT_MAX: u64 = 1 << 22;
 
-/// A worker's share of `memory_max` is never smaller: a few dozen reads must have room.
+/// The minimum share of `memory_max` for a worker: a few dozen reads must have room.
 pub(crate) const WORKER_MEMORY_MIN: u64 = 8 << 20;
 
-/// A server that is at work may well take longer for a reply than fewer milliseconds.
+/// A busy but healthy server may need longer than this for a reply.
 const EJECTING_TIMEOUT_MIN: u64 = 50;
 
 /// The server name that makes a redis pool of the sectioned dialect one master with replicas.
 const MASTER: &str = "master";
 
-/// Databases of a server that is not told otherwise.
+/// Databases of a server with the default configuration.
 const DATABASES: u32 = 16;
 
-/// The fields of the statistics, of twemproxy's and of its forks', that stand beside the pools.
+/// Fields of the statistics, of twemproxy and its forks, that stand beside the pools.
 const RESERVED_POOL_NAMES: [&str; 9] = [
     "service",
     "source",
@@ -57,31 +56,31 @@ const RESERVED_POOL_NAMES: [&str; 9] = [
     "pools",
 ];
 
-/// What a configuration depends on beside its text.
+/// What a configuration depends on besides its text.
 pub struct Context<'a> {
-    /// What `worker_processes: auto` stands for.
+    /// The value of `worker_processes: auto`.
     pub processors: usize,
-    /// Bytes of memory that this process may use; `memory_max: auto` is half of it, and no limit
-    /// where it is not known.
+    /// Bytes of memory that this process may use; `memory_max: auto` is half of it, or no limit if
+    /// it is unknown.
     pub memory: Option<u64>,
     /// The first address of a host and port.
     pub resolve: &'a dyn Fn(&str, u16) -> io::Result<SocketAddr>,
     /// Whether there is a directory.
     pub is_directory: &'a dyn Fn(&Path) -> bool,
-    /// Whether this process may become somebody else.
+    /// Whether this process may change its user.
     pub is_root: bool,
     /// Whether the operating system knows an account of that name.
     pub has_account: &'a dyn Fn(Account, &str) -> bool,
-    /// Accounts to suggest in the place of one that it does not know.
+    /// Accounts to suggest instead of an unknown one.
     pub account_names: &'a dyn Fn(Account) -> Vec<String>,
     /// Whether an address is one of this machine's.
     pub is_local: &'a dyn Fn(IpAddr) -> bool,
-    /// What is in a file that holds a password.
+    /// Reads a file with a password.
     pub read_secret: &'a dyn Fn(&Path) -> io::Result<SecretFile>,
 }
 
 impl Context<'static> {
-    /// This machine and its resolver.
+    /// The real machine and its resolver.
     pub fn of_system() -> Self {
         Self {
             processors: std::thread::available_parallelism().map_or(1, usize::from),
@@ -100,8 +99,8 @@ impl Context<'static> {
     }
 }
 
-/// Whether packets to an address would come from that address, too. None is sent. Whether it can be
-/// bound tells nothing: some machines allow that for all.
+/// Whether this machine would use the address as source of packets to it. None is sent. A bind
+/// would not show it: some machines allow binding any address.
 fn is_local(ip: IpAddr) -> io::Result<bool> {
     let any =
         if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -110,7 +109,7 @@ fn is_local(ip: IpAddr) -> io::Result<bool> {
     Ok(socket.local_addr()?.ip() == ip)
 }
 
-/// A snapshot of epoch 1, or `None` if something was wrong, now or before.
+/// A snapshot of epoch 1, or `None` after an error, now or before.
 pub(crate) fn resolve(
     file: File,
     context: &Context<'_>,
@@ -189,7 +188,7 @@ fn said<T>(option: &At<T>) -> Option<&T> {
     (option.pos != Pos::NONE).then_some(&option.value)
 }
 
-/// `None` where the file does not say it, or after a complaint.
+/// `None` if it is not in the file, or after an error.
 fn resolve_stats(
     section: &GlobalSection,
     pools: &[Pool],
@@ -245,7 +244,7 @@ fn check_pool_names(pools: &[(At<String>, PoolSection)], report: &mut Report<'_>
     }
 }
 
-/// Pools that listen in the same place by the text of the file.
+/// Reports pools with the same address in the text of the file.
 fn check_listens(pools: &[(At<String>, PoolSection)], report: &mut Report<'_>) {
     let mut owners: HashMap<String, &str> = HashMap::new();
     for (name, section) in pools {
@@ -263,7 +262,7 @@ fn check_listens(pools: &[(At<String>, PoolSection)], report: &mut Report<'_>) {
     }
 }
 
-/// Pools that listen in the same place only once names are resolved.
+/// Reports pools with the same address after names are resolved.
 fn check_listen_address(
     pool: &Pool,
     section: &PoolSection,
@@ -271,7 +270,7 @@ fn check_listen_address(
     report: &mut Report<'_>,
 ) {
     let (Listen::Tcp(address), Some(listen)) = (&pool.listen, &section.listen) else { return };
-    // Who listens at `[::]` takes IPv4 as well.
+    // A listener at `[::]` accepts IPv4 as well.
     let place = match address.ip().is_unspecified() {
         true => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port()),
         false => *address,
@@ -297,7 +296,7 @@ fn taken(owner: &str) -> Complaint {
     Complaint::new(format!("pool \"{owner}\" already listens there"))
 }
 
-/// `None` if something needed is missing or was complained of.
+/// `None` if something needed is missing or invalid.
 fn resolve_pool(
     name: &At<String>,
     section: &PoolSection,
@@ -362,8 +361,8 @@ fn resolve_pool(
     })
 }
 
-/// Servers have 16 unless they are told otherwise. Who says nothing but which database to take means
-/// that one alone.
+/// Servers have 16 unless configured otherwise. If only the initial database is set, that is the
+/// only one.
 fn databases(section: &PoolSection) -> u32 {
     match &section.databases {
         Some(databases) => databases.value.0 as u32,
@@ -417,8 +416,8 @@ fn server(line: &ServerLine) -> Server {
     Server { name: line.name.clone(), endpoint: line.endpoint.clone(), weight: line.weight }
 }
 
-/// Only the forks that have `pools:` know masters: a server of that name in a flat file has always
-/// held its share of the keys, and must go on doing so.
+/// Only the forks that have `pools:` know masters. In a flat file a server of that name has always
+/// held its share of the keys, and must keep it.
 fn topology(protocol: Protocol, dialect: Dialect, servers: &[Server]) -> Topology {
     let may_replicate =
         protocol == Protocol::Redis && dialect == Dialect::Sectioned && servers.len() > 1;
@@ -446,8 +445,7 @@ fn warn_of_crc32(section: &PoolSection, report: &mut Report<'_>) {
     }
 }
 
-/// Without a `timeout` only a server that cannot be reached is ejected; with a small one also a
-/// server that is at work.
+/// Without a `timeout` only an unreachable server is ejected; with a small one, also a busy server.
 fn warn_of_ejection(section: &PoolSection, report: &mut Report<'_>) {
     if !section.auto_eject_hosts.value.0 {
         return;
@@ -468,7 +466,7 @@ fn warn_of_ejection(section: &PoolSection, report: &mut Report<'_>) {
     report.warning(pos, complaint);
 }
 
-/// Servers that are one, by two names. Hosts are compared as they are written.
+/// Warns of one server under two names. Hosts are compared as written.
 fn warn_of_aliases(lines: &[At<ServerLine>], report: &mut Report<'_>) {
     let mut first = HashMap::new();
     for line in lines {
@@ -482,14 +480,14 @@ fn warn_of_aliases(lines: &[At<ServerLine>], report: &mut Report<'_>) {
             Entry::Vacant(entry) => {
                 entry.insert(line);
             }
-            // Which is an error.
+            // That is an error.
             Entry::Occupied(other) if other.get().value.name == line.value.name => {}
             Entry::Occupied(other) => {
                 let (name, first) = (&line.value.name, other.get());
                 let message = format!("\"{name}\" is the same server as \"{}\"", first.value.name);
                 let hint = format!(
-                    "the other is on line {}; the ring takes them for two: this server gets the \
-                     share of both, and what asks all servers, like DBSIZE, asks it twice",
+                    "the other is on line {}; the ring counts it as two servers: it gets both \
+                     shares, and a command for all servers, like DBSIZE, runs on it twice",
                     first.pos.line
                 );
                 report.warning(line.pos, Complaint::new(message).hint(hint));
@@ -498,7 +496,7 @@ fn warn_of_aliases(lines: &[At<ServerLine>], report: &mut Report<'_>) {
     }
 }
 
-/// Bounds that are beyond what there is do not bound anything.
+/// Warns of limits beyond the available memory.
 fn warn_of_memory(file: &File, context: &Context<'_>, report: &mut Report<'_>) {
     let Some(memory) = context.memory else { return };
     let mut warn = |key: &str, bytes: u64, pos: Pos, hint: &str| {
@@ -681,7 +679,7 @@ fn resolve_listen(
     }
 }
 
-/// An empty host is every address. `None` after a complaint.
+/// An empty host is every address. `None` after an error.
 fn resolve_address(
     key: &str,
     host: &str,
@@ -710,7 +708,7 @@ mod tests {
     #[test]
     fn local_addresses_are_told_from_others() {
         assert!(is_local(Ipv4Addr::LOCALHOST.into()).unwrap());
-        // Of no machine (RFC 5737); where nothing leads there it is an error.
+        // Of no machine (RFC 5737); without a route it is an error.
         assert!(!is_local(IpAddr::from([192, 0, 2, 1])).unwrap_or(false));
     }
 }

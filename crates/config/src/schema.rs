@@ -1,4 +1,4 @@
-//! The JSON Schema of the file and the option tables of its documentation, both made of the
+//! The JSON Schema of the file and the option tables of its documentation, both generated from the
 //! declarations in [`crate::file`].
 
 use std::borrow::Cow;

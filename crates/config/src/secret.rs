@@ -1,4 +1,4 @@
-//! Passwords: in the file itself, or in a file of their own that it names.
+//! Passwords: in the file itself, or in a separate file that it refers to.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -16,18 +16,18 @@ use crate::value::{FilePath, Value};
 /// Largest file with a password, or with all users of a pool.
 pub(crate) const SECRET_SIZE_MAX: u64 = 64 << 10;
 
-/// A value that nobody else is to know.
+/// A value that must not be shown.
 #[derive(Debug)]
 pub(crate) enum Secret<T> {
     Given(T),
     In(At<FilePath>),
 }
 
-/// What stands in a file with a password.
+/// The content of a file with a password.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SecretFile {
     pub text: String,
-    /// Everybody on this machine may read it.
+    /// Every user of this machine can read it.
     pub is_public: bool,
 }
 
@@ -55,7 +55,7 @@ impl<T: Value> Value for Secret<T> {
     }
 }
 
-/// The value of the option of this name; `None` where there is none, or after a complaint.
+/// The value of the option of this name; `None` if there is none, or after an error.
 pub(crate) fn resolve<T: Value + Clone>(
     key: &str,
     option: Option<&At<Secret<T>>>,
@@ -84,24 +84,24 @@ pub(crate) fn resolve<T: Value + Clone>(
         refuse("is empty".to_owned());
         return None;
     }
-    // The complaint about what is in it must not show it.
+    // The error must not show the content.
     let Ok(value) = T::parse(text) else {
         refuse(format!("does not hold what is wanted: {}", T::expected()));
         return None;
     };
     if is_public {
-        let message = format!("everybody on this machine may read {}", path.display());
+        let message = format!("every user of this machine can read {}", path.display());
         let hint = "it holds a password: chmod 0600, or 0640 for a group";
         report.warning(file.pos, Complaint::new(message).hint(hint));
     }
     Some(value)
 }
 
-/// Reads a file with a password. What is no regular file could take as long as it likes.
+/// Reads a file with a password. Reading something other than a regular file might never end.
 pub(crate) fn read_file(path: &Path) -> io::Result<SecretFile> {
     let metadata = fs::metadata(path)?;
     if !metadata.is_file() {
-        return Err(io::Error::other("it is no regular file"));
+        return Err(io::Error::other("it is not a regular file"));
     }
     let mut bytes = Vec::new();
     File::open(path)?.take(SECRET_SIZE_MAX + 1).read_to_end(&mut bytes)?;

@@ -10,12 +10,12 @@ use crate::diagnostic::{Complaint, Pos, Report, nearest};
 use crate::foreign;
 use crate::tree::{Kind, Node};
 
-/// What is known of one option without a file.
+/// What is known of an option without a file.
 pub(crate) struct OptionInfo {
     pub(crate) key: &'static str,
     /// The declaration's doc comment.
     pub(crate) doc: &'static str,
-    /// As a file would say it.
+    /// As in a file.
     pub(crate) default: Option<&'static str>,
     pub(crate) required: bool,
     pub(crate) schema: fn() -> Schema,
@@ -29,15 +29,15 @@ pub(crate) trait Section: Sized {
 
     fn options() -> Vec<OptionInfo>;
 
-    /// Nothing but defaults.
+    /// All defaults.
     fn defaults() -> Self;
 
-    /// Takes the value of one option; false if there is none of that name.
+    /// Sets the value of one option; returns false if there is none of that name.
     fn set(&mut self, key: &str, node: &Node, report: &mut Report<'_>) -> bool;
 }
 
-/// Reads a section; an option that is refused keeps its default. `what` names the section in
-/// complaints.
+/// Reads a section; an option that is refused keeps its default. `what` is the section's name in
+/// errors.
 pub(crate) fn read<S: Section>(what: &str, pos: Pos, node: &Node, report: &mut Report<'_>) -> S {
     let mut section = S::defaults();
     let entries = match &node.kind {
@@ -83,7 +83,7 @@ pub(crate) fn schema<S: Section>(_: &mut SchemaGenerator) -> Schema {
         let mut property = (option.schema)();
         property.insert("description".into(), prose(option.doc).into());
         if let Some(default) = option.default {
-            // JSON has a literal of its own for what is a number or boolean; the rest is text.
+            // JSON has its own literals for numbers and booleans; the rest is text.
             let literal = serde_json::from_str(default).unwrap_or_else(|_| json!(default));
             property.insert("default".into(), literal);
         }

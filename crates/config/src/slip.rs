@@ -1,19 +1,19 @@
-//! Slips of the pen that YAML notices only further down: a tab that indents, a quote that is open. A
-//! line is blamed when the file reads otherwise without what it has.
+//! Typing errors that YAML notices only further down: a tab as indentation, an open quote. A line
+//! is blamed if the file parses differently without it.
 
 use crate::diagnostic::{Complaint, Pos};
 use crate::tree;
 
-/// What led to an error that the YAML reader found, if it was a slip.
+/// The cause of a YAML error, if it was a typing error.
 pub(crate) fn find(text: &str, error: &serde_saphyr::Error) -> Option<(Pos, Complaint)> {
     tab(text, error).or_else(|| open_quote(text, error))
 }
 
-/// Most lines that are looked at more closely, by reading the file without what they have.
+/// The most lines that are checked by parsing the file without them.
 const SUSPECTS_MAX: usize = 8;
 
-/// A tab in the indentation of a line, if that is what is wrong. What the reader complains of may
-/// stand far below it, or be the text above, which goes on there.
+/// A tab in the indentation of a line, if that is the cause. The reported place may be far below
+/// it, or in the text above, which continues there.
 fn tab(text: &str, error: &serde_saphyr::Error) -> Option<(Pos, Complaint)> {
     let message = error.to_string();
     let lines: Vec<&str> = text.lines().collect();
@@ -42,15 +42,15 @@ fn tab(text: &str, error: &serde_saphyr::Error) -> Option<(Pos, Complaint)> {
     Some((Pos { line: number, column }, complaint.hint("indent with spaces")))
 }
 
-/// The first quote that does not end on its line, if that is what is wrong: what is in front of the
-/// next quote, or all that follows, belongs to it otherwise.
+/// The first quote that is not closed on its line, if that is the cause: otherwise the text up to
+/// the next quote, or to the end, belongs to it.
 fn open_quote(text: &str, error: &serde_saphyr::Error) -> Option<(Pos, Complaint)> {
     let place = tree::place_of(error);
     let lines: Vec<&str> = text.lines().collect();
     let open = lines.iter().take(place.line).zip(1..);
     let (line, number, (column, quote)) =
         open.filter_map(|(&line, number)| Some((line, number, unclosed(line)?))).next()?;
-    // Closed at the end of the line, or in front of the brackets there, it gets further.
+    // Closed at the end of the line, or before the brackets there, parsing gets further.
     let is_cause =
         [line.trim_end(), line.trim_end().trim_end_matches([']', '}'])].iter().any(|value| {
             let rest = &line.trim_end()[value.len()..];
@@ -67,10 +67,10 @@ fn open_quote(text: &str, error: &serde_saphyr::Error) -> Option<(Pos, Complaint
     is_cause.then_some((Pos { line: number, column }, complaint))
 }
 
-/// The column of a quote that opens a value and does not end, and which one it is.
+/// The column of a quote that opens a value and is not closed, and which quote it is.
 fn unclosed(line: &str) -> Option<(usize, char)> {
     let mut open: Option<(usize, char)> = None;
-    // Where a value may begin, a quote opens one.
+    // A quote opens a value only where one may begin.
     let mut is_start = true;
     let mut before = ' ';
     let mut chars = line.chars().zip(1..).peekable();

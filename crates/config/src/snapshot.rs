@@ -1,5 +1,5 @@
-//! What the rest of Cashew sees of a configuration: validated, resolved, sorted, without options
-//! left open. It is handed from the master to the workers as JSON in a sealed memfd.
+//! The configuration as the rest of Cashew sees it: validated, resolved, sorted, with all options
+//! set. The master hands it to the workers as JSON in a sealed memfd.
 
 mod live;
 
@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 
 /// One numbered configuration of the whole instance.
 ///
-/// In an upgrade another version of cashew reads it: what that one does not know it ignores. A field
+/// During an upgrade another version of cashew reads it, which ignores unknown fields. A field that
+/// is added after a release needs a `serde(default)` that is right for snapshots without it.
 /// that is added after a release needs a `serde(default)` that is right for snapshots without it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
@@ -27,44 +28,44 @@ pub struct Snapshot {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Global {
-    /// 0 = one process that does everything, without a master.
+    /// 0 = a single process, without a master.
     pub worker_processes: u32,
-    /// Wanted RLIMIT_NOFILE of each worker; `None` keeps the inherited limit.
+    /// RLIMIT_NOFILE of each worker; `None` keeps the inherited limit.
     pub max_open_files: Option<u64>,
-    /// Whom workers become when the master runs as root.
+    /// User that workers become if the master runs as root.
     pub user: Option<String>,
     pub group: Option<String>,
-    /// How long a stopping worker waits for what is in flight.
+    /// How long a stopping worker waits for requests in flight.
     pub worker_shutdown_timeout_ms: u64,
-    /// How long a busy worker may wait for more to pass on together; 0 = never.
+    /// How long a busy worker may hold output back for batching; 0 = never.
     pub batch_window_max_us: u64,
     /// Bytes that the buffers and requests of one worker may take; `None` is without limit.
     pub worker_memory_max: Option<u64>,
     pub io_engine: IoEngine,
-    /// How long a change of the configuration waits for what is in flight.
+    /// How long a change of the configuration waits for requests in flight.
     pub reload_drain_timeout_ms: u64,
-    /// The operators' socket; `None` leaves the place to who makes it.
+    /// The operators' socket; `None` uses the default path.
     pub control_socket: Option<PathBuf>,
     pub worker_cpu_affinity: Affinity,
     /// A worker whose last heartbeat is older is replaced; 0 = never.
     pub worker_heartbeat_timeout_ms: u64,
-    /// Percent of a processor's time that two workers must differ by for clients to be moved from
-    /// one to the other; `None` never moves any.
+    /// Difference between two workers, in percent of a processor's time, from which on clients are
+    /// moved; `None` never moves any.
     pub rebalance_threshold: Option<u32>,
-    /// Where the statistics are, if the file says it or the command line does; otherwise they are
-    /// at [`STATS_LISTEN`].
+    /// Address of the statistics, if set by the file or the command line; otherwise
+    /// [`STATS_LISTEN`].
     #[serde(default)]
     pub stats_listen: Option<SocketAddr>,
     /// `None` is standard error.
     #[serde(default)]
     pub log_file: Option<PathBuf>,
-    /// 0..=11 as nutcracker's `-v`, if the file says it or the command line does; otherwise it is
+    /// 0..=11 as nutcracker's `-v`, if set by the file or the command line; otherwise
     /// [`LOG_LEVEL`].
     #[serde(default)]
     pub log_level: Option<u8>,
 }
 
-/// Where nutcracker has the statistics.
+/// nutcracker's address of the statistics.
 pub const STATS_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 22222);
 
 /// nutcracker's.
@@ -80,7 +81,7 @@ impl Global {
     }
 }
 
-/// Which processors workers stay on.
+/// Which processors workers are pinned to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Affinity {
@@ -92,17 +93,17 @@ pub enum Affinity {
     List(Vec<u32>),
 }
 
-/// How many processors sched_setaffinity(2) knows in a mask of the usual size.
+/// The number of processors in a sched_setaffinity(2) mask of the usual size.
 pub const PROCESSORS_MAX: u32 = 1024;
 
-/// What moves the bytes of a worker.
+/// The network I/O of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IoEngine {
-    /// Whatever is known to be best.
+    /// The best known.
     Auto,
     Epoll,
-    /// io_uring, or epoll where that is not allowed.
+    /// io_uring, or epoll if that is not allowed.
     Uring,
 }
 
@@ -118,21 +119,21 @@ pub struct Pool {
     /// Sorted by (name length, name bytes); a server's index everywhere is its position here.
     /// Never empty, at most [`SERVERS_MAX`].
     pub servers: Vec<Server>,
-    /// For the reply once a request is sent, and before that for a connection to send it on;
-    /// `None` waits as long as it takes.
+    /// Limit for the reply once a request is sent, and before that for a connection; `None` is no
+    /// limit.
     pub timeout_ms: Option<u64>,
     pub backlog: u32,
-    /// Clients of this pool over all workers; 0 = no limit but that of descriptors.
+    /// Clients of this pool over all workers; 0 = no limit other than descriptors.
     pub client_connections: u32,
     /// SO_KEEPALIVE on client connections. Server connections always have it.
     pub tcp_keepalive: bool,
-    /// What clients send in part is acknowledged at once.
+    /// Partial requests are acknowledged at once.
     pub tcp_quickack: bool,
     /// Accepted for compatibility: Cashew always listens with SO_REUSEPORT.
     pub reuseport: bool,
-    /// Asked of clients and given to servers.
+    /// Clients must give it, and it is given to servers.
     pub redis_auth: Option<String>,
-    /// Database that clients have at first.
+    /// Initial database of clients.
     pub redis_db: u32,
     /// Clients may select those below; if it is 1, only `redis_db`.
     pub databases: u32,
@@ -142,8 +143,8 @@ pub struct Pool {
     pub auto_eject_hosts: bool,
     /// Shared connections per server over all workers; each worker has at least one.
     pub server_connections: u32,
-    /// Connections per server over all workers that clients may lease; each worker may have at
-    /// least one.
+    /// Exclusive connections per server over all workers that clients may lease; each worker may
+    /// have at least one.
     #[serde(default = "session_connections")]
     pub session_connections: u32,
     /// Kept ready by each worker, per server.
@@ -154,14 +155,14 @@ pub struct Pool {
     pub session_wait_ms: u64,
     pub server_retry_timeout_ms: u64,
     pub server_failure_limit: u32,
-    /// RENAME, RENAMENX and COPY carry keys from one server to another.
+    /// RENAME, RENAMENX and COPY copy keys from one server to another.
     #[serde(default)]
     pub cross_server_copy: bool,
     pub limits: Limits,
     /// Commands that Redis itself does not have, sorted by name. Redis pools only.
     #[serde(default)]
     pub commands: Vec<CustomCommand>,
-    /// Whether servers are asked about commands that are not known.
+    /// Whether servers are queried about unknown commands.
     #[serde(default)]
     pub commands_from_servers: bool,
     /// What clients may call. `None` is everything: of a version of cashew that had no such option.
@@ -457,7 +458,7 @@ impl From<Vec<bool>> for TopologyState {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Server {
-    /// What the ring, the statistics and the check for duplicates go by.
+    /// The name in the ring, the statistics and the check for duplicates.
     pub name: String,
     pub endpoint: Endpoint,
     /// At least 1.
@@ -506,16 +507,14 @@ pub struct Limits {
     /// How long a transaction may keep its connection while others wait for one.
     #[serde(default = "session_hold_ms")]
     pub session_hold_ms: u64,
-    /// Requests in flight whose replies may be of any size, of all clients of a worker; 0 is without
-    /// limit.
+    /// Requests in flight with replies of unknown size, of all clients of a worker; 0 is no limit.
     #[serde(default = "pipeline_start")]
     pub pipeline_start: u32,
-    /// Bytes per second of a large request or reply while others wait for its connection; 0 is without
+    /// Bytes per second of a large request or reply while others wait for its connection; 0 is no
     /// limit.
     #[serde(default = "transfer_rate_min")]
     pub transfer_rate_min: u64,
-    /// How long nothing of a large request or reply may move for its client's fault; 0 is without
-    /// limit.
+    /// How long a large request or reply may stop because of its client; 0 is no limit.
     #[serde(default = "transfer_stall_ms")]
     pub transfer_stall_ms: u64,
 }

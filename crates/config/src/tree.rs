@@ -1,7 +1,7 @@
-//! YAML as a tree of nodes with places, so that a file is judged as a whole: reading straight into
-//! typed values would stop at the first mistake.
+//! YAML as a tree of nodes with places, so that a file is checked as a whole: reading straight into
+//! typed values would stop at the first error.
 //!
-//! Scalars stay text. twemproxy gives no meaning to YAML's own types, and neither must this: a
+//! Scalars stay text. twemproxy gives no meaning to YAML's own types, and neither does this: a
 //! password of `0123` is four characters, not a number.
 
 use std::fmt;
@@ -24,7 +24,7 @@ pub(crate) enum Kind {
     Empty,
     Scalar {
         text: String,
-        /// The source holds `text` as it is, so an offset into one is an offset into the other.
+        /// The source contains `text` unchanged, so an offset into one is an offset into the other.
         plain: bool,
     },
     List(Vec<Node>),
@@ -33,7 +33,7 @@ pub(crate) enum Kind {
 }
 
 impl Node {
-    /// Where the character at `offset` of this node's text stands in the file.
+    /// The place in the file of the character at `offset` of this node's text.
     pub(crate) fn pos_of(&self, offset: usize) -> Pos {
         match self.kind {
             Kind::Scalar { plain: true, .. } => self.pos.right_by(offset),
@@ -42,7 +42,7 @@ impl Node {
     }
 }
 
-/// Reads one YAML document; `None` after a complaint.
+/// Reads one YAML document; `None` after an error.
 pub(crate) fn parse(text: &str, report: &mut Report<'_>) -> Option<Node> {
     match read(text, false) {
         Ok(raw) => Some(settle(raw, text)),
@@ -53,8 +53,8 @@ pub(crate) fn parse(text: &str, report: &mut Report<'_>) -> Option<Node> {
     }
 }
 
-/// Finds the duplicate keys that [`parse`] does not show: keys that are numbers reach it already
-/// collapsed into the last one.
+/// Finds duplicate keys that [`parse`] does not report: keys that are numbers reach it already
+/// merged into the last one.
 pub(crate) fn check_strictly(text: &str, report: &mut Report<'_>) {
     if let Err(error) = read(text, true) {
         complain(&error, text, report);
@@ -95,7 +95,7 @@ fn complain(error: &serde_saphyr::Error, text: &str, report: &mut Report<'_>) {
                 return report.error(pos, complaint);
             }
             let message = error.to_string();
-            // The text ends in the place, which the diagnostic states already.
+            // The text ends with the place, which the diagnostic has already.
             let message = message.rfind(" at line ").map_or(&*message, |end| &message[..end]);
             let complaint = Complaint::new(format!("not valid YAML: {message}"));
             let line = report.source_line(pos.line).unwrap_or_default();
@@ -110,8 +110,8 @@ fn complain(error: &serde_saphyr::Error, text: &str, report: &mut Report<'_>) {
     report.error(pos, complaint);
 }
 
-/// The first character of the value on a line, list item or option, if YAML takes it for more than
-/// text and was probably not meant to: addresses start with `[` and `*`.
+/// The first character of the value on a line, list item or option, if YAML treats it as syntax and
+/// that was probably not intended: addresses start with `[` and `*`.
 fn must_be_quoted(line: &str) -> Option<char> {
     let line = line.trim_start();
     let value = match line.strip_prefix("- ") {
@@ -131,10 +131,10 @@ fn pos_of(location: &Location) -> Pos {
     Pos { line: location.line() as usize, column: location.column() as usize }
 }
 
-/// What the YAML reader makes of a node before its source text is looked at.
+/// A node as parsed by the YAML reader, before its source text is checked.
 pub(crate) enum Raw {
     Empty,
-    /// Numbers and booleans too, as the reader understood them.
+    /// Numbers and booleans too, as the reader interpreted them.
     Text(String),
     List(Vec<Spanned<Self>>),
     Section(Vec<(Spanned<String>, Spanned<Self>)>),
@@ -143,7 +143,7 @@ pub(crate) enum Raw {
 fn settle(raw: Spanned<Raw>, source: &str) -> Node {
     let written = written_plainly(&raw.defined, source).filter(|text| !text.is_empty());
     let kind = match (raw.value, written) {
-        // The reader tells neither 0123 from 123 nor ~ from nothing.
+        // The reader does not distinguish 0123 from 123, or ~ from nothing.
         (Raw::Empty | Raw::Text(_), Some(text)) => {
             Kind::Scalar { text: text.to_owned(), plain: true }
         }
@@ -163,7 +163,7 @@ fn settle(raw: Spanned<Raw>, source: &str) -> Node {
     Node { pos: pos_of(&raw.referenced), kind }
 }
 
-/// The source of a scalar, if it is on one line and not quoted, tagged or otherwise dressed.
+/// The source of a scalar, if it is on one line without quotes, tags or other syntax.
 fn written_plainly<'s>(location: &Location, source: &'s str) -> Option<&'s str> {
     let span = location.span();
     let start = usize::try_from(span.byte_offset()?).ok()?;

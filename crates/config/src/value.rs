@@ -1,4 +1,4 @@
-//! The types of single options: what a file may say, in which unit and range.
+//! The types of options: their syntax, unit and range.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -17,14 +17,14 @@ use crate::snapshot::{
 };
 use crate::tree::{Kind, Node};
 
-/// The largest number twemproxy's own options take, a C `int`.
+/// The largest number of twemproxy's own options, a C `int`.
 pub(crate) const INT_MAX: u64 = 2_147_483_647;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// Something an option can be set to.
+/// A type of option values.
 pub(crate) trait Value: Sized {
     /// The value of a scalar's text, which is never empty.
     fn parse(text: &str) -> Result<Self, Complaint>;
@@ -32,12 +32,12 @@ pub(crate) trait Value: Sized {
     /// Type, unit and range in a few words, for the documentation and for hints.
     fn describe() -> String;
 
-    /// [`Value::describe`] as a hint, where backticks would be typed by someone.
+    /// [`Value::describe`] as a hint, without backticks.
     fn expected() -> String {
         format!("expected {}", Self::describe().replace('`', ""))
     }
 
-    /// The value of a node; `None` after a complaint.
+    /// The value of a node; `None` after an error.
     fn read(key: &str, node: &Node, report: &mut Report<'_>) -> Option<Self> {
         let result = match &node.kind {
             Kind::Scalar { text, .. } if !text.is_empty() => Self::parse(text).map_err(|c| {
@@ -55,7 +55,7 @@ pub(crate) trait Value: Sized {
     }
 }
 
-/// A whole number from `MIN` to `MAX`, digits only, as twemproxy reads them.
+/// A whole number from `MIN` to `MAX`, digits only, as in twemproxy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Number<const MIN: u64, const MAX: u64>(pub(crate) u64);
 
@@ -139,7 +139,7 @@ impl Value for Switch {
     }
 }
 
-/// Text taken as it is.
+/// Text, unchanged.
 #[derive(Clone, Debug)]
 pub(crate) struct Text(pub(crate) String);
 
@@ -149,7 +149,7 @@ impl Value for Text {
     }
 
     fn schema() -> Schema {
-        // A password of digits only is a number to every other reader of YAML.
+        // A password of digits only is a number to every other YAML reader.
         json_schema!({ "type": ["string", "integer"], "minLength": 1 })
     }
 
@@ -162,13 +162,13 @@ impl Value for Text {
 #[derive(Clone, Debug)]
 pub(crate) struct CredentialList(pub(crate) Vec<Credentials>);
 
-/// Longest user and longest password: both fit what a server reads of them.
+/// Longest user and longest password: servers accept both lengths.
 const CREDENTIAL_SIZE_MAX: usize = 255;
 const CREDENTIALS_MAX: usize = 64;
 
 impl Value for CredentialList {
     fn parse(text: &str) -> Result<Self, Complaint> {
-        let expected = || Complaint::new("this is no list of users").hint(Self::expected());
+        let expected = || Complaint::new("this is not a list of users").hint(Self::expected());
         let pairs = text.split_whitespace().map(|pair| {
             let (user, password) = pair.split_once(':').ok_or_else(expected)?;
             let is_size = |part: &str| (1..=CREDENTIAL_SIZE_MAX).contains(&part.len());
@@ -247,7 +247,7 @@ impl fmt::Display for SizeText {
     }
 }
 
-/// Bytes as people say them, with one decimal.
+/// Bytes for people, with one decimal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RoundSize(pub(crate) u64);
 
@@ -297,13 +297,13 @@ impl Value for Workers {
 /// Bytes for the buffers of the whole instance.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Memory {
-    /// A part of what this process may use.
+    /// Part of the memory that this process may use.
     Auto,
     Unlimited,
     Fixed(u64),
 }
 
-/// Enough for the largest instance that shares, and for the smallest that does not.
+/// Enough for the largest instance with workers, and for the smallest without.
 type MemorySize = Size<{ 16 * MIB }, { 4096 * GIB }>;
 
 impl Value for Memory {
@@ -326,12 +326,12 @@ impl Value for Memory {
     }
 }
 
-/// Milliseconds without a sign of life, or 0 for any number of them.
+/// Milliseconds without a heartbeat, or 0 for no limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Heartbeat(pub(crate) u64);
 
 impl Heartbeat {
-    /// Workers beat every 100 ms: with less, one that is merely late would be killed.
+    /// Workers beat every 100 ms: with less, one that is only late would be killed.
     const MIN: u64 = 300;
     const MAX: u64 = 3_600_000;
 }
@@ -358,7 +358,7 @@ impl Value for Heartbeat {
     }
 }
 
-/// Where a Unix socket is, whatever the working directory.
+/// Path of a Unix socket, independent of the working directory.
 #[derive(Clone, Debug)]
 pub(crate) struct SocketPath(pub(crate) PathBuf);
 
@@ -380,7 +380,7 @@ impl Value for SocketPath {
     }
 }
 
-/// Where the statistics are: an address like those of pools, without a path.
+/// Address of the statistics: like those of pools, without a path.
 #[derive(Clone, Debug)]
 pub(crate) struct StatsListen {
     /// Empty for every address.
@@ -410,7 +410,7 @@ impl Value for StatsListen {
     }
 }
 
-/// Where a file is, whatever the working directory.
+/// Path of a file, independent of the working directory.
 #[derive(Clone, Debug)]
 pub(crate) struct FilePath(pub(crate) PathBuf);
 
@@ -686,7 +686,7 @@ impl Value for Servers {
 const SERVERS_HINT: &str = "expected lines like \"- 127.0.0.1:6379:1\"";
 
 fn read_lines(key: &str, items: &[Node], report: &mut Report<'_>) -> Option<Servers> {
-    // Every line is read, so that every complaint is made.
+    // Every line is read, so that every error is reported.
     let lines: Vec<_> = items
         .iter()
         .map(|item| match &item.kind {

@@ -1,4 +1,4 @@
-//! No text makes the reader panic, and what it accepts keeps its promises.
+//! No text makes the reader panic, and accepted configurations keep their invariants.
 
 use std::net::SocketAddr;
 
@@ -6,7 +6,7 @@ use cashew_config::snapshot::{SERVERS_MAX, Snapshot};
 use cashew_config::{Context, from_json, parse, to_json};
 use proptest::prelude::*;
 
-/// Pieces of configuration files, so that arbitrary sequences of them get past the YAML reader.
+/// Pieces of configuration files, so that arbitrary sequences of them pass the YAML reader.
 fn piece() -> impl Strategy<Value = String> {
     const PIECES: &[&str] = &[
         "a:\n",

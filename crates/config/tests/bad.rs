@@ -1,7 +1,8 @@
-//! Files that must be refused, and in which words: tests/bad.txt holds both. Likewise those that are
-//! warned of, in tests/suspicious.txt.
+//! Files that must be refused, with the expected errors: tests/bad.txt has both. Likewise files
+//! with warnings, in tests/suspicious.txt.
 //!
-//! `CASHEW_BLESS=1 cargo test -p cashew-config --test bad` writes the words anew; read the difference.
+//! `CASHEW_BLESS=1 cargo test -p cashew-config --test bad` rewrites the expected output; check the
+//! difference.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};

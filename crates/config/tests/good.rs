@@ -1,4 +1,4 @@
-//! Files that must load, and what becomes of them.
+//! Files that must load, and the resulting snapshots.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -377,7 +377,7 @@ fn policies_are_a_word_or_a_section() {
 fn passwords_may_be_in_files() {
     let loaded = one_pool("redis: true, redis_auth: {file: /run/public}");
     assert_eq!(loaded.snapshot.pools[0].redis_auth.as_deref(), Some("open word"));
-    let words = "test.yml:1:92: everybody on this machine may read /run/public\n    \
+    let words = "test.yml:1:92: every user of this machine can read /run/public\n    \
                  alpha: {listen: 127.0.0.1:22121, servers: [127.0.0.1:1:1], redis: true, redis_auth: ***\n";
     assert!(loaded.warnings[0].to_string().starts_with(words), "{}", loaded.warnings[0]);
     let loaded = one_pool("client_auth: {file: /run/users}, server_auth: x:y");

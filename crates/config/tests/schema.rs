@@ -1,6 +1,6 @@
-//! The files made of the declarations of the options are those that are checked in.
+//! The files generated from the declarations of the options are current.
 //!
-//! `CASHEW_BLESS=1 cargo test -p cashew-config schema` writes them anew.
+//! `CASHEW_BLESS=1 cargo test -p cashew-config schema` rewrites them.
 
 use std::path::PathBuf;
 

@@ -1,6 +1,5 @@
-//! One end of a control channel. It owns the socket and knows the framing: a version byte, then
-//! one JSON message, with its descriptors attached. It never blocks; who waits, polls its
-//! descriptor.
+//! One end of a control channel. It owns the socket and does the framing: a version byte, then one
+//! JSON message, with descriptors attached. It never blocks; poll its descriptor to wait.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::marker::PhantomData;
@@ -18,36 +17,36 @@ use serde::de::DeserializeOwned;
 use crate::frozen::Frozen;
 
 /// First byte of every message, raised with any change of a message that is not
-/// [frozen](crate::frozen). Both ends are the same binary until a binary upgrade makes them differ,
-/// and then this tells.
+/// [frozen](crate::frozen). Both ends are the same binary until an upgrade; then this shows the
+/// difference.
 ///
-/// With `CASHEW_TEST_BUMP` in the environment of the compiler it is one more, as in a release after
-/// this one: to test upgrades, and for nothing else.
+/// With `CASHEW_TEST_BUMP` in the compiler's environment it is one more, as in a later release.
+/// This is for tests of upgrades only.
 pub const VERSION: u8 = 1 + option_env!("CASHEW_TEST_BUMP").is_some() as u8;
 
-/// Largest message with its version byte. The largest legitimate one, the ring of a pool of 65,536
-/// servers, takes a quarter of it; it must stay below the kernel's default socket buffer.
+/// Largest message with its version byte. The largest valid one, the ring of a pool of 65,536
+/// servers, takes a quarter of it. It must stay below the kernel's default socket buffer.
 pub const MESSAGE_BYTES_MAX: usize = 64 * 1024;
 
-/// Most descriptors that one message carries.
+/// The most descriptors of one message.
 pub const DESCRIPTORS_MAX: usize = 4;
 
 /// One end of a channel, which sends `S` and receives `R`.
 #[derive(Debug)]
 pub struct Channel<S, R> {
     socket: OwnedFd,
-    /// What the other end speaks.
+    /// The version of the other end.
     version: u8,
     buf: Box<[u8]>,
-    /// Of what came last, descriptors are missing.
+    /// Descriptors of the last message are missing.
     is_stripped: bool,
     messages: PhantomData<fn(S) -> R>,
 }
 
-/// Why a message was not sent. Nothing of it was.
+/// Why a message was not sent. No part of it was.
 #[derive(Debug, thiserror::Error)]
 pub enum SendError {
-    /// The other side has not read what was sent before.
+    /// The other side has not read the earlier messages.
     #[error("the channel is full")]
     WouldBlock,
     #[error("the channel is closed")]
@@ -58,7 +57,7 @@ pub enum SendError {
     TooManyDescriptors(usize),
     #[error("the message cannot be written as JSON: {0}")]
     Unwritable(serde_json::Error),
-    #[error("the other side speaks version {0} and does not understand the message")]
+    #[error("the other side has version {0} and does not understand the message")]
     Version(u8),
     #[error("cannot send on the channel: {0}")]
     Io(io::Error),
@@ -71,9 +70,9 @@ pub enum ReceiveError {
     Closed,
     #[error("a message came truncated")]
     Truncated,
-    #[error("a message of version {came} came, not of version {expected}")]
+    #[error("received a message of version {came} instead of {expected}")]
     Version { came: u8, expected: u8 },
-    #[error("a message makes no sense: {0}")]
+    #[error("invalid message: {0}")]
     Malformed(serde_json::Error),
     #[error("cannot receive from the channel: {0}")]
     Io(io::Error),
@@ -91,14 +90,14 @@ impl<S: Serialize + Frozen, R: DeserializeOwned + Frozen> Channel<S, R> {
         Self::speaking(socket, VERSION)
     }
 
-    /// The other end may be of another version: then only what is [frozen](crate::frozen) is said
-    /// and heard, and all else that it says is skipped.
+    /// The other end may have another version. Then only [frozen](crate::frozen) messages are sent
+    /// and received; all others are skipped.
     pub fn speaking(socket: OwnedFd, version: u8) -> Self {
         let buf = vec![0; MESSAGE_BYTES_MAX].into_boxed_slice();
         Self { socket, version, buf, is_stripped: false, messages: PhantomData }
     }
 
-    /// What the other end speaks.
+    /// The version of the other end.
     pub fn version(&self) -> u8 {
         self.version
     }
@@ -133,26 +132,26 @@ impl<S: Serialize + Frozen, R: DeserializeOwned + Frozen> Channel<S, R> {
                 assert_eq!(sent, bytes.len(), "SOCK_SEQPACKET sends a whole message or none");
                 Ok(())
             }
-            // ETOOMANYREFS: too many descriptors of this user are in flight, which passes as the
-            // other side reads.
+            // ETOOMANYREFS: too many descriptors of this user are in flight. This ends as the other
+            // side reads.
             Err(Errno::AGAIN | Errno::TOOMANYREFS) => Err(SendError::WouldBlock),
             Err(Errno::PIPE | Errno::CONNRESET) => Err(SendError::Closed),
             Err(errno) => Err(SendError::Io(errno.into())),
         }
     }
 
-    /// Whether the message that was received last has lost its descriptors, since this process had
-    /// no free one. It is the message's loss alone: the channel is as good as before.
+    /// Whether the last message received has lost its descriptors because this process had no free
+    /// one. The channel itself is fine.
     pub fn is_stripped(&self) -> bool {
         self.is_stripped
     }
 
-    /// The next message with its descriptors, or `None` when there is none now. It comes without
-    /// any if there was no room for all, see [`Channel::is_stripped`].
+    /// The next message with its descriptors, or `None` if there is none now. Without room for all
+    /// descriptors it comes without any, see [`Channel::is_stripped`].
     pub fn receive(&mut self) -> Result<Option<(R, Vec<OwnedFd>)>, ReceiveError> {
         loop {
             let Some((len, descriptors)) = self.receive_bytes()? else { return Ok(None) };
-            // An empty datagram is never sent, so this is the end.
+            // Empty datagrams are never sent, so this is the end.
             let Some((&version, json)) = self.buf[..len].split_first() else {
                 return Err(ReceiveError::Closed);
             };
@@ -178,7 +177,8 @@ impl<S: Serialize + Frozen, R: DeserializeOwned + Frozen> Channel<S, R> {
         let received = loop {
             match rustix::net::recvmsg(&self.socket, &mut iov, &mut control, flags) {
                 Ok(received) => break received,
-                // The other side died with mail unread. This is told once, before what it said.
+                // The other side died with unread messages. The error comes once, before its own
+                // messages.
                 Err(Errno::INTR | Errno::CONNRESET) => {}
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(errno) => return Err(ReceiveError::Io(errno.into())),
@@ -190,8 +190,8 @@ impl<S: Serialize + Frozen, R: DeserializeOwned + Frozen> Channel<S, R> {
                 descriptors.extend(rights);
             }
         }
-        // Of those that find no free number the kernel drops the rest, and says what it says when
-        // there are more than are ever sent.
+        // The kernel drops descriptors that find no free number. It reports this as if more came
+        // than are ever sent.
         self.is_stripped = received.flags.contains(ReturnFlags::CTRUNC);
         let are_too_many = self.is_stripped && descriptors.len() >= DESCRIPTORS_MAX;
         if are_too_many || received.flags.contains(ReturnFlags::TRUNC) {
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_dies_with_mail_unread_is_heard_and_then_shows_as_closed() {
+    fn messages_of_a_dead_peer_are_read_before_the_end() {
         let (mut master, worker) = channels();
         master.send(&ToChild::Start, &[]).unwrap();
         worker.send(&ToMaster::Ready, &[]).unwrap();
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_not_sent() {
+    fn too_large_messages_are_not_sent() {
         let (mut master, worker) = channels();
         let why = "x".repeat(MESSAGE_BYTES_MAX);
         assert!(matches!(
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_too_large_is_refused() {
+    fn too_large_messages_are_refused() {
         let (raw, end) = pair().unwrap();
         let mut worker = ChildChannel::new(end);
         let bytes = vec![VERSION; MESSAGE_BYTES_MAX + 1];

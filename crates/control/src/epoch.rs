@@ -1,4 +1,4 @@
-//! What an epoch is made of, as the master hands it to its children.
+//! An epoch as the master hands it to its children.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,21 +11,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::sealed::{seal, unseal};
 
-/// A snapshot, with what is known about its pools that is not configured.
+/// A snapshot, with the state of its pools that is not configured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Epoch {
     pub snapshot: Snapshot,
     /// One for each pool of the snapshot.
     pub pools: Vec<PoolState>,
-    /// What hosts of servers resolve to now: those that were looked up for this change, and found.
+    /// Current addresses of server hosts: those looked up for this change, and found.
     #[serde(default)]
     pub addresses: BTreeMap<String, Vec<IpAddr>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolState {
-    /// Where the clients of the pool are counted, over all workers; it stays the same as long as
-    /// there is a pool of that name.
+    /// The number under which the pool's clients are counted over all workers. It stays as long as
+    /// a pool of that name exists.
     pub quota: u32,
     pub ring_version: u64,
     #[serde(flatten)]

@@ -1,18 +1,18 @@
-//! What never changes, whatever [`VERSION`](crate::VERSION) says.
+//! What never changes, whatever [`VERSION`](crate::VERSION) is.
 //!
-//! After an upgrade a master of one version has workers of another for as long as these have
-//! clients. With them it speaks only what is listed here: names, fields and descriptors of these
-//! messages stay as they are for ever, and so does the framing, a version byte before one JSON
-//! object. Fields may be added if what lacks them is understood. Everything else may change with
-//! a new version, since only master and children of the same version say it to each other.
+//! After an upgrade, a master of one version has workers of another as long as these have clients.
+//! Between them only the messages listed here are used. Their names, fields and descriptors never
+//! change, nor does the framing: a version byte before one JSON object. A field may be added if
+//! messages without it are understood. Everything else may change with a new version, since only
+//! master and children of the same version exchange it.
 //!
-//! What a [`Session`](crate::Session) says has a version of its own.
+//! The content of a [`Session`](crate::Session) has its own version.
 
 use crate::{ToChild, ToMaster};
 
-/// A message that has a frozen part of its language.
+/// A message type of which some messages are frozen.
 pub trait Frozen {
-    /// Whether another version understands it.
+    /// Whether another version understands the message.
     fn is_frozen(&self) -> bool;
 }
 
@@ -44,7 +44,7 @@ mod tests {
     const KEPT: &str = r#"{"type":"kept"}"#;
 
     #[test]
-    fn what_is_frozen_is_written_as_ever() {
+    fn frozen_messages_are_written_unchanged() {
         let expected = [
             (ToChild::Retire { timeout_ms: 5 }, r#"{"type":"retire","timeout_ms":5}"#),
             (ToChild::Keep, r#"{"type":"keep"}"#),
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_later_version_adds_is_ignored() {
+    fn additions_of_a_later_version_are_ignored() {
         let json = r#"{"type":"retire","timeout_ms":5,"colour":"green"}"#;
         let message: ToChild = serde_json::from_str(json).unwrap();
         assert_eq!(message, ToChild::Retire { timeout_ms: 5 });
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn of_another_version_only_what_is_frozen_is_heard() {
+    fn from_another_version_only_frozen_messages_are_received() {
         let (ours, theirs) = pair().unwrap();
         let other = VERSION + 1;
         let mut master = MasterChannel::speaking(ours, other);
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn to_another_version_only_what_is_frozen_is_said() {
+    fn to_another_version_only_frozen_messages_are_sent() {
         let (ours, theirs) = pair().unwrap();
         let master = MasterChannel::speaking(ours, VERSION + 1);
         assert_eq!(master.version(), VERSION + 1);

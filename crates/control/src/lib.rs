@@ -1,7 +1,7 @@
-//! What master, workers and admin say to each other: small JSON messages, one per datagram of a
-//! `SOCK_SEQPACKET` socket pair, with descriptors attached where a message needs them. A closed
-//! channel means that the other side died. What is too big for a message, the snapshot, is handed
-//! over as a sealed memfd: an [`Epoch`].
+//! The messages between master, workers and admin process: small JSON messages, one per datagram of
+//! a `SOCK_SEQPACKET` socket pair, with descriptors attached where needed. A closed channel means
+//! that the other side died. The snapshot is too big for a message and is passed as a sealed memfd:
+//! an [`Epoch`].
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 

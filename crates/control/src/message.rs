@@ -1,18 +1,17 @@
 //! The messages.
 //!
-//! Messages of one channel are handled in order. Pools and servers are named by their index in the
-//! snapshot that the last [`ToChild::Commit`] before the message put into effect, or else
+//! Messages of one channel are handled in order. Pools and servers are referred to by their index
+//! in the snapshot of the last [`ToChild::Commit`] before the message, or else of
 //! [`ToChild::Init`].
 //!
-//! A worker is told [`ToChild::Init`], then one [`ToChild::Release`] for each pool, possibly
-//! followed by a [`ToChild::Hold`] where the pool's ring is just changing, and
-//! [`ToChild::Listen`] for what it is to accept from, then [`ToChild::Start`]: so it knows which
-//! ring to use before it serves anybody.
+//! A worker receives [`ToChild::Init`], then one [`ToChild::Release`] for each pool, followed by a
+//! [`ToChild::Hold`] if the pool's ring is changing, and [`ToChild::Listen`] for each of its
+//! listeners, then [`ToChild::Start`]. So it knows which ring to use before it serves.
 //!
 //! An epoch changes in two phases: [`ToChild::Prepare`] is answered by [`ToMaster::Prepared`] or
-//! [`ToMaster::Refused`]; then [`ToChild::Pause`] by [`ToMaster::Paused`]; then
-//! [`ToChild::Commit`] by [`ToMaster::Committed`]. Until the commit [`ToChild::Abort`] undoes it
-//! all, and is not answered.
+//! [`ToMaster::Refused`]; then [`ToChild::Pause`] by [`ToMaster::Paused`]; then [`ToChild::Commit`]
+//! by [`ToMaster::Committed`]. Until the commit [`ToChild::Abort`] undoes it all, and is not
+//! answered.
 
 use cashew_config::snapshot::TopologyState;
 use serde::{Deserialize, Serialize};
@@ -24,91 +23,90 @@ use crate::session::Session;
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ToChild {
     /// The first message. Carries three descriptors: the sealed memfd of the
-    /// [`Epoch`](crate::Epoch), the metrics memfd of all slots, and the memfd of what all processes
-    /// share for the whole life of the instance. `slot` says where to count, `rank` which of the
-    /// `workers` that share the servers' connections this one is; both mean nothing to the admin
-    /// process.
+    /// [`Epoch`](crate::Epoch), the metrics memfd of all slots, and the memfd that all processes
+    /// share for the life of the instance. `slot` is where the worker counts. `rank` is its
+    /// position among the `workers` that share the servers' connections. Both mean nothing to the
+    /// admin process.
     Init { slot: u32, rank: u32, workers: u32 },
-    /// Accept from a listening socket of a pool from now on. Carries the socket (for the admin
-    /// process the stats socket, with pool 0; a second one takes the place of the first). `listener`
-    /// names it and is never used again for another.
+    /// Accept from a listening socket of a pool from now on. Carries the socket. For the admin
+    /// process this is the stats socket, with pool 0; a second one replaces the first. `listener`
+    /// identifies the socket and is never reused.
     Listen { listener: u32, pool: u32 },
-    /// Accept from that socket no more. With `drain` take all those first who wait there already:
-    /// nobody else will.
+    /// Stop accepting from that socket. With `drain`, first accept all connections that wait there
+    /// already: nobody else will.
     Unlisten { listener: u32, drain: bool },
-    /// Everything is handed over: begin to serve, then answer [`ToMaster::Ready`].
+    /// All is handed over: begin to serve, then answer [`ToMaster::Ready`].
     Start,
-    /// First phase of a change of a pool's ring: dispatch nothing more in that pool, let what is on
-    /// its way to servers that are well finish, `drain_ms` at most, then answer
-    /// [`ToMaster::Held`].
+    /// First phase of a ring change: dispatch nothing more in that pool, let requests to healthy
+    /// servers finish within `drain_ms`, then answer [`ToMaster::Held`].
     Hold { pool: u32, version: u64, drain_ms: u64 },
-    /// Second phase: go on, by this topology. When the change was abandoned it is what it was before.
-    /// Also comes unasked, before `Start`, to tell a new worker the topology in use. A pool whose
-    /// servers are all ejected answers errors.
+    /// Second phase: dispatch again, by this topology. If the change was abandoned, the topology is
+    /// unchanged. Before `Start` it tells a new worker the topology in use. A pool whose servers are
+    /// all ejected answers errors.
     Release {
         pool: u32,
         version: u64,
         #[serde(flatten)]
         topology: TopologyState,
     },
-    /// Make everything ready for another epoch, and go on by the old one. Carries its sealed memfd
-    /// and its metrics memfd. To the admin process too. The rank of a worker that retires may not
-    /// be below `workers`.
+    /// Prepare another epoch while serving by the old one. Carries its sealed memfd and its metrics
+    /// memfd. Also sent to the admin process. The rank of a retiring worker may not be below
+    /// `workers`.
     Prepare { epoch: u64, rank: u32, workers: u32 },
-    /// Dispatch nothing more in pools whose keys may get to another server by the epoch prepared,
-    /// let what is on its way there finish, `drain_ms` at most, then answer [`ToMaster::Paused`].
+    /// Dispatch nothing more in pools whose keys may move to another server, let their requests
+    /// finish within `drain_ms`, then answer [`ToMaster::Paused`].
     Pause { epoch: u64, drain_ms: u64 },
-    /// Go on by the epoch prepared.
+    /// Switch to the prepared epoch.
     Commit { epoch: u64 },
-    /// Forget the epoch prepared and go on by the old one.
+    /// Discard the prepared epoch and stay with the old one.
     Abort { epoch: u64 },
-    /// Another process takes over: accept nothing more, hand every session over when it comes to
-    /// rest ([`ToMaster::HandOver`]), close those that have not after `timeout_ms`, exit with 0
-    /// when there are none left. Epochs and rings change here too meanwhile.
+    /// Another process takes over: stop accepting, hand every session over when it is at rest
+    /// ([`ToMaster::HandOver`]), close the others after `timeout_ms`, exit with 0 when none is
+    /// left. Epochs and rings may change meanwhile.
     Retire { timeout_ms: u64 },
-    /// Go on serving after all. [`ToChild::Listen`] follows.
+    /// Keep serving. [`ToChild::Listen`] follows.
     Unretire,
-    /// Nobody takes sessions for a while: hand no more over, as if never told to retire or to shed,
-    /// until told so again. Answered by [`ToMaster::Kept`] when none is on its way any more.
+    /// Nobody takes sessions for a while: hand none over, as if never told to retire or to shed,
+    /// until told again. Answered by [`ToMaster::Kept`] when none is on its way any more.
     Keep,
-    /// Hand sessions over that together caused at most this share of this worker's requests lately.
+    /// Hand over sessions that together caused at most this share of this worker's recent requests.
     Shed { permille: u32 },
-    /// Serve a session of another worker. Carries its socket, and a sealed memfd with what was
-    /// received and not consumed, then what is still to be written, unless both are empty. Answered
-    /// by [`ToMaster::Adopted`] before anything is done with it: the session of a worker that dies
-    /// without that can be given to another one.
+    /// Serve a session of another worker. Carries its socket, and a sealed memfd with unconsumed
+    /// input followed by unwritten output, unless both are empty. Answered by [`ToMaster::Adopted`]
+    /// before the session is served: without that, the session of a worker that dies can be given
+    /// to another.
     Adopt { session: Session },
-    /// Clients of other workers monitor the pool of that name: tell what its clients ask here, with
-    /// [`ToMaster::Overheard`], for some seconds or until this is said again, and answer
-    /// [`ToMaster::Watching`]. Or they do not any more.
+    /// Clients of other workers monitor the pool of that name. Report its commands with
+    /// [`ToMaster::Overheard`], until some seconds after the last such message, and answer
+    /// [`ToMaster::Watching`]. With `on` false, stop.
     Watched { pool: String, on: bool },
-    /// All workers tell what is asked of the pool of that name, which clients here monitor.
+    /// All other workers now report the commands of the pool of that name, which clients here
+    /// monitor.
     Monitored { pool: String },
-    /// What clients of other workers asked of the pool of that name, for the clients here that
-    /// monitor it: lines as they are told, and how many are missing.
+    /// Commands of other workers' clients in the pool of that name, for monitors here: the lines,
+    /// and how many are missing.
     Overheard { pool: String, lines: String, missed: u64 },
-    /// What another worker wants to know of this one, about a pool by its name: the request of a
-    /// client, in the sealed memfd that comes with it. `by` is that client's id. To be answered with
-    /// [`ToMaster::Answer`].
+    /// A query of another worker about a pool: a client's request, in the sealed memfd that comes
+    /// with it. `by` is that client's id. Answer with [`ToMaster::Answer`].
     Question { number: u64, pool: String, by: u64 },
-    /// What one worker answered to [`ToMaster::Ask`], in a sealed memfd, if it is not empty.
+    /// One worker's answer to [`ToMaster::Ask`], in a sealed memfd unless it is empty.
     Answer { ticket: u64, rest: Rest },
     /// Set the log level (0..=11 as nutcracker's `-v`).
     LogLevel { level: u8 },
-    /// Carries the newly opened log file, which replaces the one in use.
+    /// Carries the newly opened log file, which replaces the current one.
     LogReopen,
-    /// Stop accepting, finish what is in flight within `worker_shutdown_timeout`, exit with 0.
+    /// Stop accepting, finish requests in flight within `worker_shutdown_timeout`, exit with 0.
     Shutdown,
 }
 
-/// What is still to be expected of the workers that were asked.
+/// Which answers to a query are still to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rest {
     Awaited,
     /// All have answered.
     None,
-    /// Nothing, though not all have answered.
+    /// No more will come, though not all have answered.
     Missing,
 }
 
@@ -117,7 +115,7 @@ pub enum Rest {
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ToMaster {
     Ready,
-    /// Cannot serve, and why; the process exits right after.
+    /// Cannot serve, and why. The process exits right after.
     Failed {
         why: String,
     },
@@ -125,7 +123,7 @@ pub enum ToMaster {
         pool: u32,
         version: u64,
     },
-    /// A server reached its failure limit here and should be ejected for everybody.
+    /// A server reached its failure limit here and should be ejected for all workers.
     ServerDown {
         pool: u32,
         server: u32,
@@ -136,9 +134,9 @@ pub enum ToMaster {
         pool: u32,
         server: u32,
     },
-    /// Has connections to addresses that the hosts of these servers do not resolve to any more, by the
-    /// epoch being prepared: their pool and their place there. Comes before [`ToMaster::Prepared`], if
-    /// at all, and more than once if there are many.
+    /// These servers (pool, place) have connections here to addresses that their hosts no longer
+    /// resolve to, by the epoch being prepared. Comes before [`ToMaster::Prepared`], if at all, and
+    /// more than once if there are many.
     Moved {
         epoch: u64,
         servers: Vec<(u32, u32)>,
@@ -147,13 +145,13 @@ pub enum ToMaster {
     Prepared {
         epoch: u64,
     },
-    /// Cannot serve that epoch; goes on by the old one.
+    /// Cannot serve that epoch; stays with the old one.
     Refused {
         epoch: u64,
         why: String,
     },
-    /// Nothing is on its way any more in the pools that the epoch changes, or the time for that is
-    /// up: `unfinished` requests still are.
+    /// No requests are in flight in the pools that the epoch changes, or the time for that is over
+    /// and `unfinished` requests still are.
     Paused {
         epoch: u64,
         unfinished: u64,
@@ -162,31 +160,31 @@ pub enum ToMaster {
     Committed {
         epoch: u64,
     },
-    /// Clients here monitor the pool of that name, which is said again every second; or none do any
-    /// more.
+    /// Clients here monitor the pool of that name, or none do any more. Repeated every second while
+    /// they do.
     Monitors {
         pool: String,
         any: bool,
     },
-    /// Begins to tell what clients here ask of that pool, or does so already.
+    /// Reports this pool's commands from now on, or does so already.
     Watching {
         pool: String,
     },
-    /// What clients here ask of the pool of that name, for clients elsewhere that monitor it: lines
-    /// as they are told, and how many are missing.
+    /// Commands of clients here in the pool of that name, for monitors at other workers: the lines,
+    /// and how many are missing.
     Overheard {
         pool: String,
         lines: String,
         missed: u64,
     },
-    /// A client's request that concerns the clients of all workers: the others are to be asked by
-    /// [`ToChild::Question`]. Carries it in a sealed memfd. `ticket` names it in the answers.
+    /// A client's request about the clients of all workers, to be sent to the others as
+    /// [`ToChild::Question`]. Carries it in a sealed memfd. `ticket` identifies it in the answers.
     Ask {
         ticket: u64,
         pool: String,
         by: u64,
     },
-    /// The answer to that question, in a sealed memfd, unless it is empty.
+    /// The answer to that question, in a sealed memfd unless it is empty.
     Answer {
         number: u64,
     },
@@ -194,8 +192,8 @@ pub enum ToMaster {
     HandOver {
         session: Session,
     },
-    /// The next of the sessions it was told to adopt is its own from now on.
+    /// Serves the next of the sessions that it was sent with [`ToChild::Adopt`].
     Adopted,
-    /// Hands nothing over any more, as it was told by [`ToChild::Keep`]: no session follows.
+    /// Hands nothing over any more, after [`ToChild::Keep`]: no session follows.
     Kept,
 }

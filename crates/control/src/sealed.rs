@@ -1,5 +1,5 @@
-//! Bytes handed to another process as a sealed memfd: whoever has the descriptor can read them,
-//! nobody can change them any more.
+//! Bytes passed to another process as a sealed memfd: holders of the descriptor can read them,
+//! nobody can change them.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -22,7 +22,7 @@ pub fn seal(bytes: &[u8]) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// The content of a memfd that [`seal`] made.
+/// The content of a memfd made by [`seal`].
 pub fn unseal(memfd: impl AsFd) -> io::Result<Vec<u8>> {
     let file = File::from(memfd.as_fd().try_clone_to_owned()?);
     if !rustix::fs::fcntl_get_seals(&file)?.contains(SEALS) {
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everybody_reads_the_same() {
+    fn all_readers_read_the_same() {
         let memfd = seal(b"snapshot").unwrap();
         let other = memfd.try_clone().unwrap();
         assert_eq!(unseal(&memfd).unwrap(), b"snapshot");

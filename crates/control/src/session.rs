@@ -3,33 +3,33 @@
 use cashew_config::snapshot::Protocol;
 use serde::{Deserialize, Serialize};
 
-/// Raised when a session cannot be understood any more by who knows only the version before. A
-/// field may be added without that, if its default is right for sessions that lack it.
+/// Raised when workers that know only the version before cannot understand a session any more. A
+/// field may be added without that, if its default is right for sessions without it.
 pub const SESSION_VERSION: u32 = 2;
 
 /// The oldest version of a session that is understood here.
 pub const SESSION_VERSION_MIN: u32 = 1;
 
-/// All that a client and its worker have agreed on, but for the bytes on their way.
+/// All state of a client's session, except for its pending bytes.
 ///
-/// Two binaries may have to understand it, during an upgrade: what is unknown is ignored, what is
-/// missing has its default.
+/// Two binaries may have to understand it, during an upgrade: unknown fields are ignored, missing
+/// fields have their defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Session {
     pub version: u32,
-    /// By name: its index may be another where the session goes.
+    /// By name: the target may have another index for it.
     pub pool: String,
-    /// A pool of that name may have another by now; `None` is taken for the pool's.
+    /// The pool's protocol may have changed; `None` is taken for the pool's.
     pub protocol: Option<Protocol>,
-    /// As CLIENT ID tells it; unique in the instance.
+    /// As in CLIENT ID; unique in the instance.
     pub id: u64,
     pub authenticated: bool,
     /// Set by CLIENT SETNAME; may hold any byte.
     pub name: Option<Vec<u8>>,
-    /// Bytes still to come of a request that was refused, and are to be dropped.
+    /// Bytes of a refused request that are still to come and are dropped.
     pub swallow: u64,
-    /// What the client speaks, by name; the first of its protocol's if that is empty.
+    /// The client's wire protocol, by name; if empty, the first of the pool's protocol.
     pub dialect: String,
     /// Selected by the client; `None` for the pool's.
     pub database: Option<u32>,
@@ -41,15 +41,15 @@ pub struct Session {
     /// CLIENT REPLY OFF, and SKIP before the next request.
     pub reply_off: bool,
     pub reply_skip: bool,
-    /// Monitors have been told of the request at the front of what was received.
+    /// The request at the front of the input has been reported to monitors.
     pub overheard: bool,
-    /// What the client called last, by name.
+    /// The client's last command, by name.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub called: String,
     /// Microseconds since the client connected.
     pub age_us: u64,
-    /// Length of what was received and not consumed.
+    /// Length of the unconsumed input.
     pub input: u64,
-    /// Length of what is still to be written.
+    /// Length of the unwritten output.
     pub output: u64,
 }

@@ -1,4 +1,4 @@
-//! A process without a free descriptor. In a file of its own, since the limit is that of the process.
+//! A process without a free descriptor. In its own file, since the limit is per process.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,7 +8,7 @@ use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 #[test]
-fn a_message_comes_without_descriptors_rather_than_not_at_all() {
+fn a_message_arrives_even_if_its_descriptors_do_not() {
     let (master, worker) = pair().unwrap();
     let (master, mut worker) = (MasterChannel::new(master), ChildChannel::new(worker));
     let (reader, writer) = io::pipe().unwrap();

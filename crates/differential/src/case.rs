@@ -1,8 +1,8 @@
-//! What one hostile client sends, in a form that can be made smaller and written down.
+//! The input of one hostile client, in a form that can be reduced and written down.
 
 use std::fmt::Write;
 
-/// One request, or what is meant to look like one.
+/// One request, or bytes meant to look like one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
     /// Sent as an array of bulk strings.
@@ -27,7 +27,7 @@ impl Request {
         }
     }
 
-    /// The words that a report names it by: no arguments, which differ too much.
+    /// The words that a report uses as its name: without arguments, which differ too much.
     pub fn name(&self) -> String {
         let words: Vec<&[u8]> = match self {
             Self::Words(words) => words.iter().map(Vec::as_slice).collect(),
@@ -37,7 +37,7 @@ impl Request {
             Self::Raw(bytes) => bytes.split(|byte| b" \r\n".contains(byte)).collect(),
         };
         let mut words = words.into_iter().filter(|word| !word.is_empty()).peekable();
-        // Behind some there is a key.
+        // These are followed by a key.
         const KEYED: [&[u8]; 14] = [
             b"get", b"gets", b"set", b"add", b"replace", b"append", b"prepend", b"cas", b"mg",
             b"ms", b"md", b"ma", b"me", b"GET",
@@ -50,15 +50,15 @@ impl Request {
     }
 }
 
-/// All that one client sends at once.
+/// The input of one client, sent at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Case {
     pub requests: Vec<Request>,
     /// It begins with HELLO 3.
     pub resp3: bool,
-    /// Others ask in the same turn, on the same connections.
+    /// Other clients send requests in the same tick, on the same connections.
     pub accompanied: bool,
-    /// Decides where its bytes, and the servers', are cut.
+    /// Seed for where its bytes, and the servers', are cut.
     pub cuts: u64,
 }
 
@@ -67,7 +67,7 @@ impl Case {
         self.requests.iter().flat_map(Request::bytes).collect()
     }
 
-    /// As [`read_cases`] takes it.
+    /// In the format of [`read_cases`].
     pub fn written(&self) -> String {
         let mut text = String::from("case");
         for (flag, is_on) in [(" resp3", self.resp3), (" accompanied", self.accompanied)] {
@@ -93,7 +93,7 @@ pub fn quoted(bytes: &[u8]) -> String {
     bytes.escape_ascii().to_string()
 }
 
-/// Bytes for a report: the start and the end of what is long.
+/// Bytes for a report: only the start and the end of long ones.
 pub fn excerpt(bytes: &[u8]) -> String {
     const SHOWN: usize = 400;
     if bytes.len() <= 2 * SHOWN {
@@ -103,7 +103,7 @@ pub fn excerpt(bytes: &[u8]) -> String {
     format!("{} …{} bytes… {}", quoted(head), bytes.len() - 2 * SHOWN, quoted(tail))
 }
 
-/// Cases written by [`Case::written`]; other lines are left out.
+/// Cases written by [`Case::written`]; other lines are ignored.
 pub fn read_cases(text: &str) -> Result<Vec<Case>, String> {
     let mut cases: Vec<Case> = Vec::new();
     for line in text.lines() {

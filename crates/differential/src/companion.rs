@@ -1,4 +1,4 @@
-//! Clients that ask beside the hostile one, and know what they must be answered.
+//! Clients beside the hostile one whose replies are known.
 
 use cashew_engine::ConnId;
 
@@ -7,7 +7,7 @@ use crate::generate::binary::packet;
 
 pub(crate) struct Companion {
     pub(crate) conn: Option<ConnId>,
-    /// Stores what is asked for.
+    /// Stores what is requested later.
     pub(crate) store: Vec<u8>,
     pub(crate) questions: Vec<Question>,
 }
@@ -15,7 +15,7 @@ pub(crate) struct Companion {
 pub(crate) struct Question {
     pub(crate) ask: Vec<u8>,
     pub(crate) hit: Vec<u8>,
-    /// When others have flushed all.
+    /// Valid after another client has flushed everything.
     pub(crate) misses: Vec<Vec<u8>>,
 }
 
@@ -25,7 +25,7 @@ fn question(ask: &str, hit: &str, misses: &[&str]) -> Question {
 }
 
 impl Companion {
-    /// A reply without what only the server can know: the unique of a binary one.
+    /// A reply without what only the server knows: the unique of a binary one.
     pub(crate) fn comparable(protocol: Protocol, mut said: Vec<u8>) -> Vec<u8> {
         if protocol == Protocol::Binary
             && let Some(unique) = said.get_mut(16..24)

@@ -1,4 +1,4 @@
-//! The differential test: rounds of cases, each with an engine of its own.
+//! The differential test: rounds of cases, each with its own engine.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,27 +17,27 @@ use crate::shrink::shrunk;
 
 /// Cases that one engine and its connections serve.
 const ROUND: u64 = 150;
-/// A server is started anew after so many rounds, since requests change how it is set.
+/// A server is restarted after so many rounds, since requests change its settings.
 const ROUNDS_OF_SERVER: u64 = 60;
-/// How long a fence's answer is waited for, and when it is tried again with less.
+/// How long to wait for a fence's reply, also during a reduction.
 const PATIENCE: Duration = Duration::from_secs(4);
 const PATIENCE_AGAIN: Duration = Duration::from_millis(400);
-/// How often a finding is played again to make it smaller.
+/// How often a finding is replayed to reduce it.
 const TRIES: usize = 400;
-/// Findings of one pool and server that are made smaller; a gateway with more is best mended first.
+/// Findings of one pool and server that are reduced; with more, fix some first.
 const FINDINGS_MAX: usize = 25;
 
-/// How much is to be compared.
+/// The extent of a comparison.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     pub seed: u64,
-    /// Requests for each pool and server, unless time is up before.
+    /// Requests for each pool and server, unless the time is over before.
     pub requests: u64,
     pub until: Option<Instant>,
     pub jobs: usize,
 }
 
-/// What came of a pool before a server.
+/// The result of a pool with a server.
 pub struct Outcome {
     pub setup: Setup,
     pub program: Program,
@@ -48,8 +48,7 @@ pub struct Outcome {
     pub took: Duration,
 }
 
-/// Compares all pools of the names given, or all, before the programs. `say` is called with each
-/// finding as it is made.
+/// Compares all pools of the given names, or all, with the programs. Calls `say` with each finding.
 pub fn compare(
     programs: &[Program],
     setups: &[String],
@@ -75,7 +74,7 @@ pub fn compare(
             };
             let Some((setup, program)) = next else { return };
             let mut budget = budget;
-            // What is left of the time is shared out evenly.
+            // The remaining time is divided evenly.
             if let Some(until) = budget.until {
                 let left_now = until.saturating_duration_since(Instant::now());
                 let share = left_now.mul_f64((budget.jobs as f64 / left as f64).min(1.0));
@@ -93,7 +92,7 @@ pub fn compare(
     outcomes.into_inner().expect("nobody panics with it").into_iter().collect()
 }
 
-/// One pool before one server.
+/// One pool with one server.
 fn one(
     setup: Setup,
     program: &Program,
@@ -148,7 +147,7 @@ fn one(
             }
             finding = smaller(finding, &mut server)?;
             if finding.misfit() == Misfit::Waits && !finding.is_confirmed {
-                // The machine may have stood still: a server that waits would do so again.
+                // The machine may have stalled: a hanging server would do so again.
                 outcome.counts.stalls += 1;
                 continue;
             }
@@ -163,7 +162,7 @@ fn one(
     Ok(outcome)
 }
 
-/// A server that died or hangs is started anew.
+/// Restarts a server that died or hangs.
 fn revive(server: &mut Server) -> io::Result<()> {
     if !server.is_running() || server.reset().is_err() {
         server.restart()?;
@@ -171,7 +170,7 @@ fn revive(server: &mut Server) -> io::Result<()> {
     Ok(())
 }
 
-/// Plays a finding again with ever less.
+/// Replays a finding with less and less.
 fn smaller(mut finding: Finding, server: &mut Server) -> io::Result<Finding> {
     let (setup, misfit) = (finding.setup, finding.misfit());
     let mut best = None;
@@ -210,17 +209,17 @@ fn smaller(mut finding: Finding, server: &mut Server) -> io::Result<Finding> {
     Ok(finding)
 }
 
-/// What came of some cases.
+/// The result of some cases.
 pub struct Played {
     pub counts: Counts,
     /// How many were played.
     pub cases: usize,
-    /// The number of the case that showed a misfit, and what was said in it.
+    /// The number of the case with a mismatch, and its transcript.
     pub found: io::Result<Option<(usize, Found, String)>>,
 }
 
-/// Plays cases one after the other with one engine, up to the first misfit, or until something on the
-/// way would disturb the next.
+/// Plays cases one after the other with one engine, up to the first mismatch, or until something in
+/// flight would disturb the next.
 pub fn play(setup: Setup, server: &mut Server, cases: &[Case], patience: Duration) -> Played {
     let mut counts = Counts::default();
     if let Err(error) = revive(server) {

@@ -1,4 +1,5 @@
-//! A question of the test's own, with an answer that nothing else can be: where it comes, all that was
+//! The test's own request, with a unique reply: when it comes, all earlier requests have been
+//! answered.
 //! asked before is answered.
 
 use crate::generate::{Protocol, binary};
@@ -17,7 +18,7 @@ impl Fence {
                 question: format!("*2\r\n$4\r\nPING\r\n$16\r\n{token}\r\n").into_bytes(),
                 answer: format!("$16\r\n{token}\r\n").into_bytes(),
             },
-            // A key that is not there is named by the reply, together with the opaque.
+            // The reply contains the missing key and the opaque.
             Protocol::Text => Self {
                 question: format!("md {token} O{token} k\r\n").into_bytes(),
                 answer: format!("NF O{token} k{token}\r\n").into_bytes(),

@@ -1,4 +1,4 @@
-//! Random requests: by the grammar of each protocol, half right, and spoiled.
+//! Random requests by the grammar of each protocol, half of them valid, the others corrupted.
 
 pub mod binary;
 mod mutate;
@@ -8,7 +8,7 @@ pub mod text;
 use crate::case::{Case, Request};
 use crate::random::Random;
 
-/// What the clients of a pool speak.
+/// The protocol of a pool's clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     Redis,
@@ -37,7 +37,7 @@ pub fn request(protocol: Protocol, random: &mut Random) -> Request {
     }
 }
 
-/// Numbers of odd forms. None asks a server for more than it can give at once: a count of elements is
+/// Unusual numbers. None requests more of a server than it can give at once: a count of elements is
 /// small, or refused.
 pub(crate) const NUMBERS: &[&str] = &[
     "0",
@@ -91,7 +91,7 @@ pub(crate) fn number(random: &mut Random) -> Vec<u8> {
     random.pick(NUMBERS).as_bytes().to_vec()
 }
 
-/// Bytes that mean something somewhere.
+/// Bytes with a special meaning somewhere.
 pub(crate) const ODD: &[&[u8]] = &[
     b"\0",
     b"\r",

@@ -1,11 +1,11 @@
-//! Holds the gateway's reading of requests and replies against real servers.
+//! Checks the gateway's parsing of requests and replies against real servers.
 //!
-//! - [`compare`]: the differential test. The engine is driven with random and spoiled requests; what it
-//!   would send goes to a real server, and what it waits for is held against what the server says.
-//! - [`watched`]: the gateway itself between real servers and hostile clients, beside watched ones whose
-//!   every reply is checked.
+//! - [`compare`]: the differential test. The engine gets random and corrupted requests. Its output goes
+//!   to a real server, and its expectations are compared with the server's replies.
+//! - [`watched`]: the gateway itself between real servers and hostile clients, with watched clients
+//!   whose every reply is checked.
 //!
-//! docs/testing.md tells how to run both, and how to play a finding again.
+//! docs/testing.md explains how to run both, and how to replay a finding.
 #![forbid(unsafe_code)]
 
 pub mod case;

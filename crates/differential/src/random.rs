@@ -1,4 +1,4 @@
-//! The one source of chance of a run.
+//! The only source of randomness of a run.
 
 /// SplitMix64. Equal seeds give equal runs on every machine.
 #[derive(Clone, Debug)]
@@ -9,7 +9,7 @@ impl Random {
         Self(mix(seed ^ 0x5851_f42d_4c95_7f2d))
     }
 
-    /// A stream for one part of a run, which no other part's choices shift.
+    /// A stream for one part of a run, independent of other parts' choices.
     pub fn of(seed: u64, part: u64) -> Self {
         Self(mix(seed) ^ mix(part.wrapping_add(0x9e37_79b9_7f4a_7c15)))
     }
@@ -19,7 +19,7 @@ impl Random {
         mix(self.0)
     }
 
-    /// Something in `0..limit`.
+    /// A number in `0..limit`.
     pub fn below(&mut self, limit: usize) -> usize {
         (self.number() % limit as u64) as usize
     }

@@ -1,4 +1,4 @@
-//! What was found, for people and to be played again.
+//! Findings, for people and for replay.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use crate::rig::{Found, Misfit};
 use crate::servers::Program;
 use crate::setup::Setup;
 
-/// A misfit with the least that shows it.
+/// A mismatch with the smallest input that shows it.
 #[derive(Clone, Debug)]
 pub struct Finding {
     pub setup: Setup,
@@ -16,7 +16,7 @@ pub struct Finding {
     pub seed: u64,
     pub cases: Vec<Case>,
     pub found: Found,
-    /// What was said in the last case.
+    /// The transcript of the last case.
     pub transcript: String,
     /// It was seen twice.
     pub is_confirmed: bool,
@@ -27,7 +27,7 @@ impl Finding {
         self.found.misfit
     }
 
-    /// Findings of one name are likely of one cause.
+    /// Findings of one name likely have the same cause.
     pub fn name(&self) -> String {
         let last = self.cases.last().and_then(|case| case.requests.last());
         let request = last.map(|request| request.name()).unwrap_or_default();
@@ -65,7 +65,7 @@ impl Finding {
         text
     }
 
-    /// Writes it to a file of its own in the directory.
+    /// Writes it to its own file in the directory.
     pub fn write(&self, directory: &Path) -> io::Result<PathBuf> {
         std::fs::create_dir_all(directory)?;
         let kept =

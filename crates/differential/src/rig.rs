@@ -1,12 +1,12 @@
-//! The engine between made-up clients and a real server, whose every byte is looked at.
+//! The engine between simulated clients and a real server, with every byte checked.
 //!
-//! What the engine wants to send on a connection is written to the server as it is, and a [`Fence`]
-//! behind it, of which the engine knows nothing. What comes before the fence's answer is given to the
-//! engine, cut anywhere. With the last byte of it the engine must have taken all replies that it waits
-//! for: neither fewer, nor be left with bytes that it has no use for.
+//! The engine's output on a connection is written to the server, followed by a [`Fence`] that the
+//! engine does not know. The input before the fence's reply is given to the engine, cut at random.
+//! With the last byte of it the engine must have received all replies that it waits for, with no
+//! bytes left over.
 //!
 //! Time stands still within a case, so that nothing times out. The engine, its clients and the
-//! connections go on from case to case, as in a gateway.
+//! connections are kept from case to case, as in a gateway.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
@@ -27,40 +27,40 @@ use crate::random::Random;
 use crate::servers::Server;
 use crate::setup::Setup;
 
-/// How long a call may wait that has a connection to itself.
+/// How long a call on an exclusive connection may block.
 const BLOCKED_MAX: Duration = Duration::from_millis(300);
-/// Exchanges that one case may take; a command to all servers takes a few each.
+/// The most exchanges of one case; a command to all servers takes a few each.
 const EXCHANGES_MAX: usize = 400;
-/// Most bytes that a driver reads at once.
+/// The most bytes of one read of a driver.
 const READ_SIZE: usize = 64 * 1024;
-/// Shared connections are asked for their state after so many cases.
+/// The state of shared connections is checked after so many cases.
 const STATE_EVERY: u64 = 8;
 
-/// In what gateway and server differ.
+/// How gateway and server differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Misfit {
-    /// The server said more than the gateway had a use for, or something else.
+    /// The server's output was more or different than the gateway expects.
     TooMuch,
-    /// The server said less than the gateway waits for.
+    /// The server's output was less than the gateway waits for.
     TooLittle,
     /// The server waits for more than the gateway sent.
     Waits,
-    /// The server closed a connection that clients share.
+    /// The server closed a shared connection.
     Closes,
     /// The server died.
     Dies,
-    /// A client got what it did not ask for.
+    /// A client got a reply to another request.
     Foreign,
-    /// A client gets no answer, though nothing is on its way.
+    /// A client gets no reply, though nothing is in flight.
     Unanswered,
-    /// A connection that others use next is not as it was.
+    /// The state of a connection that others use next has changed.
     State,
     /// The engine panicked.
     Panics,
 }
 
 impl Misfit {
-    /// Whether the same cause may show as either, by who asks beside it and where bytes are cut.
+    /// Whether the same cause may show as either, depending on other clients and cuts.
     pub fn is_like(self, other: Self) -> bool {
         self.family() == other.family()
     }
@@ -98,7 +98,7 @@ impl Misfit {
     }
 }
 
-/// What was found in one case.
+/// The finding of one case.
 #[derive(Clone, Debug)]
 pub struct Found {
     pub misfit: Misfit,
@@ -108,7 +108,7 @@ pub struct Found {
 /// Anything that ends a case early.
 pub enum Stop {
     Found(Found),
-    /// The test's own trouble.
+    /// A problem of the test itself.
     Broken(io::Error),
 }
 
@@ -120,18 +120,18 @@ impl From<io::Error> for Stop {
 
 type Outcome<T = ()> = Result<T, Stop>;
 
-/// What is counted of a run.
+/// Counters of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     /// Writes to a server whose replies were compared.
     pub exchanges: u64,
     pub cases: u64,
     pub requests: u64,
-    /// Calls on connections of their own that waited too long to be compared.
+    /// Calls on exclusive connections that blocked too long to be compared.
     pub blocked: u64,
-    /// Connections of one client alone that a server closed.
+    /// Connections of a single client that a server closed.
     pub own_closed: u64,
-    /// Answers that came too late once, and in time when the same was played again.
+    /// Replies that came too late once, and in time when the same was replayed.
     pub stalls: u64,
 }
 
@@ -148,7 +148,7 @@ impl Counts {
 
 struct Wire {
     stream: UnixStream,
-    /// What the server tells of the connection when it is new: see [`Rig::check_state`].
+    /// The server's description of the new connection: see [`Rig::check_state`].
     state: Option<String>,
     is_used: bool,
 }
@@ -163,18 +163,18 @@ pub struct Rig<'a> {
     pending: VecDeque<ConnId>,
     received: BTreeMap<u64, Vec<u8>>,
     closed: BTreeSet<u64>,
-    /// Decides where bytes are cut.
+    /// Determines where bytes are cut.
     cuts: Random,
     /// Makes fences.
     tokens: Random,
     companions: Vec<Companion>,
     clients: u64,
-    /// How long an answer to a fence may take.
+    /// The longest time until a fence's reply.
     patience: Duration,
-    /// What was said in this case, for a report.
+    /// The transcript of this case, for a report.
     transcript: Vec<String>,
     pub counts: Counts,
-    /// Something on the way would disturb the next case.
+    /// Something in flight would disturb the next case.
     pub is_spent: bool,
 }
 
@@ -217,7 +217,7 @@ impl<'a> Rig<'a> {
         Ok(rig)
     }
 
-    /// Lets the companions store what they ask for later.
+    /// Lets the companions store what they request later.
     fn store(&mut self) -> Outcome {
         for at in 0..self.companions.len() {
             let conn = self.companions[at].conn();
@@ -280,7 +280,7 @@ impl<'a> Rig<'a> {
         if !self.closed.contains(&client.token()) {
             self.engine.handle_closed(client, CloseReason::Eof, self.now);
         }
-        self.turn();
+        self.tick();
         self.exchange_all()?;
         self.received.remove(&client.token());
         self.closed.clear();
@@ -291,7 +291,7 @@ impl<'a> Rig<'a> {
         Ok(())
     }
 
-    /// Whether the companion found nothing, which it may.
+    /// Whether the companion had a miss, which is allowed.
     fn check_companion(&mut self, at: usize, question: usize) -> Outcome<bool> {
         let companion = &self.companions[at];
         let conn = companion.conn();
@@ -321,14 +321,14 @@ impl<'a> Rig<'a> {
         self.engine.handle_accepted(PoolId::new(0), Admission::Welcome, self.clients, self.now)
     }
 
-    /// The engine gets bytes of a client.
+    /// Gives the engine bytes of a client.
     fn receive(&mut self, conn: ConnId, bytes: &[u8]) -> Outcome {
         for piece in bytes.chunks(READ_SIZE) {
             if self.closed.contains(&conn.token()) {
                 return Ok(());
             }
             self.engine.handle_received_buffer(conn, &mut piece.to_vec(), self.now);
-            self.turn();
+            self.tick();
             if piece.len() == READ_SIZE {
                 self.exchange_all()?;
             }
@@ -336,12 +336,12 @@ impl<'a> Rig<'a> {
         Ok(())
     }
 
-    /// Lets the engine work until nothing is left to do but to write to servers.
-    fn turn(&mut self) {
+    /// Runs the engine until only output to servers is left.
+    fn tick(&mut self) {
         loop {
             self.engine.settle(self.now);
             let mut is_idle = !self.act();
-            self.pass_on_overheard();
+            self.relay_observed();
             while let Some(conn) = self.engine.poll_dirty() {
                 is_idle = false;
                 if !conn.is_lane() {
@@ -413,7 +413,7 @@ impl<'a> Rig<'a> {
         has_acted
     }
 
-    fn pass_on_overheard(&mut self) {
+    fn relay_observed(&mut self) {
         let Some(observed) = self.engine.take_observed() else { return };
         for (hearing, head, tail) in observed.lines() {
             if hearing.here {
@@ -424,10 +424,11 @@ impl<'a> Rig<'a> {
         self.engine.return_observed(observed);
     }
 
-    /// Writes what waits to the server, and takes what it says to it, until nothing is left.
+    /// Writes the engine's output to the server and returns the server's output to the engine,
+    /// until nothing is left.
     fn exchange_all(&mut self) -> Outcome {
         for _ in 0..EXCHANGES_MAX {
-            self.turn();
+            self.tick();
             let Some(conn) = self.pending.pop_front() else { return Ok(()) };
             self.exchange(conn)?;
         }
@@ -449,7 +450,7 @@ impl<'a> Rig<'a> {
         self.counts.exchanges += 1;
         self.wire(conn).is_used = true;
         if !before.is_ready {
-            // It may agree on something else than before.
+            // It may agree on other session parameters than before.
             self.relay(conn, &bytes, state, |state| !state.is_ready)?;
             if let Some(wire) = self.wires.get_mut(&conn.token()) {
                 (wire.state, wire.is_used) = (None, false);
@@ -459,7 +460,7 @@ impl<'a> Rig<'a> {
         if state.is_taken {
             return self.relay(conn, &bytes, state, |state| state.in_flight > 0);
         }
-        // A binary client's verbosity goes by a connection for text.
+        // A binary client's verbosity uses a connection for text.
         let protocol = match (self.setup.protocol, bytes[0]) {
             (Protocol::Redis, _) => Protocol::Redis,
             (_, 0x80) => Protocol::Binary,
@@ -468,12 +469,12 @@ impl<'a> Rig<'a> {
         let fence = Fence::new(protocol, &mut self.tokens);
         let sent = [&bytes[..], &fence.question].concat();
         let said = match self.converse(conn, &sent, &fence.answer)? {
-            Heard::Whole(said) => said,
-            Heard::Silence(said) => return self.silent(conn, state, &said),
-            Heard::End(said) => return self.ended(conn, state, &said),
+            Received::Whole(said) => said,
+            Received::TimedOut(said) => return self.silent(conn, state, &said),
+            Received::Closed(said) => return self.ended(conn, state, &said),
         };
         let said = match state.kind {
-            // There PING is answered in another form.
+            // There PING has another form of reply.
             LaneKind::Subscriber => {
                 said.strip_suffix(b"*2\r\n$4\r\npong\r\n").map(<[u8]>::to_vec).unwrap_or(said)
             }
@@ -482,7 +483,8 @@ impl<'a> Rig<'a> {
         self.transcript.push(format!("  {:?} -> {}", state.kind, excerpt(&said)));
         self.feed(conn, &said);
         let Some(after) = self.engine.lane_state(conn) else {
-            // What an old server may not know has a connection to itself, which is not used again.
+            // A request that an old server may not know uses an exclusive connection, which is not
+            // reused.
             if state.kind == LaneKind::Streaming && said == b"CLIENT_ERROR invalid flag\r\n" {
                 self.counts.own_closed += 1;
                 return Ok(());
@@ -510,7 +512,7 @@ impl<'a> Rig<'a> {
         self.wires.get_mut(&conn.token()).expect("it is connected")
     }
 
-    /// Gives the engine what a server said, cut anywhere.
+    /// Gives the engine a server's output, cut at random.
     fn feed(&mut self, conn: ConnId, said: &[u8]) {
         let pieces: Vec<usize> = match self.cuts.below(4) {
             0 if said.len() > 1 => vec![said.len() - 1, 1],
@@ -528,14 +530,14 @@ impl<'a> Rig<'a> {
                     return;
                 }
                 self.engine.handle_received_buffer(conn, &mut piece.to_vec(), self.now);
-                self.turn();
+                self.tick();
             }
             at += len;
         }
     }
 
-    /// Writes to a connection of one client, or one that is made, and passes on what comes for as long
-    /// as something is waited for. A fence would be part of a transaction there.
+    /// Writes to a connection of one client, or one being made, and passes on the input as long as
+    /// something is expected. A fence would be part of a transaction there.
     fn relay(
         &mut self,
         conn: ConnId,
@@ -589,12 +591,12 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// Writes, and reads until it ends with that answer, which is cut off.
-    fn converse(&mut self, conn: ConnId, bytes: &[u8], answer: &[u8]) -> Outcome<Heard> {
+    /// Writes, and reads until the input ends with that reply, which is removed.
+    fn converse(&mut self, conn: ConnId, bytes: &[u8], answer: &[u8]) -> Outcome<Received> {
         match self.write(conn, bytes) {
             Ok(()) => {}
-            Err(error) if is_timeout(&error) => return Ok(Heard::Silence(Vec::new())),
-            // What the server said before it closed the connection may still be there.
+            Err(error) if is_timeout(&error) => return Ok(Received::TimedOut(Vec::new())),
+            // The server's output before the close may still be there.
             Err(_) => {}
         }
         let until = Instant::now() + self.patience;
@@ -605,24 +607,24 @@ impl<'a> Rig<'a> {
         let mut piece = [0; READ_SIZE];
         while !said.ends_with(answer) {
             match stream.read(&mut piece) {
-                Ok(0) => return Ok(Heard::End(said)),
+                Ok(0) => return Ok(Received::Closed(said)),
                 Ok(len) => said.extend_from_slice(&piece[..len]),
-                Err(error) if is_timeout(&error) => return Ok(Heard::Silence(said)),
-                Err(_) => return Ok(Heard::End(said)),
+                Err(error) if is_timeout(&error) => return Ok(Received::TimedOut(said)),
+                Err(_) => return Ok(Received::Closed(said)),
             }
             if Instant::now() > until + patience {
-                return Ok(Heard::Silence(said));
+                return Ok(Received::TimedOut(said));
             }
         }
         said.truncate(said.len() - answer.len());
-        Ok(Heard::Whole(said))
+        Ok(Received::Whole(said))
     }
 
-    /// The fence is not answered in time.
+    /// The fence has no reply in time.
     fn silent(&mut self, conn: ConnId, state: LaneState, said: &[u8]) -> Outcome {
         self.is_spent = true;
         if state.kind == LaneKind::Exclusive {
-            // It waits, perhaps for ever, as its client asked.
+            // It blocks, perhaps for ever, as its client requested.
             self.counts.blocked += 1;
             self.feed(conn, said);
             return Ok(());
@@ -644,7 +646,7 @@ impl<'a> Rig<'a> {
         self.feed(conn, said);
         if self.wires.remove(&conn.token()).is_some() {
             self.engine.handle_closed(conn, CloseReason::Eof, self.now);
-            self.turn();
+            self.tick();
         }
         Ok(())
     }
@@ -654,7 +656,7 @@ impl<'a> Rig<'a> {
         self.setup.protocol == Protocol::Redis && is_idle && state.kind != LaneKind::Subscriber
     }
 
-    /// Connections that others use next are as they were.
+    /// The state of connections that others use next is unchanged.
     fn check_states(&mut self) -> Outcome {
         let is_due = self.counts.cases.is_multiple_of(STATE_EVERY);
         let tokens: Vec<u64> = self.wires.keys().copied().collect();
@@ -670,21 +672,21 @@ impl<'a> Rig<'a> {
         Ok(())
     }
 
-    /// What CLIENT INFO tells of the connection is what it told at first, and nothing else comes.
+    /// CLIENT INFO shows the same for the connection as at first, and no other output comes.
     fn check_state(&mut self, conn: ConnId) -> Outcome {
         let Some(state) = self.engine.lane_state(conn) else { return Ok(()) };
         let fence = Fence::new(self.setup.protocol, &mut self.tokens);
         let sent = [b"*2\r\n$6\r\nCLIENT\r\n$4\r\nINFO\r\n", &fence.question[..]].concat();
         let said = match self.converse(conn, &sent, &fence.answer)? {
-            Heard::Whole(said) => said,
-            Heard::Silence(said) => {
+            Received::Whole(said) => said,
+            Received::TimedOut(said) => {
                 self.is_spent = true;
                 return self.found(
                     Misfit::State,
                     format!("{:?}: {} and no more", state.kind, excerpt(&said)),
                 );
             }
-            Heard::End(said) => return self.ended(conn, state, &said),
+            Received::Closed(said) => return self.ended(conn, state, &said),
         };
         let text = String::from_utf8_lossy(&said);
         let told = facts(&text);
@@ -704,19 +706,19 @@ impl<'a> Rig<'a> {
     }
 }
 
-enum Heard {
+enum Received {
     Whole(Vec<u8>),
-    Silence(Vec<u8>),
-    End(Vec<u8>),
+    TimedOut(Vec<u8>),
+    Closed(Vec<u8>),
 }
 
 fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
-/// What CLIENT INFO says of a connection that its users could tell.
+/// The parts of CLIENT INFO that matter to a connection's users.
 fn facts(text: &str) -> String {
-    // Whether a transaction is open is among the flags; `multi` is 0 behind one with Valkey.
+    // The flags show whether a transaction is open; `multi` is 0 after one with Valkey.
     const KEPT: [&str; 12] = [
         "name", "flags", "db", "sub", "psub", "ssub", "watch", "user", "redir", "resp", "lib-name",
         "lib-ver",

@@ -1,4 +1,4 @@
-//! Real servers, each started for one run: throwaway, on a Unix socket, without a disk.
+//! Real servers, each started for one run: temporary, on a Unix socket, without a disk.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Which protocols a program speaks.
+/// The protocols of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Redis,
@@ -19,7 +19,7 @@ pub enum Kind {
 pub struct Program {
     pub kind: Kind,
     pub path: PathBuf,
-    /// As it says itself.
+    /// As it reports itself.
     pub version: String,
 }
 
@@ -27,7 +27,7 @@ pub struct Program {
 const START_MAX: Duration = Duration::from_secs(20);
 
 impl Program {
-    /// The program, which is asked for its version.
+    /// The program, whose version is queried.
     pub fn new(kind: Kind, path: &Path) -> Result<Self, String> {
         let said = Command::new(path)
             .arg("--version")
@@ -45,8 +45,8 @@ impl Program {
         Ok(Self { kind, path: path.to_owned(), version: format!("{name} {version}") })
     }
 
-    /// Those of the path, and those that the environment names: `CASHEW_REDIS_SERVERS` and
-    /// `CASHEW_MEMCACHED_SERVERS`, paths with colons between them.
+    /// Those of the path, and those of the environment: `CASHEW_REDIS_SERVERS` and
+    /// `CASHEW_MEMCACHED_SERVERS`, paths separated by colons.
     pub fn all() -> Result<Vec<Self>, String> {
         let named = |variable: &str| -> Vec<PathBuf> {
             let paths = std::env::var_os(variable).unwrap_or_default();
@@ -81,12 +81,12 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // What is left in the system's directory for temporary files hurts nobody.
+        // Files left in the system's temporary directory are harmless.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// A server that runs as long as this does.
+/// A server that runs until this is dropped.
 pub struct Server {
     pub program: Program,
     pub socket: PathBuf,
@@ -108,12 +108,12 @@ impl Server {
         Ok(server)
     }
 
-    /// What listens at that socket already, and passes for this program.
+    /// A listener at that socket, taken for this program.
     pub fn at(program: Program, socket: PathBuf) -> Self {
         Self { program, socket, directory: None, child: None, starts: 0 }
     }
 
-    /// Ends it, and starts it as if it had never been there.
+    /// Ends it and starts it with an empty state.
     pub fn restart(&mut self) -> io::Result<()> {
         if let Some(directory) = &self.directory {
             end(&mut self.child);
@@ -144,7 +144,7 @@ impl Server {
         Ok(())
     }
 
-    /// Makes all data go, and puts a few of each kind there.
+    /// Deletes all data and adds a few values of each kind.
     pub fn reset(&self) -> io::Result<()> {
         let mut stream = self.connect()?;
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;

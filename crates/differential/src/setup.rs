@@ -1,4 +1,4 @@
-//! Pools that are compared: how they are configured, and what their clients speak.
+//! The pools to compare: their configuration and their clients' protocol.
 
 use std::path::Path;
 

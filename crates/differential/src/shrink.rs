@@ -1,8 +1,9 @@
-//! The least that still shows a misfit.
+//! Finds the smallest input that still shows a mismatch.
 
 use crate::case::{Case, Request};
 
-/// Tries smaller sequences of cases for as long as `shows` says that they still show it, at most so many.
+/// Tries smaller sequences of cases as long as `shows` confirms the mismatch, with a limit of
+/// tries.
 pub(crate) fn shrunk(
     mut cases: Vec<Case>,
     tries: usize,
@@ -75,7 +76,7 @@ fn replaced(cases: &[Case], at: usize, case: &Case) -> Vec<Case> {
     cases
 }
 
-/// Leaves out ever smaller pieces of a list.
+/// Removes smaller and smaller pieces of a list.
 fn without_pieces<T: Clone>(list: &mut Vec<T>, shows: &mut dyn FnMut(&[T]) -> bool) {
     let mut size = list.len().div_ceil(2);
     while size > 0 {

@@ -1,6 +1,7 @@
-//! Hostile clients beside watched ones, by way of the gateway itself, before real servers.
+//! Hostile and watched clients of the gateway itself, in front of real servers.
 //!
-//! Every reply to a watched client is held against a model of its own keys, which nobody else has.
+//! Every reply to a watched client is compared with a model of its own keys, which nobody else
+//! uses.
 
 mod gateway;
 mod hostile;
@@ -8,7 +9,7 @@ mod lap;
 mod minimise;
 mod watcher;
 
-pub use lap::{Finding, Lap, Tally, run_lap};
+pub use lap::{Finding, Lap, Totals, run_lap};
 
 use std::path::PathBuf;
 
@@ -20,9 +21,9 @@ use crate::servers::Kind;
 pub struct Scenario {
     pub name: &'static str,
     pub kind: Kind,
-    /// What hostile clients speak.
+    /// Protocols of hostile clients.
     pub hostile: &'static [Protocol],
-    /// What watched clients speak.
+    /// Protocols of watched clients.
     pub watched: &'static [Protocol],
     pub options: &'static [&'static str],
     pub servers: usize,

@@ -1,4 +1,4 @@
-//! A few requests of each protocol before the servers of the path: scripts/test compares more.
+//! A few requests of each protocol with the servers of the path: scripts/test compares more.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -39,7 +39,7 @@ fn memcached_says_what_the_gateway_waits_for() {
     fits(Kind::Memcached, "memcached");
 }
 
-/// What a server that lies answers to `get k1`.
+/// Wrong replies of a server to `get k1`.
 #[derive(Clone, Copy)]
 enum Lie {
     None,
@@ -49,7 +49,7 @@ enum Lie {
     Closes,
 }
 
-/// A memcached of a few commands that lies. It ends with the test.
+/// A memcached of a few commands with wrong replies. It ends with the test.
 fn liar(directory: &Directory, lie: Lie) -> Server {
     let socket = directory.0.join(format!("liar{}", lie as u8));
     let listener = UnixListener::bind(&socket).expect("the path is free");

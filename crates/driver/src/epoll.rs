@@ -19,12 +19,12 @@ use crate::socket::{
 };
 use crate::{Address, CloseKind, Driver, Handler, Token};
 
-/// One read takes at most this much, so that one connection cannot hold up the others. A little more than a
-/// power of two, as values are: with what stands around it one of 64 KiB comes by one read.
+/// One read takes at most this much, so that one connection cannot delay the others. A little more
+/// than a power of two, as values are: a value of 64 KiB with its framing arrives in one read.
 const READ_SIZE: usize = 64 * 1024 + 512;
 
-/// Tokens of what is not a connection, of two kinds: a listener's key, or the number of a watch.
-/// As the index of a connection it would be one that no dense table reaches.
+/// Event tokens of descriptors that are not connections: a listener's key, or the number of a
+/// watch. No connection has such an index.
 const SPECIAL: u64 = 1 << 30;
 const WATCH: u64 = 1 << 31;
 
@@ -33,41 +33,41 @@ const ACCEPT_FLAGS: SocketFlags = SocketFlags::NONBLOCK.union(SocketFlags::CLOEX
 pub struct EpollDriver {
     epoll: OwnedFd,
     precise: PreciseWait,
-    /// Of this round, which is over when all of them have been reported and `reading` has been read:
-    /// as a rule within one tick.
+    /// Events of this round. A round is over when all of them have been reported and `reading` has
+    /// been read, usually within one tick.
     events: Vec<Event>,
-    /// So many of them have been reported.
+    /// How many of them have been reported.
     reported: usize,
-    /// There may be more events than the last round has fetched.
+    /// The kernel may have more events than the last round fetched.
     is_cut: bool,
     tables: [Vec<Socket>; 2],
     listeners: Vec<Listener>,
     /// The key of the next listener.
     next_key: u32,
-    /// Sockets that are not listened to any more, where some still wait for a descriptor.
+    /// Former listeners where connections still wait for a descriptor.
     draining: Vec<Draining>,
-    /// When to try again to accept from those that are parked; set while there are any.
+    /// When to retry accepting on parked listeners; set while there are any.
     unpark_at: Option<Instant>,
     intake: Intake,
-    /// Who was `unread` when this round began, and has not been read since.
+    /// Connections that were `unread` when this round began, and have not been read since.
     reading: VecDeque<Token>,
-    /// Connections to let go of.
-    leaving: Vec<Token>,
+    /// Connections to detach.
+    detaching: Vec<Token>,
 }
 
-/// What reads share.
+/// State that all reads share.
 struct Intake {
     buffer: Vec<u8>,
-    /// Connections that may have more to read than was taken; for the next round.
+    /// Connections that may have more to read, for the next round.
     unread: VecDeque<Token>,
-    /// Counts rounds, and begins again.
+    /// Counts rounds, and wraps around.
     round: u8,
     /// Bytes read in this tick.
     taken: usize,
 }
 
 impl Intake {
-    /// Whether more is read in this tick.
+    /// Whether this tick may read more.
     #[inline(always)]
     fn has_room(&self) -> bool {
         self.taken < BYTES_PER_TICK
@@ -76,15 +76,16 @@ impl Intake {
 
 struct Listener {
     id: u32,
-    /// Tells it from all others in the events it makes.
+    /// Identifies the listener in its events.
     key: u32,
     socket: OwnedFd,
     /// Out of descriptors: not watched until one is free again.
     parked: bool,
-    /// How many to accept at once: as many as waited the last time. Asking for one that is not
-    /// there costs the kernel a socket; one that is left over is reported again by the next round.
+    /// How many connections to accept at once: as many as waited the last time. Asking for one that
+    /// is not there costs the kernel a socket; one that is left is reported again by the next
+    /// round.
     expected: usize,
-    /// How many were accepted since nobody was left over, and in which round the last of them.
+    /// How many were accepted since none was left, and in which round the last one.
     accepted: usize,
     accepted_at: u8,
 }
@@ -94,7 +95,7 @@ struct Listener {
 struct Socket {
     descriptor: Option<OwnedFd>,
     generation: u32,
-    /// When bytes came last. Taking an old round for this one is harmless.
+    /// The round of the last bytes. A confusion with an earlier round is harmless.
     read_at: u8,
     state: State,
 }
@@ -102,23 +103,23 @@ struct Socket {
 #[derive(Clone, Copy, Default)]
 struct State {
     connecting: bool,
-    /// The kernel took less than there was; it will say when it takes more.
+    /// The kernel took less than there was; it will report when it takes more.
     write_blocked: bool,
     paused: bool,
     /// There may be something to read.
     readable: bool,
     /// Listed in `unread` or `reading`.
     listed: bool,
-    /// After a short read there may be more, of which no new edge will tell: the peer ended its
-    /// side, or sent an urgent byte, where a read stops. Read on until the kernel says so.
+    /// After a short read there may be more without a new edge: the peer ended its side, or sent an
+    /// urgent byte, where a read stops. Read until the kernel reports that there is nothing.
     thorough: bool,
-    /// That the peer ended its side was reported.
+    /// The end of the peer's side has been reported.
     ended: bool,
-    /// Listed in `leaving`.
-    leaving: bool,
+    /// Listed in `detaching`.
+    detaching: bool,
 }
 
-/// The connection's slot, if it is still that one's.
+/// The connection's slot, if the generation matches.
 #[inline]
 fn find(tables: &mut [Vec<Socket>; 2], conn: Token) -> Option<&mut Socket> {
     let socket = tables[conn.table()].get_mut(conn.index())?;
@@ -126,10 +127,10 @@ fn find(tables: &mut [Vec<Socket>; 2], conn: Token) -> Option<&mut Socket> {
 }
 
 impl Socket {
-    /// One read, the only one of the round; what is left over is for the next.
+    /// One read, the only one of the round; the rest is for the next.
     ///
     /// # Errors
-    /// When the connection has failed.
+    /// If the connection has failed.
     #[inline(always)]
     fn read(
         &mut self,
@@ -148,7 +149,7 @@ impl Socket {
         buffer.clear();
         let room = buffer.capacity();
         match net::recv(descriptor, spare_capacity(buffer), RecvFlags::empty()) {
-            // The end has a round of its own.
+            // The end is reported in a separate round.
             Ok((0, _)) if self.read_at == *round => self.list(conn, unread),
             Ok((0, _)) => {
                 self.state.readable = false;
@@ -174,7 +175,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Has it read in the next round.
+    /// Schedules it for the next round.
     fn list(&mut self, conn: Token, unread: &mut VecDeque<Token>) {
         if !std::mem::replace(&mut self.state.listed, true) {
             unread.push_back(conn);
@@ -196,7 +197,7 @@ impl EpollDriver {
             draining: Vec::new(),
             unpark_at: None,
             reading: VecDeque::new(),
-            leaving: Vec::new(),
+            detaching: Vec::new(),
             intake: Intake {
                 buffer: Vec::with_capacity(READ_SIZE),
                 unread: VecDeque::new(),
@@ -231,7 +232,7 @@ impl EpollDriver {
         Ok(())
     }
 
-    /// Closes the descriptor and shrinks the table behind the last one in use.
+    /// Closes the descriptor and shrinks the table to the last slot in use.
     fn remove(&mut self, conn: Token) -> Option<OwnedFd> {
         let descriptor = self.socket(conn)?.descriptor.take();
         let table = &mut self.tables[conn.table()];
@@ -274,7 +275,7 @@ impl EpollDriver {
         if flags.intersects(special | EventFlags::IN) {
             socket.state.readable = true;
             if socket.state.paused && flags.intersects(EventFlags::ERR) {
-                // Both directions are dead: nothing can be answered any more.
+                // Both directions are dead: nothing can be sent any more.
                 self.fail(conn, Errno::CONNRESET, handler);
                 return;
             }
@@ -301,8 +302,8 @@ impl EpollDriver {
         match finish_connecting(descriptor) {
             Ok(()) => {
                 socket.state.connecting = false;
-                // Data and even the end may have come with the connection: the edge was this
-                // event's.
+                // Data and even the end may have come with the connection: this event was their
+                // edge.
                 socket.state.readable = true;
                 handler.connected(conn);
                 self.read_on(conn, handler);
@@ -311,7 +312,7 @@ impl EpollDriver {
         }
     }
 
-    /// Reads where no event says that there is something.
+    /// Reads without an event.
     #[inline(never)]
     fn read_on(&mut self, conn: Token, handler: &mut impl Handler) {
         let Some(socket) = find(&mut self.tables, conn) else { return };
@@ -326,10 +327,10 @@ impl EpollDriver {
         };
         let round = self.intake.round;
         let listener = &mut self.listeners[index];
-        // Where more was to be told than fits into a round not every round tells of the listener.
+        // With more events than fit into a round, not every round reports the listener.
         let is_cut = self.is_cut;
         if is_cut || listener.accepted_at == round.wrapping_sub(1) {
-            // Some were left over, or may have been.
+            // Some connections were left, or may have been.
             listener.expected = (2 * listener.expected).min(ACCEPTS_PER_TICK);
         } else {
             listener.accepted = 0;
@@ -345,7 +346,7 @@ impl EpollDriver {
                 }
                 Err(Errno::AGAIN) => {
                     listener.expected = listener.accepted.clamp(1, ACCEPTS_PER_TICK);
-                    // Nobody is left over.
+                    // No connection is left.
                     listener.accepted_at = round.wrapping_sub(1);
                     return;
                 }
@@ -371,7 +372,7 @@ impl EpollDriver {
         }
     }
 
-    /// Accepts all who wait, or as many as there are descriptors for.
+    /// Accepts all that wait, or as many as there are descriptors for.
     fn drain(&mut self, mut draining: Draining, handler: &mut impl Handler) {
         loop {
             match draining.accept(ACCEPT_FLAGS) {
@@ -387,7 +388,7 @@ impl EpollDriver {
         }
     }
 
-    /// Accepts from sockets that are not listened to any more.
+    /// Accepts from former listeners.
     #[inline(never)]
     fn drain_all(&mut self, handler: &mut impl Handler) {
         for draining in std::mem::take(&mut self.draining) {
@@ -395,12 +396,12 @@ impl EpollDriver {
         }
     }
 
-    /// Reports the connections that were to be let go of.
+    /// Reports the connections to be detached.
     #[inline(never)]
     fn report_detached(&mut self, handler: &mut impl Handler) {
-        for conn in std::mem::take(&mut self.leaving) {
+        for conn in std::mem::take(&mut self.detaching) {
             let Some(descriptor) = self.remove(conn) else { continue };
-            // Whoever gets the descriptor keeps the socket open, and so the registration.
+            // The new owner keeps the socket open, and so the registration.
             let _ = epoll::delete(&self.epoll, &descriptor);
             match sockopt::socket_error(&descriptor) {
                 Ok(Ok(())) => handler.detached(conn, descriptor),
@@ -413,7 +414,7 @@ impl EpollDriver {
         }
     }
 
-    /// Waits for events and keeps them: a round begins.
+    /// Waits for events and stores them: a round begins.
     fn fetch(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.events.clear();
         self.reported = 0;
@@ -429,8 +430,7 @@ impl EpollDriver {
         Ok(())
     }
 
-    /// Reports the events there are, and reads on where the last round left off, as far as this tick
-    /// has room for it.
+    /// Reports the events, and continues the last round's reading, within this tick's limit.
     #[inline]
     fn report(&mut self, handler: &mut impl Handler) {
         self.intake.taken = 0;
@@ -448,7 +448,7 @@ impl EpollDriver {
         }
     }
 
-    /// Reads on where the last round left off.
+    /// Continues the last round's reading.
     #[inline(never)]
     fn catch_up(&mut self, handler: &mut impl Handler) {
         while self.intake.has_room()
@@ -461,7 +461,8 @@ impl EpollDriver {
         }
     }
 
-    /// Stops watching a listener that cannot accept, or it would be reported again and again.
+    /// Stops watching a listener that cannot accept; otherwise it would be reported again and
+    /// again.
     fn park(&mut self, index: usize) {
         let Some(listener) = self.listeners.get_mut(index) else { return };
         if epoll::delete(&self.epoll, &listener.socket).is_ok() {
@@ -510,7 +511,7 @@ impl Driver for EpollDriver {
         while let Some(index) = self.listeners.iter().position(|listener| listener.id == id) {
             let Listener { socket, parked, .. } = self.listeners.swap_remove(index);
             if !parked {
-                // Others have the socket, too.
+                // Other processes have the socket, too.
                 let _ = epoll::delete(&self.epoll, &socket);
             }
             if drain {
@@ -522,7 +523,7 @@ impl Driver for EpollDriver {
     fn stop_listening(&mut self) {
         self.draining.clear();
         for listener in self.listeners.drain(..) {
-            // The socket lives on in the master, so closing it here would not end the watching.
+            // The master keeps the socket open, so closing it here would not end the watch.
             if !listener.parked {
                 let _ = epoll::delete(&self.epoll, &listener.socket);
             }
@@ -537,7 +538,7 @@ impl Driver for EpollDriver {
 
     fn unwatch(&mut self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         epoll::delete(&self.epoll, descriptor)?;
-        // An event of it may not have been reported yet. Those of others are told again.
+        // One of its events may not have been reported yet. Those of others are reported again.
         let is_watch = |event: &Event| event.data.u64() & (SPECIAL | WATCH) == SPECIAL | WATCH;
         self.events.drain(..std::mem::take(&mut self.reported));
         self.events.retain(|event| !is_watch(event));
@@ -550,16 +551,16 @@ impl Driver for EpollDriver {
     }
 
     fn adopt(&mut self, conn: Token, socket: OwnedFd) -> io::Result<()> {
-        // Who accepted it may have been another kind of driver.
+        // Another kind of driver may have accepted it.
         ioctl_fionbio(&socket, true)?;
         self.insert(conn, socket, false)
     }
 
     fn detach(&mut self, conn: Token) {
         if let Some(socket) = self.socket(conn)
-            && !std::mem::replace(&mut socket.state.leaving, true)
+            && !std::mem::replace(&mut socket.state.detaching, true)
         {
-            self.leaving.push(conn);
+            self.detaching.push(conn);
         }
     }
 
@@ -606,7 +607,7 @@ impl Driver for EpollDriver {
         (socket.generation == conn.generation()).then(|| descriptor.as_fd())
     }
 
-    // In the loop that calls it nothing has to be saved for each connection.
+    // Inlined, so that the calling loop saves no registers for each connection.
     #[inline(always)]
     fn send(&mut self, conn: Token, handler: &mut impl Handler) {
         loop {
@@ -614,7 +615,7 @@ impl Driver for EpollDriver {
             if socket.generation != conn.generation()
                 || socket.state.write_blocked
                 || socket.state.connecting
-                || socket.state.leaving
+                || socket.state.detaching
             {
                 return;
             }
@@ -648,7 +649,7 @@ impl Driver for EpollDriver {
         }
     }
 
-    /// Everything has been written by [`Driver::send`].
+    /// Nothing to do: [`Driver::send`] has written everything.
     #[inline]
     fn flush(&mut self, _: &mut impl Handler) {}
 
@@ -659,7 +660,7 @@ impl Driver for EpollDriver {
     fn wait(&mut self, timeout: Option<Duration>, handler: &mut impl Handler) -> io::Result<()> {
         let mut timeout = timeout;
         let is_draining = !self.draining.is_empty() && self.unpark_at.is_none();
-        if !(self.intake.unread.is_empty() && self.leaving.is_empty()) || is_draining {
+        if !(self.intake.unread.is_empty() && self.detaching.is_empty()) || is_draining {
             timeout = Some(Duration::ZERO);
         }
         if self.unpark_at.is_some() {
@@ -676,7 +677,7 @@ impl Driver for EpollDriver {
             self.drain_all(handler);
         }
         self.report(handler);
-        if !self.leaving.is_empty() {
+        if !self.detaching.is_empty() {
             self.report_detached(handler);
         }
         Ok(())
@@ -688,7 +689,7 @@ impl Driver for EpollDriver {
     }
 }
 
-/// A socket that several processes watch wakes one of them per connection.
+/// A connection wakes only one of the processes that watch a listener.
 fn watch_listener(epoll: &OwnedFd, key: u32, socket: &OwnedFd) -> io::Result<()> {
     let token = SPECIAL | u64::from(key);
     let flags = EventFlags::IN | EventFlags::EXCLUSIVE;
@@ -696,7 +697,7 @@ fn watch_listener(epoll: &OwnedFd, key: u32, socket: &OwnedFd) -> io::Result<()>
     Ok(())
 }
 
-/// Writes several pieces at once: how many bytes there were, and what became of them.
+/// Writes several pieces at once. Returns how many bytes there were, and the result.
 #[cold]
 fn send_pieces(
     descriptor: &OwnedFd,

@@ -1,7 +1,7 @@
-//! Moves bytes between sockets and whoever handles them, and knows nothing of protocols.
+//! Moves bytes between sockets and a handler, and knows nothing of protocols.
 //!
-//! A [`Driver`] reports what happened to a [`Handler`] from inside [`Driver::wait`], one tick at a
-//! time, and writes what the handler has when told to by [`Driver::send`] and [`Driver::flush`].
+//! A [`Driver`] reports events to a [`Handler`] from inside [`Driver::wait`], one tick at a time.
+//! It writes the handler's output when [`Driver::send`] and [`Driver::flush`] are called.
 #![deny(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
@@ -24,9 +24,9 @@ use std::time::Duration;
 pub use epoll::EpollDriver;
 pub use uring::{Refusal, UringDriver};
 
-/// Names a connection. The handler chooses it: bits 0..31 index into one of two dense tables and
-/// stay below 2^30, bit 31 is the table, bits 32..64 a generation that tells successive users of an
-/// index apart.
+/// Identifies a connection. The handler chooses it: bits 0..31 are an index into one of two dense
+/// tables and stay below 2^30, bit 31 is the table, bits 32..64 are a generation that distinguishes
+/// successive users of an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token(pub u64);
 
@@ -44,7 +44,7 @@ impl Token {
     }
 }
 
-/// Where to connect to.
+/// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     Tcp(SocketAddr),
@@ -62,16 +62,16 @@ pub enum CloseKind {
     Exhausted,
     /// The kernel has no memory for it.
     NoMemory,
-    /// No port of this machine is free to connect from, or it has no address to connect from.
+    /// No local port is free for the connection, or there is no local address for it.
     NoPort,
-    /// This machine does not let this process connect there.
+    /// This machine does not allow the connection.
     Forbidden,
-    /// This machine makes no such sockets.
+    /// This machine does not support such sockets.
     NoSocket,
 }
 
 impl CloseKind {
-    /// Whether it says something of this machine only, and nothing of the peer.
+    /// Whether the cause is this machine and not the peer.
     pub fn is_local(self) -> bool {
         match self {
             Self::Refused | Self::Reset | Self::TimedOut | Self::Unreachable => false,
@@ -82,120 +82,118 @@ impl CloseKind {
     }
 }
 
-/// Whoever the driver works for.
+/// The driver's user.
 pub trait Handler {
-    /// A wait is over: what follows happened by now.
+    /// A wait is over: the events that follow have happened by now.
     fn woken(&mut self);
-    /// A client connected. Its token, or what it is told before it is closed at once, so that it
-    /// does not keep its descriptor until others have been heard.
+    /// A client connected. Returns its token, or an error message that is sent before the
+    /// connection is closed at once. So a refused client does not keep its descriptor while others
+    /// are accepted.
     fn accepted(&mut self, listener: u32) -> Result<Token, &'static [u8]>;
-    /// Out of descriptors: clients wait to be accepted until some are free.
+    /// Out of descriptors: clients wait until some are free.
     fn accept_blocked(&mut self, listener: u32);
     fn connected(&mut self, conn: Token);
-    /// Bytes arrived; never none. The handler may take the buffer away, or leave it and what is in
-    /// it to be overwritten.
+    /// Bytes arrived; never none. The handler may take the buffer, or leave it to be overwritten.
     fn received(&mut self, conn: Token, bytes: &mut Vec<u8>);
-    /// A buffer in place of one that was taken, empty, of at least this capacity.
+    /// A replacement for a buffer that was taken, empty, of at least this capacity.
     fn buffer(&mut self, capacity: usize) -> Vec<u8>;
-    /// The peer will send nothing more. Reported by a later wait than its last bytes, so that what
-    /// these led to can be written before the end has consequences.
+    /// The peer will send nothing more. Reported by a later wait than its last bytes, so that
+    /// replies to these can be written before the end has consequences.
     fn read_closed(&mut self, conn: Token);
-    /// The driver has let go of the connection, as [`Driver::detach`] told it to: its socket, and
-    /// the token is free. What was received has been reported, what was not sent stays with the
-    /// handler.
+    /// The connection is detached, after [`Driver::detach`]: here is its socket, and the token is
+    /// free. All received bytes have been reported; unsent output stays with the handler.
     fn detached(&mut self, conn: Token, socket: OwnedFd);
     /// The connection is gone, its descriptor closed, the token free.
     fn closed(&mut self, conn: Token, why: CloseKind);
-    /// A descriptor given to [`Driver::watch`] can be read.
+    /// A descriptor given to [`Driver::watch`] is readable.
     fn readable(&mut self, watch: u32);
-    /// The first piece of what is to be written, empty if there is nothing, and whether there is
-    /// more behind it.
+    /// The first piece of the output, empty if there is none, and whether there is more after it.
     fn front(&self, conn: Token) -> (&[u8], bool);
-    /// Fills `slices` with the start of what is to be written and returns how many it filled.
+    /// Fills `slices` with the start of the output and returns how many it filled.
     fn output<'a>(&'a self, conn: Token, slices: &mut [IoSlice<'a>]) -> usize;
-    /// So many bytes of the output are in the kernel's hands.
+    /// The kernel has taken so many bytes of the output.
     fn sent(&mut self, conn: Token, bytes: u64);
 }
 
-/// What every way of moving bytes must do; `tests/contract.rs` says it in code.
+/// What every driver must do; `tests/contract.rs` tests it.
 pub trait Driver {
-    /// The most bytes of a connection that are reported behind the read for which it is to be
+    /// The most bytes of a connection that are reported after the read for which it is to be
     /// paused: by the same wait, and by later ones after [`Driver::pause`].
     const LATE_MAX: u64;
 
     /// Accepts from a listening, non-blocking socket from now on. Connections inherit the socket's
-    /// options; TCP_NODELAY should be among them.
+    /// options; TCP_NODELAY should be set.
     fn listen(&mut self, listener: u32, socket: OwnedFd) -> io::Result<()>;
 
-    /// Accepts nothing more from the sockets that go by this number, and lets go of them. With
-    /// `drain`, those who wait there already are accepted first, 65,536 at most. Whom the kernel
-    /// has accepted is reported here and now. Only if `drain` finds no descriptor free are more
-    /// reported later, and the socket is let go of when nobody waits there any more.
+    /// Stops accepting from the sockets of this number and releases them. With `drain`, connections
+    /// that already wait are accepted first, 65,536 at most. Connections that the kernel has
+    /// accepted are reported within this call. Only if `drain` finds no free descriptor are more
+    /// reported later; the socket is then released when none waits any more.
     fn unlisten(&mut self, listener: u32, drain: bool, handler: &mut impl Handler);
 
-    /// Accepts nothing more. The sockets are let go of, which closes them only if nobody else has
+    /// Stops accepting and releases the sockets. This closes them only if no other process has
     /// them.
     fn stop_listening(&mut self);
 
-    /// Reports [`Handler::readable`] while the descriptor can be read. It must stay open.
+    /// Reports [`Handler::readable`] while the descriptor is readable. It must stay open.
     fn watch(&mut self, watch: u32, descriptor: BorrowedFd<'_>) -> io::Result<()>;
 
-    /// Ends what [`Driver::watch`] began.
+    /// Ends [`Driver::watch`].
     fn unwatch(&mut self, descriptor: BorrowedFd<'_>) -> io::Result<()>;
 
     /// Starts to connect; [`Handler::connected`] or [`Handler::closed`] follows, unless this fails
     /// at once.
     fn connect(&mut self, conn: Token, address: &Address) -> Result<(), CloseKind>;
 
-    /// Takes a connection that was accepted elsewhere, as if it had been accepted here. What can
-    /// be read already is reported, and so is the end if the peer sends nothing more.
+    /// Adopts a connection that was accepted elsewhere, as if it had been accepted here. Waiting
+    /// bytes are reported, and so is the end if the peer sends nothing more.
     fn adopt(&mut self, conn: Token, socket: OwnedFd) -> io::Result<()>;
 
-    /// Lets go of a connection that was accepted or adopted: [`Handler::detached`] follows, perhaps
+    /// Detaches a connection that was accepted or adopted: [`Handler::detached`] follows, possibly
     /// in a later wait, or [`Handler::closed`] if it broke before. Until then bytes may still be
     /// reported, even if it is paused, but nothing is sent.
     fn detach(&mut self, conn: Token);
 
-    /// Closes the connection, after what has been written; nothing is reported about it any more.
+    /// Closes the connection after the bytes already written; nothing is reported about it any
+    /// more.
     fn close(&mut self, conn: Token);
 
-    /// Reads no more of the connection until [`Driver::resume`]. What has been read is still reported,
-    /// up to [`Driver::LATE_MAX`]; the end is not.
+    /// Stops reading from the connection until [`Driver::resume`]. Bytes read already are still
+    /// reported, up to [`Driver::LATE_MAX`]; the end is not.
     fn pause(&mut self, conn: Token);
 
     fn resume(&mut self, conn: Token);
 
-    /// Bytes of the connection need not be reported before so many are there or the kernel's buffer
-    /// is full; its end is, as ever. For every connection this is 1 at first. A hint, which keeps the
-    /// kernel from waking this process for less: more may be reported, and over a Unix socket is.
+    /// Bytes of the connection need not be reported before this many are there or the kernel's
+    /// buffer is full; its end is reported as usual. The initial value is 1. This is a hint that
+    /// saves wake-ups: more may be reported, and always is over a Unix socket.
     fn set_low_water(&mut self, conn: Token, bytes: u32);
 
-    /// What came on the connection so far is acknowledged to its peer now, without waiting for a
-    /// reply that could carry that.
+    /// Acknowledges the bytes received so far at once, without waiting for a reply that could carry
+    /// the acknowledgement.
     fn acknowledge(&mut self, conn: Token);
 
-    /// The connection's descriptor, to ask the kernel about it and for nothing else.
+    /// The connection's descriptor, only for querying the kernel about it.
     fn descriptor(&self, conn: Token) -> Option<BorrowedFd<'_>>;
 
-    /// The connection's output is to be written: here and now, or by the next [`Driver::flush`],
-    /// together with that of others. What does not go then follows by itself when the peer has
-    /// read.
+    /// Requests that the connection's output be written: now, or by the next [`Driver::flush`]
+    /// together with that of others. The rest is written by itself when the peer has read.
     fn send(&mut self, conn: Token, handler: &mut impl Handler);
 
-    /// Writes as much as goes of what [`Driver::send`] was called for, and reports how far that
-    /// came. Call it before what is sent has to be seen, and before waiting.
+    /// Writes as much as possible for the connections of [`Driver::send`], and reports the
+    /// progress. Call it before the output has to be visible, and before waiting.
     fn flush(&mut self, handler: &mut impl Handler);
 
-    /// Bytes of its own buffers that went back to the allocator since the last call.
+    /// Bytes of its own buffers returned to the allocator since the last call.
     fn take_released(&mut self) -> usize;
 
-    /// Waits for something to happen, at most for `timeout` (`None`: without end), and reports it.
+    /// Waits for events, at most for `timeout` (`None`: without limit), and reports them.
     ///
-    /// When 128 KiB have been reported, by reads of which the last may bring 65 KiB more, the rest of
-    /// what it found is left to the next calls, which return at once and look for nothing else: so what
-    /// came first can be written while the rest is read. See [`Driver::is_behind`].
+    /// After 128 KiB have been reported, plus up to 65 KiB of the last read, the remaining events
+    /// are left to the next calls, which return at once and fetch no others. So replies to the
+    /// first bytes can be written while the rest is read. See [`Driver::is_behind`].
     fn wait(&mut self, timeout: Option<Duration>, handler: &mut impl Handler) -> io::Result<()>;
 
-    /// Whether the last [`Driver::wait`] has left something that it found to the next one.
+    /// Whether the last [`Driver::wait`] has left events to the next one.
     fn is_behind(&self) -> bool;
 }

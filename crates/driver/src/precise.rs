@@ -1,5 +1,5 @@
-//! Waiting for epoll events with a timeout finer than a millisecond, for which rustix has no call that
-//! also runs on kernels without it: its `epoll::wait` rounds up to the next millisecond.
+//! Waits for epoll events with a timeout finer than a millisecond. rustix's `epoll::wait` rounds up
+//! to the next millisecond on kernels without epoll_pwait2.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
@@ -10,7 +10,7 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, Event};
 use rustix::io::Errno;
 
-/// epoll_pwait2 (Linux 5.11), as long as the kernel has it.
+/// epoll_pwait2 (Linux 5.11), if the kernel has it.
 #[derive(Debug)]
 pub(crate) struct PreciseWait {
     is_known: bool,
@@ -21,9 +21,9 @@ impl PreciseWait {
         Self { is_known: true }
     }
 
-    /// Appends the events that there are to `events`, as far as there is room, and waits for some for
-    /// at most `timeout` (`None`: without end). Where the kernel does not know the call, or a filter
-    /// refuses it, the timeout is rounded up to milliseconds.
+    /// Appends the events to `events`, as far as there is room, and waits for some for at most
+    /// `timeout` (`None`: without limit). If the kernel does not have the call, or a filter refuses
+    /// it, the timeout is rounded up to milliseconds.
     pub(crate) fn wait(
         &mut self,
         epoll: impl AsFd,
@@ -34,7 +34,7 @@ impl PreciseWait {
             tv_sec: timeout.as_secs() as i64,
             tv_nsec: i64::from(timeout.subsec_nanos()),
         });
-        // To look costs the same with either.
+        // Polling costs the same with either.
         let is_look = timeout == Some(Timespec::default());
         if self.is_known && !is_look {
             match epoll_pwait2(&epoll, events, timeout.as_ref()) {
@@ -55,9 +55,9 @@ fn epoll_pwait2(
     const { assert!(size_of::<Event>() == size_of::<libc::epoll_event>()) };
     let spare = events.spare_capacity_mut();
     let room = libc::c_int::try_from(spare.len()).unwrap_or(libc::c_int::MAX);
-    // SAFETY: the kernel writes at most `room` events to memory that has room for them; rustix's event
-    // is the kernel's. It reads the time, which has 64 bits in both its fields as it wants, while the
-    // call lasts, and no mask. Each of the arguments has the size of a register.
+    // SAFETY: the kernel writes at most `room` events to memory that has room for them; rustix's
+    // event is the kernel's. It reads the time, whose fields both have 64 bits, during the call,
+    // and no mask. Each argument has the size of a register.
     let count = unsafe {
         libc::syscall(
             libc::SYS_epoll_pwait2,
@@ -87,7 +87,7 @@ mod tests {
 
     use super::*;
 
-    /// The least that a wait of so many microseconds took in some trials.
+    /// The shortest of several waits of so many microseconds.
     fn shortest(wait: &mut PreciseWait, timeout_us: u64) -> Duration {
         let epoll = epoll::create(CreateFlags::CLOEXEC).unwrap();
         let mut events = Vec::with_capacity(4);

@@ -1,5 +1,5 @@
-//! An io_uring with its receive buffers: nearly all unsafe code of this crate. What it hands out is
-//! safe to use in any way; at worst a descriptor that was closed too early is waited for in vain.
+//! An io_uring with its receive buffers: nearly all unsafe code of this crate. Its interface is
+//! safe; at worst, it waits in vain for a descriptor that was closed too early.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::VecDeque;
@@ -16,53 +16,56 @@ use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-/// Submissions that fit between two calls of the kernel.
+/// Submissions that fit between two system calls.
 const SUBMISSIONS: u32 = 256;
 const COMPLETIONS: u32 = 4096;
 /// Writes submitted together.
 const WRITES_MAX: usize = SUBMISSIONS as usize;
 
-/// What one receive takes at most. Of a buffer that has seen only small messages, one page is
-/// resident; and as workers tell glibc to map what is this large by itself, one that is let go of
-/// goes back to the system.
+/// The most bytes of one receive. A buffer that has only seen small messages has one page resident.
+/// Since workers tell glibc to map buffers of this size separately, a freed one returns to the
+/// system.
 pub(crate) const BUFFER_SIZE: usize = 64 * 1024;
-/// Buffers the kernel has when little is going on, and at most; powers of two.
+/// The number of buffers at low load, and the maximum; powers of two.
 const BUFFERS_MIN: usize = 16;
 const BUFFERS_MAX: usize = 128;
-/// What the allocator adds to a buffer that has a mapping of its own: a page, for its header and
-/// the shift of its beginning.
+/// The allocator's overhead for a buffer with its own mapping: a page, for its header and the
+/// alignment of its beginning.
 const BUFFER_ROOM: usize = 4096;
-/// The kernel's queues, and what is kept of completions and of writes for as long as it lives.
+/// Memory of the kernel's queues, and of the records of completions and writes.
 const QUEUES_SIZE_MAX: usize = 1 << 20;
 /// The most bytes that all of it takes.
 pub(crate) const SIZE_MAX: usize = BUFFERS_MAX * (BUFFER_SIZE + BUFFER_ROOM) + QUEUES_SIZE_MAX;
-/// After so many bytes, rounded up to buffers, the kernel stops receiving of a connection until it is
-/// asked again, where it can be told to (Linux 6.17). Without end it would take up to 32 buffers,
-/// 2 MiB, at once, of one that is to be paused as soon as its first bytes are seen: where it cannot be
-/// told it is asked for each buffer.
+/// After this many bytes, rounded up to buffers, the kernel stops receiving on a connection until
+/// it is asked again, if it supports a limit (Linux 6.17). Without a limit it would take up to 32
+/// buffers, 2 MiB, at once, from a connection that is paused as soon as its first bytes are seen.
+/// So kernels without support are asked for each buffer.
 const RECEIVED_MAX: u32 = 4 * BUFFER_SIZE as u32;
-/// What comes of a connection beside one buffer when it is to be paused: the kernel is asked for more
-/// as soon as a wait has reported what it was asked for, and is told to stop behind that wait.
+/// The most bytes that still come, beside one buffer, from a connection to be paused: the kernel is
+/// asked for more as soon as a wait has reported the last bytes, and is told to stop after that
+/// wait.
 pub(crate) const LATE_MAX: usize = 2 * (RECEIVED_MAX as usize + BUFFER_SIZE);
 const GROUP: u16 = 0;
-/// After so many waits – a wait in vain counts for several – surplus buffers are let go of.
+/// After this many waits – a wait without events counts several times – surplus buffers are
+/// released.
 const TRIM_AGE: u32 = 256;
 const IDLE_AGE: u32 = 64;
 
-/// How often accepting is told to stop: it does not when it is just going on.
+/// How often accepting is cancelled: a cancellation fails while it is just running.
 const CANCELS_MAX: usize = 16;
 
-/// The kind of an operation, in the upper bits of its user data; the caller's tag is below.
+/// The kind of an operation, in the upper bits of its user data; the caller's tag is in the lower
+/// bits.
 const KIND_SHIFT: u32 = 62;
 const RECEIVE: u64 = 0;
 const ACCEPT: u64 = 1;
 const POLL: u64 = 2;
-/// Of no concern to the caller: the index of a write, or `UNHEARD`.
+/// Internal: the index of a write, or `UNHEARD`.
 const OWN: u64 = 3;
 const TAG_MASK: u64 = (1 << KIND_SHIFT) - 1;
 const UNHEARD: u64 = TAG_MASK;
 
-/// What became of an operation.
+/// The outcome of an operation.
 pub(crate) enum Completion {
     /// `None` is the end. Unless `goes_on`, receiving is over.
     Received { tag: u64, bytes: Result<Option<Buffer>, Errno>, goes_on: bool },
@@ -72,7 +75,7 @@ pub(crate) enum Completion {
     Polled { tag: u64, events: PollFlags, goes_on: bool },
 }
 
-/// Bytes received. Goes back by [`Ring::recycle`].
+/// Received bytes. Return it with [`Ring::recycle`].
 pub(crate) struct Buffer {
     id: u16,
     pub(crate) bytes: Vec<u8>,
@@ -80,14 +83,15 @@ pub(crate) struct Buffer {
 
 pub(crate) struct Ring {
     io: IoUring,
-    /// Completions taken out of the kernel's queue, which so never overflows for long.
+    /// Completions taken from the kernel's queue, so that it never overflows for long.
     pending: VecDeque<cqueue::Entry>,
     pool: Pool,
     enter_flags: EnterFlags,
-    /// Whether the kernel knows of `RECEIVED_MAX`.
+    /// Whether the kernel supports `RECEIVED_MAX`.
     has_limit: bool,
     writes: Vec<Write>,
-    /// Of all writes; what it points to lives as long as the [`Writes`] they were made of.
+    /// Slices of all writes. What they point to lives as long as the [`Writes`] they were made
+    /// from.
     slices: Vec<libc::iovec>,
     messages: Vec<libc::msghdr>,
     /// Writes without a result.
@@ -103,7 +107,7 @@ struct Write {
 
 impl Ring {
     /// # Errors
-    /// When the kernel has no io_uring, forbids it, or is older than 6.1.
+    /// If the kernel has no io_uring, forbids it, or is older than 6.1.
     pub(crate) fn new() -> io::Result<Self> {
         let io: IoUring = IoUring::builder()
             .setup_single_issuer()
@@ -117,7 +121,7 @@ impl Ring {
             return Err(Errno::INVAL.into());
         }
         let mut enter_flags = EnterFlags::GETEVENTS;
-        // A worker that waits for clients is not waiting for a disk.
+        // A worker that waits for clients does not wait for a disk.
         enter_flags.set(EnterFlags::NO_IOWAIT, params.is_feature_no_iowait());
         let mut ring = Self {
             io,
@@ -131,20 +135,20 @@ impl Ring {
             open_writes: 0,
         };
         ring.register_buffers(BUFFERS_MIN)?;
-        // What allows the set-up may still forbid the use.
+        // A filter may allow the set-up and still forbid the use.
         ring.push(&opcode::Nop::new().build().user_data(OWN << KIND_SHIFT | UNHEARD));
         ring.enter(1, None)?;
         ring.has_limit = ring.probe_limit()?;
         Ok(ring)
     }
 
-    /// As a kernel that has no limit would have it.
+    /// Behaves as on a kernel without the limit.
     pub(crate) fn forget_limit(&mut self) {
         self.has_limit = false;
     }
 
-    /// Older kernels refuse a limit (io_recvmsg_prep in io_uring/net.c), which is looked at before
-    /// the descriptor is.
+    /// Older kernels refuse a limit (io_recvmsg_prep in io_uring/net.c) before they check the
+    /// descriptor.
     fn probe_limit(&mut self) -> io::Result<bool> {
         self.push(&receive_up_to_limit(Fd(-1)).user_data(RECEIVE << KIND_SHIFT));
         self.enter(1, None)?;
@@ -159,8 +163,8 @@ impl Ring {
         self.push(&entry.user_data(ACCEPT << KIND_SHIFT | tag));
     }
 
-    /// Receives until the end, or a failure – among them, that there is no buffer – or until it is
-    /// cancelled, or `RECEIVED_MAX` bytes have come, or any at all where the kernel knows no limit.
+    /// Receives until the end, a failure – such as no free buffer –, a cancellation, or
+    /// `RECEIVED_MAX` bytes; on kernels without the limit, until any bytes have come.
     pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>, tag: u64) {
         let socket = Fd(socket.as_raw_fd());
         let entry = match self.has_limit {
@@ -170,14 +174,14 @@ impl Ring {
         self.push(&entry.user_data(RECEIVE << KIND_SHIFT | tag));
     }
 
-    /// Waits once for one of the events, or for an error, or for the peer to end its side: the
-    /// kernel adds that, and what is so already is told at once.
+    /// Waits once for one of the events, an error, or the peer's end: the kernel adds that. A state
+    /// that holds already is reported at once.
     pub(crate) fn poll(&mut self, descriptor: RawFd, events: PollFlags, tag: u64) {
         let entry = opcode::PollAdd::new(Fd(descriptor), events.bits().into()).build();
         self.push(&entry.user_data(POLL << KIND_SHIFT | tag));
     }
 
-    /// The same until it is cancelled: what is so is told at first, and then when it is so anew.
+    /// The same until it is cancelled: reports the state at first, and then each change.
     pub(crate) fn poll_changes(&mut self, descriptor: RawFd, events: PollFlags, tag: u64) {
         let entry = opcode::PollAdd::new(Fd(descriptor), events.bits().into()).multi(true).build();
         self.push(&entry.user_data(POLL << KIND_SHIFT | tag));
@@ -187,7 +191,7 @@ impl Ring {
         self.cancel(RECEIVE << KIND_SHIFT | tag);
     }
 
-    /// Ends accepting, and returns those accepted of whom [`Ring::next`] has not told.
+    /// Stops accepting, and returns accepted sockets that [`Ring::next`] has not returned.
     pub(crate) fn stop_accepting(&mut self, tag: u64) -> Vec<OwnedFd> {
         let user_data = ACCEPT << KIND_SHIFT | tag;
         for _ in 0..CANCELS_MAX {
@@ -204,7 +208,7 @@ impl Ring {
             self.pending.drain(..).partition(|entry| entry.user_data() == user_data);
         self.pending.extend(others);
         let accepted = ours.into_iter().filter_map(|entry| count(entry.result()).ok());
-        // SAFETY: the kernel has made these descriptors for us, and their completions are gone.
+        // SAFETY: the kernel has made these descriptors for us, and their completions are removed.
         accepted.map(|fd| unsafe { OwnedFd::from_raw_fd(fd as RawFd) }).collect()
     }
 
@@ -221,13 +225,13 @@ impl Ring {
         self.push(&entry.user_data(OWN << KIND_SHIFT | UNHEARD));
     }
 
-    /// Hands everything queued to the kernel.
+    /// Submits everything that is queued to the kernel.
     pub(crate) fn submit(&mut self) {
         if self.io.submission().is_empty() {
             return;
         }
         if let Err(error) = self.enter(0, None) {
-            // Going on would leave the kernel pointers into memory that is used for other things.
+            // Continuing would leave the kernel with pointers into memory that is reused.
             give_up(&error);
         }
     }
@@ -239,20 +243,20 @@ impl Ring {
         Writes { ring: self, bytes: PhantomData }
     }
 
-    /// What became of the write of this index of the last batch: how much was to be written, and
-    /// how much was.
+    /// The result of the write of this index in the last batch: how much there was to write, and
+    /// how much was written.
     pub(crate) fn written(&self, index: usize) -> (usize, Result<usize, Errno>) {
         let write = &self.writes[index];
         (write.wanted, count(write.result))
     }
 
-    /// Waits until something has happened, at most for `timeout`.
+    /// Waits for a completion, at most for `timeout`.
     pub(crate) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let has_pending = !self.pending.is_empty();
         if std::mem::take(&mut self.pool.is_short) {
             self.pool.grow((2 * self.pool.buffers.len()).min(BUFFERS_MAX));
         } else if !has_pending && !self.io.submission().cq_overflow() {
-            // Of those that the kernel keeps for want of room some have buffers.
+            // Some of the completions that the kernel holds back for lack of room have buffers.
             self.trim()?;
         }
         match timeout {
@@ -266,12 +270,12 @@ impl Ring {
         }
     }
 
-    /// How many things have happened that [`Ring::next`] has not told of.
+    /// The number of completions that [`Ring::next`] has not returned.
     pub(crate) fn pending(&self) -> usize {
         self.pending.len()
     }
 
-    /// The next thing that happened.
+    /// The next completion.
     pub(crate) fn next(&mut self) -> Option<Completion> {
         let entry = self.pending.pop_front()?;
         let tag = entry.user_data() & TAG_MASK;
@@ -292,7 +296,7 @@ impl Ring {
             }
             ACCEPT => {
                 // SAFETY: the kernel has made this descriptor for us, and each completion is taken
-                // out of `pending` once.
+                // from `pending` once.
                 let own = |fd| unsafe { OwnedFd::from_raw_fd(fd as RawFd) };
                 Completion::Accepted { tag, socket: count(entry.result()).map(own), goes_on }
             }
@@ -304,23 +308,23 @@ impl Ring {
         })
     }
 
-    /// Gives a buffer, or what stands for it now, back to the kernel.
+    /// Returns a buffer, or its replacement, to the kernel.
     pub(crate) fn recycle(&mut self, buffer: Buffer) {
         self.pool.taken -= 1;
         self.pool.publish(buffer.id, buffer.bytes);
     }
 
-    /// The kernel ran out of buffers: with the next wait it gets more, within the limit.
+    /// The kernel ran out of buffers: it gets more with the next wait, within the limit.
     pub(crate) fn want_buffers(&mut self) {
         self.pool.is_short = true;
     }
 
-    /// Bytes of buffers that went back to the allocator since the last call.
+    /// Bytes of buffers returned to the allocator since the last call.
     pub(crate) fn take_released(&mut self) -> usize {
         std::mem::take(&mut self.pool.released)
     }
 
-    /// Lets go of buffers that were not needed for some time.
+    /// Releases buffers that were not needed for some time.
     fn trim(&mut self) -> io::Result<()> {
         if self.pool.age < TRIM_AGE {
             return Ok(());
@@ -331,8 +335,8 @@ impl Ring {
         if self.pool.buffers.len() <= needed {
             return Ok(());
         }
-        // Nothing is lost: a receive looks for its group when bytes arrive, and runs only while
-        // this thread is in the kernel, as DEFER_TASKRUN has it.
+        // Nothing is lost: a receive looks for its buffer group when bytes arrive, and runs only
+        // while this thread is in the kernel, because of DEFER_TASKRUN.
         self.io.submitter().unregister_buf_ring(GROUP)?;
         self.pool.clear();
         self.register_buffers(needed)
@@ -351,20 +355,20 @@ impl Ring {
 
     fn push(&mut self, entry: &squeue::Entry) {
         // SAFETY: what entries point to – a batch's messages and slices – stays until their
-        // completion has been seen, see `Writes::submit`; the others point to nothing.
+        // completions have been seen, see `Writes::submit`; the others point to nothing.
         while unsafe { self.io.submission().push(entry) }.is_err() {
             self.submit();
         }
     }
 
-    /// Submits what is queued, waits for `want` completions as `args` say and takes those there
-    /// are.
+    /// Submits the queue, waits for `want` completions as `args` say, and takes those that are
+    /// there.
     fn enter(&mut self, want: u32, args: Option<&SubmitArgs<'_, '_>>) -> io::Result<()> {
         let (submitter, mut queue, _) = self.io.split();
         queue.sync();
         let count = queue.len() as u32;
         let flags = self.enter_flags;
-        // SAFETY: the arguments are what the flags say they are; about the queue see `push`.
+        // SAFETY: the arguments match the flags; for the queue see `push`.
         let result = unsafe {
             match args {
                 Some(_) => {
@@ -377,8 +381,8 @@ impl Ring {
         drop(queue);
         self.reap();
         match result.as_ref().map_err(io::Error::raw_os_error) {
-            // The time is over; a signal came; the completion queue was full; out of memory for a
-            // moment. What was not submitted is still queued.
+            // Timeout; signal; full completion queue; temporarily out of memory. Unsubmitted
+            // entries are still queued.
             Err(Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN)) => Ok(()),
             _ => result.map(drop),
         }
@@ -403,26 +407,27 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // Descriptors nobody has been told of.
+        // Closes descriptors that were not returned yet.
         while self.next().is_some() {}
         if self.io.submitter().unregister_buf_ring(GROUP).is_err() {
             // The kernel may still write to them.
             std::mem::forget(std::mem::take(&mut self.pool.buffers));
             return;
         }
-        // SAFETY: allocated in `Pool::new` with this layout; the kernel has let go of it.
+        // SAFETY: allocated in `Pool::new` with this layout; the kernel no longer uses it.
         unsafe { dealloc(self.pool.entries.as_ptr().cast(), Pool::LAYOUT) };
     }
 }
 
-/// An entry that receives again and again.
+/// An entry that receives repeatedly.
 fn receive_up_to_limit(socket: Fd) -> squeue::Entry {
-    /// Of a receive's limit, which the crate does not know of, in io_uring_sqe: `optlen`
+    /// Offset of a receive's limit in io_uring_sqe, unknown to the crate: `optlen`
     /// (include/uapi/linux/io_uring.h).
     const LIMIT_AT: usize = 44;
     const { assert!(size_of::<squeue::Entry>() == 64, "an entry is an io_uring_sqe") };
     let mut entry = opcode::RecvMulti::new(socket, GROUP).build();
-    // SAFETY: an entry is the kernel's structure, in which these four bytes, aligned, may be anything.
+    // SAFETY: an entry is the kernel's structure, in which these four aligned bytes may have any
+    // value.
     unsafe { (&raw mut entry).byte_add(LIMIT_AT).cast::<u32>().write(RECEIVED_MAX) };
     entry
 }
@@ -461,7 +466,7 @@ impl<'b> Writes<'_, 'b> {
         });
     }
 
-    /// Writes as much as goes without waiting.
+    /// Writes as much as possible without waiting.
     pub(crate) fn submit(self) {
         let ring = self.ring;
         ring.messages.clear();
@@ -469,7 +474,7 @@ impl<'b> Writes<'_, 'b> {
         for write in &ring.writes {
             // SAFETY: an empty message is all zeros.
             let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-            // In bounds: the writes' slices stand one behind the other.
+            // In bounds: the writes' slices are consecutive.
             message.msg_iov = ring.slices[first..].as_ptr().cast_mut();
             message.msg_iovlen = write.slices as _;
             ring.messages.push(message);
@@ -491,9 +496,9 @@ impl<'b> Writes<'_, 'b> {
             };
             ring.push(&entry.user_data(OWN << KIND_SHIFT | index as u64));
         }
-        // MSG_DONTWAIT makes the kernel finish each write while it is submitted (io_sendmsg_prep in
+        // MSG_DONTWAIT makes the kernel finish each write during submission (io_sendmsg_prep in
         // io_uring/net.c sets REQ_F_NOWAIT: what would wait fails with EAGAIN), so this is one
-        // call. Nothing that the entries point to may change before: the loop makes sure of it.
+        // call. Nothing that the entries point to may change before: the loop ensures this.
         while ring.open_writes > 0 {
             let is_submitted = ring.io.submission().is_empty();
             if is_submitted {
@@ -510,25 +515,25 @@ impl<'b> Writes<'_, 'b> {
 /// For when the kernel has not taken what its entries point to.
 #[cold]
 fn give_up(error: &io::Error) -> ! {
-    // A panic would let go of it on its way.
+    // A panic would free that memory while unwinding.
     let _ = io::Write::write_fmt(&mut io::stderr(), format_args!("io_uring_enter: {error}\n"));
     abort();
 }
 
-/// The buffers that the kernel receives into, of all connections together. See
+/// The buffers that the kernel receives into, for all connections. See
 /// `io_uring_register_buf_ring(3)`.
 struct Pool {
     entries: NonNull<BufRingEntry>,
-    /// By identifier. Those that are taken are empty here.
+    /// By identifier. Taken ones are empty here.
     buffers: Vec<Vec<u8>>,
     tail: u16,
-    /// Buffers with bytes that have not come back.
+    /// Buffers with bytes that have not been returned.
     taken: usize,
     /// The most since the last trim.
     taken_max: usize,
     age: u32,
     is_short: bool,
-    /// Bytes given back to the allocator.
+    /// Bytes returned to the allocator.
     released: usize,
 }
 
@@ -562,7 +567,7 @@ impl Pool {
         }
     }
 
-    /// Forgets all buffers. The kernel must not have them.
+    /// Forgets all buffers. The kernel must not use them.
     fn clear(&mut self) {
         self.released += self.buffers.iter().map(Vec::capacity).sum::<usize>();
         self.buffers = Vec::new();
@@ -575,8 +580,8 @@ impl Pool {
         bytes.clear();
         bytes.reserve(BUFFER_SIZE);
         let index = usize::from(self.tail) % BUFFERS_MAX;
-        // SAFETY: within `entries`; a buffer has its identifier to itself, so there are never more
-        // than BUFFERS_MAX and this entry is not in use.
+        // SAFETY: within `entries`. Each buffer has its own identifier, so there are never more
+        // than BUFFERS_MAX, and this entry is not in use.
         let entry = unsafe { self.entries.add(index).as_mut() };
         entry.set_addr(bytes.as_mut_ptr() as u64);
         entry.set_len(BUFFER_SIZE as u32);

@@ -1,4 +1,4 @@
-//! What is the same for all drivers: making connections, ending them, and why they fail.
+//! Common to all drivers: making and ending connections, and the causes of failures.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -14,28 +14,28 @@ use crate::{Address, CloseKind};
 /// Connections accepted in one tick.
 pub(crate) const ACCEPTS_PER_TICK: usize = 64;
 pub(crate) const EVENTS_PER_TICK: usize = 512;
-/// When so many bytes have been reported, the rest is for the next tick. See [`crate::Driver::wait`].
+/// After this many reported bytes the rest is left to the next tick. See [`crate::Driver::wait`].
 pub(crate) const BYTES_PER_TICK: usize = 128 * 1024;
-/// Connections accepted at once from a socket that is let go of: more than any queue has.
+/// The most connections accepted from a released listener: more than any queue has.
 const DRAINED_MAX: usize = 65_536;
-/// Buffers handed to one write.
+/// The most buffers of one write.
 pub(crate) const SLICES_MAX: usize = 16;
-/// After running out of descriptors, accepting is tried again this often: they may have become free
+/// How often accepting is retried after running out of descriptors: they may have become free
 /// elsewhere.
 pub(crate) const PARKED_RETRY: Duration = Duration::from_millis(100);
 
-/// A connection that is closed is read this many times more, so that what lies unread does not
-/// make the kernel answer with a reset, which could overtake the last reply.
+/// How often a connection is read before it is closed: unread bytes would make the kernel send a
+/// reset, which could overtake the last reply.
 const FINAL_READS_MAX: usize = 4;
 const FINAL_READ_SIZE: usize = 64 * 1024;
 
-/// First probe of an idle server connection, distance of the next ones, and how many may fail.
+/// Time until the first probe of an idle server connection, interval of the next ones, and how many
+/// may fail.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// A socket, non-blocking, that will be writable when it is connected, or not connected for a
-/// reason.
+/// A non-blocking socket that becomes writable when it is connected or has failed.
 pub(crate) fn start_connecting(address: &Address) -> Result<OwnedFd, CloseKind> {
     let socket = new_socket(address).map_err(socket_kind)?;
     let result = match address {
@@ -60,7 +60,7 @@ fn new_socket(address: &Address) -> Result<OwnedFd, Errno> {
     let descriptor = net::socket_with(family, SocketType::STREAM, flags, None)?;
     if let Address::Tcp(_) = address {
         sockopt::set_tcp_nodelay(&descriptor, true)?;
-        // A server whose host vanished must be noticed while nothing is being sent.
+        // The loss of a server's host must be noticed even while nothing is sent.
         sockopt::set_socket_keepalive(&descriptor, true)?;
         sockopt::set_tcp_keepidle(&descriptor, KEEPALIVE_IDLE)?;
         sockopt::set_tcp_keepintvl(&descriptor, KEEPALIVE_INTERVAL)?;
@@ -69,18 +69,18 @@ fn new_socket(address: &Address) -> Result<OwnedFd, Errno> {
     Ok(descriptor)
 }
 
-/// Whether an attempt to connect that is over has succeeded.
+/// Whether a finished attempt to connect has succeeded.
 pub(crate) fn finish_connecting(socket: impl AsFd) -> Result<(), Errno> {
     sockopt::socket_error(&socket)??;
-    // To a port of its own host where nobody listens, the kernel may connect from that very port:
-    // then the socket is connected with itself, and requests would be taken for their replies.
+    // When a server on this host does not listen, the kernel may choose its very port as the local
+    // one. The socket is then connected to itself, and requests would be taken for their replies.
     match (net::getsockname(&socket), net::getpeername(&socket)) {
         (Ok(here), Ok(Some(there))) if here == there => Err(Errno::CONNREFUSED),
         _ => Ok(()),
     }
 }
 
-/// A listening socket that is let go of when nobody waits there any more.
+/// A listening socket that is released when no connection waits any more.
 pub(crate) struct Draining {
     pub(crate) id: u32,
     socket: OwnedFd,
@@ -88,10 +88,10 @@ pub(crate) struct Draining {
     left: usize,
 }
 
-/// What came of accepting once more.
+/// The result of one more accept.
 pub(crate) enum Drained {
     Accepted(OwnedFd),
-    /// Nobody waits.
+    /// No connection waits.
     Empty,
     /// Out of descriptors.
     Blocked,
@@ -121,7 +121,7 @@ impl Draining {
     }
 }
 
-/// Reads what lies unread, within limits. `buffer` is for that; its content is lost.
+/// Reads unread bytes, within limits. `buffer` is scratch space; its content is lost.
 pub(crate) fn drain(socket: impl AsFd, buffer: &mut Vec<u8>) {
     for _ in 0..FINAL_READS_MAX {
         buffer.clear();
@@ -135,12 +135,12 @@ pub(crate) fn drain(socket: impl AsFd, buffer: &mut Vec<u8>) {
     }
 }
 
-/// Says the last word to a client that was just accepted, which is to be closed now. `buffer` is
-/// for reading; its content is lost.
+/// Sends a final message to a client that was just accepted and is closed now. `buffer` is scratch
+/// space; its content is lost.
 pub(crate) fn refuse(socket: impl AsFd, why: &[u8], buffer: &mut Vec<u8>) {
-    // Few bytes fit, and if they do not it is closed all the same.
+    // The few bytes usually fit; if not, it is closed anyway.
     let _ = net::send(&socket, why, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-    // What lies unread would reset the connection, which may take from the client what it is told.
+    // Unread bytes would reset the connection, and the client might not get the message.
     drain(socket, buffer);
 }
 
@@ -158,7 +158,7 @@ pub(crate) fn close_kind(errno: Errno) -> CloseKind {
     }
 }
 
-/// Why there is no socket to connect with: that has no peer yet.
+/// Why no socket could be created: there is no peer yet.
 fn socket_kind(errno: Errno) -> CloseKind {
     match errno {
         Errno::ACCESS | Errno::PERM => CloseKind::Forbidden,
@@ -169,8 +169,8 @@ fn socket_kind(errno: Errno) -> CloseKind {
     }
 }
 
-/// Why connecting failed before anything was sent. The same errors may mean something else later:
-/// a router that forbids IPv6 packets makes EACCES, too.
+/// Why connecting failed before anything was sent. The same errors may mean something else later: a
+/// router that forbids IPv6 packets causes EACCES, too.
 fn connect_kind(address: &Address, errno: Errno) -> CloseKind {
     match (address, errno) {
         (_, Errno::ADDRNOTAVAIL) | (Address::Tcp(_), Errno::AGAIN) => CloseKind::NoPort,
@@ -193,7 +193,7 @@ mod tests {
         Connect,
         ConnectTcp,
         ConnectUnix,
-        /// SO_ERROR, or a call on what is connected.
+        /// SO_ERROR, or a call on a connected socket.
         Later,
     }
 
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(kind.is_local(), is_local, "{call:?}: {errno}: {meaning}");
     }
 
-    /// By socket(2), connect(2), ip(7) and unix(7).
+    /// According to socket(2), connect(2), ip(7) and unix(7).
     #[test]
     fn errors_of_this_machine_do_not_count_against_the_server() {
         use CloseKind::{Exhausted, Forbidden, NoMemory, NoPort, NoSocket};
@@ -250,7 +250,7 @@ mod tests {
         }
     }
 
-    /// Where a local cause looks like one on the way or at the other end the server counts as down.
+    /// If a local cause looks like one of the network or the server, the server counts as down.
     #[test]
     fn errors_of_the_server_and_of_the_way_there_count_against_it() {
         use CloseKind::{Refused, Reset, TimedOut, Unreachable};
@@ -277,7 +277,7 @@ mod tests {
             (Later, Errno::HOSTDOWN, Unreachable, "the host is down"),
             (Later, Errno::CONNRESET, Reset, "the peer reset the connection"),
             (Later, Errno::PIPE, Reset, "the peer has closed it"),
-            // With packets sent it is the answer to them.
+            // After packets were sent, it is the answer to them.
             (Later, Errno::ACCESS, Reset, "a router forbids packets"),
         ] {
             check(call, errno, kind, false, meaning);

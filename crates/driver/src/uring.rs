@@ -1,5 +1,5 @@
-//! The io_uring driver: clients are accepted and bytes received by operations that stay in the
-//! kernel, everything that is to be written in a tick goes in one call of it.
+//! The io_uring driver. Multishot operations accept clients and receive bytes; all output of a tick
+//! is written in one system call.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -18,20 +18,20 @@ use crate::socket::{
 };
 use crate::{Address, CloseKind, Driver, Handler, Token};
 
-/// Tags of operations: bits 0..32 are those of the token, or a number; bits 32..60 the epoch, which
-/// tells successive users of them apart; bits 60..62 say what is waited for. Epochs repeat after
-/// 2^28 connections, when nothing in the kernel knows of the last one.
+/// Tags of operations: bits 0..32 are those of the token, or a number; bits 32..60 are the epoch,
+/// which distinguishes successive users; bits 60..62 are the purpose. Epochs repeat after 2^28
+/// connections, when the kernel no longer has operations of the last one.
 const EPOCH_MASK: u32 = (1 << 28) - 1;
 const PURPOSE_SHIFT: u32 = 60;
 
-/// What a poll is for.
+/// The purpose of a poll.
 const WRITABLE: u64 = 0;
 const CONNECTED: u64 = 1;
-/// Nothing but an error, while the connection is paused.
+/// Only an error, while the connection is paused.
 const BROKEN: u64 = 2;
 const WATCHED: u64 = 3;
 
-/// Why there is no io_uring here, and what helps.
+/// Why io_uring is not available, and what helps.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     #[error("the kernel has no io_uring; it needs Linux 6.1 or newer, built with CONFIG_IO_URING")]
@@ -66,23 +66,23 @@ pub struct UringDriver {
     epoch: u32,
     /// Accepted by the kernel, not reported yet.
     accepted: VecDeque<(u32, OwnedFd)>,
-    /// Sockets that are not listened to any more, where some still wait for a descriptor.
+    /// Former listeners where connections still wait for a descriptor.
     draining: Vec<Draining>,
-    /// When to try again to accept with those that are parked; set while there are any.
+    /// When to retry accepting on parked listeners; set while there are any.
     unpark_at: Option<Instant>,
     /// Connections with output to write.
     dirty: VecDeque<Token>,
-    /// Those being written, and whether all their output is; kept for its memory.
+    /// Connections being written, and whether all their output is included; kept for its memory.
     writing: Vec<(Token, bool)>,
-    /// Connections no longer paused whose end was held back.
+    /// Connections that are no longer paused and whose end was held back.
     resumed: Vec<Token>,
     /// Ends of connections, for the next tick.
     ends: Vec<Completion>,
-    /// Of what the ring has to tell, so much is of this round and has not been reported.
+    /// How many of the ring's completions belong to this round and have not been reported.
     unreported: usize,
-    /// Connections to let go of.
-    leaving: Vec<Token>,
-    /// Counts ticks, and begins again.
+    /// Connections to detach.
+    detaching: Vec<Token>,
+    /// Counts ticks, and wraps around.
     tick: u8,
     buffer: Vec<u8>,
 }
@@ -92,7 +92,7 @@ struct Listener {
     epoch: u32,
     socket: OwnedFd,
     is_accepting: bool,
-    /// Out of descriptors: tried again when one may be free.
+    /// Out of descriptors: retried when one may be free.
     is_parked: bool,
 }
 
@@ -109,7 +109,7 @@ struct Socket {
     descriptor: Option<OwnedFd>,
     generation: u32,
     epoch: u32,
-    /// When bytes came last. Taking an old tick for this one is harmless.
+    /// The tick of the last bytes. A confusion with an earlier tick is harmless.
     read_at: u8,
     state: State,
 }
@@ -121,34 +121,34 @@ struct State {
     receiving: bool,
     /// The kernel took less than there was.
     write_blocked: bool,
-    /// The kernel will say when it takes more.
+    /// The kernel will report when it takes more.
     write_polled: bool,
-    /// The kernel will say when an error comes.
+    /// The kernel will report an error.
     watched: bool,
     paused: bool,
     /// Listed in `dirty`.
     dirty: bool,
     /// The peer ended its side.
     ended: bool,
-    /// That was reported.
+    /// The end has been reported.
     end_reported: bool,
-    /// Listed in `leaving`.
-    leaving: bool,
+    /// Listed in `detaching`.
+    detaching: bool,
 }
 
 impl State {
-    /// Whether the kernel holds on to the socket.
+    /// Whether the kernel still uses the socket.
     fn is_busy(self) -> bool {
         self.connecting || self.receiving || self.write_polled || self.watched
     }
 }
 
 impl UringDriver {
-    /// The most bytes that one takes beside what it keeps of each connection.
+    /// The most bytes that one driver takes, beside its records of connections.
     pub const SIZE_MAX: u64 = ring::SIZE_MAX as u64;
 
     /// # Errors
-    /// When the kernel does not let us, or is too old.
+    /// If the kernel does not allow it, or is too old.
     pub fn new() -> Result<Self, Refusal> {
         Ok(Self {
             ring: Ring::new()?,
@@ -164,13 +164,13 @@ impl UringDriver {
             resumed: Vec::new(),
             ends: Vec::new(),
             unreported: 0,
-            leaving: Vec::new(),
+            detaching: Vec::new(),
             tick: 0,
             buffer: Vec::new(),
         })
     }
 
-    /// One that works as on Linux 6.1 to 6.16, for tests.
+    /// A driver that works as on Linux 6.1 to 6.16, for tests.
     ///
     /// # Errors
     /// As [`UringDriver::new`].
@@ -186,7 +186,7 @@ impl UringDriver {
         (socket.generation == conn.generation() && socket.descriptor.is_some()).then_some(socket)
     }
 
-    /// Whom an operation was for, if that is still there.
+    /// The connection of an operation, if it still exists.
     #[inline]
     fn conn(&mut self, tag: u64) -> Option<Token> {
         let low = Token(tag & u64::from(u32::MAX));
@@ -220,8 +220,8 @@ impl UringDriver {
         }
     }
 
-    /// Takes the descriptor, with nothing of it waiting to be submitted, has the kernel let go of
-    /// the socket, and shrinks the table behind the last one in use.
+    /// Removes the connection after submitting all of its operations, makes the kernel release the
+    /// socket, and shrinks the table to the last slot in use.
     fn remove(&mut self, conn: Token) -> Option<(OwnedFd, State)> {
         let socket = self.socket(conn)?;
         let epoch = socket.epoch;
@@ -230,7 +230,7 @@ impl UringDriver {
         if state.is_busy() {
             self.cancel_polls(conn, epoch, state);
             self.ring.submit();
-            // Receiving and connecting come to their end. An error means that they did already.
+            // This ends receiving and connecting. An error means that they have ended already.
             let _ = shutdown(&descriptor, Shutdown::Both);
         }
         let table = &mut self.tables[conn.table()];
@@ -249,11 +249,11 @@ impl UringDriver {
         handler.closed(conn, close_kind(errno));
     }
 
-    /// Has the kernel receive, unless it does or should not.
+    /// Makes the kernel receive, unless it does already or should not.
     fn receive(&mut self, conn: Token) {
         let Some(socket) = self.tables[conn.table()].get_mut(conn.index()) else { return };
         let state = &mut socket.state;
-        if state.receiving || state.paused || state.ended || state.leaving {
+        if state.receiving || state.paused || state.ended || state.detaching {
             return;
         }
         let Some(descriptor) = &socket.descriptor else { return };
@@ -267,7 +267,7 @@ impl UringDriver {
         self.ring.poll(descriptor.as_raw_fd(), events, tag(conn.0, socket.epoch, purpose));
     }
 
-    /// Where [`UringDriver::poll`] would tell again and again that the peer has ended its side.
+    /// Used where [`UringDriver::poll`] would report the peer's end again and again.
     fn poll_changes(&mut self, conn: Token, events: PollFlags, purpose: u64) {
         let Some(socket) = self.tables[conn.table()].get_mut(conn.index()) else { return };
         let Some(descriptor) = &socket.descriptor else { return };
@@ -293,8 +293,8 @@ impl UringDriver {
         match bytes {
             Ok(Some(mut buffer)) => {
                 socket.read_at = tick;
-                if goes_on && socket.state.paused && !socket.state.leaving {
-                    // It does not stop when it is about to go on at the moment it is told to.
+                if goes_on && socket.state.paused && !socket.state.detaching {
+                    // A cancellation fails if the operation is just about to continue.
                     self.ring.cancel_receive(tag);
                 }
                 handler.received(conn, &mut buffer.bytes);
@@ -358,7 +358,7 @@ impl UringDriver {
         if events.intersects(PollFlags::OUT | PollFlags::ERR | PollFlags::HUP) {
             state.write_blocked = false;
             self.mark_dirty(conn);
-        } else if !goes_on && state.write_blocked && !state.leaving {
+        } else if !goes_on && state.write_blocked && !state.detaching {
             state.write_polled = true;
             self.poll_changes(conn, PollFlags::OUT, WRITABLE);
         }
@@ -375,14 +375,15 @@ impl UringDriver {
         let (tag, state) = (tag(conn.0, socket.epoch, BROKEN), &mut socket.state);
         state.watched = goes_on;
         if events.intersects(PollFlags::ERR) {
-            if state.paused || state.leaving {
-                // Both directions are dead: nothing can be answered any more.
+            if state.paused || state.detaching {
+                // Both directions are dead: nothing can be sent any more.
                 self.fail(conn, Errno::CONNRESET, handler);
             } else if goes_on {
-                // Receiving will tell, unless there is a pause before: that has to look again.
+                // Receiving will report it, unless there is a pause before: then this is checked
+                // again.
                 self.ring.cancel_poll(tag);
             }
-        } else if !goes_on && state.paused && !state.leaving {
+        } else if !goes_on && state.paused && !state.detaching {
             state.watched = true;
             self.poll_changes(conn, PollFlags::ERR, BROKEN);
         }
@@ -405,14 +406,14 @@ impl UringDriver {
         if let Some(socket) = self.socket(conn)
             && !socket.state.connecting
             && !socket.state.write_blocked
-            && !socket.state.leaving
+            && !socket.state.detaching
             && !std::mem::replace(&mut socket.state.dirty, true)
         {
             self.dirty.push_back(conn);
         }
     }
 
-    /// Writes once for as many of the connections as go together.
+    /// Writes once for as many of the connections as fit in one batch.
     fn write(&mut self, handler: &mut impl Handler) {
         let mut writing = std::mem::take(&mut self.writing);
         let mut writes = self.ring.writes();
@@ -429,7 +430,7 @@ impl UringDriver {
                     continue;
                 }
                 socket.state.dirty = false;
-                if socket.state.leaving {
+                if socket.state.detaching {
                     continue;
                 }
                 let (piece, is_more) = handler.front(conn);
@@ -504,13 +505,13 @@ impl UringDriver {
         }
     }
 
-    /// Lets a listener that cannot accept rest for a while.
+    /// Pauses a listener that cannot accept.
     fn park(&mut self, tag: u64, handler: &mut impl Handler) {
         let listener = self.listeners.iter_mut().find(|listener| listener.epoch == epoch_of(tag));
         let Some(listener) = listener else { return };
         listener.is_parked = true;
         self.unpark_at = Some(Instant::now() + PARKED_RETRY);
-        // The kernel takes a descriptor before it knows of a client.
+        // The kernel takes a descriptor before it knows whether a client waits.
         let mut waiting = [PollFd::new(&listener.socket, PollFlags::IN)];
         if poll(&mut waiting, Some(&Timespec::default())) == Ok(1) {
             handler.accept_blocked(listener.id);
@@ -527,7 +528,7 @@ impl UringDriver {
         }
     }
 
-    /// Accepts all who wait, or as many as there are descriptors for.
+    /// Accepts all that wait, or as many as there are descriptors for.
     fn drain(&mut self, mut draining: Draining, handler: &mut impl Handler) {
         loop {
             match draining.accept(SocketFlags::CLOEXEC) {
@@ -543,7 +544,7 @@ impl UringDriver {
         }
     }
 
-    /// Whether the handler keeps the connection.
+    /// Returns whether the handler keeps the connection.
     fn take(&mut self, listener: u32, socket: OwnedFd, handler: &mut impl Handler) -> bool {
         match handler.accepted(listener) {
             Ok(conn) => self.insert(conn, socket, false),
@@ -555,13 +556,14 @@ impl UringDriver {
         true
     }
 
-    /// Has the kernel let go of the connections that are to be let go of.
-    fn release_leaving(&mut self) {
-        for index in 0..self.leaving.len() {
-            let conn = self.leaving[index];
+    /// Makes the kernel release the connections to be detached.
+    fn release_detaching(&mut self) {
+        for index in 0..self.detaching.len() {
+            let conn = self.detaching[index];
             let Some(socket) = self.socket(conn) else { continue };
             let (epoch, state) = (socket.epoch, socket.state);
-            // What is just going on when it is told to stop does not: it is told until it does.
+            // A cancellation fails while the operation is running, so it is repeated until it
+            // succeeds.
             if state.receiving {
                 self.ring.cancel_receive(tag(conn.0, epoch, 0));
             }
@@ -578,14 +580,14 @@ impl UringDriver {
         }
     }
 
-    /// Reports the connections that the kernel has let go of. Not in the tick of their last bytes:
-    /// an error may still wait for the next one.
+    /// Reports the connections that the kernel has released. Not in the tick of their last bytes:
+    /// an error may still come in the next one.
     fn report_detached(&mut self, handler: &mut impl Handler) {
         let tick = self.tick;
-        for conn in std::mem::take(&mut self.leaving) {
+        for conn in std::mem::take(&mut self.detaching) {
             let Some(socket) = self.socket(conn) else { continue };
             if socket.state.is_busy() || socket.read_at == tick {
-                self.leaving.push(conn);
+                self.detaching.push(conn);
                 continue;
             }
             let Some((descriptor, _)) = self.remove(conn) else { continue };
@@ -600,8 +602,8 @@ impl UringDriver {
         }
     }
 
-    /// Has the kernel accept for listeners that neither have enough to report nor are parked, and
-    /// poll what is watched.
+    /// Starts accepting for listeners that neither have enough to report nor are parked, and polls
+    /// what is watched.
     fn arm(&mut self) {
         let has_surplus = self.accepted.len() > ACCEPTS_PER_TICK;
         for listener in &mut self.listeners {
@@ -622,7 +624,7 @@ impl UringDriver {
 
     fn report(&mut self, handler: &mut impl Handler) {
         if self.unreported == 0 {
-            // What comes while these are worked on is for the next round.
+            // Later completions are for the next round.
             self.unreported = self.ring.pending().min(EVENTS_PER_TICK);
         }
         let mut taken = 0;
@@ -664,7 +666,7 @@ impl UringDriver {
         let mut taken = 0;
         while taken < ACCEPTS_PER_TICK {
             let Some((id, socket)) = self.accepted.pop_front() else { return };
-            // Those that are refused give their descriptors back, so no more of them wait.
+            // Refused clients return their descriptors, so they do not count.
             taken += usize::from(self.take(id, socket, handler));
         }
     }
@@ -743,10 +745,10 @@ impl Driver for UringDriver {
 
     fn detach(&mut self, conn: Token) {
         let Some(socket) = self.socket(conn) else { return };
-        if std::mem::replace(&mut socket.state.leaving, true) {
+        if std::mem::replace(&mut socket.state.detaching, true) {
             return;
         }
-        self.leaving.push(conn);
+        self.detaching.push(conn);
     }
 
     fn close(&mut self, conn: Token) {
@@ -763,7 +765,7 @@ impl Driver for UringDriver {
         let tag = tag(conn.0, socket.epoch, 0);
         let state = &mut socket.state;
         state.paused = true;
-        if state.leaving {
+        if state.detaching {
             return;
         }
         let is_receiving = state.receiving;
@@ -825,7 +827,7 @@ impl Driver for UringDriver {
     fn wait(&mut self, timeout: Option<Duration>, handler: &mut impl Handler) -> io::Result<()> {
         self.flush(handler);
         self.arm();
-        self.release_leaving();
+        self.release_detaching();
         let mut timeout = timeout;
         if self.unpark_at.is_some() {
             timeout = Some(timeout.map_or(PARKED_RETRY, |timeout| timeout.min(PARKED_RETRY)));
@@ -834,7 +836,7 @@ impl Driver for UringDriver {
         let is_at_rest = self.accepted.is_empty()
             && self.resumed.is_empty()
             && self.ends.is_empty()
-            && self.leaving.is_empty();
+            && self.detaching.is_empty();
         if !is_at_rest || is_draining {
             timeout = Some(Duration::ZERO);
         }

@@ -99,7 +99,7 @@ fn accepts_unix<D: Driver>(new: fn() -> D) {
     exchange(&mut bench, &mut peer, conn);
 }
 
-/// Something there and something back.
+/// Exchanges bytes in both directions.
 fn exchange<D: Driver, P: Read + Write>(bench: &mut Bench<D>, peer: &mut P, conn: Token) {
     peer.write_all(b"ping").unwrap();
     bench.until(|recorder| recorder.received(conn) == b"ping");
@@ -115,7 +115,7 @@ fn tells_listeners_apart<D: Driver>(new: fn() -> D) {
     let (_a, a) = bench.accept(two);
     let (_b, b) = bench.accept(one);
     assert!(bench.recorder.has(Event::Accepted(2, a)) && bench.recorder.has(Event::Accepted(1, b)));
-    // Several may go by one number.
+    // Several listeners may have the same number.
     let three = bench.listen(1, "127.0.0.1:0");
     let (_c, c) = bench.accept(three);
     assert!(bench.recorder.has(Event::Accepted(1, c)));
@@ -156,7 +156,7 @@ fn accepts_many_also_where_more_is_ready_than_one_wait_tells<D: Driver>(new: fn(
         bench.driver.watch(watch, reader.as_fd()).unwrap();
     }
     let peers = [(); 60].map(|()| TcpStream::connect(address).unwrap());
-    // Until all of them can be accepted, which is a little later than that they are connected.
+    // Connections can be accepted a little later than they are connected.
     thread::sleep(QUIET);
     for _ in 0..40 {
         bench.tick(Duration::from_millis(1));
@@ -194,7 +194,7 @@ fn stops_listening_to_sockets_that_others_hold<D: Driver>(new: fn() -> D) {
     bench.driver.stop_listening();
     let _waiting = TcpStream::connect(address).unwrap();
     assert_eq!(bench.linger(), []);
-    // Who was accepted stays, and whoever waits is the other holder's.
+    // Accepted connections stay; waiting ones are left to the other holder.
     exchange(&mut bench, &mut peer, conn);
     assert!(listener.accept().is_ok());
 }
@@ -236,7 +236,7 @@ fn reads_on_behind_an_urgent_byte<D: Driver>(new: fn() -> D) {
     let address = bench.listen(1, "127.0.0.1:0");
     let (mut peer, conn) = bench.accept(address);
     for round in 1..=3 {
-        // A read stops in front of such a byte, which is no part of the stream.
+        // A read stops in front of such a byte, which is not part of the stream.
         peer.write_all(b"before").unwrap();
         rustix::net::send(&peer, b"!", SendFlags::OOB).unwrap();
         peer.write_all(b"behind").unwrap();
@@ -330,7 +330,7 @@ fn heeds_what_it_is_told_while_it_is_behind<D: Driver>(new: fn() -> D) {
     bench.driver.detach(moved);
     let was_told = bench.recorder.has(Event::Readable(7));
     bench.driver.unwatch(reader.as_fd()).unwrap();
-    // Its index is somebody else's before the rest is told.
+    // Its index is reused before the rest is reported.
     bench.recorder.tokens.push_back(Token(closed.0 & 0xffff_ffff | 8 << 32));
     let (mut next, successor) = bench.accept(address);
     bench.until(|recorder| recorder.detached.contains_key(&moved));
@@ -346,7 +346,7 @@ fn heeds_what_it_is_told_while_it_is_behind<D: Driver>(new: fn() -> D) {
         bench.until(|recorder| recorder.received(conn).len() == LEN);
         assert!(*bench.recorder.received(conn) == pattern(LEN)[..]);
     }
-    // What had been read of it was reported, and the rest is still in the socket.
+    // Bytes read already were reported; the rest is still in the socket.
     let mut socket = TcpStream::from(bench.recorder.detached.remove(&moved).unwrap());
     socket.set_nonblocking(false).unwrap();
     let mut rest = vec![0; LEN - bench.recorder.received(moved).len()];
@@ -358,7 +358,7 @@ fn reports_the_end_behind_the_data<D: Driver>(new: fn() -> D) {
     let mut bench = Bench::new(new);
     let address = bench.listen(1, "127.0.0.1:0");
     for len in [1, 64 * 1024, 200_000] {
-        // All of it is there before the driver looks.
+        // All of it is there before the driver polls.
         let mut peer = TcpStream::connect(address).unwrap();
         let bytes = pattern(len);
         let expected = bytes.clone();
@@ -550,8 +550,8 @@ fn loses_nothing_by_pausing<D: Driver>(new: fn() -> D) {
     drop(writer.join().unwrap().unwrap());
 }
 
-/// Who is to be paused for what one read has brought is not read twice by a wait, though more comes
-/// of what is being read on.
+/// A connection that will be paused because of one read is not read twice in a wait, even if more
+/// bytes arrive meanwhile.
 fn reads_once_in_a_wait<D: Driver>(new: fn() -> D) {
     let (mut bench, conn, writer) = pour(new);
     let expected = pattern(POURED);
@@ -559,7 +559,7 @@ fn reads_once_in_a_wait<D: Driver>(new: fn() -> D) {
     let begin = Instant::now();
     while len < expected.len() {
         assert!(begin.elapsed() < Duration::from_secs(30), "{len} bytes were reported");
-        // What was read makes room for more to come.
+        // The bytes read make room for more.
         thread::sleep(Duration::from_millis(1));
         bench.tick(Duration::from_secs(5));
         let before = std::mem::replace(&mut len, bench.recorder.received(conn).len());
@@ -570,7 +570,7 @@ fn reads_once_in_a_wait<D: Driver>(new: fn() -> D) {
     drop(writer.join().unwrap().unwrap());
 }
 
-/// Pauses the connection, and returns how much has been received of it when no more comes.
+/// Pauses the connection, and returns how much has been received when no more comes.
 fn pause<D: Driver>(bench: &mut Bench<D>, conn: Token) -> usize {
     bench.driver.pause(conn);
     let mut wait = || {
@@ -591,7 +591,7 @@ fn goes_on_writing_by_itself<D: Driver>(new: fn() -> D) {
     let mut expected = pattern(20_000_000);
     bench.send(conn, expected.clone());
     assert!(!bench.recorder.is_all_sent(conn), "more than the kernel takes at once");
-    // What comes to it meanwhile goes behind it.
+    // Output added meanwhile follows it.
     bench.send(conn, "tail");
     expected.extend(b"tail");
     assert_eq!(bench.linger(), []);
@@ -637,7 +637,7 @@ fn rests_while_it_does_not_read<D: Driver, P: Read + Send + 'static>(
     let woken = bench.recorder.woken - woken;
     assert!(woken < 20, "{woken} times it was woken for nothing");
     let reader = thread::spawn(move || {
-        // It stops now and then, so that what is written is stopped again.
+        // The peer pauses now and then, so that writing blocks again.
         let mut got = vec![0; 20_000_000];
         for piece in got.chunks_mut(5_000_000) {
             peer.read_exact(piece).unwrap();
@@ -729,7 +729,7 @@ fn keeps_nothing_of_what_it_closed<D: Driver>(new: fn() -> D) {
     let path = SocketPath::new("keeps");
     let listener = UnixListener::bind(&path.0).unwrap();
     let (peer, conn) = bench.accept_unix(&listener);
-    // Sockets that were accepted have the listener's name.
+    // Accepted sockets have the listener's name.
     let name = path.0.to_str().unwrap();
     let sockets = || {
         let all = std::fs::read_to_string("/proc/net/unix").unwrap();
@@ -823,7 +823,7 @@ fn is_refused<D: Driver>(new: fn() -> D) {
 /// Nobody listens there, but one attempt in some thousands gets that very port as its own.
 fn never_connects_to_itself<D: Driver>(new: fn() -> D) {
     let mut bench = Bench::new(new);
-    // Of ports to connect from the kernel prefers the even ones.
+    // The kernel prefers even local ports for connections.
     let even = (40_000..60_000).step_by(2).map(|port| (Ipv4Addr::LOCALHOST, port));
     let free = even.filter_map(|address| TcpListener::bind(address).ok()).next().unwrap();
     let address = free.local_addr().unwrap();
@@ -840,7 +840,7 @@ fn is_refused_where_no_unix_socket_is<D: Driver>(new: fn() -> D) {
     let path = SocketPath::new("nowhere");
     let address = Address::Unix(path.0.clone());
     assert_eq!(bench.connect(server(0, 1), &address), Some(CloseKind::Refused));
-    // A socket that nobody has open any more.
+    // The path of a closed socket.
     drop(UnixListener::bind(&path.0).unwrap());
     assert_eq!(bench.connect(server(0, 2), &address), Some(CloseKind::Refused));
 }
@@ -979,7 +979,7 @@ fn serves_many_at_once<D: Driver>(new: fn() -> D) {
     let address = bench.listen(1, "127.0.0.1:0");
     let mut peers: Vec<_> = (0..CLIENTS).map(|_| bench.accept(address)).collect();
     let mut expected = Vec::new();
-    // Each is as large as some things get, after silence.
+    // Large messages after a pause.
     for len in [1, 50_000, 100] {
         bench.linger();
         let bytes = pattern(len);
@@ -1000,7 +1000,7 @@ fn serves_many_at_once<D: Driver>(new: fn() -> D) {
     }
 }
 
-/// The tests rely on it: a peer that was reset is told so, one that was closed is not.
+/// Other tests rely on this: a reset differs from an end.
 #[test]
 fn a_reset_is_not_an_end() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,4 +1,4 @@
-//! Out of descriptors: a test with a process of its own, since it takes them from all of it.
+//! Out of descriptors: a test in its own process, since the limit is per process.
 
 mod bench;
 
@@ -12,7 +12,7 @@ use bench::{Bench, PATIENCE, epoll_driver, has_uring, uring_driver};
 use cashew_driver::Driver;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// One after the other, since the limit is the process's.
+/// One after the other, since the limit is per process.
 #[test]
 fn waits_for_descriptors_to_be_free() {
     waits_for_descriptors(epoll_driver);
@@ -43,7 +43,7 @@ fn waits_for_descriptors<D: Driver>(new: fn() -> D) {
     assert_no_hurry(&mut bench);
     assert_eq!(bench.recorder.accepted().len(), ROOM);
     assert!(bench.recorder.blocked > 0);
-    // Those who are in are served.
+    // Accepted clients are served.
     let first = bench.recorder.accepted()[0];
     peers[0].write_all(b"ping").unwrap();
     bench.until(|recorder| recorder.received(first) == b"ping");
@@ -66,7 +66,7 @@ fn waits_for_descriptors<D: Driver>(new: fn() -> D) {
     drop(last);
 }
 
-/// Who waits when a listener is let go of that rests for want of descriptors is accepted as they
+/// Connections that wait at a parked listener when it is released are accepted as descriptors
 /// become free.
 fn stops_listening_without_descriptors<D: Driver>(new: fn() -> D) {
     const CLIENTS: usize = 30;
@@ -85,7 +85,7 @@ fn stops_listening_without_descriptors<D: Driver>(new: fn() -> D) {
     bench.driver.unlisten(1, true, &mut bench.recorder);
     assert_no_hurry(&mut bench);
     assert_eq!(bench.recorder.accepted().len(), ROOM);
-    // The descriptor of the other listener is one, too.
+    // The descriptor of the other listener becomes free, too.
     bench.driver.unlisten(2, false, &mut bench.recorder);
     bench.until(|recorder| recorder.accepted().len() == ROOM + 1);
     for left in 0..3 {

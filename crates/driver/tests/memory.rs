@@ -1,4 +1,4 @@
-//! What io_uring takes at most: a test with a process of its own, since it measures it.
+//! The maximum memory of io_uring: a test in its own process, since it measures that.
 
 mod bench;
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 use bench::{client, has_uring, uring_driver};
 use cashew_driver::{CloseKind, Driver, Handler, Token, UringDriver};
 
-/// Takes no notice of anything.
+/// Ignores everything.
 struct Nobody;
 
 impl Handler for Nobody {
@@ -50,7 +50,7 @@ impl Handler for Nobody {
     fn sent(&mut self, _: Token, _: u64) {}
 }
 
-/// Resident bytes of this process that are its own.
+/// Private resident bytes of this process.
 fn resident() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
@@ -88,7 +88,7 @@ fn all_buffers_in_use_take_what_is_said() {
     assert!(most >= 7 << 20, "hardly any of 128 buffers of 64 KiB is empty: {most}");
     assert_eq!(driver.take_released(), 0);
     drop(peers);
-    // Each wait reports two buffers at least of what is still there, of four for each client at most.
+    // Each wait reports at least two buffers of the at most four per client.
     for _ in 0..2 * CLIENTS + 100 {
         driver.wait(Some(Duration::from_millis(1)), &mut Nobody).unwrap();
     }

@@ -1,5 +1,5 @@
-//! What every driver must do with connections that go from one to another, and with listeners that
-//! come and go.
+//! What every driver must do with connections that move between drivers, and with listeners that
+//! are added and removed.
 
 #[macro_use]
 mod bench;
@@ -48,7 +48,7 @@ fn two<D: Driver>(new: fn() -> D) -> (Bench<D>, Bench<D>, TcpStream, Token) {
     (one, two, peer, conn)
 }
 
-/// Hands a connection to and fro while its peer writes and reads back what it wrote.
+/// Moves a connection back and forth while its peer writes and reads back what it wrote.
 fn echo<D: Driver, E: Driver>(
     mut here: Bench<D>,
     mut there: Bench<E>,
@@ -117,7 +117,7 @@ fn loses_and_doubles_nothing_on_the_way_to_and_fro<D: Driver>(new: fn() -> D) {
     echo(one, two, peer, conn);
 }
 
-/// What one kind has accepted the other one can serve.
+/// One kind can serve what the other has accepted.
 #[test]
 fn goes_from_one_kind_to_the_other() {
     if !has_uring() {
@@ -241,7 +241,7 @@ fn lets_go_of_a_paused_connection<D: Driver>(new: fn() -> D) {
     peer.write_all(b"unread").unwrap();
     peer.shutdown(Shutdown::Write).unwrap();
     thread::sleep(QUIET);
-    // Neither means anything any more.
+    // Neither has any effect any more.
     one.driver.detach(conn);
     one.driver.resume(conn);
     one.driver.pause(conn);
@@ -257,7 +257,7 @@ fn reports_what_it_has_read_before_it_lets_go<D: Driver>(new: fn() -> D) {
     for round in 0..20 {
         let (mut one, mut two, mut peer, conn) = two(new);
         let expected = pattern(100_000);
-        // It comes while the driver is being told.
+        // It arrives during the call.
         let bytes = expected.clone();
         let writer = thread::spawn(move || peer.write_all(&bytes).map(|()| peer));
         thread::sleep(Duration::from_micros(100 * round));
@@ -347,7 +347,7 @@ fn closes_what_it_adopted<D: Driver>(new: fn() -> D) {
     assert_eq!(got, b"bye");
 }
 
-/// A driver that has let go holds on to nothing that would keep the connection open.
+/// A driver that has detached a connection does not keep it open.
 fn lets_the_next_one_close<D: Driver>(new: fn() -> D) {
     let (mut one, _, mut peer, conn) = two(new);
     // With everything that may be pending in the kernel.
@@ -374,7 +374,7 @@ fn listens_at_any_time<D: Driver>(new: fn() -> D) {
             assert!(TcpStream::connect(address).is_err(), "nobody else holds the socket");
         }
     }
-    // Twice is the same as once, and what never was is nothing.
+    // Repeated and unknown numbers have no effect.
     for id in [1, 2, 100] {
         bench.driver.unlisten(id, true, &mut bench.recorder);
     }
@@ -385,11 +385,11 @@ fn accepts_all_who_wait_before_it_stops_listening<D: Driver>(new: fn() -> D) {
     const CLIENTS: usize = 110;
     let mut bench = Bench::new(new);
     let address = bench.listen(7, "127.0.0.1:0");
-    // Some of them may be on their way already.
+    // Some of them may have been accepted already.
     bench.tick(Duration::ZERO);
     let mut peers: Vec<TcpStream> =
         (0..CLIENTS).map(|_| TcpStream::connect(address).unwrap()).collect();
-    // Until all of them can be accepted, which is a little later than that they are connected.
+    // Connections can be accepted a little later than they are connected.
     thread::sleep(QUIET);
     bench.tick(Duration::ZERO);
     bench.driver.unlisten(7, true, &mut bench.recorder);
@@ -442,7 +442,7 @@ fn reports_whom_the_kernel_accepted_when_it_stops_listening<D: Driver>(new: fn()
     bench.driver.listen(1, listener.try_clone().unwrap().into()).unwrap();
     bench.tick(Duration::ZERO);
     let _peers: Vec<TcpStream> = (0..90).map(|_| TcpStream::connect(address).unwrap()).collect();
-    // Until all of them can be accepted, which is a little later than that they are connected.
+    // Connections can be accepted a little later than they are connected.
     thread::sleep(QUIET);
     bench.tick(Duration::ZERO);
     bench.driver.unlisten(1, false, &mut bench.recorder);

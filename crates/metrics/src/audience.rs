@@ -1,8 +1,8 @@
-//! How many clients stand behind a worker's subscriptions, for other workers to know.
+//! How many clients share a worker's subscriptions, for other workers.
 //!
-//! A worker is one subscriber to a server, whatever number of its clients want a channel. Behind the
-//! statistics of each slot there is room for what a server's count of subscribers misses: by channel,
-//! and by pattern. What finds no room is not told, so that others know the least there can be.
+//! A worker is one subscriber to a server, however many of its clients want a channel. After the
+//! statistics of each slot there is room for what a server's count of subscribers misses: by
+//! channel, and by pattern. Subscriptions without room are left out, so the sums are lower bounds.
 
 use std::sync::atomic::{
     AtomicU64,
@@ -13,7 +13,7 @@ use std::sync::atomic::{
 /// Entries that a channel may be in.
 const WAYS: usize = 4;
 const CHANNELS: usize = 8192;
-/// Patterns told of, and the longest of them.
+/// The most patterns, and the longest of them.
 const PATTERNS: usize = 64;
 const PATTERN_WORDS: usize = 16;
 pub const PATTERN_MAX: usize = (PATTERN_WORDS - 1) * 8;
@@ -21,9 +21,9 @@ pub const PATTERN_MAX: usize = (PATTERN_WORDS - 1) * 8;
 /// Words of one slot: entries of channels, then those of patterns.
 pub(crate) const WORDS: usize = CHANNELS + PATTERNS * PATTERN_WORDS;
 
-/// The part of a slot that all this is in.
+/// The part of a slot with all this.
 pub(crate) struct Audience<'a> {
-    /// How many entries are used. It lies elsewhere, so that a part that is not used takes no memory.
+    /// How many entries are used. It lies elsewhere, so that an unused part takes no memory.
     used: &'a AtomicU64,
     words: &'a [AtomicU64],
 }
@@ -45,7 +45,8 @@ impl<'a> Audience<'a> {
         (&self.words[start], &self.words[start + 1..start + PATTERN_WORDS])
     }
 
-    /// Forgets all. There is nothing to do, as a rule, which would take memory.
+    /// Clears everything. Usually there is nothing to clear; touching the entries would take
+    /// memory.
     pub(crate) fn clear(&self) {
         if self.used.swap(0, Relaxed) > 0 {
             self.words.iter().for_each(|word| word.store(0, Relaxed));
@@ -57,8 +58,8 @@ impl<'a> Audience<'a> {
         self.used.store(self.used.load(Relaxed).wrapping_add(change), Relaxed);
     }
 
-    /// So many clients more stand behind the worker's subscription to a channel, which is known by a
-    /// hash. The slot's only writer calls it.
+    /// `more` clients beyond the first share the worker's subscription to a channel, which is given
+    /// by a hash. Called by the slot's only writer.
     pub(crate) fn set_channel(&self, channel: u64, more: u32) {
         let is_it = |word: &&AtomicU64| {
             let entry = word.load(Relaxed);
@@ -80,7 +81,7 @@ impl<'a> Audience<'a> {
         entries.filter(|&entry| tag_of(entry) == tag(channel)).map(|entry| entry & MORE).sum()
     }
 
-    /// As [`Audience::set_channel`], for a pattern of a pool.
+    /// Like [`Audience::set_channel`], for a pattern of a pool.
     pub(crate) fn set_pattern(&self, pool: u16, pattern: &[u8], more: u32) {
         if pattern.len() > PATTERN_MAX {
             return;
@@ -96,7 +97,7 @@ impl<'a> Audience<'a> {
         let Some((head, words)) = places().find(is_it).or_else(|| places().find(free)) else {
             return;
         };
-        // Nobody takes half of one text and half of another for a third.
+        // A reader must not combine halves of two texts.
         let was = head.swap(0, Relaxed);
         fence(Release);
         text[..pattern.len()].copy_from_slice(pattern);
@@ -111,7 +112,7 @@ impl<'a> Audience<'a> {
         self.count_entry(was, is);
     }
 
-    /// How many clients more stand behind patterns that are of the pool and match.
+    /// How many clients beyond the first share patterns of the pool that match.
     pub(crate) fn patterns(&self, pool: u16, mut matches: impl FnMut(&[u8]) -> bool) -> u64 {
         if self.used.load(Relaxed) == 0 {
             return 0;
@@ -134,7 +135,7 @@ impl<'a> Audience<'a> {
 
 const MORE: u64 = u32::MAX as u64;
 
-/// What a channel is told by from others in the same place; never 0.
+/// Distinguishes channels in the same place; never 0.
 fn tag(channel: u64) -> u64 {
     (channel | 1 << 32) & !MORE
 }
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn channels_are_told_apart_and_forgotten() {
+    fn channels_are_distinguished_and_forgotten() {
         let words = words();
         let audience = Audience::new(&words[0], &words[1..]);
         let hash = |n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_finds_no_room_is_not_told() {
+    fn subscriptions_without_room_are_left_out() {
         let words = words();
         let audience = Audience::new(&words[0], &words[1..]);
         let same_place = |n: u64| n << 33 | 5;

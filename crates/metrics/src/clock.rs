@@ -1,4 +1,4 @@
-//! The clock that heartbeats are told by.
+//! The clock of heartbeats.
 
 use rustix::time::{ClockId, clock_gettime};
 

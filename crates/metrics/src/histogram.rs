@@ -140,7 +140,7 @@ impl Histogram {
         self.sum_us = self.sum_us.wrapping_add(word(SUM));
     }
 
-    /// The sum over all buckets, so it agrees with [`Self::count_le`] even when the histogram was
+    /// The sum over all buckets. So it agrees with [`Self::count_le`] even if the histogram was
     /// copied while a worker wrote.
     pub fn count(&self) -> u64 {
         self.buckets.iter().fold(0, |sum, count| sum.wrapping_add(*count))
@@ -158,7 +158,7 @@ impl Histogram {
     }
 
     /// The value that a share `q` (0..=1) of all values does not exceed: the upper bound of its
-    /// bucket, hence at most 5 % too much; 100 s stands for everything beyond. `None` when empty.
+    /// bucket, hence at most 5 % too much. 100 s stands for everything beyond. `None` if empty.
     pub fn quantile(&self, q: f64) -> Option<u64> {
         let count = self.count();
         let rank = ((q.clamp(0.0, 1.0) * count as f64).ceil() as u64).clamp(1, count.max(1));
@@ -223,7 +223,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bucket_is_where_its_bounds_say(value in 0..=2 * BOUND_MAX) {
+        fn a_value_lies_within_its_bucket_s_bounds(value in 0..=2 * BOUND_MAX) {
             prop_assert_eq!(bucket(value), UPPER.partition_point(|&upper| upper < value));
         }
 

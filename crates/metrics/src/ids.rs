@@ -1,6 +1,6 @@
-//! What is counted. The order of the variants is the order in shared memory.
+//! The statistics. The order of the variants is the order in shared memory.
 
-/// How a counter or gauge is called and explained outside.
+/// The public name and description of a counter or gauge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
     /// The name in the statistics JSON; twemproxy's own where twemproxy has it.
@@ -9,7 +9,7 @@ pub struct Stat {
     pub help: &'static str,
 }
 
-/// The explanation serves as documentation here, as help for Prometheus and in the listing of the
+/// The description serves as documentation here, as help for Prometheus and in the list of the
 /// command line.
 macro_rules! stats {
     ($(#[$attr:meta])* pub enum $enum:ident {
@@ -36,7 +36,7 @@ macro_rules! stats {
 }
 
 stats! {
-    /// What a pool counts. Counters only grow.
+    /// Counters of a pool. They only grow.
     pub enum PoolCounter {
         ClientEof => "client_eof", "cashew_client_eof_total",
             "Client connections closed by the client";
@@ -61,11 +61,11 @@ stats! {
         AuthFailures => "auth_failures", "cashew_auth_failures_total",
             "Attempts of clients to log in with a wrong password";
         ClientsThrottled => "clients_throttled", "cashew_clients_throttled_total",
-            "Times a client was not read for a while since it held much of a worker's memory_max";
+            "Times a client was not read for a while because it held much of a worker's memory_max";
         LargeWaits => "large_waits", "cashew_large_waits_total",
-            "Times a request with a large value found all connections for such taken";
+            "Times a request with a large value found all connections for large values in use";
         SlowClients => "slow_clients", "cashew_slow_clients_total",
-            "Clients put off since they sent a large request, or took a large reply, too slowly";
+            "Clients that sent a large request or read a large reply too slowly";
         SessionWaits => "session_waits", "cashew_session_waits_total",
             "Times a client had to wait for a connection for a transaction or a blocking call";
         SessionsReclaimed => "sessions_reclaimed", "cashew_sessions_reclaimed_total",
@@ -73,9 +73,9 @@ stats! {
         PipelinesPaused => "pipelines_paused", "cashew_pipelines_paused_total",
             "Times a client's pipeline waited for replies to show how large they are";
         MessagesDelivered => "messages_delivered", "cashew_messages_delivered_total",
-            "Messages of channels given to clients, once for each client";
+            "Pub/sub messages delivered, once for each client";
         MonitorDropped => "monitor_dropped", "cashew_monitor_dropped_total",
-            "Requests that clients in MONITOR were not told of";
+            "Commands not reported to clients in MONITOR";
         ScriptFlushes => "script_flushes", "cashew_script_flushes_total",
             "SCRIPT FLUSH commands of clients";
         Requests => "client_requests", "cashew_requests_total",
@@ -86,7 +86,7 @@ stats! {
 }
 
 stats! {
-    /// What a pool measures. Gauges go up and down.
+    /// Gauges of a pool. They go up and down.
     pub enum PoolGauge {
         ClientConnections => "client_connections", "cashew_client_connections",
             "Open client connections";
@@ -98,7 +98,7 @@ stats! {
 }
 
 stats! {
-    /// What a server counts. Counters only grow.
+    /// Counters of a server. They only grow.
     pub enum ServerCounter {
         ServerEof => "server_eof", "cashew_server_eof_total",
             "Server connections closed by the server";
@@ -107,7 +107,7 @@ stats! {
         ServerTimedout => "server_timedout", "cashew_server_timeouts_total",
             "Server connections closed because of a timeout";
         Requests => "requests", "cashew_server_requests_total",
-            "Requests sent to the server, fragments counted singly";
+            "Requests sent to the server, each fragment counted";
         RequestBytes => "request_bytes", "cashew_server_request_bytes_total",
             "Bytes of requests sent to the server";
         Responses => "responses", "cashew_server_responses_total",
@@ -117,14 +117,14 @@ stats! {
         Connects => "connects", "cashew_server_connects_total",
             "Connections made to the server";
         ProtocolErrors => "protocol_errors", "cashew_server_protocol_errors_total",
-            "Server connections closed because a reply did not fit what was asked";
+            "Server connections closed because a reply did not match its request";
         ConnectErrors => "connect_errors", "cashew_server_connect_errors_total",
-            "Connections to the server that failed to be made";
+            "Failed attempts to connect to the server";
     }
 }
 
 stats! {
-    /// What a server measures. Gauges go up and down.
+    /// Gauges of a server. They go up and down.
     pub enum ServerGauge {
         ServerConnections => "server_connections", "cashew_server_connections",
             "Open server connections";
@@ -133,11 +133,11 @@ stats! {
         Ejected => "ejected", "cashew_server_ejected",
             "Whether the server is ejected from the ring";
         Silent => "silent", "cashew_server_silent",
-            "Whether requests for the server fail at once since it does not answer";
+            "Whether requests for the server fail at once because it does not answer";
         Sessions => "sessions", "cashew_server_sessions",
-            "Connections to the server that clients have to themselves, for transactions and blocking calls";
+            "Exclusive connections of clients, for transactions and blocking calls";
         InLine => "in_line", "cashew_server_in_line",
-            "Clients that wait for such a connection";
+            "Clients that wait for an exclusive connection";
         InQueue => "in_queue", "cashew_server_in_queue",
             "Requests waiting to be written to the server";
         InQueueBytes => "in_queue_bytes", "cashew_server_in_queue_bytes",

@@ -1,13 +1,12 @@
 //! Where in a slot's segment each number lies.
 //!
-//! First comes a page that all slots have in common, then the segments of [`SLOTS_MAX`] slots.
+//! First comes a page that all slots share, then the segments of [`SLOTS_MAX`] slots.
 //!
 //! A segment is, in words of 8 bytes: a header; then per pool its counters, gauges and histogram,
-//! followed by the same for each of its servers; then the void, a pool and a server that nobody is
-//! told of; then the audience. It is padded to whole pages, so that workers share no cache line. With
-//! histograms of about 4 KiB a segment takes
-//! `73856 + (pools + 1) * 4176 + (servers + 1) * 4152` bytes, of which
-//! only touched pages are ever allocated.
+//! followed by the same for each of its servers; then the void, a pool and a server that are never
+//! shown; then the audience. It is padded to whole pages, so that workers share no cache line. With
+//! histograms of about 4 KiB a segment takes `73856 + (pools + 1) * 4176 + (servers + 1) * 4152`
+//! bytes. Only touched pages are ever allocated.
 
 use std::ops::Range;
 
@@ -17,22 +16,23 @@ use crate::audience;
 use crate::histogram;
 use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 
-/// Raised whenever the same snapshot would be laid out differently, or a number change its sense.
+/// Raised whenever the same snapshot would be laid out differently, or a number changes its
+/// meaning.
 ///
-/// With `CASHEW_TEST_BUMP` in the environment of the compiler it is one more, as in a release after
-/// this one: to test upgrades, and for nothing else.
+/// With `CASHEW_TEST_BUMP` in the compiler's environment it is one more, as in a later release.
+/// This is for tests of upgrades only.
 const VERSION: u64 = 7 + option_env!("CASHEW_TEST_BUMP").is_some() as u64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"cashew\0\0") | VERSION << 56;
 
-/// Slots that there is address space for. A slot that nobody ever used takes no memory.
+/// Slots that there is address space for. A slot that was never used takes no memory.
 pub const SLOTS_MAX: u32 = 256;
 
-/// What all slots have in common: words of the page before the first slot.
+/// What all slots share: words of the page before the first slot.
 pub(crate) mod common {
     pub(crate) const MAGIC: usize = 0;
     pub(crate) const FINGERPRINT: usize = 1;
-    /// Slots ever used: one more than the highest of them.
+    /// Slots ever used: the highest index plus one.
     pub(crate) const SLOTS: usize = 2;
     pub(crate) const WORDS: usize = super::PAGE_WORDS;
 }
@@ -59,8 +59,8 @@ pub(crate) const POOL_HISTOGRAM: usize = POOL_GAUGES + PoolGauge::ALL.len();
 pub(crate) const POOL_WORDS: usize = POOL_HISTOGRAM + histogram::WORDS;
 
 pub(crate) const SERVER_GAUGES: usize = ServerCounter::ALL.len();
-/// When the worker last tried to connect to the server though it was failing, and when it last found
-/// that it works again: see [`Attempts`](crate::Attempts).
+/// When the worker last tried to connect to the failing server, and when it last found that the
+/// server works again: see [`Attempts`](crate::Attempts).
 pub(crate) const SERVER_TRIED: usize = SERVER_GAUGES + ServerGauge::ALL.len();
 pub(crate) const SERVER_REACHED: usize = SERVER_TRIED + 1;
 pub(crate) const SERVER_HISTOGRAM: usize = SERVER_REACHED + 1;
@@ -110,7 +110,7 @@ struct PoolLayout {
 impl Layout {
     /// # Panics
     ///
-    /// When the servers of the snapshot, all pools together, number more than eight million.
+    /// If the servers of all pools together number more than eight million.
     pub fn new(snapshot: &Snapshot) -> Self {
         let mut end = header::WORDS;
         let mut pools = Vec::with_capacity(snapshot.pools.len());
@@ -136,33 +136,33 @@ impl Layout {
         self.slot_words
     }
 
-    /// Stands for the pools and servers, by name and order, and for what is counted of them.
+    /// A digest of the pools and servers, by name and order, and of their statistics.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 
     /// # Panics
     ///
-    /// When the snapshot has no such pool.
+    /// If the snapshot has no such pool.
     pub fn pool(&self, pool: usize) -> PoolId {
         PoolId(self.pools[pool].base)
     }
 
     /// # Panics
     ///
-    /// When the snapshot has no such pool or the pool no such server.
+    /// If the snapshot has no such pool or the pool no such server.
     pub fn server(&self, pool: usize, server: usize) -> ServerId {
         let PoolLayout { base, servers } = self.pools[pool];
         assert!(server < servers, "pool {pool} has {servers} servers, not one of index {server}");
         ServerId(base + (POOL_WORDS + server * SERVER_WORDS) as u32)
     }
 
-    /// Where a pool counts that the snapshot does not have any more: nobody is told.
+    /// Where a pool counts that the snapshot no longer has; never shown.
     pub fn void_pool(&self) -> PoolId {
         PoolId(self.void_pool)
     }
 
-    /// Where a server counts that the snapshot does not have any more: nobody is told.
+    /// Where a server counts that the snapshot no longer has; never shown.
     pub fn void_server(&self) -> ServerId {
         ServerId(self.void_server)
     }
@@ -182,7 +182,7 @@ impl Layout {
     }
 }
 
-/// FNV-1a, 64 bits. Lengths go in before names so that no two lists of names look alike.
+/// FNV-1a, 64 bits. Lengths are hashed before names so that no two lists of names look alike.
 fn fingerprint(snapshot: &Snapshot) -> u64 {
     let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
     for size in [POOL_GAUGES, POOL_HISTOGRAM, SERVER_GAUGES, SERVER_HISTOGRAM, histogram::WORDS] {
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn fingerprint_tells_names_and_order_apart() {
+    fn the_fingerprint_depends_on_names_and_order() {
         let all = [
             snapshot(&[("a", &["x", "y"])]),
             snapshot(&[("a", &["y", "x"])]),

@@ -1,15 +1,16 @@
 //! Counters, gauges and histograms of all workers, in one piece of shared memory.
 //!
-//! Every worker slot has its own segment, written by the one worker that holds the slot and by
-//! nobody else, so a write is a relaxed load and a relaxed store: no lock, no read-modify-write
-//! instruction. Anybody may read at any time: while the worker is busy or wedged, and after it
-//! died. A reader sees each number whole, but not all numbers of one instant.
+//! Every worker slot has its own segment, written only by the worker that holds the slot. So a
+//! write is a relaxed load and a relaxed store: no lock, no read-modify-write instruction. Anybody
+//! may read at any time: while the worker is busy or hangs, and after it died. A reader sees each
+//! number whole, but not all numbers of one instant.
 //!
-//! Where a number lies follows from the [`Layout`], which follows from the configuration snapshot.
-//! The numbers belong to that snapshot's pools and servers; a snapshot with other pools or servers
-//! needs segments of its own, and takes over what was counted before of those that it has too.
+//! The [`Layout`], which follows from the configuration snapshot, determines where a number lies.
+//! The numbers belong to that snapshot's pools and servers. A snapshot with other pools or servers
+//! needs its own segments, and takes over the counters of those that both have.
 //!
-//! What all workers write, client ids and limits of clients, is [`Shared`]; so is how reloads went.
+//! [`Shared`] has what all workers write: client ids, limits of clients, and the outcomes of
+//! reloads.
 #![deny(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 

@@ -1,8 +1,8 @@
 //! The memory under the segments, and all `unsafe` code of this crate.
 //!
-//! Memory is either a shared mapping of a memfd that can no longer change its size, or comes from
-//! the heap. Either way it is an array of atomic words that stays where it is until the last owner
-//! is gone.
+//! The memory is a shared mapping of a memfd whose size can no longer change, or comes from the
+//! heap. Either way it is an array of atomic words that stays where it is until its last owner is
+//! gone.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -73,7 +73,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Part of a mapping, kept alive by it; one step less from a write than going through the mapping.
+/// Part of a mapping, kept alive by it; one step less per write than going through the mapping.
 #[derive(Clone)]
 pub(crate) struct View {
     words: NonNull<[AtomicU64]>,

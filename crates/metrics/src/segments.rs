@@ -1,4 +1,4 @@
-//! The segments of all slots: made by the master, opened by workers and by whoever reads.
+//! The segments of all slots: created by the master, opened by workers and readers.
 
 use std::collections::HashMap;
 use std::io;
@@ -23,7 +23,7 @@ use crate::layout::{
 use crate::mapping::{Mapping, View};
 use crate::{Histogram, Writer};
 
-/// All slots' segments, for reading; [`Segments::writer`] leads to writing one of them.
+/// All slots' segments, for reading; [`Segments::writer`] writes one of them.
 pub struct Segments {
     mapping: Arc<Mapping>,
     layout: Layout,
@@ -33,43 +33,43 @@ pub struct Segments {
     memory: Option<(u64, u64)>,
 }
 
-/// The newest attempt of all workers to connect to a failing server, and their newest success. Both are
-/// in microseconds of the monotonic clock, 0 if there was none.
+/// The newest attempt of all workers to connect to a failing server, and their newest success. Both
+/// are in microseconds of the monotonic clock, 0 if there was none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attempts {
     pub tried_us: u64,
     pub reached_us: u64,
 }
 
-/// Who writes to a slot. All zero while nobody ever did.
+/// The owner of a slot. All zero if there never was one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlotHeader {
     pub pid: u32,
-    /// Of the snapshot that the worker serves.
+    /// The epoch of the snapshot that the worker serves.
     pub epoch: u64,
-    /// Told by [`monotonic_ms`](crate::monotonic_ms).
+    /// In the time of [`monotonic_ms`](crate::monotonic_ms).
     pub heartbeat_ms: u64,
     /// Seconds since 1970.
     pub started_at: u64,
-    /// Bytes that buffers and requests take.
+    /// Bytes held by buffers and requests.
     pub buffered: u64,
-    /// Times that these were so many that no new requests were taken.
+    /// How often these were so many that no new requests were taken.
     pub pressed: u64,
-    /// How long what gains from company may be held back, in microseconds.
+    /// How long output may be held back for batching, in microseconds.
     pub window_us: u64,
-    /// Permille of the last second that the worker was not waiting for events.
+    /// Share of the last second, in permille, that the worker was not waiting for events.
     pub busy: u32,
     /// Sessions that came from other workers.
     pub sessions_in: u64,
     /// Sessions that went to other workers.
     pub sessions_out: u64,
-    /// Sessions closed because they did not come to rest within worker_shutdown_timeout.
+    /// Sessions closed because they were not at rest within worker_shutdown_timeout.
     pub sessions_cut: u64,
 }
 
 impl Segments {
-    /// Makes segments of [`SLOTS_MAX`] slots, none used yet, that other processes can
-    /// [open](Self::open) by the descriptor.
+    /// Creates segments of [`SLOTS_MAX`] unused slots that other processes can [open](Self::open)
+    /// by the descriptor.
     pub fn create(layout: &Layout) -> io::Result<(OwnedFd, Self)> {
         let words = words(layout)?;
         let fd = memfd_create("cashew-metrics", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -110,7 +110,7 @@ impl Segments {
         })
     }
 
-    /// Segments that only this process can see, of so many slots, all used.
+    /// Private segments of this process, with so many slots, all used.
     pub fn in_memory(layout: &Layout, slots: u32) -> Self {
         let mapping = Mapping::heap(common::WORDS + layout.slot_words() * slots as usize);
         let segments = Self::initialized(mapping, layout, slots);
@@ -131,23 +131,23 @@ impl Segments {
         self.memory.is_some() && self.memory == other.memory
     }
 
-    /// From now on the slot, and all below it, count for sums. The master calls it before it starts
-    /// a worker there.
+    /// The slot, and all below it, count in sums from now on. The master calls this before it
+    /// starts a worker there.
     ///
     /// # Panics
     ///
-    /// When there is no such slot.
+    /// If there is no such slot.
     pub fn use_slot(&self, slot: u32) {
         assert!(slot < self.slots_max, "{} slots, not one of index {slot}", self.slots_max);
         self.common()[common::SLOTS].fetch_max(u64::from(slot) + 1, Relaxed);
     }
 
-    /// The writer of a slot, which is [used](Self::use_slot) then. There must be one at a time: two
-    /// would undo each other's work.
+    /// The writer of a slot, which becomes [used](Self::use_slot). There must be one at a time: two
+    /// would overwrite each other's numbers.
     ///
     /// # Panics
     ///
-    /// When there is no such slot.
+    /// If there is no such slot.
     pub fn writer(self: &Arc<Self>, slot: u32) -> Writer {
         self.use_slot(slot);
         let view = View::new(&self.mapping, self.range(slot));
@@ -158,7 +158,7 @@ impl Segments {
         &self.layout
     }
 
-    /// Slots ever used; the others were never written, and reading them would take memory.
+    /// Slots ever used. The others were never written, and reading them would take memory.
     pub fn slots(&self) -> u32 {
         (self.common()[common::SLOTS].load(Relaxed) as u32).min(self.slots_max)
     }
@@ -241,9 +241,9 @@ impl Segments {
         self.histogram(0..self.slots(), server.base() + SERVER_HISTOGRAM)
     }
 
-    /// Takes over a slot of segments of another snapshot: its header, and the numbers of pools and
-    /// servers that both snapshots have, by name. The slot's only writer calls it before it goes on
-    /// here, or the master for a slot without a living worker.
+    /// Takes over a slot from segments of another snapshot: its header, and the numbers of pools
+    /// and servers that both snapshots have, by name. Called by the slot's only writer before it
+    /// switches, or by the master for a slot without a living worker.
     pub fn carry(&self, from: &Self, old: &Snapshot, new: &Snapshot, slot: u32) {
         if slot >= from.slots() {
             return;
@@ -256,7 +256,7 @@ impl Segments {
             }
         };
         copy(0, 0, header::WORDS);
-        // Whoever goes on here says it anew.
+        // The new holder publishes it again.
         target[header::AUDIENCE].store(0, Relaxed);
         let old_pools: HashMap<&str, usize> =
             old.pools.iter().enumerate().map(|(at, pool)| (pool.name.as_str(), at)).collect();
@@ -279,8 +279,8 @@ impl Segments {
         }
     }
 
-    /// As [`clear_gauges`](Self::clear_gauges), for a slot that no worker will have for now: it is
-    /// not told of as a worker's any more. What was counted stays.
+    /// Like [`clear_gauges`](Self::clear_gauges), for a slot that no worker will hold for now: it
+    /// is no longer shown as a worker's. Counters stay.
     pub fn vacate(&self, slot: u32) {
         self.clear_gauges(slot);
         let words = self.words(slot);
@@ -289,8 +289,8 @@ impl Segments {
         }
     }
 
-    /// Sets a slot's gauges to 0 and keeps its counters. For the master, once the slot's worker is
-    /// dead and before the next one starts: what the gauges told of died with the worker.
+    /// Sets a slot's gauges to 0 and keeps its counters. For the master, after the slot's worker
+    /// has died and before the next one starts.
     pub fn clear_gauges(&self, slot: u32) {
         let words = self.words(slot);
         words[header::BUFFERED].store(0, Relaxed);
@@ -313,14 +313,14 @@ impl Segments {
         Audience::new(&words[header::AUDIENCE], &words[self.layout.audience()])
     }
 
-    /// How many clients stand behind subscriptions to a channel besides one for each worker, those of
-    /// one slot left out.
+    /// How many clients beyond one per worker share subscriptions to a channel, without those of
+    /// one slot.
     pub(crate) fn channel_elsewhere(&self, but: u32, channel: u64) -> u64 {
         let others = (0..self.slots()).filter(|&slot| slot != but);
         others.map(|slot| self.audience(slot).channel(channel)).sum()
     }
 
-    /// As [`channel_elsewhere`](Self::channel_elsewhere), of patterns that match.
+    /// Like [`channel_elsewhere`](Self::channel_elsewhere), for patterns that match.
     pub(crate) fn patterns_elsewhere(
         &self,
         but: u32,
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn what_both_snapshots_have_is_carried_by_name() {
+    fn numbers_that_both_snapshots_have_are_carried_by_name() {
         let old = snapshot(&[("a", &["x", "y"]), ("gone", &["x"]), ("b", &["z"])]);
         let new = snapshot(&[("b", &["z", "x"]), ("new", &["x"]), ("a", &["y"])]);
         let from = Arc::new(Segments::in_memory(&Layout::new(&old), 2));
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_told_what_the_void_counts() {
+    fn the_void_is_never_shown() {
         let layout = layout();
         let segments = Arc::new(Segments::in_memory(&layout, 1));
         let writer = segments.writer(0);

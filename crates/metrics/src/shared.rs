@@ -1,5 +1,5 @@
-//! What outlives configurations and binaries: the few numbers that all workers write, and what the
-//! master tells of itself.
+//! What outlives configurations and binaries: the few numbers that all workers write, and the
+//! outcomes that the master records.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,29 +16,29 @@ use rustix::fs::{
 
 use crate::mapping::Mapping;
 
-/// Numbers of quotas are below this.
+/// Quota numbers are below this.
 pub const QUOTAS_MAX: u32 = 4096;
 
-/// As many bytes of the reason of a failure are kept.
+/// How many bytes of a failure's reason are kept.
 pub const FAILURE_MAX: usize = 256;
 
-/// Pools of which clients may be held back at once.
+/// The most pools whose clients may be paused at a time.
 pub const PAUSES_MAX: usize = 15;
 
-/// So often a reader tries to see the reloads as they are between two of them.
+/// How often a reader retries to see the reloads between two writes.
 const READS_MAX: u32 = 1000;
 
-/// Raised whenever a number changes its place or its sense.
+/// Raised whenever a number changes its place or its meaning.
 const VERSION: u64 = 1;
 const MAGIC: u64 = u64::from_le_bytes(*b"csh-all\0") | VERSION << 56;
 
 mod word {
     pub(super) const MAGIC: usize = 0;
-    /// Those that are 0 are free.
+    /// Entries that are 0 are free.
     pub(super) const PAUSES: usize = 1;
     pub(super) const CLIENT_ID: usize = 16;
-    /// As `monotonic_ms` has it. 0 before the first, and where the admin is of a version that has
-    /// none.
+    /// In the time of `monotonic_ms`. 0 before the first, and if the admin process's version has no
+    /// heartbeat.
     pub(super) const ADMIN_BEAT: usize = 24;
     pub(super) const LOG_LINES_LOST: usize = 25;
     /// Apart from the rest, since it is written at every accept.
@@ -49,19 +49,19 @@ mod word {
     pub(super) const RELOADS_FAILED: usize = RELOADS_VERSION + 2;
     /// In seconds since 1970, 0 before the first.
     pub(super) const RELOADED_AT: usize = RELOADS_VERSION + 3;
-    /// 1 when the last one was a success.
+    /// 1 if the last one was a success.
     pub(super) const RELOAD_IS_OK: usize = RELOADS_VERSION + 4;
     pub(super) const FAILURE_BYTES: usize = RELOADS_VERSION + 5;
     pub(super) const FAILURE: usize = RELOADS_VERSION + 6;
     pub(super) const COUNT: usize = FAILURE + super::FAILURE_MAX / 8;
 }
 
-/// For how long the clients of a pool are held back.
+/// For how long the clients of a pool are paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pause {
-    /// As [`monotonic_ms`](crate::monotonic_ms) has it.
+    /// In the time of [`monotonic_ms`](crate::monotonic_ms).
     pub until_ms: u64,
-    /// What reads goes on.
+    /// Reads are not paused.
     pub writes_only: bool,
 }
 
@@ -82,14 +82,14 @@ impl Pause {
     }
 }
 
-/// How the reloads of an instance went.
+/// The outcomes of an instance's reloads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reloads {
     pub ok: u64,
     pub failed: u64,
     /// The last one.
     pub last: Option<LastReload>,
-    /// Why the last one that failed did; its beginning, if that is long.
+    /// The reason of the last failure, possibly cut.
     pub failure: Option<String>,
 }
 
@@ -100,17 +100,16 @@ pub struct LastReload {
     pub is_ok: bool,
 }
 
-/// What all processes of an instance share for its whole life: the next client id, how many clients
-/// each pool has over all workers, whether these are held back, how reloads went, whether the admin
-/// process gets on, and what the log has lost. A quota is a pool's number for that, and is below
-/// [`QUOTAS_MAX`].
+/// What all processes of an instance share for its life: the next client id, the number of clients
+/// of each pool over all workers, pauses, the outcomes of reloads, the admin process's heartbeat,
+/// and lost log lines. A quota is a pool's number for this, below [`QUOTAS_MAX`].
 #[derive(Clone)]
 pub struct Shared {
     mapping: Arc<Mapping>,
 }
 
 impl Shared {
-    /// Makes it, for other processes to [open](Self::open) by the descriptor.
+    /// Creates it, for other processes to [open](Self::open) by the descriptor.
     pub fn create() -> io::Result<(OwnedFd, Self)> {
         let fd = memfd_create("cashew-shared", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, word::COUNT as u64 * 8)?;
@@ -134,7 +133,7 @@ impl Shared {
         Ok(Self { mapping: Arc::new(mapping) })
     }
 
-    /// For tests: nobody else sees it.
+    /// For tests: private to this process.
     pub fn in_memory() -> Self {
         Self::initialized(Mapping::heap(word::COUNT))
     }
@@ -149,12 +148,12 @@ impl Shared {
         self.mapping.words()[word::CLIENT_ID].fetch_add(1, Relaxed) + 1
     }
 
-    /// The admin process gets on.
+    /// Renews the admin process's heartbeat.
     pub fn admin_beats(&self, now_ms: u64) {
         self.mapping.words()[word::ADMIN_BEAT].store(now_ms, Relaxed);
     }
 
-    /// When the admin process got on last.
+    /// The admin process's last heartbeat.
     pub fn admin_beat_ms(&self) -> u64 {
         self.mapping.words()[word::ADMIN_BEAT].load(Relaxed)
     }
@@ -171,11 +170,11 @@ impl Shared {
         self.mapping.words()[word::LOG_LINES_LOST].load(Relaxed)
     }
 
-    /// Counts one client more, unless there are as many as `limit` says already; 0 is no limit.
-    /// Returns whether it did.
+    /// Counts one client more, unless there are `limit` already; 0 is no limit. Returns whether it
+    /// did.
     pub fn take(&self, quota: u32, limit: u32) -> bool {
-        // One step, not an addition undone when it was too much: that would for a moment refuse
-        // others who are within the limit.
+        // One step, not an addition that is undone if too large: that would briefly refuse others
+        // within the limit.
         self.quota(quota)
             .fetch_update(Relaxed, Relaxed, |taken| {
                 (limit == 0 || taken < u64::from(limit)).then_some(taken + 1)
@@ -200,7 +199,7 @@ impl Shared {
             .expect("there is always a corrected number");
     }
 
-    /// How the clients of a pool are held back, if they are.
+    /// The pause of a pool's clients, if there is one.
     pub fn pause(&self, quota: u32, now_ms: u64) -> Option<Pause> {
         let pauses = self.pauses().iter().map(|word| word.load(Relaxed)).filter(|&word| word != 0);
         let pauses = pauses.map(Pause::of_word);
@@ -208,8 +207,7 @@ impl Shared {
         own.next().map(|(_, pause)| pause)
     }
 
-    /// Has the clients of a pool be held back like this, or not any more. Returns whether there was
-    /// room for that.
+    /// Sets or ends the pause of a pool's clients. Returns whether there was room for it.
     pub fn set_pause(&self, quota: u32, pause: Option<Pause>, now_ms: u64) -> bool {
         let mut to_set = pause.map(|pause| pause.word(quota));
         for word in self.pauses() {
@@ -233,7 +231,7 @@ impl Shared {
         &self.mapping.words()[word::PAUSES..word::PAUSES + PAUSES_MAX]
     }
 
-    /// Counts a reload that is over, and why it failed if it did. For the master alone.
+    /// Counts a reload, with the reason if it failed. For the master alone.
     pub fn add_reload(&self, at: u64, failure: Option<&str>) {
         let words = self.mapping.words();
         let add = |at: usize| words[at].store(words[at].load(Relaxed) + 1, Relaxed);
@@ -256,8 +254,8 @@ impl Shared {
         words[word::RELOADS_VERSION].store(words[word::RELOADS_VERSION].load(Relaxed) + 1, Release);
     }
 
-    /// How reloads went. Nothing, as before the first, when the master is dead and was just writing
-    /// it.
+    /// The outcomes of reloads. Nothing, as before the first, if the master died while it wrote
+    /// them.
     pub fn reloads(&self) -> Reloads {
         let version = &self.mapping.words()[word::RELOADS_VERSION];
         for _ in 0..READS_MAX {
@@ -272,7 +270,7 @@ impl Shared {
         Reloads::default()
     }
 
-    /// Whatever is there, which is none of the master's words while it writes.
+    /// Whatever is there; it is inconsistent while the master writes.
     fn read_reloads(&self) -> Reloads {
         let read = |at: usize| self.mapping.words()[at].load(Relaxed);
         let at = Some(read(word::RELOADED_AT)).filter(|&at| at != 0);
@@ -290,7 +288,7 @@ impl Shared {
 
     /// # Panics
     ///
-    /// When there is no such quota.
+    /// If there is no such quota.
     fn quota(&self, quota: u32) -> &AtomicU64 {
         assert!(quota < QUOTAS_MAX, "{QUOTAS_MAX} quotas, not one of index {quota}");
         &self.mapping.words()[word::QUOTAS + quota as usize]
@@ -328,7 +326,7 @@ mod tests {
         assert_eq!(shared.pause(0, 550), pause(600, false));
         assert!(other.set_pause(0, None, 100));
         assert_eq!(shared.pause(0, 0), None);
-        // What is over makes room.
+        // Expired pauses make room.
         for quota in 1..PAUSES_MAX as u32 {
             assert!(shared.set_pause(quota, pause(700, true), 100), "{quota}");
         }
@@ -384,9 +382,9 @@ mod tests {
     }
 
     #[test]
-    fn who_is_within_the_limit_is_never_refused() {
+    fn clients_within_the_limit_are_never_refused() {
         // As many threads as places, each holding one at a time: none may be refused, however many
-        // others are, who ask for what is not there.
+        // others beyond the limit are.
         let shared = Shared::in_memory();
         thread::scope(|scope| {
             for _ in 0..2 {
@@ -431,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn reloads_are_told_of() {
+    fn reloads_are_recorded() {
         let (fd, master) = Shared::create().unwrap();
         let admin = Shared::open(fd).unwrap();
         assert_eq!(admin.reloads(), Reloads::default());
@@ -445,7 +443,7 @@ mod tests {
         master.add_reload(1002, None);
         let last = Some(LastReload { at: 1002, is_ok: true });
         assert_eq!(admin.reloads(), Reloads { ok: 2, failed: 1, last, failure });
-        // Cut where a letter begins.
+        // Cut at the beginning of a letter.
         let why = format!("{}ü", "x".repeat(FAILURE_MAX - 1));
         master.add_reload(1003, Some(&why));
         assert_eq!(admin.reloads().failure.unwrap(), "x".repeat(FAILURE_MAX - 1));
@@ -464,7 +462,7 @@ mod tests {
             });
             while !writer.is_finished() {
                 let reloads = shared.reloads();
-                // Nothing was seen at all, when that is how long the writer went on.
+                // Nothing was seen at all if the writer took that long.
                 let Some(last) = reloads.last else { continue };
                 assert_eq!(reloads.failed, last.at);
                 let expected = last.at.to_string().repeat(40);
@@ -474,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_foreign_is_refused() {
+    fn foreign_memory_is_refused() {
         let (fd, shared) = Shared::create().unwrap();
         shared.mapping.words()[word::MAGIC].store(MAGIC + (1 << 56), Relaxed);
         let why = Shared::open(&fd).err().expect("refused").to_string();

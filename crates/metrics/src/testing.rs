@@ -3,7 +3,7 @@
 use cashew_config::snapshot::{Pool, Server};
 use cashew_config::{Context, Snapshot};
 
-/// As a file says it that names pools and servers and nothing else.
+/// A snapshot from a file that has only pools and servers.
 pub(crate) fn snapshot(pools: &[(&str, &[&str])]) -> Snapshot {
     let text = "global: {worker_processes: 1}
 pools: {p: {listen: '127.0.0.1:22121', redis: true, servers: ['127.0.0.1:6379:1 s']}}";

@@ -19,14 +19,14 @@ use crate::{Attempts, Histogram, Segments};
 
 /// Writes the numbers of one slot.
 ///
-/// Ids are those of the layout that the segments were made with; ids of another layout lead to
-/// other numbers or panic. Clones write the same slot and stay on the thread of the original.
+/// Ids must be those of the segments' layout; ids of another layout lead to other numbers or panic.
+/// Clones write the same slot and stay on the thread of the original.
 #[derive(Clone)]
 pub struct Writer {
     view: View,
     slot: u32,
     segments: Arc<Segments>,
-    /// Adding is not atomic, so a writer is not for sharing between threads.
+    /// Adding is not atomic, so a writer must not be shared between threads.
     _not_sync: PhantomData<Cell<()>>,
 }
 
@@ -42,24 +42,24 @@ impl Writer {
 
     /// # Panics
     ///
-    /// When the snapshot has no such pool.
+    /// If the snapshot has no such pool.
     pub fn pool(&self, pool: usize) -> PoolId {
         self.segments.layout().pool(pool)
     }
 
     /// # Panics
     ///
-    /// When the snapshot has no such pool or the pool no such server.
+    /// If the snapshot has no such pool or the pool no such server.
     pub fn server(&self, pool: usize, server: usize) -> ServerId {
         self.segments.layout().server(pool, server)
     }
 
-    /// Where to count what a pool does that is not configured any more.
+    /// For a pool that is no longer configured.
     pub fn void_pool(&self) -> PoolId {
         self.segments.layout().void_pool()
     }
 
-    /// Where to count what a server does that is not configured any more.
+    /// For a server that is no longer configured.
     pub fn void_server(&self) -> ServerId {
         self.segments.layout().void_server()
     }
@@ -84,28 +84,28 @@ impl Writer {
         self.set(server.base() + SERVER_GAUGES + gauge as usize, value);
     }
 
-    /// Shows other workers that a failing server is tried now.
+    /// Publishes to other workers that a failing server is tried now.
     pub fn set_tried(&self, server: ServerId, now_us: u64) {
         self.set(server.base() + SERVER_TRIED, now_us);
     }
 
-    /// Shows other workers that a server which was failing works again.
+    /// Publishes to other workers that a failing server works again.
     pub fn set_reached(&self, server: ServerId, now_us: u64) {
         self.set(server.base() + SERVER_REACHED, now_us);
     }
 
-    /// What all workers show of their attempts.
+    /// The newest attempts of all workers.
     pub fn attempts(&self, server: ServerId) -> Attempts {
         self.segments.attempts(server)
     }
 
-    /// Counts requests of clients that took so long from their arrival to their reply.
+    /// Counts requests by the time from their arrival to their reply.
     #[inline]
     pub fn record_pool(&self, pool: PoolId, latency_us: u64, count: u64) {
         self.record(pool.base() + POOL_HISTOGRAM, latency_us, count);
     }
 
-    /// Counts replies of a server that took so long from the last byte of their requests.
+    /// Counts a server's replies by the time from the last byte of their requests.
     #[inline]
     pub fn record_server(&self, server: ServerId, latency_us: u64, count: u64) {
         self.record(server.base() + SERVER_HISTOGRAM, latency_us, count);
@@ -116,35 +116,35 @@ impl Writer {
         Audience::new(&words[header::AUDIENCE], &words[self.segments.layout().audience()])
     }
 
-    /// Tells other workers how many clients more than one stand behind the subscription to a channel,
-    /// which is known by a hash.
+    /// Publishes how many clients beyond the first share the subscription to a channel, which is
+    /// given by a hash.
     pub fn set_channel(&self, channel: u64, more: u32) {
         self.audience().set_channel(channel, more);
     }
 
-    /// As [`set_channel`](Self::set_channel), for a pattern of a pool, which is known by a hash. Those
-    /// longer than [`PATTERN_MAX`](crate::PATTERN_MAX) are not told.
+    /// Like [`set_channel`](Self::set_channel), for a pattern of a pool. Patterns longer than
+    /// [`PATTERN_MAX`](crate::PATTERN_MAX) are left out.
     pub fn set_pattern(&self, pool: u16, pattern: &[u8], more: u32) {
         self.audience().set_pattern(pool, pattern, more);
     }
 
-    /// What others told of a channel.
+    /// What other workers published for a channel.
     pub fn channel_elsewhere(&self, channel: u64) -> u64 {
         self.segments.channel_elsewhere(self.slot, channel)
     }
 
-    /// What others told of patterns that match.
+    /// What other workers published for matching patterns.
     pub fn patterns_elsewhere(&self, pool: u16, matches: impl FnMut(&[u8]) -> bool) -> u64 {
         self.segments.patterns_elsewhere(self.slot, pool, matches)
     }
 
-    /// `now_ms` is told by [`monotonic_ms`](crate::monotonic_ms).
+    /// `now_ms` is in the time of [`monotonic_ms`](crate::monotonic_ms).
     #[inline]
     pub fn beat(&self, now_ms: u64) {
         self.set(header::HEARTBEAT_MS, now_ms);
     }
 
-    /// Bytes that buffers and requests take.
+    /// Bytes held by buffers and requests.
     pub fn set_buffered(&self, bytes: u64) {
         self.set(header::BUFFERED, bytes);
     }
@@ -154,13 +154,13 @@ impl Writer {
         self.add(header::PRESSED, 1);
     }
 
-    /// How long requests and replies may be held back now to be written together.
+    /// How long output may be held back now, to be written together.
     #[inline]
     pub fn set_window_us(&self, window_us: u64) {
         self.set(header::WINDOW_US, window_us);
     }
 
-    /// Permille of the last second that the worker was not waiting for events.
+    /// Share of the last second, in permille, that the worker was not waiting for events.
     pub fn set_busy(&self, permille: u32) {
         self.set(header::BUSY, u64::from(permille));
     }
@@ -175,7 +175,7 @@ impl Writer {
         self.add(header::SESSIONS_OUT, n);
     }
 
-    /// Counts sessions closed because they did not come to rest within worker_shutdown_timeout.
+    /// Counts sessions closed because they were not at rest within worker_shutdown_timeout.
     pub fn add_sessions_cut(&self, n: u64) {
         self.add(header::SESSIONS_CUT, n);
     }
@@ -313,7 +313,7 @@ mod tests {
             assert_eq!(writer.attempts(server), Attempts { tried_us: 40, reached_us: 35 });
             assert_eq!(writer.attempts(layout.server(0, 0)), Attempts::default());
         }
-        // What a worker showed ends with it.
+        // A worker's attempts end with it.
         segments.clear_gauges(0);
         assert_eq!(writers[1].attempts(server), Attempts { tried_us: 30, reached_us: 35 });
     }

@@ -15,7 +15,7 @@ pub enum PrivilegesError {
     LookUp { what: &'static str, name: String, errno: Errno },
     #[error("cannot {step}: {errno}")]
     Step { step: &'static str, errno: Errno },
-    #[error("root is not given up for good: the process keeps CAP_SETUID whoever it runs as")]
+    #[error("privileges are not dropped for good: the process keeps CAP_SETUID under any user")]
     Kept,
 }
 

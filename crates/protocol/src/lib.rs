@@ -1,7 +1,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
-//! Incremental parsers, encoders and command tables for the protocols that Cashew speaks.
+//! Incremental parsers, encoders and command tables for the protocols of Cashew.
 //!
 //! Nothing here does I/O or knows about connections: bytes go in, spans and facts come out.
 

@@ -1,5 +1,5 @@
-//! A position in a buffer that outlives the buffer's address: parsers hand out spans, never borrowed
-//! slices, so that input can be moved, grown and compacted between two calls.
+//! A position in a buffer. Parsers return spans, not borrowed slices, so that input can be moved,
+//! grown and compacted between two calls.
 
 /// A part of a buffer: survives when the buffer moves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,7 +21,7 @@ impl Span {
         self.start as usize + self.len as usize
     }
 
-    /// The bytes this span means in `buf`, which must be the buffer it was made for.
+    /// The bytes of this span in `buf`, which must be the buffer it was made for.
     #[inline]
     pub fn of(self, buf: &[u8]) -> &[u8] {
         &buf[self.start as usize..self.end()]

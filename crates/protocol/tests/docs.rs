@@ -1,6 +1,6 @@
-//! The tables of docs/commands.md are those of the code.
+//! The tables of docs/commands.md match the code.
 //!
-//! `CASHEW_BLESS=1 cargo test -p cashew-protocol docs` writes them anew.
+//! `CASHEW_BLESS=1 cargo test -p cashew-protocol docs` rewrites them.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -61,7 +61,7 @@ fn redis_tables() -> String {
     text.trim_end().to_owned() + "\n"
 }
 
-/// What is not for every client, by the first policy that has it.
+/// Commands that not every client may use, by the first policy that allows them.
 fn policy_table() -> String {
     let mut text = String::from(
         "| | `cache` | `application` | `admin` |\n|---|---|---|---|\n\
@@ -120,7 +120,7 @@ fn shown(name: &str) -> String {
 }
 
 fn keys(command: &Command) -> String {
-    // Arguments are counted behind the name, a subcommand's too.
+    // Arguments are counted after the name, and after a subcommand's name.
     let names = command.name.split('|').count() as u16;
     match command.keys {
         Keys::None => "none".into(),
@@ -132,15 +132,15 @@ fn keys(command: &Command) -> String {
         Keys::Range { first: 1, last: -2, .. } => "every argument but the last".into(),
         Keys::Range { first, last, .. } => format!("arguments {first} and {last}"),
         Keys::Pairs { .. } => "every other argument".into(),
-        Keys::Numkeys { at, destination: 0, .. } => format!("as many as argument {at} says"),
+        Keys::Numkeys { at, destination: 0, .. } => format!("counted by argument {at}"),
         Keys::Numkeys { at, destination, .. } => {
-            format!("argument {destination}, and as many as argument {at} says")
+            format!("argument {destination}, and those counted by argument {at}")
         }
         Keys::Sort { stores: false } => "argument 1".into(),
         Keys::Sort { stores: true } => "argument 1, and that of STORE".into(),
         Keys::Georadius => "argument 1, and those of STORE and STOREDIST".into(),
-        Keys::Streams => "behind STREAMS".into(),
-        Keys::Migrate => "argument 3, or those behind KEYS".into(),
+        Keys::Streams => "after STREAMS".into(),
+        Keys::Migrate => "argument 3, or those after KEYS".into(),
     }
 }
 
@@ -159,7 +159,7 @@ fn served(command: &Command) -> String {
         Rule::Forward => "forwarded, keys on one server".into(),
         Rule::Split(Merge::Gather) => "split, array in the order of the keys".into(),
         Rule::Split(Merge::Sum) => "split, sum".into(),
-        Rule::Split(Merge::AllOk) => "split, `+OK` when all say so".into(),
+        Rule::Split(Merge::AllOk) => "split, `+OK` if all servers reply so".into(),
         Rule::Local(_) => "answered here".into(),
         Rule::Fan(fan) if command.is_addressable() => {
             format!("{}, or [the one named](#one-of-several-servers)", fanned(fan))
@@ -173,7 +173,7 @@ fn served(command: &Command) -> String {
         Rule::Subscribe(_) => "subscription".into(),
         Rule::Publish => "to the server that has the channel".into(),
         Rule::Single(text) => {
-            format!("to the only server; refused where there are several: {}", reason(text))
+            format!("to the only server; refused with several servers: {}", reason(text))
         }
         Rule::Refuse(text) => format!("refused: {}", reason(text)),
         Rule::Unsupported => unreachable!("left out"),
@@ -264,12 +264,12 @@ fn memcached(verb: Verb) -> (&'static str, &'static str) {
         Verb::FlushAll => ("write", "to every server in the ring, one answer"),
         Verb::Verbosity => ("–", "to every server in the ring, one answer"),
         Verb::Version => ("–", "the answer of the first server in the ring"),
-        Verb::Quit => ("–", "closes when what is owed is answered"),
+        Verb::Quit => ("–", "closes after all pending replies"),
         Verb::MetaGet => ("read", "forwarded"),
         Verb::MetaSet | Verb::MetaDelete | Verb::MetaArithmetic => ("write", "forwarded"),
         Verb::MetaDebug => ("read", "forwarded"),
-        Verb::MetaNoop => ("–", "answered here, behind all that was asked before"),
-        Verb::Stats => ("–", "to every server in the ring, put together"),
+        Verb::MetaNoop => ("–", "answered here, after all earlier requests"),
+        Verb::Stats => ("–", "to every server in the ring, combined"),
         Verb::Tune => ("–", "to every server in the ring, the first answer that is not `OK`"),
         Verb::Refused => unreachable!("left out"),
     }

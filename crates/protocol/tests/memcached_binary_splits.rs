@@ -1,4 +1,4 @@
-//! However the input is cut, binary requests and replies are found to be the same.
+//! However the input is cut, binary requests and replies are parsed alike.
 
 mod pieces;
 
@@ -77,7 +77,7 @@ enum Request {
         len: u64,
         key: Option<Vec<u8>>,
     },
-    /// The rest depends on when the connection goes.
+    /// The rest depends on when the connection ends.
     Closed(Option<Status>),
 }
 

@@ -1,4 +1,4 @@
-//! However the input is cut, memcached requests and replies are found to be the same.
+//! However the input is cut, memcached requests and replies are parsed alike.
 
 mod pieces;
 
@@ -36,7 +36,7 @@ proptest! {
         prop_assert_eq!(&replies_of(expect, &input, &cuts), &whole);
         prop_assert_eq!(&replies_of(expect, &input, &[1]), &whole);
 
-        // Blocks that are gone through in a whole reply are all there is before its last line.
+        // The blocks of a whole reply are everything before its last line.
         if let (Expect::Values, [Some(end), ..]) = (expect, whole.as_slice()) {
             let mut blocks = Values::new(&input[..*end]);
             while blocks.next().is_some() {}
@@ -66,7 +66,7 @@ enum Request {
         noreply: bool,
         len: u64,
     },
-    /// The rest depends on when the connection goes.
+    /// The rest depends on when the connection ends.
     Closed {
         reply: &'static [u8],
     },

@@ -1,4 +1,4 @@
-//! What the protocol crate says about Redis, held against a running redis-server.
+//! The protocol crate's facts about Redis, compared with a running redis-server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -23,8 +23,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(10);
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 const REQUEST_SIZE_MAX: usize = 1 << 30;
 
-/// A redis-server of the test's own that ends with the test. It listens on a Unix socket: a port
-/// that was free a moment ago may be another's when the server takes it.
+/// A redis-server for one test, which ends with it. It listens on a Unix socket: a free port may be
+/// taken before the server starts.
 struct Server {
     process: Child,
     socket: PathBuf,
@@ -65,7 +65,7 @@ impl Server {
         Connection { stream }
     }
 
-    /// Everything that the server answers to `bytes` and the end of the stream.
+    /// The server's whole output for `bytes` followed by the end of the stream.
     fn answers(&self, bytes: &[u8]) -> Vec<u8> {
         let mut stream = self.connect().stream;
         let mut out = Vec::new();
@@ -113,7 +113,7 @@ impl Connection {
     }
 }
 
-/// A request in the gateway's hands.
+/// A request in the gateway.
 struct Request {
     buf: Vec<u8>,
     parser: RequestParser,
@@ -164,8 +164,8 @@ fn text(encoded: &[u8]) -> String {
     }
 }
 
-/// What COMMAND says about a command: what each part of its entry is about, and the part in a form
-/// that does not depend on the order of what has none.
+/// COMMAND's entry of a command: each part by name, in a form that does not depend on the order of
+/// unordered elements.
 type Facts = BTreeMap<&'static str, String>;
 
 /// Of an entry of COMMAND; the first part is its name.
@@ -251,7 +251,7 @@ fn our_facts(version: Version) -> BTreeMap<String, Facts> {
     facts(&out)
 }
 
-/// What a server is, as far as the table must know.
+/// The properties of a server that matter to the table.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 struct Release {
     is_valkey: bool,
@@ -278,20 +278,20 @@ impl Release {
         Self { is_valkey, major, minor }
     }
 
-    /// Whether it has what is there since the version that the table names.
+    /// Whether it has a command or option of that version.
     fn has(self, since: &str) -> bool {
         let needed = match since.strip_prefix("Valkey ") {
             _ if since.is_empty() => return true,
             Some(version) => Self::new(true, version),
             None => Self::new(false, since),
         };
-        // What Valkey took over from Redis it did in its own time.
+        // Valkey adopted Redis's additions at other times.
         self.is_valkey == needed.is_valkey && self >= needed
     }
 }
 
-/// What a release says otherwise than the table, which follows the newest and takes what any of
-/// them takes: the command, and what about.
+/// Where a release differs from the table, which follows the newest release and accepts what any of
+/// them accepts: the command, and the part.
 fn known_differences(release: Release) -> BTreeSet<String> {
     let redis_7_0 = "
         acl|deluser:tips acl|save:tips acl|setuser:tips blmove:flags blpop:flags brpop:flags
@@ -318,7 +318,7 @@ fn known_differences(release: Release) -> BTreeSet<String> {
         add(valkey);
     } else {
         add(loose);
-        // Modules said no more than their flags then.
+        // Modules reported only their flags then.
         for name in vector_sets.split_whitespace() {
             add(&format!("{name}:arity {name}:categories"));
         }
@@ -329,7 +329,7 @@ fn known_differences(release: Release) -> BTreeSet<String> {
     known
 }
 
-/// The programs to hold the table against: those of `CASHEW_REDIS_SERVERS`, divided by colons, too.
+/// The programs to compare with, including those of `CASHEW_REDIS_SERVERS`, separated by colons.
 fn programs() -> Vec<String> {
     let more = env::var("CASHEW_REDIS_SERVERS").unwrap_or_default();
     let more = more.split(':').filter(|program| !program.is_empty());
@@ -377,13 +377,13 @@ fn compare(
             faults.push(format!("{} is not there", command.name));
         }
     }
-    // What this server does not have at all cannot differ.
+    // Commands that this server does not have cannot differ.
     known.retain(|text| theirs.contains_key(text.split(':').next().unwrap_or_default()));
     faults.extend(known.into_iter().map(|text| format!("{text} does not differ")));
     faults
 }
 
-/// DEBUG PROTOCOL shows each type as the client's version has it.
+/// DEBUG PROTOCOL shows each type in the client's version.
 #[test]
 fn types_are_written_as_redis_writes_them() {
     type Write = fn(&mut Vec<u8>, Version);
@@ -459,7 +459,7 @@ fn attributes_and_pushes_are_found_in_what_redis_sends() {
     assert!(elements.next().is_none() && rest.is_empty());
 }
 
-/// Calls with keys in all places where commands have them.
+/// Calls with keys in all positions where commands have them.
 const CALLS: &[&str] = &[
     "BITFIELD a GET u4 0 OVERFLOW SAT GET u4 1",
     "BITFIELD a GET u4 0 SET u4 0 1",
@@ -673,7 +673,7 @@ fn errors_are_worded_as_redis_words_them() {
     }
 }
 
-/// What the gateway makes of `bytes`: the requests for the server, in plain RESP, and the error
+/// The gateway's processing of `bytes`: the requests for the server, in plain RESP, and the error
 /// that ends the stream.
 fn through_the_gateway(bytes: &[u8]) -> (Vec<u8>, Vec<u8>) {
     let mut parser = RequestParser::default();
@@ -699,7 +699,7 @@ fn through_the_gateway(bytes: &[u8]) -> (Vec<u8>, Vec<u8>) {
     }
 }
 
-/// The server answers the same whether it gets the bytes or what the gateway makes of them.
+/// The server gives the same replies to the bytes and to the gateway's form of them.
 fn assert_understood_alike(server: &Server, bytes: &[u8]) {
     let theirs = server.answers(bytes);
     let (forwarded, error) = through_the_gateway(bytes);
@@ -716,7 +716,7 @@ fn assert_understood_alike(server: &Server, bytes: &[u8]) {
 #[test]
 fn requests_are_understood_as_redis_understands_them() {
     let server = Server::start();
-    // Closing our half must not cost us the answers, or everything would be understood alike.
+    // Closing our half must not lose the replies; otherwise all comparisons would succeed.
     assert_eq!(server.answers(b"PING\r\nPING\r\n"), b"+PONG\r\n+PONG\r\n");
     let streams: &[&[u8]] = &[
         b"\r\n\r\nPING\r\n",

@@ -1,4 +1,4 @@
-//! However a stream is cut, the parsers say the same about it.
+//! However a stream is cut, the parsers give the same result.
 
 mod pieces;
 
@@ -74,7 +74,7 @@ fn cuts() -> impl Strategy<Value = Vec<usize>> {
     prop::collection::vec(1..12usize, 1..8)
 }
 
-/// Bytes in which the grammar's own characters are likely.
+/// Bytes that likely include the grammar's own characters.
 fn noise() -> impl Strategy<Value = Vec<u8>> {
     let byte = prop_oneof![
         4 => prop::sample::select(b"*$+-:_#,(!=%~|>?;.\r\n0123 \"'\\x".to_vec()),
@@ -194,7 +194,7 @@ proptest! {
         }
     }
 
-    /// What is read at a glance is what is found by looking closely.
+    /// The fast parser and the scanner agree.
     #[test]
     fn a_plain_reply_is_a_reply(
         part in prop_oneof![4 => reply(), 1 => push(), 1 => noise()],

@@ -1,10 +1,10 @@
-//! What a client says in memcached's binary protocol: one by one, or a quiet batch with a NOOP behind
-//! it.
+//! A client's requests in memcached's binary protocol: single ones, or a quiet batch followed by a
+//! NOOP.
 
 use cashew_config::snapshot::Pool;
 
 use crate::cas_tags::Uniques;
-use crate::client::{Asking, Keys};
+use crate::client::{Keys, RequestCtx};
 use crate::packet::{self, Opcode, Packet};
 use crate::random::Random;
 use crate::request::{Access, Answer, Framing, Part, Request};
@@ -24,19 +24,19 @@ impl BinaryClient {
         Self { keys, cas_tags, number: 0 }
     }
 
-    pub(crate) fn request(&mut self, asking: &mut Asking<'_>) -> Request {
+    pub(crate) fn request(&mut self, ctx: &mut RequestCtx<'_>) -> Request {
         self.number += 1;
-        if asking.random.percent(asking.temper.oddity) {
-            return self.oddity(asking);
+        if ctx.random.percent(ctx.temper.oddity) {
+            return self.oddity(ctx);
         }
-        let is_batch = asking.random.percent(40);
-        let count = if is_batch { asking.random.range(2, BATCH_MAX) } else { 1 };
+        let is_batch = ctx.random.percent(40);
+        let count = if is_batch { ctx.random.range(2, BATCH_MAX) } else { 1 };
         let tag = packet::tag_of(self.opaque(0)).to_vec();
-        let (keys, tag) = self.keys.choose(count, false, &[tag], asking);
+        let (keys, tag) = self.keys.choose(count, false, &[tag], ctx);
         let mut bytes = Vec::new();
         let mut parts = Vec::new();
         for (at, key) in keys.into_iter().enumerate() {
-            let payload = self.command(at as u32, &key, is_batch, asking, &mut bytes);
+            let payload = self.command(at as u32, &key, is_batch, ctx, &mut bytes);
             parts.push(Part::new(key, Some(payload)));
         }
         let mut request = match is_batch {
@@ -59,19 +59,19 @@ impl BinaryClient {
         self.number << 8 | at
     }
 
-    /// Writes a packet; returns what a server must get to see.
+    /// Writes a packet; returns what a server must receive.
     fn command(
         &self,
         at: u32,
         key: &[u8],
         is_quiet: bool,
-        asking: &mut Asking<'_>,
+        ctx: &mut RequestCtx<'_>,
         out: &mut Vec<u8>,
     ) -> Vec<u8> {
         use Opcode::*;
         let all =
             [Get, Get, Get, GetK, Set, Set, Set, Add, Replace, Append, Prepend, Delete, Increment];
-        let opcode = asking.random.pick(&all);
+        let opcode = ctx.random.pick(&all);
         let mut value = Vec::new();
         let mut extras = Vec::new();
         match opcode {
@@ -83,14 +83,14 @@ impl BinaryClient {
             _ => {}
         }
         if matches!(opcode, Set | Add | Replace | Append | Prepend) {
-            value = match asking.random.percent(15) {
+            value = match ctx.random.percent(15) {
                 true => self.number.to_string().into_bytes(),
-                false => asking.value(self.number),
+                false => ctx.value(self.number),
             };
-            value.truncate(asking.temper.request_size_max as usize);
+            value.truncate(ctx.temper.request_size_max as usize);
         }
-        let is_named = !matches!(opcode, Get | GetK | Add) && asking.random.percent(30);
-        let unique = if is_named { self.cas_tags.guess(asking.random) } else { 0 };
+        let is_named = !matches!(opcode, Get | GetK | Add) && ctx.random.percent(30);
+        let unique = if is_named { self.cas_tags.guess(ctx.random) } else { 0 };
         let byte = if is_quiet { opcode.quiet() } else { opcode.byte() };
         let opaque = self.opaque(at);
         let packet = Packet {
@@ -106,9 +106,9 @@ impl BinaryClient {
         packet::payload(opcode.byte(), opaque, &value)
     }
 
-    fn oddity(&self, asking: &mut Asking<'_>) -> Request {
+    fn oddity(&self, ctx: &mut RequestCtx<'_>) -> Request {
         let opaque = self.opaque(0);
-        let (opcode, status, value) = asking
+        let (opcode, status, value) = ctx
             .random
             .pick(&[(Opcode::Noop.byte(), 0, &b""[..]), (0x7f, 0x81, b"Unknown command")]);
         let bytes = Packet { opcode, opaque, ..Packet::REQUEST }.bytes();
@@ -117,13 +117,13 @@ impl BinaryClient {
     }
 
     /// The last request: the gateway closes after it.
-    pub(crate) fn farewell(&mut self, asking: &mut Asking<'_>) -> Request {
+    pub(crate) fn farewell(&mut self, ctx: &mut RequestCtx<'_>) -> Request {
         self.number += 1;
-        let (opaque, is_quiet) = (self.opaque(0), asking.random.percent(50));
+        let (opaque, is_quiet) = (self.opaque(0), ctx.random.percent(50));
         let opcode = if is_quiet { Opcode::Quit.quiet() } else { Opcode::Quit.byte() };
         let bytes = Packet { opcode, opaque, ..Packet::REQUEST }.bytes();
         let reply = Packet { opcode, opaque, ..Packet::REPLY }.bytes();
         let quit = Request::new(bytes, Answer::Local(reply), Framing::Packet);
-        Request { last: true, silent: is_quiet, ..quit }
+        Request { last: true, no_reply: is_quiet, ..quit }
     }
 }

@@ -14,7 +14,7 @@ const NOT_NUMERIC: u16 = 6;
 const OUT_OF_MEMORY: u16 = 0x82;
 
 impl MemcachedServer {
-    /// Carries out the packet at the front of `input`, if it is all there.
+    /// Executes the packet at the front of `input`, if it is complete.
     pub(crate) fn execute_packet(&mut self, input: &[u8], refuse: bool) -> Option<Done> {
         if input.len() < HEADER_SIZE {
             return None;
@@ -22,7 +22,7 @@ impl MemcachedServer {
         let (asked, used) = Packet::read(input)?;
         assert_eq!(asked.magic, 0x80, "I1: this is no request");
         if asked.opcode == VERSION {
-            // What a server is asked that has let others wait.
+            // The fence for a server that was found unresponsive.
             let reply = Packet { opcode: VERSION, value: b"1.6.18", ..Packet::REPLY };
             return Some(Done::new(used, b"", reply.bytes()));
         }

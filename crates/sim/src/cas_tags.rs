@@ -5,7 +5,7 @@ use cashew_protocol::memcached::Tag;
 
 use crate::random::Random;
 
-/// So small are those that clients try.
+/// The largest unique that clients guess.
 const GUESS_MAX: u64 = 20;
 
 /// The tag of a server of the pool.
@@ -17,7 +17,7 @@ pub(crate) fn tag(config: &Pool, server: &Server) -> Tag {
     }
 }
 
-/// What a client tries: uniques of all the servers that its pool has and had.
+/// Uniques that a client may guess: those of all servers that its pool has or had.
 pub(crate) struct Uniques(Vec<Tag>);
 
 impl Uniques {

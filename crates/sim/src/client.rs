@@ -1,4 +1,4 @@
-//! A client: asks, reads or does not, and leaves in one way or another.
+//! A client: sends requests, reads replies or does not, and leaves in one way or another.
 
 use cashew_config::snapshot::{Pool, Protocol};
 use cashew_placement::Distribution;
@@ -13,11 +13,11 @@ use crate::redis_client::RedisClient;
 use crate::request::{Answer, Framing, Request};
 use crate::world::Fabric;
 
-/// What a client is like.
+/// A client's temper.
 #[derive(Clone, Debug)]
 pub(crate) struct Temper {
     pub(crate) requests: u32,
-    /// Requests sent and not answered at most.
+    /// The most requests sent and not answered.
     pub(crate) pipeline: u64,
     pub(crate) think_max_us: u64,
     /// How often, in percent, it stops reading for a while.
@@ -27,24 +27,24 @@ pub(crate) struct Temper {
     pub(crate) value_size_max: u64,
     /// How many values, in percent, are of any size up to the largest.
     pub(crate) large_values: u64,
-    /// How often, in percent, it asks for what is wrong or unusual.
+    /// How often, in percent, it sends something wrong or unusual.
     pub(crate) oddity: u64,
-    /// How often, in percent, it begins a transaction or lets a server keep it waiting.
+    /// How often, in percent, it begins a transaction or a blocking call.
     pub(crate) sessions: u64,
     /// Keys may move in the middle of a transaction.
     pub(crate) unsettled: bool,
     /// Whole requests larger than this are refused.
     pub(crate) request_size_max: u64,
-    /// Some of its keys are everybody's.
+    /// Some of its keys are shared by all clients.
     pub(crate) shares: bool,
-    /// Of memcached's protocols it speaks the text protocol without meta commands.
+    /// It uses memcached's text protocol without meta commands.
     pub(crate) text: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Talking,
-    /// It has said all, and listens.
+    /// It has sent everything, and reads.
     Finishing,
     Gone,
 }
@@ -62,7 +62,7 @@ pub(crate) struct Client {
     stalled_until: u64,
     /// When the next action is planned; later ones are stale.
     wake_at: u64,
-    /// The last request said so: nothing may follow.
+    /// The last request ends the session: nothing may follow.
     is_last: bool,
     half_closed: bool,
 }
@@ -74,16 +74,16 @@ enum Speaker {
     Binary(BinaryClient),
 }
 
-/// What a speaker needs to know to make up a request.
-pub(crate) struct Asking<'a> {
+/// What is needed to make up a request.
+pub(crate) struct RequestCtx<'a> {
     pub(crate) client: u32,
     pub(crate) temper: &'a Temper,
     pub(crate) random: &'a mut Random,
     pub(crate) fabric: &'a Fabric,
 }
 
-impl Asking<'_> {
-    /// Whether no request under way has this tag for any of the keys.
+impl RequestCtx<'_> {
+    /// Whether no request in flight has this tag for any of the keys.
     pub(crate) fn is_free(&self, tag: &[u8], keys: &[Vec<u8>]) -> bool {
         keys.iter().all(|key| self.fabric.oracle.is_free(self.client, tag, key))
     }
@@ -161,7 +161,7 @@ impl Client {
         self.stage == Stage::Gone
     }
 
-    /// The gateway is full: it says so and closes.
+    /// The gateway is full: it sends an error and closes.
     pub(crate) fn expect_refusal(&mut self, protocol: Protocol, fabric: &mut Fabric) {
         let (text, framing) = match protocol {
             Protocol::Redis => ("-ERR max number of clients reached\r\n", Framing::Resp),
@@ -191,7 +191,7 @@ impl Client {
         self.wake(at, fabric);
     }
 
-    /// From now on it reads what comes and stays to the end.
+    /// From now on it reads everything and stays to the end.
     pub(crate) fn calm(&mut self, fabric: &mut Fabric) {
         self.temper.stalls = 0;
         self.temper.vanishes = 0;
@@ -275,19 +275,19 @@ impl Client {
     }
 
     fn make(&mut self, ends: bool, fabric: &Fabric) -> Request {
-        let mut asking =
-            Asking { client: self.id, temper: &self.temper, random: &mut self.random, fabric };
-        // Some take their leave in words.
-        let farewell = ends && asking.random.percent(40);
+        let mut ctx =
+            RequestCtx { client: self.id, temper: &self.temper, random: &mut self.random, fabric };
+        // Some clients end with a request.
+        let farewell = ends && ctx.random.percent(40);
         match &mut self.speaker {
-            Speaker::Redis(redis) if farewell => redis.farewell(&mut asking),
-            Speaker::Redis(redis) => redis.request(&mut asking),
-            Speaker::Memcached(memcached) if farewell => memcached.farewell(&mut asking),
-            Speaker::Memcached(memcached) => memcached.request(&mut asking),
-            Speaker::Meta(meta) if farewell => meta.farewell(&mut asking),
-            Speaker::Meta(meta) => meta.request(&mut asking),
-            Speaker::Binary(binary) if farewell => binary.farewell(&mut asking),
-            Speaker::Binary(binary) => binary.request(&mut asking),
+            Speaker::Redis(redis) if farewell => redis.farewell(&mut ctx),
+            Speaker::Redis(redis) => redis.request(&mut ctx),
+            Speaker::Memcached(memcached) if farewell => memcached.farewell(&mut ctx),
+            Speaker::Memcached(memcached) => memcached.request(&mut ctx),
+            Speaker::Meta(meta) if farewell => meta.farewell(&mut ctx),
+            Speaker::Meta(meta) => meta.request(&mut ctx),
+            Speaker::Binary(binary) if farewell => binary.farewell(&mut ctx),
+            Speaker::Binary(binary) => binary.request(&mut ctx),
         }
     }
 
@@ -318,7 +318,7 @@ impl Client {
         network.end(self.conn, Side::Peer, clock, random);
     }
 
-    /// Goes without a word, with or without a reset.
+    /// Leaves without a request, with or without a reset.
     fn vanish(&mut self, fabric: &mut Fabric) {
         let abruptly = self.random.percent(60);
         let numbers = [self.id.into(), self.conn.into(), abruptly.into()];
@@ -339,7 +339,7 @@ impl Client {
         network.close(self.conn, Side::Peer, clock, random);
     }
 
-    /// The gateway tore the connection down.
+    /// The gateway reset the connection.
     pub(crate) fn lost(&mut self, fabric: &mut Fabric) {
         if self.stage != Stage::Gone {
             fabric.oracle.closed(self.id, b"", fabric.clock.now());
@@ -355,8 +355,8 @@ pub(crate) struct Keys {
     made: u32,
     client: u32,
     tagged: bool,
-    /// One key of a request may stand for several servers: then which of them did what to which
-    /// of two equal keys cannot be told.
+    /// One key of a request may stand for several servers: then it is unknown which of them handled
+    /// which of two equal keys.
     scattered: bool,
 }
 
@@ -404,33 +404,33 @@ impl Keys {
         }
     }
 
-    /// Some keys, perhaps one several times, and a tag of those given that no request under way
-    /// has for any of them.
+    /// Some keys, possibly repeated, and one of the given tags that no request in flight has for
+    /// any of them.
     pub(crate) fn choose(
         &mut self,
         count: u64,
         with_shared: bool,
         tags: &[Vec<u8>],
-        asking: &mut Asking<'_>,
+        ctx: &mut RequestCtx<'_>,
     ) -> (Vec<Vec<u8>>, Vec<u8>) {
         loop {
             let mut keys = Vec::new();
             for _ in 0..count {
-                let shared = with_shared && !self.shared.is_empty() && asking.random.percent(15);
+                let shared = with_shared && !self.shared.is_empty() && ctx.random.percent(15);
                 let from = if shared { &self.shared } else { &self.own };
-                keys.push(from[asking.random.below(from.len() as u64) as usize].clone());
+                keys.push(from[ctx.random.below(from.len() as u64) as usize].clone());
             }
             if self.scattered {
                 keys.sort_unstable();
                 keys.dedup();
             }
-            if let Some(tag) = tags.iter().find(|tag| asking.is_free(tag, &keys)) {
+            if let Some(tag) = tags.iter().find(|tag| ctx.is_free(tag, &keys)) {
                 return (keys, tag.clone());
             }
-            // Errors leave it open whether a request will still be executed one day: such a key
-            // is worn out some time.
-            let worn = asking.random.below(self.own.len() as u64) as usize;
-            self.own[worn] = self.fresh(asking.random);
+            // After an error it is unknown whether the request will still be executed: such a key
+            // is eventually replaced.
+            let worn = ctx.random.below(self.own.len() as u64) as usize;
+            self.own[worn] = self.fresh(ctx.random);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Virtual time and what is due when.
+//! Virtual time and the agenda.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -7,7 +7,7 @@ use cashew_engine::Time;
 
 use crate::network::Side;
 
-/// What can happen next.
+/// A future event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Event {
     /// A gateway's loop wakes up.
@@ -16,21 +16,21 @@ pub(crate) enum Event {
     Arrive { conn: u32, at: Side },
     /// There is room again for one end to write.
     Writable { conn: u32, at: Side },
-    /// A gateway's attempt to connect gets somewhere.
+    /// A step of a gateway's attempt to connect.
     Connect { attempt: u32 },
     /// A client does something.
     Client { client: u32 },
-    /// A server looks at a connection.
+    /// A server handles a connection.
     Serve { conn: u32 },
     /// A message between a gateway and the coordinator arrives.
     Mail { letter: u32 },
-    /// Something breaks.
+    /// A fault occurs.
     Fault,
-    /// Clients are told to go to another gateway.
+    /// Clients are ordered to another gateway.
     Shift,
     /// The configuration changes.
     Reload,
-    /// A server is well again, if it is not already.
+    /// A server recovers, if it has not already.
     Recover { server: u32 },
 }
 
@@ -48,7 +48,7 @@ impl Clock {
         self.now
     }
 
-    /// The reading that engines get. They must never see time zero, which means "at once".
+    /// The time that engines get. They must never see time zero, which means "at once".
     pub(crate) fn time(&self) -> Time {
         Time::from_micros(self.now + 1)
     }

@@ -1,4 +1,4 @@
-//! The master's part in changing rings and epochs, as small as it can be.
+//! A minimal model of the master's part in changing rings and epochs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -11,7 +11,7 @@ use crate::random::Random;
 use crate::reload::changed;
 use crate::scenario::{pool_id, server_id};
 
-/// A message to all gateways. Pools are named by their number in the epoch.
+/// A message to all gateways. Pools are given by their number in the epoch.
 #[derive(Clone, Debug)]
 pub(crate) enum Order {
     Hold { pool: u32, version: u64, drain_ms: u64 },
@@ -27,13 +27,13 @@ pub(crate) enum Order {
 pub(crate) struct Proposal {
     pub(crate) snapshot: Snapshot,
     pub(crate) states: Vec<PoolState>,
-    /// How many share the servers' connections.
+    /// How many gateways share the servers' connections.
     pub(crate) workers: u32,
     /// Which gateway refuses it, if any.
     pub(crate) refused_by: Option<u32>,
 }
 
-/// What a gateway says of an epoch.
+/// A gateway's answer about an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Prepared,
@@ -41,14 +41,14 @@ pub(crate) enum Answer {
     Paused,
 }
 
-/// Changes rings in two phases: everybody holds, then everybody is released. Changes epochs in
-/// three, while no ring changes.
+/// Changes rings in two phases: all gateways hold, then all are released. Changes epochs in three,
+/// while no ring changes.
 pub(crate) struct Coordinator {
     gateways: u32,
     snapshot: Snapshot,
     /// By pool of the snapshot.
     pools: Vec<State>,
-    /// Of rings and of epochs; never used twice.
+    /// Of rings and of epochs; never reused.
     versions: u64,
     change: Option<Change>,
     removed: Vec<u32>,
@@ -60,9 +60,9 @@ pub(crate) struct Coordinator {
 struct State {
     version: u64,
     live: Vec<bool>,
-    /// Who has not said yet that it holds.
+    /// Gateways that have not confirmed the hold.
     waiting: BTreeSet<u32>,
-    /// What the change under way makes of which servers; empty when there is none.
+    /// The new state of each server in the current change; empty if there is none.
     change: BTreeMap<u32, bool>,
     wanted: BTreeMap<u32, bool>,
 }
@@ -83,7 +83,7 @@ struct Change {
     proposal: Rc<Proposal>,
     phase: Answer,
     waiting: BTreeSet<u32>,
-    /// It is called off when all have answered so.
+    /// It is cancelled when all have given this answer.
     fails_at: Option<Answer>,
 }
 
@@ -103,7 +103,7 @@ impl Coordinator {
         }
     }
 
-    /// By the places in the universe.
+    /// By their places in the universe.
     fn find(&self, pool: u32, server: u32) -> Option<(u32, u32)> {
         let pool = self.find_pool(pool)?;
         let servers = &self.snapshot.pools[pool as usize].servers;
@@ -137,7 +137,7 @@ impl Coordinator {
         self.advance(pool)
     }
 
-    /// All servers of all pools are live, and nobody wants it otherwise.
+    /// All servers of all pools are live, and no change is wanted.
     pub(crate) fn is_whole(&self) -> bool {
         self.change.is_none()
             && self.pools.iter().all(|state| {
@@ -172,10 +172,10 @@ impl Coordinator {
         orders
     }
 
-    /// Proposes another epoch; nothing while a ring changes.
+    /// Proposes another epoch; does nothing while a ring changes.
     pub(crate) fn reload(&mut self, universe: &[Pool]) -> Vec<Order> {
         let is_busy = self.pools.iter().any(|state| !state.change.is_empty());
-        // Sometimes another takes the place of one that is only prepared.
+        // Sometimes it replaces one that is only prepared.
         let may_replace =
             self.change.as_ref().is_none_or(|change| change.phase == Answer::Prepared);
         if is_busy || !may_replace || (self.change.is_some() && self.random.percent(70)) {
@@ -270,7 +270,7 @@ impl Coordinator {
         }
     }
 
-    /// Rings that were to be changed meanwhile are.
+    /// Begins the ring changes that came meanwhile.
     fn thaw(&mut self, order: Order) -> Vec<Order> {
         let mut orders = vec![order];
         for pool in 0..self.pools.len() as u32 {

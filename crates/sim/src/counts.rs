@@ -1,44 +1,44 @@
-//! How much happened, to see that a sweep covers what it should.
+//! Counts events, to check that a sweep covers what it should.
 
 use std::iter::Sum;
 use std::ops::AddAssign;
 
-/// What happened in a run.
+/// The events of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub requests: u64,
     pub replies: u64,
-    /// Replies that were errors of the gateway's, blamed on a fault.
+    /// Replies that were errors of the gateway, caused by a fault.
     pub errors: u64,
     pub executions: u64,
-    /// Quiet batches that were answered, and those of them that faults took something from.
+    /// Quiet batches that were answered, and those of them that faults affected.
     pub batches: u64,
     pub torn_batches: u64,
     /// Commands with keys of several clients.
     pub shared: u64,
-    /// Executions of requests that gateways pass on while they arrive.
+    /// Executions of requests that gateways forward while they arrive.
     pub uploads: u64,
     /// Executions of requests whose connection the gateway had given up.
     pub late: u64,
-    /// Connections that the gateway closed before all was answered, blamed on a fault.
+    /// Connections that the gateway closed with replies pending, because of a fault.
     pub cuts: u64,
     pub ring_changes: u64,
-    /// Clients handed over from gateway to gateway, and bytes that they took along.
+    /// Clients that moved between gateways, and the bytes that moved with them.
     pub moves: u64,
     pub moved_bytes: u64,
-    /// Epochs that were committed.
+    /// Committed epochs.
     pub epochs: u64,
     pub faults: u64,
     pub clients: u64,
-    /// Transactions that a server executed, and calls that it let wait and then answered.
+    /// Executed transactions, and blocking calls that were answered later.
     pub transactions: u64,
     pub waits: u64,
-    /// Waits that the gateway ended, to ask anew.
+    /// Blocking calls that the gateway ended in order to send them again.
     pub withdrawals: u64,
-    /// Transactions that came to nothing without anybody's fault.
+    /// Transactions that were aborted without a fault.
     pub aborts: u64,
-    /// Replies that were other than they should have been, and of these those that did not fit; and
-    /// those of which nobody judged what became.
+    /// Replies that were not as they should have been; those of them that did not match; and those
+    /// whose consequences were not checked.
     pub surprises: u64,
     pub misfits: u64,
     pub unjudged: u64,

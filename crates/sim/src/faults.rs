@@ -1,4 +1,4 @@
-//! What goes wrong with servers, and what errors it excuses.
+//! Faults of servers, and the errors that they excuse.
 
 use crate::clock::Event;
 use crate::gateway::Input;
@@ -8,11 +8,11 @@ use crate::server::Health;
 use crate::surprise::Surprise;
 use crate::world::{CONNECT_AGAIN_US, Fabric, World};
 
-/// Longest that a gateway refuses to try a server again.
+/// Longest time that a gateway waits before it tries a server again.
 const BACKOFF_MAX_US: u64 = 1_050_000;
 
 impl Fabric {
-    /// When a pool's servers that are well from now on are so for all gateways.
+    /// When all gateways use a pool's servers again that are healthy from now on.
     fn end_of_trouble(&self, pool: u32) -> u64 {
         let config = &self.pools[pool as usize];
         let connect_ms = config.limits.server_connect_timeout_ms;
@@ -20,8 +20,8 @@ impl Fabric {
         self.clock.now() + 2 * BACKOFF_MAX_US + CONNECT_AGAIN_US + wait_ms * 1000
     }
 
-    /// A gateway closes a connection to a server: if something surprising was said there it does not
-    /// try again at once.
+    /// A gateway closes a connection to a server. After a surprising reply it does not reconnect at
+    /// once.
     pub(crate) fn wire_closed(&mut self, conn: u32) {
         if let Peer::Server(server) = self.network.conn(conn).peer
             && self.oracle.is_touched(conn)
@@ -33,7 +33,7 @@ impl Fabric {
 }
 
 impl World<'_> {
-    /// Something breaks, or recovers before its time.
+    /// A fault occurs, or ends early.
     pub(crate) fn fault(&mut self) {
         let faults = &self.scenario.faults;
         if self.healed || self.faults >= faults.count_max {
@@ -45,7 +45,7 @@ impl World<'_> {
         let gap = self.fabric.random.below(faults.gap_max_us);
         self.fabric.clock.plan(now + gap, Event::Fault);
         let at = self.fabric.random.below(self.servers.len() as u64) as usize;
-        // Who recovers does so before something else happens to him.
+        // A server recovers before its next fault.
         if self.servers[at].health != Health::Well {
             self.recover(at);
             return;
@@ -107,7 +107,8 @@ impl World<'_> {
                 if let Some(conn) = conn
                     && server.stray(conn, fabric)
                 {
-                    // Nobody could tell it from the reply to a request that is written before it is read.
+                    // It could not be told from the reply to a request that is written before it is
+                    // read.
                     let gateway = fabric.network.conn(conn).gateway;
                     self.gateways[gateway as usize].push_first(Input::Readable { conn }, fabric);
                 }
@@ -118,7 +119,7 @@ impl World<'_> {
             }
             Fault::Hang => server.health = Health::Hung,
             Fault::Unreachable => {
-                // Connections that stand are as good as dead, too.
+                // Established connections are dead, too.
                 server.health = Health::Unreachable;
                 if fabric.random.percent(50) {
                     server.restart(fabric);
@@ -129,7 +130,7 @@ impl World<'_> {
             Fault::Moody => server.health = Health::Moody,
         }
         let (pool, index) = (server.pool, server.index);
-        // Broken and garbled replies come some time; what was agreed on a connection may be
+        // Broken and garbled replies come later; the session parameters of a connection may be
         // refused until the run is healed.
         self.fabric.oracle.trouble(pool, index, now);
         if self.servers[at].health != Health::Well {
@@ -139,7 +140,7 @@ impl World<'_> {
         }
     }
 
-    /// What nobody can judge any more comes to an end.
+    /// Ends connections whose replies cannot be checked any more.
     pub(crate) fn end_lost(&mut self) {
         for conn in std::mem::take(&mut self.fabric.wires.lost) {
             if let Peer::Server(server) = self.fabric.network.conn(conn).peer {
@@ -154,14 +155,14 @@ impl World<'_> {
         self.end_trouble(at);
     }
 
-    /// Errors may be blamed on the server for a while yet: as long as gateways do not try again.
+    /// Errors may be blamed on the server until gateways have tried again.
     fn end_trouble(&mut self, at: usize) {
         let (pool, server) = (self.servers[at].pool, self.servers[at].index);
         let until = self.fabric.end_of_trouble(pool);
         self.fabric.oracle.trouble_ends(pool, server, until);
     }
 
-    /// From here on all is well.
+    /// From here on there are no faults.
     pub(crate) fn heal(&mut self) {
         self.healed = true;
         self.fabric.trace.note(self.fabric.clock.now(), "all is healed", [0; 3]);

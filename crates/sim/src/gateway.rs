@@ -1,4 +1,4 @@
-//! An engine with what a driver and a worker's loop are to it.
+//! An engine with a model of its driver and its worker's loop.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
@@ -19,14 +19,14 @@ use crate::network::{Peer, Side, piece};
 use crate::scenario::{pool_id, server_id};
 use crate::world::Fabric;
 
-/// Most bytes of one read.
+/// The most bytes of one read.
 const READ_SIZE: usize = 64 * 1024;
-/// A driver has read so much more of a connection when it is told to pause.
+/// The most bytes that a driver has already read when it is told to pause.
 const LATE_MAX: usize = 640 * 1024;
-/// Most slices of one write.
+/// The most slices of one write.
 const SLICES_MAX: usize = 8;
 
-/// What a gateway finds when it wakes up.
+/// The events of one wake-up.
 #[derive(Clone, Debug)]
 pub(crate) enum Input {
     Accept { conn: u32, pool: u32, admission: Admission },
@@ -42,7 +42,8 @@ pub(crate) enum Input {
     Adopt { conn: u32, export: Export },
 }
 
-/// What a gateway wants of the world. Pools and servers are named by their places in the universe.
+/// What a gateway wants from the world. Pools and servers are given by their places in the
+/// universe.
 #[derive(Clone, Debug)]
 pub(crate) enum Wish {
     Connect { token: u64, pool: u32, server: u32 },
@@ -57,37 +58,37 @@ pub(crate) struct Gateway {
     pub(crate) id: u32,
     pub(crate) engine: Engine,
     metrics: Writer,
-    /// In use.
+    /// The current one.
     pub(crate) snapshot: Snapshot,
     prepared: Option<Rc<Proposal>>,
     /// When a pause has lasted long enough.
     paused_until: u64,
-    /// Requests of pools that are paused which are still on their way.
+    /// Requests in flight of paused pools.
     unfinished: u64,
     pub(crate) wishes: Vec<Wish>,
     pub(crate) sockets: BTreeMap<u64, Socket>,
     inbox: VecDeque<Input>,
     /// When the next tick is planned; later ones are stale.
     tick_at: u64,
-    /// Tokens of connections that are closed.
+    /// Tokens of closed connections.
     stale: VecDeque<u64>,
 }
 
-/// Closed connections that are remembered.
+/// How many closed connections are remembered.
 const STALE_MAX: usize = 8;
 
 pub(crate) struct Socket {
     /// `None` while connecting.
     pub(crate) conn: Option<u32>,
     paused: bool,
-    /// While it is paused: how much more has been read before, and is yet to be told.
+    /// While it is paused: how many bytes have been read before and are still to be reported.
     late: usize,
     /// Fewer bytes are not read, unless no more can come.
     low_water: usize,
     write_blocked: bool,
     /// The engine knows that the peer sends nothing more.
     ended: bool,
-    /// It is about to be let go of: read, perhaps, but not written.
+    /// Being detached: it may be read, but not written.
     pub(crate) detaching: bool,
 }
 
@@ -136,17 +137,17 @@ impl Gateway {
 
     pub(crate) fn push(&mut self, input: Input, fabric: &mut Fabric) {
         self.inbox.push_back(input);
-        self.plan_turn(fabric);
+        self.plan_tick(fabric);
     }
 
-    /// As [`Gateway::push`], before all that has happened already.
+    /// As [`Gateway::push`], before all pending inputs.
     pub(crate) fn push_first(&mut self, input: Input, fabric: &mut Fabric) {
         self.inbox.push_front(input);
-        self.plan_turn(fabric);
+        self.plan_tick(fabric);
     }
 
-    fn plan_turn(&mut self, fabric: &mut Fabric) {
-        let at = fabric.clock.now() + fabric.random.below(fabric.network.turn_max_us());
+    fn plan_tick(&mut self, fabric: &mut Fabric) {
+        let at = fabric.clock.now() + fabric.random.below(fabric.network.tick_max_us());
         self.wake(at, &mut fabric.clock);
     }
 
@@ -161,7 +162,7 @@ impl Gateway {
         }
     }
 
-    /// One turn of the loop, in the order of the worker's. Says what the world has to do.
+    /// One tick of the loop, in the order of the worker's. Returns what the world has to do.
     pub(crate) fn tick(&mut self, fabric: &mut Fabric) -> Vec<Wish> {
         if self.tick_at != fabric.clock.now() {
             return Vec::new();
@@ -169,7 +170,7 @@ impl Gateway {
         self.tick_at = u64::MAX;
         for input in std::mem::take(&mut self.inbox) {
             self.take(input, fabric);
-            // Where much has come some of it is written before the rest is read.
+            // After much input, some output is written before the rest is read.
             if fabric.random.percent(2) {
                 self.act(fabric);
                 self.send_all(fabric);
@@ -198,13 +199,13 @@ impl Gateway {
         }
     }
 
-    /// What the engine calls a connection; 0 if it is another gateway's by now.
+    /// The engine's token of a connection; 0 if another gateway has it by now.
     fn token_of(&self, conn: u32, fabric: &Fabric) -> u64 {
         let conn = fabric.network.conn(conn);
         if conn.gateway == self.id { conn.token } else { 0 }
     }
 
-    /// Reports something of a connection that is closed, which the engine must ignore.
+    /// Reports an event of a closed connection, which the engine must ignore.
     fn report_stale(&mut self, fabric: &mut Fabric) {
         if self.stale.is_empty() {
             return;
@@ -220,7 +221,7 @@ impl Gateway {
         }
     }
 
-    /// Forgets a connection. Its token may come back to no good use.
+    /// Forgets a connection. Its token may appear again in stale events.
     pub(crate) fn remove(&mut self, token: u64) -> Option<Socket> {
         let socket = self.sockets.remove(&token)?;
         if self.stale.len() == STALE_MAX {
@@ -254,7 +255,7 @@ impl Gateway {
             }
             Input::Connected { token, conn } => {
                 let Some(socket) = self.sockets.get_mut(&token) else {
-                    // It was given up on the way.
+                    // It was given up meanwhile.
                     let Fabric { network, clock, random, .. } = fabric;
                     network.close(conn, Side::Gateway, clock, random);
                     return;
@@ -362,7 +363,7 @@ impl Gateway {
         self.snapshot = snapshot.clone();
     }
 
-    /// Where a pool and its server are in the universe.
+    /// The place of a pool and its server in the universe.
     fn place(&self, pool: PoolId, server: ServerId) -> (u32, u32) {
         let config = self.engine.pool_config(pool);
         (pool_id(config), server_id(&config.servers[server.index()]))
@@ -403,7 +404,7 @@ impl Gateway {
             {
                 fabric.wire_received(conn, &bytes);
             }
-            // Drivers give what they read, in a buffer that may be larger.
+            // Drivers pass what they read in a buffer that may be larger.
             let mut buffer = Vec::with_capacity(bytes.len() * fabric.random.pick(&[1, 2, 4]));
             buffer.extend_from_slice(&bytes);
             self.engine.handle_received_buffer(id, &mut buffer, now);
@@ -418,7 +419,7 @@ impl Gateway {
         }
     }
 
-    /// Writes as much of a connection's output as goes.
+    /// Writes as much as possible of a connection's output.
     fn send(&mut self, token: u64, fabric: &mut Fabric) {
         let id = ConnId::from_token(token);
         loop {
@@ -565,7 +566,7 @@ impl Gateway {
         fabric.wire_closed(conn);
         let Fabric { network, clock, random, .. } = fabric;
         let is_server = matches!(network.conn(conn).peer, Peer::Server(_));
-        // The kernel resets what is closed with bytes unread.
+        // The kernel resets a connection that is closed with unread bytes.
         if is_server && random.percent(50) {
             network.reset(conn, Side::Gateway, clock, random);
         } else {
@@ -573,7 +574,7 @@ impl Gateway {
         }
     }
 
-    /// I4: what waits stays below the limits.
+    /// I4: pending data stays below the limits.
     fn check_bounds(&self, fabric: &Fabric) {
         for (&token, socket) in &self.sockets {
             let Some(conn) = socket.conn else { continue };
@@ -584,9 +585,9 @@ impl Gateway {
                 Peer::Client(client) => {
                     let pool = fabric.oracle.pool_of(client) as usize;
                     let limits = &fabric.pools[pool].limits;
-                    // The gateway's own answers may repeat a request (ECHO), one at a time.
+                    // The gateway's own replies may repeat a request (ECHO), one at a time.
                     let local = limits.client_output_pause + fabric.request_size_max;
-                    // Part of a reply that is passed on is told from what waits before it.
+                    // A partly forwarded reply is counted separately from what waits before it.
                     let limit = limits.client_output_max.max(local) as usize + READ_SIZE;
                     assert!(waiting <= limit, "I4: {waiting} bytes wait for client {client}");
                 }
@@ -605,8 +606,8 @@ impl Gateway {
                 let id = self.metrics.server(pool, server);
                 let queued = self.metrics.server_gauge(id, ServerGauge::InQueue)
                     + self.metrics.server_gauge(id, ServerGauge::OutQueue);
-                // A lane more than its share at most, and a probe; of each protocol version and
-                // database. What has a lane to itself comes on top.
+                // At most one lane more than its share, and a probe, for each protocol version and
+                // database. Exclusive and streaming lanes come on top.
                 const PRIVATE_LANES: u64 = 4;
                 let variants = match config.protocol {
                     Protocol::Redis => 2 * u64::from(config.databases),
@@ -621,7 +622,7 @@ impl Gateway {
         }
     }
 
-    /// All clients are gone and all that was asked is over.
+    /// All clients are gone and all requests are done.
     pub(crate) fn check_quiet(&self, fabric: &Fabric) {
         let pending = self.engine.requests_pending();
         assert_eq!(pending, 0, "I3: requests are left in gateway {}", self.id);

@@ -1,10 +1,10 @@
 //! The engine in a world that can be replayed: a virtual clock, a network that cuts and delays
-//! bytes as it likes, model servers, model clients, and an oracle that knows what every request
-//! must be answered.
+//! bytes at will, model servers, model clients, and an oracle that knows the correct reply to every
+//! request.
 //!
-//! A seed decides everything: topology, limits, traffic, faults and the order of events. Nothing
-//! here reads a clock or does I/O, so a failing seed fails again. [`run`] plays one seed and panics
-//! at the first violation, after which the last events of the run are printed.
+//! The seed determines everything: topology, limits, traffic, faults and the order of events.
+//! Nothing here reads a clock or does I/O, so a failing seed fails again. [`run`] plays one seed
+//! and panics at the first violation; then the last events of the run are printed.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 

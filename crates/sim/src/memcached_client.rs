@@ -1,9 +1,9 @@
-//! What a client says in memcached's text protocol.
+//! A client's requests in memcached's text protocol.
 
 use cashew_config::snapshot::Pool;
 
 use crate::cas_tags::Uniques;
-use crate::client::{Asking, Keys};
+use crate::client::{Keys, RequestCtx};
 use crate::memcached_server::{OK, REQUESTS_MAX, VERSION, broadcast_key, shared};
 use crate::random::Random;
 use crate::request::{Access, Answer, Framing, Outcome, Part, Request};
@@ -20,30 +20,30 @@ impl MemcachedClient {
         Self { keys, cas_tags, number: 0 }
     }
 
-    pub(crate) fn request(&mut self, asking: &mut Asking<'_>) -> Request {
+    pub(crate) fn request(&mut self, ctx: &mut RequestCtx<'_>) -> Request {
         self.number += 1;
-        if asking.random.percent(asking.temper.oddity) {
-            return self.oddity(asking);
+        if ctx.random.percent(ctx.temper.oddity) {
+            return self.oddity(ctx);
         }
-        match asking.random.below(20) {
-            0..=7 => self.retrieve(asking),
-            8..=14 => self.store(asking),
-            _ => self.change(asking),
+        match ctx.random.below(20) {
+            0..=7 => self.retrieve(ctx),
+            8..=14 => self.store(ctx),
+            _ => self.change(ctx),
         }
     }
 
-    fn retrieve(&mut self, asking: &mut Asking<'_>) -> Request {
-        let verb = match asking.temper.text && asking.random.percent(70) {
+    fn retrieve(&mut self, ctx: &mut RequestCtx<'_>) -> Request {
+        let verb = match ctx.temper.text && ctx.random.percent(70) {
             true => "get",
-            false => asking.random.pick(&["get", "get", "gets", "gat", "gats"]),
+            false => ctx.random.pick(&["get", "get", "gets", "gat", "gats"]),
         };
-        let count = match asking.random.percent(40) {
+        let count = match ctx.random.percent(40) {
             true => 1,
-            false => asking.random.range(2, 9),
+            false => ctx.random.range(2, 9),
         };
-        let (keys, tag) = self.keys.choose(count, true, &tags(verb), asking);
+        let (keys, tag) = self.keys.choose(count, true, &tags(verb), ctx);
         let is_touch = verb.starts_with("gat");
-        let mut line = [indent(asking), tag.clone()].concat();
+        let mut line = [indent(ctx), tag.clone()].concat();
         let exptime = is_touch.then(|| self.number.to_string().into_bytes());
         if let Some(exptime) = &exptime {
             line.push(b' ');
@@ -57,54 +57,54 @@ impl MemcachedClient {
             let outcome = is_shared.then(|| Outcome::good(shared(&key, verb.ends_with('s'))));
             parts.push(Part { outcome, shared: is_shared, ..Part::new(key, exptime.clone()) });
         }
-        line.extend_from_slice(if asking.random.percent(5) { b"  \r\n" } else { b"\r\n" });
+        line.extend_from_slice(if ctx.random.percent(5) { b"  \r\n" } else { b"\r\n" });
         let mut request = Request::new(line, Answer::Values, Framing::Values);
         request.access = if is_touch { Access::Write } else { Access::Read };
         (request.tag, request.parts) = (tag, parts);
         request
     }
 
-    fn store(&mut self, asking: &mut Asking<'_>) -> Request {
-        let verb = asking
+    fn store(&mut self, ctx: &mut RequestCtx<'_>) -> Request {
+        let verb = ctx
             .random
             .pick(&["set", "set", "set", "set", "add", "replace", "append", "prepend", "cas"]);
-        let (keys, tag) = self.keys.choose(1, false, &tags(verb), asking);
+        let (keys, tag) = self.keys.choose(1, false, &tags(verb), ctx);
         let key = &keys[0];
-        let value = match asking.random.percent(15) {
+        let value = match ctx.random.percent(15) {
             true => self.number.to_string().into_bytes(),
-            false => asking.value(self.number),
+            false => ctx.value(self.number),
         };
         let unique = match verb {
-            "cas" => format!(" {}", self.cas_tags.guess(asking.random)),
+            "cas" => format!(" {}", self.cas_tags.guess(ctx.random)),
             _ => String::new(),
         };
-        let noreply = asking.random.percent(20);
+        let noreply = ctx.random.percent(20);
         let words = format!(" {} 0 {}{unique}", self.number, value.len());
         let end: &[u8] = if noreply { b" noreply\r\n" } else { b"\r\n" };
         let bytes =
-            [&indent(asking)[..], &tag, b" ", key, words.as_bytes(), end, &value, b"\r\n"].concat();
-        if value.len() as u64 > asking.temper.request_size_max {
-            return self.too_large(verb, bytes, &keys[0], noreply, asking);
+            [&indent(ctx)[..], &tag, b" ", key, words.as_bytes(), end, &value, b"\r\n"].concat();
+        if value.len() as u64 > ctx.temper.request_size_max {
+            return self.too_large(verb, bytes, &keys[0], noreply, ctx);
         }
         Self::one(bytes, tag, keys, Some(value), noreply)
     }
 
-    /// The gateway refuses it, and drops what a set would have replaced.
+    /// The gateway refuses it, and deletes what a set would have replaced.
     fn too_large(
         &mut self,
         verb: &str,
         bytes: Vec<u8>,
         key: &[u8],
-        silent: bool,
-        asking: &Asking<'_>,
+        no_reply: bool,
+        ctx: &RequestCtx<'_>,
     ) -> Request {
         let drops = verb == "set";
         let keys = [key.to_vec()];
-        if drops && !asking.is_free(b"delete", &keys) {
+        if drops && !ctx.is_free(b"delete", &keys) {
             return local("foo bar\r\n", "ERROR\r\n");
         }
         let reply = "SERVER_ERROR object too large for cache\r\n";
-        let mut request = Request { silent, ..local(bytes, reply) };
+        let mut request = Request { no_reply, ..local(bytes, reply) };
         if drops {
             let [key] = keys;
             request.access = Access::Write;
@@ -114,15 +114,15 @@ impl MemcachedClient {
         request
     }
 
-    fn change(&mut self, asking: &mut Asking<'_>) -> Request {
-        let verb = asking.random.pick(&["delete", "delete", "incr", "decr", "touch"]);
-        let (keys, tag) = self.keys.choose(1, false, &tags(verb), asking);
+    fn change(&mut self, ctx: &mut RequestCtx<'_>) -> Request {
+        let verb = ctx.random.pick(&["delete", "delete", "incr", "decr", "touch"]);
+        let (keys, tag) = self.keys.choose(1, false, &tags(verb), ctx);
         let payload = match verb {
             "delete" => None,
             _ => Some(self.number.to_string().into_bytes()),
         };
-        let noreply = asking.random.percent(20);
-        let mut line = [&indent(asking)[..], &tag, b" ", &keys[0]].concat();
+        let noreply = ctx.random.percent(20);
+        let mut line = [&indent(ctx)[..], &tag, b" ", &keys[0]].concat();
         if let Some(payload) = &payload {
             line.push(b' ');
             line.extend_from_slice(payload);
@@ -136,33 +136,33 @@ impl MemcachedClient {
         tag: Vec<u8>,
         keys: Vec<Vec<u8>>,
         payload: Option<Vec<u8>>,
-        silent: bool,
+        no_reply: bool,
     ) -> Request {
         let part = |key| Part::new(key, payload.clone());
         let parts = keys.into_iter().map(part).collect();
         let mut request = Request::new(bytes, Answer::Forward, Framing::Line);
         request.access = Access::Write;
-        (request.tag, request.parts, request.silent) = (tag, parts, silent);
+        (request.tag, request.parts, request.no_reply) = (tag, parts, no_reply);
         request
     }
 
-    fn broadcast(&mut self, verb: &str, asking: &mut Asking<'_>) -> Request {
-        let number = u64::from(asking.client) * REQUESTS_MAX + u64::from(self.number);
-        let silent = asking.random.percent(20);
-        let end = if silent { " noreply" } else { "" };
+    fn broadcast(&mut self, verb: &str, ctx: &mut RequestCtx<'_>) -> Request {
+        let number = u64::from(ctx.client) * REQUESTS_MAX + u64::from(self.number);
+        let no_reply = ctx.random.percent(20);
+        let end = if no_reply { " noreply" } else { "" };
         let bytes = format!("{verb} {number}{end}\r\n");
         let key = broadcast_key(number);
         let mut request = Request::new(bytes, Answer::Broadcast(OK), Framing::Line);
         request.tag = verb.as_bytes().to_vec();
         request.parts = vec![Part::new(key, None)];
-        request.silent = silent;
+        request.no_reply = no_reply;
         request
     }
 
-    fn oddity(&mut self, asking: &mut Asking<'_>) -> Request {
-        match asking.random.below(10) {
-            0 => self.broadcast("flush_all", asking),
-            1 => self.broadcast("verbosity", asking),
+    fn oddity(&mut self, ctx: &mut RequestCtx<'_>) -> Request {
+        match ctx.random.below(10) {
+            0 => self.broadcast("flush_all", ctx),
+            1 => self.broadcast("verbosity", ctx),
             2 => Request::new("version\r\n", Answer::Constant(VERSION), Framing::Line),
             3 => local("foo bar\r\n", "ERROR\r\n"),
             4 => local("get\r\n", "ERROR\r\n"),
@@ -175,19 +175,19 @@ impl MemcachedClient {
             8 => local("touch k\r\n", "ERROR\r\n"),
             _ => {
                 let bytes = "set k 0 0 3 noreply\r\nabcXY";
-                Request { silent: true, ..local(bytes, "CLIENT_ERROR bad data chunk\r\n") }
+                Request { no_reply: true, ..local(bytes, "CLIENT_ERROR bad data chunk\r\n") }
             }
         }
     }
 
     /// The last request: the gateway closes after it.
-    pub(crate) fn farewell(&mut self, asking: &mut Asking<'_>) -> Request {
+    pub(crate) fn farewell(&mut self, ctx: &mut RequestCtx<'_>) -> Request {
         self.number += 1;
-        match asking.random.below(3) {
+        match ctx.random.below(3) {
             0 => {
                 Request { last: true, ..local(vec![b'x'; 3000], "CLIENT_ERROR line too long\r\n") }
             }
-            _ => Request { last: true, silent: true, ..local("quit\r\n", "") },
+            _ => Request { last: true, no_reply: true, ..local("quit\r\n", "") },
         }
     }
 }
@@ -196,15 +196,15 @@ fn local(bytes: impl Into<Vec<u8>>, reply: impl Into<Vec<u8>>) -> Request {
     Request::new(bytes, Answer::Local(reply.into()), Framing::Line)
 }
 
-/// By its verb and its keys a request is told from others: servers see nothing else of it.
+/// Verb and keys identify a request: servers see nothing else of it.
 fn tags(verb: &str) -> [Vec<u8>; 1] {
     [verb.as_bytes().to_vec()]
 }
 
-/// What may stand in front of a verb. Servers do not get to see it.
-fn indent(asking: &mut Asking<'_>) -> Vec<u8> {
-    match asking.random.percent(10) {
-        true => vec![b' '; asking.random.range(1, 4) as usize],
+/// Bytes that may precede a verb. Servers do not see them.
+fn indent(ctx: &mut RequestCtx<'_>) -> Vec<u8> {
+    match ctx.random.percent(10) {
+        true => vec![b' '; ctx.random.range(1, 4) as usize],
         false => Vec::new(),
     }
 }

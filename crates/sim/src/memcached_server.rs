@@ -1,4 +1,4 @@
-//! A memcached: the text protocol here, the others in files of their own.
+//! A memcached: the text protocol here, the others in separate files.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::server::Done;
 pub(crate) struct MemcachedServer {
     pub(crate) items: BTreeMap<Vec<u8>, Item>,
     pub(crate) stores: u64,
-    /// With which clients see its uniques.
+    /// The tag of its uniques, as clients see them.
     pub(crate) tag: Tag,
 }
 
@@ -23,7 +23,8 @@ pub(crate) struct Item {
 
 pub(crate) const VERSION: &[u8] = b"VERSION 1.6.18\r\n";
 pub(crate) const OK: &[u8] = b"OK\r\n";
-/// Broadcasts carry a number that names client and request: so many requests has a client.
+/// Broadcasts carry a number that identifies client and request; this is the number of requests per
+/// client.
 pub(crate) const REQUESTS_MAX: u64 = 100_000;
 
 impl MemcachedServer {
@@ -35,7 +36,7 @@ impl MemcachedServer {
         self.items.clear();
     }
 
-    /// Carries out the command at the front of `input`, if it is all there.
+    /// Executes the command at the front of `input`, if it is complete.
     pub(crate) fn execute(&mut self, input: &[u8], refuse: bool) -> Option<Done> {
         if input.first() == Some(&0x80) {
             return self.execute_packet(input, refuse);
@@ -56,8 +57,8 @@ impl MemcachedServer {
             b"get" | b"gets" | b"gat" | b"gats" => {
                 let is_touch = verb.starts_with(b"gat");
                 let first = if is_touch { 2 } else { 1 };
-                // The oracle learns nothing of commands on shared keys, so they never fail, nor does
-                // what the gateway asks for together with them.
+                // The oracle does not track commands on shared keys, so they never fail, nor does
+                // anything that the gateway sends together with them.
                 let refuse = refuse && words[first..].iter().all(|key| owner_of(key).is_some());
                 for &key in &words[first..] {
                     let payload = is_touch.then(|| words[1].to_vec());
@@ -174,12 +175,12 @@ impl MemcachedServer {
 
 pub(crate) const REFUSAL: &[u8] = b"SERVER_ERROR out of memory storing object\r\n";
 
-/// What any server says about a shared key, which always exists, and has no unique.
+/// The reply of any server for a shared key, which always exists, and has no unique.
 pub(crate) fn shared(key: &[u8], with_unique: bool) -> Vec<u8> {
     block(key, b"7", &[b"value of ", key].concat(), with_unique.then_some(0))
 }
 
-/// The key under which the oracle knows a broadcast.
+/// The key under which the oracle tracks a broadcast.
 pub(crate) fn broadcast_key(number: u64) -> Vec<u8> {
     format!("c{}:{number}", number / REQUESTS_MAX).into_bytes()
 }

@@ -1,10 +1,10 @@
-//! What a client says in memcached's meta commands: one by one, or a quiet batch with an `mn` behind
-//! it.
+//! A client's requests in memcached's meta commands: single ones, or a quiet batch followed by an
+//! `mn`.
 
 use cashew_config::snapshot::Pool;
 
 use crate::cas_tags::Uniques;
-use crate::client::{Asking, Keys};
+use crate::client::{Keys, RequestCtx};
 use crate::random::Random;
 use crate::request::{Access, Answer, Framing, Part, Request};
 
@@ -23,19 +23,19 @@ impl MetaClient {
         Self { keys, cas_tags, number: 0 }
     }
 
-    pub(crate) fn request(&mut self, asking: &mut Asking<'_>) -> Request {
+    pub(crate) fn request(&mut self, ctx: &mut RequestCtx<'_>) -> Request {
         self.number += 1;
-        if asking.random.percent(asking.temper.oddity) {
-            return oddity(asking);
+        if ctx.random.percent(ctx.temper.oddity) {
+            return oddity(ctx);
         }
-        let is_batch = asking.random.percent(40);
-        let count = if is_batch { asking.random.range(2, BATCH_MAX) } else { 1 };
+        let is_batch = ctx.random.percent(40);
+        let count = if is_batch { ctx.random.range(2, BATCH_MAX) } else { 1 };
         let tag = format!("O{}", self.number).into_bytes();
-        let (keys, tag) = self.keys.choose(count, false, &[tag], asking);
+        let (keys, tag) = self.keys.choose(count, false, &[tag], ctx);
         let mut bytes = Vec::new();
         let mut parts = Vec::new();
         for (at, key) in keys.into_iter().enumerate() {
-            let (line, data) = self.command(at, &key, is_batch, asking);
+            let (line, data) = self.command(at, &key, is_batch, ctx);
             bytes.extend_from_slice(&line);
             let mut payload = format!("{}.{at} ", String::from_utf8_lossy(&line[..2])).into_bytes();
             if let Some(data) = data {
@@ -57,15 +57,15 @@ impl MetaClient {
         request
     }
 
-    /// A line, and the data behind it.
+    /// A line, and the data after it.
     fn command(
         &self,
         at: usize,
         key: &[u8],
         is_quiet: bool,
-        asking: &mut Asking<'_>,
+        ctx: &mut RequestCtx<'_>,
     ) -> (Vec<u8>, Option<Vec<u8>>) {
-        let verb = asking.random.pick(&["mg", "mg", "mg", "ms", "ms", "ms", "md", "ma"]);
+        let verb = ctx.random.pick(&["mg", "mg", "mg", "ms", "ms", "ms", "md", "ma"]);
         let mut flags = vec![format!("O{}.{at}", self.number)];
         let mut data = None;
         let mut head = verb.as_bytes().to_vec();
@@ -74,34 +74,34 @@ impl MetaClient {
         match verb {
             "mg" => {
                 for flag in ["v", "c", "k"] {
-                    if asking.random.percent(60) {
+                    if ctx.random.percent(60) {
                         flags.push(flag.to_owned());
                     }
                 }
             }
             "ms" => {
-                let mut value = match asking.random.percent(15) {
+                let mut value = match ctx.random.percent(15) {
                     true => self.number.to_string().into_bytes(),
-                    false => asking.value(self.number),
+                    false => ctx.value(self.number),
                 };
-                value.truncate(asking.temper.request_size_max as usize);
+                value.truncate(ctx.temper.request_size_max as usize);
                 head.extend_from_slice(format!(" {}", value.len()).as_bytes());
                 data = Some(value);
-                if asking.random.percent(40) {
-                    flags.push(asking.random.pick(&["ME", "MA", "MP", "MR"]).to_owned());
+                if ctx.random.percent(40) {
+                    flags.push(ctx.random.pick(&["ME", "MA", "MP", "MR"]).to_owned());
                 }
             }
             _ => {}
         }
-        if verb != "mg" && asking.random.percent(30) {
-            flags.push(format!("C{}", self.cas_tags.guess(asking.random)));
+        if verb != "mg" && ctx.random.percent(30) {
+            flags.push(format!("C{}", self.cas_tags.guess(ctx.random)));
         }
-        if matches!(verb, "ms" | "ma") && asking.random.percent(40) {
+        if matches!(verb, "ms" | "ma") && ctx.random.percent(40) {
             flags.push("c".to_owned());
         }
         if is_quiet {
-            // Anywhere among the others.
-            let place = asking.random.below(flags.len() as u64 + 1) as usize;
+            // At any position.
+            let place = ctx.random.below(flags.len() as u64 + 1) as usize;
             flags.insert(place, "q".to_owned());
         }
         for flag in flags {
@@ -113,15 +113,15 @@ impl MetaClient {
     }
 
     /// The last request: the gateway closes after it.
-    pub(crate) fn farewell(&mut self, _: &mut Asking<'_>) -> Request {
+    pub(crate) fn farewell(&mut self, _: &mut RequestCtx<'_>) -> Request {
         self.number += 1;
         let quit = Request::new("quit\r\n", Answer::Local(Vec::new()), Framing::Meta);
-        Request { last: true, silent: true, ..quit }
+        Request { last: true, no_reply: true, ..quit }
     }
 }
 
-fn oddity(asking: &mut Asking<'_>) -> Request {
-    let (bytes, reply) = asking.random.pick(&[
+fn oddity(ctx: &mut RequestCtx<'_>) -> Request {
+    let (bytes, reply) = ctx.random.pick(&[
         ("mn\r\n", "MN\r\n"),
         ("foo bar\r\n", "ERROR\r\n"),
         ("ms k x\r\n", "CLIENT_ERROR bad command line format\r\n"),

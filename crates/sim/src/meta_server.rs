@@ -14,12 +14,12 @@ struct Line<'a> {
 }
 
 impl Line<'_> {
-    /// What stands behind the letter of a flag.
+    /// The token after the letter of a flag.
     fn token(&self, letter: u8) -> Option<&[u8]> {
         self.flags.iter().find(|flag| flag[0] == letter).map(|flag| &flag[1..])
     }
 
-    /// A code, and what the flags ask to be told.
+    /// A code, and the values that the flags request.
     fn reply(&self, code: &str, unique: Option<u64>) -> Vec<u8> {
         let mut reply = code.as_bytes().to_vec();
         for flag in &self.flags {
@@ -36,7 +36,7 @@ impl Line<'_> {
 }
 
 impl MemcachedServer {
-    /// Carries out a meta command whose line has `end` bytes; `None` if its data are not there.
+    /// Executes a meta command whose line has `end` bytes; `None` if its data are incomplete.
     pub(crate) fn execute_meta(&mut self, input: &[u8], end: usize, refuse: bool) -> Option<Done> {
         let words: Vec<&[u8]> =
             input[..end - 2].split(|&byte| byte == b' ').filter(|word| !word.is_empty()).collect();
@@ -88,7 +88,7 @@ impl MemcachedServer {
         Some(done)
     }
 
-    /// The code and the data of a reply, or a line of other words; and the item's unique.
+    /// The code and the data of a reply, or an error line; and the item's unique.
     #[expect(clippy::type_complexity, reason = "it is told apart at once")]
     fn carry_out(
         &mut self,
@@ -155,14 +155,13 @@ fn is_left_out(verb: &[u8], reply: &[u8]) -> bool {
     }
 }
 
-/// What a client is told who has asked quietly, with a command that a payload names, for what has
-/// this reply.
+/// What a client gets for this reply if it sent the command of the payload quietly.
 pub(crate) fn quieten(payload: &[u8], reply: &[u8]) -> Vec<u8> {
     if is_left_out(&payload[..2], reply) { Vec::new() } else { reply.to_vec() }
 }
 
-/// The same for what the gateway has read: a loud reply to what it asks loudly, and else what the
-/// server wanted to say.
+/// The same for what the gateway has read: the reply if the gateway sent the command loudly, else
+/// the server's output.
 pub(crate) fn shown(payload: &[u8], reply: &[u8]) -> Vec<u8> {
     match &payload[..2] {
         b"mg" | b"ms" => quieten(payload, reply),
@@ -170,7 +169,7 @@ pub(crate) fn shown(payload: &[u8], reply: &[u8]) -> Vec<u8> {
     }
 }
 
-/// Length of the reply to one meta command at the start of `bytes`, if it is all there.
+/// Length of the reply to one meta command at the start of `bytes`, if it is complete.
 pub(crate) fn frame(bytes: &[u8]) -> Option<usize> {
     let end = line_end(bytes, 0)?;
     let mut words = bytes[..end - 2].split(|&byte| byte == b' ');

@@ -1,4 +1,4 @@
-//! Clients that go from one gateway to another.
+//! Clients that move between gateways.
 
 use cashew_engine::{CloseReason, ConnId, Export, PoolId};
 
@@ -25,7 +25,7 @@ impl Moves {
     }
 }
 
-/// Who is to leave a gateway.
+/// Which clients are to leave a gateway.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Leave {
     All,
@@ -34,13 +34,13 @@ pub(crate) enum Leave {
     },
     /// One of its clients, by any number.
     One(u64),
-    /// That one need not.
+    /// That one may stay.
     NotOne(u64),
     Nobody,
 }
 
 impl World<'_> {
-    /// Somebody is told to leave, or to stay after all.
+    /// A client is told to leave, or to stay after all.
     pub(crate) fn shift(&mut self) {
         let Some(moves) = self.scenario.moves else { return };
         if self.healed || self.shifts >= moves.count_max {
@@ -57,7 +57,7 @@ impl World<'_> {
                 self.retired.remove(&gateway);
                 Leave::Nobody
             }
-            // Somebody has to take them.
+            // One gateway has to take them.
             0 if self.retired.len() as u64 + 1 < gateways => {
                 self.retired.insert(gateway);
                 Leave::All
@@ -86,7 +86,7 @@ impl World<'_> {
             takers.retain(|&gateway| gateway != from);
         }
         if takers.is_empty() {
-            // The others have drained meanwhile: it has to go on.
+            // The others are draining by now: it has to continue here.
             self.retired.remove(&from);
             self.tell(from, Input::Leave(Leave::Nobody));
             takers.push(from);
@@ -125,7 +125,7 @@ impl Gateway {
         }
     }
 
-    /// The engine wants the connection to be let go of, which may take a while.
+    /// The engine wants the connection detached, which may take a while.
     pub(crate) fn detach(&mut self, token: u64, fabric: &mut Fabric) {
         let Some(socket) = self.sockets.get_mut(&token) else { return };
         socket.detaching = true;

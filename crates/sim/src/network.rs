@@ -1,4 +1,4 @@
-//! Connections as pairs of byte streams that delay and cut as they like.
+//! Connections as pairs of byte streams that delay and cut at will.
 
 use std::collections::VecDeque;
 
@@ -20,7 +20,7 @@ impl Side {
     }
 }
 
-/// Who is at the other end of a gateway's connection.
+/// The peer of a gateway's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
     Client(u32),
@@ -32,14 +32,14 @@ pub(crate) enum Peer {
 pub(crate) struct Weather {
     pub(crate) latency_min_us: u64,
     pub(crate) latency_max_us: u64,
-    /// Bytes written and not read that one direction of a connection holds.
+    /// Unread bytes that one direction of a connection holds.
     pub(crate) capacity: usize,
     /// How often, in percent, a write is cut into small pieces.
     pub(crate) cuts: u64,
     /// How often, in percent, the kernel takes only part of a write that it has room for.
     pub(crate) short_writes: u64,
-    /// How long a gateway's next turn may be in coming once there is something for it.
-    pub(crate) turn_max_us: u64,
+    /// The longest delay of a gateway's next tick after an event.
+    pub(crate) tick_max_us: u64,
 }
 
 enum Chunk {
@@ -57,9 +57,9 @@ struct Stream {
     ready: VecDeque<u8>,
     size: usize,
     last_arrival: u64,
-    /// The writer has nothing more to say.
+    /// The writer has ended its side.
     ended: bool,
-    /// The reader has been told.
+    /// The end has been reported to the reader.
     end_arrived: bool,
     /// The writer waits for room.
     starving: bool,
@@ -68,16 +68,16 @@ struct Stream {
 pub(crate) struct Conn {
     pub(crate) gateway: u32,
     pub(crate) peer: Peer,
-    /// The engine's name for it; 0 before it has one.
+    /// The engine's token; 0 before there is one.
     pub(crate) token: u64,
     to_gateway: Stream,
     to_peer: Stream,
-    /// By side: it has let go of its end.
+    /// By side: it has closed its end.
     closed: [bool; 2],
     reset_arrived: [bool; 2],
 }
 
-/// What came with an [`Event::Arrive`].
+/// The content of an [`Event::Arrive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
     Nothing,
@@ -133,12 +133,12 @@ impl Network {
         }
     }
 
-    pub(crate) fn turn_max_us(&self) -> u64 {
-        self.weather.turn_max_us
+    pub(crate) fn tick_max_us(&self) -> u64 {
+        self.weather.tick_max_us
     }
 
-    /// Takes as much of `bytes` as there is room for, or less if the weather is bad; says how much.
-    /// Who is not taken all gets [`Event::Writable`].
+    /// Takes as much of `bytes` as there is room for, or less in bad weather; returns how much. The
+    /// writer of a partial write gets [`Event::Writable`].
     pub(crate) fn write(
         &mut self,
         conn: u32,
@@ -149,7 +149,7 @@ impl Network {
     ) -> usize {
         let weather = self.weather;
         let to = from.other();
-        // A reader that has gone swallows everything.
+        // A closed reader discards everything.
         if self.conns[conn as usize].closed[to as usize] {
             return bytes.len();
         }
@@ -182,14 +182,14 @@ impl Network {
         taken
     }
 
-    /// Bytes that appear at one end at once, without a journey.
+    /// Bytes that appear at one end at once, without travelling.
     pub(crate) fn materialise(&mut self, conn: u32, at: Side, bytes: &[u8]) {
         let stream = self.stream(conn, at);
         stream.size += bytes.len();
         stream.ready.extend(bytes);
     }
 
-    /// Ends what one side says; it may still listen.
+    /// Ends one side's stream; it may still read.
     pub(crate) fn end(&mut self, conn: u32, from: Side, clock: &mut Clock, random: &mut Random) {
         let (now, delay) = (clock.now(), self.latency(random));
         let stream = self.stream(conn, from.other());
@@ -202,7 +202,7 @@ impl Network {
         clock.plan(arrival, Event::Arrive { conn, at: from.other() });
     }
 
-    /// One side lets go: what it wrote still arrives, what comes for it vanishes.
+    /// One side closes: its output still arrives, further input is discarded.
     pub(crate) fn close(&mut self, conn: u32, from: Side, clock: &mut Clock, random: &mut Random) {
         self.end(conn, from, clock, random);
         self.conns[conn as usize].closed[from as usize] = true;
@@ -215,7 +215,7 @@ impl Network {
         }
     }
 
-    /// One side tears the connection down. What is on its way is lost.
+    /// One side resets the connection. Bytes in flight are lost.
     pub(crate) fn reset(&mut self, conn: u32, from: Side, clock: &mut Clock, random: &mut Random) {
         let arrival = clock.now() + self.latency(random);
         let to = from.other();
@@ -274,7 +274,7 @@ impl Network {
         self.to(conn, at).ready.len()
     }
 
-    /// What can be read now is all that there is room for, or all that will ever come.
+    /// The readable bytes fill all room, or are all that will ever come.
     pub(crate) fn is_complete(&self, conn: u32, at: Side) -> bool {
         let stream = self.to(conn, at);
         stream.end_arrived || (stream.starving && stream.flight.is_empty())
@@ -290,12 +290,12 @@ impl Network {
         self.conns[conn as usize].closed[side as usize]
     }
 
-    /// Whether the side has been told that the other tore the connection down.
+    /// Whether the other side's reset has been reported to this side.
     pub(crate) fn is_reset(&self, conn: u32, side: Side) -> bool {
         self.conns[conn as usize].reset_arrived[side as usize]
     }
 
-    /// Nothing is under way in either direction.
+    /// Nothing is in flight in either direction.
     pub(crate) fn is_idle(&self, conn: u32) -> bool {
         [Side::Gateway, Side::Peer].iter().all(|&at| {
             let stream = self.to(conn, at);
@@ -317,7 +317,7 @@ pub(crate) fn piece(len: usize, cuts: u64, random: &mut Random) -> usize {
     if len < 2 || !random.percent(cuts) {
         return len;
     }
-    // Large values are not cut into single bytes, which would show nothing new and take for ever.
+    // Large values are not cut into single bytes, which would show nothing new and take very long.
     let least = if len > 8192 { len as u64 / 16 } else { 1 };
     match random.below(4) {
         0 => least as usize,

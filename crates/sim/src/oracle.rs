@@ -1,9 +1,9 @@
-//! Knows what every request must be answered, and by whom it may be executed.
+//! Knows the correct reply to every request, and which server may execute it.
 //!
-//! Clients tell it what they ask and show it what they are answered; servers tell it what they
-//! execute. Every client has keys of its own, and no two of its requests under way carry the same
-//! command tag for one key, so each execution belongs to one request exactly, in runs with faults
-//! too: the only thing a fault changes is that an error of the gateway's becomes an answer.
+//! Clients report their requests and the replies they get; servers report what they execute. Every
+//! client has its own keys, and no two of its requests in flight have the same command tag for one
+//! key. So each execution belongs to exactly one request, also in runs with faults: a fault only
+//! makes an error of the gateway a valid reply.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -12,25 +12,25 @@ use crate::counts::Counts;
 use crate::meta_server;
 use crate::packet::{self, Packet, TEMPORARY_FAILURE};
 use crate::redis_server::OUT_OF_MEMORY;
-use crate::request::{Answer, Framing, Outcome, Part, Request, Variant};
+use crate::request::{Answer, Framing, Outcome, Part, Request, SessionParams};
 use crate::rings::Rings;
 use crate::scenario::Scenario;
 use crate::shape;
 
-/// A request of this size may be passed on while it arrives: its server is chosen when it begins,
+/// A request of this size may be forwarded while it arrives: its server is chosen when it begins,
 /// and it may fail before it ends.
 const UPLOAD_SIZE_MIN: usize = 1 << 20;
 
-/// What a server did with one key.
+/// A server's execution of a command for one key.
 pub(crate) struct Execution<'a> {
     pub(crate) pool: u32,
     pub(crate) server: u32,
     pub(crate) gateway: u32,
-    /// The gateway had given the connection up before the server looked at what was on it, or took
-    /// another reply for the one to this.
+    /// The gateway had given the connection up before the server handled the request, or took
+    /// another reply for this one.
     pub(crate) late: bool,
-    /// What the connection had agreed on.
-    pub(crate) variant: Variant,
+    /// The session parameters of the connection.
+    pub(crate) params: SessionParams,
     pub(crate) tag: &'a [u8],
     pub(crate) key: &'a [u8],
     pub(crate) payload: Option<&'a [u8]>,
@@ -52,23 +52,23 @@ pub(crate) struct Oracle {
     pub(crate) ledgers: Vec<Ledger>,
     /// By (pool, server): when errors may be blamed on it.
     troubles: BTreeMap<(u32, u32), Vec<(u64, u64)>>,
-    /// Small limits that may be reached.
+    /// Low limits that may be reached.
     tight_queues: bool,
     tight_outputs: bool,
     few_sessions: bool,
     has_faults: bool,
-    /// Servers answer surprisingly.
+    /// Servers give surprising replies.
     has_surprises: bool,
-    /// Connections to servers on which something surprising was said: what was asked there may fail.
+    /// Connections to servers with a surprising reply: requests there may fail.
     touched: BTreeSet<u32>,
-    /// By pool: how long a request that the gateway has read may go without an answer, whatever
-    /// its server does. `None` where something else may hold it up as well.
-    patience_us: Vec<Option<u64>>,
-    /// Gateways that take no more requests.
+    /// By pool: the longest time that a request which the gateway has read may go without a reply,
+    /// whatever its server does. `None` if something else may delay it as well.
+    wait_max_us: Vec<Option<u64>>,
+    /// Gateways that accept no more requests.
     drained: BTreeSet<u32>,
     /// Pools that were removed, by gateway.
     removed: BTreeSet<(u32, u32)>,
-    /// By gateway: when it changed its epoch with requests still under way.
+    /// By gateway: when it switched its epoch with requests still in flight.
     cut_short: BTreeMap<u32, Vec<u64>>,
     pub(crate) counts: Counts,
 }
@@ -76,12 +76,12 @@ pub(crate) struct Oracle {
 /// What the oracle knows of one client.
 pub(crate) struct Ledger {
     pool: u32,
-    /// Where it has been; it is at the last one.
+    /// The gateways it has been at; it is at the last one.
     gateways: Vec<u32>,
     requests: Vec<Entry>,
-    /// Requests that are owed a reply.
+    /// Requests without a reply.
     owed: VecDeque<u32>,
-    /// Requests under way by tag and key, with the number of parts not executed.
+    /// Requests in flight by tag and key, with the number of parts not executed.
     tags: BTreeMap<Vec<u8>, (u32, u32)>,
     /// By server: the last request executed there.
     last: BTreeMap<u32, u32>,
@@ -93,9 +93,9 @@ pub(crate) struct Ledger {
     /// Longest time from a request to its reply.
     pub(crate) slowest_us: u64,
     end: End,
-    /// It was not waited for when it said no more.
+    /// Its replies are no longer waited for, since it has left.
     is_dropped: bool,
-    /// Nobody knows what it must be told.
+    /// Its correct replies are unknown.
     is_given_up: bool,
 }
 
@@ -105,7 +105,7 @@ struct Entry {
     /// Where it ends in the stream.
     end: u64,
     read_at: u64,
-    /// By broadcasts: who executed it.
+    /// By broadcasts: the servers that executed it.
     servers: Vec<u32>,
 }
 
@@ -120,7 +120,7 @@ impl Entry {
     }
 }
 
-/// Why a connection may be closed by the gateway with nothing left to say.
+/// Why the gateway may close a connection without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Open,
@@ -145,7 +145,7 @@ impl Oracle {
             has_faults: scenario.faults.any(),
             has_surprises: scenario.surprises,
             touched: BTreeSet::new(),
-            patience_us: scenario.universe.iter().map(|pool| scenario.patience_us(pool)).collect(),
+            wait_max_us: scenario.universe.iter().map(|pool| scenario.wait_max_us(pool)).collect(),
             drained: BTreeSet::new(),
             removed: BTreeSet::new(),
             cut_short: BTreeMap::new(),
@@ -153,7 +153,7 @@ impl Oracle {
         }
     }
 
-    /// Client numbers are given in order.
+    /// Clients are numbered in order.
     pub(crate) fn join(&mut self, pool: u32, gateway: u32) -> u32 {
         self.counts.clients += 1;
         self.ledgers.push(Ledger {
@@ -182,7 +182,7 @@ impl Oracle {
         self.troubles.entry((pool, server)).or_default().push((now, u64::MAX));
     }
 
-    /// No later than `until`, the server's troubles so far are over.
+    /// The server's troubles so far end by `until`.
     pub(crate) fn trouble_ends(&mut self, pool: u32, server: u32, until: u64) {
         for trouble in self.troubles.entry((pool, server)).or_default() {
             trouble.1 = trouble.1.min(until);
@@ -198,12 +198,12 @@ impl Oracle {
         self.troubles.entry((pool, server)).or_default().push((from, until));
     }
 
-    /// Something surprising is said on a connection to a server.
+    /// A surprising reply was sent on a connection to a server.
     pub(crate) fn touch(&mut self, conn: u32) {
         self.touched.insert(conn);
     }
 
-    /// What is asked on the connection from now on is answered rightly.
+    /// Later requests on the connection are answered correctly.
     pub(crate) fn untouch(&mut self, conn: u32) {
         self.touched.remove(&conn);
     }
@@ -229,7 +229,7 @@ impl Oracle {
             let tag = tag_of(&request.tag, &part.key);
             ledger.tags.entry(tag).or_insert((index, 0)).1 += 1;
         }
-        if !request.silent {
+        if !request.no_reply {
             ledger.owed.push_back(index);
         }
         if request.last && ledger.end == End::Open {
@@ -241,7 +241,7 @@ impl Oracle {
         ledger.requests.push(entry);
     }
 
-    /// The gateway has taken bytes of the client's.
+    /// The gateway has read bytes of the client.
     pub(crate) fn read(&mut self, client: u32, bytes: usize, now: u64) {
         let ledger = &mut self.ledgers[client as usize];
         ledger.read += bytes as u64;
@@ -253,7 +253,7 @@ impl Oracle {
         }
     }
 
-    /// A server executed a command on a key that a client owns.
+    /// A server executed a command on a client's key.
     pub(crate) fn executed(&mut self, client: u32, execution: &Execution<'_>, now: u64) {
         self.counts.executions += 1;
         self.counts.late += u64::from(execution.late);
@@ -273,7 +273,7 @@ impl Oracle {
         if !ledger.tags.contains_key(&name)
             && let Some(part) = ledger.waiting(key).filter(|_| self.has_faults)
         {
-            // What it was given got lost with the connection, and it was asked for anew.
+            // Its result was lost with the connection, and the command was sent again.
             part.outcome = Some(outcome.clone());
             return;
         }
@@ -293,12 +293,12 @@ impl Oracle {
         }
         let is_queued = matches!(entry.request.answer, Answer::Session { .. });
         assert_eq!(is_queued, by_exec, "I1: {}: in a transaction or not", what());
-        let (was, due) = (execution.variant, entry.request.variant);
+        let (was, due) = (execution.params, entry.request.params);
         assert_eq!(was, due, "I1: {} on a connection of another kind", what());
         let is_here = ledger.pool == pool && ledger.gateways.contains(&gateway);
         assert!(is_here, "I1: {} elsewhere", what());
-        // The gateway parses a request when its last byte is there, and no sooner, but what it
-        // refuses it may refuse by the first line.
+        // The gateway parses a request when its last byte is there, not before. But it may refuse a
+        // request after its first line.
         let is_local = matches!(entry.request.answer, Answer::Local(_));
         let is_early = is_local || entry.is_batch();
         assert!(entry.read_at <= now || is_early, "{} before it was sent", what());
@@ -347,12 +347,12 @@ impl Oracle {
         &mut self.ledgers[part.client as usize].requests[part.request as usize].request
     }
 
-    /// Parts of the request that this is one of.
+    /// The number of parts of this part's request.
     pub(crate) fn part_count(&mut self, part: PartRef) -> usize {
         self.request_of(part).parts.len()
     }
 
-    /// The gateway has read this as the share of a part, or as an error in its place.
+    /// The gateway has read this as the reply to a part, or as an error instead.
     pub(crate) fn tell(&mut self, told: PartRef, reply: &[u8], is_refused: bool) {
         let request = self.request_of(told);
         let part = &mut request.parts[told.part as usize];
@@ -365,19 +365,19 @@ impl Oracle {
         part.told = Some(Outcome { reply: shown, refused: is_refused });
     }
 
-    /// The gateway has read this error behind what it has read of these parts.
-    pub(crate) fn tell_error(&mut self, parts: impl Iterator<Item = PartRef>, error: &[u8]) {
+    /// The gateway has read this error after the replies to these parts.
+    pub(crate) fn note_error(&mut self, parts: impl Iterator<Item = PartRef>, error: &[u8]) {
         for part in parts {
             self.request_of(part).ended_by.push(error.to_vec());
         }
     }
 
-    /// The gateway has read this as the reply to all of the request.
-    pub(crate) fn tell_whole(&mut self, told: PartRef, reply: &[u8]) {
+    /// The gateway has read this as the reply to the whole request.
+    pub(crate) fn note_whole_reply(&mut self, told: PartRef, reply: &[u8]) {
         self.request_of(told).told = Some(reply.to_vec());
     }
 
-    /// Nobody can say any more what the client must be told.
+    /// The client's correct replies are unknown from now on.
     pub(crate) fn give_up(&mut self, client: u32) {
         let ledger = &mut self.ledgers[client as usize];
         ledger.is_given_up = true;
@@ -389,7 +389,7 @@ impl Oracle {
         self.ledgers[client as usize].is_given_up
     }
 
-    /// Bytes came to a client that are not told apart yet: takes whole replies from the front.
+    /// Bytes came to a client that are not split yet: takes whole replies from the front.
     pub(crate) fn answered(&mut self, client: u32, bytes: &mut Vec<u8>, now: u64) {
         if self.is_given_up(client) {
             bytes.clear();
@@ -428,14 +428,14 @@ impl Oracle {
                 show(reply)
             )
         };
-        // What the gateway refuses it need not have read to its end.
+        // A refused request need not have been read to its end.
         let is_local = matches!(entry.request.answer, Answer::Local(_));
         let may_be_early =
             is_local || (entry.is_upload() && is_gateway_error(&told(&entry.request, reply)));
         assert!(entry.read_at <= now || may_be_early, "I1: answered before it came: {}", what());
-        if let Some(patience_us) = self.patience_us[ledger.pool as usize] {
+        if let Some(wait_max_us) = self.wait_max_us[ledger.pool as usize] {
             let waited = now.saturating_sub(entry.read_at);
-            assert!(waited <= patience_us, "I3: {waited} us for {}", what());
+            assert!(waited <= wait_max_us, "I3: {waited} us for {}", what());
         }
         if entry.request.is_answered_by(reply) {
             let waited = now - entry.sent_at;
@@ -482,7 +482,7 @@ impl Oracle {
         }
         let told = told(&entry.request, reply);
         let reply = &*told;
-        // Large values are passed on while they arrive: an error may take the place of END.
+        // Large values are forwarded while they arrive: an error may replace END.
         let reply = match entry.request.answer {
             Answer::Values => behind_values(&entry.request, reply),
             _ => reply,
@@ -494,7 +494,7 @@ impl Oracle {
         let refusal = entry.request.parts.iter().any(is_refusal)
             || entry.request.ended_by.iter().any(|error| error == reply)
             || (self.has_surprises && is_surprise(&entry.request, reply))
-            // Nobody knows whose it is.
+            // It is unknown whose it is.
             || (self.counts.unjudged > 0 && matches!(entry.request.answer, Answer::Constant(_)));
         let blamed = self.is_blamed(client, index, reply, now);
         let entry = &self.ledgers[client as usize].requests[index as usize];
@@ -511,7 +511,7 @@ impl Oracle {
 
     fn check_broadcast(&self, client: u32, index: u32, now: u64) {
         if self.has_surprises {
-            // What one has executed another may be told.
+            // One server may have executed it and another one reported it.
             return;
         }
         let ledger = &self.ledgers[client as usize];
@@ -532,7 +532,7 @@ impl Oracle {
         }
     }
 
-    /// Whether an error in place of a reply is a server's fault, or a limit's.
+    /// Whether a server's fault, or a limit, explains an error reply.
     fn is_blamed(&mut self, client: u32, index: u32, reply: &[u8], now: u64) -> bool {
         let ledger = &self.ledgers[client as usize];
         let entry = &ledger.requests[index as usize];
@@ -575,8 +575,7 @@ impl Oracle {
         })
     }
 
-    /// The gateway goes by another epoch from here on, though requests were still under way when
-    /// their time was up.
+    /// The gateway switches its epoch though requests are still in flight after the time limit.
     pub(crate) fn cut_short(&mut self, gateway: u32, now: u64) {
         self.cut_short.entry(gateway).or_default().push(now);
     }
@@ -585,8 +584,8 @@ impl Oracle {
         self.has_faults
     }
 
-    /// While this grows clients ask and are answered: bytes that have come to a gateway, and replies
-    /// that have come to clients.
+    /// Grows while clients are served: bytes that have come to a gateway, and replies that have
+    /// come to clients.
     pub(crate) fn progress(&self) -> u64 {
         let answered = |ledger: &Ledger| ledger.requests.len() - ledger.owed.len();
         self.ledgers.iter().map(|ledger| ledger.read + answered(ledger) as u64).sum()
@@ -617,7 +616,7 @@ impl Oracle {
         !self.removed.is_empty()
     }
 
-    /// The client has ended its side, and will still listen.
+    /// The client has ended its side, and still reads.
     pub(crate) fn half_closed(&mut self, client: u32) {
         let ledger = &mut self.ledgers[client as usize];
         if ledger.end == End::Open {
@@ -625,14 +624,14 @@ impl Oracle {
         }
     }
 
-    /// The client is not interested any more.
+    /// The client has left.
     pub(crate) fn left(&mut self, client: u32) {
         let ledger = &mut self.ledgers[client as usize];
         ledger.end = End::Gone;
         ledger.owed.clear();
     }
 
-    /// The client has come to another gateway, or back to one.
+    /// The client has moved to another gateway, or back to one.
     pub(crate) fn moved(&mut self, client: u32, gateway: u32) {
         let ledger = &mut self.ledgers[client as usize];
         ledger.gateways.retain(|&past| past != gateway);
@@ -644,7 +643,7 @@ impl Oracle {
         }
     }
 
-    /// The gateway was told to take no more requests.
+    /// The gateway was told to accept no more requests.
     pub(crate) fn draining(&mut self, gateway: u32) {
         self.drained.insert(gateway);
         for ledger in &mut self.ledgers {
@@ -693,7 +692,7 @@ impl Oracle {
         self.ledgers[client as usize].owed.len()
     }
 
-    /// Without faults, all that was asked for has been done.
+    /// Without faults, all requests have been executed.
     pub(crate) fn check_all_done(&self) {
         for (client, ledger) in self.ledgers.iter().enumerate() {
             if ledger.is_dropped {
@@ -715,7 +714,7 @@ impl Oracle {
 }
 
 impl Ledger {
-    /// The key of the call that waits, if its server has answered it.
+    /// The key of the blocking call, if its server has answered it.
     fn waiting(&mut self, key: &[u8]) -> Option<&mut Part> {
         let &index = self.owed.front()?;
         let request = &mut self.requests[index as usize].request;
@@ -724,8 +723,8 @@ impl Ledger {
         (part.key == key && part.outcome.is_some()).then_some(part)
     }
 
-    /// Whether this is what comes first of the replies to a batch: each of its commands is a request
-    /// for itself.
+    /// Whether this is the beginning of the replies to a batch: each of its commands is a separate
+    /// request.
     fn is_amidst_batch(&self, rest: &[u8]) -> bool {
         let first = self.owed.front().map(|&index| &self.requests[index as usize].request);
         first.filter(|request| matches!(request.answer, Answer::Batch(_))).is_some_and(|request| {
@@ -735,7 +734,7 @@ impl Ledger {
         })
     }
 
-    /// Whether it is owed the answer to a call that waits: who says no more is not waited for.
+    /// Whether the reply to a blocking call is pending: a client that has left is not waited for.
     fn may_wait(&self) -> bool {
         let may_wait = |&index: &u32| {
             let answer = &self.requests[index as usize].request.answer;
@@ -768,13 +767,13 @@ fn tag_of(tag: &[u8], key: &[u8]) -> Vec<u8> {
 const NILS: [&[u8]; 2] = [b"*-1\r\n", b"_\r\n"];
 const ABORT: &[u8] = b"-EXECABORT Transaction discarded because of previous errors.\r\n";
 
-/// What comes of a transaction whose server fails, or refuses a command of it.
+/// The reply of a transaction whose server fails, or refuses a command of it.
 fn is_abort(request: &Request, reply: &[u8]) -> bool {
     let is_session = matches!(request.answer, Answer::Session { .. });
     is_session && (reply == ABORT || NILS.contains(&reply) || reply == OUT_OF_MEMORY)
 }
 
-/// An error in a packet as it would be in text; whatever else as it is.
+/// An error packet as the error in text; everything else unchanged.
 fn error_text(reply: &[u8]) -> Vec<u8> {
     match Packet::read(reply) {
         Some((packet, _)) if packet.magic == 0x81 && packet.status == TEMPORARY_FAILURE => {
@@ -792,7 +791,7 @@ fn told<'r>(request: &Request, reply: &'r [u8]) -> Cow<'r, [u8]> {
     }
 }
 
-/// What comes behind values of some of the parts, in their order.
+/// What follows the values of some of the parts, in their order.
 fn behind_values<'r>(request: &Request, mut reply: &'r [u8]) -> &'r [u8] {
     let outcomes = request.parts.iter().filter_map(|part| request.share(part));
     for outcome in outcomes.filter(|outcome| !outcome.refused) {
@@ -801,13 +800,13 @@ fn behind_values<'r>(request: &Request, mut reply: &'r [u8]) -> &'r [u8] {
     reply
 }
 
-/// Whether pieces answer the parts of a batch from the one of that number on, in their order: each
-/// with what is due to it, which may be nothing, or with an error.
+/// Whether pieces answer the parts of a batch from that number on, in order: each with its correct
+/// reply, which may be empty, or with an error.
 fn fits(request: &Request, at: usize, pieces: &[&[u8]]) -> bool {
     fits_up_to(request, at, request.parts.len(), pieces)
 }
 
-/// The same of the parts before the one of the number `end`.
+/// The same for the parts before the number `end`.
 fn fits_up_to(request: &Request, at: usize, end: usize, pieces: &[&[u8]]) -> bool {
     let Some(part) = request.parts[..end].get(at) else { return pieces.is_empty() };
     let due = request.quiet_answer(part);
@@ -832,12 +831,13 @@ fn fits_up_to(request: &Request, at: usize, end: usize, pieces: &[&[u8]]) -> boo
             && fits_up_to(request, at + 1, end, &pieces[1..]))
 }
 
-/// What all servers may say, and they do not say it of keys, goes by no part of a request.
+/// Replies that are the same for all servers and do not depend on keys belong to no part of a
+/// request.
 fn is_surprise(request: &Request, reply: &[u8]) -> bool {
     match request.answer {
         Answer::Constant(_) => reply.starts_with(b"VERSION ") || shape::is_error_line(reply),
         Answer::Broadcast(_) => {
-            // What has a fence behind it may be answered in any way.
+            // A request with a fence may have any reply.
             shape::is_error_line(reply) || request.tag == b"verbosity"
         }
         _ => false,
@@ -869,7 +869,7 @@ fn is_gateway_error(reply: &[u8]) -> bool {
     ];
     let text = reply.strip_suffix(b"\r\n").unwrap_or(reply);
     let text = text.strip_prefix(b"-ERR ").or_else(|| text.strip_prefix(b"SERVER_ERROR "));
-    // What all servers are told names who has not done it.
+    // The error of a broadcast names the server that failed.
     let colon = text.and_then(|text| text.windows(2).position(|two| two == b": "));
     let text = text.map(|text| &text[colon.map_or(0, |colon| colon + 2)..]);
     text.is_some_and(|text| TEXTS.iter().any(|known| known.as_bytes() == text))

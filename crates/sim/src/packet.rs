@@ -1,4 +1,4 @@
-//! Packets of memcached's binary protocol, written and read without the code that is tested.
+//! Packets of memcached's binary protocol, written and read without the tested code.
 
 pub(crate) const HEADER_SIZE: usize = 24;
 pub(crate) const TEMPORARY_FAILURE: u16 = 0x86;
@@ -51,7 +51,7 @@ impl Opcode {
         self.bytes().1
     }
 
-    /// Whether its quiet form says nothing of a reply with that status.
+    /// Whether its quiet form omits a reply with that status.
     fn leaves_out(self, status: u16) -> bool {
         match self {
             Self::Get | Self::GetK => status == 1,
@@ -85,7 +85,7 @@ impl<'a> Packet<'a> {
     };
     pub(crate) const REPLY: Self = Self { magic: 0x81, ..Self::REQUEST };
 
-    /// The packet at the start of `bytes`, and its length, if it is all there.
+    /// The packet at the start of `bytes`, and its length, if it is complete.
     pub(crate) fn read(bytes: &'a [u8]) -> Option<(Self, usize)> {
         let header = bytes.get(..HEADER_SIZE)?;
         let number = |at: usize, len: usize| {
@@ -121,18 +121,18 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// By which the oracle knows all packets of a request.
+/// The tag by which the oracle tracks all packets of a request.
 pub(crate) fn tag_of(opaque: u32) -> [u8; 3] {
     let [a, b, c, _] = opaque.to_be_bytes();
     [a, b, c]
 }
 
-/// What a server must get to see of a packet, of the many that a request may have for one key.
+/// What a server must receive of a packet, of the many that a request may have for one key.
 pub(crate) fn payload(opcode: u8, opaque: u32, value: &[u8]) -> Vec<u8> {
     [&[opcode, opaque.to_be_bytes()[3]], value].concat()
 }
 
-/// What a client is told who has asked quietly for what has this reply.
+/// What a client gets for this reply if it sent the request quietly.
 pub(crate) fn quieten(reply: &[u8]) -> Vec<u8> {
     let (packet, _) = Packet::read(reply).expect("models send packets");
     let opcode = Opcode::of(packet.opcode).expect("models know what they answer");
@@ -142,8 +142,7 @@ pub(crate) fn quieten(reply: &[u8]) -> Vec<u8> {
     }
 }
 
-/// What a client is told who has asked quietly, with a packet that a payload names, for what the gateway
-/// has read this.
+/// What a client gets if it sent the packet of the payload quietly, and the gateway has read this.
 pub(crate) fn shown(payload: &[u8], reply: &[u8]) -> Vec<u8> {
     let (packet, _) = Packet::read(reply).expect("it was read whole");
     quieten(&Packet { opcode: payload[0], ..packet }.bytes())

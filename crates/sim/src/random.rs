@@ -1,4 +1,4 @@
-//! The one source of chance of a run.
+//! The only source of randomness of a run.
 
 /// SplitMix64. Equal seeds give equal runs on every machine.
 #[derive(Clone, Debug)]
@@ -9,7 +9,7 @@ impl Random {
         Self(seed)
     }
 
-    /// A stream of its own, so that one actor's choices do not shift another's.
+    /// A separate stream, so that one actor's choices do not shift another's.
     pub(crate) fn fork(&mut self) -> Self {
         Self(self.next())
     }
@@ -19,12 +19,12 @@ impl Random {
         mix(self.0)
     }
 
-    /// Something in `0..limit`.
+    /// A number in `0..limit`.
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit
     }
 
-    /// Something in `low..=high`.
+    /// A number in `low..=high`.
     pub(crate) fn range(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }

@@ -1,28 +1,28 @@
-//! What a client says in the Redis protocol.
+//! A client's requests in the Redis protocol.
 
 use std::collections::VecDeque;
 
 use cashew_config::snapshot::Pool;
 use cashew_placement::Distribution;
 
-use crate::client::{Asking, Keys};
+use crate::client::{Keys, RequestCtx};
 use crate::random::Random;
 use crate::redis_server::shared;
-use crate::request::{Access, Answer, Framing, Part, Request, Variant};
+use crate::request::{Access, Answer, Framing, Part, Request, SessionParams};
 
 pub(crate) struct RedisClient {
     pub(crate) keys: Keys,
     password: Option<String>,
     authenticated: bool,
     name: Option<String>,
-    variant: Variant,
-    /// Which databases it may select, and which one it has at first.
+    params: SessionParams,
+    /// The databases it may select, and its initial one.
     databases: u32,
     redis_db: u32,
     number: u32,
-    /// What is left to be asked of a transaction.
+    /// The remaining requests of a transaction.
     script: VecDeque<Request>,
-    /// Every key has a server of its own, which is not chosen anew each time.
+    /// Every key has one server, which is not chosen again each time.
     can_transact: bool,
 }
 
@@ -42,7 +42,7 @@ impl RedisClient {
             password: config.redis_auth.clone(),
             authenticated: config.redis_auth.is_none(),
             name: None,
-            variant: Variant { resp3: false, database: config.redis_db },
+            params: SessionParams { resp3: false, database: config.redis_db },
             databases: config.databases,
             redis_db: config.redis_db,
             number: 0,
@@ -51,117 +51,118 @@ impl RedisClient {
         }
     }
 
-    pub(crate) fn request(&mut self, asking: &mut Asking<'_>) -> Request {
+    pub(crate) fn request(&mut self, ctx: &mut RequestCtx<'_>) -> Request {
         let may_skip = self.authenticated;
-        let mut request = self.any(asking);
-        // In MULTI it would be refused, and abort; of what waits it is known whether it is owed.
+        let mut request = self.any(ctx);
+        // In MULTI it would be refused and abort the transaction; and it must be known whether the
+        // reply to a blocking call is due.
         let is_session = matches!(request.answer, Answer::Session { .. } | Answer::Wait { .. });
         let may_skip = may_skip && !is_session;
         let is_local = matches!(request.answer, Answer::Local(_) | Answer::Greeting);
-        if may_skip && asking.random.percent(asking.temper.oddity / 4) && !request.last {
+        if may_skip && ctx.random.percent(ctx.temper.oddity / 4) && !request.last {
             let skip = b"CLIENT REPLY SKIP\r\n".as_slice();
-            // Empty requests are no request to skip.
+            // Empty requests do not count for SKIP.
             if !is_local || !request.bytes.starts_with(b"\r\n") {
                 request.bytes = [skip, &request.bytes].concat();
-                request.silent = true;
+                request.no_reply = true;
             }
         }
         self.finished(request)
     }
 
-    /// In the client's present dialect, and for its database.
+    /// With the client's current session parameters.
     fn finished(&self, mut request: Request) -> Request {
-        request.variant = self.variant;
-        if self.variant.resp3 {
+        request.params = self.params;
+        if self.params.resp3 {
             request.framing = Framing::Resp3;
         }
         request
     }
 
-    fn any(&mut self, asking: &mut Asking<'_>) -> Request {
+    fn any(&mut self, ctx: &mut RequestCtx<'_>) -> Request {
         self.number += 1;
         if !self.authenticated {
-            return self.introduction(asking);
+            return self.introduction(ctx);
         }
         if let Some(request) = self.script.pop_front() {
             return request;
         }
-        if self.can_transact && asking.random.percent(asking.temper.sessions) {
-            return self.session(asking);
+        if self.can_transact && ctx.random.percent(ctx.temper.sessions) {
+            return self.session(ctx);
         }
-        if asking.random.percent(asking.temper.oddity) {
-            return self.oddity(asking);
+        if ctx.random.percent(ctx.temper.oddity) {
+            return self.oddity(ctx);
         }
-        match asking.random.below(20) {
-            0..=4 => self.keyed("GET", 1, asking),
-            5..=8 => self.keyed("SET", 1, asking),
-            9 => self.keyed("INCRBY", 1, asking),
-            10 => self.keyed("STRLEN", 1, asking),
+        match ctx.random.below(20) {
+            0..=4 => self.keyed("GET", 1, ctx),
+            5..=8 => self.keyed("SET", 1, ctx),
+            9 => self.keyed("INCRBY", 1, ctx),
+            10 => self.keyed("STRLEN", 1, ctx),
             11..=13 => {
-                let count = asking.random.range(1, 9);
-                self.keyed("MGET", count, asking)
+                let count = ctx.random.range(1, 9);
+                self.keyed("MGET", count, ctx)
             }
             14..=15 => {
-                let count = asking.random.range(1, 4);
-                self.keyed("MSET", count, asking)
+                let count = ctx.random.range(1, 4);
+                self.keyed("MSET", count, ctx)
             }
             _ => {
-                let name = asking.random.pick(&["DEL", "UNLINK", "EXISTS", "TOUCH"]);
-                let count = asking.random.range(1, 5);
-                self.keyed(name, count, asking)
+                let name = ctx.random.pick(&["DEL", "UNLINK", "EXISTS", "TOUCH"]);
+                let count = ctx.random.range(1, 5);
+                self.keyed(name, count, ctx)
             }
         }
     }
 
-    /// A transaction, of which the first request is returned, or a call that waits.
-    fn session(&mut self, asking: &mut Asking<'_>) -> Request {
+    /// A transaction, of which the first request is returned, or a blocking call.
+    fn session(&mut self, ctx: &mut RequestCtx<'_>) -> Request {
         let spelt = spellings("SET");
-        let (keys, _) = self.keys.choose(1, false, &spelt, asking);
+        let (keys, _) = self.keys.choose(1, false, &spelt, ctx);
         let key = keys[0].clone();
-        if asking.random.percent(30) {
-            return self.wait(asking);
+        if ctx.random.percent(30) {
+            return self.wait(ctx);
         }
-        let is_free = |tag: &Vec<u8>| asking.is_free(tag, std::slice::from_ref(&key));
+        let is_free = |tag: &Vec<u8>| ctx.is_free(tag, std::slice::from_ref(&key));
         let tags: Vec<Vec<u8>> = spelt.into_iter().filter(is_free).collect();
-        let began = asking.fabric.clock.now();
+        let began = ctx.fabric.clock.now();
         let say = |args: &[&[u8]], good: &[u8], fair: &[&'static [u8]]| {
             let args: Vec<Vec<u8>> = args.iter().map(|arg| arg.to_vec()).collect();
             let answer = Answer::Session { good: good.to_vec(), fair: fair.to_vec() };
             Request { began: Some(began), ..Request::new(array(&args), answer, Framing::Resp) }
         };
         let mut script = VecDeque::new();
-        let watches = asking.random.percent(40);
+        let watches = ctx.random.percent(40);
         if watches {
             script.push_back(say(&[b"WATCH", &key], OK, &[]));
-            if asking.random.percent(50) {
-                script.push_back(self.keyed("GET", 1, asking));
+            if ctx.random.percent(50) {
+                script.push_back(self.keyed("GET", 1, ctx));
             }
-            if asking.random.percent(20) {
+            if ctx.random.percent(20) {
                 script.push_back(say(&[b"UNWATCH"], OK, &[]));
                 self.script = script;
                 return self.script.pop_front().expect("it has WATCH");
             }
         }
         script.push_back(say(&[b"MULTI"], OK, &[]));
-        let is_discarded = asking.random.percent(15);
-        let is_wrong = asking.random.percent(10);
+        let is_discarded = ctx.random.percent(15);
+        let is_wrong = ctx.random.percent(10);
         let mut reply = Vec::new();
         let mut count = 0;
-        if asking.random.percent(20) {
+        if ctx.random.percent(20) {
             script.push_back(say(&[b"PING"], QUEUED, &[]));
             reply.extend_from_slice(b"+PONG\r\n");
             count += 1;
         }
-        let sets = asking.random.below(tags.len() as u64 + 1) as usize;
+        let sets = ctx.random.below(tags.len() as u64 + 1) as usize;
         for tag in tags.into_iter().take(sets) {
             self.number += 1;
-            let value = asking.value(self.number);
+            let value = ctx.value(self.number);
             let mut set = say(&[&tag, &key, &value], QUEUED, &[]);
-            if set.bytes.len() as u64 > asking.temper.request_size_max {
+            if set.bytes.len() as u64 > ctx.temper.request_size_max {
                 continue;
             }
             if !is_discarded && !is_wrong {
-                // It stays open whether it is executed where the transaction fails.
+                // It is unknown whether it is executed if the transaction fails.
                 let (key, payload) = (key.clone(), Some(value));
                 set.parts.push(Part::new(key, payload));
                 set.tag = tag;
@@ -169,7 +170,7 @@ impl RedisClient {
                 let mark = [b"x".as_slice(), &value].concat();
                 set = say(&[&tag, b"s:0", &mark], QUEUED, &[]);
                 if script.len() > 1 || watches {
-                    // The shared key may be another server's.
+                    // The shared key may be on another server.
                     set = say(&[b"PING"], QUEUED, &[]);
                 }
             }
@@ -182,8 +183,8 @@ impl RedisClient {
             let words = "-ERR wrong number of arguments for 'get' command\r\n";
             script.push_back(say(&[b"GET"], words.as_bytes(), &[]));
         }
-        let fair: &[&'static [u8]] = match asking.temper.unsettled {
-            true => &[if self.variant.resp3 { NIL } else { NIL_ARRAY }, MOVED],
+        let fair: &[&'static [u8]] = match ctx.temper.unsettled {
+            true => &[if self.params.resp3 { NIL } else { NIL_ARRAY }, MOVED],
             false => &[],
         };
         script.push_back(if is_discarded {
@@ -198,10 +199,10 @@ impl RedisClient {
         self.script.pop_front().expect("it has MULTI")
     }
 
-    fn wait(&mut self, asking: &mut Asking<'_>) -> Request {
-        let (keys, tag) = self.keys.choose(1, false, &spellings("BLPOP"), asking);
+    fn wait(&mut self, ctx: &mut RequestCtx<'_>) -> Request {
+        let (keys, tag) = self.keys.choose(1, false, &spellings("BLPOP"), ctx);
         let key = keys[0].clone();
-        let is_endless = asking.random.percent(60);
+        let is_endless = ctx.random.percent(60);
         let timeout: &[u8] = if is_endless { b"0" } else { b"0.01" };
         let bytes = array(&[tag.clone(), key.clone(), timeout.to_vec()]);
         let answer = Answer::Wait { nil: !is_endless };
@@ -214,15 +215,15 @@ impl RedisClient {
         request
     }
 
-    fn keyed(&mut self, name: &str, count: u64, asking: &mut Asking<'_>) -> Request {
+    fn keyed(&mut self, name: &str, count: u64, ctx: &mut RequestCtx<'_>) -> Request {
         let is_read = matches!(name, "GET" | "MGET" | "EXISTS" | "TOUCH" | "STRLEN");
         let with_shared = is_read && name != "STRLEN";
-        let (keys, tag) = self.keys.choose(count, with_shared, &spellings(name), asking);
+        let (keys, tag) = self.keys.choose(count, with_shared, &spellings(name), ctx);
         let mut args = vec![tag.clone()];
         let mut parts = Vec::new();
         for key in keys {
             let payload = match name {
-                "SET" | "MSET" => Some(asking.value(self.number)),
+                "SET" | "MSET" => Some(ctx.value(self.number)),
                 "INCRBY" => Some(self.number.to_string().into_bytes()),
                 _ => None,
             };
@@ -232,11 +233,11 @@ impl RedisClient {
             let outcome = is_shared.then(|| shared(name.as_bytes(), &key));
             parts.push(Part { outcome, shared: is_shared, ..Part::new(key, payload) });
         }
-        let bytes = match asking.random.percent(8) && args.iter().all(|arg| is_plain(arg)) {
+        let bytes = match ctx.random.percent(8) && args.iter().all(|arg| is_plain(arg)) {
             true => inline(&args),
             false => array(&args),
         };
-        if bytes.len() as u64 > asking.temper.request_size_max {
+        if bytes.len() as u64 > ctx.temper.request_size_max {
             return refused("-ERR Protocol error: request too large\r\n", bytes);
         }
         let mut request = Request::new(bytes, answer(name), Framing::Resp);
@@ -245,10 +246,10 @@ impl RedisClient {
         request
     }
 
-    /// Before AUTH nothing works, but what is no command is called that.
-    fn introduction(&mut self, asking: &mut Asking<'_>) -> Request {
+    /// Before AUTH nothing works, but unknown commands still get their error.
+    fn introduction(&mut self, ctx: &mut RequestCtx<'_>) -> Request {
         let password = self.password.clone().unwrap_or_default();
-        match asking.random.below(6) {
+        match ctx.random.below(6) {
             0 => local("GET a\r\n", NOT_AUTHENTICATED),
             1 => local(
                 "*1\r\n$3\r\nfoo\r\n",
@@ -265,15 +266,15 @@ impl RedisClient {
         }
     }
 
-    fn oddity(&mut self, asking: &mut Asking<'_>) -> Request {
-        match asking.random.below(18) {
+    fn oddity(&mut self, ctx: &mut RequestCtx<'_>) -> Request {
+        match ctx.random.below(18) {
             0..=1 => local("PING\r\n", "+PONG\r\n"),
             2 => local("*2\r\n$4\r\nping\r\n$5\r\nhello\r\n", "$5\r\nhello\r\n"),
             3 => {
-                let value = asking.value(self.number);
+                let value = ctx.value(self.number);
                 let reply = [format!("${}\r\n", value.len()).as_bytes(), &value, b"\r\n"].concat();
                 let bytes = array(&[b"ECHO".to_vec(), value]);
-                if bytes.len() as u64 > asking.temper.request_size_max {
+                if bytes.len() as u64 > ctx.temper.request_size_max {
                     return refused("-ERR Protocol error: request too large\r\n", bytes);
                 }
                 local(bytes, reply)
@@ -289,12 +290,12 @@ impl RedisClient {
             ),
             7 => self.select(0),
             14 => {
-                let database = asking.random.below(u64::from(self.databases)) as u32;
+                let database = ctx.random.below(u64::from(self.databases)) as u32;
                 self.select(database)
             }
             15 | 16 => {
-                self.variant.resp3 = asking.random.percent(70);
-                let version = if self.variant.resp3 { 3 } else { 2 };
+                self.params.resp3 = ctx.random.percent(70);
+                let version = if self.params.resp3 { 3 } else { 2 };
                 Request::new(format!("HELLO {version}\r\n"), Answer::Greeting, Framing::Resp)
             }
             17 => self.select(self.redis_db),
@@ -307,12 +308,12 @@ impl RedisClient {
             10 => {
                 let reply = match &self.name {
                     Some(name) => format!("${}\r\n{name}\r\n", name.len()),
-                    None if self.variant.resp3 => "_\r\n".to_owned(),
+                    None if self.params.resp3 => "_\r\n".to_owned(),
                     None => "$-1\r\n".to_owned(),
                 };
                 local("*2\r\n$6\r\nCLIENT\r\n$7\r\ngetname\r\n", reply)
             }
-            // Empty requests are answered by nothing.
+            // Empty requests have no reply.
             11 => local("\r\n*0\r\n\r\nPING\r\n", "+PONG\r\n"),
             12 => local("ASKING\r\n", "-ERR This instance has cluster support disabled\r\n"),
             _ => local("ECHO \"a\\x41 b\"\r\n", "$4\r\naA b\r\n"),
@@ -321,14 +322,14 @@ impl RedisClient {
 
     fn select(&mut self, database: u32) -> Request {
         if self.databases > 1 {
-            self.variant.database = database;
+            self.params.database = database;
         }
         local(format!("SELECT {database}\r\n"), "+OK\r\n")
     }
 
     /// The last request: the gateway closes after its reply.
-    pub(crate) fn farewell(&mut self, asking: &mut Asking<'_>) -> Request {
-        let request = match asking.random.below(6) {
+    pub(crate) fn farewell(&mut self, ctx: &mut RequestCtx<'_>) -> Request {
+        let request = match ctx.random.below(6) {
             0..=2 => Request { last: true, ..local("QUIT\r\n", "+OK\r\n") },
             3 => refused(
                 "-ERR Protocol error: invalid multibulk length\r\n",
@@ -365,7 +366,7 @@ fn answer(name: &str) -> Answer {
     }
 }
 
-/// Ways to write a command's name, which tell requests apart.
+/// Spellings of a command's name, which distinguish requests.
 fn spellings(name: &str) -> Vec<Vec<u8>> {
     let spell = |bits: usize| -> Vec<u8> {
         let letter = |(at, byte): (usize, u8)| match bits >> at & 1 {

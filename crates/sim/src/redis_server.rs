@@ -1,11 +1,11 @@
-//! A Redis that knows strings and remembers nothing when told to forget.
+//! A Redis with strings that loses everything when told to.
 
 use std::collections::BTreeMap;
 
 use cashew_config::snapshot::Pool;
 
 use crate::oracle::owner_of;
-use crate::request::{Outcome, Variant, line_end};
+use crate::request::{Outcome, SessionParams, line_end};
 use crate::server::{Blocked, Done, Place, Session};
 
 pub(crate) struct RedisServer {
@@ -35,7 +35,7 @@ impl RedisServer {
         self.values.clear();
     }
 
-    /// Carries out the command at the front of `input`, if it is all there.
+    /// Executes the command at the front of `input`, if it is complete.
     pub(crate) fn execute(
         &mut self,
         input: &[u8],
@@ -56,7 +56,7 @@ impl RedisServer {
                 session.authenticated = true;
                 return simple(OK);
             }
-            // What a handshake says behind an AUTH that was refused a moment ago.
+            // The rest of a handshake whose AUTH was just refused.
             (b"SELECT" | b"HELLO" | b"PING", _)
                 if self.password.is_some() && !session.authenticated =>
             {
@@ -67,12 +67,12 @@ impl RedisServer {
             }
             (b"SELECT", [index]) => {
                 let index = std::str::from_utf8(index).ok().and_then(|text| text.parse().ok());
-                session.variant.database = index.expect("the engine selects a number");
+                session.params.database = index.expect("the engine selects a number");
                 return simple(OK);
             }
             (b"HELLO", [version]) => {
-                session.variant.resp3 = *version == b"3";
-                return simple(match session.variant.resp3 {
+                session.params.resp3 = *version == b"3";
+                return simple(match session.params.resp3 {
                     true => b"%1\r\n$5\r\nproto\r\n:3\r\n",
                     false => b"*2\r\n$5\r\nproto\r\n:2\r\n",
                 });
@@ -101,13 +101,13 @@ impl RedisServer {
             true => args[1..].chunks(2).map(|pair| (pair[0], pair.get(1).copied())).collect(),
             false => args[1..].iter().map(|&key| (key, None)).collect(),
         };
-        // The oracle learns nothing of commands on shared keys, so they never fail.
+        // The oracle does not track commands on shared keys, so they never fail.
         let refuse = refuse && keys.iter().any(|(key, _)| owner_of(key).is_some());
         let outcomes: Vec<Outcome> = keys
             .iter()
             .map(|&(key, payload)| match refuse {
                 true => Outcome::refused(OUT_OF_MEMORY),
-                false => self.one(&name, key, payload, session.variant),
+                false => self.one(&name, key, payload, session.params),
             })
             .collect();
         let reply = reply(&name, &outcomes);
@@ -118,7 +118,7 @@ impl RedisServer {
         Some(Done { keys: keys.collect(), ..Done::new(used, &tag, reply) })
     }
 
-    /// Transactions and what waits; `None` for what is executed as ever.
+    /// Transactions and blocking calls; `None` for commands that are executed as usual.
     fn session(
         &mut self,
         name: &[u8],
@@ -157,7 +157,7 @@ impl RedisServer {
             b"WATCH" => {
                 session.owner = owner;
                 for &key in &args[1..] {
-                    let place = (session.variant.database, key.to_vec());
+                    let place = (session.params.database, key.to_vec());
                     let changes = self.changes.get(&place).copied().unwrap_or(0);
                     session.watched.push((place, changes));
                 }
@@ -207,7 +207,7 @@ impl RedisServer {
                 continue;
             }
             let [tag, key, value] = <[Vec<u8>; 3]>::try_from(words).expect("clients queue SET");
-            let outcome = self.one(b"SET", &key, Some(&value), session.variant);
+            let outcome = self.one(b"SET", &key, Some(&value), session.params);
             done.reply.extend_from_slice(&outcome.reply);
             tags.push(tag);
             done.keys.push((key, Some(value), outcome));
@@ -221,13 +221,13 @@ impl RedisServer {
         name: &[u8],
         key: &[u8],
         payload: Option<&[u8]>,
-        variant: Variant,
+        params: SessionParams,
     ) -> Outcome {
         if key.starts_with(b"s:") {
             return shared(name, key);
         }
-        let place = (variant.database, key.to_vec());
-        let nil = if variant.resp3 { b"_\r\n" } else { NIL };
+        let place = (params.database, key.to_vec());
+        let nil = if params.resp3 { b"_\r\n" } else { NIL };
         let count = |is: bool| Outcome::good(format!(":{}\r\n", u8::from(is)));
         match name {
             b"GET" | b"MGET" => match self.values.get(&place) {
@@ -266,7 +266,7 @@ impl RedisServer {
     }
 }
 
-/// What any server says about a shared key, which always exists.
+/// The reply of any server for a shared key, which always exists.
 pub(crate) fn shared(name: &[u8], key: &[u8]) -> Outcome {
     match name {
         b"GET" | b"MGET" => Outcome::good(bulk(&[b"value of ", key].concat())),

@@ -1,4 +1,4 @@
-//! What the configuration may be changed to.
+//! Changes of the configuration.
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Pool, Topology};
@@ -7,7 +7,7 @@ use cashew_placement::{Distribution, Hash};
 use crate::random::Random;
 use crate::scenario::{pool_id, server_id};
 
-/// Another configuration, a few changes away from this one. A pool that was removed stays so: its
+/// Another configuration, a few changes away from this one. A removed pool does not return: its
 /// clients may still be there.
 pub(crate) fn changed(
     current: &Snapshot,
@@ -19,7 +19,7 @@ pub(crate) fn changed(
     for _ in 0..random.below(4) {
         change(&mut next, universe, removed, random);
     }
-    // The order is that of names outside; here any order shows what depends on it.
+    // The real order is that of names; a random order here shows what depends on it.
     if random.percent(50) {
         shuffle(&mut next.pools, random);
     }
@@ -90,7 +90,7 @@ fn change(next: &mut Snapshot, universe: &[Pool], removed: &[u32], random: &mut 
     }
 }
 
-/// The master stays the same as long as it is there.
+/// The master stays the same as long as it exists.
 fn edit_servers(pool: &mut Pool, edit: impl FnOnce(&mut Vec<cashew_config::snapshot::Server>)) {
     let master = match pool.topology {
         Topology::MasterReplica { master } => Some(pool.servers[master as usize].name.clone()),

@@ -1,10 +1,10 @@
-//! One request of a client and what it must be answered, as far as that is known.
+//! One request of a client and its correct reply, as far as that is known.
 
 use crate::meta_server;
 use crate::packet::{self, Packet};
 use crate::shape;
 
-/// What a server made of one key of a request.
+/// A server's result for one key of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
     /// The key's share of the reply: an array element, a number, a VALUE block, or all of it.
@@ -28,13 +28,13 @@ impl Outcome {
 pub(crate) struct Part {
     pub(crate) key: Vec<u8>,
     pub(crate) outcome: Option<Outcome>,
-    /// What a server must get to see with the key.
+    /// What a server must receive with the key.
     pub(crate) payload: Option<Vec<u8>>,
-    /// The key belongs to no client: servers do not report what they do with it, and `outcome` is
-    /// known from the start.
+    /// The key belongs to no client: servers do not report its executions, and `outcome` is known
+    /// from the start.
     pub(crate) shared: bool,
-    /// Where servers answer surprisingly: the connection to a server that it was written on, and
-    /// what came there in its turn.
+    /// In runs with surprises: the connection to a server that it was written on, and the reply
+    /// read in its place.
     pub(crate) wire: Option<u32>,
     pub(crate) told: Option<Outcome>,
 }
@@ -45,9 +45,9 @@ impl Part {
     }
 }
 
-/// What a connection to a Redis server has agreed on.
+/// The session parameters of a connection to a Redis server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Variant {
+pub(crate) struct SessionParams {
     pub(crate) resp3: bool,
     pub(crate) database: u32,
 }
@@ -58,31 +58,31 @@ pub(crate) enum Access {
     Write,
 }
 
-/// How the parts of a reply make one.
+/// How the parts of a reply are combined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// The gateway's own words.
+    /// The gateway's own reply.
     Local(Vec<u8>),
-    /// What it says to HELLO, in the protocol version that is asked for.
+    /// The gateway's reply to HELLO, in the requested protocol version.
     Greeting,
-    /// Whatever live server is asked says the same.
+    /// Every live server gives the same reply.
     Constant(&'static [u8]),
     Forward,
     Gather,
     Sum,
     Same,
     Values,
-    /// Parts that were asked for quietly, and then this.
+    /// Parts that were sent quietly, and then this.
     Batch(Vec<u8>),
-    /// Every live server must do it and say this.
+    /// Every live server must execute it and reply this.
     Broadcast(&'static [u8]),
-    /// In a transaction: this, or if keys may have moved meanwhile one of these. What it has of
-    /// parts is executed with EXEC, if at all.
+    /// In a transaction: this, or one of these if keys may have moved meanwhile. Its parts are
+    /// executed with EXEC, if at all.
     Session {
         good: Vec<u8>,
         fair: Vec<&'static [u8]>,
     },
-    /// What its server says after a while, or nothing if that is `nil`.
+    /// The server's reply after a while, or none if that is `nil`.
     Wait {
         nil: bool,
     },
@@ -104,26 +104,26 @@ pub(crate) enum Framing {
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) bytes: Vec<u8>,
-    /// Names the command in the server's report, so that no two requests under way for one key
+    /// Identifies the command in the server's report, so that no two requests in flight for one key
     /// have the same.
     pub(crate) tag: Vec<u8>,
     pub(crate) access: Access,
     pub(crate) parts: Vec<Part>,
-    /// Of the connection that a server must see it on.
-    pub(crate) variant: Variant,
+    /// The session parameters of the connection on which a server must see it.
+    pub(crate) params: SessionParams,
     pub(crate) answer: Answer,
     pub(crate) framing: Framing,
     /// The client wants no reply.
-    pub(crate) silent: bool,
+    pub(crate) no_reply: bool,
     /// The gateway closes the connection after the reply.
     pub(crate) last: bool,
-    /// When the transaction began that it belongs to: what went wrong since then may show now.
+    /// When its transaction began: faults since then may show now.
     pub(crate) began: Option<u64>,
-    /// What a client is told goes by what the gateway reads, not by what servers do.
+    /// The expected reply depends on what the gateway reads, not on what servers do.
     pub(crate) by_wire: bool,
-    /// Errors that servers have said behind values of some of the parts.
+    /// Errors that servers have sent after the values of some of the parts.
     pub(crate) ended_by: Vec<Vec<u8>>,
-    /// What the gateway has read in its turn, where one server has all of it.
+    /// What the gateway has read in its place, if one server has the whole request.
     pub(crate) told: Option<Vec<u8>>,
 }
 
@@ -134,10 +134,10 @@ impl Request {
             tag: Vec::new(),
             access: Access::Read,
             parts: Vec::new(),
-            variant: Variant::default(),
+            params: SessionParams::default(),
             answer,
             framing,
-            silent: false,
+            no_reply: false,
             last: false,
             began: None,
             by_wire: false,
@@ -210,7 +210,7 @@ impl Request {
         })
     }
 
-    /// What a part of a batch that has been executed is answered.
+    /// The reply to an executed part of a batch.
     pub(crate) fn quiet_answer(&self, part: &Part) -> Option<Vec<u8>> {
         let reply = &self.share(part)?.reply;
         if self.by_wire {
@@ -222,13 +222,13 @@ impl Request {
         })
     }
 
-    /// Part of it was written and not answered, which the start of an answer may hide.
+    /// Part of it was written and not answered, which the start of a reply may hide.
     pub(crate) fn is_torn(&self) -> bool {
         let is_cut = |part: &Part| part.wire.is_some() && part.told.is_none();
         self.by_wire && !shape::is_strict(shape::Kind::Opening) && self.parts.iter().any(is_cut)
     }
 
-    /// The single replies in that to a batch.
+    /// The individual replies within the reply to a batch.
     pub(crate) fn pieces<'r>(&self, mut reply: &'r [u8]) -> Vec<&'r [u8]> {
         let mut pieces = Vec::new();
         while let Some(len) = match self.framing {
@@ -242,7 +242,7 @@ impl Request {
         pieces
     }
 
-    /// Whether it is the answer that is due.
+    /// Whether it is a correct reply.
     pub(crate) fn is_answered_by(&self, reply: &[u8]) -> bool {
         if self.answer == Answer::Greeting {
             let (start, version) = match self.framing {
@@ -256,7 +256,7 @@ impl Request {
             || self.expected().is_some_and(|expected| expected == reply)
     }
 
-    /// Length of the reply at the start of `bytes`, if it is all there.
+    /// Length of the reply at the start of `bytes`, if it is complete.
     pub(crate) fn frame(&self, bytes: &[u8]) -> Result<Option<usize>, &'static str> {
         match self.framing {
             Framing::Resp => resp_frame(bytes, false),
@@ -283,7 +283,7 @@ impl Request {
     }
 }
 
-/// Index behind the line that starts at `at`.
+/// Index after the line that starts at `at`.
 pub(crate) fn line_end(bytes: &[u8], at: usize) -> Option<usize> {
     let rest = bytes.get(at..)?;
     rest.windows(2).position(|pair| pair == b"\r\n").map(|len| at + len + 2)

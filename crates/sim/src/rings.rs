@@ -1,4 +1,4 @@
-//! Which ring each gateway may route by, and when. Pools and servers are named by their places in
+//! Which ring each gateway may route by, and when. Pools and servers are given by their places in
 //! the universe.
 
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ pub(crate) struct Rings {
     /// By pool and gateway: ascending. The last one is open, unless the gateway holds the pool.
     reigns: BTreeMap<(u32, u32), Vec<Reign>>,
     built: BTreeMap<(usize, Vec<bool>), Ring>,
-    /// Their addresses stand for them in `built`.
+    /// Their addresses identify them in `built`.
     kept: Vec<Rc<Pool>>,
 }
 
@@ -67,14 +67,14 @@ impl Rings {
         self.reigns.get(&(pool, gateway)).map_or(&[], |reigns| reigns)
     }
 
-    /// The gateway says that it dispatches nothing any more.
+    /// The gateway reports that it dispatches nothing any more.
     pub(crate) fn held(&mut self, pool: u32, gateway: u32, now: u64) {
         if let Some(reign) = self.reigns.get_mut(&(pool, gateway)).and_then(|r| r.last_mut()) {
             reign.until = reign.until.min(now);
         }
     }
 
-    /// The gateway goes on by a new ring: nobody may still go by another.
+    /// The gateway uses a new ring: no other gateway may still use an old one.
     pub(crate) fn released(
         &mut self,
         config: &Pool,
@@ -100,7 +100,7 @@ impl Rings {
         self.reigns.entry((pool, gateway)).or_default().push(reign);
     }
 
-    /// The gateway goes on by the ring it had.
+    /// The gateway continues with the ring it had.
     pub(crate) fn resumed(&mut self, pool: u32, gateway: u32, now: u64) {
         if let Some(reigns) = self.reigns.get_mut(&(pool, gateway))
             && let Some(last) = reigns.last().cloned()
@@ -116,13 +116,13 @@ impl Rings {
         last.is_some_and(|last| last.live == live && places_alike(&last.config, config))
     }
 
-    /// Those by which a request may have been routed that was dispatched within the times.
+    /// The rings by which a request dispatched between these times may have been routed.
     fn candidates(&self, pool: u32, gateway: u32, from: u64, until: u64) -> Vec<Reign> {
         let reigns = self.of(pool, gateway).iter();
         reigns.filter(|reign| reign.from <= until && reign.until >= from).cloned().collect()
     }
 
-    /// How many servers are live by each of the rings that may have been in use.
+    /// The number of live servers in each ring that may have been in use.
     pub(crate) fn live_counts(&self, pool: u32, gateway: u32, from: u64, until: u64) -> Vec<usize> {
         let count = |reign: Reign| reign.live.iter().filter(|&&live| live).count();
         self.candidates(pool, gateway, from, until).into_iter().map(count).collect()

@@ -1,4 +1,4 @@
-//! What a seed chooses.
+//! What a seed determines.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -16,10 +16,10 @@ use crate::random::Random;
 
 const POOL_PORT: u16 = 6000;
 const SERVER_PORT: u16 = 7000;
-/// Of one pool.
+/// The most servers of one pool.
 const SERVERS_MAX: u16 = 100;
 
-/// Which pool of the universe this is.
+/// The index of this pool in the universe.
 pub(crate) fn pool_id(pool: &Pool) -> u32 {
     match pool.listen {
         Listen::Tcp(address) => u32::from(address.port() - POOL_PORT),
@@ -27,7 +27,7 @@ pub(crate) fn pool_id(pool: &Pool) -> u32 {
     }
 }
 
-/// Which of its pool's servers in the universe this is.
+/// The index of this server in its pool in the universe.
 pub(crate) fn server_id(server: &Server) -> u32 {
     match server.endpoint {
         Endpoint::Tcp { port, .. } => u32::from((port - SERVER_PORT) % SERVERS_MAX),
@@ -35,18 +35,18 @@ pub(crate) fn server_id(server: &Server) -> u32 {
     }
 }
 
-/// Something that goes wrong with a server.
+/// A fault of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// A connection is torn down, or ended in good order.
+    /// A connection is reset, or closed regularly.
     HangUp {
         abruptly: bool,
     },
     /// A connection ends in the middle of a reply.
     Break,
-    /// A reply is not one.
+    /// A reply is garbage.
     Garble,
-    /// A reply comes that nobody asked for.
+    /// A reply comes without a request.
     Stray,
     Restart,
     Hang,
@@ -55,7 +55,8 @@ pub(crate) enum Fault {
     Slow,
     Unfriendly,
     Moody,
-    /// A reply is another one than it should be, or none, or two. Only where the oracle reads along.
+    /// A reply is different, missing or doubled. Only in runs where the oracle follows the
+    /// connections.
     Surprise,
 }
 
@@ -89,7 +90,7 @@ impl Faults {
     }
 }
 
-/// Changes of the configuration while the world turns.
+/// Changes of the configuration during the run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Reloads {
     pub(crate) count: u64,
@@ -101,7 +102,8 @@ pub(crate) struct Reloads {
 pub struct Scenario {
     pub(crate) seed: u64,
     pub(crate) snapshot: Snapshot,
-    /// All pools there may ever be, each with all servers it may have; first those of `snapshot`.
+    /// All pools that may ever exist, each with all servers it may have; those of `snapshot` come
+    /// first.
     pub(crate) universe: Vec<Pool>,
     pub(crate) reloads: Reloads,
     /// Workers that share the pools.
@@ -113,18 +115,18 @@ pub struct Scenario {
     pub(crate) weather: Weather,
     pub(crate) faults: Faults,
     pub(crate) tight_queues: bool,
-    /// Clients may be closed for what they let pile up.
+    /// Clients may be closed for letting output pile up.
     pub(crate) tight_outputs: bool,
     /// There may be too few connections for transactions and blocking calls.
     pub(crate) few_sessions: bool,
-    /// Clients that one gateway takes at once; beyond it they are refused.
+    /// The most clients of one gateway; beyond it they are refused.
     pub(crate) admitted: Option<u64>,
     /// When one gateway is told to stop, if ever.
     pub(crate) drain_at: Option<u64>,
     pub(crate) isolation: bool,
-    /// Servers answer surprisingly.
+    /// Servers give surprising replies.
     pub(crate) surprises: bool,
-    /// Gateways hand clients over, if they do.
+    /// Whether and how gateways hand clients over.
     pub(crate) moves: Option<Moves>,
 }
 
@@ -197,14 +199,14 @@ impl Scenario {
             capacity: random.pick(&[200, 4_000, 64_000, 256_000]).max(value_size_max as usize / 16),
             cuts: random.pick(&[0, 10, 50, 90]),
             short_writes: random.pick(&[0, 5, 40]),
-            turn_max_us: 60,
+            tick_max_us: 60,
         };
-        // Nobody but a server that is not well makes a request time out.
+        // Only an unhealthy server makes a request time out.
         let bytes = u64::from(clients) * temper.pipeline * 5 * (value_size_max + 100);
         let windows = bytes / weather.capacity as u64 + 10;
-        let patience_ms = windows * (2 * weather.latency_max_us + 200) / 1000;
+        let wait_max_ms = windows * (2 * weather.latency_max_us + 200) / 1000;
         for pool in &mut snapshot.pools {
-            pool.timeout_ms = pool.timeout_ms.map(|timeout| timeout.max(patience_ms));
+            pool.timeout_ms = pool.timeout_ms.map(|timeout| timeout.max(wait_max_ms));
         }
         Self {
             seed,
@@ -260,7 +262,7 @@ impl Scenario {
         for index in first..first + random.range(0, 3) {
             let mut pool = pool(index, limits, random);
             pool.timeout_ms = scenario.snapshot.pools[0].timeout_ms;
-            // The same name does not make another protocol the same pool.
+            // The same name does not make a pool of another protocol the same pool.
             if random.percent(50) && pool.protocol != universe[0].protocol {
                 pool.name.clone_from(&universe[0].name);
             }
@@ -308,7 +310,7 @@ impl Scenario {
             capacity: 64_000,
             cuts: 10,
             short_writes: 0,
-            turn_max_us: 60,
+            tick_max_us: 60,
         };
         scenario.universe.clone_from(&scenario.snapshot.pools);
         scenario
@@ -376,7 +378,7 @@ impl Scenario {
         scenario
     }
 
-    /// Requests so large that they are passed on while they arrive, from clients that vanish and to
+    /// Requests so large that they are forwarded while they arrive, from clients that vanish and to
     /// servers that fail in the middle.
     pub fn uploads(seed: u64) -> Self {
         let mut scenario = Self::of_seed(seed);
@@ -410,8 +412,8 @@ impl Scenario {
         scenario
     }
 
-    /// So many clients of memcached's text protocol, which ask for so little, that most turns of the
-    /// gateway's loop have requests and replies of several of them.
+    /// So many clients of memcached's text protocol, with such small requests, that most ticks of
+    /// the gateway have requests and replies of several of them.
     pub fn crowds(seed: u64) -> Self {
         let mut scenario = Self::of_seed(seed);
         let mut random = Random::new(seed ^ 0xc20d_0000_0000_0000);
@@ -440,12 +442,12 @@ impl Scenario {
         (scenario.weather.latency_min_us, scenario.weather.latency_max_us) = (5, 300);
         scenario.weather.capacity = 64_000;
         scenario.weather.cuts = random.pick(&[10, 50, 90]);
-        scenario.weather.turn_max_us = random.pick(&[200, 600, 2_000]);
+        scenario.weather.tick_max_us = random.pick(&[200, 600, 2_000]);
         scenario.universe.clone_from(&scenario.snapshot.pools);
         scenario
     }
 
-    /// Servers answer with what nobody expects.
+    /// Servers give surprising replies.
     pub fn surprises(seed: u64) -> Self {
         let mut scenario = Self::of_seed(seed);
         let mut random = Random::new(seed ^ 0x5095_1e00_0000_0000);
@@ -457,7 +459,7 @@ impl Scenario {
         for pool in &mut scenario.snapshot.pools {
             pool.timeout_ms = Some(random.pick(&[20, 60, 150]));
             pool.limits = Limits::default();
-            // Clients see uniques as servers say them.
+            // Clients see uniques as servers send them.
             pool.memcached.cas_uniques = CasUniques::Plain;
         }
         let temper = &mut scenario.temper;
@@ -475,7 +477,7 @@ impl Scenario {
             ..scenario.weather
         };
         if random.percent(40) {
-            // Gets of many clients leave as one.
+            // Gets of many clients are sent as one.
             let pool = &mut scenario.snapshot.pools[0];
             pool.protocol = Protocol::Memcached;
             pool.topology = Topology::Sharded;
@@ -487,7 +489,7 @@ impl Scenario {
             let temper = &mut scenario.temper;
             temper.text = random.percent(70);
             (temper.pipeline, temper.think_max_us) = (random.pick(&[1, 2, 4]), 2_000);
-            scenario.weather.turn_max_us = random.pick(&[200, 600, 2_000]);
+            scenario.weather.tick_max_us = random.pick(&[200, 600, 2_000]);
         }
         scenario.faults = Faults {
             kinds: vec![Fault::Surprise],
@@ -499,7 +501,7 @@ impl Scenario {
         scenario
     }
 
-    /// As [`Scenario::surprises`], with transactions and calls that wait.
+    /// As [`Scenario::surprises`], with transactions and blocking calls.
     pub fn surprising_sessions(seed: u64) -> Self {
         let mut scenario = Self::surprises(seed);
         let mut random = Random::new(seed ^ 0x5e55_5095_0000_0000);
@@ -515,7 +517,7 @@ impl Scenario {
         scenario
     }
 
-    /// Transactions and calls that wait, among all else.
+    /// Transactions and blocking calls among everything else.
     pub fn sessions(seed: u64) -> Self {
         let mut scenario = Self::of_seed(seed);
         let mut random = Random::new(seed ^ 0x5e55_1000_0000_0000);
@@ -543,7 +545,7 @@ impl Scenario {
         scenario
     }
 
-    /// As [`Scenario::sessions`], with clients that go from gateway to gateway.
+    /// As [`Scenario::sessions`], with clients that move between gateways.
     pub fn moving_sessions(seed: u64) -> Self {
         let mut scenario = Self::sessions(seed);
         let mut random = Random::new(seed ^ 0x0a0d_5e55_0000_0000);
@@ -554,7 +556,7 @@ impl Scenario {
         scenario
     }
 
-    /// Clients go from gateway to gateway all the time.
+    /// Clients move between gateways all the time.
     pub fn moving(seed: u64) -> Self {
         let mut scenario = Self::of_seed(seed);
         let mut random = Random::new(seed ^ 0x0a0d_0e00_0000_0000);
@@ -571,9 +573,9 @@ impl Scenario {
 }
 
 impl Scenario {
-    /// How long a request of the pool may go without an answer while servers hang. It may have to
-    /// wait for a connection, for one more, and for its reply; then it travels.
-    pub(crate) fn patience_us(&self, pool: &Pool) -> Option<u64> {
+    /// How long a request of the pool may go without a reply while servers hang. It may wait for a
+    /// connection, for another one, and for its reply; then the reply travels.
+    pub(crate) fn wait_max_us(&self, pool: &Pool) -> Option<u64> {
         let limits = &pool.limits;
         let is_held_up = self.temper.stalls > 0
             || self.moves.is_some()
@@ -614,7 +616,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
     let is_redis = protocol == Protocol::Redis;
     let servers: Vec<Server> = (0..random.range(1, 5)).map(|n| server(index, n)).collect();
     let topology = match random.percent(15) {
-        // No file makes replicas of memcacheds.
+        // No configuration has memcached replicas.
         true if is_redis => {
             Topology::MasterReplica { master: random.below(servers.len() as u64) as u32 }
         }
@@ -660,13 +662,13 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         limits,
         commands: Vec::new(),
         commands_from_servers: false,
-        // The clients of the simulation call whatever the gateway serves.
+        // The simulation's clients use all commands that the gateway serves.
         command_policy: Some(CommandPolicy::of(PolicyBase::Admin)),
         client_pause_max_ms: Some(60_000),
     }
 }
 
-/// Ports tell apart what may have the same name.
+/// Ports distinguish servers of the same name.
 fn server(pool: u64, index: u64) -> Server {
     let port = SERVER_PORT + pool as u16 * SERVERS_MAX + index as u16;
     Server {

@@ -1,5 +1,4 @@
-//! A server process: its state of health and its connections. What it does with requests is the
-//! model's business.
+//! A server process: its health and its connections. The model executes its requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +10,7 @@ use crate::memcached_server::MemcachedServer;
 use crate::network::{Side, piece};
 use crate::oracle::{Execution, owner_of};
 use crate::redis_server::RedisServer;
-use crate::request::{Outcome, Variant};
+use crate::request::{Outcome, SessionParams};
 use crate::surprise::Surprise;
 use crate::world::Fabric;
 
@@ -23,9 +22,9 @@ pub(crate) enum Health {
     Hung,
     /// Nobody listens.
     Down,
-    /// Packets vanish.
+    /// Packets are dropped.
     Unreachable,
-    /// Every command takes its time.
+    /// Every command takes long.
     Slow,
     /// AUTH and SELECT are refused.
     Unfriendly,
@@ -43,7 +42,7 @@ pub(crate) struct Server {
     pub(crate) sessions: BTreeMap<u32, Session>,
 }
 
-/// What a server does, by protocol.
+/// A server's model, by protocol.
 enum Model {
     Redis(RedisServer),
     Memcached(MemcachedServer),
@@ -54,10 +53,10 @@ enum Model {
 pub(crate) struct Session {
     input: Vec<u8>,
     output: Vec<u8>,
-    /// Of the Redis kind: what has been agreed on.
+    /// Redis only: the session parameters.
     pub(crate) authenticated: bool,
-    pub(crate) variant: Variant,
-    /// The connection's number, as CLIENT ID says it.
+    pub(crate) params: SessionParams,
+    /// The connection's number, as in CLIENT ID.
     pub(crate) id: u32,
     /// Commands queued since MULTI.
     pub(crate) queue: Option<Vec<Vec<Vec<u8>>>>,
@@ -65,14 +64,14 @@ pub(crate) struct Session {
     pub(crate) is_dirty: bool,
     /// Keys watched, and how often they had changed then.
     pub(crate) watched: Vec<(Place, u64)>,
-    /// Whose transaction or watch this is.
+    /// The owner of this transaction or watch.
     pub(crate) owner: Option<u32>,
     pub(crate) blocked: Option<Blocked>,
-    /// The next reply is not one.
+    /// The next reply is garbage.
     pub(crate) garbles: bool,
-    /// The connection ends in the middle of the next reply of this size at least.
+    /// The connection ends in the middle of the next reply of this minimum size.
     pub(crate) breaks: Option<usize>,
-    /// What becomes of the next reply, and one that comes behind the next.
+    /// The surprise for the next reply, and a reply delayed until after the next.
     pub(crate) surprise: Option<Surprise>,
     kept_back: Option<Vec<u8>>,
     planned: bool,
@@ -84,32 +83,32 @@ pub(crate) type Place = (u32, Vec<u8>);
 impl Session {
     /// No array.
     pub(crate) fn nil(&self) -> &'static [u8] {
-        if self.variant.resp3 { b"_\r\n" } else { b"*-1\r\n" }
+        if self.params.resp3 { b"_\r\n" } else { b"*-1\r\n" }
     }
 }
 
-/// A call that waits.
+/// A blocking call.
 pub(crate) struct Blocked {
     pub(crate) tag: Vec<u8>,
     pub(crate) key: Vec<u8>,
-    /// When there is something, or the time is up.
+    /// When there is an element, or the time is over.
     pub(crate) until: u64,
-    /// What there is then; `None` for nothing.
+    /// The element; `None` for none.
     pub(crate) element: Option<u64>,
 }
 
-/// One command that a model has carried out.
+/// One command that a model has executed.
 pub(crate) struct Done {
-    /// Bytes of the input that it took.
+    /// The number of input bytes it consumed.
     pub(crate) used: usize,
     /// Its name, as the client wrote it.
     pub(crate) tag: Vec<u8>,
-    /// What became of each key, and the data that came with it.
+    /// The outcome for each key, and the data that came with it.
     pub(crate) keys: Vec<(Vec<u8>, Option<Vec<u8>>, Outcome)>,
     pub(crate) reply: Vec<u8>,
     /// The names of the commands that EXEC executed, by key.
     pub(crate) tags: Option<Vec<Vec<u8>>>,
-    /// The wait of this connection is to end.
+    /// The blocking call of this connection ends.
     pub(crate) unblocks: Option<u32>,
 }
 
@@ -150,7 +149,7 @@ impl Server {
         fabric.clock.plan(fabric.clock.now() + delay, Event::Serve { conn });
     }
 
-    /// The connection was torn down by the gateway.
+    /// The gateway reset the connection.
     pub(crate) fn lost(&mut self, conn: u32) {
         self.sessions.remove(&conn);
     }
@@ -163,7 +162,7 @@ impl Server {
             return;
         }
         if session.blocked.is_some() && !self.end_wait(conn, fabric) {
-            // What it said before may not have gone out whole.
+            // Earlier replies may not have been sent completely.
             self.flush(conn, fabric);
             self.look_for_end(conn, fabric);
             return;
@@ -200,7 +199,7 @@ impl Server {
         }
     }
 
-    /// What the connection waits for has come, or its time is up; whether that is so.
+    /// Ends the blocking call if its element has come or its time is over; returns whether it did.
     fn end_wait(&mut self, conn: u32, fabric: &mut Fabric) -> bool {
         let Some(session) = self.sessions.get_mut(&conn) else { return false };
         let now = fabric.clock.now();
@@ -219,7 +218,7 @@ impl Server {
         };
         session.output.extend_from_slice(&reply);
         fabric.trace.quote(now, "server ends a wait", [self.id.into(), conn.into(), 0], &reply);
-        // What is given to a connection that ends at the same moment is lost, here as elsewhere.
+        // An element for a connection that ends at the same moment is lost, as with real servers.
         let is_lost = fabric.network.is_closed(conn, Side::Gateway);
         if blocked.element.is_some() && !is_lost {
             fabric.oracle.counts.waits += 1;
@@ -230,7 +229,7 @@ impl Server {
         true
     }
 
-    /// Sees whether the gateway is gone while it waits.
+    /// Checks whether the gateway has left meanwhile.
     fn look_for_end(&mut self, conn: u32, fabric: &mut Fabric) {
         if fabric.network.readable(conn, Side::Peer) == 0 && fabric.network.at_end(conn, Side::Peer)
         {
@@ -240,7 +239,7 @@ impl Server {
         }
     }
 
-    /// CLIENT UNBLOCK: nothing comes of the wait.
+    /// CLIENT UNBLOCK: the call ends without a result.
     fn unblock(&mut self, conn: u32, fabric: &mut Fabric) -> bool {
         let Some(session) = self.sessions.get_mut(&conn) else { return false };
         if session.blocked.take().is_none() {
@@ -254,7 +253,7 @@ impl Server {
         true
     }
 
-    /// Tells the oracle what was done with a key.
+    /// Reports an execution for a key to the oracle.
     #[expect(clippy::too_many_arguments, reason = "they are those of an execution")]
     fn report(
         &self,
@@ -273,7 +272,7 @@ impl Server {
             server: self.index,
             gateway: fabric.network.conn(conn).gateway,
             late: fabric.network.is_closed(conn, Side::Gateway) || fabric.oracle.is_touched(conn),
-            variant: self.sessions.get(&conn).map_or_else(Variant::default, |s| s.variant),
+            params: self.sessions.get(&conn).map_or_else(SessionParams::default, |s| s.params),
             tag,
             key,
             payload,
@@ -283,7 +282,7 @@ impl Server {
         fabric.oracle.executed(client, &execution, now);
     }
 
-    /// All clients are gone: nobody has left anything behind.
+    /// All clients are gone: nothing is left behind.
     pub(crate) fn check_clean(&self) {
         for (conn, session) in &self.sessions {
             let is_clean =
@@ -292,7 +291,7 @@ impl Server {
         }
     }
 
-    /// Executes the command at the front of the input; whether there was one.
+    /// Executes the command at the front of the input; returns whether there was one.
     fn execute(&mut self, conn: u32, fabric: &mut Fabric) -> bool {
         let Some(session) = self.sessions.get_mut(&conn) else { return false };
         if session.blocked.is_some() {
@@ -310,7 +309,7 @@ impl Server {
         session.input = input;
         let owner = owner.or(session.owner);
         let owner = owner.or_else(|| session.blocked.as_ref().and_then(|b| owner_of(&b.key)));
-        // What is queued of a key of nobody's has its client in the value.
+        // A queued command on a shared key has its client in the value.
         let queued = session.queue.iter().flatten().filter_map(|words| words.last());
         let owner = owner.or_else(|| {
             queued.filter_map(|word| owner_of(&[b"c", word.strip_prefix(b"x")?].concat())).next()
@@ -320,7 +319,7 @@ impl Server {
         let mut done = done;
         if let Some(blocked) = &mut session.blocked {
             let delay = match blocked.element {
-                // As long as it likes.
+                // Without a limit.
                 Some(_) => fabric.random.range(50, 30_000),
                 None => blocked.until,
             };
@@ -332,9 +331,9 @@ impl Server {
             done.reply = format!(":{}\r\n", u8::from(is_done)).into_bytes();
         }
         let Some(session) = self.sessions.get_mut(&conn) else { return false };
-        let variant = session.variant;
-        // What is told unasked comes between replies.
-        if variant.resp3 && fabric.random.percent(5) {
+        let params = session.params;
+        // Push messages come between replies.
+        if params.resp3 && fabric.random.percent(5) {
             session.output.extend_from_slice(b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\na\r\n");
         }
         session.output.extend_from_slice(&done.reply);
@@ -358,7 +357,7 @@ impl Server {
             session.output.truncate(session.output.len() - reply_len);
             session.output.extend(match self.model {
                 Model::Redis(_) => b"!this is no reply\r\n".to_vec(),
-                // A line of any words is a reply; one without end is none.
+                // A line of any text is a reply; a line without end is none.
                 Model::Memcached(_) => vec![b'x'; 10_000],
             });
         }
@@ -366,8 +365,8 @@ impl Server {
             self.surprise(conn, &done, fabric);
         }
         if let Some(owner) = owner.filter(|_| fabric.oracle.is_touched(conn)) {
-            // What a transaction comes to, or a wait, of which something surprising was said is its
-            // owner's affair. What matters is that it is nobody else's.
+            // The result of a transaction or a blocking call with a surprising reply concerns its
+            // owner only. It must not reach anybody else.
             fabric.oracle.give_up(owner);
         }
         let Some(session) = self.sessions.get_mut(&conn) else { return false };
@@ -380,7 +379,7 @@ impl Server {
         true
     }
 
-    /// Has another reply take the place of the one that was just written.
+    /// Replaces the reply that was just written.
     fn surprise(&mut self, conn: u32, done: &Done, fabric: &mut Fabric) {
         let Some(session) = self.sessions.get_mut(&conn) else { return };
         let is_greeting = done.keys.is_empty();
@@ -388,7 +387,7 @@ impl Server {
         let kept_back = session.kept_back.take();
         let surprise = session.surprise.take_if(is_ready);
         if let Some(surprise) = surprise {
-            let (protocol, resp3) = (self.protocol, session.variant.resp3);
+            let (protocol, resp3) = (self.protocol, session.params.resp3);
             session.output.truncate(session.output.len() - done.reply.len());
             let bytes = surprise.instead(&done.reply, protocol, resp3, &mut fabric.random);
             let numbers = [self.id.into(), conn.into(), surprise.code()];
@@ -417,7 +416,7 @@ impl Server {
         }
     }
 
-    /// Ends a connection, in good order or not.
+    /// Ends a connection, regularly or by a reset.
     pub(crate) fn hang_up(&mut self, conn: u32, abruptly: bool, fabric: &mut Fabric) {
         let number = u64::from(self.id);
         let now = fabric.clock.now();
@@ -432,7 +431,7 @@ impl Server {
         }
     }
 
-    /// All connections end; perhaps all data is lost too.
+    /// All connections end; possibly all data is lost too.
     pub(crate) fn restart(&mut self, fabric: &mut Fabric) {
         let conns: Vec<u32> = self.sessions.keys().copied().collect();
         let abruptly = fabric.random.percent(50);
@@ -447,7 +446,7 @@ impl Server {
         }
     }
 
-    /// Takes up what has come while it was not well.
+    /// Handles what has come while it was not healthy.
     pub(crate) fn recover(&mut self, fabric: &mut Fabric) {
         self.health = Health::Well;
         for session in self.sessions.values_mut() {
@@ -459,7 +458,7 @@ impl Server {
         }
     }
 
-    /// Sends a reply that nobody asked for on a connection where nothing is under way.
+    /// Sends an unsolicited reply on a connection without requests in flight.
     pub(crate) fn stray(&mut self, conn: u32, fabric: &mut Fabric) -> bool {
         let Some(session) = self.sessions.get(&conn) else { return false };
         let is_idle =

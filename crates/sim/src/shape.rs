@@ -1,28 +1,28 @@
-//! What a server may answer to a request, read as strictly as the gateway promises to. Written without
-//! the code that is tested.
+//! What a server may reply to a request, parsed as strictly as the gateway promises to. Written
+//! without the tested code.
 
 use crate::packet::HEADER_SIZE;
 use crate::request::line_end;
 
-/// What a reply must look like.
+/// The required form of a reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
     /// Any one value of the connection's version of RESP.
     Value,
-    /// An array of so many elements, as part of the answer to a request that was split.
+    /// An array of so many elements, as part of the reply to a split request.
     Array(usize),
-    /// A number, in the same way.
+    /// A number, likewise.
     Integer,
-    /// A line of success, in the same way.
+    /// A status line, likewise.
     Status,
     /// VALUE blocks of these keys, each once, and END.
     Blocks(Vec<Vec<u8>>),
     /// One of these lines.
     Line(&'static [&'static str]),
-    /// A number, as it is said to `incr`.
+    /// A number, as the reply to `incr`.
     Count,
     Version,
-    /// Whatever is said before VERSION, which ends it.
+    /// Any output before VERSION, which ends it.
     Told,
     /// One of these codes of the meta commands.
     Meta(&'static [&'static str]),
@@ -37,39 +37,39 @@ pub(crate) enum Shape {
 /// Kinds of shapes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// What Redis says.
+    /// Replies of Redis.
     Value,
     Part,
-    /// What memcached says to `get` and its like, to other commands of the text protocol, to meta
-    /// commands, and in packets.
+    /// Replies of memcached to `get` and its variants, to other commands of the text protocol, to
+    /// meta commands, and in packets.
     Blocks,
     Line,
     Meta,
-    /// To those that are asked quietly with an `mn` behind them.
+    /// Replies to quiet commands followed by `mn`.
     Fence,
     Packet,
-    /// The start of a reply to what is asked quietly, by which it may be taken for what is left out
-    /// before the rest shows that it does not fit.
+    /// The start of a reply to a quiet command. It may be taken for an omitted reply before the
+    /// rest shows that it does not match.
     Opening,
 }
 
-/// Kinds of replies of which the engine does not find every misfit yet: where one of these does not fit,
-/// nobody judges what becomes of its connection and of the clients on it. Crashes and waits without
-/// end are found all the same.
+/// Kinds of replies for which the engine does not detect every mismatch yet. When one of these does
+/// not match, the consequences for its connection and clients are not checked. Crashes and endless
+/// waits are still detected.
 pub(crate) const NOT_YET_STRICT: &[Kind] = &[Kind::Blocks, Kind::Fence, Kind::Opening];
 
 pub(crate) fn is_strict(kind: Kind) -> bool {
     !NOT_YET_STRICT.contains(&kind)
 }
 
-/// What bytes are to a request.
+/// How bytes relate to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reading {
     /// Its reply, of that length.
     Whole(usize),
     /// The start of one.
     Part,
-    /// The server has not answered this request.
+    /// It cannot be the reply to this request.
     Misfit,
 }
 
@@ -88,7 +88,7 @@ impl Shape {
         }
     }
 
-    /// Reads a reply at the start of `bytes`.
+    /// Parses a reply at the start of `bytes`.
     pub(crate) fn read(&self, bytes: &[u8], resp3: bool) -> Reading {
         match self {
             Self::Value => value(bytes, 0, resp3),
@@ -168,7 +168,7 @@ pub(crate) fn value(bytes: &[u8], mut at: usize, resp3: bool) -> Reading {
     Whole(at)
 }
 
-/// What memcached says in place of any answer.
+/// memcached's error lines, valid instead of any reply.
 pub(crate) fn is_error(line: &[u8]) -> bool {
     line == b"ERROR" || line.starts_with(b"SERVER_ERROR ") || line.starts_with(b"CLIENT_ERROR ")
 }
@@ -197,7 +197,7 @@ fn told(bytes: &[u8]) -> Reading {
     Part
 }
 
-/// Data and the line end behind them, from `at` on.
+/// Data and the line end after them, from `at` on.
 fn data(bytes: &[u8], at: usize, size: usize) -> Reading {
     match bytes.get(at + size..) {
         Some([b'\r', b'\n', ..]) => Whole(at + size + 2),
@@ -220,7 +220,7 @@ fn value_line(line: &[u8]) -> Option<(&[u8], usize)> {
 /// A key, and the block that names it.
 type Block<'b> = (&'b [u8], &'b [u8]);
 
-/// The blocks at the start of `bytes`, with their keys, and what is behind them.
+/// The blocks at the start of `bytes`, with their keys, and the rest.
 pub(crate) fn split_blocks(bytes: &[u8]) -> (Vec<Block<'_>>, &[u8]) {
     let (mut found, mut at) = (Vec::new(), 0);
     while let Some(end) = line_end(bytes, at)

@@ -1,4 +1,4 @@
-//! What a server says instead of what it should.
+//! Surprising replies of a server.
 
 use cashew_config::snapshot::Protocol;
 
@@ -6,17 +6,17 @@ use crate::packet::Packet;
 use crate::random::Random;
 use crate::request::line_end;
 
-/// What becomes of one reply.
+/// The surprise for one reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Surprise {
-    /// It does not come.
+    /// It is omitted.
     Nothing,
     Twice,
-    /// It comes behind the one to the next request.
+    /// It comes after the one to the next request.
     Late,
-    /// Another one comes, of any shape.
+    /// It is replaced by one of any shape.
     Odd,
-    /// Another one comes, of the same shape.
+    /// It is replaced by one of the same shape.
     Alike,
     /// An error comes in the middle of it.
     Interrupted,
@@ -33,8 +33,8 @@ impl Surprise {
         random.pick(&Self::ALL)
     }
 
-    /// Whether it may happen to what the gateway asks when it connects: a server that does not answer
-    /// that rightly is taken for another one, or for one that hangs.
+    /// Whether it may replace a reply to the gateway's handshake: a server with a wrong reply to
+    /// that counts as another one, or as hanging.
     pub(crate) fn may_greet(self) -> bool {
         self == Twice
     }
@@ -43,7 +43,7 @@ impl Surprise {
         self as u64
     }
 
-    /// What is said instead of `reply` at once; [`Late`] keeps it.
+    /// The immediate replacement for `reply`; [`Late`] keeps it.
     pub(crate) fn instead(
         self,
         reply: &[u8],
@@ -94,7 +94,7 @@ fn behind_block(reply: &[u8]) -> Option<usize> {
 fn alike(reply: &[u8]) -> Vec<u8> {
     let mut reply = reply.to_vec();
     let len = reply.len();
-    // The last byte of what is said, before its line end or that of END.
+    // The last byte of the content, before its line end or that of END.
     let end = if reply.ends_with(b"\r\nEND\r\n") { len - 5 } else { len };
     match reply.first() {
         Some(0x81) if len > 24 + usize::from(reply[4]) => reply[len - 1] ^= 1,
@@ -134,7 +134,7 @@ fn odd_value(resp3: bool, random: &mut Random) -> Vec<u8> {
         "\0",
     ];
     let text = random.pick(texts);
-    // What only the newer version has, a client of the model's cannot tell apart in the other.
+    // The model's client cannot distinguish what only the newer version has.
     let _ = resp3;
     text.into()
 }
@@ -181,7 +181,7 @@ fn odd_text(random: &mut Random) -> Vec<u8> {
     }
 }
 
-/// Something is wrong with the header.
+/// A header with an error.
 fn odd_packet(reply: &[u8], random: &mut Random) -> Vec<u8> {
     let mut reply = reply.to_vec();
     match random.below(9) {
@@ -191,7 +191,7 @@ fn odd_packet(reply: &[u8], random: &mut Random) -> Vec<u8> {
         3 => reply[12] ^= 0x55,
         4 => reply[15] ^= 1,
         5 => reply[4] = 255,
-        // A status of no meaning is for the client to see.
+        // An unknown status is passed on to the client.
         6 => (reply[6], reply[7]) = (0x77, 0x77),
         7 => reply = b"SERVER_ERROR surprise, which is no packet\r\n".to_vec(),
         _ => reply[8] = 0xff,

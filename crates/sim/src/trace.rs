@@ -1,13 +1,13 @@
-//! What happened last, for whoever has to find out why.
+//! The last events, for debugging.
 
 use std::collections::VecDeque;
 use std::fmt;
 
 use crate::random::mix;
 
-/// Notes kept of a run.
+/// How many notes are kept.
 const KEPT: usize = 120;
-/// Bytes kept of what a note quotes.
+/// How many bytes of quoted data are kept.
 const QUOTED: usize = 90;
 
 struct Note {

@@ -1,7 +1,6 @@
-//! What goes over connections to servers, read as the gateway has to read it: which request is written
-//! when, and what each is answered, by order alone. Where servers answer surprisingly this says what
-//! a client may be told: what the gateway read in the place of its reply, if that fits, and else
-//! nothing.
+//! Follows the connections to servers as the gateway must: which request is written when, and which
+//! reply belongs to it, by order alone. In runs with surprises this determines what a client may
+//! get: the reply that the gateway read in its place, if it matches, else none.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,21 +17,21 @@ use crate::world::Fabric;
 #[derive(Default)]
 pub(crate) struct Wires {
     wires: BTreeMap<u32, Wire>,
-    /// Those of which nobody knows any more what they are: their servers are to end them.
+    /// Those whose state is unknown: their servers are to end them.
     pub(crate) lost: Vec<u32>,
 }
 
 #[derive(Default)]
 struct Wire {
-    /// Bytes that the gateway has written, and of these and those it is about to write, the ones that
-    /// are told apart into requests.
+    /// Bytes that the gateway has written; of these and of those about to be written, the ones
+    /// split into requests.
     written: u64,
     parsed: u64,
-    /// What is written and not told apart.
+    /// Output that is not split yet.
     tail: Vec<u8>,
     /// Requests not answered.
     queue: VecDeque<Asked>,
-    /// What has been read and is not a whole reply.
+    /// Input that is not a whole reply.
     got: Vec<u8>,
     resp3: bool,
     state: State,
@@ -42,19 +41,19 @@ struct Wire {
 enum State {
     #[default]
     Sound,
-    /// A reply did not fit: the gateway must end the connection.
+    /// A reply did not match: the gateway must end the connection.
     Broken,
-    /// A reply did not fit, which is not found yet: see [`shape::NOT_YET_STRICT`].
+    /// A reply did not match, which is not detected yet: see [`shape::NOT_YET_STRICT`].
     Unknown,
 }
 
-/// A request on its way.
+/// A request in flight.
 struct Asked {
     shape: Shape,
     parts: Vec<PartRef>,
-    /// All that one client asked for by one request.
+    /// All commands of one request of a client.
     is_whole: bool,
-    /// Whose it is, where it has no parts that tell.
+    /// Its client, if it has no parts that show it.
     client: Option<u32>,
 }
 
@@ -64,7 +63,7 @@ impl Asked {
     }
 }
 
-/// A request at the start of what is written, and its length.
+/// A request at the start of the output, and its length.
 struct Found<'b> {
     len: usize,
     shape: Shape,
@@ -85,8 +84,8 @@ impl<'b> Found<'b> {
 }
 
 impl Fabric {
-    /// The gateway has `output` to write on a connection to a server, and has written the first `taken`
-    /// bytes of it.
+    /// The gateway has `output` to write on a connection to a server, and has written the first
+    /// `taken` bytes of it.
     pub(crate) fn wire_sent(&mut self, conn: u32, output: &[u8], taken: usize) {
         let wire = self.wires.wires.entry(conn).or_default();
         let ahead = wire.parsed.saturating_sub(wire.written) as usize;
@@ -157,8 +156,8 @@ impl Fabric {
             };
             match asked.shape.read(&wire.got, wire.resp3) {
                 Reading::Part => {
-                    // Each value goes to its client as soon as it is whole.
-                    tell_blocks(asked, &wire.got, false, &mut self.oracle);
+                    // Each value goes to its client as soon as it is complete.
+                    note_blocks(asked, &wire.got, false, &mut self.oracle);
                     return;
                 }
                 Reading::Whole(len) => {
@@ -169,7 +168,7 @@ impl Fabric {
                 Reading::Misfit => {
                     let is_strict = shape::is_strict(asked.shape.kind());
                     wire.state = if is_strict { State::Broken } else { State::Unknown };
-                    tell_blocks(asked, &wire.got, false, &mut self.oracle);
+                    note_blocks(asked, &wire.got, false, &mut self.oracle);
                     break;
                 }
             }
@@ -191,14 +190,13 @@ impl Fabric {
         }
     }
 
-    /// A reply that does not fit ends the connection at once.
+    /// A reply that does not match ends the connection at once.
     pub(crate) fn check_wire(&self, conn: u32) {
         let is_broken = self.wires.wires.get(&conn).is_some_and(|wire| wire.state == State::Broken);
         assert!(!is_broken, "I1: connection {conn} goes on behind a reply that does not fit");
     }
 
-    /// Nobody asks for anything: replies and requests have the same number again on connections that
-    /// are left.
+    /// Without requests, the remaining connections have as many replies as requests again.
     pub(crate) fn check_wires_at_rest(&mut self) {
         for (&conn, wire) in &self.wires.wires {
             if self.network.is_closed(conn, Side::Gateway)
@@ -217,7 +215,7 @@ impl Fabric {
 /// The gateway has read a reply in its place.
 fn tell(asked: &Asked, reply: &[u8], oracle: &mut Oracle) {
     match &asked.shape {
-        Shape::Blocks(_) => tell_blocks(asked, reply, true, oracle),
+        Shape::Blocks(_) => note_blocks(asked, reply, true, oracle),
         Shape::Array(_) if reply[0] == b'*' => {
             let mut at = line_end(reply, 0).unwrap_or(reply.len());
             for &part in &asked.parts {
@@ -244,16 +242,16 @@ fn tell(asked: &Asked, reply: &[u8], oracle: &mut Oracle) {
         }
     }
     if let Some(&first) = asked.parts.first().filter(|_| asked.is_whole) {
-        oracle.tell_whole(first, reply);
+        oracle.note_whole_reply(first, reply);
     }
 }
 
-fn tell_blocks(asked: &Asked, reply: &[u8], is_over: bool, oracle: &mut Oracle) {
+fn note_blocks(asked: &Asked, reply: &[u8], is_over: bool, oracle: &mut Oracle) {
     let Shape::Blocks(keys) = &asked.shape else { return };
     let (mut found, rest) = shape::split_blocks(reply);
     if is_over && rest != b"END\r\n" {
-        // It stands for all, values that came before it included.
-        oracle.tell_error(asked.parts.iter().copied(), rest);
+        // It replaces all, including values that came before it.
+        oracle.note_error(asked.parts.iter().copied(), rest);
     }
     for (&part, key) in asked.parts.iter().zip(keys) {
         match found.iter().position(|(named, _)| named == key) {
@@ -265,7 +263,7 @@ fn tell_blocks(asked: &Asked, reply: &[u8], is_over: bool, oracle: &mut Oracle) 
     }
 }
 
-/// The request at the start of `bytes`, if it is all there.
+/// The request at the start of `bytes`, if it is complete.
 fn find(bytes: &[u8]) -> Option<Found<'_>> {
     match bytes.first()? {
         b'*' => find_redis(bytes),
@@ -382,7 +380,7 @@ fn find_meta<'b>(bytes: &'b [u8], end: usize, words: &[&'b [u8]]) -> Option<Foun
     let first = if verb == b"ms" { 3 } else { 2 };
     let shape = match words[first..].contains(&&b"q"[..]) {
         true => {
-            // The gateway puts a fence behind what is not always answered.
+            // The gateway adds a fence after a request without a certain reply.
             bytes.get(len..len + 4).filter(|fence| fence == b"mn\r\n")?;
             len += 4;
             Shape::Fenced(codes)

@@ -1,4 +1,4 @@
-//! Everything together: who is there, and what follows from each event.
+//! The whole world: all actors, and the consequences of each event.
 
 use std::collections::BTreeSet;
 
@@ -19,21 +19,21 @@ use crate::server::{Health, Server};
 use crate::trace::Trace;
 use crate::wire::Wires;
 
-/// How long things may go wrong before everything is healed.
+/// The longest time with faults before everything is healed.
 const TALK_MAX_US: u64 = 6_000_000;
-/// How long it may take after that until everything owed is paid.
+/// The longest time after that until all replies have come.
 const SETTLE_MAX_US: u64 = 40_000_000;
-/// How long a reply may take when only others are slow: some dozen journeys and turns of the loop.
+/// The longest time of a reply when only others are slow: some dozen network delays and ticks.
 const UNDISTURBED_MAX_US: u64 = 20_000;
-/// A run of more events does not end by itself.
+/// A run with more events does not end by itself.
 const STEPS_MAX: u64 = 3_000_000;
 /// An unanswered attempt to connect is repeated, as TCP does.
 pub(crate) const CONNECT_AGAIN_US: u64 = 1_000_000;
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Over everything that happened, in order.
+    /// Over all events, in order.
     pub hash: u64,
     pub steps: u64,
     /// Virtual time that passed.
@@ -58,7 +58,7 @@ pub fn run(scenario: &Scenario) -> Report {
     }
 }
 
-/// What everybody in the world shares.
+/// State shared by all actors.
 pub(crate) struct Fabric {
     pub(crate) clock: Clock,
     pub(crate) random: Random,
@@ -67,12 +67,12 @@ pub(crate) struct Fabric {
     pub(crate) trace: Trace,
     pub(crate) pools: Vec<Pool>,
     pub(crate) cuts: u64,
-    /// Servers answer surprisingly, so that what goes over wires is read along.
+    /// Servers give surprising replies, so connections are followed.
     pub(crate) has_surprises: bool,
     pub(crate) wires: Wires,
-    /// Longest request that anybody sends.
+    /// Longest request of any client.
     pub(crate) request_size_max: u64,
-    /// By number of the server: its pool, and its index there.
+    /// By the server's number: its pool, and its index there.
     servers: Vec<(u32, u32)>,
 }
 
@@ -96,7 +96,7 @@ pub(crate) struct World<'a> {
     drained: BTreeSet<u32>,
     /// Gateways that all clients are to leave.
     pub(crate) retired: BTreeSet<u32>,
-    /// How often clients were told to leave.
+    /// How often clients were ordered to leave.
     pub(crate) shifts: u64,
     pub(crate) faults: u64,
     pub(crate) healed: bool,
@@ -195,7 +195,7 @@ impl<'a> World<'a> {
         }
         self.heal();
         self.settle();
-        // Backoffs, probes and changes of rings come to their ends.
+        // Backoffs, probes and ring changes end.
         let end = self.fabric.clock.now() + 8_000_000;
         self.advance(end, false);
         if self.scenario.surprises {
@@ -218,7 +218,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// What was surprising has left nothing behind: new clients are all answered rightly.
+    /// Surprises have no lasting effect: new clients get correct replies.
     fn check_lasting_damage(&mut self) {
         self.fabric.check_wires_at_rest();
         let before = self.fabric.oracle.counts;
@@ -236,8 +236,8 @@ impl<'a> World<'a> {
         self.fabric.check_wires_at_rest();
     }
 
-    /// Lets clients ask and be answered to the end, however long that takes by a slow network, as
-    /// long as it goes on.
+    /// Lets clients finish, however long that takes with a slow network, as long as there is
+    /// progress.
     fn settle(&mut self) {
         loop {
             let before = self.fabric.oracle.progress();
@@ -251,7 +251,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// I6: who asks well servers and reads his replies does not notice those who do otherwise.
+    /// I6: clients of healthy servers that read their replies are not affected by others.
     fn check_isolation(&self) {
         for client in &self.clients {
             let (id, ledger) = (client.id, &self.fabric.oracle.ledgers[client.id as usize]);
@@ -347,7 +347,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// A client comes.
+    /// A new client.
     fn join(&mut self) {
         let Self { scenario, fabric, .. } = self;
         let gateway = fabric.random.below(scenario.gateways.into()) as u32;

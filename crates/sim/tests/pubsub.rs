@@ -156,7 +156,7 @@ struct World {
     /// By channel: what is published next.
     next: Vec<u64>,
     /// By channel: numbers of which nobody knows whether they were published.
-    doubtful: BTreeSet<(usize, u64)>,
+    uncertain: BTreeSet<(usize, u64)>,
     counts: Counts,
     /// Nothing new begins.
     is_quiet: bool,
@@ -242,7 +242,7 @@ impl World {
             segments,
             change: None,
             next: vec![1; CHANNELS],
-            doubtful: BTreeSet::new(),
+            uncertain: BTreeSet::new(),
             counts: Counts::default(),
             is_quiet: false,
             is_settled: false,
@@ -520,7 +520,7 @@ impl World {
                 *is_asking = false;
                 let channel = *channel;
                 if is_error {
-                    self.doubtful.insert((channel, self.next[channel]));
+                    self.uncertain.insert((channel, self.next[channel]));
                 }
                 self.next[channel] += 1;
                 self.counts.published += 1;
@@ -584,7 +584,7 @@ impl World {
         let last = subscriber.last.insert(key.clone(), number).unwrap_or(0);
         assert!(number > last, "client {client}: {number} after {last} of {channel} by {topic}");
         let owed = subscriber.owed.get_mut(&key).expect("it is subscribed");
-        check_gap(&self.doubtful, (topic, channel), *owed, last, number);
+        check_gap(&self.uncertain, (topic, channel), *owed, last, number);
         *owed = if *owed == u64::MAX { *owed } else { (*owed).max(number + 1) };
         self.counts.heard += 1;
     }
@@ -781,14 +781,14 @@ impl World {
 
 /// Nothing that is owed lies between two numbers that were heard one after the other.
 fn check_gap(
-    doubtful: &BTreeSet<(usize, u64)>,
+    uncertain: &BTreeSet<(usize, u64)>,
     (topic, channel): (&str, usize),
     owed: u64,
     last: u64,
     number: u64,
 ) {
     let from = owed.max(last + 1);
-    let missing = (from..number).find(|&missing| !doubtful.contains(&(channel, missing)));
+    let missing = (from..number).find(|&missing| !uncertain.contains(&(channel, missing)));
     assert_eq!(
         missing, None,
         "c:{channel} by {topic}: {number} came after {last}, owed from {owed}"

@@ -1,4 +1,4 @@
-//! Sockets that whoever started the instance has opened for it: sd_listen_fds(3).
+//! Sockets opened for the instance by whoever started it: sd_listen_fds(3).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -8,8 +8,8 @@ use rustix::net::sockopt::socket_acceptconn;
 
 use crate::listeners::Address;
 
-/// Takes them. To be called once, by a process that has made no children yet; forgets the
-/// environment that told of them.
+/// Takes the sockets and removes the environment variables that announced them. Call it once, in a
+/// process that has no children yet.
 pub(crate) fn take() -> io::Result<Vec<(Address, OwnedFd)>> {
     let mut given = ListenFd::from_env();
     (0..given.len()).map(|index| take_one(&mut given, index)).collect()
@@ -30,7 +30,7 @@ fn take_one(given: &mut ListenFd, index: usize) -> io::Result<(Address, OwnedFd)
     } else {
         return Err(refuse("not a stream socket"));
     };
-    // With `Accept=yes` it would be a client.
+    // With `Accept=yes` systemd would pass a client's connection.
     if !socket_acceptconn(&fd)? {
         return Err(refuse("the socket does not listen"));
     }

@@ -1,35 +1,35 @@
-//! When workers hand sessions over because some have much more to do than others.
+//! When workers hand sessions over because their loads differ.
 //!
 //! The kernel spreads connections by hash, not by load, so a few busy clients make workers uneven.
-//! Once a second the shares of time that workers were busy are compared, and when they are too far
-//! apart the busiest sheds as much as would make the two even, as far as can be foreseen. Whether
-//! that was right shows later: until then nothing more is moved, and each move that did not help
-//! doubles the pause. So a load that no move can spread, such as that of one client, comes to rest.
+//! Once a second the busy shares of the workers are compared. When they are too far apart, the
+//! busiest worker sheds as much as would make the two even. The effect shows later: until then
+//! nothing more is moved, and each move that did not help doubles the pause. So a load that no move
+//! can spread, such as that of one client, comes to rest.
 //!
-//! Pure: the shares and the time go in, moves come out.
+//! Pure: shares and time go in, moves come out.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::ring::Slot;
 
-/// How often the loads are to be told.
+/// How often the loads are to be reported.
 pub(crate) const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Who is less busy than this has no need of help.
+/// Workers below this busy share need no help.
 const BUSY_MIN: u32 = 250;
 
-/// What a move needs to show in the loads, which are smoothed.
+/// How long a move needs to show in the loads, which are smoothed.
 const PAUSE_MIN: Duration = Duration::from_secs(3);
 
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// Share of the time, in permille.
+/// Share of time, in permille.
 type Permille = u32;
 
 #[derive(Debug)]
 pub(crate) struct Balance {
-    /// Smoothed: a mean in which the last second counts for half.
+    /// A smoothed mean in which the last second counts for half.
     loads: BTreeMap<Slot, Permille>,
     last: Option<Move>,
     pause: Duration,
@@ -41,7 +41,7 @@ pub(crate) struct Balance {
 pub(crate) struct Move {
     pub(crate) from: Slot,
     pub(crate) to: Slot,
-    /// Of the work of `from`.
+    /// The share of `from`'s work to move.
     pub(crate) share: Permille,
     /// How far apart the loads were.
     difference: Permille,
@@ -52,7 +52,7 @@ impl Balance {
         Self { loads: BTreeMap::new(), last: None, pause: PAUSE_MIN, not_before: None }
     }
 
-    /// `loads` are those of all workers that serve; the threshold is a difference of two loads.
+    /// `loads` has all serving workers. The threshold is a difference between two loads.
     pub(crate) fn handle_loads(
         &mut self,
         loads: &[(Slot, Permille)],
@@ -81,19 +81,19 @@ impl Balance {
         Some(next)
     }
 
-    /// Where the sessions are to go that this worker hands over.
+    /// Which worker gets the sessions that this worker hands over.
     pub(crate) fn target(&self, from: Slot) -> Option<Slot> {
         self.last.filter(|last| last.from == from).map(|last| last.to)
     }
 
-    /// Learns from the last move: the two workers it was between should be less far apart now.
+    /// Checks the last move: the loads of its two workers should be closer now.
     fn judge(&mut self) {
         let Some(last) = self.last.take() else { return };
         let (Some(&from), Some(&to)) = (self.loads.get(&last.from), self.loads.get(&last.to))
         else {
             return;
         };
-        // The other way round counts as well: then it was too much.
+        // The reverse difference counts as well: then the move was too large.
         let helped = from.abs_diff(to) < last.difference - last.difference / 8;
         self.pause = if helped { PAUSE_MIN } else { (self.pause * 2).min(PAUSE_MAX) };
     }
@@ -106,7 +106,7 @@ mod tests {
     const THRESHOLD: Permille = 200;
 
     #[test]
-    fn even_or_idle_workers_are_left_alone() {
+    fn even_or_idle_workers_move_nothing() {
         let mut balance = Balance::new();
         let now = Instant::now();
         assert_eq!(balance.handle_loads(&[], THRESHOLD, now), None);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn half_of_the_difference_is_asked_for() {
+    fn half_of_the_difference_is_shed() {
         let mut balance = Balance::new();
         let now = Instant::now();
         let next = balance.handle_loads(&[(3, 400), (5, 800), (7, 600)], THRESHOLD, now).unwrap();
@@ -133,7 +133,7 @@ mod tests {
     fn many_clients_are_spread_in_a_few_moves() {
         for workers in 2..6 {
             let mut world = World::new(workers);
-            // All on the first worker, each a small load.
+            // All clients are on the first worker, each a small load.
             world.clients = (0..200).map(|_| (0, 900 / 200)).collect();
             world.run(60);
             assert!(world.is_even(), "{workers}: {:?}", world.loads());
@@ -156,14 +156,14 @@ mod tests {
     }
 
     #[test]
-    fn one_elephant_is_not_thrown_to_and_fro() {
+    fn a_single_heavy_client_is_not_moved_back_and_forth() {
         let mut world = World::new(2);
         world.clients = vec![(0, 900)];
         world.run(600);
         assert!(world.moves <= 14, "{}", world.moves);
         assert_eq!(world.clients, [(0, 900)]);
 
-        // With company the company goes, and that is all that can be done.
+        // With other clients beside it, only those are moved.
         let mut world = World::new(2);
         world.clients = (0..10).map(|_| (0, 20)).collect();
         world.clients.push((0, 700));
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn loads_that_jump_do_not_make_it_jump() {
+    fn jumping_loads_cause_few_moves() {
         let mut world = World::new(3);
         world.clients = (0..90).map(|i| (i % 3, 18)).collect();
         let mut random = 1_u64;
@@ -188,8 +188,8 @@ mod tests {
         assert!(world.moves <= 2, "{}", world.moves);
     }
 
-    /// Workers with clients that each cause a load, and shed as workers do: the largest that still
-    /// fit come first.
+    /// Workers with clients of given loads. They shed as real workers do: the largest clients that
+    /// still fit come first.
     struct World {
         workers: u32,
         clients: Vec<(Slot, Permille)>,

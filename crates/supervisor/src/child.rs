@@ -1,4 +1,4 @@
-//! A child of the master: a process of its own, or a thread where the instance is one process.
+//! A child of the master: a process, or a thread when the instance is a single process.
 
 use std::error::Error;
 use std::fmt;
@@ -17,19 +17,19 @@ use rustix::process::{
 
 use crate::notify::VARIABLES;
 
-/// Serves as a child until told to stop. Its end of the control channel is all it is given.
+/// Runs a child until it is told to stop. The child's end of the control channel is its only input.
 pub type Serve = fn(OwnedFd) -> Result<(), Box<dyn Error + Send + Sync>>;
 
 /// How children are started.
 pub enum Spawn {
-    /// As processes. The command to run for a role at a log level, of an instance that was started
-    /// then; the child's end of the control channel is made its standard input.
+    /// As processes. Returns the command for a role at a log level, given the instance's start
+    /// time. The child's end of the control channel becomes its standard input.
     Processes(Box<dyn Fn(Role, u8, SystemTime) -> Command>),
     /// As threads of the master's process.
     Threads { worker: Serve, admin: Serve },
 }
 
-/// Workers come first, by their slots.
+/// Workers sort first, by slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     Worker { slot: u32 },
@@ -42,7 +42,7 @@ pub(crate) enum Child {
         pid: Pid,
         pidfd: Rc<OwnedFd>,
     },
-    /// The thread has the other end of the pipe, which closes when the thread ends.
+    /// The thread holds the other end of the pipe, which closes when the thread ends.
     Thread {
         handle: JoinHandle<Result<(), Box<dyn Error + Send + Sync>>>,
         pipe: PipeReader,
@@ -53,7 +53,7 @@ pub(crate) enum Child {
 #[derive(Debug)]
 pub(crate) enum Exit {
     Status(ExitStatus),
-    /// Somebody else has learnt how: the program that was the master for a moment.
+    /// Not known: another program, the master for a moment, has reaped the child.
     Unknown,
     Returned,
     Error(Box<dyn Error + Send + Sync>),
@@ -71,10 +71,10 @@ impl Spawn {
         match self {
             Self::Processes(command) => {
                 let mut command = command(role, level, started);
-                // A group of its own: what the terminal sends to the foreground, such as ^C, is
-                // for the master alone.
+                // A process group of its own: signals from the terminal, such as ^C, are for the
+                // master alone.
                 command.stdin(Stdio::from(control)).process_group(0);
-                // What is said there is said to the master.
+                // These variables are for the master only.
                 for variable in VARIABLES {
                     command.env_remove(variable);
                 }
@@ -94,7 +94,7 @@ impl Spawn {
 fn spawn_process(mut command: Command) -> io::Result<Child> {
     let mut process = command.spawn()?;
     let pid = Pid::from_child(&process);
-    // Not reaped yet, so the number is still its own.
+    // Not reaped yet, so the process id is still valid.
     match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(pidfd) => Ok(Child::Process { pid, pidfd: Rc::new(pidfd) }),
         Err(errno) => {
@@ -116,12 +116,12 @@ fn spawn_thread(role: Role, serve: Serve, control: OwnedFd) -> io::Result<Child>
 }
 
 impl Child {
-    /// A child of this process that the program before this one started.
+    /// A child of this process, started by the program before this one.
     pub(crate) fn inherited(pid: Pid, pidfd: OwnedFd) -> Self {
         Self::Process { pid, pidfd: Rc::new(pidfd) }
     }
 
-    /// What a program after this one needs to know it; threads do not outlive a program.
+    /// What the next program needs to know the child. Threads do not survive an exec.
     pub(crate) fn process(&self) -> Option<(Pid, Rc<OwnedFd>)> {
         match self {
             Self::Process { pid, pidfd } => Some((*pid, Rc::clone(pidfd))),
@@ -137,11 +137,11 @@ impl Child {
         }
     }
 
-    /// `false` when the child is a thread, which cannot be killed alone.
+    /// Returns `false` for a thread, which cannot be killed alone.
     pub(crate) fn signal(&self, signal: Signal) -> bool {
         match self {
             Self::Process { pidfd, .. } => {
-                // It may be dead already, which is what was wanted.
+                // It may be dead already, which is fine.
                 let _ = pidfd_send_signal(pidfd, signal);
                 true
             }
@@ -149,7 +149,7 @@ impl Child {
         }
     }
 
-    /// The number of a process.
+    /// The process id, if it is a process.
     pub(crate) fn pid(&self) -> Option<u32> {
         match self {
             Self::Process { pid, .. } => u32::try_from(pid.as_raw_pid()).ok(),
@@ -157,7 +157,7 @@ impl Child {
         }
     }
 
-    /// To be called only when [`death`](Self::death) told of it: it would wait otherwise.
+    /// Call this only after [`death`](Self::death) has become readable; otherwise it blocks.
     pub(crate) fn reap(self) -> io::Result<Exit> {
         match self {
             Self::Process { pid, .. } => loop {

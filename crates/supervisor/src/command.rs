@@ -1,8 +1,7 @@
-//! What operators ask the master for, by signals and by its control socket, and what they are
-//! answered.
+//! Operators' commands and the answers to them.
 //!
-//! On the socket one line of JSON asks, lines of JSON answer, the last of them [`Answer::Done`] or
-//! [`Answer::Failed`].
+//! On the control socket a command is one line of JSON. Each answer is a line of JSON too; the last
+//! one is [`Answer::Done`] or [`Answer::Failed`].
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -13,19 +12,19 @@ use tracing::debug;
 
 use crate::status::Status;
 
-/// What is asked.
+/// A command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Command {
-    /// Go on by the configuration file as it is now.
+    /// Load the configuration file and put it into effect.
     Reload {
-        /// Only tell what would change.
+        /// Only report what would change.
         #[serde(default)]
         dry_run: bool,
     },
-    /// Let another program take over.
+    /// Replace the program by another version.
     Upgrade {
-        /// `None` is the path that this one was started from.
+        /// `None`: the path that this program was started from.
         #[serde(default)]
         binary: Option<PathBuf>,
     },
@@ -40,49 +39,49 @@ pub enum Command {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// Something worth telling on the way.
+    /// A line of information.
     Say(String),
     Status(Box<Status>),
     Done(bool),
-    /// Why not.
+    /// The reason of the failure.
     Failed(String),
 }
 
-/// Who asked, and hears of it: any number of lines, then how it ended.
+/// The answer to a command: any number of lines, then the outcome.
 pub(crate) trait Reply {
-    fn say(&mut self, text: &str);
+    fn line(&mut self, text: &str);
     fn status(&mut self, status: Status);
     fn done(self: Box<Self>);
     fn failed(self: Box<Self>, why: &str);
 
-    /// Where it says so, for another program to go on saying it with [`resume`].
+    /// The socket on which the answers go, so that the next program can continue with [`resume`].
     fn socket(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 }
 
-/// Who asked the program before this one.
+/// The operator whose command was received by the program before this one.
 struct Handed(OwnedFd);
 
-/// The reply to somebody whose socket another program has handed over.
+/// The reply for an operator whose socket the previous program handed over.
 pub(crate) fn resume(socket: OwnedFd) -> Box<dyn Reply> {
     Box::new(Handed(socket))
 }
 
 impl Handed {
-    /// Never waits: who asked and does not read has its socket's buffer, and no more.
+    /// Never blocks: an operator who does not read gets what fits in the socket's buffer.
     fn write(&self, answer: &Answer) {
         let mut line = serde_json::to_vec(answer).expect("answers are plain JSON");
         line.push(b'\n');
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         if let Err(errno) = rustix::net::send(&self.0, &line, flags) {
-            debug!("who asked is gone: {errno}");
+            debug!("an operator has left before the answer: {errno}");
         }
     }
 }
 
 impl Reply for Handed {
-    fn say(&mut self, text: &str) {
+    fn line(&mut self, text: &str) {
         self.write(&Answer::Say(text.into()));
     }
 
@@ -103,11 +102,11 @@ impl Reply for Handed {
     }
 }
 
-/// For a signal, whose sender has the log to look at.
+/// For a signal: its sender reads the log.
 pub(crate) struct Nobody;
 
 impl Reply for Nobody {
-    fn say(&mut self, _: &str) {}
+    fn line(&mut self, _: &str) {}
     fn status(&mut self, _: Status) {}
     fn done(self: Box<Self>) {}
     fn failed(self: Box<Self>, _: &str) {}

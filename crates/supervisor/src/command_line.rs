@@ -1,16 +1,15 @@
-//! What the command line says of where an instance tells things. It holds for the life of the
-//! instance, whatever its configuration says: who started it had a reason, and a file must not move
-//! the log away from where a service manager looks for it.
+//! Command-line flags for log and statistics. They hold for the life of the instance and override
+//! the configuration: a file must not move the log away from where a service manager looks for it.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use cashew_config::snapshot::Global;
 
-/// The flags that were given, and no defaults.
+/// The given flags, without defaults.
 #[derive(Clone, Debug, Default)]
 pub struct CommandLine {
-    /// Of the statistics; the port that comes with it means nothing.
+    /// The host of the statistics; its port means nothing.
     pub stats_host: Option<SocketAddr>,
     pub stats_port: Option<u16>,
     pub log_file: Option<PathBuf>,
@@ -19,7 +18,7 @@ pub struct CommandLine {
 }
 
 impl CommandLine {
-    /// Where the statistics are by both.
+    /// Address of the statistics by flags and configuration.
     pub fn stats_listen(&self, global: &Global) -> SocketAddr {
         let said = global.stats_listen();
         let mut address = self.stats_host.unwrap_or(said);
@@ -36,11 +35,11 @@ impl CommandLine {
         self.log_level.unwrap_or(global.log_level())
     }
 
-    /// Takes the place of what the configuration says, and tells of what that is overruled in.
+    /// Overrides the configuration. Returns a line for each value that differs.
     pub(crate) fn overrule(&self, global: &mut Global) -> Vec<String> {
         let mut overruled = Vec::new();
         let mut tell = |key, said: String, flags: String| {
-            overruled.push(format!("{key} {said} is overruled by {flags} on the command line"));
+            overruled.push(format!("{key} {said} is overridden by {flags} on the command line"));
         };
         if let Some(said) = global.stats_listen
             && said != self.stats_listen(global)
@@ -83,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_given_is_as_the_file_says() {
+    fn without_flags_the_configuration_holds() {
         let mut said = global("stats_listen: \"[::1]:9\", log_file: /log, log_level: 7");
         let before = said.clone();
         assert!(CommandLine::default().overrule(&mut said).is_empty());
@@ -94,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_holds_and_says_what_it_overrules() {
+    fn flags_override_and_report_it() {
         let given = CommandLine {
             stats_host: Some("127.0.0.1:0".parse().unwrap()),
             stats_port: Some(1),
@@ -106,9 +105,9 @@ mod tests {
         assert_eq!(
             overruled,
             [
-                "stats_listen [::1]:9 is overruled by -a 127.0.0.1 -s 1 on the command line",
-                "log_file /log is overruled by -o cashew.log on the command line",
-                "log_level 7 is overruled by -v 5 on the command line",
+                "stats_listen [::1]:9 is overridden by -a 127.0.0.1 -s 1 on the command line",
+                "log_file /log is overridden by -o cashew.log on the command line",
+                "log_level 7 is overridden by -v 5 on the command line",
             ]
         );
         let holds = |global: &Global| {
@@ -118,19 +117,19 @@ mod tests {
         };
         holds(&said);
         assert!(given.overrule(&mut said).is_empty(), "it says so now");
-        // What the file does not say is not overruled.
+        // Values that the file does not set are not overridden.
         let mut silent = global("");
         assert!(given.overrule(&mut silent).is_empty());
         holds(&silent);
     }
 
     #[test]
-    fn host_and_port_are_given_each_for_itself() {
+    fn host_and_port_are_independent() {
         let mut said = global("stats_listen: 127.0.0.1:9");
         let port = CommandLine { stats_port: Some(1), ..CommandLine::default() };
         assert_eq!(
             port.overrule(&mut said),
-            ["stats_listen 127.0.0.1:9 is overruled by -s 1 on the command line"]
+            ["stats_listen 127.0.0.1:9 is overridden by -s 1 on the command line"]
         );
         assert_eq!(said.stats_listen(), "127.0.0.1:1".parse().unwrap());
         let mut said = global("stats_listen: 127.0.0.1:9");

@@ -1,8 +1,8 @@
-//! The operators' socket: `cashew reload`, `upgrade` and `status` talk to the master here.
+//! The operators' socket: `cashew reload`, `upgrade` and `status` connect here.
 //!
-//! It reads commands and writes answers as far as that is possible at once, and keeps the rest for
-//! later: an operator who hangs holds nobody up. Who is asked, and when the answers come, is the
-//! master's business.
+//! It never blocks: it reads commands and writes answers as far as possible and keeps the rest for
+//! later, so a hanging operator delays nobody. The master carries the commands out and provides the
+//! answers.
 
 use std::cell::RefCell;
 use std::env;
@@ -30,35 +30,36 @@ use crate::state::Pack;
 use crate::status::Status;
 use crate::unix_socket::{self, BindError, UnixSocket, UnixSocketState};
 
-/// Operators at a time. Who comes on top takes the place of one who keeps still, and is told to come
-/// later only where all wait for an answer.
+/// The most operators at a time. One more replaces an operator whose command is not complete; if
+/// all wait for answers, it is refused.
 const CLIENTS_MAX: usize = 16;
 
-/// Accepted in one turn, so that whoever has come is heard before others can take the place.
+/// The most connections accepted per tick, so that each gets to send its command before others can
+/// replace it.
 const ACCEPTS_MAX: usize = CLIENTS_MAX / 4;
 
-/// Longest command, with its line end.
+/// Longest command, including its line end.
 const COMMAND_SIZE_MAX: usize = 4096;
 
-/// Answers that an operator does not read; beyond it the connection is closed.
+/// The most unread output; beyond it the connection is closed.
 const OUTPUT_SIZE_MAX: usize = 4 << 20;
 
-/// How long an operator may take to ask, and to read the last answer.
+/// How long an operator may take to send its command, and to read the last answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long who asks waits for the next line of an answer.
+/// How long a client of the socket waits for the next line of an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How many files are looked at for those that nobody needs any more.
+/// How many files are checked for stale sockets.
 const SWEEP_MAX: usize = 256;
 
 const BACKLOG: i32 = 128;
 
-/// How long nobody is accepted after that failed, for want of descriptors above all: who waits
+/// How long to stop accepting after a failure, mostly for lack of descriptors. Waiting clients
 /// would make the socket readable all the time.
 const REST: Duration = Duration::from_millis(200);
 
-/// An operator who asked.
+/// An operator who sent a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct OperatorId(u64);
 
@@ -69,13 +70,13 @@ pub(crate) struct ControlSocket {
     /// Until when nobody is accepted.
     rests_until: Option<Instant>,
     next_id: u64,
-    /// What is to be answered, in order.
+    /// Pending answers, in order.
     answers: Rc<RefCell<Vec<(OperatorId, Answer)>>>,
 }
 
 struct Mailbox {
     id: OperatorId,
-    /// To answer without the socket that leads here, which does not outlive a program.
+    /// Allows an answer without the control socket, which does not survive an exec.
     stream: Option<UnixStream>,
     answers: Rc<RefCell<Vec<(OperatorId, Answer)>>>,
 }
@@ -87,17 +88,16 @@ struct Operator {
     input: Vec<u8>,
     output: Vec<u8>,
     state: State,
-    /// When the connection is closed whatever its state; `None` while it is for the master to
-    /// answer.
+    /// When the connection is closed, whatever its state. `None` while the master owes an answer.
     deadline: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Asking,
-    /// For the answers.
+    /// Waits for answers.
     Waiting,
-    /// Nothing more comes behind `output`.
+    /// Nothing follows what is in `output`.
     Answered,
     Gone,
 }
@@ -110,11 +110,10 @@ pub struct ControlSocketError {
     why: String,
 }
 
-/// Where an operator finds the instance of a configuration file that names no socket, most likely
-/// place first.
+/// Paths of the control socket for a configuration file that sets none, most likely first.
 ///
-/// The file's own name is not resolved, so that an instance is found when the file is a link that
-/// points to another one by now.
+/// The file's own name is not resolved, so the instance is found even if the file is a link that
+/// points elsewhere by now.
 pub fn default_paths(conf_file: &Path) -> io::Result<Vec<PathBuf>> {
     let absolute = std::path::absolute(conf_file)?;
     let resolved = match (absolute.parent().map(fs::canonicalize), absolute.file_name()) {
@@ -136,20 +135,24 @@ fn fnv1a(text: &OsStr) -> u64 {
     text.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
-/// Asks the instance that listens at `path`, and hands each line of the answer over. The last one
-/// is [`Answer::Done`] or [`Answer::Failed`], unless an error says that it did not come.
-pub fn ask(path: &Path, command: &Command, mut hear: impl FnMut(Answer)) -> Result<(), AskError> {
+/// Sends a command to the instance that listens at `path`, and calls `on_answer` for each line. The
+/// last one is [`Answer::Done`] or [`Answer::Failed`], unless an error is returned.
+pub fn ask(
+    path: &Path,
+    command: &Command,
+    mut on_answer: impl FnMut(Answer),
+) -> Result<(), AskError> {
     let mut stream = UnixStream::connect(path).map_err(AskError::NotThere)?;
     let peer = peer_user(&stream)?;
     let our = geteuid().as_raw();
-    // Somebody else could have put it there for us.
+    // Another user may have put a socket there.
     if our != 0 && peer != 0 && peer != our {
         return Err(AskError::Stranger(peer));
     }
     stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     let mut line = serde_json::to_vec(command).expect("commands are plain JSON");
     line.push(b'\n');
-    // One that refuses does not read; what it says tells why.
+    // An instance that refuses does not read; its answer has the reason.
     let sent = stream.write_all(&line);
     for line in BufReader::new(&stream).lines() {
         let answer = match line {
@@ -158,7 +161,7 @@ pub fn ask(path: &Path, command: &Command, mut hear: impl FnMut(Answer)) -> Resu
             Err(error) => return Err(error.into()),
         };
         let is_last = matches!(answer, Answer::Done(_) | Answer::Failed(_));
-        hear(answer);
+        on_answer(answer);
         if is_last {
             return Ok(());
         }
@@ -167,24 +170,23 @@ pub fn ask(path: &Path, command: &Command, mut hear: impl FnMut(Answer)) -> Resu
     Err(AskError::Ended)
 }
 
-/// Why an instance was not asked, or has not answered.
+/// Why a command could not be sent, or got no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
     #[error("{0}")]
     NotThere(io::Error),
-    #[error("somebody else listens there: user {0}")]
+    #[error("the socket belongs to another user: {0}")]
     Stranger(u32),
-    #[error("no answer for {} seconds; it may come about all the same", ANSWER_TIMEOUT.as_secs())]
+    #[error("no answer for {} seconds; the command may still be carried out", ANSWER_TIMEOUT.as_secs())]
     Timeout,
-    #[error("the connection has ended before the answer; it may come about all the same")]
+    #[error("the connection has ended before the answer; the command may still be carried out")]
     Ended,
     #[error("{0}")]
     Io(#[from] io::Error),
 }
 
 impl AskError {
-    /// Whether who was asked has let go of the connection, as an executable does that becomes
-    /// another one.
+    /// Whether the instance closed the connection, as it does when it becomes another program.
     pub fn is_cut(&self) -> bool {
         match self {
             Self::Ended => true,
@@ -198,7 +200,7 @@ impl AskError {
 }
 
 impl ControlSocket {
-    /// At the path that is configured, which has to work.
+    /// At the configured path, which has to work.
     pub(crate) fn at(path: &Path) -> Result<Self, ControlSocketError> {
         Self::bind(path).map(Self::new)
     }
@@ -218,17 +220,17 @@ impl ControlSocket {
         bind(path).map_err(|error| Self::error(path, error))
     }
 
-    /// Is heard there from now on. Those who wait for an answer get it.
+    /// Listens there from now on. Operators who wait for an answer still get it.
     pub(crate) fn move_to(&mut self, socket: UnixSocket) {
         self.socket = socket;
     }
 
-    /// At the first path whose directory is ours alone to write to.
+    /// At the first path whose directory only this user may write to.
     pub(crate) fn at_one_of(paths: &[PathBuf]) -> Result<Self, ControlSocketError> {
         Self::bind_one_of(paths).map(Self::new)
     }
 
-    /// As [`ControlSocket::bind`], at the first path whose directory is ours alone to write to.
+    /// Like [`ControlSocket::bind`], at the first path whose directory only this user may write to.
     pub(crate) fn bind_one_of(paths: &[PathBuf]) -> Result<UnixSocket, ControlSocketError> {
         let mut first_failure = None;
         for path in paths {
@@ -239,7 +241,7 @@ impl ControlSocket {
                     sweep(directory);
                     return Ok(socket);
                 }
-                // Elsewhere it would be there, but operators would meet the other one first.
+                // Operators would find the other socket first, so no later path is tried.
                 Err(error @ BindError::InUse) => return Err(Self::error(path, error)),
                 Err(error) => {
                     first_failure.get_or_insert_with(|| Self::error(path, error));
@@ -264,7 +266,7 @@ impl ControlSocket {
         self.socket.state(pack)
     }
 
-    /// What to wait for; whichever is ready, [`ControlSocket::handle`] looks at all.
+    /// Descriptors to poll. Whichever is ready, [`ControlSocket::handle`] checks all.
     pub(crate) fn interest(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
         let operators = self.operators.iter().map(|it| (it.stream.as_fd(), it.interest()));
         let socket = self.rests_until.is_none().then(|| (self.socket.as_fd(), PollFlags::IN));
@@ -276,7 +278,7 @@ impl ControlSocket {
         deadlines.chain(self.rests_until).min()
     }
 
-    /// Accepts, reads and writes what is possible at once. Gives the commands that are complete.
+    /// Accepts, reads and writes without blocking. Returns the complete commands.
     pub(crate) fn handle(&mut self, now: Instant) -> Vec<(OperatorId, Command)> {
         self.accept(now);
         let commands: Vec<_> = self
@@ -288,15 +290,14 @@ impl ControlSocket {
         commands
     }
 
-    /// Through which the one who asked is answered, at the next [`ControlSocket::deliver`].
+    /// The reply for an operator. Its answers go out with the next [`ControlSocket::deliver`].
     pub(crate) fn reply(&self, id: OperatorId) -> Box<dyn Reply> {
         let operator = self.operators.iter().find(|operator| operator.id == id);
         let stream = operator.and_then(|operator| operator.stream.try_clone().ok());
         Box::new(Mailbox { id, stream, answers: Rc::clone(&self.answers) })
     }
 
-    /// Takes answers to those who asked. Nothing happens when one has gone: what was asked is done
-    /// all the same.
+    /// Passes answers to their operators. If one has left, its command is carried out all the same.
     pub(crate) fn deliver(&mut self, now: Instant) {
         for (id, answer) in self.answers.take() {
             if let Some(operator) = self.operators.iter_mut().find(|it| it.id == id) {
@@ -306,7 +307,7 @@ impl ControlSocket {
         self.handle_timeout(now);
     }
 
-    /// Closes the connections of those who are done, have gone or take too long.
+    /// Closes connections that are done, closed by the operator, or too slow.
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
         self.rests_until = self.rests_until.filter(|&until| now < until);
         self.operators.retain(|operator| !operator.is_over(now));
@@ -323,7 +324,7 @@ impl ControlSocket {
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(errno) => {
-                    warn!("an operator cannot be heard now: {errno}");
+                    warn!("cannot accept an operator's connection: {errno}");
                     self.rests_until = Some(now + REST);
                     return;
                 }
@@ -349,12 +350,12 @@ impl ControlSocket {
         }
     }
 
-    /// For one more. Whether there is any.
+    /// Makes room for one more operator. Returns whether there is any.
     fn make_room(&mut self, now: Instant) -> bool {
         if self.operators.len() < CLIENTS_MAX {
             return true;
         }
-        // They are in the order in which they came.
+        // Operators are in the order of their connections.
         let is_still = |operator: &Operator| operator.state != State::Waiting;
         let Some(at) = self.operators.iter().position(is_still) else { return false };
         let mut operator = self.operators.remove(at);
@@ -372,7 +373,7 @@ impl Mailbox {
 }
 
 impl Reply for Mailbox {
-    fn say(&mut self, text: &str) {
+    fn line(&mut self, text: &str) {
         self.push(Answer::Say(text.into()));
     }
 
@@ -397,7 +398,7 @@ fn bind(path: &Path) -> Result<UnixSocket, BindError> {
     UnixSocket::bind(path, Some(0o600), BACKLOG)
 }
 
-/// Removes what masters left that were killed.
+/// Removes sockets of masters that were killed.
 fn sweep(directory: &Path) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     let paths = entries.take(SWEEP_MAX).filter_map(|entry| Some(entry.ok()?.path()));
@@ -405,7 +406,7 @@ fn sweep(directory: &Path) {
     paths.filter(is_one).for_each(|path| unix_socket::sweep(&path));
 }
 
-/// Who may write to the directory could put another socket there.
+/// Creates the directory. Another user with write access could replace the socket.
 fn make_directory(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
@@ -414,7 +415,7 @@ fn make_directory(path: &Path) -> io::Result<()> {
     let metadata = fs::symlink_metadata(path)?;
     let is_ours =
         metadata.is_dir() && metadata.uid() == geteuid().as_raw() && metadata.mode() & 0o022 == 0;
-    if is_ours { Ok(()) } else { Err(io::Error::other("the directory is not ours alone")) }
+    if is_ours { Ok(()) } else { Err(io::Error::other("other users may write to the directory")) }
 }
 
 fn may_ask(stream: &UnixStream) -> bool {
@@ -457,13 +458,13 @@ impl Operator {
                 Some(command)
             }
             Err(error) => {
-                self.answer(&Answer::Failed(format!("that is no command: {error}")), now);
+                self.answer(&Answer::Failed(format!("invalid command: {error}")), now);
                 None
             }
         }
     }
 
-    /// The first line, once it is whole; what follows it is nothing to us.
+    /// The first line, once it is complete. What follows it is ignored.
     fn read_line(&mut self) -> Option<Vec<u8>> {
         let mut buffer = [0; COMMAND_SIZE_MAX];
         while self.input.len() < COMMAND_SIZE_MAX {
@@ -488,11 +489,11 @@ impl Operator {
                 }
             }
         }
-        // As no command.
+        // It is refused as an invalid command.
         Some(std::mem::take(&mut self.input))
     }
 
-    /// poll(2) tells of it without being asked, and would again and again.
+    /// poll(2) reports a hangup even if not asked to, and would do so again and again.
     fn notice_hangup(&mut self) {
         let mut fds = [PollFd::new(&self.stream, PollFlags::empty())];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -511,7 +512,7 @@ impl Operator {
         }
         self.flush();
         if self.output.len() > OUTPUT_SIZE_MAX {
-            warn!("an operator does not read what is answered");
+            warn!("an operator does not read its answer");
             self.state = State::Gone;
         }
     }
@@ -549,7 +550,7 @@ mod tests {
         operator.write_all(b"\"dry_run\":true}\n").unwrap();
         let [(id, Command::Reload { dry_run: true })] = world.handle()[..] else { panic!() };
         let mut reply = world.socket.reply(id);
-        reply.say("two\nlines");
+        reply.line("two\nlines");
         reply.status(Status { pid: 7, ..Status::default() });
         reply.done();
         world.socket.deliver(world.now);
@@ -579,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_and_long_lines_are_too() {
+    fn invalid_and_long_lines_are_refused() {
         let mut world = World::new("nonsense");
         for text in ["\n".to_owned(), "reload\n".into(), "x".repeat(COMMAND_SIZE_MAX)] {
             let mut operator = world.operator();
@@ -587,25 +588,26 @@ mod tests {
             assert_eq!(world.handle(), []);
             let answers = answers(operator);
             assert!(
-                matches!(&answers[..], [Answer::Failed(why)] if why.starts_with("that is no")),
+                matches!(&answers[..], [Answer::Failed(why)] if why.starts_with("invalid command")),
                 "{answers:?}"
             );
         }
     }
 
     #[test]
-    fn who_comes_on_top_takes_the_place_of_who_keeps_still() {
+    fn one_more_operator_replaces_an_idle_one() {
         let mut world = World::new("crowd");
         let mut crowd: Vec<_> = (0..CLIENTS_MAX).map(|_| world.operator()).collect();
         while world.socket.operators.len() < CLIENTS_MAX {
             world.handle();
         }
-        // The first has asked, the second has half, the third does not read what it is answered.
+        // The first has sent a command, the second half of one, and the third does not read its
+        // answer.
         crowd[0].write_all(b"{\"command\":\"status\"}\n").unwrap();
         crowd[1].write_all(b"{\"command\":").unwrap();
         crowd[2].write_all(b"{\"command\":\"status\"}\n").unwrap();
         let [(_, Command::Status), (deaf, Command::Status)] = world.handle()[..] else { panic!() };
-        world.socket.reply(deaf).say(&"x".repeat(OUTPUT_SIZE_MAX / 2));
+        world.socket.reply(deaf).line(&"x".repeat(OUTPUT_SIZE_MAX / 2));
         world.socket.reply(deaf).done();
         world.socket.deliver(world.now);
         assert_eq!(world.socket.operators.len(), CLIENTS_MAX);
@@ -629,7 +631,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_nothing_is_left() {
+    fn an_operator_that_sends_nothing_is_closed() {
         let mut world = World::new("silent");
         let operator = world.operator();
         world.handle();
@@ -641,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_is_not_polled_for_any_more() {
+    fn an_operator_that_has_left_is_not_polled() {
         let mut world = World::new("leaves");
         let mut operator = world.operator();
         operator.write_all(b"{\"command\":\"status\"}\n").unwrap();
@@ -658,24 +660,24 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_nothing_holds_nobody_up() {
+    fn an_operator_that_does_not_read_delays_nobody() {
         let mut world = World::new("deaf");
         let mut operator = world.operator();
         operator.write_all(b"{\"command\":\"status\"}\n").unwrap();
         let [(id, _)] = world.handle()[..] else { panic!() };
         let text = "x".repeat(OUTPUT_SIZE_MAX / 2);
         for _ in 0..2 {
-            world.socket.reply(id).say(&text);
+            world.socket.reply(id).line(&text);
             world.socket.deliver(world.now);
         }
         assert_eq!(world.socket.operators.len(), 1);
-        world.socket.reply(id).say(&text);
+        world.socket.reply(id).line(&text);
         world.socket.deliver(world.now);
         assert_eq!(world.socket.operators.len(), 0);
     }
 
     #[test]
-    fn who_asks_hears_the_answer() {
+    fn a_command_gets_its_answer() {
         let mut world = World::new("ask");
         let path = world.socket.path().to_owned();
         let asking = std::thread::spawn(move || {
@@ -689,7 +691,7 @@ mod tests {
                 break id;
             }
         };
-        world.socket.reply(id).say("soon");
+        world.socket.reply(id).line("soon");
         world.socket.reply(id).failed("not today");
         world.socket.deliver(world.now);
         assert_eq!(
@@ -710,7 +712,7 @@ mod tests {
         assert_ne!(path("a.yml"), path("b.yml"));
         assert!(path("a.yml").starts_with("/run/cashew"));
         assert_eq!(path("a.yml").to_str().unwrap().len(), "/run/cashew/".len() + 16 + 5);
-        // The place of the file counts, not what is in it by now.
+        // The location of the file counts, not its content.
         std::os::unix::fs::symlink("b.yml", directory.0.join("link.yml")).unwrap();
         let before = path("link.yml");
         fs::write(directory.0.join("b.yml"), "").unwrap();
@@ -721,14 +723,14 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_others_may_write_to_is_not_used() {
+    fn a_directory_that_others_can_write_to_is_not_used() {
         use std::os::unix::fs::PermissionsExt;
         let directory = Directory::new("theirs");
         let [open, ours] = ["open", "ours"].map(|name| directory.0.join(name));
         fs::create_dir(&open).unwrap();
         fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
         let paths = [open.join("s"), ours.join("s")];
-        // Somebody died here, and somebody lives.
+        // One socket here is stale and one is live.
         fs::create_dir(&ours).unwrap();
         fs::set_permissions(&ours, fs::Permissions::from_mode(0o700)).unwrap();
         let [dead, alive] = ["dead.sock", "alive.sock"].map(|name| ours.join(name));
@@ -747,7 +749,7 @@ mod tests {
         drop(socket);
         assert!(!paths[1].exists());
         let error = ControlSocket::at_one_of(&paths[..1]).unwrap_err().to_string();
-        assert!(error.ends_with("the directory is not ours alone"), "{error}");
+        assert!(error.ends_with("other users may write to the directory"), "{error}");
     }
 
     fn answers(operator: UnixStream) -> Vec<Answer> {

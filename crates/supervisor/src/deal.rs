@@ -1,34 +1,35 @@
-//! Who accepts from which listening socket.
+//! Which worker accepts from which listening socket.
 //!
-//! A socket is never closed when workers come and go; another worker accepts from it instead, so
-//! nobody who waits in its queue is lost. A socket that is one of a group has one owner: the worker
-//! whose rank is the socket's number, or while that one does not serve, another in its place: as few
-//! sockets as possible change hands, and nobody gets more than its share of them. A socket that is
-//! alone on its address is owned by all.
+//! A socket is never closed when workers come and go: another worker accepts from it instead, so no
+//! connection in its queue is lost. A socket of a group has one owner: the worker whose rank is the
+//! socket's number. While that worker does not serve, another one has it: as few sockets as
+//! possible change hands, and no worker gets more than its share. A socket that is alone on its
+//! address is owned by all workers.
 //!
-//! Pure: [`Deal::update`] is told who serves and answers what is to be said to whom.
+//! Pure: [`Deal::update`] takes the serving workers and returns the messages to send.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ring::Slot;
 
-/// Names a listening socket; never used for another one.
+/// Identifies a listening socket; never reused.
 pub(crate) type ListenerId = u32;
 
 /// The sockets of one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Hand {
-    /// The kernel spreads new connections over them.
+    /// The kernel spreads new connections over these.
     Spread(Vec<ListenerId>),
     Shared(ListenerId),
 }
 
-/// A worker that accepts, or will as soon as it is ready.
+/// A worker that accepts, or will once it is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Player {
     pub(crate) slot: Slot,
     pub(crate) rank: u32,
-    /// One that is not yet gets what will be its own already, and its substitute keeps that too.
+    /// A worker that is not ready gets its future sockets already; its substitute keeps them too
+    /// until then.
     pub(crate) is_ready: bool,
 }
 
@@ -38,25 +39,25 @@ pub(crate) enum Change {
     Unlisten { slot: Slot, listener: ListenerId, drain: bool },
 }
 
-/// Who listens where now.
+/// Which worker listens on which socket now.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Deal {
     owners: BTreeMap<ListenerId, BTreeSet<Slot>>,
 }
 
 impl Deal {
-    /// As [`owners`](Self::owners) were.
+    /// Resumes from a saved [`owners`](Self::owners).
     pub(crate) fn resume(owners: BTreeMap<ListenerId, BTreeSet<Slot>>) -> Self {
         Self { owners }
     }
 
-    /// Who accepts from which socket.
+    /// Which workers accept from which socket.
     pub(crate) fn owners(&self) -> &BTreeMap<ListenerId, BTreeSet<Slot>> {
         &self.owners
     }
 
-    /// Deals anew, and tells the differences: first those who begin to listen. Sockets that are in
-    /// no hand any more are drained.
+    /// Deals again and returns the differences, those that begin to listen first. Sockets without
+    /// an owner are drained.
     pub(crate) fn update<'a>(
         &mut self,
         hands: impl IntoIterator<Item = &'a Hand>,
@@ -86,7 +87,7 @@ impl Deal {
     ) -> BTreeMap<ListenerId, BTreeSet<Slot>> {
         let (ready, joining): (Vec<Player>, Vec<Player>) =
             players.iter().partition(|player| player.is_ready);
-        // Of two with the same rank the later one is to take the place of the other.
+        // Of two workers with the same rank, the later one will replace the other.
         let is_followed = |at: usize| ready[at + 1..].iter().any(|it| it.rank == ready[at].rank);
         let ready: Vec<Player> =
             (0..ready.len()).filter(|&at| !is_followed(at)).map(|at| ready[at]).collect();
@@ -109,9 +110,9 @@ impl Deal {
         owners
     }
 
-    /// Which of the players, no two of them of one rank, owns which of the sockets: the one at
-    /// home; else the one that has it, if it has not got its share without it; else the one that
-    /// has the least.
+    /// Which of the players, no two of them of one rank, owns which socket: the one at home; else
+    /// the current owner, if it would not have its share without it; else the one with the fewest
+    /// sockets.
     fn spread(&self, listeners: &[ListenerId], ready: &[Player]) -> Vec<Option<Slot>> {
         if ready.is_empty() {
             return vec![None; listeners.len()];
@@ -136,7 +137,7 @@ impl Deal {
             }
         }
         for (number, owner) in owners.iter_mut().enumerate().filter(|(_, it)| it.is_none()) {
-            // Not always the same one of those who have as little.
+            // Rotates among those with equally few.
             let around = (0..ready.len()).map(|at| (number + at) % ready.len());
             let least = around.min_by_key(|&at| counts[at]).expect("somebody is ready");
             counts[least] += 1;
@@ -145,7 +146,7 @@ impl Deal {
         owners.into_iter().map(|owner| owner.map(|at| ready[at].slot)).collect()
     }
 
-    /// A worker is dead, or was told to accept nothing more.
+    /// A worker is dead, or was told to stop accepting.
     pub(crate) fn left(&mut self, slot: Slot) {
         for slots in self.owners.values_mut() {
             slots.remove(&slot);
@@ -158,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everybody_gets_the_socket_of_its_rank() {
+    fn each_worker_gets_the_socket_of_its_rank() {
         let mut deal = Deal::default();
         let hands = [Hand::Spread(vec![10, 11, 12]), Hand::Shared(20)];
         let changes = deal.update(&hands, &[ready(0, 0), ready(1, 1), ready(2, 2)]);
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sockets_of_the_dead_go_to_others_and_come_back() {
+    fn sockets_of_dead_workers_go_to_others_and_return() {
         let mut deal = Deal::default();
         let hands = [Hand::Spread(vec![10, 11, 12])];
         deal.update(&hands, &[ready(0, 0), ready(1, 1), ready(2, 2)]);
@@ -189,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_left_without_a_socket_and_no_socket_without_an_owner() {
+    fn each_worker_has_a_socket_and_each_socket_an_owner() {
         for sockets in 1..8 {
             let hands = [Hand::Spread((0..sockets).collect())];
             for present in 1..64_u32 {
@@ -206,13 +207,13 @@ mod tests {
     }
 
     #[test]
-    fn who_has_a_socket_keeps_it_when_others_go() {
+    fn workers_keep_their_sockets_when_others_leave() {
         let mut deal = Deal::default();
         let hands = [Hand::Spread((0..6).collect())];
         let players: Vec<Player> = (0..6).map(|rank| ready(rank, rank)).collect();
         deal.update(&hands, &players);
         let mut owned = deal.owners.clone();
-        // Nothing moves but what those had who go, and that is spread evenly.
+        // Only the sockets of leaving workers move, and they are spread evenly.
         for count in (1..6).rev() {
             let changes = deal.update(&hands, &players[..count]);
             let gone = owned.values().filter(|slots| slots.contains(&(count as Slot))).count();
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_followed_gets_nothing_more() {
+    fn a_worker_with_a_successor_gets_no_more_sockets() {
         let mut deal = Deal::default();
         let hands = [Hand::Spread(vec![10, 11, 12])];
         deal.update(&hands, &[ready(0, 0), ready(1, 1), ready(2, 2)]);
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_no_hand_any_more_is_drained() {
+    fn sockets_without_an_owner_are_drained() {
         let mut deal = Deal::default();
         deal.update(&[Hand::Spread(vec![10, 11]), Hand::Shared(20)], &[ready(0, 0), ready(1, 1)]);
         let changes = deal.update(&[Hand::Shared(20)], &[ready(0, 0), ready(1, 1)]);

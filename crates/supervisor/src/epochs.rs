@@ -2,33 +2,35 @@
 //!
 //! First every worker *prepares* the new epoch beside the old one. When all have, every worker
 //! *pauses*: it dispatches nothing more in the pools whose keys may move. When all have paused they
-//! are told so once more, since only then nothing is published any more, and what was published is
-//! what a worker has to have read before it says that it pauses. Then everybody *commits*. So at no instant do two workers dispatch by different rings of one pool.
-//! Up to the commit a refusal, a death or a delay aborts the change, and the old epoch goes on as
-//! if nothing had been. From the commit on nothing can stop it: who does not confirm is condemned.
-//! So is, at any time, who delays it and has never served anybody; the others go on when it is
-//! dead.
+//! get the same message once more: only then is nothing published any more, and a worker reads
+//! everything published before it confirms the pause. Then every worker *commits*. So at no instant
+//! do two workers dispatch by different rings of one pool.
+//!
+//! Up to the commit, a refusal, a death or a delay aborts the change, and the old epoch stays in
+//! effect. From the commit on nothing stops it: a worker that does not confirm is condemned. At any
+//! time, a worker that delays the change and has never served is condemned too; the others continue
+//! when it is dead.
 //!
 //! A pure state machine: events and the time go in, [`Output`] comes out of [`Epochs::poll_output`]
-//! and is to be acted on in order. It relies on two things: a channel delivers in order, and a
-//! worker that [left](Epochs::left) is dead and not merely out of reach. Nobody is to join between
-//! the beginning and [`Output::Switch`]; who joins then starts with the new epoch.
+//! and is acted on in order. It relies on two things: a channel delivers in order, and a worker
+//! that has [left](Epochs::left) is dead, not just unreachable. No worker may join between the
+//! beginning and [`Output::Switch`]; one that joins then starts with the new epoch.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::ring::Slot;
 
-/// How long workers may take to prepare: to read the snapshot, build rings and connect.
+/// How long workers may take to prepare: read the snapshot, build rings and connect.
 pub(crate) const PREPARE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a worker may take to pause beyond the time that it has for what is in flight.
+/// How long a pause may take beyond the time allowed for requests in flight.
 pub(crate) const PAUSE_GRACE: Duration = Duration::from_secs(2);
 
-/// The most time for that when all have paused already.
+/// The most drain time for the second pause message.
 pub(crate) const SETTLE_MAX_MS: u64 = 200;
 
-/// How long whoever is condemned may take to die.
+/// How long a condemned worker may take to die.
 pub(crate) const DEATH_GRACE: Duration = Duration::from_secs(3);
 
 /// How long workers may take to confirm the commit.
@@ -40,20 +42,20 @@ pub(crate) struct Epochs {
     outputs: VecDeque<Output>,
 }
 
-/// What is to be done now, in this order.
+/// What to do now, in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Output {
-    Tell(Slot, Step),
-    /// The new epoch is in effect. Always before the first [`Step::Commit`]. Requests are
-    /// unfinished that were still in flight when the time to drain was up.
+    Send(Slot, Step),
+    /// The new epoch takes effect. Always before the first [`Step::Commit`]. `unfinished` requests
+    /// were still in flight when the drain time was over.
     Switch {
         unfinished: u64,
     },
-    /// Does not answer in time: to be killed.
+    /// Kill this worker: it did not answer in time.
     Condemn(Slot, &'static str),
-    /// Everybody who lives serves by the new epoch.
+    /// All living workers serve by the new epoch.
     Done,
-    /// No worker had a use for it. The old epoch goes on.
+    /// No worker wanted the change. The old epoch stays.
     Needless,
     Aborted(String),
 }
@@ -71,14 +73,14 @@ struct Change {
     epoch: u64,
     phase: Phase,
     workers: BTreeSet<Slot>,
-    /// Who has yet to answer in this phase.
+    /// Workers that have not answered in this phase.
     waiting: BTreeSet<Slot>,
     deadline: Instant,
-    /// Those it waits for now are condemned already.
+    /// The workers in `waiting` are condemned already.
     is_mourning: bool,
     drain_ms: u64,
     unfinished: u64,
-    /// It is put into effect. If not, it ends when all have prepared it.
+    /// The change is wanted. If not, it ends when all have prepared it.
     is_wanted: bool,
 }
 
@@ -86,7 +88,7 @@ struct Change {
 enum Phase {
     Preparing,
     Pausing,
-    /// All have paused, and are asked again.
+    /// All have paused and get the message again.
     Settling,
     Committing,
 }
@@ -94,7 +96,7 @@ enum Phase {
 impl Epochs {
     /// # Panics
     ///
-    /// When a change is under way.
+    /// If a change is under way.
     pub(crate) fn begin(
         &mut self,
         epoch: u64,
@@ -115,12 +117,12 @@ impl Epochs {
             unfinished: 0,
             is_wanted: true,
         });
-        self.tell(Step::Prepare);
+        self.send(Step::Prepare);
         self.advance(now);
     }
 
-    /// Whether it is worth it only workers know, once they prepare: the change that was begun just now
-    /// ends when all have, unless one [wants](Self::wanted) it.
+    /// The current change takes effect only if a worker [wants](Self::wanted) it; otherwise it ends
+    /// when all have prepared. Only workers can know.
     pub(crate) fn only_if_wanted(&mut self) {
         if let Some(change) = &mut self.change {
             change.is_wanted = false;
@@ -139,13 +141,13 @@ impl Epochs {
         self.change.is_some()
     }
 
-    /// Whether a worker started now would begin by an epoch that is about to be replaced.
+    /// Whether a worker started now would start with an epoch that may soon be replaced.
     pub(crate) fn is_undecided(&self) -> bool {
         self.change.as_ref().is_some_and(|change| change.phase != Phase::Committing)
     }
 
-    /// Whether the worker was told to commit and has not confirmed it, so that what it says may
-    /// still be by the old epoch.
+    /// Whether the worker has been sent the commit and has not confirmed it, so that its messages
+    /// may still refer to the old epoch.
     pub(crate) fn is_behind(&self, slot: Slot) -> bool {
         self.change.as_ref().is_some_and(|change| {
             change.phase == Phase::Committing && change.waiting.contains(&slot)
@@ -178,10 +180,10 @@ impl Epochs {
         }
     }
 
-    /// A worker is dead. Whether it is missed: one that never got ready, or was about to go, is no
-    /// reason to give the change up.
+    /// A worker is dead. `is_missed` is false for one that never got ready or was about to end:
+    /// then the change goes on.
     pub(crate) fn left(&mut self, slot: Slot, is_missed: bool, now: Instant) {
-        self.outputs.retain(|output| !matches!(output, Output::Tell(to, _) if *to == slot));
+        self.outputs.retain(|output| !matches!(output, Output::Send(to, _) if *to == slot));
         let Some(change) = &mut self.change else { return };
         change.waiting.remove(&slot);
         if !change.workers.remove(&slot) {
@@ -194,17 +196,17 @@ impl Epochs {
         }
     }
 
-    /// Gives the change up, unless it is decided.
+    /// Aborts the change, unless it is decided.
     pub(crate) fn abort(&mut self, why: String) {
         let undecided = |change: &mut Change| change.phase != Phase::Committing;
         if let Some(change) = self.change.take_if(undecided) {
-            let abort = |slot| Output::Tell(slot, Step::Abort);
+            let abort = |slot| Output::Send(slot, Step::Abort);
             self.outputs.extend(change.workers.into_iter().map(abort));
             self.outputs.push_back(Output::Aborted(why));
         }
     }
 
-    /// `has_served` tells of a worker whether it has ever been ready.
+    /// `has_served` says whether a worker has ever been ready.
     pub(crate) fn handle_timeout(&mut self, has_served: impl Fn(Slot) -> bool, now: Instant) {
         let Some(change) = &mut self.change else { return };
         if now < change.deadline {
@@ -225,7 +227,7 @@ impl Epochs {
             let why = format!("{} not {late} in time", have(&change.waiting));
             return self.abort(why);
         }
-        // It may have begun to serve just now, so it is to be dead before anything else happens.
+        // It may have begun to serve just now, so it must be dead before anything else happens.
         change.is_mourning = true;
         change.deadline = now + DEATH_GRACE;
         let why = "it is not ready, and delays a reload";
@@ -247,8 +249,8 @@ impl Epochs {
         }
     }
 
-    /// Goes on to the next phase when everybody has answered, and through all phases at once when
-    /// there is nobody.
+    /// Moves to the next phase when all workers have answered. Without workers, passes through all
+    /// phases at once.
     fn advance(&mut self, now: Instant) {
         while let Some(change) = &mut self.change
             && change.waiting.is_empty()
@@ -257,7 +259,7 @@ impl Epochs {
             change.is_mourning = false;
             match change.phase {
                 Phase::Preparing if !change.is_wanted => {
-                    self.tell(Step::Abort);
+                    self.send(Step::Abort);
                     self.change = None;
                     self.outputs.push_back(Output::Needless);
                     return;
@@ -266,21 +268,22 @@ impl Epochs {
                     let drain_ms = change.drain_ms;
                     change.phase = Phase::Pausing;
                     change.deadline = now + Duration::from_millis(drain_ms) + PAUSE_GRACE;
-                    self.tell(Step::Pause { drain_ms });
+                    self.send(Step::Pause { drain_ms });
                 }
-                // Whose requests go on publishes perhaps, and one worker knows what it has published.
+                // Unfinished requests may still publish, and a single worker knows what it has
+                // published.
                 Phase::Pausing if change.workers.len() > 1 && change.unfinished == 0 => {
                     let drain_ms = change.drain_ms.min(SETTLE_MAX_MS);
                     change.phase = Phase::Settling;
                     change.deadline = now + Duration::from_millis(drain_ms) + PAUSE_GRACE;
-                    self.tell(Step::Pause { drain_ms });
+                    self.send(Step::Pause { drain_ms });
                 }
                 Phase::Pausing | Phase::Settling => {
                     change.phase = Phase::Committing;
                     change.deadline = now + COMMIT_TIMEOUT;
                     let unfinished = change.unfinished;
                     self.outputs.push_back(Output::Switch { unfinished });
-                    self.tell(Step::Commit);
+                    self.send(Step::Commit);
                 }
                 Phase::Committing => {
                     self.change = None;
@@ -290,9 +293,9 @@ impl Epochs {
         }
     }
 
-    fn tell(&mut self, step: Step) {
+    fn send(&mut self, step: Step) {
         let change = self.change.as_ref().expect("a change is under way");
-        self.outputs.extend(change.workers.iter().map(|&slot| Output::Tell(slot, step)));
+        self.outputs.extend(change.workers.iter().map(|&slot| Output::Send(slot, step)));
     }
 }
 
@@ -313,17 +316,17 @@ mod tests {
     const ALL_SERVED: fn(Slot) -> bool = |_| true;
 
     #[test]
-    fn all_phases_wait_for_everybody() {
+    fn all_phases_wait_for_all_workers() {
         let (mut epochs, now) = begun([0, 1]);
-        assert_eq!(outputs(&mut epochs), tell([0, 1], Step::Prepare));
+        assert_eq!(outputs(&mut epochs), sent_to([0, 1], Step::Prepare));
         epochs.prepared(1, 2, now);
         assert_eq!(outputs(&mut epochs), []);
         epochs.prepared(0, 2, now);
-        assert_eq!(outputs(&mut epochs), tell([0, 1], Step::Pause { drain_ms: DRAIN_MS }));
+        assert_eq!(outputs(&mut epochs), sent_to([0, 1], Step::Pause { drain_ms: DRAIN_MS }));
         epochs.paused(0, 2, 3, now);
         epochs.paused(1, 2, 4, now);
         let mut expected = vec![Output::Switch { unfinished: 7 }];
-        expected.extend(tell([0, 1], Step::Commit));
+        expected.extend(sent_to([0, 1], Step::Commit));
         assert_eq!(outputs(&mut epochs), expected);
         epochs.committed(0, 2, now);
         assert!(epochs.is_behind(1) && !epochs.is_behind(0) && !epochs.is_undecided());
@@ -334,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_nobody_wants_ends_when_all_have_prepared() {
+    fn an_unwanted_change_ends_when_all_have_prepared() {
         let (mut epochs, now) = begun([0, 1]);
         epochs.only_if_wanted();
         outputs(&mut epochs);
@@ -342,7 +345,7 @@ mod tests {
         epochs.prepared(0, 2, now);
         assert_eq!(outputs(&mut epochs), []);
         epochs.prepared(1, 2, now);
-        let mut expected = tell([0, 1], Step::Abort);
+        let mut expected = sent_to([0, 1], Step::Abort);
         expected.push(Output::Needless);
         assert_eq!(outputs(&mut epochs), expected);
         assert!(!epochs.is_changing());
@@ -353,7 +356,7 @@ mod tests {
         epochs.wanted(2);
         epochs.prepared(0, 2, now);
         epochs.prepared(1, 2, now);
-        assert_eq!(outputs(&mut epochs), tell([0, 1], Step::Pause { drain_ms: DRAIN_MS }));
+        assert_eq!(outputs(&mut epochs), sent_to([0, 1], Step::Pause { drain_ms: DRAIN_MS }));
     }
 
     #[test]
@@ -362,7 +365,7 @@ mod tests {
         epochs.prepared(0, 2, now);
         outputs(&mut epochs);
         epochs.refused(1, 2, "no memory");
-        let mut expected = tell([0, 1], Step::Abort);
+        let mut expected = sent_to([0, 1], Step::Abort);
         expected.push(Output::Aborted("worker 1 refuses it: no memory".into()));
         assert_eq!(outputs(&mut epochs), expected);
         epochs.prepared(1, 2, now);
@@ -370,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_to_another_change_do_not_count() {
+    fn answers_to_another_change_are_ignored() {
         let (mut epochs, now) = begun([0]);
         outputs(&mut epochs);
         epochs.prepared(0, 1, now);
@@ -381,12 +384,12 @@ mod tests {
     }
 
     #[test]
-    fn a_death_aborts_until_it_is_decided() {
+    fn a_death_aborts_an_undecided_change() {
         let (mut epochs, now) = begun([0, 1]);
         outputs(&mut epochs);
         epochs.left(1, true, now);
         let aborted = Output::Aborted("worker 1 died meanwhile".into());
-        assert_eq!(outputs(&mut epochs), [Output::Tell(0, Step::Abort), aborted]);
+        assert_eq!(outputs(&mut epochs), [Output::Send(0, Step::Abort), aborted]);
 
         let (mut epochs, now) = begun([0, 1]);
         for slot in [0, 1] {
@@ -402,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_paused_is_asked_again_when_all_have() {
+    fn all_workers_pause_again_when_all_have_paused() {
         let (mut epochs, now) = begun([0, 1]);
         for slot in [0, 1] {
             epochs.prepared(slot, 2, now);
@@ -412,14 +415,14 @@ mod tests {
             assert_eq!(outputs(&mut epochs), []);
             epochs.paused(slot, 2, 0, now);
         }
-        assert_eq!(outputs(&mut epochs), tell([0, 1], Step::Pause { drain_ms: SETTLE_MAX_MS }));
+        assert_eq!(outputs(&mut epochs), sent_to([0, 1], Step::Pause { drain_ms: SETTLE_MAX_MS }));
         assert!(epochs.is_undecided());
         epochs.paused(0, 2, 0, now);
         assert_eq!(outputs(&mut epochs), []);
         epochs.left(1, false, now);
-        let committed = [Output::Switch { unfinished: 0 }, Output::Tell(0, Step::Commit)];
+        let committed = [Output::Switch { unfinished: 0 }, Output::Send(0, Step::Commit)];
         assert_eq!(outputs(&mut epochs), committed);
-        // One alone knows what it has published.
+        // A single worker knows what it has published.
         let (mut epochs, now) = begun([0]);
         epochs.prepared(0, 2, now);
         outputs(&mut epochs);
@@ -428,16 +431,16 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_missed_is_not_waited_for() {
+    fn a_worker_that_is_not_missed_aborts_nothing() {
         let (mut epochs, now) = begun([0, 1]);
         epochs.prepared(0, 2, now);
         outputs(&mut epochs);
         epochs.left(1, false, now);
-        assert_eq!(outputs(&mut epochs), tell([0], Step::Pause { drain_ms: DRAIN_MS }));
+        assert_eq!(outputs(&mut epochs), sent_to([0], Step::Pause { drain_ms: DRAIN_MS }));
     }
 
     #[test]
-    fn delays_abort_and_after_the_commit_condemn() {
+    fn delays_abort_before_the_commit_and_condemn_after_it() {
         let (mut epochs, now) = begun([0, 1]);
         epochs.prepared(0, 2, now);
         epochs.handle_timeout(ALL_SERVED, now + PREPARE_TIMEOUT - Duration::from_millis(1));
@@ -467,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn who_never_served_and_delays_it_is_condemned_and_the_others_go_on() {
+    fn a_delaying_worker_that_never_served_is_condemned_and_the_others_continue() {
         const CONDEMNED: [Output; 1] = [Output::Condemn(1, "it is not ready, and delays a reload")];
         let zero_has_served = |slot| slot == 0;
         let (mut epochs, mut now) = begun([0, 1]);
@@ -480,7 +483,7 @@ mod tests {
         epochs.handle_timeout(zero_has_served, now + DEATH_GRACE - Duration::from_millis(1));
         assert_eq!(outputs(&mut epochs), []);
         epochs.left(1, false, now);
-        assert_eq!(outputs(&mut epochs), tell([0], Step::Pause { drain_ms: DRAIN_MS }));
+        assert_eq!(outputs(&mut epochs), sent_to([0], Step::Pause { drain_ms: DRAIN_MS }));
         epochs.paused(0, 2, 0, now);
         epochs.committed(0, 2, now);
         assert_eq!(outputs(&mut epochs).last(), Some(&Output::Done));
@@ -506,12 +509,12 @@ mod tests {
     }
 
     #[test]
-    fn without_workers_it_is_done_at_once() {
+    fn without_workers_a_change_is_done_at_once() {
         let (mut epochs, _) = begun([]);
         assert_eq!(outputs(&mut epochs), [Output::Switch { unfinished: 0 }, Output::Done]);
     }
 
-    /// Workers that read their mail late, refuse, die and are replaced at random moments never
+    /// Workers that read their messages late, refuse, die and are replaced at random moments never
     /// dispatch by two epochs at once.
     #[test]
     fn no_two_workers_ever_dispatch_by_different_epochs() {
@@ -538,7 +541,7 @@ mod tests {
         now: Instant,
         /// In effect, as the master sees it.
         epoch: u64,
-        /// Numbers are not used twice, not even that of a change that was aborted.
+        /// Numbers are not reused, not even that of an aborted change.
         last: u64,
         workers: [Option<Worker>; 3],
         changes: u32,
@@ -617,7 +620,7 @@ mod tests {
         fn act(&mut self) {
             while let Some(output) = self.epochs.poll_output() {
                 match output {
-                    Output::Tell(slot, step) => {
+                    Output::Send(slot, step) => {
                         let worker = self.workers[slot as usize].as_mut();
                         let worker = worker.expect("messages of the dead are dropped");
                         worker.inbox.push_back((self.last, step));
@@ -691,8 +694,8 @@ mod tests {
         (epochs, now)
     }
 
-    fn tell<const N: usize>(slots: [Slot; N], step: Step) -> Vec<Output> {
-        slots.into_iter().map(|slot| Output::Tell(slot, step)).collect()
+    fn sent_to<const N: usize>(slots: [Slot; N], step: Step) -> Vec<Output> {
+        slots.into_iter().map(|slot| Output::Send(slot, step)).collect()
     }
 
     fn outputs(epochs: &mut Epochs) -> Vec<Output> {

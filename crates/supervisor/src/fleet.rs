@@ -1,11 +1,11 @@
-//! Which workers there should be, and what to do next to get there.
+//! Which workers there should be, and the next steps to get there.
 //!
-//! Each of the ranks below the number of workers is to be held by one worker that serves and was
-//! started since the last change of what only new processes can take on. Who is too many retires;
-//! who is outdated retires once a successor is ready, one after the other.
+//! Each rank below the number of workers is held by one serving worker that was started since the
+//! last change of an option that only new processes apply. Surplus workers retire. Outdated ones
+//! retire once a successor is ready, one after the other.
 //!
-//! Pure: the workers as they are go in, the next orders come out. Asked again whenever something
-//! has changed, it comes to an end.
+//! Pure: the current workers go in, the next orders come out. Called again whenever something has
+//! changed, it comes to an end.
 
 use std::collections::BTreeSet;
 
@@ -16,47 +16,47 @@ pub(crate) struct Worker {
     pub(crate) slot: Slot,
     pub(crate) rank: u32,
     pub(crate) life: Life,
-    /// Was started, or will be, as workers are to be now.
+    /// Started with the current process options, or will be.
     pub(crate) is_fresh: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Life {
-    /// Not ready yet, or dead and to be started again.
-    Coming,
+    /// Not ready yet, or dead and to be restarted.
+    Pending,
     Serving,
     Retiring,
-    /// Ends, and nobody takes its slot.
+    /// Ending; no successor takes its slot.
     Going,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// Begin a worker in a slot that is free.
+    /// Start a worker in a free slot.
     Add {
         slot: Slot,
         rank: u32,
     },
     Retire(Slot),
     Unretire(Slot),
-    /// Has never served and is not wanted any more.
+    /// It has never served and is no longer wanted.
     Drop(Slot),
 }
 
 impl Order {
-    /// Whose life it is about and how that was when it was given: carrying the orders before it
-    /// out may have shown that somebody is dying.
+    /// The slot and the state of life that the order assumes. Earlier orders may have changed it by
+    /// the time it is carried out.
     pub(crate) fn premise(self) -> Option<(Slot, Life)> {
         match self {
             Self::Add { .. } => None,
             Self::Retire(slot) => Some((slot, Life::Serving)),
             Self::Unretire(slot) => Some((slot, Life::Retiring)),
-            Self::Drop(slot) => Some((slot, Life::Coming)),
+            Self::Drop(slot) => Some((slot, Life::Pending)),
         }
     }
 }
 
-/// `slots_max` is how many slots there are.
+/// `slots_max` is the number of slots.
 pub(crate) fn plan(workers: &[Worker], wanted: u32, slots_max: u32) -> Vec<Order> {
     let mut orders = Vec::new();
     let mut taken: BTreeSet<Slot> = workers.iter().map(|worker| worker.slot).collect();
@@ -71,23 +71,23 @@ pub(crate) fn plan(workers: &[Worker], wanted: u32, slots_max: u32) -> Vec<Order
     for worker in workers.iter().filter(|worker| worker.rank >= wanted) {
         match worker.life {
             Life::Serving => orders.push(Order::Retire(worker.slot)),
-            Life::Coming => orders.push(Order::Drop(worker.slot)),
+            Life::Pending => orders.push(Order::Drop(worker.slot)),
             Life::Retiring | Life::Going => {}
         }
     }
-    // One after the other: while a successor comes nobody else is replaced.
+    // One after the other: while a successor starts, no other worker is replaced.
     let mut is_replacing = false;
     let mut outdated = None;
     for rank in 0..wanted {
         let holders = workers.iter().filter(|worker| worker.rank == rank);
         let mut staying =
-            holders.clone().filter(|worker| matches!(worker.life, Life::Coming | Life::Serving));
+            holders.clone().filter(|worker| matches!(worker.life, Life::Pending | Life::Serving));
         match (staying.next(), staying.next()) {
             (None, _) => {
                 let back = holders.clone().find(|it| it.life == Life::Retiring && it.is_fresh);
                 match back {
                     Some(worker) => orders.push(Order::Unretire(worker.slot)),
-                    // Where no slot is free, one will be when who retires is gone.
+                    // No slot is free. One will be when the retiring worker has ended.
                     None => {
                         add(rank, &mut orders);
                     }
@@ -102,8 +102,8 @@ pub(crate) fn plan(workers: &[Worker], wanted: u32, slots_max: u32) -> Vec<Order
                 let (old, new) = if one.is_fresh { (other, one) } else { (one, other) };
                 match (old.life, new.life) {
                     (Life::Serving, Life::Serving) => orders.push(Order::Retire(old.slot)),
-                    // Dead, and its successor is there already.
-                    (Life::Coming, _) => orders.push(Order::Drop(old.slot)),
+                    // It is dead, and its successor is there already.
+                    (Life::Pending, _) => orders.push(Order::Drop(old.slot)),
                     _ => is_replacing = true,
                 }
             }
@@ -124,7 +124,7 @@ mod tests {
     const SLOTS: u32 = 8;
 
     #[test]
-    fn it_grows_and_shrinks() {
+    fn the_fleet_grows_and_shrinks() {
         assert_eq!(plan(&[], 2, SLOTS), [add(0, 0), add(1, 1)]);
         let four: Vec<Worker> = (0..4).map(|slot| serving(slot, slot)).collect();
         assert_eq!(plan(&four, 4, SLOTS), []);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn who_retires_is_taken_back_and_else_its_slot_is_left_alone() {
+    fn a_retiring_worker_is_taken_back_or_keeps_its_slot() {
         let retiring = Worker { life: Life::Retiring, ..serving(1, 1) };
         assert_eq!(plan(&[serving(0, 0), retiring], 2, SLOTS), [Order::Unretire(1)]);
         assert_eq!(plan(&[serving(0, 0), retiring], 1, SLOTS), []);
@@ -143,10 +143,10 @@ mod tests {
     }
 
     #[test]
-    fn who_has_not_served_yet_is_dropped() {
-        let coming = Worker { life: Life::Coming, ..serving(1, 1) };
-        assert_eq!(plan(&[serving(0, 0), coming], 1, SLOTS), [Order::Drop(1)]);
-        assert_eq!(plan(&[serving(0, 0), coming], 2, SLOTS), []);
+    fn a_surplus_worker_that_has_not_served_is_dropped() {
+        let pending = Worker { life: Life::Pending, ..serving(1, 1) };
+        assert_eq!(plan(&[serving(0, 0), pending], 1, SLOTS), [Order::Drop(1)]);
+        assert_eq!(plan(&[serving(0, 0), pending], 2, SLOTS), []);
     }
 
     #[test]
@@ -158,7 +158,7 @@ mod tests {
             for order in plan(&workers, 3, SLOTS) {
                 match order {
                     Order::Add { slot, rank } => {
-                        workers.push(Worker { life: Life::Coming, ..serving(slot, rank) });
+                        workers.push(Worker { life: Life::Pending, ..serving(slot, rank) });
                     }
                     Order::Retire(slot) => {
                         retired.push(slot);
@@ -167,8 +167,8 @@ mod tests {
                     other => panic!("unexpected {other:?}"),
                 }
             }
-            let coming = workers.iter().filter(|worker| worker.life == Life::Coming).count();
-            assert!(coming <= 1);
+            let pending = workers.iter().filter(|worker| worker.life == Life::Pending).count();
+            assert!(pending <= 1);
             let serving = workers.iter().filter(|worker| worker.life == Life::Serving).count();
             assert!(serving >= 3, "nobody goes before the next is there");
             workers.iter_mut().for_each(|worker| worker.life = Life::Serving);

@@ -1,10 +1,10 @@
-//! Descriptors and a text, handed to the program that comes after this one in the same process, or
-//! to a process started to look at them.
+//! Passes descriptors and a text to the next program in the same process, or to a process that
+//! inspects them.
 //!
-//! They wait in a socket that the other program finds as its standard input: this way nothing else
-//! survives an exec, and an exec that fails has changed nothing. Two versions of cashew meet here,
-//! so what goes over the socket is never to be changed: messages of one byte with at most
-//! [`BATCH`] descriptors each, the first of which is a sealed memfd with the text, until the end.
+//! They wait in a socket that the other program finds as its standard input. Nothing else survives
+//! the exec, and a failed exec has changed nothing. Two versions of cashew meet here, so this
+//! format must never change: messages of one byte with at most [`BATCH`] descriptors each, until
+//! the end of the stream. The first descriptor is a sealed memfd with the text.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -16,10 +16,10 @@ use rustix::net::{
     sendmsg, socketpair,
 };
 
-/// Below the kernel's 253 (SCM_MAX_FD).
+/// Below the kernel's limit of 253 (SCM_MAX_FD).
 const BATCH: usize = 200;
 
-/// The socket, with everything in it. Closed on exec, like all descriptors of this process.
+/// The socket with all of it. Closed on exec, like all descriptors of this process.
 pub(crate) fn send(text: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<OwnedFd> {
     let memfd = cashew_control::seal(text)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -35,7 +35,7 @@ pub(crate) fn send(text: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<Ow
     Ok(theirs)
 }
 
-/// Takes what [`send`] put there.
+/// Receives what [`send`] put there.
 pub(crate) fn receive(socket: impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut descriptors = Vec::new();
     loop {
@@ -50,7 +50,7 @@ pub(crate) fn receive(socket: impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> 
             }
         }
         if received.flags.contains(ReturnFlags::CTRUNC) {
-            // Most likely this process may not have so many descriptors.
+            // Most likely the limit of open files is too low.
             return Err(io::Error::other("descriptors are missing"));
         }
         if received.bytes == 0 {
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_handover_is_refused() {
+    fn an_invalid_handover_is_refused() {
         assert!(receive(File::open("/dev/null").unwrap()).is_err());
         let (ours, theirs) = cashew_control::pair().unwrap();
         assert!(receive(&ours).is_err(), "it waits for nobody");

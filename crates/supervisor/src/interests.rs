@@ -1,4 +1,4 @@
-//! What the master waits for: descriptors, each with the name by which it is told of them.
+//! What the master polls: descriptors, each with a name.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -17,13 +17,13 @@ impl<'a, Name> Interests<'a, Name> {
         Self { names: Vec::new(), fds: Vec::new() }
     }
 
-    /// Dead peers are told of whatever the flags.
+    /// The death of a peer is reported whatever the flags.
     pub(crate) fn add(&mut self, name: Name, fd: BorrowedFd<'a>, flags: PollFlags) {
         self.names.push(name);
         self.fds.push(PollFd::from_borrowed_fd(fd, flags));
     }
 
-    /// Waits until something happens, and tells of all that has, in the order of adding.
+    /// Waits for events. Returns all names that are ready, in the order of adding.
     pub(crate) fn wait(mut self, timeout: Option<Duration>) -> io::Result<Vec<Name>> {
         let timeout = timeout.map(|left| Timespec {
             tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),

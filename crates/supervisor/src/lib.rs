@@ -1,6 +1,7 @@
-//! The master. It owns what must outlive a worker, the listening sockets, the configuration and
-//! the shared memory of the metrics, and it starts, watches and replaces the children: the workers,
-//! which serve, and the admin, which tells. It serves nobody itself and never waits for a child.
+//! The master. It owns what must outlive a worker: the listening sockets, the configuration and the
+//! shared memory of the metrics. It starts, watches and replaces the children: the workers, which
+//! serve clients, and the admin process, which serves statistics. It serves no clients itself and
+//! never waits for a child.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
@@ -8,6 +9,7 @@ mod activation;
 #[cfg(test)]
 #[path = "../../../tests/rust/addresses.rs"]
 mod addresses;
+mod background_task;
 mod balance;
 mod child;
 mod command;
@@ -15,10 +17,8 @@ mod command_line;
 mod control_socket;
 mod deal;
 mod epochs;
-mod errand;
 mod fleet;
 mod handover;
-mod inquiries;
 mod interests;
 mod limits;
 mod listeners;
@@ -39,6 +39,7 @@ mod status;
 mod trial;
 mod unix_socket;
 mod watchdog;
+mod worker_queries;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -56,27 +57,27 @@ pub use rehearsal::{Rehearsal, rehearse};
 pub use status::{AdminStatus, Outcome, PoolStatus, Status, WorkerStatus};
 pub use trial::{Program, Verdict};
 
-/// What an instance is to be.
+/// Options of an instance.
 pub struct Options {
     pub snapshot: Snapshot,
-    /// Where the snapshot came from, to be loaded again when asked for.
+    /// The file that the snapshot was loaded from, for reloads.
     pub conf_file: PathBuf,
-    /// What overrules the snapshot, and those after it.
+    /// Overrides this snapshot and later ones.
     pub command_line: CommandLine,
-    /// Whether there is one, which tells the statistics.
+    /// Whether there is an admin process, for statistics.
     pub has_admin: bool,
     pub spawn: Spawn,
-    /// To become another version of it.
+    /// For an upgrade to another version.
     pub program: Program,
-    /// As it was before the log file took its place, where there is one.
+    /// Standard error from before a log file replaced it.
     pub standard_error: Option<OwnedFd>,
-    /// Written when everybody is ready, removed at the end.
+    /// Written when all children are ready, removed at the end.
     pub pid_file: Option<PathBuf>,
-    /// Called once, when everybody is ready.
+    /// Called once, when all children are ready.
     pub on_ready: Box<dyn FnOnce()>,
 }
 
-/// What another program that takes over has to know beside what is handed over.
+/// What a program that takes over needs beside the handover.
 pub struct TakeOver {
     pub conf_file: PathBuf,
     pub spawn: Spawn,
@@ -86,12 +87,12 @@ pub struct TakeOver {
     pub pid_file: Option<PathBuf>,
 }
 
-/// Why an instance did not start, or could not go on.
+/// Why an instance did not start, or stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// A child ended or failed before everybody was ready.
+    /// A child ended or failed before all were ready.
     #[error("{role} did not start: it {why}")]
     Start { role: Role, why: String },
     #[error(transparent)]
@@ -106,14 +107,14 @@ pub enum Error {
     System { step: &'static str, source: io::Error },
 }
 
-/// Runs an instance until it is told to stop. SIGTERM stops it gracefully, SIGINT or a second
-/// SIGTERM at once; both are a success.
+/// Runs an instance until it is told to stop. SIGTERM stops it gracefully; SIGINT or a second
+/// SIGTERM at once. Both are a success.
 pub fn run(options: Options) -> Result<(), Error> {
     master::run(options)
 }
 
-/// Goes on with an instance where another program of the same process has stopped, with what that
-/// one handed over. When its own workers do not get ready this process becomes that program again.
+/// Continues an instance where another program of the same process has stopped, from its handover.
+/// If this program's workers do not get ready, the process becomes the previous program again.
 pub fn take_over(input: OwnedFd, options: TakeOver) -> Result<(), Error> {
     master::take_over(input, options)
 }

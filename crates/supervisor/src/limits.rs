@@ -1,34 +1,34 @@
-//! How many descriptors a process may have. The master's limit is apart from that of its children:
-//! it holds the sessions of all of them that move.
+//! Limits of open files. The master's limit differs from that of its children: it may hold the
+//! moving sessions of all of them.
 
 use std::fs;
 
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit, setrlimit};
 use tracing::{info, warn};
 
-/// What the master takes if it may: beyond all that it is ever to hold.
+/// The master's own limit, if allowed: more than it ever holds.
 const OWN_MAX: u64 = 1 << 16;
 
 #[derive(Debug)]
 pub(crate) struct OpenFiles {
     children: Rlimit,
-    /// The children are processes, with a limit of their own.
+    /// The children are processes, with their own limit.
     is_apart: bool,
 }
 
 impl OpenFiles {
-    /// Children are to have the limit that this process has now.
+    /// Children get the limit that this process has now.
     pub(crate) fn new(is_apart: bool) -> Self {
         Self { children: getrlimit(Resource::Nofile), is_apart }
     }
 
-    /// How many this process may have.
+    /// The limit of this process.
     pub(crate) fn limit() -> u64 {
         getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
     }
 
-    /// Raises the limit of children to what is wanted, or as near to it as the system allows. It
-    /// holds for those started from now on.
+    /// Raises the limit of children started from now on, as near to the wanted one as the system
+    /// allows.
     pub(crate) fn want(&mut self, wanted: u64) {
         self.restore();
         raise(wanted);
@@ -36,7 +36,7 @@ impl OpenFiles {
         self.raise_own();
     }
 
-    /// The master's own goes as high as it may.
+    /// Raises the master's own limit as far as possible.
     pub(crate) fn raise_own(&self) {
         let Rlimit { current, maximum } = self.children;
         let (Some(children), true) = (current, self.is_apart) else { return };
@@ -48,15 +48,16 @@ impl OpenFiles {
         }
     }
 
-    /// The limit of this process is that of children again: for the program that comes after this
-    /// one, which takes it for that.
+    /// Resets the limit of this process to that of the children, for the next program, which takes
+    /// it for that.
     pub(crate) fn restore(&self) {
         if let Err(errno) = setrlimit(Resource::Nofile, self.children) {
             warn!("cannot set the limit of open files back: {errno}");
         }
     }
 
-    /// For a child that has not been told anything yet: it has inherited the master's.
+    /// Sets the limit of a child that has not been sent anything yet: it has inherited the
+    /// master's.
     pub(crate) fn give(&self, child: Pid) {
         if let Err(errno) = prlimit(Some(child), Resource::Nofile, self.children) {
             warn!("process {child} keeps the master's limit of open files: {errno}");
@@ -64,15 +65,15 @@ impl OpenFiles {
     }
 }
 
-/// How many descriptors this process has.
+/// The number of open descriptors of this process.
 pub(crate) fn open_files() -> usize {
-    // One is that of the directory itself.
+    // One descriptor is that of the directory itself.
     fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count().saturating_sub(1))
 }
 
 fn raise(wanted: u64) {
     let before = getrlimit(Resource::Nofile);
-    // Only root may go above the hard limit, and nobody above the kernel's.
+    // Only root may exceed the hard limit, and nobody the kernel's.
     let kernel_max = fs::read_to_string("/proc/sys/fs/nr_open")
         .ok()
         .and_then(|text| text.trim().parse().ok())

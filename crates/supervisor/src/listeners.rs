@@ -1,6 +1,5 @@
-//! The listening sockets of the whole instance, by their addresses. The master makes them and keeps
-//! them as long as the address is served: a worker that goes takes no connection along that waits
-//! to be accepted.
+//! The listening sockets of the instance, by address. The master creates them and keeps them as
+//! long as the address is served, so no waiting connection is lost when a worker ends.
 
 mod sockets;
 
@@ -27,28 +26,28 @@ use crate::unix_socket::Inode;
 
 const STATS_BACKLOG: i32 = 128;
 
-/// Between two tries to have an address that somebody is about to leave.
+/// Pause between two attempts to bind an address that is about to be free.
 const TRY_AGAIN: Duration = Duration::from_millis(10);
 
-/// Dropping it closes the sockets and removes the paths of those that have one.
+/// Dropping it closes the sockets and removes their paths.
 #[derive(Debug)]
 pub(crate) struct Listeners {
     groups: BTreeMap<Address, Group>,
     stats: Option<Stats>,
-    /// Opened by whoever started the instance, and kept open there: so they are kept here too,
+    /// Opened by whoever started the instance, and kept open there. So they are kept here too,
     /// whether a pool listens there or not.
     given: BTreeMap<Address, Rc<OwnedFd>>,
     next_id: ListenerId,
 }
 
-/// Sockets for addresses that are new in a snapshot. Dropping it closes them again.
+/// Sockets for new addresses of a snapshot. Dropping it closes them again.
 #[derive(Debug)]
 pub(crate) struct Bound {
     groups: BTreeMap<Address, Group>,
     stats: Option<Stats>,
 }
 
-/// Where the admin tells the statistics.
+/// Where the admin process serves the statistics.
 #[derive(Debug)]
 struct Stats {
     address: SocketAddr,
@@ -65,7 +64,7 @@ pub(crate) enum Address {
 /// The sockets of one address.
 #[derive(Debug)]
 struct Group {
-    /// By name: whose clients these are.
+    /// The pool's name.
     pool: String,
     sockets: Sockets,
 }
@@ -79,8 +78,8 @@ pub struct ListenError {
 }
 
 impl Listeners {
-    /// As [`bind`](Self::bind), at the start of an instance whose predecessor was killed: its workers and
-    /// its admin close their sockets when they notice, which takes a moment.
+    /// Like [`bind`](Self::bind), after a previous instance was killed: its workers and its admin
+    /// process close their sockets when they notice, which takes a moment.
     pub(crate) fn bind_after(
         snapshot: &Snapshot,
         workers: u32,
@@ -101,7 +100,7 @@ impl Listeners {
         }
     }
 
-    /// Uses those given where they fit.
+    /// Uses given sockets where they match.
     #[cfg(test)]
     pub(crate) fn bind(
         snapshot: &Snapshot,
@@ -128,7 +127,7 @@ impl Listeners {
         Ok(listeners)
     }
 
-    /// Clients of a socket that nobody accepts from would hang: it is open, whatever we do.
+    /// Clients of a given socket that nobody accepts from would hang: it stays open whatever we do.
     fn check_given(&self) -> Result<(), ListenError> {
         let stats = self.stats.as_ref().map(|stats| Address::Tcp(stats.address));
         let is_claimed = |address: &&Address| {
@@ -147,9 +146,9 @@ impl Listeners {
         }
     }
 
-    /// Makes the groups that the snapshot needs and that are not there.
+    /// Creates the groups that the snapshot needs and that do not exist.
     pub(crate) fn bind_new(&self, snapshot: &Snapshot, workers: u32) -> Result<Bound, ListenError> {
-        // Filled one by one, so that a failure removes the paths made before it.
+        // Filled one by one, so that a failure removes the paths created before it.
         let mut bound = Bound { groups: BTreeMap::new(), stats: None };
         for pool in &snapshot.pools {
             let address = Address::of(&pool.listen);
@@ -202,15 +201,15 @@ impl Listeners {
             rustix::net::listen(&socket, STATS_BACKLOG)?;
             return Ok(Stats { address, socket: Rc::new(socket), listens: true });
         };
-        // The kernel has two of them side by side only if both agree. The new one listens when the
-        // change is in effect: until then whoever connects is served by the other.
+        // The kernel allows two sockets side by side only if both agree. The new one listens when
+        // the change takes effect; until then the other gets the connections.
         sockopt::set_socket_reuseport(&held.socket, true)?;
         let socket = Rc::new(tcp_socket(address, true)?);
         Ok(Stats { address, socket, listens: false })
     }
 
-    /// Adds sockets to the groups that are there, so that each worker can have one. They listen at
-    /// once, and so have to be dealt at once.
+    /// Adds sockets to existing groups, so that each worker can have one. They listen at once, and
+    /// so have to be dealt at once.
     pub(crate) fn grow(&mut self, snapshot: &Snapshot, workers: u32) -> Result<(), ListenError> {
         for pool in &snapshot.pools {
             let Some(group) = self.groups.get_mut(&Address::of(&pool.listen)) else { continue };
@@ -219,8 +218,8 @@ impl Listeners {
         Ok(())
     }
 
-    /// Serves the addresses of the snapshot from now on, and closes all others. The groups that it
-    /// needs are all there or in `bound`.
+    /// Serves the addresses of the snapshot from now on and closes all others. All its groups exist
+    /// or are in `bound`.
     pub(crate) fn adopt(&mut self, bound: Bound, snapshot: &Snapshot) {
         let mut groups = BTreeMap::new();
         let Bound { groups: mut bound, stats } = bound;
@@ -263,7 +262,7 @@ impl Listeners {
         sockets
     }
 
-    /// How many sockets there are to deal.
+    /// The number of sockets to deal.
     pub(crate) fn dealt(&self) -> usize {
         self.groups.values().map(|group| group.sockets.all().len()).sum()
     }
@@ -277,7 +276,7 @@ impl Listeners {
     }
 }
 
-/// The sockets, for another program to go on with.
+/// The sockets, for the next program.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct ListenersState {
     groups: Vec<GroupState>,
@@ -291,7 +290,7 @@ pub(crate) struct ListenersState {
 struct GroupState {
     pool: String,
     address: AddressState,
-    /// Of the file, where it is ours.
+    /// Of the path, if this instance created it.
     #[serde(default)]
     inode: Option<Inode>,
     #[serde(default)]
@@ -307,7 +306,7 @@ enum AddressState {
 }
 
 impl ListenersState {
-    /// Whose sockets there are.
+    /// The pools that have sockets.
     pub(crate) fn pools(&self) -> impl Iterator<Item = &str> {
         self.groups.iter().map(|group| group.pool.as_str())
     }
@@ -341,7 +340,7 @@ impl Listeners {
         let given = given
             .map(|(address, place)| Ok((address.into(), descriptors.get(place)?)))
             .collect::<Result<_, String>>()?;
-        // All sockets first: a failure must not drop a group, which would remove its path.
+        // All sockets come first: a failure must not drop a group, since that removes its path.
         let mut found = Vec::new();
         for group in state.groups {
             let socket = |&(id, place): &_| Ok(Socket { id, fd: descriptors.get(place)? });
@@ -436,14 +435,14 @@ impl Group {
         self.sockets.all_mut().iter_mut().for_each(|socket| socket.id = take(next_id));
     }
 
-    /// Has the pool's options hold for the connections to come.
+    /// Applies the pool's options to future connections.
     fn tune(&self, pool: &Pool) {
         let tune = || -> Result<(), Why> {
             for socket in self.sockets.all() {
-                // On a socket that listens already this changes the length of its queue.
+                // On a listening socket this changes the length of its queue.
                 rustix::net::listen(&socket.fd, backlog(pool))?;
                 if let Listen::Tcp(_) = pool.listen {
-                    // Was not set yet where it was given.
+                    // A given socket may not have it yet.
                     sockopt::set_tcp_nodelay(&socket.fd, true)?;
                     sockopt::set_socket_keepalive(&socket.fd, pool.tcp_keepalive)?;
                 }
@@ -483,7 +482,7 @@ mod tests {
     use crate::addresses::free_address;
 
     #[test]
-    fn a_port_that_somebody_shares_is_in_use_all_the_same() {
+    fn a_shared_port_counts_as_in_use() {
         let address = free_address();
         let theirs = tcp_socket(address, true).unwrap();
         rustix::net::listen(&theirs, 1).unwrap();
@@ -509,7 +508,7 @@ mod tests {
         assert_eq!(ids(&listeners), [named(&[0, 1], "a"), named(&[2, 3], "b")].concat());
         let waiting = TcpStream::connect(&one).unwrap();
 
-        // One pool keeps its address, the other moves; there is a worker more.
+        // One pool keeps its address, the other moves; there is one more worker.
         let after = snapshot(&[("a", &one), ("b", &third)]);
         listeners.grow(&after, 3).unwrap();
         let bound = listeners.bind_new(&after, 3).unwrap();
@@ -520,7 +519,7 @@ mod tests {
         TcpStream::connect(&third).unwrap();
         drop(waiting);
 
-        // Two pools change places: their sockets are told apart from what they were.
+        // Two pools swap addresses: their sockets are told apart from the former ones.
         let swapped = snapshot(&[("a", &third), ("b", &one)]);
         let bound = listeners.bind_new(&swapped, 3).unwrap();
         listeners.adopt(bound, &swapped);
@@ -529,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_is_given_is_used_and_stays() {
+    fn a_given_socket_is_used_and_stays() {
         let dir = Directory::new("given");
         let path = dir.0.join("socket");
         let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -547,7 +546,7 @@ mod tests {
         assert_eq!(listeners.hands(), [Hand::Shared(0), Hand::Shared(1)]);
         listeners.grow(&both, 5).unwrap();
         assert_eq!(listeners.hands().len(), 2);
-        // A pool goes and comes back; the socket is there all the time.
+        // A pool disappears and returns; the socket stays all the time.
         for pools in [&[("a", &*tcp_text)][..], &[("a", &tcp_text), ("b", &unix_text)]] {
             let next = snapshot(pools);
             let bound = listeners.bind_new(&next, 5).unwrap();
@@ -567,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_bound_and_not_needed_is_closed_again() {
+    fn unneeded_bound_sockets_are_closed() {
         let [one, other] = [(); 2].map(|()| free_address().to_string());
         let dir = Directory::new("unneeded");
         let path = dir.0.join("socket").display().to_string();
@@ -582,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn all_addresses_of_a_port_take_the_place_of_one() {
+    fn a_wildcard_address_replaces_a_specific_one() {
         let port = free_address().port();
         let one = snapshot(&[("a", &format!("127.0.0.1:{port}"))]);
         let all = snapshot(&[("a", &format!("0.0.0.0:{port}"))]);
@@ -601,16 +600,16 @@ mod tests {
         snapshot
     }
 
-    /// Whether it gets from a client to the socket of the statistics, which it may take a moment to.
-    fn tells(listeners: &Listeners, address: SocketAddr) -> bool {
+    /// Whether a client can reach the statistics socket, which may take a moment.
+    fn is_listening_at(listeners: &Listeners, address: SocketAddr) -> bool {
         let socket = TcpListener::from(listeners.of_stats().unwrap().try_clone().unwrap());
         let Ok(client) = TcpStream::connect(address) else { return false };
         let client = client.local_addr().unwrap();
         comes_true(|| socket.accept().is_ok_and(|(_, peer)| peer == client))
     }
 
-    /// Waits until nobody listens there: a process that another test has just started has what this one
-    /// had open until it executes its program.
+    /// Waits until nobody listens there. A process that another test has just started inherits this
+    /// test's sockets until its exec.
     fn wait_refused(address: &str) {
         assert!(comes_true(|| TcpStream::connect(address).is_err()), "{address} is served");
     }
@@ -632,38 +631,38 @@ mod tests {
         let before = with_stats(one, &[]);
         let mut listeners = Listeners::bind(&before, 1, true, Vec::new()).unwrap();
         let admin = listeners.of_stats().unwrap();
-        assert!(tells(&listeners, one));
+        assert!(is_listening_at(&listeners, one));
         let after = with_stats(other, &[]);
         drop(listeners.bind_new(&after, 1).unwrap());
         wait_refused(&other.to_string());
-        assert!(tells(&listeners, one));
+        assert!(is_listening_at(&listeners, one));
         let bound = listeners.bind_new(&after, 1).unwrap();
         listeners.adopt(bound, &after);
         assert_eq!(listeners.stats_address(), Some(other));
-        assert!(tells(&listeners, other));
-        // Up to whoever has it.
+        assert!(is_listening_at(&listeners, other));
+        // The connection goes to the owner.
         TcpStream::connect(one).unwrap();
         drop(admin);
         wait_refused(&one.to_string());
     }
 
     #[test]
-    fn the_statistics_move_between_all_addresses_of_a_port_and_one() {
+    fn the_statistics_move_between_wildcard_and_specific_address() {
         let one = free_address();
         let all = SocketAddr::from((Ipv4Addr::UNSPECIFIED, one.port()));
         let before = with_stats(all, &[]);
         let mut listeners = Listeners::bind(&before, 1, true, Vec::new()).unwrap();
         for next in [one, all, one] {
             let next = with_stats(next, &[]);
-            // What is given up leaves everything as it is.
+            // A change that is given up leaves everything as it is.
             for _ in 0..2 {
                 drop(listeners.bind_new(&next, 1).unwrap());
-                assert!(tells(&listeners, one));
+                assert!(is_listening_at(&listeners, one));
             }
             let bound = listeners.bind_new(&next, 1).unwrap();
-            assert!(tells(&listeners, one), "until it is in effect");
+            assert!(is_listening_at(&listeners, one), "until it is in effect");
             listeners.adopt(bound, &next);
-            assert!(tells(&listeners, one));
+            assert!(is_listening_at(&listeners, one));
         }
         let theirs = SocketAddr::from(([127, 0, 0, 2], one.port()));
         TcpListener::bind(theirs).unwrap();
@@ -699,10 +698,10 @@ mod tests {
                  until the change is in effect; make it in two steps"
             )
         );
-        assert!(tells(&listeners, one));
+        assert!(is_listening_at(&listeners, one));
         let bound = listeners.bind_new(&before, 1).unwrap();
         listeners.adopt(bound, &before);
-        assert!(tells(&listeners, one));
+        assert!(is_listening_at(&listeners, one));
     }
 
     fn snapshot(pools: &[(&str, &str)]) -> Snapshot {

@@ -1,10 +1,9 @@
-//! The loop: wait for a signal, a message, a death or a moment; act on it; never wait for anything
-//! else.
+//! The master's loop: it waits for signals, messages, deaths and timeouts, acts on them, and never
+//! waits for anything else.
 
 mod children;
 mod clients;
 mod failover;
-mod inquiries;
 mod log;
 mod monitors;
 mod operators;
@@ -13,6 +12,7 @@ mod stop;
 mod switch;
 mod upgrade;
 mod watch;
+mod worker_queries;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -36,7 +36,6 @@ use crate::command::{Command, Nobody};
 use crate::deal::Deal;
 use crate::epochs::Epochs;
 use crate::handover;
-use crate::inquiries::{Asker, Inquiries};
 use crate::interests::Interests;
 use crate::limits::OpenFiles;
 use crate::listeners::Listeners;
@@ -49,6 +48,7 @@ use crate::ring::{RingConfig, Rings};
 use crate::sessions::Sessions;
 use crate::signals::{Request, Signals};
 use crate::watchdog::Watchdog;
+use crate::worker_queries::{Asker, WorkerQueries};
 use crate::{CommandLine, Error, Options, Program, Step, TakeOver};
 use failover::Failovers;
 use log::Log;
@@ -57,10 +57,10 @@ use reload::Reload;
 use switch::{InEffect, Next};
 use upgrade::{Fallback, Upgrade};
 
-/// How much one child may say before others are listened to. More than its channel can hold, so
-/// that one turn reads all that a dead one said.
+/// The most messages read from one child per tick. A channel holds fewer, so one tick reads
+/// everything that a dead child has sent.
 const MESSAGES_PER_TURN: usize = 4096;
-/// How long the addresses of an instance that was killed are waited for.
+/// How long to wait for the addresses of an instance that was killed.
 const ORPHANS_MAX: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(options: Options) -> Result<(), Error> {
@@ -96,16 +96,15 @@ struct Master {
     files: OpenFiles,
     signals: Signals,
     conf_file: PathBuf,
-    /// `None` from the moment the instance is told to stop: nobody is to wait in a queue that will
-    /// not be served.
+    /// `None` once the instance is stopping: nobody should wait in a queue that will not be served.
     listeners: Option<Listeners>,
     deal: Deal,
     current: InEffect,
-    /// While workers may still be by it: what was in effect before.
+    /// The former epoch, while workers may still use it.
     previous: Option<InEffect>,
-    /// What the workers are being prepared for, up to the commit.
+    /// The epoch being prepared, up to the commit.
     next: Option<Next>,
-    /// The highest number that any epoch ever had, taken effect or not.
+    /// The highest epoch number ever used, whether it took effect or not.
     last_epoch: u64,
     shared_memfd: Rc<OwnedFd>,
     shared: Shared,
@@ -120,17 +119,17 @@ struct Master {
     notify: Notify,
     sessions: Sessions,
     monitors: Monitors,
-    inquiries: Inquiries,
+    worker_queries: WorkerQueries,
     balance: Balance,
     members: BTreeMap<Role, Member>,
-    /// Workers of an earlier one are replaced.
+    /// Workers of an earlier generation are replaced.
     generation: u64,
-    /// Who serves has changed, or who is to.
+    /// The set of serving workers has changed, or should.
     is_unsettled: bool,
-    /// When loads and quotas are looked at next.
+    /// When loads and quotas are checked next.
     look_at: Instant,
     phase: Phase,
-    /// The instance, not this program.
+    /// The instance's start, not this program's.
     started: SystemTime,
     command_line: CommandLine,
     log: Log,
@@ -141,7 +140,7 @@ struct Master {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Not everybody has been ready yet; whoever fails makes the start fail.
+    /// Not all children have been ready yet; a failure of one fails the start.
     Starting,
     Serving,
     Stopping,
@@ -155,7 +154,7 @@ enum Source {
     Loaded,
     Trial,
     Operators,
-    /// The status that is worked on under this number.
+    /// The status being computed under this number.
     Digested(u64),
 }
 
@@ -173,7 +172,7 @@ impl Master {
             on_ready,
         } = options;
         let now = Instant::now();
-        // First of all, so that a signal that comes early is not lost.
+        // First of all, so that no early signal is lost.
         let signals = Signals::new().step("handle signals")?;
         for overruled in command_line.overrule(&mut snapshot.global) {
             warn!("{overruled}");
@@ -234,7 +233,7 @@ impl Master {
             notify: Notify::from_env(now),
             sessions: Sessions::default(),
             monitors: Monitors::default(),
-            inquiries: Inquiries::after(0),
+            worker_queries: WorkerQueries::after(0),
             balance: Balance::new(),
             members: ranks.chain(admin).map(member).collect(),
             generation: 0,
@@ -266,7 +265,7 @@ impl Master {
                     Source::Channel(role) => self.handle_channel(role, now)?,
                     Source::Death(role) => self.handle_death(role, now)?,
                     Source::Loaded => self.handle_loaded(now),
-                    // Looked at whenever things settle.
+                    // Checked in `settle`.
                     Source::Trial => {}
                     Source::Operators => self.handle_operators(now),
                     Source::Digested(number) => self.handle_digested(number),
@@ -289,7 +288,7 @@ impl Master {
         for (&role, member) in &self.members {
             let Some(running) = &member.running else { continue };
             let may_read = self.may_read(member);
-            // Before the death: its last words say why.
+            // Before its death: its last messages have the reason.
             if let Some((channel, has_mail)) = running.channel() {
                 let mut flags = PollFlags::empty();
                 flags.set(PollFlags::IN, may_read);
@@ -298,7 +297,7 @@ impl Master {
                     interests.add(Source::Channel(role), channel, flags);
                 }
             }
-            // Nor is it buried before it has been heard.
+            // A child is not buried before all its messages are read.
             if may_read {
                 interests.add(Source::Death(role), running.child.death(), PollFlags::IN);
             }
@@ -309,7 +308,7 @@ impl Master {
 
     fn poll_timeout(&self) -> Option<Instant> {
         let is_undecided = self.epochs.is_undecided();
-        // Who is to be started waits until it is known by which epoch.
+        // A start waits until it is known by which epoch.
         let awake = self.members.values().filter(|it| it.running.is_some() || !is_undecided);
         let slots = awake.filter_map(|member| member.slot.poll_timeout());
         let look_at = (self.phase == Phase::Serving).then_some(self.look_at);
@@ -322,7 +321,7 @@ impl Master {
             .chain(self.failovers.poll_timeout())
             .chain(self.notify.poll_timeout())
             .chain(self.watchdog.poll_timeout())
-            .chain(self.inquiries.poll_timeout())
+            .chain(self.worker_queries.poll_timeout())
             .chain(look_at)
             .min()
     }
@@ -334,7 +333,7 @@ impl Master {
         let has_served = |slot| running(slot).is_some_and(|running| running.is_ready);
         self.epochs.handle_timeout(has_served, now);
         self.operators.handle_timeout(now);
-        self.end_inquiries(now);
+        self.end_worker_queries(now);
         self.show_life(now);
         self.end_hangs(now);
         self.shared.add_log_lines_lost(take_lost());
@@ -347,7 +346,7 @@ impl Master {
         self.handle_slots(now)
     }
 
-    /// Does what has come to be due by what happened, until there is nothing left to do.
+    /// Does everything that the events made necessary, until there is nothing left to do.
     fn settle(&mut self, now: Instant) {
         self.deliver_rings(now);
         self.end_failovers(now);
@@ -374,8 +373,8 @@ impl Master {
         Ok(())
     }
 
-    /// Hears what a dead child said before it died, and nobody has read yet. Whether that is all of
-    /// it: its sessions may have to wait for room.
+    /// Handles the unread messages of a dead child. Returns whether those were all: its sessions
+    /// may have to wait for room.
     fn handle_last_words(&mut self, role: Role, now: Instant) -> Result<bool, Error> {
         for _ in 0..MESSAGES_PER_TURN {
             if !self.may_read(&self.members[&role]) {
@@ -401,7 +400,7 @@ impl Master {
                 if let Some(running) = &mut member.running {
                     running.failed = Some(why);
                 }
-                member.slot.doomed(now);
+                member.slot.mark_dying(now);
                 self.is_unsettled = true;
             }
             (ToMaster::Held { pool, version }, Role::Worker { slot }) => {
@@ -433,26 +432,27 @@ impl Master {
             (ToMaster::Committed { epoch }, Role::Worker { slot }) => {
                 self.epochs.committed(slot, epoch, now);
             }
-            // No worker waits for the admin: it serves no clients, and takes part in order.
+            // No worker waits for the admin process: it serves no clients, and its messages are in
+            // order.
             (ToMaster::Prepared { .. }, Role::Admin) => {}
-            (ToMaster::Committed { epoch }, Role::Admin) => self.admin_tells(epoch),
+            (ToMaster::Committed { epoch }, Role::Admin) => self.admin_notified(epoch),
             (ToMaster::Refused { why, .. }, Role::Admin) => {
-                warn!("admin cannot take the new configuration on, and is started anew: {why}");
+                warn!("admin cannot apply the new configuration and is restarted: {why}");
                 self.restart_admin(now);
             }
             (ToMaster::HandOver { session }, Role::Worker { slot }) => {
-                // Without its socket it goes on all the same: who is to serve it counts it off.
+                // It continues without its socket: the adopting worker uncounts it.
                 self.take_session(slot, session, descriptors.unwrap_or_default(), now);
             }
             (ToMaster::Ask { ticket, pool, by }, Role::Worker { slot }) => {
                 let asker = Asker { slot, ticket };
                 match descriptors {
                     Some(question) => self.ask(asker, pool, by, question, now),
-                    None => self.tell_asker(asker, Rest::Missing, Vec::new(), now),
+                    None => self.reply_to_asker(asker, Rest::Missing, Vec::new(), now),
                 }
             }
             (ToMaster::Answer { number }, Role::Worker { slot }) => {
-                // Who asked is told that an answer is missing when its time is over.
+                // Without the answer the asker gets "missing" when its time is over.
                 if let Some(answer) = descriptors {
                     self.take_answer(number, slot, answer, now);
                 }
@@ -474,7 +474,7 @@ impl Master {
                 self.take_watching(slot, &pool, now);
             }
             (ToMaster::Overheard { pool, lines, missed }, Role::Worker { slot }) => {
-                self.relay_overheard(slot, &pool, &lines, missed, now);
+                self.relay_observed(slot, &pool, &lines, missed, now);
             }
             (
                 message @ (ToMaster::Held { .. }
@@ -491,7 +491,7 @@ impl Master {
                 | ToMaster::Adopted
                 | ToMaster::Kept),
                 Role::Admin,
-            ) => warn!("admin has no business to say {message:?}"),
+            ) => warn!("unexpected message from admin: {message:?}"),
         }
         Ok(())
     }
@@ -509,7 +509,7 @@ impl Master {
         Ok(())
     }
 
-    /// A disk that is full is no reason not to serve: the file is written when there is room.
+    /// A full disk must not prevent serving: the file is written when there is room.
     fn write_pid_file(&mut self) -> Result<(), Error> {
         let Some(path) = self.pid_path.take() else { return Ok(()) };
         match PidFile::write(&path) {
@@ -526,7 +526,7 @@ impl Master {
         Ok(())
     }
 
-    /// Tries again what there was no room for.
+    /// Retries the pid file that could not be written.
     fn retry_pid_file(&mut self) {
         let Some(path) = &self.pid_path else { return };
         if let Ok(file) = PidFile::write(path) {
@@ -561,7 +561,7 @@ impl Master {
         }
     }
 
-    /// Takes the mail of the rings to the workers.
+    /// Sends the rings' messages to the workers.
     fn deliver_rings(&mut self, now: Instant) {
         while let Some((slot, message)) = self.rings.poll_message() {
             self.post(Role::Worker { slot }, message, Vec::new(), now);
@@ -594,7 +594,7 @@ impl Master {
     }
 }
 
-/// How many workers a snapshot asks for.
+/// The number of workers that a snapshot asks for.
 fn workers_of(snapshot: &Snapshot) -> u32 {
     snapshot.global.worker_processes.max(1)
 }

@@ -1,5 +1,5 @@
-//! One child as the master sees it: its slot, the child that holds it now, and the mail that the
-//! child has yet to take.
+//! One child from the master's view: its slot, the child that holds it now, and its unsent
+//! messages.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,18 +19,19 @@ use crate::slots::Slot;
 use crate::state::{ChildState, MemberState, Pack, Unpack};
 use crate::watchdog::Hang;
 
-/// Letters that wait for a child that does not read: what need not be said is not said then.
+/// With this many unsent messages, optional ones are not sent.
 const BACKLOG_MAX: usize = 64;
 
 pub(crate) struct Member {
     pub(crate) role: Role,
-    /// Which share of the work is a worker's; means nothing for the admin.
+    /// The worker's rank; means nothing for the admin process.
     pub(crate) rank: u32,
-    /// Counts the changes of what only new processes can take on: as of the last start.
+    /// The generation at the last start: it counts changes of options that only new processes
+    /// apply.
     pub(crate) generation: u64,
     pub(crate) slot: Slot,
     pub(crate) running: Option<Running>,
-    /// How many were started before the one that holds the slot now.
+    /// How many children held the slot before this one.
     pub(crate) restarts: u64,
 }
 
@@ -39,21 +40,21 @@ pub(crate) struct Running {
     /// `None` once it is closed.
     channel: Option<MasterChannel>,
     outbox: VecDeque<Letter>,
-    /// Sent, and not confirmed: nobody serves them yet.
+    /// Sessions that were sent and not confirmed: nobody serves them yet.
     unconfirmed: VecDeque<Waiting>,
-    /// The outbox holds no more: who leaves that much unread is wedged.
+    /// The outbox holds no more; a child that leaves this much unread is stuck.
     outbox_max: usize,
-    /// What it gave as its reason to end.
+    /// The reason it gave for ending.
     pub(crate) failed: Option<String>,
     pub(crate) is_ready: bool,
-    /// It has handed sessions over, and may go on to.
+    /// It has handed sessions over, and may do so again.
     pub(crate) hands_over: bool,
-    /// Whether it hands none over while there is nobody to take them.
+    /// Whether it hands nothing over while there is nobody to take it.
     keeping: Keeping,
-    /// What it speaks, which may be of another version than this program.
+    /// Its control version, which may differ from this program's.
     control_version: u8,
     pub(crate) session_version: u32,
-    /// Whether it counts in the metrics in use: one that another version started may not.
+    /// Whether it counts in the current metrics; a worker of another version may not.
     pub(crate) counts: bool,
 }
 
@@ -64,7 +65,7 @@ enum Keeping {
     Confirmed,
 }
 
-/// A session on its way, with what comes along.
+/// A session on its way, with its descriptors.
 pub(crate) type Waiting = (Session, Vec<Rc<OwnedFd>>);
 
 pub(crate) struct Letter {
@@ -88,7 +89,7 @@ impl Member {
 
     pub(crate) fn post(&mut self, letter: Letter, now: Instant) {
         let Some(running) = &mut self.running else { return };
-        // What another version would not understand is nothing that it needs.
+        // What another version would not understand is not needed there.
         let is_foreign = running.is_foreign() && !letter.message.is_frozen();
         if running.channel.is_none() || is_foreign {
             return;
@@ -101,14 +102,14 @@ impl Member {
         self.flush(now);
     }
 
-    /// Whether it can be asked about its clients.
+    /// Whether it answers queries about its clients.
     pub(crate) fn is_answering(&self) -> bool {
         self.running.as_ref().is_some_and(|running| {
             running.is_ready && running.channel.is_some() && !running.is_foreign()
         })
     }
 
-    /// Whether it reads what it is told: not much of that waits.
+    /// Whether it reads its messages: few are waiting.
     pub(crate) fn reads(&self) -> bool {
         self.running.as_ref().is_some_and(|running| running.outbox.len() < BACKLOG_MAX)
     }
@@ -124,20 +125,20 @@ impl Member {
                     .unconfirmed
                     .extend(running.outbox.pop_front().and_then(Letter::into_session)),
                 Err(SendError::WouldBlock) => return,
-                // What it said before is still to be read.
-                Err(SendError::Closed) => return self.slot.doomed(now),
+                // Its earlier messages are still to be read.
+                Err(SendError::Closed) => return self.slot.mark_dying(now),
                 Err(error) => return self.condemn(&error.to_string(), now),
             }
         }
     }
 
-    /// The next message with its descriptors, `None` in their place if they are lost.
+    /// The next message with its descriptors, or `None` in their place if they were lost.
     pub(crate) fn receive(&mut self, now: Instant) -> Option<(ToMaster, Option<Vec<OwnedFd>>)> {
         let running = self.running.as_mut()?;
         let channel = running.channel.as_mut()?;
         match channel.receive() {
             Ok(Some((message, _))) if channel.is_stripped() => {
-                error!("{} has sent what there is no free descriptor for", self.role);
+                error!("no free descriptor for a message from {}", self.role);
                 Some((message, None))
             }
             Ok(message) => message.map(|(message, descriptors)| (message, Some(descriptors))),
@@ -152,7 +153,7 @@ impl Member {
         }
     }
 
-    /// Has it killed for being out of order.
+    /// Aborts it for violating the protocol.
     pub(crate) fn condemn(&mut self, why: &str, now: Instant) {
         let Some(running) = &mut self.running else { return };
         error!("{} ({}) is aborted: {why}", self.role, running.child);
@@ -161,21 +162,21 @@ impl Member {
         self.slot.aborted(now);
     }
 
-    /// Has it killed for not getting on.
+    /// Kills it because it hangs.
     pub(crate) fn end_hang(&mut self, hang: Hang, now: Instant) {
         let Some(running) = &mut self.running else { return };
         if hang == Hang::Stopped {
-            // It would not take SIGABRT before it goes on.
+            // A stopped process takes SIGABRT only when it continues.
             error!("{} ({}) is killed: {hang}", self.role, running.child);
             running.hang_up();
             running.child.signal(Signal::KILL);
-            self.slot.doomed(now);
+            self.slot.mark_dying(now);
         } else {
             self.condemn(&hang.to_string(), now);
         }
     }
 
-    /// `false` when it cannot be killed.
+    /// Returns `false` if it cannot be killed.
     pub(crate) fn kill(&mut self) -> bool {
         let Some(running) = &self.running else { return true };
         let killed = running.child.signal(Signal::KILL);
@@ -185,7 +186,7 @@ impl Member {
         killed
     }
 
-    /// For another program to go on with.
+    /// State for the next program.
     pub(crate) fn state(&self, pack: &mut Pack, now: Instant) -> io::Result<MemberState> {
         let child = self.running.as_ref().map(|running| running.state(pack)).transpose()?.flatten();
         Ok(MemberState {
@@ -201,7 +202,7 @@ impl Member {
         })
     }
 
-    /// `None` for one who was to go and is gone.
+    /// `None` for one that was to end and has ended.
     pub(crate) fn resume(
         state: MemberState,
         descriptors: &Unpack,
@@ -227,18 +228,18 @@ impl Member {
         Ok(Some(member))
     }
 
-    /// The metrics in use are others from now on.
+    /// The metrics in use have been replaced.
     pub(crate) fn lose_count(&mut self) {
         if let Some(running) = &mut self.running {
             running.counts = false;
         }
     }
 
-    /// Its end is closed: it is dying.
+    /// Its end of the channel is closed: it is dying.
     fn closed(&mut self, now: Instant) {
         if let Some(running) = &mut self.running {
             running.channel = None;
-            self.slot.doomed(now);
+            self.slot.mark_dying(now);
         }
     }
 }
@@ -261,7 +262,7 @@ impl Running {
         }
     }
 
-    /// `None` when it will not be heard of any more.
+    /// `None` if no more messages will come from it.
     fn state(&self, pack: &mut Pack) -> io::Result<Option<ChildState>> {
         let (Some((pid, pidfd)), Some(channel)) = (self.child.process(), &self.channel) else {
             return Ok(None);
@@ -289,33 +290,33 @@ impl Running {
         })
     }
 
-    /// Whether it speaks another version.
+    /// Whether it has another control version.
     pub(crate) fn is_foreign(&self) -> bool {
         self.control_version != VERSION
     }
 
-    /// On top of what waits already.
+    /// On top of the messages that wait already.
     pub(crate) fn set_outbox_max(&mut self, outbox_max: usize) {
         self.outbox_max = self.outbox.len() + outbox_max;
     }
 
-    /// How many messages it has yet to take, and sessions to confirm. `None` when it will never take
-    /// any.
+    /// How many messages wait for it and how many sessions it has not confirmed. `None` if it will
+    /// never take any.
     pub(crate) fn mail(&self) -> Option<usize> {
         self.channel.is_some().then_some(self.outbox.len() + self.unconfirmed.len())
     }
 
-    /// As [`Running::mail`], also of one that will never take any.
+    /// Like [`Running::mail`], also for one that will never take any.
     pub(crate) fn sent(&self) -> usize {
         self.outbox.len() + self.unconfirmed.len()
     }
 
-    /// Whether it is still to say that it has taken a session over.
+    /// Whether it still has to confirm a session.
     pub(crate) fn has_unconfirmed(&self) -> bool {
         !self.unconfirmed.is_empty()
     }
 
-    /// How many descriptors there are for it of sessions.
+    /// How many descriptors of sessions are held for it.
     pub(crate) fn session_descriptors(&self) -> usize {
         let is_session = |letter: &&Letter| matches!(letter.message, ToChild::Adopt { .. });
         let waiting = self.outbox.iter().filter(is_session).map(|it| it.descriptors.len());
@@ -323,7 +324,7 @@ impl Running {
         waiting.chain(sent).sum()
     }
 
-    /// It is to hand nothing over. Whether it is still to be told so.
+    /// It must hand nothing over. Returns whether it still has to be told.
     pub(crate) fn keep(&mut self) -> bool {
         let is_news = self.keeping == Keeping::No;
         if is_news {
@@ -332,7 +333,7 @@ impl Running {
         is_news
     }
 
-    /// What it said before was its last session.
+    /// It has confirmed that no more sessions come.
     pub(crate) fn kept(&mut self) {
         if self.keeping == Keeping::Asked {
             self.keeping = Keeping::Confirmed;
@@ -344,30 +345,30 @@ impl Running {
         self.keeping = Keeping::No;
     }
 
-    /// Whether no session is to be expected of it.
+    /// Whether no session is to be expected from it.
     pub(crate) fn keeps(&self) -> bool {
         self.keeping == Keeping::Confirmed
     }
 
-    /// It has taken over the first of the sessions that were sent.
+    /// It has confirmed the first of the sessions sent to it.
     pub(crate) fn adopted(&mut self) {
         self.unconfirmed.pop_front();
     }
 
-    /// Nothing that it says is heard any more, so it may have taken over all that was sent.
+    /// Stops reading from it. So it may have adopted all sessions that were sent.
     fn hang_up(&mut self) {
         self.channel = None;
         self.unconfirmed.clear();
     }
 
-    /// The child, and the sessions that it has not taken over, when it is dead and all that it said
-    /// was heard.
+    /// The child and the sessions that it has not adopted, once it is dead and its messages are all
+    /// read.
     pub(crate) fn into_parts(self) -> (Child, Vec<Waiting>) {
         let unsent = self.outbox.into_iter().filter_map(Letter::into_session);
         (self.child, self.unconfirmed.into_iter().chain(unsent).collect())
     }
 
-    /// The channel while it is open, and whether there is mail to send.
+    /// The channel while it is open, and whether there are messages to send.
     pub(crate) fn channel(&self) -> Option<(BorrowedFd<'_>, bool)> {
         self.channel.as_ref().map(|channel| (channel.as_fd(), !self.outbox.is_empty()))
     }

@@ -1,4 +1,4 @@
-//! Which workers have clients that monitor a pool, and who has to tell them.
+//! Which workers have clients that monitor a pool, and which workers must report to them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,26 +6,27 @@ use crate::ring::Slot;
 
 #[derive(Debug, Default)]
 pub(crate) struct Monitors {
-    /// By the pool's name. No set is empty.
+    /// By pool name. No set is empty.
     pools: BTreeMap<String, BTreeSet<Slot>>,
-    /// Lines that a worker was not sent, nor that there were any.
+    /// Lines that were not sent to a worker and that it does not know to be missing.
     missed: BTreeMap<(Slot, String), u64>,
-    /// By whose clients have begun to monitor a pool: who has not said yet that it tells.
+    /// By the worker whose clients began to monitor a pool: the workers that have not confirmed
+    /// that they report.
     unconfirmed: BTreeMap<(Slot, String), BTreeSet<Slot>>,
 }
 
-/// Who need not tell of a pool any more.
+/// Which workers need not report a pool's commands any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Relieved {
     Nobody,
-    /// The only one left that has monitors: they hear it by themselves.
+    /// The only worker left with monitors: its own commands reach them directly.
     Only(Slot),
     All,
 }
 
 impl Monitors {
-    /// Clients of that worker monitor the pool, and did already or not: then it wants to know when
-    /// the others `serving` all tell. Says whether they do.
+    /// Clients of this worker monitor the pool. If they did not before, the worker wants to know
+    /// when all other `serving` workers report. Returns whether they do already.
     pub(crate) fn begin(
         &mut self,
         slot: Slot,
@@ -43,7 +44,8 @@ impl Monitors {
         is_alone
     }
 
-    /// A worker tells of the pool. Returns whom all tell from here on.
+    /// A worker reports the pool's commands from now on. Returns the workers to which all report
+    /// now.
     pub(crate) fn confirm(&mut self, from: Slot, pool: &str) -> Vec<Slot> {
         self.settle(from, |of| of == pool).into_iter().map(|(slot, _)| slot).collect()
     }
@@ -59,7 +61,7 @@ impl Monitors {
         confirmed
     }
 
-    /// None of its clients do any more.
+    /// No client of this worker monitors the pool any more.
     pub(crate) fn end(&mut self, slot: Slot, pool: &str) -> Relieved {
         let key = (slot, pool.to_owned());
         self.missed.remove(&key);
@@ -78,12 +80,12 @@ impl Monitors {
         }
     }
 
-    /// The worker is gone. Returns whom all tell who are left.
+    /// A worker is gone. Returns the workers to which all the others report now.
     pub(crate) fn unneeded(&mut self, slot: Slot) -> Vec<(Slot, String)> {
         self.settle(slot, |_| true)
     }
 
-    /// The worker is gone. Returns who need not tell any more.
+    /// A worker is gone. Returns which workers need not report any more.
     pub(crate) fn left(&mut self, slot: Slot) -> Vec<(String, Relieved)> {
         let pools: Vec<String> = self.pools_of(|slots| slots.contains(&slot)).collect();
         pools
@@ -95,23 +97,23 @@ impl Monitors {
             .collect()
     }
 
-    /// The pools of which a worker has to tell others.
+    /// The pools whose commands a worker must report.
     pub(crate) fn watched(&self, slot: Slot) -> impl Iterator<Item = String> {
         self.pools_of(move |slots| slots.iter().any(|&other| other != slot))
     }
 
-    /// Who wants to know what clients of that worker ask of the pool.
+    /// The workers that want this worker's commands in the pool.
     pub(crate) fn listeners(&self, slot: Slot, pool: &str) -> Vec<Slot> {
         let slots = self.pools.get(pool).into_iter().flatten();
         slots.copied().filter(|&other| other != slot).collect()
     }
 
-    /// A worker is not sent so many lines.
+    /// So many lines were not sent to a worker.
     pub(crate) fn miss(&mut self, slot: Slot, pool: &str, lines: u64) {
         *self.missed.entry((slot, pool.to_owned())).or_default() += lines;
     }
 
-    /// How many it was not sent since the last call.
+    /// How many lines were not sent since the last call.
     pub(crate) fn take_missed(&mut self, slot: Slot, pool: &str) -> u64 {
         match self.missed.is_empty() {
             true => 0,
@@ -133,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_tells_those_who_monitor_but_themselves() {
+    fn all_workers_report_to_monitors_elsewhere() {
         let mut monitors = Monitors::default();
         assert!(monitors.listeners(0, "p").is_empty());
         monitors.begin(1, "p", 0..4);
@@ -149,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn whom_nobody_hears_need_not_tell() {
+    fn without_monitors_no_worker_reports() {
         let mut monitors = Monitors::default();
         assert_eq!(monitors.end(1, "p"), Relieved::Nobody);
         for slot in 1..4 {
@@ -164,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dead_hear_nothing() {
+    fn dead_workers_are_not_reported_to() {
         let mut monitors = Monitors::default();
         for slot in 1..3 {
             monitors.begin(slot, "p", 0..4);
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn who_monitors_is_told_when_everybody_else_tells() {
+    fn a_monitor_starts_when_all_others_report() {
         let mut monitors = Monitors::default();
         assert!(monitors.begin(1, "q", 1..2), "there is nobody else");
         assert!(!monitors.begin(1, "p", 0..3));
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_told_once() {
+    fn missing_lines_are_reported_once() {
         let mut monitors = Monitors::default();
         monitors.begin(1, "p", 0..4);
         assert_eq!(monitors.take_missed(1, "p"), 0);

@@ -1,4 +1,4 @@
-//! Names of servers, looked up again for a reload.
+//! Looks server names up again for a reload.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -11,17 +11,17 @@ use std::time::{Duration, Instant};
 use cashew_config::Snapshot;
 use cashew_config::snapshot::Endpoint;
 
-/// Names looked up at a time, so that one without an answer does not hold up all others.
+/// How many names are looked up at a time, so that one slow lookup does not delay the others.
 const THREADS_MAX: usize = 8;
 
-/// How long the look-ups of a reload may take together: one question to a name server that is lost
+/// How long all lookups of a reload may take. One query to a name server that does not respond
 /// costs five seconds.
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// More names that cannot be looked up are counted, not named.
+/// Failed lookups beyond this number are counted, not named.
 const FAILURES_SHOWN_MAX: usize = 20;
 
-/// What was found out, by host.
+/// The results, by host.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     pub(crate) addresses: BTreeMap<String, Vec<IpAddr>>,
@@ -31,7 +31,7 @@ pub(crate) struct Names {
 type LookUp = dyn Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync;
 
 impl Names {
-    /// Looks those up that servers go by in both snapshots.
+    /// Looks up the server hosts that both snapshots have.
     pub(crate) fn look_up(old: &Snapshot, new: &Snapshot) -> Self {
         let (old, new) = (hosts(old), hosts(new));
         let hosts = new.intersection(&old).map(|&host| host.to_owned()).collect();
@@ -95,7 +95,7 @@ impl Names {
         names
     }
 
-    /// A line for each name that could not be looked up.
+    /// A line for each failed lookup.
     pub(crate) fn failures(&self) -> Vec<String> {
         let shown = self.failures.iter().take(FAILURES_SHOWN_MAX).map(|(host, why)| {
             format!("the host {host} cannot be looked up ({why}): its connections stay as they are")
@@ -106,7 +106,7 @@ impl Names {
     }
 }
 
-/// Names that servers go by.
+/// Hosts of servers that are names.
 fn hosts(snapshot: &Snapshot) -> BTreeSet<&str> {
     let servers = snapshot.pools.iter().flat_map(|pool| &pool.servers);
     let hosts = servers.filter_map(|server| match &server.endpoint {
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_found_or_not_and_one_without_an_answer_holds_up_no_other() {
+    fn lookups_succeed_or_fail_and_a_slow_one_delays_no_other() {
         let (_hang_up, hangs) = channel::<()>();
         let hangs = Mutex::new(hangs);
         let look_up = move |host: &str| match host {

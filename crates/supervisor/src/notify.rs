@@ -1,7 +1,7 @@
-//! Tells systemd, or whoever else started the instance, how it is: sd_notify(3).
+//! Reports the instance's state to systemd, or to whatever else started it: sd_notify(3).
 //!
-//! A datagram of our own instead of a crate, since the master waits for nobody: what does not fit
-//! in the queue at once is not told. That costs nothing but a status, or one sign of life of two.
+//! Our own datagrams instead of a crate, since the master must not block: what does not fit in the
+//! queue is dropped. That costs only a status, or one of two watchdog pings.
 
 use std::env;
 use std::ffi::OsString;
@@ -14,8 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use tracing::{debug, warn};
 
-/// What systemd tells a service by its environment and its children must not believe to be for
-/// them.
+/// Variables by which systemd addresses a service. Children must not take them for theirs.
 pub(crate) const VARIABLES: [&str; 6] = [
     "NOTIFY_SOCKET",
     "WATCHDOG_USEC",
@@ -26,14 +25,14 @@ pub(crate) const VARIABLES: [&str; 6] = [
 ];
 
 pub(crate) struct Notify {
-    /// `None` when nobody wants to know.
+    /// `None` if nobody is to be notified.
     socket: Option<UnixDatagram>,
     watchdog: Option<Watchdog>,
 }
 
-/// Whoever started the instance ends it when it gives no sign of life for a time.
+/// The service manager ends the instance if no ping comes in time.
 struct Watchdog {
-    /// Half of that time.
+    /// Half of the allowed time.
     interval: Duration,
     due: Instant,
 }
@@ -50,7 +49,7 @@ impl Notify {
         let socket = path.and_then(|path| match connect(&path) {
             Ok(socket) => Some(socket),
             Err(error) => {
-                warn!("cannot tell {} how the instance is: {error}", path.display());
+                warn!("cannot notify {}: {error}", path.display());
                 None
             }
         });
@@ -59,14 +58,14 @@ impl Notify {
         Self { socket, watchdog }
     }
 
-    /// For the first time, or again after [`Notify::reloading`].
+    /// After the start, or again after [`Notify::reloading`].
     pub(crate) fn ready(&self, status: &str) {
         // The process may not be the one that was started: it can be a daemon.
         let pid = std::process::id();
         self.send(&format!("READY=1\nMAINPID={pid}\nSTATUS={}\n", one_line(status)));
     }
 
-    /// Until [`Notify::ready`] a reload that systemd asked for is not over.
+    /// A reload that systemd requested lasts until [`Notify::ready`].
     pub(crate) fn reloading(&self) {
         let now = clock_gettime(ClockId::Monotonic);
         let usec = now.tv_sec * 1_000_000 + now.tv_nsec / 1000;
@@ -81,7 +80,7 @@ impl Notify {
         self.watchdog.as_ref().map(|watchdog| watchdog.due)
     }
 
-    /// Gives a sign of life when it is time for one. `is_well` says whether the instance serves.
+    /// Pings the watchdog when it is due. `is_well` says whether the instance serves.
     pub(crate) fn handle_timeout(&mut self, now: Instant, is_well: impl FnOnce() -> bool) {
         let Some(watchdog) = &mut self.watchdog else { return };
         if watchdog.due > now {
@@ -91,16 +90,16 @@ impl Notify {
             watchdog.due = now + watchdog.interval;
             self.send("WATCHDOG=1\n");
         } else {
-            // Soon enough to be in time yet.
+            // Soon enough to be in time.
             watchdog.due = now + watchdog.interval / 8;
-            warn!("nobody serves: the watchdog gets no sign of life");
+            warn!("no worker serves: systemd's watchdog is not pinged");
         }
     }
 
     fn send(&self, text: &str) {
         let Some(socket) = &self.socket else { return };
         if let Err(error) = socket.send(text.as_bytes()) {
-            debug!("systemd cannot be told {text:?}: {error}");
+            debug!("cannot notify systemd of {text:?}: {error}");
         }
     }
 }
@@ -127,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_told_in_the_words_of_sd_notify() {
+    fn messages_are_those_of_sd_notify() {
         let (systemd, notify, _) = start("words", None);
         notify.ready("serving\nREADY=0");
         let pid = std::process::id();
@@ -142,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn signs_of_life_come_at_half_of_the_time_while_the_instance_is_well() {
+    fn the_watchdog_is_pinged_at_half_its_time_while_all_is_well() {
         let second = Duration::from_secs(1);
         let (systemd, mut notify, now) = start("watchdog", Some(4 * second));
         notify.handle_timeout(now, || true);
@@ -158,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_told_where_nobody_wants_to_know() {
+    fn without_a_socket_nothing_is_sent() {
         let now = Instant::now();
         for path in [None, Some("relative".into()), Some("/nonexistent/notify".into())] {
             let mut notify = Notify::new(path, Some(Duration::from_secs(1)), now);
@@ -169,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_listen_holds_nobody_up() {
+    fn a_full_notify_socket_does_not_block() {
         let (_systemd, notify, _) = start("deaf", None);
         for _ in 0..10_000 {
             notify.ready(&"x".repeat(1000));

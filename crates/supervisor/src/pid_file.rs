@@ -16,8 +16,8 @@ pub(crate) struct PidFile {
 }
 
 impl PidFile {
-    /// Written in place, as the operator may have made the file in a directory where the master
-    /// may not.
+    /// Writes in place: the operator may have created the file in a directory where the master
+    /// cannot.
     pub(crate) fn write(path: &Path) -> io::Result<Self> {
         let file = Self::resume(path);
         let mut options = OpenOptions::new();
@@ -26,20 +26,20 @@ impl PidFile {
         Ok(file)
     }
 
-    /// That this process wrote when it ran another program.
+    /// The file written by the previous program in this process.
     pub(crate) fn resume(path: &Path) -> Self {
         let content = format!("{}\n", std::process::id());
-        // Absolute, should the working directory change.
+        // Absolute, since the working directory may change.
         Self { path: std::path::absolute(path).unwrap_or_else(|_| path.into()), content }
     }
 
-    /// Whether nothing is written there: there was no room for it.
+    /// Whether the file is empty, since there was no room to write it.
     pub(crate) fn is_unwritten(&self) -> bool {
         let is_written = |metadata: Metadata| metadata.is_file() && metadata.len() > 0;
         !fs::metadata(&self.path).is_ok_and(is_written)
     }
 
-    /// As far as it could be ours.
+    /// Reads no more than could be ours.
     fn read(&self) -> io::Result<String> {
         let mut content = String::new();
         let file = open(OpenOptions::new().read(true), &self.path)?;
@@ -48,7 +48,7 @@ impl PidFile {
     }
 }
 
-/// Never waits, as a FIFO would have it.
+/// Does not block, as opening a FIFO would.
 fn open(options: &OpenOptions, path: &Path) -> io::Result<File> {
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
     options.clone().custom_flags(flags).open(path)
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_removed_unless_it_is_somebody_elses() {
+    fn the_file_is_removed_unless_it_is_another_process_s() {
         let path = std::env::temp_dir().join(format!("cashew-pid-{}", std::process::id()));
         let file = PidFile::write(&path).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), format!("{}\n", std::process::id()));

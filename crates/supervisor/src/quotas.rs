@@ -1,31 +1,31 @@
-//! The numbers under which the clients of each pool are counted over all workers, and the repair of
-//! these counts: a worker that dies takes its clients along without counting them off.
+//! The numbers under which the clients of each pool are counted over all workers. Also corrects
+//! these counts: a worker that dies does not uncount its clients.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use cashew_config::Snapshot;
 use cashew_metrics::QUOTAS_MAX;
 
-/// A pool keeps its number as long as there is a pool of its name.
+/// A pool keeps its number as long as a pool of its name exists.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Quotas {
     numbers: BTreeMap<String, u32>,
-    /// Counts that were wrong when last looked at.
+    /// Counts that were wrong at the last check.
     suspects: BTreeMap<u32, Figures>,
 }
 
-/// What should be the same but while clients come, go or move.
+/// Two figures that are equal unless clients come, go or move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Figures {
-    /// Clients that are counted.
+    /// Clients counted in the quota.
     pub(crate) taken: u64,
-    /// Clients that the workers say they have.
+    /// Clients that the workers report.
     pub(crate) connected: u64,
 }
 
 impl Quotas {
-    /// The numbers for the pools of another snapshot. `taken` tells whether clients are counted
-    /// under a number: those of a pool that is gone may stay on for a while.
+    /// The numbers for the pools of another snapshot. `taken` says whether clients are counted
+    /// under a number: clients of a removed pool may stay for a while.
     pub(crate) fn switched(&self, snapshot: &Snapshot, taken: impl Fn(u32) -> u64) -> Self {
         let kept = |name: &String| self.numbers.get(name).copied();
         let mut used: BTreeSet<u32> =
@@ -47,18 +47,18 @@ impl Quotas {
         Self { numbers, suspects: BTreeMap::new() }
     }
 
-    /// By the names of the pools.
+    /// By pool name.
     pub(crate) fn numbers(&self) -> &BTreeMap<String, u32> {
         &self.numbers
     }
 
-    /// `None` when there is no pool of that name.
+    /// `None` if there is no pool of that name.
     pub(crate) fn number(&self, pool: &str) -> Option<u32> {
         self.numbers.get(pool).copied()
     }
 
-    /// To be told all figures once a second. Answers by how much a count is to be corrected: when
-    /// it is wrong twice in the same way, nobody was just coming or going.
+    /// Call this with all figures once a second. Returns the corrections: a count that is wrong
+    /// twice in the same way is not due to clients that come or go.
     pub(crate) fn handle_figures(
         &mut self,
         figures: impl IntoIterator<Item = (u32, Figures)>,
@@ -70,7 +70,7 @@ impl Quotas {
         same.map(|(&quota, it)| (quota, difference(it))).collect()
     }
 
-    /// Clients are on their way, so figures say nothing now.
+    /// Clients are moving, so the figures mean nothing now.
     pub(crate) fn forget_figures(&mut self) {
         self.suspects.clear();
     }
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_twice_in_the_same_way_is_corrected() {
+    fn a_count_that_is_wrong_twice_alike_is_corrected() {
         let mut quotas = Quotas::default();
         let figures = |taken, connected| [(7, Figures { taken, connected })];
         assert_eq!(quotas.handle_figures(figures(5, 3)), []);

@@ -1,4 +1,4 @@
-//! The part of a take-over that can be tried beforehand, in a process that will not last.
+//! The part of a take-over that can be tried in advance, in a process that then exits.
 
 use std::os::fd::AsFd;
 
@@ -8,52 +8,52 @@ use cashew_metrics::{Layout, Segments, Shared};
 use crate::handover;
 use crate::state::{State, Unpack};
 
-/// What a program finds when it rehearses.
+/// The result of a rehearsal.
 #[derive(Debug)]
 pub struct Rehearsal {
-    /// What it would serve.
+    /// What the program would serve.
     pub epoch: Epoch,
-    /// What will not go on as before.
+    /// What will change.
     pub notes: Vec<String>,
 }
 
-/// Reads what a master would hand over, and changes nothing.
+/// Reads a master's handover and changes nothing.
 pub fn rehearse(input: impl AsFd) -> Result<Rehearsal, String> {
     let (text, descriptors) =
-        handover::receive(input).map_err(|error| format!("nothing is handed over: {error}"))?;
+        handover::receive(input).map_err(|error| format!("there is no handover: {error}"))?;
     let state = State::read(&text)?;
     let kit = Unpack::new(descriptors);
     let Kit { epoch, segments, .. } = Kit::open(&state, &kit)?;
     let mut notes = Vec::new();
     if let Err(why) = segments {
-        notes.push(format!("counters start anew: {why}"));
+        notes.push(format!("counters start from zero: {why}"));
     }
     if !understands_sessions(state.session_version) {
         notes.push(format!(
-            "connections of clients are closed as they come to rest: their sessions are of version \
-             {}, and {SESSION_VERSION} is spoken here",
+            "client connections are closed when they are idle: their sessions are of version {}, \
+             this program uses {SESSION_VERSION}",
             state.session_version
         ));
     }
     if state.control_version != VERSION {
         notes.push(format!(
-            "workers speak version {} until they are replaced, and {VERSION} is spoken here",
+            "workers use control version {} until they are replaced, this program uses {VERSION}",
             state.control_version
         ));
     }
     Ok(Rehearsal { epoch, notes })
 }
 
-/// Whether sessions of that version can be adopted by workers of this one.
+/// Whether this version's workers can adopt sessions of that version.
 pub(crate) fn understands_sessions(version: u32) -> bool {
     (SESSION_VERSION_MIN..=SESSION_VERSION).contains(&version)
 }
 
-/// The memory that processes share, of a state that may come from another version.
+/// The shared memory of a state that may come from another version.
 pub(crate) struct Kit {
     pub(crate) epoch: Epoch,
     pub(crate) shared: Shared,
-    /// Or why these cannot be used here.
+    /// Or why the segments cannot be used here.
     pub(crate) segments: Result<Segments, String>,
 }
 
@@ -76,16 +76,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sessions_of_neighbouring_versions_are_told_from_others() {
+    fn only_sessions_of_known_versions_are_understood() {
         assert!(understands_sessions(SESSION_VERSION) && understands_sessions(SESSION_VERSION_MIN));
         assert!(!understands_sessions(SESSION_VERSION + 1));
         assert!(!understands_sessions(SESSION_VERSION_MIN - 1));
     }
 
     #[test]
-    fn nothing_is_no_state() {
+    fn an_empty_handover_is_refused() {
         let why = rehearse(std::fs::File::open("/dev/null").unwrap()).unwrap_err();
-        assert!(why.contains("nothing is handed over"), "{why}");
+        assert!(why.contains("there is no handover"), "{why}");
         let socket = handover::send(b"{}", &[]).unwrap();
         let why = rehearse(socket).unwrap_err();
         assert!(why.contains("the state cannot be read"), "{why}");

@@ -1,20 +1,20 @@
 //! Changes of the pools' rings: which servers are live, agreed on by all workers.
 //!
-//! A change goes in two phases. First every worker *holds* the pool: it dispatches nothing more and
-//! says so. When the last one has, every worker is *released* with the new ring. So at no instant
+//! A change has two phases. First every worker *holds* the pool: it dispatches nothing more and
+//! confirms. When the last one has, every worker is *released* with the new ring. So at no instant
 //! do two workers dispatch by different rings of one pool. A change that is not held in time is
-//! abandoned, by releasing everybody with the old ring, and tried again later.
+//! abandoned: all workers are released with the old ring, and it is tried again later.
 //!
-//! Another epoch puts other pools in the place of these: [`Rings::freeze`], wait until
-//! [`Rings::is_quiet`], [`Rings::switch`] with the commit, [`Rings::thaw`]. Meanwhile no change is
-//! begun; what is reported is remembered.
+//! A new epoch replaces the pools: [`Rings::freeze`], wait until [`Rings::is_quiet`],
+//! [`Rings::switch`] with the commit, [`Rings::thaw`]. Meanwhile no change begins; reports are
+//! remembered.
 //!
 //! A server that is ejected again soon after its readmission flaps, and every ejection costs
-//! requests: it stays out longer each time, see [`flaps::Flaps`].
+//! requests. So it stays out longer each time, see [`flaps::Flaps`].
 //!
 //! A pure state machine: events and the time go in, messages come out of [`Rings::poll_message`].
-//! It relies on two things: a channel delivers in order, and a worker that [left](Rings::left) is
-//! dead and not merely out of reach.
+//! It relies on two things: a channel delivers in order, and a worker that has [left](Rings::left)
+//! is dead, not just unreachable.
 
 mod flaps;
 mod pool;
@@ -36,10 +36,10 @@ use self::pool::{Change, Promotion, Ring, RingState, Server, Wanted};
 /// How long workers may take to hold a pool. Its clients wait as long.
 pub(crate) const HOLD_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How much of that they may wait for replies that are still owed by servers that are well.
+/// How much of that time they may wait for replies of healthy servers.
 pub(crate) const DRAIN_MS: u64 = 100;
 
-/// How long an abandoned change waits for its next try.
+/// Pause before an abandoned change is tried again.
 pub(crate) const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// A worker, by its slot. One slot has one worker at a time.
@@ -47,17 +47,17 @@ pub(crate) type Slot = u32;
 
 #[derive(Clone)]
 pub(crate) struct Rings {
-    /// How many changes were begun, in all pools of all epochs: the version of the last one.
+    /// The number of changes begun, in all pools of all epochs: the version of the last one.
     version: u64,
     pools: Vec<Ring>,
     workers: BTreeSet<Slot>,
     messages: VecDeque<(Slot, ToChild)>,
-    /// No change is begun.
+    /// No change may begin.
     frozen: bool,
     halted: bool,
 }
 
-/// All that outlives the master's program while [quiet](Rings::is_quiet).
+/// All that survives an exchange of the program while [quiet](Rings::is_quiet).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RingsState {
     version: u64,
@@ -67,7 +67,7 @@ pub(crate) struct RingsState {
 }
 
 impl RingsState {
-    /// Whether there is one for each pool of the snapshot, with its servers.
+    /// Whether it matches the pools of the snapshot and their servers.
     pub(crate) fn are_of(&self, snapshot: &Snapshot) -> bool {
         let pools = &snapshot.pools;
         self.pools.len() == pools.len()
@@ -88,7 +88,7 @@ impl Rings {
         }
     }
 
-    /// What [`Rings::from_state`] goes on with. Everybody has been told what there was to tell.
+    /// The state for [`Rings::from_state`]. All messages have been sent.
     pub(crate) fn state(&self, now: Instant) -> RingsState {
         assert!(self.is_quiet() && self.messages.is_empty(), "a change would never end");
         RingsState {
@@ -99,8 +99,8 @@ impl Rings {
         }
     }
 
-    /// Of the workers of then those are asked from now on who are there. `configs` are of the pools
-    /// that the state is of: another version may have known less of them.
+    /// Only the former workers that are still there take part from now on. `configs` has the pools of
+    /// the state: another version may have known less about them.
     pub(crate) fn from_state(
         state: RingsState,
         configs: &[RingConfig],
@@ -166,7 +166,7 @@ impl Rings {
         self.pools[pool as usize].version
     }
 
-    /// Begins no change any more. One that is under way goes on to its end.
+    /// No change begins any more. A change under way is finished.
     pub(crate) fn freeze(&mut self) {
         self.frozen = true;
     }
@@ -176,7 +176,7 @@ impl Rings {
         self.pools.iter().all(|ring| ring.change.is_none())
     }
 
-    /// Begins changes again, with those that were wanted meanwhile.
+    /// Allows changes again, beginning with those wanted meanwhile.
     pub(crate) fn thaw(&mut self, now: Instant) {
         self.frozen = false;
         for pool in 0..self.pools.len() {
@@ -184,8 +184,8 @@ impl Rings {
         }
     }
 
-    /// As it will be after [`Rings::switch`] to these pools, unless something is reported first:
-    /// to tell which servers are live then.
+    /// The state after a [`Rings::switch`] to these pools, if nothing is reported before: it tells
+    /// which servers will be live.
     pub(crate) fn switched(&self, pools: Vec<RingConfig>) -> Self {
         let mut next = self.clone();
         next.messages.clear();
@@ -193,9 +193,9 @@ impl Rings {
         next
     }
 
-    /// Puts other pools in the place of these. Servers that stay, by the names of their pools and
-    /// their own, stay on or off the ring; what is known of the others is forgotten. Only while
-    /// frozen and quiet, and with all messages taken: they mean the old pools.
+    /// Replaces the pools. Servers that stay, by pool name and server name, stay on or off the
+    /// ring; what is known of the others is forgotten. Only while frozen and quiet and with all
+    /// messages taken, since those refer to the old pools.
     pub(crate) fn switch(&mut self, pools: Vec<RingConfig>) {
         assert!(self.frozen && self.is_quiet(), "a change of a ring would get lost");
         assert!(self.messages.is_empty(), "these pools would be told what is meant for the old");
@@ -208,8 +208,8 @@ impl Rings {
         self.pools = carried.collect();
     }
 
-    /// A worker was started; its messages are to be sent before [`ToChild::Start`]. No change waits
-    /// for it that was begun before: it dispatches nothing until it has read of it.
+    /// A worker was started; its messages are sent before [`ToChild::Start`]. No change begun
+    /// earlier waits for it: it dispatches nothing until it has read of the change.
     pub(crate) fn joined(&mut self, slot: Slot) {
         let new = self.workers.insert(slot);
         assert!(new, "the worker before it left");
@@ -245,14 +245,15 @@ impl Rings {
     }
 
     pub(crate) fn server_down(&mut self, pool: u32, server: u32, why: String, now: Instant) {
-        // A worker may have asked before it knew that this server is not ejected any more.
+        // A worker may have sent the report before it knew that this server may not be ejected any
+        // more.
         if self.pools.get(pool as usize).is_some_and(|ring| ring.may_eject(server)) {
             self.want(pool, server, Wanted { live: false, why }, now);
         }
     }
 
-    /// An ejected server answers. If it is not to come back yet this is forgotten: the workers go
-    /// on probing it and say so again.
+    /// An ejected server answers. If it may not return yet, this is forgotten: workers keep probing
+    /// it and report again.
     pub(crate) fn server_up(&mut self, pool: u32, server: u32, now: Instant) {
         let ring = self.pools.get(pool as usize);
         if ring.is_some_and(|ring| ring.may_return(server, now)) {
@@ -261,7 +262,7 @@ impl Rings {
         }
     }
 
-    /// Abandons what is under way and begins nothing any more: the instance is stopping.
+    /// Abandons changes under way and begins none any more: the instance is stopping.
     pub(crate) fn halt(&mut self) {
         self.halted = true;
         for pool in 0..self.pools.len() {
@@ -305,13 +306,13 @@ impl Rings {
         if change.map_or(live, |change| change.live) == wanted.live {
             ring.wanted.remove(&server);
         } else {
-            // The first reason is the one that counts.
+            // The first reason counts.
             ring.wanted.entry(server).or_insert(wanted);
         }
         self.advance(pool as usize, now);
     }
 
-    /// Finishes the change of a pool that everybody holds and begins its next one.
+    /// Finishes the change of a pool that all workers hold and begins its next one.
     fn advance(&mut self, pool: usize, now: Instant) {
         loop {
             let ring = &mut self.pools[pool];
@@ -362,7 +363,7 @@ impl Rings {
             "pool '{}': the ring is not changed, workers {:?} did not hold in time",
             ring.config.name, change.waiting
         );
-        // What was wanted meanwhile contradicts the change, so both vanish.
+        // A report that came meanwhile contradicts the change, so both cancel out.
         for (server, wanted) in change.servers {
             if ring.wanted.remove(&server).is_none() {
                 ring.wanted.insert(server, wanted);
@@ -400,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_holds_before_anybody_is_released() {
+    fn all_workers_hold_before_any_is_released() {
         let (mut rings, now) = running([0, 1]);
         rings.server_down(1, 2, "refused".into(), now);
         assert_eq!(messages(&mut rings), [(0, hold(1, 1)), (1, hold(1, 1))]);
@@ -425,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_during_a_change_makes_the_next_one() {
+    fn reports_during_a_change_make_the_next_one() {
         let (mut rings, now) = running([0]);
         rings.server_down(1, 0, "refused".into(), now);
         rings.server_down(1, 1, "refused".into(), now);
@@ -489,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_worker_holds_nothing_up() {
+    fn a_dead_worker_delays_nothing() {
         let (mut rings, now) = running([0, 1]);
         rings.server_down(0, 0, "refused".into(), now);
         rings.held(0, 0, 1, now);
@@ -499,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_joins_in_a_change_holds_from_its_start_and_is_not_waited_for() {
+    fn a_worker_that_joins_during_a_change_holds_from_its_start() {
         let (mut rings, now) = running([0]);
         rings.server_down(0, 0, "refused".into(), now);
         messages(&mut rings);
@@ -533,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_ignored() {
+    fn invalid_reports_are_ignored() {
         let (mut rings, now) = running([0]);
         rings.held(0, 0, 0, now);
         rings.held(0, 9, 1, now);
@@ -598,7 +599,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_in_another_epoch_stays_as_it_is() {
+    fn servers_that_stay_in_the_next_epoch_keep_their_state() {
         let (mut rings, now) = running([0]);
         for (version, server) in [(1, 0), (2, 1), (3, 2)] {
             rings.server_down(1, server, "refused".into(), now);
@@ -608,7 +609,7 @@ mod tests {
         rings.freeze();
         rings.server_down(0, 0, "refused".into(), now);
         rings.server_down(0, 1, "refused".into(), now);
-        // In beta, a is gone, b is elsewhere, c is first; in alpha a is gone, b is last.
+        // In beta, a is gone, b is elsewhere and c is first; in alpha, a is gone and b is last.
         let mut beta = pool("beta", ["c", "b", "d"]);
         beta.servers[1].endpoint = endpoint("elsewhere");
         let next = vec![beta, pool("gamma", ["c"]), pool("alpha", ["c", "b"])];
@@ -674,7 +675,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_workers_that_the_exchange_has_not_kept() {
+    fn workers_lost_in_the_exchange_are_not_waited_for() {
         let (mut rings, now) = running([0, 3]);
         rings.freeze();
         let mut rings = Rings::from_state(rings.state(now), &configs(), |slot| slot == 0, now);
@@ -692,7 +693,7 @@ mod tests {
             eject(&mut rings, server, ejected_at);
             readmit(&mut rings, server, ejected_at) - ejected_at
         };
-        // Ejected for the first time it comes back as soon as it answers.
+        // After its first ejection it returns as soon as it answers.
         assert_eq!(pause(0, now), Duration::ZERO);
         let mut at = now;
         for seconds in [20, 40, 80, 160, 300, 300] {
@@ -700,19 +701,19 @@ mod tests {
             assert_eq!(pause(0, at), Duration::from_secs(seconds));
             at += Duration::from_secs(seconds);
         }
-        // Later, but not much later, it waits as long as the last time.
+        // A little later it waits as long as the last time.
         at += FLAP_WINDOW + RETRY_TIMEOUT;
         assert_eq!(pause(0, at), FLAP_PAUSE_MAX);
         at += FLAP_PAUSE_MAX + FLAP_MEMORY * FLAP_PAUSE_MAX;
         assert_eq!(pause(0, at), Duration::ZERO);
         at += FLAP_WINDOW;
         assert_eq!(pause(0, at), RETRY_TIMEOUT, "it begins anew");
-        // The other servers of the pool have nothing to do with it.
+        // The other servers of the pool are not affected.
         assert_eq!(pause(1, at + RETRY_TIMEOUT), Duration::ZERO);
     }
 
     #[test]
-    fn who_flaps_is_better_than_none() {
+    fn a_flapping_server_is_better_than_none() {
         let (mut rings, now) = running([0]);
         eject(&mut rings, 0, now);
         readmit(&mut rings, 0, now);
@@ -770,7 +771,7 @@ mod tests {
         assert!(!rings.live(0)[server as usize]);
     }
 
-    /// Readmits it as soon as that can be, which is told.
+    /// Readmits it as soon as possible, and returns when that is.
     fn readmit(rings: &mut Rings, server: u32, mut now: Instant) -> Instant {
         loop {
             rings.server_up(0, server, now);
@@ -782,7 +783,7 @@ mod tests {
         }
     }
 
-    /// Everybody holds what there is to hold.
+    /// All workers hold what is to be held.
     fn settle(rings: &mut Rings, now: Instant) {
         while let Some((slot, message)) = rings.poll_message() {
             if let ToChild::Hold { pool, version, .. } = message {

@@ -1,4 +1,4 @@
-//! Sessions on their way from one worker to another: who gets them, and how many may wait here.
+//! Sessions on their way between workers: who gets them, and how many may wait here.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -9,22 +9,22 @@ use cashew_control::Session;
 
 use crate::ring::Slot;
 
-/// How many sessions may wait here before those who hand them over are not read any more.
+/// With this many waiting sessions, workers that hand sessions over are not read.
 const WAITING_MAX: usize = 1024;
 
-/// Descriptors that one session comes with at most.
+/// The most descriptors of one session.
 const DESCRIPTORS_EACH: usize = 2;
 
-/// Descriptors that are kept for all else that the master does while sessions move.
+/// Descriptors reserved for everything else while sessions move.
 const SPARE: usize = 64;
 
-/// How old the number of descriptors may be that there are for sessions.
+/// The maximum age of the count of free descriptors.
 const ROOM_AGE_MAX: Duration = Duration::from_millis(100);
 
-/// How many messages may wait for a worker that still gets sessions.
+/// The most messages that may wait for a worker that still gets sessions.
 pub(crate) const MAIL_MAX: usize = 64;
 
-/// How old the numbers of clients may be by which the target is chosen.
+/// The maximum age of the client counts by which the target is chosen.
 const LOADS_AGE_MAX: Duration = Duration::from_millis(100);
 
 /// How long after the last session moved its client may be missing in the workers' figures.
@@ -33,18 +33,18 @@ const SETTLING: Duration = Duration::from_secs(2);
 #[derive(Debug, Default)]
 pub(crate) struct Sessions {
     waiting: VecDeque<Parcel>,
-    /// Of all that wait.
+    /// Of all waiting sessions.
     descriptors: usize,
-    /// How many descriptors there are for sessions, here and on the way to a worker.
+    /// How many descriptors may be used for sessions, here and on the way to a worker.
     room: Option<usize>,
     measured_at: Option<Instant>,
-    /// How many clients each worker has: what it said, and what it was sent since.
+    /// How many clients each worker has: its own count plus what it was sent since.
     clients: BTreeMap<Slot, u64>,
     counted_at: Option<Instant>,
     moved_at: Option<Instant>,
 }
 
-/// A session and what it carries: its socket, and perhaps its bytes.
+/// A session with its socket and possibly its bytes.
 #[derive(Debug)]
 pub(crate) struct Parcel {
     pub(crate) from: Slot,
@@ -56,7 +56,7 @@ pub(crate) struct Parcel {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) slot: Slot,
-    /// Messages that it has yet to take.
+    /// Messages it has not taken yet.
     pub(crate) mail: usize,
 }
 
@@ -67,14 +67,14 @@ impl Sessions {
         self.waiting.push_back(parcel);
     }
 
-    /// Could not be delivered, so it is first in line again.
+    /// Could not be delivered, so it is the first again.
     pub(crate) fn push_back(&mut self, parcel: Parcel) {
         self.descriptors += parcel.descriptors.len();
         self.waiting.push_front(parcel);
     }
 
-    /// The next session and who gets it: `wanted(from)` if it takes mail, or else the one with the
-    /// fewest clients, or nobody who gave it away unless there is nobody else.
+    /// The next session and its target: `wanted(from)` if that takes messages, else the worker with
+    /// the fewest clients. The sender gets it back only if there is nobody else.
     pub(crate) fn next(
         &mut self,
         targets: &[Target],
@@ -84,7 +84,7 @@ impl Sessions {
         let takes_mail = |target: &&Target| target.mail < MAIL_MAX;
         let wanted = wanted(from).filter(|&slot| targets.iter().any(|it| it.slot == slot));
         let slot = match wanted {
-            // It waits for this one rather than go somewhere else.
+            // It waits for this worker rather than go to another.
             Some(slot) => targets.iter().find(|it| it.slot == slot).filter(takes_mail)?.slot,
             None => {
                 let others = targets.iter().filter(|it| it.slot != from || targets.len() == 1);
@@ -102,22 +102,22 @@ impl Sessions {
         self.waiting.is_empty()
     }
 
-    /// Whether who hands sessions over should not be read. `sent` is how many messages workers have
-    /// yet to take, and sessions to confirm: each may be a session.
+    /// Whether workers that hand sessions over should not be read. `sent` counts messages not taken
+    /// and sessions not confirmed: each may be a session.
     pub(crate) fn is_full(&self, sent: usize) -> bool {
         let held = self.descriptors + DESCRIPTORS_EACH * sent;
-        // One at a time moves all the same.
+        // A single session moves in any case.
         let has_no_room = |room| held > 0 && held + DESCRIPTORS_EACH > room;
         self.waiting.len() >= WAITING_MAX || self.room.is_some_and(has_no_room)
     }
 
-    /// Whether it is to be looked up how many descriptors there are.
+    /// Whether the free descriptors must be counted again.
     pub(crate) fn is_unmeasured(&self, now: Instant) -> bool {
         self.measured_at.is_none_or(|measured_at| now - measured_at >= ROOM_AGE_MAX)
     }
 
-    /// Of the `limit` of this process so many descriptors are `open`, those of sessions `sent`
-    /// among them.
+    /// This process may have `limit` descriptors and has `open`, including those of `sent`
+    /// sessions.
     pub(crate) fn handle_files(&mut self, limit: u64, open: usize, sent: usize, now: Instant) {
         let others = open.saturating_sub(self.descriptors + sent) + SPARE;
         self.room = Some(usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(others));
@@ -134,13 +134,13 @@ impl Sessions {
         self.counted_at.is_none_or(|counted_at| now - counted_at >= LOADS_AGE_MAX)
     }
 
-    /// How many clients each worker says it has.
+    /// The number of clients that each worker reports.
     pub(crate) fn handle_counts(&mut self, clients: BTreeMap<Slot, u64>, now: Instant) {
         self.clients = clients;
         self.counted_at = Some(now);
     }
 
-    /// Closes the connections of all that wait.
+    /// Closes the connections of all waiting sessions.
     pub(crate) fn clear(&mut self) {
         self.waiting.clear();
         self.descriptors = 0;
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_one_with_the_fewest_clients_gets_the_next() {
+    fn the_worker_with_the_fewest_clients_gets_the_next_session() {
         let mut sessions = with(5);
         sessions.handle_counts(BTreeMap::from([(1, 4), (2, 2), (3, 3)]), Instant::now());
         let got = targets(&mut sessions, &[idle(1), idle(2), idle(3)], None);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_gets_its_own_back_unless_alone() {
+    fn a_session_returns_to_its_sender_only_if_there_is_no_other_worker() {
         assert_eq!(targets(&mut with(2), &[idle(0), idle(1)], None), [1, 1]);
         assert_eq!(targets(&mut with(2), &[idle(0)], None), [0, 0]);
         assert!(targets(&mut with(2), &[], None).is_empty());
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_too_much_mail_gets_no_more() {
+    fn a_worker_with_many_messages_gets_no_sessions() {
         let busy = Target { slot: 1, mail: MAIL_MAX };
         assert_eq!(targets(&mut with(2), &[busy, idle(2)], None), [2, 2]);
         assert!(targets(&mut with(2), &[busy, idle(2)], Some(1)).is_empty());
@@ -187,11 +187,11 @@ mod tests {
     }
 
     #[test]
-    fn no_more_wait_than_there_are_descriptors_for() {
+    fn waiting_sessions_are_bounded_by_descriptors() {
         let now = Instant::now();
         let mut sessions = Sessions::default();
         assert!(sessions.is_unmeasured(now));
-        // Twenty of the hundred that are open belong to sessions that were sent.
+        // Twenty of the hundred open descriptors belong to sessions that were sent.
         sessions.handle_files(80 + SPARE as u64 + 6, 100, 20, now);
         assert!(!sessions.is_unmeasured(now) && sessions.is_unmeasured(now + ROOM_AGE_MAX));
         assert!(sessions.is_full(3), "each may have two");
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn it_takes_a_while_to_settle() {
+    fn client_counts_settle_after_a_while() {
         let mut sessions = with(1);
         let now = Instant::now();
         assert!(sessions.is_moving(now + SETTLING));

@@ -1,4 +1,4 @@
-//! Signals, as events that the master polls for.
+//! Signals, as events that the master polls.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,7 +10,7 @@ use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 use tracing::warn;
 
-/// What an operator asks for by a signal.
+/// An operator's order by signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     Stop,
@@ -38,8 +38,8 @@ impl Signals {
         self.delivery.pending().map(request).collect()
     }
 
-    /// Sends this process again what it has received and nobody has asked for, while signals are
-    /// held: for the next program.
+    /// While signals are held, sends this process again those that were received and not handled,
+    /// for the next program.
     pub(crate) fn put_back(&mut self) {
         for signal in self.delivery.pending() {
             let signal = Signal::from_named_raw(signal).expect("it was received");

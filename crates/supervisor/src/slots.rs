@@ -1,6 +1,6 @@
-//! The life of whoever holds a slot: when to start it, when to give it up, when to start the next.
+//! The life of a slot's holder: when to start it, when to give it up, when to start the next.
 //!
-//! A pure state machine: it is told what happened and the time, and [`Slot::poll`] tells what to do.
+//! A pure state machine: events and the time go in, [`Slot::poll`] returns what to do.
 
 use std::time::{Duration, Instant};
 
@@ -9,35 +9,35 @@ use crate::fleet::Life;
 /// How long a child may take from its start to `Ready`.
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a child may live on after it closed its channel, or after its time was up.
+/// How long a child may live on after it closed its channel, or after its deadline.
 pub(crate) const KILL_GRACE: Duration = Duration::from_secs(1);
 
 /// How long it may take to die of SIGABRT: the kernel may be writing a core.
 const ABORT_GRACE: Duration = Duration::from_millis(200);
 
-/// Who served this long did not crash in a loop.
+/// A child that served this long does not crash in a loop.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
-/// The pause before the second restart in a row; it doubles with each further one. There is none
-/// before the first.
+/// The pause before the second restart in a row. It doubles with each further one. The first
+/// restart comes without a pause.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 
-/// Not longer: the others do this worker's share meanwhile.
+/// The longest pause: the others do this worker's share meanwhile.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(crate) struct Slot {
     state: State,
-    /// Deaths in a row, none of which followed a stable time of serving.
+    /// Deaths in a row without a stable time of serving before them.
     crashes: u32,
-    /// It is handing its work over, nobody follows it, and it should be gone by then.
+    /// It is retiring without a successor, and should have ended by then.
     retire_by: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Empty until it is time for the next try.
-    Vacant {
+    /// Empty until the next attempt.
+    Empty {
         until: Instant,
     },
     Starting {
@@ -46,8 +46,8 @@ enum State {
     Serving {
         since: Instant,
     },
-    /// Should be dead by the deadline. `last` when nobody is to follow. Who was told to stop still
-    /// has a duty meanwhile.
+    /// Should be dead by the deadline. `last` if no successor follows. A child that was told to
+    /// stop still has a duty meanwhile.
     Dying {
         deadline: Instant,
         last: bool,
@@ -57,16 +57,16 @@ enum State {
     Closed,
 }
 
-/// By what it is seen whether the one that holds a slot hangs.
+/// What shows whether the slot's holder hangs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Duty {
-    /// It starts, and does not beat before it serves: it must not be stopped.
+    /// It is starting and need not beat yet, but must not be stopped.
     Start { since: Instant },
-    /// It has had to beat since then.
+    /// It must have beaten since then.
     Beat { since: Instant },
 }
 
-/// What the slot asks for.
+/// What the slot needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     Spawn,
@@ -78,7 +78,7 @@ pub(crate) enum Order {
 
 impl Slot {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { state: State::Vacant { until: now }, crashes: 0, retire_by: None }
+        Self { state: State::Empty { until: now }, crashes: 0, retire_by: None }
     }
 
     pub(crate) fn spawned(&mut self, now: Instant) {
@@ -91,15 +91,15 @@ impl Slot {
         }
     }
 
-    /// It is about to die, by itself or by what was done to it.
-    pub(crate) fn doomed(&mut self, now: Instant) {
+    /// It is about to die, by itself or because of an order.
+    pub(crate) fn mark_dying(&mut self, now: Instant) {
         self.expect_death(now, KILL_GRACE);
     }
 
-    /// It is sent SIGABRT.
+    /// It gets SIGABRT.
     pub(crate) fn aborted(&mut self, now: Instant) {
         self.expect_death(now, ABORT_GRACE);
-        // Who was stopping had more.
+        // If it was stopping, its deadline was later.
         if let State::Dying { deadline, .. } = &mut self.state {
             *deadline = (*deadline).min(now + ABORT_GRACE);
         }
@@ -113,34 +113,34 @@ impl Slot {
                 self.state = State::Dying { deadline: now + grace, last, duty: None };
             }
             State::Dying { ref mut duty, .. } => *duty = None,
-            State::Vacant { .. } | State::Closed => {}
+            State::Empty { .. } | State::Closed => {}
         }
     }
 
-    /// Nobody follows the one that holds the slot now, who must be gone by the deadline.
+    /// No successor follows the current holder, which must have ended by the deadline.
     pub(crate) fn stop(&mut self, deadline: Instant) {
         self.state = match self.state {
-            State::Vacant { .. } | State::Closed => State::Closed,
+            State::Empty { .. } | State::Closed => State::Closed,
             State::Starting { .. } | State::Serving { .. } | State::Dying { .. } => {
                 State::Dying { deadline, last: true, duty: self.duty() }
             }
         };
     }
 
-    /// Who serves here was told to hand everything over and go. Being watched as before, it has
-    /// time for that until the deadline. Means nothing to who does not serve.
+    /// The serving holder was told to hand everything over and end. It is watched as before and has
+    /// time until the deadline. No effect if it does not serve.
     pub(crate) fn retire(&mut self, deadline: Instant) {
         if self.is_serving() {
             self.retire_by = Some(deadline);
         }
     }
 
-    /// How much of its time is left, if it retires.
+    /// The time left, if it is retiring.
     pub(crate) fn retire_within(&self, now: Instant) -> Option<Duration> {
         self.retire_by.map(|deadline| deadline.saturating_duration_since(now))
     }
 
-    /// It has that much more time, if it retires.
+    /// Extends its time, if it is retiring.
     pub(crate) fn postpone(&mut self, by: Duration) {
         self.retire_by = self.retire_by.map(|deadline| deadline + by);
     }
@@ -149,8 +149,8 @@ impl Slot {
         self.retire_by = None;
     }
 
-    /// Who held the slot is dead, or could not be started at all. Tells how long the slot stays
-    /// empty, unless for ever.
+    /// The holder is dead, or could not be started. Returns how long the slot stays empty; `None`
+    /// is for ever.
     pub(crate) fn died(&mut self, now: Instant) -> Option<Duration> {
         self.note_stability(now);
         let last = matches!(self.state, State::Closed | State::Dying { last: true, .. });
@@ -163,7 +163,7 @@ impl Slot {
             crashes => PAUSE_FIRST.saturating_mul(1 << (crashes - 1).min(16)).min(PAUSE_MAX),
         };
         self.crashes = self.crashes.saturating_add(1);
-        self.state = State::Vacant { until: now + pause };
+        self.state = State::Empty { until: now + pause };
         Some(pause)
     }
 
@@ -174,7 +174,7 @@ impl Slot {
             return Some(Order::Kill);
         }
         match &mut self.state {
-            State::Vacant { until } if *until <= now => Some(Order::Spawn),
+            State::Empty { until } if *until <= now => Some(Order::Spawn),
             State::Starting { since } if *since + START_TIMEOUT <= now => {
                 self.aborted(now);
                 Some(Order::Abort)
@@ -183,7 +183,7 @@ impl Slot {
                 *deadline = now + KILL_GRACE;
                 Some(Order::Kill)
             }
-            State::Vacant { .. }
+            State::Empty { .. }
             | State::Starting { .. }
             | State::Serving { .. }
             | State::Dying { .. }
@@ -194,7 +194,7 @@ impl Slot {
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let retire_by = self.retire_by.filter(|_| self.is_retiring());
         let at = match self.state {
-            State::Vacant { until } => Some(until),
+            State::Empty { until } => Some(until),
             State::Starting { since } => Some(since + START_TIMEOUT),
             State::Dying { deadline, .. } => Some(deadline),
             State::Serving { .. } | State::Closed => None,
@@ -207,21 +207,21 @@ impl Slot {
             State::Serving { .. } if self.retire_by.is_some() => Life::Retiring,
             State::Serving { .. } => Life::Serving,
             State::Dying { last: true, .. } | State::Closed => Life::Going,
-            State::Vacant { .. } | State::Starting { .. } | State::Dying { .. } => Life::Coming,
+            State::Empty { .. } | State::Starting { .. } | State::Dying { .. } => Life::Pending,
         }
     }
 
-    /// What is expected of the one that holds the slot, if anything.
+    /// What is expected of the holder, if anything.
     pub(crate) fn duty(&self) -> Option<Duty> {
         match self.state {
             State::Starting { since } => Some(Duty::Start { since }),
             State::Serving { since } => Some(Duty::Beat { since }),
             State::Dying { duty, .. } => duty,
-            State::Vacant { .. } | State::Closed => None,
+            State::Empty { .. } | State::Closed => None,
         }
     }
 
-    /// How often in a row whoever held the slot died before it had served for a while.
+    /// How often in a row the holder died before it had served for a while.
     pub(crate) fn crashes(&self) -> u32 {
         self.crashes
     }
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn who_served_for_a_while_is_replaced_at_once_again() {
+    fn a_child_that_served_for_a_while_is_replaced_at_once() {
         let (mut slot, now) = serving();
         slot.died(now);
         slot.spawned(now);
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_get_ready_is_aborted_then_killed() {
+    fn a_child_that_does_not_get_ready_is_aborted_then_killed() {
         let now = Instant::now();
         let mut slot = Slot::new(now);
         slot.spawned(now);
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_aborted_is_killed_soon() {
+    fn an_aborted_child_is_killed_soon() {
         let (mut slot, now) = serving();
         assert_eq!(slot.duty(), Some(Duty::Beat { since: now }));
         slot.aborted(now);
@@ -317,9 +317,9 @@ mod tests {
     }
 
     #[test]
-    fn who_closed_its_channel_and_lives_on_is_killed() {
+    fn a_child_that_outlives_its_channel_is_killed() {
         let (mut slot, now) = serving();
-        slot.doomed(now);
+        slot.mark_dying(now);
         assert_eq!(slot.poll(now), None);
         assert_eq!(slot.poll(now + KILL_GRACE), Some(Order::Kill));
         assert_eq!(slot.poll(now + 2 * KILL_GRACE), Some(Order::Kill));
@@ -336,13 +336,13 @@ mod tests {
         assert!(slot.is_closed());
         assert_eq!(slot.poll(deadline), None);
 
-        let mut vacant = Slot::new(now);
-        vacant.stop(deadline);
-        assert!(vacant.is_closed());
+        let mut empty = Slot::new(now);
+        empty.stop(deadline);
+        assert!(empty.is_closed());
     }
 
     #[test]
-    fn who_stops_is_watched_as_before_and_soon_gone_when_it_hangs() {
+    fn a_stopping_child_is_still_watched() {
         let (mut slot, now) = serving();
         let deadline = now + Duration::from_secs(3600);
         slot.stop(deadline);
@@ -356,13 +356,13 @@ mod tests {
         slot.spawned(now);
         slot.stop(deadline);
         assert_eq!(slot.duty(), Some(Duty::Start { since: now }));
-        // It goes by itself, and has its time for it.
-        slot.doomed(now);
+        // It ends by itself, and has time for that.
+        slot.mark_dying(now);
         assert_eq!((slot.duty(), slot.poll_timeout()), (None, Some(deadline)));
     }
 
     #[test]
-    fn who_retires_has_its_time_and_is_not_followed() {
+    fn a_retiring_child_has_its_time_and_no_successor() {
         let (mut slot, now) = serving();
         let deadline = now + Duration::from_millis(300);
         slot.retire(deadline);
@@ -374,25 +374,25 @@ mod tests {
 
         let (mut slot, now) = serving();
         slot.retire(deadline);
-        slot.doomed(now);
+        slot.mark_dying(now);
         assert_eq!((slot.life(), slot.died(now)), (Life::Going, None));
     }
 
     #[test]
-    fn who_dies_already_does_not_retire() {
+    fn a_dying_child_does_not_retire() {
         let (mut slot, now) = serving();
         slot.aborted(now);
         slot.retire(now + Duration::from_secs(3600));
-        assert_eq!((slot.life(), slot.retire_within(now)), (Life::Coming, None));
+        assert_eq!((slot.life(), slot.retire_within(now)), (Life::Pending, None));
         assert_eq!(slot.died(now), Some(Duration::ZERO));
 
         let mut slot = Slot::new(now);
         slot.retire(now);
-        assert_eq!((slot.life(), slot.poll(now)), (Life::Coming, Some(Order::Spawn)));
+        assert_eq!((slot.life(), slot.poll(now)), (Life::Pending, Some(Order::Spawn)));
     }
 
     #[test]
-    fn who_retires_may_be_given_more_time() {
+    fn a_retiring_child_may_get_more_time() {
         let (mut slot, now) = serving();
         slot.postpone(Duration::from_secs(1));
         assert_eq!(slot.life(), Life::Serving);
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_taken_back_serves_on() {
+    fn a_child_that_is_taken_back_keeps_serving() {
         let (mut slot, now) = serving();
         let deadline = now + Duration::from_millis(300);
         slot.retire(deadline);
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn who_retires_has_to_beat_and_if_it_does_not_is_not_followed() {
+    fn a_retiring_child_must_beat_and_gets_no_successor() {
         let (mut slot, now) = serving();
         slot.retire(now + Duration::from_secs(3600));
         assert_eq!(slot.duty(), Some(Duty::Beat { since: now }));

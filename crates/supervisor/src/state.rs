@@ -1,9 +1,9 @@
-//! All that the program of a master must know to go on where another one stopped: a text of JSON,
-//! and the descriptors that it speaks of by their places.
+//! All that the master's program must know to continue where another one stopped: a JSON text, and
+//! the descriptors that it refers to by position.
 //!
-//! Two versions of cashew have to understand it. What is unknown is ignored, what is missing has
-//! its default, so a field may be added if its default is right for what was written without it.
-//! For all other changes there is [`FORMAT`].
+//! Two versions of cashew have to understand it. Unknown fields are ignored and missing fields have
+//! their defaults. So a field may be added if its default is right for a state without it. For all
+//! other changes there is [`FORMAT`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -24,55 +24,55 @@ use crate::ring::RingsState;
 use crate::status::Outcome;
 use crate::unix_socket::UnixSocketState;
 
-/// Raised when a state cannot be understood any more by who knows only the format before.
+/// Raised when programs that know only the format before cannot understand a state any more.
 pub(crate) const FORMAT: u32 = 1;
 
-/// The first descriptors are those that a rehearsal may look at: the epoch, the metrics, what all
-/// processes share.
+/// The first descriptors are those that a rehearsal may use: the epoch, the metrics, and the memory
+/// that all processes share.
 pub(crate) const REHEARSED: usize = 3;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct State {
     pub(crate) format: u32,
-    /// Of the cashew that wrote it.
+    /// Version of the cashew that wrote it.
     pub(crate) version: String,
     /// The file of the program that wrote it, to go back to.
     pub(crate) program: Place,
     /// Why the program that took over has given it back.
     #[serde(default)]
     pub(crate) failed: Option<String>,
-    /// Where that program was found, and the one that takes over.
+    /// The path of that program, and of the one that takes over.
     pub(crate) path: Text,
     pub(crate) next_path: Text,
     pub(crate) epoch: Place,
     pub(crate) metrics: Place,
     pub(crate) shared: Place,
-    /// The highest number that any epoch ever had, taken effect or not.
+    /// The highest epoch number ever used, whether it took effect or not.
     pub(crate) last_epoch: u64,
-    /// What the children speak that it started itself.
+    /// The control version of the children that it started itself.
     pub(crate) control_version: u8,
     pub(crate) session_version: u32,
     pub(crate) listeners: ListenersState,
-    /// Who accepts from which listening socket.
+    /// Which workers accept from which listening socket.
     pub(crate) owners: BTreeMap<u32, BTreeSet<u32>>,
     pub(crate) members: Vec<MemberState>,
     pub(crate) generation: u64,
     pub(crate) rings: RingsState,
-    /// Under which number the clients of each pool are counted, by the pool's name.
+    /// The quota number of each pool, by the pool's name.
     pub(crate) quotas: BTreeMap<String, u32>,
     pub(crate) log_level: u8,
-    /// Standard error as it was at the start. Without it, it is what it was: there is no log file
-    /// but one of the command line.
+    /// Standard error as it was at the start. If missing, it is unchanged: the log file, if any, is
+    /// that of the command line.
     #[serde(default)]
     pub(crate) standard_error: Option<Place>,
-    /// Of the instance, in seconds since 1970.
+    /// The instance's start, in seconds since 1970.
     pub(crate) started_at: u64,
     #[serde(default)]
     pub(crate) operators: OperatorsState,
-    /// Who is to be told how it ends.
+    /// Operators that wait for the outcome.
     #[serde(default)]
     pub(crate) askers: Vec<Place>,
-    /// Reloads that were asked for meanwhile, for when the upgrade is over.
+    /// Reloads requested meanwhile, for after the upgrade.
     #[serde(default, flatten)]
     pub(crate) wanted: WantedReload,
 }
@@ -80,12 +80,12 @@ pub(crate) struct State {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct WantedReload {
-    /// Whether somebody wants one who cannot be told of it.
+    /// Whether a reload is wanted by someone who gets no answer.
     pub(crate) reload_wanted: bool,
     pub(crate) reload_askers: Vec<ReloadAsker>,
 }
 
-/// Who is to be told how a reload ends.
+/// An operator that waits for the outcome of a reload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ReloadAsker {
     pub(crate) socket: Place,
@@ -93,7 +93,7 @@ pub(crate) struct ReloadAsker {
     pub(crate) dry_run: bool,
 }
 
-/// What is understood of a state of any format, so that there is always a way back.
+/// The part of a state that is understood whatever its format, so that there is always a way back.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Head {
     format: u32,
@@ -104,7 +104,7 @@ pub(crate) struct Head {
     pub(crate) failed: Option<String>,
 }
 
-/// The operators' socket, and what they are told.
+/// The operators' socket, and their answers.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct OperatorsState {
@@ -115,47 +115,47 @@ pub(crate) struct OperatorsState {
 /// One child, or the place for one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MemberState {
-    /// `None` is the admin.
+    /// `None` is the admin process.
     pub(crate) slot: Option<u32>,
     pub(crate) rank: u32,
-    /// Workers of an earlier one are replaced.
+    /// Workers of an earlier generation are replaced.
     pub(crate) generation: u64,
     pub(crate) restarts: u64,
-    /// Is handing its work over, and has so much time left for that.
+    /// It is retiring, and has this much time left.
     #[serde(default)]
     pub(crate) retire_within_ms: Option<u64>,
-    /// `None` where there is to be one and is none just now.
+    /// `None` if it is to be started and is not running now.
     #[serde(default)]
     pub(crate) child: Option<ChildState>,
 }
 
-/// A process: it serves, or retires.
+/// A process: it serves or retires.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ChildState {
     pub(crate) pid: i32,
     pub(crate) pidfd: Place,
     pub(crate) channel: Place,
-    /// What it speaks on the channel.
+    /// Its control version.
     pub(crate) control_version: u8,
     pub(crate) session_version: u32,
-    /// Whether it counts in the metrics that the state names.
+    /// Whether it counts in the metrics of this state.
     #[serde(default = "yes")]
     pub(crate) counts: bool,
 }
 
-/// Where a descriptor is among those that come along.
+/// Position of a descriptor among those passed along.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Place(u32);
 
-/// What the system calls a text; any bytes.
+/// A string of the operating system; any bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Text(Vec<u8>);
 
-/// The descriptors that come along, on their way out.
+/// Descriptors to pass along.
 #[derive(Debug, Default)]
 pub(crate) struct Pack(Vec<Rc<OwnedFd>>);
 
-/// The descriptors that came along.
+/// Descriptors received.
 #[derive(Debug)]
 pub(crate) struct Unpack(Vec<Rc<OwnedFd>>);
 
@@ -170,20 +170,20 @@ fn unreadable(error: serde_json::Error) -> String {
 }
 
 impl State {
-    /// Reads what another program wrote, which may be of another version.
+    /// Reads the state that another program wrote, possibly of another version.
     pub(crate) fn read(text: &[u8]) -> Result<Self, String> {
-        // First of all, since of another format nothing else may be understood.
+        // First of all: nothing else may be understood if the format differs.
         let head = Head::read(text)?;
         if head.format != FORMAT {
             return Err(format!(
-                "the state of cashew {} has format {}, and {FORMAT} is understood here",
+                "the state of cashew {} has format {}, this program understands {FORMAT}",
                 head.version, head.format
             ));
         }
         serde_json::from_slice(text).map_err(unreadable)
     }
 
-    /// Whether it is whole, and of the configuration in effect: what is missing has to be found out
+    /// Checks that it is complete and matches the configuration in effect. Errors must be found
     /// while there is a way back.
     pub(crate) fn check(&self, snapshot: &Snapshot) -> Result<(), String> {
         let pools = &snapshot.pools;
@@ -202,7 +202,7 @@ impl State {
         }
         if let Some(slot) = self.members.iter().find_map(|it| it.slot.filter(|&it| it >= SLOTS_MAX))
         {
-            return Err(format!("there are {SLOTS_MAX} places for workers, and none for {slot}"));
+            return Err(format!("there is no worker slot {slot}: there are {SLOTS_MAX}"));
         }
         let has_admin = self.members.iter().any(|member| member.slot.is_none());
         if has_admin && !self.listeners.has_stats() {
@@ -221,8 +221,8 @@ impl State {
         serde_json::to_vec(self).expect("a state has string keys and no failing serializer")
     }
 
-    /// The same text, with whatever this version does not know, saying that the take-over failed,
-    /// and which reloads are wanted by now if that is known.
+    /// The same text, including fields unknown here, marked as a failed take-over, and with the
+    /// reloads wanted by now if known.
     pub(crate) fn write_failed(text: &[u8], why: &str, wanted: Option<&WantedReload>) -> Vec<u8> {
         let failed = || -> serde_json::Result<Vec<u8>> {
             let mut state: serde_json::Map<String, serde_json::Value> =
@@ -234,7 +234,7 @@ impl State {
             }
             serde_json::to_vec(&state)
         };
-        // What cannot be understood here is understood by who wrote it.
+        // Its writer understands what is not understood here.
         failed().unwrap_or_else(|_| text.to_vec())
     }
 }
@@ -255,7 +255,7 @@ impl Pack {
         Ok(self.put(&Rc::new(descriptor.as_fd().try_clone_to_owned()?)))
     }
 
-    /// For [`handover::send`](crate::handover::send), the first `count` of them.
+    /// For [`handover::send`](crate::handover::send): the first `count` of them.
     pub(crate) fn send(&self, text: &[u8], count: usize) -> io::Result<OwnedFd> {
         let descriptors: Vec<_> = self.0.iter().take(count).map(|it| it.as_fd()).collect();
         crate::handover::send(text, &descriptors)
@@ -280,7 +280,7 @@ impl Unpack {
         self.get(place)?.try_clone().map_err(|error| error.to_string())
     }
 
-    /// To hand all of it on, as it came.
+    /// To pass all of it on, as it came.
     pub(crate) fn repack(&self) -> Pack {
         Pack(self.0.clone())
     }
@@ -329,7 +329,7 @@ mod tests {
         "quotas":{"alpha":0,"beta":1},"log_level":5,"started_at":1700000000}"#;
 
     #[test]
-    fn what_the_first_version_wrote_is_understood() {
+    fn the_first_version_s_state_is_understood() {
         let state = State::read(STATE.as_bytes()).unwrap();
         assert_eq!((state.program, state.epoch), (Place(3), Place(0)));
         assert_eq!(PathBuf::from(state.next_path.clone()), Path::new("/c"));
@@ -347,10 +347,10 @@ mod tests {
     }
 
     #[test]
-    fn of_another_format_there_is_still_a_way_back() {
+    fn a_state_of_another_format_can_be_given_back() {
         let text = STATE.replace("\"format\":1", "\"format\":2").replace("\"members\"", "\"folk\"");
         let why = State::read(text.as_bytes()).unwrap_err();
-        assert!(why.contains("cashew 0.1.0 has format 2, and 1 is understood"), "{why}");
+        assert!(why.contains("cashew 0.1.0 has format 2, this program understands 1"), "{why}");
         assert_eq!(Head::read(text.as_bytes()).unwrap().program, Place(3));
         for text in ["", "{", "[]", r#"{"format":1}"#] {
             assert!(State::read(text.as_bytes()).unwrap_err().contains("cannot be read"));
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_back_is_what_came_and_why() {
+    fn a_state_goes_back_unchanged_with_the_reason() {
         let text = STATE.replace("\"format\":1", "\"colour\":\"green\",\"format\":1");
         let asker = ReloadAsker { socket: Place(9), dry_run: true };
         let wanted = WantedReload { reload_wanted: true, reload_askers: vec![asker] };
@@ -369,14 +369,14 @@ mod tests {
         assert_eq!(back["members"][0]["child"]["pid"], 42);
         let state = State::read(&serde_json::to_vec(&back).unwrap()).unwrap();
         assert_eq!((state.failed.as_deref(), state.wanted), (Some("no luck"), wanted.clone()));
-        // Who failed before it knew keeps what was wanted before.
+        // A program that failed before it read this keeps the earlier wishes.
         let text = serde_json::to_vec(&back).unwrap();
         let again = State::read(&State::write_failed(&text, "again", None)).unwrap();
         assert_eq!((again.failed.as_deref(), again.wanted), (Some("again"), wanted));
     }
 
     #[test]
-    fn what_is_not_of_the_configuration_is_refused() {
+    fn a_state_that_does_not_match_the_configuration_is_refused() {
         let yaml = "alpha:\n  listen: 127.0.0.1:1\n  servers:\n   - 127.0.0.1:2:1\n";
         let loaded = cashew_config::parse("t.yml", yaml, &cashew_config::Context::of_system());
         let snapshot = loaded.unwrap_or_else(|errors| panic!("{errors}")).snapshot;
@@ -400,7 +400,7 @@ mod tests {
             ("/rings/pools/0/wanted", out_of_range, "rings are not those"),
             ("/listeners/groups/0/pool", "other".into(), "no such pool"),
             ("/listeners/stats", serde_json::Value::Null, "statistics is missing"),
-            ("/members/0/slot", SLOTS_MAX.into(), "and none for 256"),
+            ("/members/0/slot", SLOTS_MAX.into(), "no worker slot 256"),
         ];
         for (pointer, value, expected) in refused {
             let why = check(pointer, value).unwrap_err();
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_may_be_said_to_be_of_any_age() {
+    fn any_start_time_is_accepted() {
         let mut state = State::read(STATE.as_bytes()).unwrap();
         assert_eq!(state.started(), UNIX_EPOCH + Duration::from_secs(1_700_000_000));
         state.started_at = u64::MAX;
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_are_found_by_their_places() {
+    fn descriptors_are_found_by_their_positions() {
         let (reader, writer) = io::pipe().unwrap();
         let mut pack = Pack::default();
         let first = pack.put_copy(&reader).unwrap();

@@ -1,6 +1,6 @@
-//! How an instance is, as `cashew status` tells it.
+//! The state of an instance, as `cashew status` shows it.
 //!
-//! Two versions of cashew may meet here: what is unknown is ignored, what is missing is empty.
+//! Two versions of cashew may meet here: unknown fields are ignored, missing fields are empty.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-/// How the instance is.
+/// The state of the instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Status {
@@ -20,10 +20,10 @@ pub struct Status {
     pub uptime_s: u64,
     pub epoch: u64,
     pub workers: Vec<WorkerStatus>,
-    /// Without one there are no statistics.
+    /// Without an admin process there are no statistics.
     pub admin: Option<AdminStatus>,
     pub pools: Vec<PoolStatus>,
-    /// Where the statistics are.
+    /// Address of the statistics.
     pub statistics: Option<SocketAddr>,
     /// `None` is standard error.
     pub log_file: Option<PathBuf>,
@@ -39,7 +39,7 @@ pub struct Status {
 pub struct WorkerStatus {
     pub slot: u32,
     pub rank: u32,
-    /// `None` while there is no process, or where it is a thread.
+    /// `None` if there is no process, or if it is a thread.
     pub pid: Option<u32>,
     pub state: String,
     /// Since its start.
@@ -48,7 +48,7 @@ pub struct WorkerStatus {
     pub sessions: u64,
     /// Share of the last second in which it was not waiting.
     pub busy_permille: u32,
-    /// Of its slot, in the life of the instance.
+    /// Restarts of its slot, in the life of the instance.
     pub restarts: u64,
 }
 
@@ -66,32 +66,32 @@ pub struct PoolStatus {
     pub name: String,
     pub listen: String,
     pub servers: u32,
-    /// On the ring.
+    /// Servers on the ring.
     pub live: u32,
     /// Who takes the writes, where the others are its replicas; else empty.
     pub primary: String,
     pub ring_version: u64,
-    /// Of the ring, in hex: the same on every machine that sends keys to the same servers.
+    /// Digest of the ring, in hex: the same on every machine that sends keys to the same servers.
     pub digest: String,
-    /// What clients may call.
+    /// Which commands clients may use.
     pub command_policy: String,
-    /// Requests refused by that.
+    /// Requests refused by the command policy.
     pub commands_refused: u64,
     /// Attempts to log in with a wrong password.
     pub auth_failures: u64,
-    /// For how long CLIENT PAUSE holds clients back from now on; 0 if none does.
+    /// How much longer CLIENT PAUSE holds clients back; 0 if it does not.
     pub paused_ms: u64,
-    /// It holds back only what writes.
+    /// The pause covers only writes.
     pub paused_writes_only: bool,
 }
 
-/// How a reload or an upgrade went.
+/// The outcome of a reload or an upgrade.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Outcome {
     /// Seconds since 1970.
     pub at: u64,
-    /// `None` when it was a success.
+    /// `None` on success.
     pub failed: Option<String>,
 }
 

@@ -1,8 +1,8 @@
-//! Whether another program may take the place of this one: it tests the configuration, then
-//! rehearses the take-over with a copy of the state. Both happen in a process of its own, and
-//! nobody waits for that but a pidfd.
+//! Whether another program may replace this one: it tests the configuration, then rehearses the
+//! take-over with a copy of the state. Both run in a separate process, which only a pidfd waits
+//! for.
 //!
-//! The file is opened once, and what is tried is what will run, whatever happens to its path.
+//! The file is opened once. What is tried is what will run, whatever happens to its path.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -19,37 +19,38 @@ use rustix::process::{
 };
 use serde::{Deserialize, Serialize};
 
-/// How long the test of the configuration may take: names are looked up for it.
+/// How long the test of the configuration may take: it looks names up.
 const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 const REHEARSAL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How much of what a program says is kept, of its end: there it says why it ends, and the verdict.
+/// How much of a program's output is kept, from the end: it has the reason of a failure, and the
+/// verdict.
 const OUTPUT_MAX: usize = 64 * 1024;
 
-/// How much is read at a time, so that one who says a lot does not keep the master from others.
+/// How much is read at a time, so that a large output does not delay the master.
 const READ_MAX: u64 = 256 * 1024;
 
-/// How a program is asked to be something else than an instance. A version before or after this
-/// one is asked the same, so the arguments of cashew for these are never to be changed.
+/// How a program is started for another purpose than to run an instance. Earlier and later versions
+/// are started the same way, so cashew's arguments for these must never change.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// Where the next version is found.
+    /// The path of the next version.
     pub path: PathBuf,
-    /// As this process was started.
+    /// The arguments that this process was started with.
     pub argv: Vec<OsString>,
-    /// To test the configuration and exit with 0.
+    /// Arguments to test the configuration and exit with 0.
     pub test: Vec<OsString>,
-    /// To [rehearse](crate::rehearse) with what standard input has, and say so on standard output
-    /// with a [`Verdict`].
+    /// Arguments to [rehearse](crate::rehearse) with standard input and print a [`Verdict`] on
+    /// standard output.
     pub rehearse: Vec<OsString>,
     /// Added to `argv`: standard input has what is to be [taken over](crate::take_over).
     pub take_over: Vec<OsString>,
-    /// Of cashew, to tell it from the next.
+    /// Cashew's version, to tell it from the next.
     pub version: String,
 }
 
-/// What a rehearsal says, as a line of JSON. Never to be changed, but for additions.
+/// The result of a rehearsal, as a line of JSON. Only additions are allowed, ever.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Verdict {
@@ -57,11 +58,11 @@ pub struct Verdict {
     pub version: String,
     /// Why it is not ready.
     pub why: Option<String>,
-    /// What the operator should know beforehand.
+    /// What the operator should know in advance.
     pub notes: Vec<String>,
 }
 
-/// A program that is being tried. Dropping it ends that.
+/// A program that is being tried. Dropping it ends the trial.
 #[derive(Debug)]
 pub(crate) struct Trial {
     path: PathBuf,
@@ -105,7 +106,7 @@ impl Trial {
         Ok(Self { path: path.to_owned(), file, step: Step::Test, helper, deadline })
     }
 
-    /// One of them becomes readable when there is something to [poll](Self::poll).
+    /// One of them becomes readable when [poll](Self::poll) has something to do.
     pub(crate) fn events(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let pipe = self.helper.pipe.as_ref().map(|pipe| pipe.as_fd());
         std::iter::once(self.helper.pidfd.as_fd()).chain(pipe)
@@ -115,7 +116,7 @@ impl Trial {
         self.deadline
     }
 
-    /// Goes on if it is time to. `copy` makes the socket that a rehearsal is given.
+    /// Continues if possible. `copy` creates the socket for the rehearsal.
     pub(crate) fn poll(
         &mut self,
         program: &Program,
@@ -143,7 +144,7 @@ impl Trial {
             Step::Rehearsal => "the rehearsal",
         };
         let status = self.helper.status().map_err(|error| error.to_string())?;
-        // A pipe that is full would keep it from coming to an end.
+        // A full pipe would keep it from ending.
         self.helper.read();
         let Some(status) = status else {
             if now >= self.deadline {
@@ -180,7 +181,7 @@ fn failure(what: &str, status: ExitStatus, output: &str) -> String {
         (None, Some(signal)) => format!("{what} was killed by signal {signal}"),
         (None, None) => format!("{what} ended: {status}"),
     };
-    // The whole of it, since the first line may be the one that matters, or the last.
+    // The whole output: the first line or the last may be the one that matters.
     let lines: Vec<&str> = output.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     if !lines.is_empty() {
         let _ = write!(why, ": {}", lines.join("; "));
@@ -224,11 +225,11 @@ impl Helper {
         Ok(status.map(|(_, status)| ExitStatus::from_raw(status.as_raw())))
     }
 
-    /// What it has said by now. It may leave children behind that could say more.
+    /// Reads the output so far. Its children may outlive it and write more.
     fn read(&mut self) {
         let Some(pipe) = &self.pipe else { return };
         let before = self.output.len();
-        // Ends with an error where somebody still could write.
+        // It ends with an error if somebody can still write.
         let is_whole = pipe.take(READ_MAX).read_to_end(&mut self.output).is_ok();
         if is_whole && self.output.len() - before < READ_MAX as usize {
             self.pipe = None;
@@ -255,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_program_is_refused() {
+    fn a_file_that_is_not_a_program_is_refused() {
         let place = Place::new("none");
         assert!(attempt(&place.0.join("missing")).unwrap_err().contains("cannot open"));
         assert!(attempt(&place.0).unwrap_err().contains("cannot be run"));
@@ -264,19 +265,19 @@ mod tests {
         assert!(attempt(&path).unwrap_err().contains("cannot be run"));
         let path = place.file("no-format", b"GIF89a");
         assert!(attempt(&path).unwrap_err().contains("cannot be run"));
-        // Whoever runs a script opens it by a path that leads nowhere any more.
+        // The path by which a script's interpreter would open it leads nowhere any more.
         let path = place.file("script", b"#!/bin/sh\nexit 0\n");
         assert!(attempt(&path).unwrap_err().contains("the test of the configuration exited"));
     }
 
     #[test]
-    fn who_fails_the_test_is_refused() {
+    fn a_program_that_fails_the_test_is_refused() {
         let why = attempt(Path::new("/bin/false")).unwrap_err();
         assert_eq!(why, "/bin/false: the test of the configuration exited with status 1");
     }
 
     #[test]
-    fn who_cannot_rehearse_is_refused() {
+    fn a_program_that_cannot_rehearse_is_refused() {
         let why = attempt(Path::new("/bin/true")).unwrap_err();
         assert_eq!(why, "/bin/true: the rehearsal exited with status 0");
         let why = shell("exit 0", "echo oh; echo dear >&2; exit 3").unwrap_err();
@@ -290,14 +291,14 @@ mod tests {
     }
 
     #[test]
-    fn who_passes_both_is_a_candidate() {
+    fn a_program_that_passes_both_is_a_candidate() {
         let say = r#"echo some warning; echo '{"ready":true,"version":"9","later":1}'"#;
         let verdict = shell("echo fine; exit 0", say).unwrap().verdict;
         assert_eq!(verdict, Verdict { ready: true, version: "9".into(), ..Verdict::default() });
     }
 
     #[test]
-    fn who_says_more_than_a_pipe_holds_is_heard_to_the_end() {
+    fn output_larger_than_a_pipe_is_read_to_the_end() {
         let much = "head -c 1000000 /dev/zero | tr '\\0' '\\n'";
         let say = format!(r#"{much}; echo '{{"ready":true,"version":"9"}}'"#);
         let verdict = shell(&format!("{much} >&2"), &say).unwrap().verdict;
@@ -307,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_too_long_is_refused_and_killed() {
+    fn a_program_that_takes_too_long_is_refused_and_killed() {
         let program = shell_program("exec sleep 1000", "");
         let now = Instant::now();
         let mut trial = Trial::begin(&program, &program.path, now).unwrap();
@@ -366,8 +367,8 @@ mod tests {
         fn file(&self, name: &str, content: &[u8]) -> PathBuf {
             let (path, source) = (self.0.join(name), self.0.join(format!("{name}.source")));
             fs::write(&source, content).unwrap();
-            // What another test starts at this moment has what this process has open for writing, and what
-            // somebody has open for writing cannot be executed.
+            // A process that another test starts at this moment inherits what this process has open
+            // for writing, and a file that is open for writing cannot be executed.
             assert!(Command::new("cp").args([&source, &path]).status().unwrap().success());
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
             path

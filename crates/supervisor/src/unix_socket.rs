@@ -1,4 +1,4 @@
-//! A listening socket that has a path.
+//! A listening socket with a path.
 
 use std::fs;
 use std::io;
@@ -16,11 +16,11 @@ use tracing::{info, warn};
 
 use crate::state::{Pack, Place, Text};
 
-/// How long to wait for another process to put its socket in its place.
+/// How often to wait for another process that is replacing the socket.
 const LOCK_TRIES: u32 = 10;
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
-/// Dropping it removes the path, unless somebody else has it by now.
+/// Dropping it removes the path, unless another process owns it by now.
 #[derive(Debug)]
 pub(crate) struct UnixSocket {
     fd: OwnedFd,
@@ -28,7 +28,7 @@ pub(crate) struct UnixSocket {
     inode: Inode,
 }
 
-/// Device and number of a file: who has a path.
+/// Device and inode of a file, which show who owns a path.
 pub(crate) type Inode = (u64, u64);
 
 #[derive(Debug, thiserror::Error)]
@@ -56,13 +56,13 @@ impl UnixSocket {
         Ok(UnixSocketState { socket, path: self.path().into(), inode: self.inode })
     }
 
-    /// As [`state`](Self::state) was, with its descriptor.
+    /// Resumes from a saved [`state`](Self::state) and its descriptor.
     pub(crate) fn resume(state: UnixSocketState, fd: OwnedFd) -> Self {
         Self { fd, path: state.path.into(), inode: state.inode }
     }
 }
 
-/// For another program to go on with.
+/// For the next program.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct UnixSocketState {
     pub(crate) socket: Place,
@@ -88,9 +88,8 @@ impl From<Errno> for BindError {
     }
 }
 
-/// Binds and listens under a name nobody knows, then renames: who connects to the path reaches
-/// either who was there before or a socket that listens with the right mode. What a process that
-/// is gone left there is replaced.
+/// Binds and listens under a hidden name, then renames. So a client of the path reaches either the
+/// former socket or one that listens with the right mode. A socket of a dead process is replaced.
 pub(crate) fn bind(
     path: &Path,
     mode: Option<u32>,
@@ -99,7 +98,7 @@ pub(crate) fn bind(
     let _lock = lock_directory(path);
     clear_way(path)?;
     let hidden = path.with_file_name(format!(".cashew.{}", std::process::id()));
-    // In a container the one that was killed here had the same number.
+    // In a container, a process that was killed here may have had the same id.
     let _ = fs::remove_file(&hidden);
     let socket = stream_socket()?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(&hidden)?)?;
@@ -115,14 +114,14 @@ pub(crate) fn bind(
     match publish() {
         Ok(inode) => Ok((socket, inode)),
         Err(error) => {
-            // The failure before this one is the one to tell.
+            // The earlier failure is the one to report.
             let _ = fs::remove_file(&hidden);
             Err(BindError::Io(error))
         }
     }
 }
 
-/// Removes the path of a socket, unless another instance has put one of its own there.
+/// Removes the path of a socket, unless another instance has put its own there.
 pub(crate) fn remove(path: &Path, inode: Inode) {
     if identity(path).ok() == Some(inode)
         && let Err(error) = fs::remove_file(path)
@@ -131,8 +130,8 @@ pub(crate) fn remove(path: &Path, inode: Inode) {
     }
 }
 
-/// Of two that replace a stale socket at the same time the later one would take the path from the
-/// earlier one, which had found its way clear. Who holds the lock for long is about something else.
+/// Serialises processes that replace a stale socket: otherwise the later one would take the path
+/// from the earlier one. A lock that is held for long is for something else.
 fn lock_directory(path: &Path) -> Option<fs::File> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let directory = fs::File::open(parent.unwrap_or(Path::new("."))).ok()?;
@@ -146,8 +145,8 @@ fn lock_directory(path: &Path) -> Option<fs::File> {
     None
 }
 
-/// Nothing is removed here; only somebody who listens at the path, or something there that is not
-/// a socket, is in the way.
+/// Checks the path and removes nothing. Only a live listener or something that is not a socket is
+/// in the way.
 fn clear_way(path: &Path) -> Result<(), BindError> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -157,17 +156,17 @@ fn clear_way(path: &Path) -> Result<(), BindError> {
     }
     match connect(path) {
         Err(Errno::CONNREFUSED) => {
-            info!("{} is left over from a process that is gone", path.display());
+            info!("replacing {}, left by a process that is gone", path.display());
             Ok(())
         }
         Err(Errno::NOENT) => Ok(()),
-        // EAGAIN: somebody listens and is busy. EPROTOTYPE: somebody has a socket of another type.
+        // EAGAIN: a busy listener. EPROTOTYPE: a socket of another type.
         Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Err(BindError::InUse),
         Err(errno) => Err(errno.into()),
     }
 }
 
-/// Removes a socket whose process is gone.
+/// Removes a socket whose process is dead.
 pub(crate) fn sweep(path: &Path) {
     if let (Ok(inode), Err(Errno::CONNREFUSED)) = (identity(path), connect(path)) {
         remove(path, inode);

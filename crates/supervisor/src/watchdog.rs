@@ -1,16 +1,16 @@
-//! Tells children, workers and the admin, that hang from those that are merely kept waiting.
+//! Tells children that hang, workers and the admin process, from those that are only delayed.
 //!
-//! An old heartbeat is a reason to look, not to kill: a machine with too much to do, or one that
-//! was suspended, makes the hearts of children stop that are well. So what the kernel says about the
-//! child's main thread has to agree, over two looks: it was stopped, or has had the processor
-//! without getting round, or sleeps although its timer should have woken it long ago. One that
-//! waits for a processor or for a disk is given [`STARVED_MAX`]. When the master itself comes late
-//! everybody's time begins anew.
+//! An old heartbeat is a reason to check, not to kill: an overloaded machine, or one that was
+//! suspended, stops the heartbeats of healthy children. So the kernel's view of the child's main
+//! thread has to agree, over two checks: it was stopped, or has used the processor without
+//! finishing a tick, or sleeps although its timer should have woken it long ago. A child that waits
+//! for a processor or for a disk gets [`STARVED_MAX`]. When the master itself is late, the time of
+//! all children begins anew.
 //!
-//! A child that starts does not beat yet, and may take its time; only that it was stopped over two
-//! looks tells that it hangs.
+//! A child that starts does not beat yet and may take its time. It hangs only if it was stopped
+//! over two checks.
 //!
-//! Decides by what it is told, see [`Watchdog::judge`]; only [`look`] asks the kernel.
+//! The decision depends only on arguments, see [`Watchdog::judge`]; only [`look`] asks the kernel.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,18 +21,18 @@ use rustix::param::clock_ticks_per_second;
 
 use crate::child::Role;
 
-/// The oldest heartbeat of a child that is excused for it.
+/// The oldest heartbeat of a child with an excuse.
 pub(crate) const STARVED_MAX: Duration = Duration::from_secs(10);
 
 pub(crate) struct Watchdog {
-    /// The oldest heartbeat that needs no excuse. Zero when nobody is watched.
+    /// The oldest heartbeat that needs no excuse. Zero if nothing is watched.
     timeout: Duration,
     /// When the next round is due. One for all children, so that it wakes the master once.
     due: Instant,
-    /// Time before that does not count against anybody.
+    /// Time before this does not count against any child.
     fair_since: Instant,
     suspects: BTreeMap<Role, Suspect>,
-    /// Who starts and is stopped, and since when it has been seen so.
+    /// Children that are starting and were seen stopped, and since when.
     stopped: BTreeMap<Role, Instant>,
 }
 
@@ -42,26 +42,26 @@ pub(crate) struct Vitals {
     pub(crate) role: Role,
     /// Since when it has been expected to beat.
     pub(crate) since: Instant,
-    /// When its heart last beat, by any clock, and how long ago that is.
+    /// When it last beat, by any clock, and how long ago that is.
     pub(crate) beat_ms: u64,
     pub(crate) age: Duration,
 }
 
-/// What the kernel says about a child's main thread.
+/// The kernel's view of a child's main thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Look {
     pub(crate) state: RunState,
-    /// How much of a processor's time it has had in all.
+    /// The processor time it has used in all.
     pub(crate) cpu: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RunState {
-    /// Runs, or would if it were given a processor.
+    /// Runs, or would if it got a processor.
     Runnable,
     /// Waits for an event.
     Asleep,
-    /// Waits for a disk, or for memory that comes from one.
+    /// Waits for a disk, or for memory from one.
     Blocked,
     /// By a signal, or by a debugger.
     Stopped,
@@ -73,29 +73,29 @@ pub(crate) enum Hang {
     Stopped,
     Spinning,
     Asleep,
-    /// For [`STARVED_MAX`], whatever excuse it may have.
+    /// For [`STARVED_MAX`], whatever the excuse.
     Stuck,
 }
 
-/// Someone whose heartbeat is getting old.
+/// A child whose heartbeat is getting old.
 #[derive(Clone, Copy)]
 struct Suspect {
     beat_ms: u64,
-    /// Since when it has been looked at, and what it had used then.
+    /// Since when it has been checked, and what it had used then.
     since: Instant,
     cpu: Option<Duration>,
     was_asleep: bool,
 }
 
 impl Watchdog {
-    /// No timeout means that nobody is watched.
+    /// Without a timeout nothing is watched.
     pub(crate) fn new(timeout_ms: u64, now: Instant) -> Self {
         let timeout = Duration::from_millis(timeout_ms);
         let (suspects, stopped) = (BTreeMap::new(), BTreeMap::new());
         Self { timeout, due: now, fair_since: now, suspects, stopped }
     }
 
-    /// Goes by another timeout from now on.
+    /// Changes the timeout.
     pub(crate) fn set_timeout(&mut self, timeout_ms: u64, now: Instant) {
         let timeout = Duration::from_millis(timeout_ms);
         if timeout != self.timeout {
@@ -113,7 +113,7 @@ impl Watchdog {
             return false;
         }
         if now - self.due > self.timeout / 2 {
-            // The master was not given a processor either, or the machine was suspended.
+            // The master did not get a processor either, or the machine was suspended.
             self.fair_since = now;
             self.suspects.clear();
             self.stopped.clear();
@@ -122,15 +122,15 @@ impl Watchdog {
         true
     }
 
-    /// Whether a child hangs. `look` is what the kernel says, if it says anything; it is only
-    /// asked about suspects.
+    /// Whether a child hangs. `look` returns the kernel's view, if there is one. It is called for
+    /// suspects only.
     pub(crate) fn judge(
         &mut self,
         vitals: Vitals,
         now: Instant,
         look: impl FnOnce() -> Option<Look>,
     ) -> Option<Hang> {
-        // The heartbeat of the one before it is still there until the first of its own.
+        // Until its first beat, the heartbeat is that of the slot's former holder.
         let fair = now.saturating_duration_since(vitals.since.max(self.fair_since));
         let age = vitals.age.min(fair);
         if age < self.timeout / 2 {
@@ -145,8 +145,8 @@ impl Watchdog {
         if hang.is_some() {
             self.suspects.remove(&vitals.role);
         } else if age < self.timeout {
-            // The second look comes when it can decide, which saves a part of the second that
-            // the replacement may take.
+            // The second check comes as soon as it can decide. This saves part of the second that a
+            // replacement may take.
             self.due = self.due.min(now + (self.timeout - age).max(self.timeout / 8));
         }
         hang
@@ -166,7 +166,7 @@ impl Watchdog {
         }
         let seen = self.stopped.entry(role).or_insert(now);
         if *seen < since {
-            // That was the one before it.
+            // That was its predecessor.
             *seen = now;
         }
         let at = *seen + self.timeout;
@@ -209,7 +209,7 @@ impl Suspect {
         }
         let used = look.cpu.saturating_sub(cpu_before?);
         match look.state {
-            // All that it had at once, or so much bit by bit that it should have got round.
+            // It used all of the time, or enough in total to have finished a tick.
             RunState::Runnable if used >= (timeout / 2).min(watched / 2) => Some(Hang::Spinning),
             RunState::Asleep if was_asleep => Some(Hang::Asleep),
             RunState::Runnable | RunState::Asleep | RunState::Blocked | RunState::Stopped => None,
@@ -228,8 +228,8 @@ impl fmt::Display for Hang {
     }
 }
 
-/// Asks the kernel about the main thread of a child, which must not have been reaped. `None` when
-/// it is dead, or nothing can be learnt about it.
+/// Asks the kernel about the main thread of a child, which must not have been reaped. `None` if it
+/// is dead, or nothing is known about it.
 pub(crate) fn look(pid: u32) -> Option<Look> {
     parse(&fs::read_to_string(format!("/proc/{pid}/task/{pid}/stat")).ok()?)
 }
@@ -245,7 +245,7 @@ fn parse(stat: &str) -> Option<Look> {
         "T" | "t" => RunState::Stopped,
         _ => return None,
     };
-    // utime and stime, the 14th and 15th of all.
+    // utime and stime, fields 14 and 15.
     let ticks = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
     let cpu = Duration::from_millis(ticks * 1000 / clock_ticks_per_second());
     Some(Look { state, cpu })
@@ -259,7 +259,7 @@ mod tests {
     const WORKER: Role = Role::Worker { slot: 3 };
 
     #[test]
-    fn who_beats_is_not_even_looked_at() {
+    fn a_beating_child_is_not_checked() {
         let mut world = World::new();
         for _ in 0..100 {
             assert_eq!(world.run(100, |_| unreachable!()), None);
@@ -268,33 +268,33 @@ mod tests {
     }
 
     #[test]
-    fn who_sleeps_through_its_timer_hangs() {
+    fn a_child_that_sleeps_past_its_timer_hangs() {
         let mut world = World::new();
         assert_eq!(world.run(5000, |_| looks(RunState::Asleep, 0)), Some(Hang::Asleep));
         assert_eq!(world.age(), 700);
     }
 
     #[test]
-    fn who_uses_the_processor_for_nothing_hangs() {
+    fn a_child_that_spins_hangs() {
         let mut world = World::new();
         assert_eq!(world.run(5000, |ms| looks(RunState::Runnable, ms)), Some(Hang::Spinning));
         assert_eq!(world.age(), 700);
     }
 
     #[test]
-    fn who_is_stopped_hangs() {
+    fn a_stopped_child_hangs() {
         let mut world = World::new();
         assert_eq!(world.run(5000, |_| looks(RunState::Stopped, 0)), Some(Hang::Stopped));
         assert_eq!(world.age(), 700);
     }
 
     #[test]
-    fn who_starts_hangs_only_when_it_is_stopped() {
+    fn a_starting_child_hangs_only_if_stopped() {
         let mut world = World::new();
         for state in [RunState::Runnable, RunState::Asleep, RunState::Blocked] {
             assert_eq!(world.start(60_000, |_| looks(state, 0)), None);
         }
-        // Now and then is nothing.
+        // Short stops do not count.
         let is_stopped = |ms| ms % 1000 < 500;
         let state = |ms| if is_stopped(ms) { RunState::Stopped } else { RunState::Asleep };
         assert_eq!(world.start(10_000, |ms| looks(state(ms), 0)), None);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn one_hangs_beside_others_that_do_not() {
+    fn one_child_hangs_and_others_do_not() {
         let mut world = World::new();
         let mut found = Vec::new();
         for _ in 0..5000 {
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn who_starts_does_not_answer_for_the_one_before_it() {
+    fn a_starting_child_is_not_blamed_for_its_predecessor() {
         let mut world = World::new();
         assert_eq!(world.start(690, |_| looks(RunState::Stopped, 0)), None);
         world.since = world.now;
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gets_no_processor_is_given_time() {
+    fn a_starved_child_gets_time() {
         for state in [RunState::Runnable, RunState::Blocked] {
             let mut world = World::new();
             assert_eq!(world.run(9000, |_| looks(state, 0)), None);
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn who_spins_with_a_small_share_of_a_processor_is_found_out_later() {
+    fn a_child_that_spins_with_little_processor_time_is_found_later() {
         let mut world = World::new();
         assert_eq!(
             world.run(60_000, |ms| looks(RunState::Runnable, ms / 10)),
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn who_merely_happened_to_sleep_is_looked_at_again() {
+    fn a_child_that_happened_to_sleep_is_checked_again() {
         let mut world = World::new();
         let mut states = [RunState::Asleep, RunState::Runnable].into_iter().cycle();
         let hang = world.run(5000, |_| looks(states.next().unwrap(), 0));
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_before_the_last_heartbeat_does_not_count() {
+    fn processor_time_before_the_last_heartbeat_does_not_count() {
         let mut world = World::new();
         for _ in 0..20 {
             assert_eq!(world.run(600, |ms| looks(RunState::Runnable, ms)), None);
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn the_heartbeat_of_the_one_before_does_not_count() {
+    fn the_predecessor_s_heartbeat_does_not_count() {
         let mut world = World::new();
         world.now += Duration::from_secs(60);
         world.since = world.now;
@@ -406,14 +406,14 @@ mod tests {
     }
 
     #[test]
-    fn without_procfs_only_time_tells() {
+    fn without_procfs_only_time_decides() {
         let mut world = World::new();
         assert_eq!(world.run(60_000, |_| None), Some(Hang::Stuck));
         assert!((10_000..10_200).contains(&world.age()), "{}", world.age());
     }
 
     #[test]
-    fn without_a_timeout_nobody_is_watched() {
+    fn without_a_timeout_nothing_is_watched() {
         let mut world = World::new();
         world.watchdog.set_timeout(0, world.now);
         assert_eq!(world.watchdog.poll_timeout(), None);
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_s_words_are_understood() {
+    fn proc_stat_is_understood() {
         let stat = |state| {
             format!("7 (a) R 1 (x) {state} 1 1 1 0 -1 4194304 92 0 0 0 30 12 0 0 20 0 1 0 9\n")
         };
@@ -472,7 +472,7 @@ mod tests {
             Vitals { role: WORKER, since: self.since, beat_ms: self.beats, age }
         }
 
-        /// Lets so much time pass, or less if a hang is found. `look` is told how much has.
+        /// Lets so much time pass, or less if a hang is found. `look` gets the elapsed time.
         fn run(
             &mut self,
             milliseconds: u64,
@@ -491,7 +491,7 @@ mod tests {
             None
         }
 
-        /// As [`run`](Self::run), for one that is not ready yet.
+        /// Like [`run`](Self::run), for a child that is not ready yet.
         fn start(&mut self, milliseconds: u64, look: impl Fn(u64) -> Option<Look>) -> Option<Hang> {
             for passed in 0..milliseconds {
                 self.now += Duration::from_millis(1);

@@ -1,5 +1,5 @@
-//! An instance that changes while it serves: other configurations, more and fewer workers, sessions
-//! that move. With real processes, of which only the master is real.
+//! An instance that changes while it serves: other configurations, more and fewer workers, moving
+//! sessions. Children are real processes, but only the master is the real program.
 
 mod fake;
 
@@ -18,7 +18,7 @@ use rustix::process::Signal;
 fake_processes!();
 
 #[test]
-fn all_workers_and_the_admin_go_on_by_another_configuration() {
+fn all_workers_and_the_admin_apply_another_configuration() {
     let instance = Instance::new("reload-admin").start();
     let mut guests: Vec<Guest> = (0..8).map(|_| instance.stay()).collect();
     let before: Vec<u32> = guests.iter_mut().map(Guest::pid).collect();
@@ -31,17 +31,17 @@ fn all_workers_and_the_admin_go_on_by_another_configuration() {
     wait_until(|| fs::read_to_string(instance.path("admin-epoch")).is_ok_and(|it| it == "2"));
 
     instance.reload(&config);
-    assert!(instance.log().contains("the configuration is the one in effect already"));
+    assert!(instance.log().contains("the configuration has not changed"));
     assert_eq!(instance.places(2), ["epoch 2, 0 of 2", "epoch 2, 1 of 2"]);
 }
 
 #[test]
-fn the_admin_tells_of_new_counters_when_all_workers_use_them() {
+fn the_admin_shows_new_counters_when_all_workers_use_them() {
     let instance = Instance::new("unhurried-admin").start();
     Config { servers: vec!["a", "b", "c"], ..instance.config() }.write(&instance.directory);
     instance.signal(Signal::HUP);
     wait_until(|| instance.path("committing").exists());
-    // What the admin was told before this it has taken when it takes this.
+    // The admin process has handled its earlier messages when it handles this one.
     instance.signal(Signal::TTIN);
     let read = |name| fs::read_to_string(instance.path(name)).unwrap_or_default();
     wait_until(|| read("admin-level") == "6");
@@ -52,7 +52,7 @@ fn the_admin_tells_of_new_counters_when_all_workers_use_them() {
 }
 
 #[test]
-fn what_is_ejected_stays_ejected_and_the_next_worker_knows() {
+fn ejected_servers_stay_ejected_for_new_workers() {
     let instance = Instance::new("carry-rings").start();
     assert_eq!(instance.ask("down 1"), "ok");
     wait_until(|| instance.live(2) == ["10"]);
@@ -66,7 +66,7 @@ fn what_is_ejected_stays_ejected_and_the_next_worker_knows() {
 }
 
 #[test]
-fn what_cannot_take_effect_leaves_everything_as_it_is() {
+fn a_failed_reload_changes_nothing() {
     let instance = Instance::new("abort");
     let config = Config { pools: Vec::new(), ..instance.config() };
     let instance = instance.start_with(&config);
@@ -110,7 +110,7 @@ fn addresses_come_go_and_move() {
     let path = instance.path("socket");
     assert!(path.exists());
     instance.address = free_address();
-    // The address of one pool becomes that of another, which takes the guest along by its name.
+    // The address of one pool becomes that of another, which keeps the client by its pool's name.
     let pools = vec![("third", before.to_string())];
     instance.reload(&Config { pools, ..instance.config() });
     assert!(!path.exists(), "nobody is to find it");
@@ -124,7 +124,7 @@ fn addresses_come_go_and_move() {
 }
 
 #[test]
-fn workers_come_and_go_without_anybody_noticing() {
+fn workers_come_and_go_unnoticed_by_clients() {
     let instance = Instance::new("resize");
     let same = instance.config();
     let config = |workers| Config { workers, ..same.clone() };
@@ -141,7 +141,7 @@ fn workers_come_and_go_without_anybody_noticing() {
                 }
             });
         }
-        // Who has not yet gone by the next change may be taken back.
+        // A worker that has not ended by the next change may be taken back.
         for (workers, retired) in [(1, 3), (3, 3), (2, 4), (4, 4), (1, 7), (2, 7)] {
             instance.reload(&config(workers));
             let places = (0..workers).map(|rank| format!("{rank} of {workers}"));
@@ -174,7 +174,7 @@ fn hundreds_of_sessions_move_at_once() {
 }
 
 #[test]
-fn sessions_on_their_way_to_who_dies_are_for_the_next() {
+fn sessions_sent_to_a_dying_worker_go_to_the_next() {
     let instance = Instance::new("cruel").start();
     let mut guests: Vec<Guest> = (0..60).map(|_| instance.stay()).collect();
     let pids: Vec<u32> = guests.iter_mut().map(Guest::pid).collect();
@@ -214,7 +214,7 @@ fn fifty_reloads_in_two_seconds() {
             sleep(due.saturating_sub(begin.elapsed()));
         };
         (0..50).for_each(&mut reload);
-        // Where the machine has other things to do more of them became one.
+        // On a busy machine more of them are merged.
         for pair in (25..).take_while(|_| epochs() <= 3) {
             assert!(begin.elapsed() < PATIENCE, "only {} epochs", epochs());
             (2 * pair..2 * pair + 2).for_each(&mut reload);
@@ -243,7 +243,7 @@ fn workers_that_die_all_the_time_stop_no_reload() {
 }
 
 #[test]
-fn who_never_gets_ready_stops_no_reload() {
+fn a_worker_that_never_gets_ready_stops_no_reload() {
     let instance = Instance::new("unready").start();
     let [a, b] = instance.workers(2)[..] else { panic!("two workers") };
     let is_second = |pid| instance.log().contains(&format!("worker 1 is started: process {pid}\n"));
@@ -257,7 +257,7 @@ fn who_never_gets_ready_stops_no_reload() {
 }
 
 #[test]
-fn what_only_new_processes_take_on_comes_with_new_processes() {
+fn process_options_are_applied_by_new_processes() {
     let instance = Instance::new("renewal").start();
     let mut guests: Vec<Guest> = (0..10).map(|_| instance.stay()).collect();
     let before = instance.workers(2);
@@ -271,7 +271,7 @@ fn what_only_new_processes_take_on_comes_with_new_processes() {
 }
 
 #[test]
-fn numbers_are_carried_to_another_layout() {
+fn counters_are_carried_to_another_layout() {
     let instance = Instance::new("numbers").start();
     let config = |workers, servers| Config { workers, servers, ..instance.config() };
     let count = || instance.ask("requests").parse::<u64>().unwrap();
@@ -280,7 +280,7 @@ fn numbers_are_carried_to_another_layout() {
     instance.reload(&config(2, vec!["a", "x", "y"]));
     let carried = count();
     assert!(carried > before, "{carried}");
-    // Those of a worker that is gone stay too.
+    // Counters of a worker that is gone stay too.
     instance.reload(&config(1, vec!["a", "x", "y"]));
     wait_until(|| instance.log().contains("has stopped"));
     let carried = count();
@@ -289,7 +289,7 @@ fn numbers_are_carried_to_another_layout() {
 }
 
 #[test]
-fn clients_of_the_dead_are_counted_off() {
+fn clients_of_dead_workers_are_uncounted() {
     let instance = Instance::new("quotas").start();
     let mut guests: Vec<Guest> = (0..12).map(|_| instance.stay()).collect();
     assert_eq!(instance.ask("taken"), "12");
@@ -314,13 +314,13 @@ fn the_busiest_worker_sheds_to_the_other() {
 }
 
 #[test]
-fn an_admin_that_refuses_is_started_anew_and_stops_nothing() {
+fn an_admin_that_refuses_is_restarted_and_stops_nothing() {
     let instance = Instance::new("refusing-admin").start();
     let admin = instance.admin();
     instance.reload(&Config { servers: vec!["a"], ..instance.config() });
     assert_eq!(instance.places(2), ["epoch 2, 0 of 2", "epoch 2, 1 of 2"]);
     wait_until(|| instance.admin() != admin);
-    assert!(instance.log().contains("started anew: no room for it"));
+    assert!(instance.log().contains("is restarted: no room for it"));
 }
 
 #[test]
@@ -351,7 +351,7 @@ fn one_process_reloads_too() {
     assert_eq!(instance.places(1), ["epoch 3, 0 of 1"]);
 }
 
-/// Set when it is dropped, be it by a failed test: a scope waits for its threads.
+/// Set when dropped, also by a failed test: a scope waits for its threads.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {

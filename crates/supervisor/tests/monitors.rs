@@ -1,5 +1,5 @@
-//! MONITOR over all workers, as far as the master passes on what it is about. With real processes, of
-//! which only the master is real.
+//! MONITOR over all workers, as far as the master relays it. Children are real processes, but only
+//! the master is the real program.
 
 mod fake;
 
@@ -8,7 +8,7 @@ use rustix::process::Signal;
 
 fake_processes!();
 
-/// What the workers say to that, in the order of their process ids.
+/// The workers' answers, in the order of their process ids.
 fn all(instance: &Instance, pids: &[u32], question: &str) -> Vec<String> {
     let mut answers: Vec<(u32, String)> = instance
         .collect(pids.len(), question)
@@ -31,7 +31,7 @@ fn workers(instance: &Instance, count: usize) -> Vec<u32> {
 }
 
 #[test]
-fn lines_go_to_those_who_monitor_and_to_nobody_else() {
+fn lines_go_only_to_workers_with_monitors() {
     let instance = Instance::new("monitors");
     let config = Config { workers: 3, ..instance.config() };
     let instance = instance.start_with(&config);
@@ -62,12 +62,12 @@ fn lines_go_to_those_who_monitor_and_to_nobody_else() {
 }
 
 #[test]
-fn who_tells_what_nobody_wants_to_know_is_told_to_stop() {
+fn a_worker_that_reports_needlessly_is_told_to_stop() {
     let instance = Instance::new("monitors-unwanted").start();
     let pids = workers(&instance, 2);
     instance.tell(pids[0], "monitor alpha");
     wait_until(|| all(&instance, &pids, "pid watched") == ["", "alpha"]);
-    // It is wrong about this one, as after an upgrade.
+    // It is wrong about this worker, as after an upgrade.
     instance.tell(pids[1], "monitor beta");
     wait_until(|| all(&instance, &pids, "pid watched") == ["beta", "alpha"]);
     instance.tell(pids[1], "unmonitor beta");
@@ -78,7 +78,7 @@ fn who_tells_what_nobody_wants_to_know_is_told_to_stop() {
 }
 
 #[test]
-fn the_dead_are_told_nothing_and_their_successors_tell() {
+fn successors_of_dead_workers_report() {
     let instance = Instance::new("monitors-deaths").start();
     let pids = workers(&instance, 2);
     instance.tell(pids[0], "monitor alpha");
@@ -91,7 +91,7 @@ fn the_dead_are_told_nothing_and_their_successors_tell() {
             .find_map(|it| it.filter(|(other, _)| *other == pid.to_string()))
             .map(|(_, pools)| pools)
     };
-    // Whoever takes the place of one that told tells, too.
+    // The successor of a reporting worker reports too.
     kill(pids[1], Signal::KILL);
     let mut next = 0;
     wait_until(|| {
@@ -103,7 +103,7 @@ fn the_dead_are_told_nothing_and_their_successors_tell() {
     instance.tell(next, "overhear alpha one");
     let heard = || instance.collect(2, "pid heard");
     wait_until(|| heard().contains(&format!("{} lines:alpha!alpha:1:one,", pids[0])));
-    // When the one that had the monitor dies, nobody needs to tell any more.
+    // When the worker with the monitor dies, nobody needs to report any more.
     kill(pids[0], Signal::KILL);
     wait_until(|| watched_by(next).as_deref() == Some("pools:"));
     wait_until(|| instance.workers(2).iter().all(|pid| !pids.contains(pid)));
@@ -111,7 +111,7 @@ fn the_dead_are_told_nothing_and_their_successors_tell() {
 }
 
 #[test]
-fn workers_that_are_added_tell_what_is_monitored() {
+fn added_workers_report_what_is_monitored() {
     let instance = Instance::new("monitors-resize").start();
     let pids = workers(&instance, 2);
     instance.tell(pids[0], "monitor alpha");

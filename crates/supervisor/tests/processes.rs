@@ -27,7 +27,7 @@ fn a_killed_worker_is_replaced_within_a_second_and_no_connection_is_lost() {
 }
 
 #[test]
-fn a_crash_loop_slows_down_and_harms_nobody_else() {
+fn a_crash_loop_slows_down_and_harms_no_other_worker() {
     let mut instance = Instance::new("crash-loop").start();
     let [steady, mut victim] = instance.workers(2)[..] else { panic!() };
     for _ in 0..4 {
@@ -87,7 +87,7 @@ fn sigterm_stops_gracefully() {
 }
 
 #[test]
-fn sigterm_kills_who_does_not_stop_in_time() {
+fn sigterm_kills_a_worker_that_does_not_stop_in_time() {
     let mut instance = Instance::new("stubborn").start();
     let workers = instance.workers(2);
     let at = Instant::now();
@@ -107,7 +107,7 @@ fn a_second_sigterm_stops_at_once() {
 #[test]
 fn an_admin_that_dies_while_workers_stop_is_not_replaced() {
     let instance = Instance::new("stubborn-admin");
-    // Long enough to kill the admin meanwhile.
+    // Long enough to kill the admin process meanwhile.
     let config = Config { timeout: 5, ..instance.config() };
     let mut instance = instance.start_with(&config);
     let admin = instance.admin();
@@ -192,7 +192,7 @@ fn all_workers_change_a_ring_together() {
 }
 
 #[test]
-fn the_log_is_reopened_by_everybody_and_its_level_changes() {
+fn all_processes_reopen_the_log_and_change_its_level() {
     let mut instance = Instance::new("log").start();
     fs::rename(instance.path("log"), instance.path("log.1")).unwrap();
     instance.signal(Signal::HUP);
@@ -214,7 +214,7 @@ fn workers_notice_the_death_of_the_master() {
 
 #[test]
 fn a_stopped_worker_is_replaced_within_a_second() {
-    // One thread takes the signal, and the others may serve on until it does.
+    // One thread takes the signal; the others may serve on until it does.
     let stop = |_: &Instance, pid| {
         kill(pid, Signal::STOP);
         wait_until(|| is_stopped(pid));
@@ -225,7 +225,7 @@ fn a_stopped_worker_is_replaced_within_a_second() {
 #[test]
 fn a_worker_that_spins_is_replaced() {
     let log = "is aborted: it is busy and gets nowhere";
-    // It takes as long as the others if it has a processor for itself, which it may not here.
+    // With a processor of its own it takes as long as the others; here it may not have one.
     within(5 * SECOND, "spinning", log, |instance, pid| instance.tell(pid, "spin"));
 }
 
@@ -247,10 +247,10 @@ fn a_worker_that_panics_is_replaced_within_a_second() {
     within(SECOND, "panicking", log, |instance, pid| instance.tell(pid, "panic"));
 }
 
-/// Does something bad to a worker and measures the time until its successor serves. Tries again
-/// when it was longer: the machine may have other things to do.
+/// Harms a worker and measures the time until its successor serves. Repeats if it took too long:
+/// the machine may be busy.
 fn within(limit: Duration, scenario: &'static str, log: &str, harm: impl Fn(&Instance, u32)) {
-    // These do not keep each other from the processors.
+    // These run one by one, so that they do not compete for processors.
     static ONE_BY_ONE: Mutex<()> = Mutex::new(());
     let _turn = ONE_BY_ONE.lock();
     let mut times = Vec::new();
@@ -262,7 +262,7 @@ fn within(limit: Duration, scenario: &'static str, log: &str, harm: impl Fn(&Ins
         harm(&instance, before[0]);
         wait_until(|| instance.workers(2).iter().any(|pid| !before.contains(pid)));
         assert!(!is_alive(before[0]));
-        // One that is slow to end may be taken for hung before.
+        // A worker that ends slowly may be taken for hung before.
         let is_meant = instance.log().contains(log);
         times.push((at.elapsed(), is_meant));
         if is_meant && at.elapsed() < limit {
@@ -285,15 +285,15 @@ fn one_process_does_without_children() {
     assert!(!instance.path("pid").exists());
 }
 
-/// Whether all threads of a process are.
+/// Whether all threads of a process are stopped.
 fn is_stopped(pid: u32) -> bool {
     let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return true };
     let stat = |task: fs::DirEntry| fs::read_to_string(task.path().join("stat"));
     tasks.flatten().all(|task| stat(task).is_ok_and(|stat| stat.contains(") T ")))
 }
 
-/// What a worker heard that asked all others: itself, the others, and what became of the rest.
-fn inquiry(instance: &Instance, how: &str) -> (u32, Vec<u32>, String) {
+/// The answers that a worker got to a query: its own, the others', and what became of the rest.
+fn query(instance: &Instance, how: &str) -> (u32, Vec<u32>, String) {
     let answer = instance.ask(&format!("all {how}"));
     let words: Vec<&str> = answer.split(' ').collect();
     let pids: Vec<u32> = words[..words.len() - 1].iter().map(|pid| pid.parse().unwrap()).collect();
@@ -302,23 +302,23 @@ fn inquiry(instance: &Instance, how: &str) -> (u32, Vec<u32>, String) {
     (pids[0], others, words[words.len() - 1].to_owned())
 }
 
-/// The same of a worker that is not this one.
-fn inquiry_of_another(instance: &Instance, how: &str, pid: u32) -> (u32, Vec<u32>, String) {
+/// The same for a worker other than `pid`.
+fn query_of_another(instance: &Instance, how: &str, pid: u32) -> (u32, Vec<u32>, String) {
     let mut heard = None;
     wait_until(|| {
-        // It asks nobody to misbehave who asks itself.
-        heard = Some(inquiry(instance, &format!("{how} {pid}")));
+        // A worker that asks does not tell itself to misbehave.
+        heard = Some(query(instance, &format!("{how} {pid}")));
         heard.as_ref().is_some_and(|(asker, ..)| *asker != pid)
     });
     heard.unwrap()
 }
 
-/// The first inquiry that nobody was too late for, as workers may be that wait for a processor: who asked
-/// and whom it heard.
-fn full(mut inquire: impl FnMut() -> (u32, Vec<u32>, String)) -> (u32, Vec<u32>) {
+/// The first query that all answered in time; a worker may wait for a processor. Returns the asker
+/// and who answered.
+fn full(mut query: impl FnMut() -> (u32, Vec<u32>, String)) -> (u32, Vec<u32>) {
     let mut heard = None;
     wait_until(|| {
-        let (asker, others, rest) = inquire();
+        let (asker, others, rest) = query();
         heard = (rest == "None").then_some((asker, others));
         heard.is_some()
     });
@@ -326,8 +326,8 @@ fn full(mut inquire: impl FnMut() -> (u32, Vec<u32>, String)) -> (u32, Vec<u32>)
 }
 
 #[test]
-fn questions_of_one_worker_are_answered_by_all_others() {
-    let instance = Instance::new("inquiries");
+fn all_other_workers_answer_a_worker_s_query() {
+    let instance = Instance::new("worker_queries");
     let config = Config { workers: 3, ..instance.config() };
     let instance = instance.start_with(&config);
     let mut workers = instance.workers(3);
@@ -336,33 +336,33 @@ fn questions_of_one_worker_are_answered_by_all_others() {
         workers.iter().copied().filter(|&pid| pid != asker && pid != missing).collect()
     };
     for _ in 0..10 {
-        let (asker, heard) = full(|| inquiry(&instance, "who"));
+        let (asker, heard) = full(|| query(&instance, "who"));
         assert_eq!(heard, others(asker, 0));
     }
-    let (asker, heard) = full(|| inquiry_of_another(&instance, "shrug", workers[0]));
+    let (asker, heard) = full(|| query_of_another(&instance, "shrug", workers[0]));
     assert_eq!(heard, others(asker, workers[0]));
-    // Who hangs is not waited for any longer than that.
+    // A hanging worker is not waited for any longer than that.
     wait_until(|| {
-        let (asker, heard, rest) = inquiry_of_another(&instance, "hang", workers[1]);
+        let (asker, heard, rest) = query_of_another(&instance, "hang", workers[1]);
         assert_eq!(rest, "Missing");
         heard == others(asker, workers[1])
     });
-    let (asker, heard) = full(|| inquiry(&instance, "who"));
+    let (asker, heard) = full(|| query(&instance, "who"));
     assert_eq!(heard, others(asker, 0));
-    // Who dies has no clients, and who comes in its place is asked.
-    let (asker, heard, rest) = inquiry_of_another(&instance, "die", workers[2]);
+    // A dead worker has no clients, and its successor is asked.
+    let (asker, heard, rest) = query_of_another(&instance, "die", workers[2]);
     assert_eq!((heard, &rest[..]), (others(asker, workers[2]), "None"));
     wait_until(|| {
-        let (_, heard, rest) = inquiry(&instance, "who");
+        let (_, heard, rest) = query(&instance, "who");
         heard.len() == 2 && !heard.contains(&workers[2]) && rest == "None"
     });
 }
 
 #[test]
-fn who_is_alone_has_nobody_to_ask() {
-    let instance = Instance::new("inquiry-alone");
+fn a_single_worker_queries_no_other() {
+    let instance = Instance::new("query-alone");
     let config = Config { workers: 1, ..instance.config() };
     let instance = instance.start_with(&config);
-    let (asker, heard, rest) = inquiry(&instance, "who");
+    let (asker, heard, rest) = query(&instance, "who");
     assert_eq!((asker, heard, &rest[..]), (instance.pid(), vec![], "None"));
 }

@@ -1,5 +1,5 @@
-//! Masters that become another version of their program. It is this executable again, which in some
-//! scenarios fails then.
+//! Masters that become another version of their program. The other version is this executable
+//! again, which fails in some scenarios.
 
 mod fake;
 
@@ -39,7 +39,7 @@ fn rehearsal_process() {
         }
         Err(why) => Verdict { why: Some(why), ..Verdict::default() },
     };
-    // The name of the test stands in the line already.
+    // The name of the test is already on the line.
     println!("\n{}", serde_json::to_string(&answer).unwrap());
     std::process::exit(0);
 }
@@ -51,7 +51,7 @@ fn the_program_is_replaced_and_the_process_stays() {
         let before = instance.workers(2);
         let admin = instance.admin();
         instance.signal(Signal::USR2);
-        // Meanwhile everybody is answered.
+        // Meanwhile all requests are answered.
         wait_until(|| !before.contains(&instance.pid()) && !before.iter().any(|it| is_alive(*it)));
         assert!(instance.workers(2).iter().all(|pid| !before.contains(pid)));
         wait_until(|| instance.log().matches("the upgrade is done").count() == round);
@@ -59,7 +59,7 @@ fn the_program_is_replaced_and_the_process_stays() {
     }
     assert_eq!(fs::read_to_string(instance.path("pid")).unwrap(), format!("{}\n", instance.id()));
     assert!(instance.path("socket").exists());
-    // It is as much a master as the first one.
+    // It is as complete a master as the first one.
     let before = instance.workers(2);
     kill(before[0], Signal::KILL);
     wait_until(|| instance.workers(2).iter().any(|pid| !before.contains(pid)));
@@ -135,7 +135,7 @@ fn a_program_that_fails_its_trial_changes_nothing() {
 }
 
 #[test]
-fn who_is_told_to_stop_while_it_takes_over_stops_everybody() {
+fn a_stop_during_a_take_over_stops_all_processes() {
     let mut instance = Instance::new("upgrade-slow").start();
     let before = instance.workers(2);
     instance.signal(Signal::USR2);
@@ -172,7 +172,7 @@ fn a_worker_that_retires_serves_its_clients_while_another_program_takes_over() {
         let mut second = Vec::new();
         wait_until(|| {
             second = instance.workers(2);
-            // It may take connections until it has heard that it retires.
+            // It may accept connections until it has received the order to retire.
             !second.contains(&first)
         });
 
@@ -180,7 +180,7 @@ fn a_worker_that_retires_serves_its_clients_while_another_program_takes_over() {
         instance.signal(Signal::USR2);
         wait_until(|| children_of(instance.id()).len() == 5);
         fs::write(instance.path("rest"), "").unwrap();
-        // More than one turn of who serves it, which would hand it over now.
+        // More than one tick of its worker, which would hand it over now.
         sleep(Duration::from_millis(300));
         assert_eq!(guest.pid(), first, "nobody else takes it yet");
         assert_eq!(instance.log().matches("the upgrade ").count(), 1, "{}", instance.log());
@@ -202,7 +202,7 @@ fn a_worker_that_retires_serves_its_clients_while_another_program_takes_over() {
 }
 
 #[test]
-fn who_asks_is_answered_by_whoever_knows() {
+fn a_command_is_answered_by_either_program() {
     let mut instance = Instance::new("upgrade-asked").start();
     let answers = ask(&instance, r#"{"command":"upgrade"}"#);
     assert!(answers[0].contains("this is cashew test"), "{answers:?}");
@@ -223,7 +223,7 @@ fn who_asks_is_answered_by_whoever_knows() {
 
 const DONE: &str = r#"{"done":true}"#;
 
-/// Asks over the operators' socket.
+/// Sends a command over the operators' socket.
 fn ask(instance: &Instance, command: &str) -> Vec<String> {
     let mut stream = UnixStream::connect(instance.path("control")).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -236,7 +236,7 @@ fn children_of(pid: u32) -> Vec<u32> {
     let parent = format!(" {pid} ");
     let is_child = |child: &u32| {
         let stat = fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
-        // Behind the name: the state, then the parent.
+        // After the name: the state, then the parent.
         stat.rsplit_once(") ").is_some_and(|(_, rest)| rest[1..].starts_with(&parent))
     };
     let processes = fs::read_dir("/proc").unwrap();

@@ -1,10 +1,10 @@
-//! On which processors the worker runs.
+//! Processor affinity of the worker.
 
 use cashew_config::snapshot::Affinity;
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The processors that this thread was allowed before it chose among them.
+/// The processors that this thread could use before it was pinned.
 pub(crate) struct Processors {
     allowed: Option<CpuSet>,
     is_pinned: bool,
@@ -15,7 +15,7 @@ impl Processors {
         Self { allowed: sched_getaffinity(None).ok(), is_pinned: false }
     }
 
-    /// Puts this thread where a worker of that rank belongs.
+    /// Pins this thread to the processor for a worker of that rank.
     pub(crate) fn pin(&mut self, affinity: &Affinity, rank: u32) {
         if let Err(errno) = self.try_to_pin(affinity, rank) {
             tracing::warn!("worker_cpu_affinity: {errno}");
@@ -43,19 +43,19 @@ impl Processors {
         Ok(())
     }
 
-    /// Lets this thread run where the worker was allowed to at first. For threads that the worker
-    /// starts: they inherit where it is, and would get in its way there.
+    /// Undoes the pinning for the calling thread. Threads that the worker starts inherit its
+    /// processor and would compete with it.
     pub(crate) fn free(&self) -> Result<(), Errno> {
         self.allowed.map_or(Ok(()), |allowed| sched_setaffinity(None, &allowed))
     }
 
-    /// The same for another thread.
+    /// A copy for another thread.
     pub(crate) fn for_thread(&self) -> Self {
         Self { allowed: self.allowed, is_pinned: false }
     }
 }
 
-/// The workers take turns when there are fewer processors.
+/// Wraps around when there are fewer processors than workers.
 fn nth(mut processors: impl Iterator<Item = usize> + Clone, rank: u32) -> Option<usize> {
     let count = processors.clone().count();
     let rank = (rank as usize).checked_rem(count)?;
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn workers_are_spread_over_the_processors_in_turn() {
-        // A thread of its own: what it does to itself concerns no other test.
+        // A separate thread, since pinning it must not affect other tests.
         std::thread::spawn(|| {
             let mut processors = Processors::of_this_thread();
             let allowed = now_on();

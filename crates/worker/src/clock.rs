@@ -5,11 +5,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use cashew_engine::Time;
 use rustix::time::{ClockId, clock_gettime};
 
-/// The engine's time: that of the monotonic clock.
+/// The engine's time, from the monotonic clock.
 #[inline]
 pub(crate) fn now() -> Time {
     let now = clock_gettime(ClockId::Monotonic);
-    // The engine takes zero for "long ago", and it may be the very start of the machine.
+    // Zero means "long ago" to the engine, and this may be the very start of the machine.
     Time::from_micros(1 + now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000)
 }
 

@@ -1,4 +1,4 @@
-//! The engine with what surrounds it in a worker; the driver's [`Handler`].
+//! The engine and its surroundings in a worker; the driver's [`Handler`].
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::io::IoSlice;
@@ -16,20 +16,20 @@ use rustix::process::{Resource, getrlimit};
 use crate::clock::now;
 use crate::resolver::Name;
 
-/// What the driver watches for the worker.
+/// Descriptors that the driver watches for the worker.
 pub(crate) const WATCH_CONTROL: u32 = 0;
 pub(crate) const WATCH_RESOLVER: u32 = 1;
 pub(crate) const WATCH_PREPARER: u32 = 2;
 
-/// How often the log says the same of what happens again and again.
+/// How often a repeated condition is logged.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What is said now and then only.
+/// Limits how often a condition is logged.
 #[derive(Default)]
 pub(crate) struct Report(Option<Time>);
 
 impl Report {
-    /// Whether it is to be said again.
+    /// Whether to log the condition again.
     pub(crate) fn is_due(&mut self, now: Time) -> bool {
         let is_due = self.0.is_none_or(|last| now - last >= REPORT_INTERVAL);
         if is_due {
@@ -39,27 +39,27 @@ impl Report {
     }
 }
 
-/// Whose clients come in on a listening socket.
+/// The owner of a listening socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Listener {
     Pool(PoolId),
-    /// Of the pool that had this name, which the snapshot does not have any more.
+    /// A pool of this name, which the snapshot no longer has.
     Removed(String),
 }
 
-/// A connection being made to a server that goes by name.
+/// A connection attempt to a server with a host name.
 pub(crate) struct Attempt {
     pub(crate) name: Name,
-    /// The address that is tried, once the name is looked up.
+    /// The address being tried, once the name is resolved.
     pub(crate) address: Option<SocketAddr>,
-    /// Those not tried yet.
+    /// Addresses not tried yet.
     pub(crate) others: VecDeque<SocketAddr>,
-    /// How the server failed at an address tried before.
+    /// How the server failed at an earlier address.
     pub(crate) failure: Option<CloseKind>,
 }
 
 impl Attempt {
-    /// The address to try next, if one is left, after this one has failed.
+    /// The next address to try after this one has failed, if any is left.
     pub(crate) fn next(&mut self, why: CloseKind) -> Option<SocketAddr> {
         if !why.is_local() {
             self.failure = Some(why);
@@ -69,10 +69,10 @@ impl Attempt {
     }
 }
 
-/// How long an answer is good for: a server that cannot be reached is tried many times in a second.
+/// How long a lookup's result is reused: an unreachable server is tried many times a second.
 const FOUND_MAX: Duration = Duration::from_secs(1);
 
-/// The addresses of a name.
+/// The result of a name lookup.
 pub(crate) struct Found {
     pub(crate) addresses: Vec<SocketAddr>,
     pub(crate) at: Time,
@@ -84,10 +84,10 @@ impl Found {
     }
 }
 
-/// Everything of a worker but its driver, so that the driver can call it.
+/// All of a worker but its driver, which calls this.
 pub(crate) struct Core {
     pub(crate) engine: Engine,
-    /// Where this worker counts.
+    /// This worker's counters.
     pub(crate) writer: Writer,
     pub(crate) now: Time,
     pub(crate) snapshot: Arc<Snapshot>,
@@ -97,35 +97,35 @@ pub(crate) struct Core {
     pub(crate) control_readable: bool,
     pub(crate) resolver_readable: bool,
     pub(crate) preparer_readable: bool,
-    /// Connections being made to servers that go by name.
+    /// Connection attempts to servers with host names.
     pub(crate) attempts: HashMap<Token, Attempt>,
-    /// Where connections to servers that go by name lead.
+    /// The name and address of each connection to a server with a host name.
     pub(crate) peers: HashMap<Token, (Name, SocketAddr)>,
-    /// What names were found to be a moment ago: nothing, if they could not be looked up.
+    /// Recent lookup results; empty if the lookup failed.
     pub(crate) found: HashMap<Name, Found>,
-    /// Of these names, the address that was waited for in vain the last time.
-    pub(crate) unheard: HashMap<Name, SocketAddr>,
-    /// What files are for, listening sockets left out.
+    /// For each name, the address whose last connection attempt timed out.
+    pub(crate) unresponsive: HashMap<Name, SocketAddr>,
+    /// The budget of open files, without listening sockets.
     pub(crate) files: OpenFiles,
-    /// That clients are refused, since the rest of the files is for servers.
+    /// Clients are refused, since the remaining files are reserved for servers.
     pub(crate) refused: Report,
-    /// That clients have to wait for descriptors.
+    /// Clients wait for descriptors.
     pub(crate) blocked: Report,
-    /// That new requests have to wait for memory.
+    /// New requests wait for memory.
     pub(crate) pressed: Report,
-    /// That clients were closed for want of memory.
+    /// Clients were closed to free memory.
     pub(crate) shed: Report,
-    /// That clients are too slow for connections of their own.
+    /// Clients are too slow for their exclusive connections.
     pub(crate) slow: Report,
-    /// That clients are not read for want of memory.
+    /// Clients are not read until memory is free.
     pub(crate) held_back: Report,
-    /// Connections to servers that failed, which may have another address to try.
+    /// Failed connection attempts to servers; another address may be left.
     pub(crate) failed_connects: Vec<(Token, CloseKind)>,
-    /// Connections that the driver is to let go of, and has not yet.
+    /// Connections that the driver was told to detach and has not yet.
     pub(crate) detaching: HashSet<Token>,
-    /// Those it has let go of.
+    /// Detached connections.
     pub(crate) detached: Vec<(Token, OwnedFd)>,
-    /// Some pool has `tcp_quickack`.
+    /// Whether some pool has `tcp_quickack`.
     pub(crate) has_quickack: bool,
     /// Clients whose bytes are to be acknowledged now.
     pub(crate) unacknowledged: Vec<Token>,
@@ -136,7 +136,7 @@ impl Core {
         self.now = now();
     }
 
-    /// Much was done within one turn, which is not at its end: others must not take the worker for
+    /// Renews the heartbeat within a long tick, so that the watchdog does not take the worker for
     /// hung.
     #[cold]
     pub(crate) fn show_life(&mut self) {
@@ -144,7 +144,7 @@ impl Core {
         self.writer.beat(monotonic_ms());
     }
 
-    /// Another snapshot is in use: what belongs to its pools is found by name.
+    /// Replaces the snapshot and matches what belongs to pools by name.
     pub(crate) fn set_snapshot(&mut self, snapshot: Arc<Snapshot>) {
         let places: HashMap<&str, PoolId> = (0..)
             .map(PoolId::new)
@@ -161,13 +161,13 @@ impl Core {
                 None => Listener::Removed(name.clone()),
             };
         }
-        (self.unheard, self.found) = (HashMap::new(), HashMap::new());
+        (self.unresponsive, self.found) = (HashMap::new(), HashMap::new());
         self.has_quickack = snapshot.pools.iter().any(|pool| pool.tcp_quickack);
         self.snapshot = snapshot;
     }
 
-    /// The pool whose clients come in there, as the engine numbers it; a removed one is there as
-    /// long as it has clients.
+    /// The engine's index of the listener's pool. A removed pool keeps its index while it has
+    /// clients.
     fn pool_of(&self, listener: u32) -> Option<PoolId> {
         match self.listeners.get(&listener)? {
             Listener::Pool(pool) => Some(*pool),
@@ -175,7 +175,7 @@ impl Core {
         }
     }
 
-    /// Keeps as many files from clients as the servers of this moment may need.
+    /// Reserves as many files as the current servers may need.
     pub(crate) fn reserve_files(&mut self) {
         self.files = OpenFiles {
             limit: getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX),
@@ -187,11 +187,11 @@ impl Core {
         self.engine.set_session_connections_max(self.files.sessions());
     }
 
-    /// Says so if that is too many.
+    /// Warns if the servers' share of files is too large.
     pub(crate) fn check_files(&self) {
         if self.files.is_short() {
             tracing::warn!(
-                "of {} files that each worker may open {} are for servers and for itself: {} \
+                "each worker may open {} files and reserves {} of them for servers and itself: {} \
                  clients are let in all the same, and there may be no files left to connect to \
                  servers with; raise max_openfiles",
                 self.files.limit,
@@ -201,7 +201,7 @@ impl Core {
         }
     }
 
-    /// Whether clients have all the files that they may have.
+    /// Whether clients use all files that they may.
     fn is_full(&mut self, pool: PoolId) -> bool {
         let clients = self.engine.clients() as u64;
         if clients < self.files.clients() {
@@ -218,8 +218,8 @@ impl Core {
         true
     }
 
-    /// Whether the pool's limit of clients, counted over all workers, has room. If so this client
-    /// has taken its place there.
+    /// Whether the pool's limit of clients, counted over all workers, has room. If so, this client
+    /// is counted.
     fn admission(&self, pool: PoolId) -> Admission {
         let limit = self.engine.pool_config(pool).client_connections;
         match self.shared.take(self.engine.quota(pool), limit) {
@@ -228,16 +228,18 @@ impl Core {
         }
     }
 
-    /// The connection is over. All are empty as a rule, and cost a hash of the name otherwise.
+    /// Forgets a closed connection. All maps are usually empty; a lookup would cost a hash of the
+    /// name.
     pub(crate) fn forget(&mut self, conn: Token) {
         self.forget_peer(conn);
         if !self.attempts.is_empty()
             && let Some(attempt) = self.attempts.remove(&conn)
         {
-            // There was no time for the others: the next attempt begins with them.
+            // The time ran out before the other addresses were tried: the next attempt begins with
+            // those.
             let address = attempt.address.filter(|_| !attempt.others.is_empty());
             if let Some(address) = address {
-                self.unheard.insert(attempt.name, address);
+                self.unresponsive.insert(attempt.name, address);
             }
         }
         if !self.detaching.is_empty() {
@@ -251,7 +253,7 @@ impl Core {
         }
     }
 
-    /// Gives back what clients took that are gone.
+    /// Returns the quotas of closed clients.
     pub(crate) fn give_quotas(&mut self) {
         while let Some(quota) = self.engine.poll_departed() {
             self.shared.give(quota);
@@ -287,7 +289,7 @@ impl Handler for Core {
 
     fn accepted(&mut self, listener: u32) -> Result<Token, &'static [u8]> {
         let Some(pool) = self.pool_of(listener) else { return Err(b"") };
-        // First: it must take no other's place.
+        // This check comes first: a refused client must not take a place in the pool's limit.
         if self.is_full(pool) {
             return Err(self.engine.handle_refused(pool));
         }
@@ -297,7 +299,7 @@ impl Handler for Core {
     }
 
     fn connected(&mut self, conn: Token) {
-        // From here on its end is the end: another connection would know nothing of this one's.
+        // The connection stands: no other address may be tried after this.
         if let Some(Attempt { name, address: Some(address), .. }) = self.attempts.remove(&conn) {
             self.peers.insert(conn, (name, address));
         }

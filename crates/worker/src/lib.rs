@@ -1,4 +1,4 @@
-//! The worker: one thread that moves bytes through the engine, and obeys the master.
+//! The worker: one thread that moves bytes through the engine and follows the master's orders.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
@@ -25,11 +25,10 @@ use crate::start::Start;
 
 pub use start::Error;
 
-/// Runs a worker until the master stops it, or dies. Everything it needs to know comes through
-/// `control`.
+/// Runs a worker until the master stops it or dies. All input comes through `control`.
 ///
 /// # Errors
-/// When it cannot begin to serve; the master has been told why.
+/// If it cannot begin to serve. The error is reported to the master as well.
 pub fn run(control: OwnedFd) -> Result<(), Error> {
     let (start, mut control) = start::receive(control)?;
     if let Some(driver) = uring(start.snapshot.global.io_engine, start.rank, UringDriver::new) {
@@ -45,8 +44,7 @@ pub fn run(control: OwnedFd) -> Result<(), Error> {
     }
 }
 
-/// The most memory that a worker takes for moving bytes in this way. Where the kernel refuses io_uring
-/// it takes less.
+/// The most memory that a worker's driver uses. It uses less where the kernel refuses io_uring.
 pub fn driver_memory(engine: IoEngine) -> DriverMemory {
     match engine {
         IoEngine::Auto | IoEngine::Epoll => DriverMemory { size: 0, late: EpollDriver::LATE_MAX },
@@ -56,8 +54,8 @@ pub fn driver_memory(engine: IoEngine) -> DriverMemory {
     }
 }
 
-/// The io_uring driver, if it is asked for and the kernel allows it. If it does not, one worker
-/// says so for all.
+/// The io_uring driver, if it is configured and the kernel allows it. Only one worker logs a
+/// refusal.
 fn uring<D>(engine: IoEngine, rank: u32, new: impl FnOnce() -> Result<D, Refusal>) -> Option<D> {
     match engine {
         IoEngine::Auto | IoEngine::Epoll => None,

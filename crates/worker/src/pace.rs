@@ -1,21 +1,23 @@
-//! When what gains from company is written: at once, or a little later together with others.
+//! When to write output that benefits from batching: at once, or a little later together with more.
 //!
-//! Like interrupt moderation in a network card: when there is much to do, requests of many clients
-//! meet in one write, and so do their replies on the way back. A reply that completes what its
-//! client is owed never waits: the client asks again when it has it. Where nearly all clients wait
-//! at a time they are a crowd, which is worth waiting for: all of it comes back when it has been
-//! answered, sooner than a window for it is over. Clients that ask before they have been answered
-//! are an open loop: their requests come whatever is done, and to wait costs them latency.
+//! This works like interrupt moderation in a network card. Under load, requests of many clients
+//! meet in one write, and so do their replies. A reply that completes what its client waits for is
+//! never held back: the client sends its next request when it has it.
 //!
-//! To look costs little, and is not to wait. So, window or not, as long as somebody asked in the turn
-//! just over, another look is taken before anything is written: what came during the work on one turn
-//! goes with it.
+//! When nearly all clients wait at the same time, they are a crowd: each sends its next request
+//! once it has its reply. Waiting for a crowd is worthwhile, since all of it comes back before a
+//! window for it is over. When clients send requests before earlier ones are answered, the load is
+//! an open loop. Its requests come whatever we do, so waiting only costs latency.
 //!
-//! A timer that rings within the kernel's tick costs about as much as being woken does. So under a
-//! wide window the worker trusts that something will wake it before long, and sets a timer for the
-//! longest only that anything may be held back; when that has rung, it does not trust for a while.
+//! Polling for events costs little and is not a wait. So, with or without a window, as long as the
+//! last tick found requests, the worker polls once more before it writes anything.
 //!
-//! docs/notes/pacing.md compares this policy with others.
+//! A timer that fires within the kernel's tick costs about as much as being woken. So under a wide
+//! window the worker relies on the next event to wake it, and sets a timer only for the longest
+//! time that anything may be held back. After that timer has fired, the worker does not rely on
+//! events for a while.
+//!
+//! `docs/notes/pacing.md` compares this policy with others.
 
 mod gathering;
 mod nap;
@@ -31,61 +33,59 @@ use self::nap::Nap;
 use self::slow::SlowClients;
 pub(crate) use self::work::Work;
 
-/// The longest window, in microseconds, unless less is asked for …
+/// The longest window, in microseconds, unless the configured maximum is lower.
 const WINDOW_MAX_US: u64 = 600;
-/// … or a crowd is so large that this part of the time that an answer takes is longer: less gathers too
-/// little of it, and for more of it the processors wait for each other …
+/// For a large crowd the longest window is the latency divided by this, if that is longer. Less
+/// gathers too little of the crowd; more makes processors wait for each other.
 const CROWD_LATENCY_PART: u64 = 2;
-/// … but no longer than this …
+/// The upper bound of a large crowd's window.
 const CROWD_WINDOW_MAX_US: u64 = 4_000;
-/// … and only while the worker is busy for so much of its time, in percent, although it waits: otherwise
-/// clients may take their time before they ask again, and to wait for them costs them latency.
+/// A large crowd has a longer window only while the worker is busy for this share of its time, in
+/// percent. Otherwise clients may pause between requests, and waiting for them costs latency.
 const CROWD_BUSY_MIN_PERCENT: u64 = 60;
-/// The window is adjusted after at least this much time.
+/// The shortest period after which the window is adjusted.
 const PERIOD_US: u64 = 2_000;
 const PERIODS_PER_SECOND: u32 = 500;
-/// A wait longer than this found nothing to do.
+/// A wait longer than this had found no event ready.
 const SLEEP_MIN_US: u64 = 3;
-/// With so many requests answered between two sleeps there is no window …
+/// There is no window below this number of requests answered between two sleeps.
 const REQUESTS_PER_SLEEP_MIN: u64 = 5;
-/// … with so many it is a third of the longest …
+/// At this number the window is a third of the longest.
 const REQUESTS_PER_SLEEP_THIRD: u64 = 10;
-/// … and with so many it is the longest, unless the load is an open loop.
+/// At this number the window is the longest, unless the load is an open loop.
 const REQUESTS_PER_SLEEP_MAX: u64 = 20;
-/// A crowd has the longest, unless so few requests are answered between two sleeps: then it is the
-/// servers who are waited for.
+/// A crowd has the longest window from this number on. Below it, the worker waits for servers.
 const CROWD_REQUESTS_PER_SLEEP_MIN: u64 = 3;
-/// A window is wide that has so much, in percent, of the longest.
+/// A window is wide from this share of the longest on, in percent.
 const WIDE_PERCENT: u64 = 75;
-/// When all active clients but one of so many wait, that one is not waited for …
+/// Of the waiting clients, one in this many may be missing when a batch goes.
 const CLIENTS_PER_ABSENT: u64 = 50;
-/// … nor is one of so many, if there are no more …
+/// With fewer clients, one of this many may be missing.
 const CLIENTS_MIN_FOR_ABSENT: u64 = 20;
-/// … if as many of the active ones, in percent, have sent something since the last batch went, or
-/// the window is not wide. Where nearly all wait all the time, as with pipelines, batches are
-/// otherwise of what a turn happens to find.
+/// Such a batch goes only if this share of the active clients, in percent, has sent something since
+/// the last batch, or if the window is not wide. With pipelines nearly all clients wait all the
+/// time; a batch would otherwise be whatever one tick happens to find.
 const ANEW_PERCENT: u64 = 40;
-/// The load is taken for an open loop for so many periods after one in which it was: to try a wider
-/// window on it costs latency.
+/// For how many periods the load counts as an open loop after the last period in which it was one:
+/// trying a wider window on an open loop costs latency.
 const OPEN_PERIODS: u32 = 5 * PERIODS_PER_SECOND;
-/// When a batch has waited for the longest time that it may, every window ends by a timer of its own
-/// for so many periods: a batch in a thousand at most is so late.
+/// For how many periods every window ends by its own timer, after a batch had to wait for the
+/// longest time. This bounds late batches to one in a thousand.
 const DISTRUST_PERIODS: u32 = PERIODS_PER_SECOND;
 
-/// Looked at so often at most, what has waited for its window goes though each look has found more: a
-/// busy worker always finds more.
+/// How many polls may delay a batch whose window is over. A busy worker's polls always find more.
 const LOOKS_MAX: u32 = 8;
 
-/// Fractions of a microsecond or of a whole, so that small steps are not lost.
+/// Unit of fractions, of a microsecond or of a whole, so that small steps are not lost.
 const FRACTION: u64 = 256;
-/// What is smoothed goes this part of the way to where it should be.
+/// Each step of a smoothed value covers one part in this many of the distance to the target.
 const SMOOTHING: u64 = 8;
 
 fn smooth(value: u64, target: u64) -> u64 {
     value - value / SMOOTHING + target / SMOOTHING
 }
 
-/// A part of a whole, smoothed, times [`FRACTION`].
+/// A smoothed share of a whole, times [`FRACTION`].
 #[derive(Clone, Copy, Debug, Default)]
 struct Share(u64);
 
@@ -93,7 +93,7 @@ impl Share {
     const NONE: u64 = 0;
     const ALL: u64 = FRACTION;
 
-    /// In the last period it was so much, times [`FRACTION`].
+    /// Adds the share of the last period, times [`FRACTION`].
     fn add(&mut self, part: u64) {
         self.0 = smooth(self.0, part);
     }
@@ -103,60 +103,61 @@ impl Share {
     }
 }
 
-/// The policy: told what each turn of the loop did, it says whether what is held back goes now.
+/// The policy. It learns what each tick did and decides whether held-back output goes now.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     window_max_us: u64,
-    /// Nothing is ever held back for longer.
+    /// The longest time that anything may be held back.
     hold_max: Duration,
-    /// In microseconds times [`FRACTION`].
+    /// In microseconds, times [`FRACTION`].
     window: u64,
     held: Option<Held>,
-    /// How often clients sent something in the last turn.
+    /// How often clients sent something in the last tick.
     found: u64,
-    /// How often something had come from clients when the last batch went.
+    /// How often clients had sent something when the last batch went.
     received: u64,
     gathering: Gathering,
     slow: SlowClients,
     nap: Nap,
-    /// Of this period.
+    /// In this period.
     elapsed_us: u64,
     worked_us: u64,
     sleeps: u64,
-    /// What had been done when it began …
+    /// The work done when the period began …
     work: Work,
-    /// … and when the last turn ended.
+    /// … and when the last tick ended.
     last: Work,
-    /// Of the time, for how much the worker was busy.
+    /// The share of time that the worker was busy.
     busy: Share,
-    /// For so many periods more nothing is trusted to wake the worker in time.
+    /// For how many more periods the worker does not rely on events to wake it.
     distrust_periods: u32,
-    /// For so many periods more the load is taken for an open loop.
+    /// For how many more periods the load counts as an open loop.
     open_periods: u32,
 }
 
-/// By when that goes that is held back.
+/// Deadlines of held-back output.
 #[derive(Clone, Copy, Debug)]
 struct Held {
-    /// The window is over: it goes as soon as anything happens.
+    /// The end of the window: the output goes at the next event.
     due: Time,
-    /// It goes.
+    /// The output goes at this time, whatever happens.
     latest: Time,
-    /// So many clients waited when it was looked at last.
+    /// How many clients waited at the last check.
     waiting: u64,
-    /// Turns that have ended since.
+    /// Ticks that have ended since.
     looks: u32,
 }
 
 impl Pace {
-    /// Nothing is held back for longer than `hold_max_us` microseconds; 0 turns it off.
+    /// `hold_max_us` is the longest time, in microseconds, that anything is held back; 0 turns it
+    /// off.
     pub(crate) fn new(hold_max_us: u64) -> Self {
         let mut pace = Self::default();
         pace.set_hold_max_us(hold_max_us);
         pace
     }
 
-    /// From now on nothing is held back for longer than so many microseconds.
+    /// Changes the longest time, in microseconds, that anything is held back.
     pub(crate) fn set_hold_max_us(&mut self, hold_max_us: u64) {
         self.window_max_us = hold_max_us.min(WINDOW_MAX_US);
         self.hold_max = Duration::from_micros(hold_max_us);
@@ -169,10 +170,10 @@ impl Pace {
         self.window / FRACTION
     }
 
-    /// Whether what is held back goes now: it has waited for the whole window and nobody asks at the
-    /// moment, or so many clients wait for answers that hardly anybody is left who could ask, many of
-    /// them with something new.
-    // Out of the loop, like `turn`.
+    /// Whether held-back output goes now. It does when its window is over and no request has just
+    /// come, or when so many clients wait for replies that hardly any is left who could send more,
+    /// and many of them have sent something new.
+    // Not inlined, like `end_tick`.
     #[inline(never)]
     pub(crate) fn may_go(&mut self, activity: &Activity, now: Time) -> bool {
         let (waiting, active) = (u64::from(activity.waiting), u64::from(activity.active()));
@@ -184,7 +185,7 @@ impl Pace {
         let is_batch = anew * 100 >= active * ANEW_PERCENT || !self.is_wide();
         let absent_max = self.slow.count().max(absent_max(active));
         let is_complete = waiting + absent_max >= active && is_batch;
-        // Who trusts to be woken would not look, but sleep.
+        // A worker that relies on events would sleep here, not poll.
         let is_worth_a_look = self.found > 0 && held.looks < LOOKS_MAX && !self.is_trusting();
         let may_go = is_complete || (held.due <= now && !is_worth_a_look);
         if may_go {
@@ -200,30 +201,36 @@ impl Pace {
         may_go
     }
 
-    /// What is held back goes now, whoever could still ask.
+    /// Held-back output goes now, whatever else may come.
     pub(crate) fn go(&mut self, activity: &Activity) {
         self.held = None;
         self.received = activity.received;
     }
 
-    /// When [`Pace::may_go`] is to be asked again though nothing has happened.
+    /// When to call [`Pace::may_go`] again even if nothing has happened.
     pub(crate) fn wake_at(&self) -> Option<Time> {
         self.held.map(|held| if self.is_trusting() { held.latest } else { held.due })
     }
 
-    /// How long to sleep before events are looked for.
+    /// How long to sleep before polling for events.
     pub(crate) fn nap(&self) -> Duration {
         Duration::from_micros(self.nap.us())
     }
 
-    /// A turn is over: it waited for events, then worked on them, and this is what has been done up
-    /// to now, with so many active clients. Returns whether the window was looked at.
-    // Out of the loop, which has the registers: a request is 30 instructions dearer otherwise.
+    /// Ends a tick, which waited for events and then handled them. `work` is the total so far,
+    /// `active` the number of active clients. Returns whether the window was adjusted.
+    // Not inlined: the loop keeps its registers, which saves 30 instructions a request.
     #[inline(never)]
-    pub(crate) fn turn(&mut self, waited_us: u64, worked_us: u64, work: Work, active: u32) -> bool {
+    pub(crate) fn end_tick(
+        &mut self,
+        waited_us: u64,
+        worked_us: u64,
+        work: Work,
+        active: u32,
+    ) -> bool {
         self.elapsed_us += waited_us + worked_us;
         self.worked_us += worked_us;
-        // A nap is no sign that there was nothing to do.
+        // A nap does not mean that there was nothing to do.
         self.sleeps += u64::from(waited_us > self.nap.us() + SLEEP_MIN_US);
         self.slow.note_lull(waited_us);
         let found = work.since(std::mem::replace(&mut self.last, work));
@@ -231,12 +238,12 @@ impl Pace {
         if let Some(held) = &mut self.held {
             held.looks += 1;
         }
-        self.nap.note_turn(found, u64::from(active));
+        self.nap.note_tick(found, u64::from(active));
         let is_over = self.elapsed_us >= PERIOD_US;
         if is_over {
             self.end_period(work, u64::from(active));
             if waited_us >= PERIOD_US {
-                // After a long wait the past says nothing about the next turn.
+                // After a long wait the past does not predict the next tick.
                 self.window = 0;
                 self.nap.turn_off();
             }
@@ -262,8 +269,9 @@ impl Pace {
         self.distrust_periods = self.distrust_periods.saturating_sub(1);
         self.slow.end_period();
         let requests_per_sleep = done.requests() / self.sleeps.max(1);
-        // Little's law: an answer takes as long as so many take who wait at a time, if each asks one thing
-        // at a time. With pipelines this is less: the time from one answer of a client to its next.
+        // Little's law: with one request at a time per client, latency is the number of waiting
+        // clients divided by throughput. With pipelines this is less: the time between two replies
+        // to a client.
         let latency_us = active * self.elapsed_us / done.answered.max(1);
         self.window = smooth(self.window, self.target(requests_per_sleep, latency_us));
         match self.is_to_nap(active) {
@@ -273,8 +281,7 @@ impl Pace {
         (self.elapsed_us, self.worked_us, self.sleeps, self.work) = (0, 0, 0, work);
     }
 
-    /// Where the window should be, given how many requests were answered between two sleeps and how
-    /// long an answer takes.
+    /// The target for the window.
     fn target(&self, requests_per_sleep: u64, latency_us: u64) -> u64 {
         if self.gathering.is_crowd() && requests_per_sleep >= CROWD_REQUESTS_PER_SLEEP_MIN {
             return self.crowd_window_us(latency_us) * FRACTION;
@@ -291,7 +298,7 @@ impl Pace {
         max / 3 * (third + 2 * rest) / FRACTION
     }
 
-    /// The longest window of a crowd.
+    /// The longest window for a crowd.
     fn crowd_window_us(&self, latency_us: u64) -> u64 {
         if !self.busy.is_at_least(CROWD_BUSY_MIN_PERCENT) {
             return self.window_max_us;
@@ -307,8 +314,8 @@ impl Pace {
             && self.busy.is_at_least(nap::BUSY_MIN_PERCENT)
     }
 
-    /// Whether something is taken to happen soon, so that the window's end needs no timer. Beside naps
-    /// the timer is the cheaper way.
+    /// Whether an event is expected soon, so that the window's end needs no timer. Beside naps a
+    /// timer is cheaper.
     fn is_trusting(&self) -> bool {
         self.is_wide() && self.open_periods == 0 && self.distrust_periods == 0 && !self.nap.is_on()
     }
@@ -319,7 +326,7 @@ impl Pace {
     }
 }
 
-/// How many of the active clients are not waited for.
+/// How many of the active clients may be missing from a batch.
 fn absent_max(active: u64) -> u64 {
     (active + CLIENTS_PER_ABSENT - CLIENTS_MIN_FOR_ABSENT) / CLIENTS_PER_ABSENT
 }

@@ -1,16 +1,16 @@
-//! CLIENT PAUSE over all workers. What holds stands in memory that all share, so that those that
-//! start meanwhile know of it, and clients that go from one worker to another do not escape it.
+//! CLIENT PAUSE over all workers. Pauses are kept in shared memory. So workers that start later see
+//! them, and a client that moves to another worker stays paused.
 
 use cashew_engine::{ClientPause, PoolId};
 use cashew_metrics::{Pause, monotonic_ms};
 
 use crate::core::Core;
 
-/// Clocks are read one after the other.
+/// Tolerance in comparisons, since clocks are read one after the other.
 const SAME_MS: u64 = 50;
 
 impl Core {
-    /// Has the engine hold clients back as all workers do.
+    /// Applies the shared pauses to the engine.
     pub(crate) fn follow_pauses(&mut self) {
         for pool in self.engine.pools() {
             self.follow_pause(pool);
@@ -35,8 +35,8 @@ impl Core {
         }
     }
 
-    /// Has all workers hold the clients of a pool back as the engine does. If there is no room for
-    /// another pool none does, the engine neither.
+    /// Publishes the engine's pause of a pool to all workers. If there is no room for another pool,
+    /// the engine's pause is undone too.
     pub(crate) fn share_pause(&mut self, pool: PoolId) -> bool {
         let pause = self.engine.client_pause(pool).map(|ClientPause { until, writes_only }| {
             let left_ms = until.micros_since(self.now).div_ceil(1000);

@@ -1,4 +1,4 @@
-//! Where a client's connection leads from and to.
+//! The two addresses of a client's connection.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
@@ -8,7 +8,7 @@ use cashew_driver::{Driver, Token};
 use cashew_engine::{ConnId, Place};
 use rustix::net::{AddressFamily, SocketAddrAny, getpeername, getsockname};
 
-/// As the kernel has it, written as Redis writes it.
+/// The kernel's addresses, written as Redis writes them.
 pub(crate) fn place(driver: &impl Driver, listen: &Listen, conn: ConnId) -> Place {
     match driver.descriptor(Token(conn.token())) {
         Some(descriptor) => place_of(descriptor, listen),
@@ -22,8 +22,8 @@ fn place_of(socket: impl AsFd, listen: &Listen) -> Place {
     let local = getsockname(socket).ok();
     let is_unix = local.as_ref().is_some_and(|it| it.address_family() == AddressFamily::UNIX);
     if is_unix {
-        // The kernel has the path by which it was bound, which it does not have any more, and no
-        // name of the other end.
+        // The kernel has the path at which the socket was bound, which may be gone, and no name for
+        // the other end.
         let path = match listen {
             Listen::Unix { path, .. } => path.to_string_lossy(),
             Listen::Tcp(_) => "".into(),

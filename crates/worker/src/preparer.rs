@@ -1,4 +1,4 @@
-//! Reads another epoch and builds its rings on a thread of its own, since that may take long.
+//! Reads the next epoch and builds its rings on a separate thread, since this may take long.
 
 use std::collections::BTreeMap;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
@@ -15,17 +15,17 @@ use cashew_metrics::{Layout, QUOTAS_MAX, Segments};
 
 use crate::affinity::Processors;
 
-/// Prepares epochs, each on a thread that ends with it.
+/// Prepares epochs, each on its own short-lived thread.
 pub(crate) struct Preparer {
     answers: Receiver<Answer>,
     answer: Sender<Answer>,
-    /// Readable while there may be answers.
+    /// Readable when there may be answers.
     wake: PipeReader,
     waker: Arc<PipeWriter>,
     orders: u64,
 }
 
-/// What to prepare, and for whom.
+/// What to prepare, and for which worker.
 pub(crate) struct Order {
     pub(crate) epoch: u64,
     pub(crate) slot: u32,
@@ -39,19 +39,19 @@ pub(crate) struct Order {
     pub(crate) processors: Processors,
 }
 
-/// An epoch that was asked for, or why it cannot be served.
+/// A prepared epoch, or why it cannot be served.
 pub(crate) struct Answer {
     pub(crate) number: u64,
     pub(crate) result: Result<(Next, Plan), String>,
 }
 
-/// What a worker goes on with when the epoch is committed.
+/// What takes effect when the epoch is committed.
 pub(crate) struct Next {
     pub(crate) epoch: u64,
     pub(crate) rank: u32,
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) segments: Arc<Segments>,
-    /// What hosts of servers resolve to now, of those looked up.
+    /// Current addresses of server hosts, of those that were looked up.
     pub(crate) addresses: BTreeMap<String, Vec<IpAddr>>,
 }
 
@@ -66,18 +66,18 @@ impl Preparer {
         self.wake.as_fd()
     }
 
-    /// Returns the number that the answer will have: an epoch that was aborted may be prepared
-    /// again by the same number, as something else.
+    /// Returns the number of the answer. An aborted epoch may be prepared again under the same
+    /// epoch number with other content.
     pub(crate) fn prepare(&mut self, order: Order) -> io::Result<u64> {
         self.orders += 1;
         let number = self.orders;
         let (answer, waker) = (self.answer.clone(), Arc::clone(&self.waker));
         let work = move || {
-            // If it cannot it only takes longer.
+            // A failure only makes it slower.
             let _ = order.processors.free();
             let result = read(order);
             if answer.send(Answer { number, result }).is_ok() {
-                // Nobody listens any more when the worker has ended.
+                // The worker may have ended; then there is nobody to wake.
                 let _ = (&*waker).write_all(&[0]);
             }
         };
@@ -85,7 +85,7 @@ impl Preparer {
         Ok(number)
     }
 
-    /// Answers that are there. Call it when [`Preparer::wake`] is readable.
+    /// Takes the answers that are there. Call it when [`Preparer::wake`] is readable.
     pub(crate) fn answers(&mut self) -> Vec<Answer> {
         let mut bytes = [0; 64];
         let count = self.wake.read(&mut bytes).unwrap_or(0);
@@ -105,7 +105,7 @@ fn read(order: Order) -> Result<(Next, Plan), String> {
     }
     let layout = Layout::new(&snapshot);
     let segments = Segments::open(metrics, &layout).map_err(|error| error.to_string())?;
-    // What counts is carried when all switch; this makes the pages that it will lie in.
+    // Counters are carried over at the commit. This only touches the memory pages in advance.
     if !segments.is_same(&order.segments) {
         segments.carry(&order.segments, &order.snapshot, &snapshot, slot);
     }
@@ -114,7 +114,7 @@ fn read(order: Order) -> Result<(Next, Plan), String> {
     Ok((Next { epoch, rank, snapshot, segments, addresses }, plan))
 }
 
-/// The snapshot in the memfd, and what the engine has to know besides.
+/// The snapshot in the memfd, and the engine's state for each pool.
 pub(crate) fn open_epoch(sealed: &OwnedFd) -> Result<(Snapshot, Vec<PoolState>), String> {
     let Epoch { snapshot, pools, .. } = open_sealed(sealed)?;
     Ok((snapshot, states_of(pools)))

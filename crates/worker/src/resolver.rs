@@ -1,4 +1,4 @@
-//! Looks up server names on threads of its own, since getaddrinfo blocks.
+//! Looks up server names on separate threads, since getaddrinfo blocks.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -11,19 +11,19 @@ use std::thread;
 
 use cashew_driver::Token;
 
-/// Names looked up at a time, so that one without an answer does not hold up all others.
+/// How many names are looked up at a time, so that one slow lookup does not delay the others.
 const THREADS_MAX: usize = 8;
 
-/// Looks names up, each once for all who ask while it is not answered. Its threads end when there
-/// is nothing to look up, or soon after this is dropped.
+/// Looks up names, each once for all who ask meanwhile. The threads end when there is nothing to
+/// look up, or soon after this is dropped.
 pub(crate) struct Resolver {
     shared: Arc<Shared>,
     answers: Receiver<Answer>,
-    /// Readable while there may be answers.
+    /// Readable when there may be answers.
     wake: PipeReader,
 }
 
-/// The addresses of a name, in the order of preference; none if there are none.
+/// The addresses of a name in order of preference; empty if the lookup failed.
 pub(crate) struct Answer {
     pub(crate) conn: Token,
     pub(crate) addresses: Vec<SocketAddr>,
@@ -42,9 +42,9 @@ struct Shared {
 
 #[derive(Default)]
 struct Questions {
-    /// Names that no thread has taken, in the order in which they were asked for.
+    /// Names that no thread has taken yet, oldest first.
     waiting: VecDeque<Name>,
-    /// Who asked, for the names that wait and those being looked up.
+    /// Who waits for each name that is queued or being looked up.
     askers: HashMap<Name, Vec<Token>>,
     threads: usize,
 }
@@ -63,14 +63,13 @@ impl Resolver {
         Ok(Self { shared: Arc::new(Shared { questions, answer, waker, look_up }), answers, wake })
     }
 
-    /// Of several attempts to connect the same lane only the last one is answered: the others were
-    /// given up.
+    /// Of several attempts to connect one lane only the last is answered: the others were given up.
     pub(crate) fn ask(&self, conn: Token, host: &str, port: u16) {
         let mut guard = self.shared.questions();
         let questions = &mut *guard;
         match questions.askers.entry((host.to_owned(), port)) {
             Entry::Occupied(mut askers) => {
-                // The upper half of a token tells the attempts apart.
+                // The upper half of a token is the attempt's generation.
                 let lane = |conn: Token| conn.0 as u32;
                 let askers = askers.get_mut();
                 askers.retain(|&asker| lane(asker) != lane(conn));
@@ -95,9 +94,9 @@ impl Resolver {
         self.wake.as_fd()
     }
 
-    /// Answers that are there. Call it when [`Resolver::wake`] is readable.
+    /// Takes the answers that are there. Call it when [`Resolver::wake`] is readable.
     pub(crate) fn answers(&mut self) -> Vec<Answer> {
-        // One byte per answer: a read never waits, and what it leaves is read the next time.
+        // One byte per answer. A read never blocks, and the rest is read the next time.
         let mut bytes = [0; 64];
         let count = self.wake.read(&mut bytes).unwrap_or(0);
         self.answers.try_iter().take(count).collect()
@@ -115,7 +114,7 @@ impl Shared {
         self.questions.lock().expect("nothing panics while it holds the questions")
     }
 
-    /// Looks up whatever waits.
+    /// Looks up names until none is left.
     fn work(&self) {
         while let Some(name) = self.next() {
             let addresses = (self.look_up)(&name);
@@ -148,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_name_without_an_answer_holds_up_no_other() {
+    fn a_slow_lookup_delays_no_other() {
         let hangs = Arc::new(Barrier::new(2));
         let wait = Arc::clone(&hangs);
         let mut resolver = Resolver::with(move |(host, port)| {
@@ -171,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_looked_up_once_for_all_who_wait_and_who_gave_up_is_not_answered() {
+    fn concurrent_lookups_share_one_answer_and_given_up_attempts_get_none() {
         let (hangs, look_ups) = (Arc::new(Barrier::new(2)), Arc::new(AtomicUsize::new(0)));
         let (wait, count) = (Arc::clone(&hangs), Arc::clone(&look_ups));
         let mut resolver = Resolver::with(move |(_, port)| {
@@ -187,7 +186,7 @@ mod tests {
         hangs.wait();
         assert_eq!(answers(&mut resolver, 2), [(lane(0, 999), 1), (lane(1, 999), 1)]);
         assert_eq!(look_ups.load(Ordering::Relaxed), 1);
-        // It is not remembered: the next one who asks wants to know what is true then.
+        // The result is not cached here: the next lookup is a fresh one.
         resolver.ask(lane(0, 1000), "host", 1);
         hangs.wait();
         assert_eq!(answers(&mut resolver, 1), [(lane(0, 1000), 1)]);
@@ -197,7 +196,7 @@ mod tests {
         Token(u64::from(generation) << 32 | 1 << 31 | u64::from(index))
     }
 
-    /// Waits for so many; a connection and the port of the first address of each.
+    /// Waits for `count` answers; returns the connection and the port of the first address of each.
     fn answers(resolver: &mut Resolver, count: usize) -> Vec<(Token, u16)> {
         let mut answered = Vec::new();
         while answered.len() < count {

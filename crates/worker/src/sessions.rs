@@ -1,4 +1,4 @@
-//! What goes to the master, sessions above all.
+//! Messages to the master, mainly sessions.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,21 +8,21 @@ use cashew_control::{
     ChildChannel, SESSION_VERSION, SESSION_VERSION_MIN, SendError, Session, ToMaster, unseal,
 };
 
-/// Sessions that may wait to be sent, with those being detached: their clients are served by
-/// nobody meanwhile.
+/// How many sessions may wait to be sent, including those being detached. Nobody serves their
+/// clients meanwhile.
 pub(crate) const UNSENT_MAX: usize = 256;
 
-/// Messages that the channel did not take yet, in order.
+/// Messages that the channel has not taken yet, in order.
 #[derive(Default)]
 pub(crate) struct Outbox {
     mail: VecDeque<Mail>,
-    /// How many of these are sessions.
+    /// How many of the messages are sessions.
     sessions: usize,
 }
 
 struct Mail {
     message: ToMaster,
-    /// A memfd that goes with it, unless it is a session.
+    /// A memfd that goes with the message, unless it is a session.
     enclosed: Option<OwnedFd>,
     session: Option<Parcel>,
 }
@@ -30,13 +30,13 @@ struct Mail {
 /// What goes with a session.
 struct Parcel {
     socket: OwnedFd,
-    /// What was received and not consumed, and what is still to be written, if anything.
+    /// Input that was not consumed and output still to be written, if any.
     bytes: Option<OwnedFd>,
-    /// Where its client is counted, wherever it is served.
+    /// The quota in which the client is counted, wherever it is served.
     quota: u32,
 }
 
-/// What became of the outbox.
+/// The result of sending the outbox.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Sent {
     pub(crate) is_master_alive: bool,
@@ -45,11 +45,11 @@ pub(crate) struct Sent {
 }
 
 impl Outbox {
-    pub(crate) fn say(&mut self, message: ToMaster) {
-        self.say_with(message, None);
+    pub(crate) fn push(&mut self, message: ToMaster) {
+        self.push_with(message, None);
     }
 
-    pub(crate) fn say_with(&mut self, message: ToMaster, enclosed: Option<OwnedFd>) {
+    pub(crate) fn push_with(&mut self, message: ToMaster, enclosed: Option<OwnedFd>) {
         self.mail.push_back(Mail { message, enclosed, session: None });
     }
 
@@ -66,7 +66,7 @@ impl Outbox {
         self.sessions += 1;
     }
 
-    /// Messages that are not sent yet.
+    /// Messages not sent yet.
     pub(crate) fn len(&self) -> usize {
         self.mail.len()
     }
@@ -75,7 +75,7 @@ impl Outbox {
         self.mail.is_empty()
     }
 
-    /// Sessions that are not sent yet.
+    /// Sessions not sent yet.
     pub(crate) fn sessions(&self) -> usize {
         self.sessions
     }
@@ -96,7 +96,7 @@ impl Outbox {
                 Err(SendError::Closed) => return Sent { is_master_alive: false, lost },
                 Ok(()) => drop(self.next()),
                 Err(error) => {
-                    tracing::error!("cannot tell the master: {error}");
+                    tracing::error!("cannot send a message to the master: {error}");
                     lost.extend(self.next());
                 }
             }
@@ -104,14 +104,14 @@ impl Outbox {
         Sent { is_master_alive: true, lost }
     }
 
-    /// Takes the first message out; the quota of its session, if it is one.
+    /// Removes the first message. Returns the quota if it is a session.
     fn next(&mut self) -> Option<u32> {
         let parcel = self.mail.pop_front()?.session?;
         self.sessions -= 1;
         Some(parcel.quota)
     }
 
-    /// Closes all sessions that are not sent yet. Returns the quotas of their clients.
+    /// Closes all unsent sessions. Returns the quotas of their clients.
     pub(crate) fn give_up(&mut self) -> Vec<u32> {
         let quotas = self.mail.iter().filter_map(|mail| mail.session.as_ref().map(|p| p.quota));
         let quotas = quotas.collect();
@@ -127,14 +127,14 @@ impl Parcel {
     }
 }
 
-/// A session as it arrived.
+/// A session that has arrived.
 pub(crate) struct Arrived {
     pub(crate) socket: OwnedFd,
     pub(crate) input: Vec<u8>,
     pub(crate) output: Vec<u8>,
 }
 
-/// Unpacks what came with a session.
+/// Unpacks the descriptors that came with a session.
 pub(crate) fn unpack(session: &Session, descriptors: Vec<OwnedFd>) -> io::Result<Arrived> {
     let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why);
     if !(SESSION_VERSION_MIN..=SESSION_VERSION).contains(&session.version) {
@@ -148,7 +148,7 @@ pub(crate) fn unpack(session: &Session, descriptors: Vec<OwnedFd>) -> io::Result
         return Err(invalid("its bytes are not as many as it says"));
     }
     let output = input.split_off(session.input as usize);
-    // It would keep room for both, for as long as the client is silent.
+    // Otherwise it would keep room for both as long as the client is idle.
     input.shrink_to_fit();
     Ok(Arrived { socket, input, output })
 }
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_take_their_descriptors_along_and_wait_in_line() {
+    fn sessions_are_sent_in_order_with_their_descriptors() {
         let (master, worker) = pair().unwrap();
         let (mut master, worker) = (MasterChannel::new(master), ChildChannel::new(worker));
         let mut outbox = Outbox::default();
@@ -174,7 +174,7 @@ mod tests {
             outbox.hand_over(Session { id, ..session() }, socket, bytes, 7);
             assert_eq!(outbox.send(&worker), Sent { is_master_alive: true, lost: Vec::new() });
         }
-        outbox.say(ToMaster::Ready);
+        outbox.push(ToMaster::Ready);
         assert!(outbox.sessions() > 0, "no channel takes so many");
         for expected in 0..3000 {
             outbox.send(&worker);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_is_too_large_for_a_message_is_lost_and_told() {
+    fn a_session_too_large_for_a_message_is_lost_and_reported() {
         let (master, worker) = pair().unwrap();
         let (mut master, worker) = (MasterChannel::new(master), ChildChannel::new(worker));
         let mut outbox = Outbox::default();
@@ -205,9 +205,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_sent_can_be_given_up() {
+    fn unsent_sessions_can_be_given_up() {
         let mut outbox = Outbox::default();
-        outbox.say(ToMaster::Ready);
+        outbox.push(ToMaster::Ready);
         outbox.hand_over(session(), pair().unwrap().0, None, 3);
         outbox.hand_over(session(), pair().unwrap().0, None, 4);
         assert_eq!(outbox.give_up(), [3, 4]);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_together_is_refused() {
+    fn inconsistent_sessions_are_refused() {
         let socket = || pair().unwrap().0;
         assert!(unpack(&session(), vec![]).is_err());
         assert!(unpack(&session(), vec![socket()]).is_err());

@@ -1,4 +1,4 @@
-//! The beginning of a worker: what the master hands over.
+//! The start of a worker: what the master hands over.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -30,7 +30,7 @@ pub enum Error {
     Privileges(String),
 }
 
-/// Everything a worker begins with.
+/// All that a worker starts with.
 pub(crate) struct Start {
     pub(crate) slot: u32,
     pub(crate) rank: u32,
@@ -38,13 +38,13 @@ pub(crate) struct Start {
     pub(crate) plan: Plan,
     pub(crate) segments: Arc<Segments>,
     pub(crate) shared: Shared,
-    /// Names and pools of listening sockets.
+    /// Number, pool and socket of each listener.
     pub(crate) listeners: Vec<(u32, u32, OwnedFd)>,
-    /// What the master said about rings before the start, in order.
+    /// Ring messages that came before the start, in order.
     pub(crate) rings: Vec<ToChild>,
 }
 
-/// Takes over everything up to [`ToChild::Start`]. When that fails the master is told.
+/// Receives everything up to [`ToChild::Start`]. A failure is reported to the master.
 pub(crate) fn receive(control: OwnedFd) -> Result<(Start, ChildChannel), Error> {
     let mut control = ChildChannel::new(control);
     match take_over(&mut control) {
@@ -57,7 +57,7 @@ pub(crate) fn receive(control: OwnedFd) -> Result<(Start, ChildChannel), Error> 
 }
 
 pub(crate) fn report_failure(control: &mut ChildChannel, error: &Error) {
-    // A master that is gone needs no report.
+    // If the master is gone, nobody needs the report.
     let _ = control.send(&ToMaster::Failed { why: error.to_string() }, &[]);
 }
 

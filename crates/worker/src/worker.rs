@@ -1,12 +1,12 @@
-//! The loop: wait, handle, time out, flush.
+//! The event loop: wait, handle events, run timeouts, flush.
 
 mod connecting;
 mod epochs;
-mod inquiries;
 mod monitors;
 mod moving;
 mod notices;
 mod orders;
+mod worker_queries;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -33,25 +33,25 @@ use crate::resolver::Resolver;
 use crate::sessions::Outbox;
 use crate::start::{Error, Start};
 use epochs::Change;
-use inquiries::Inquiry;
 use monitors::Monitors;
+use worker_queries::WorkerQuery;
 
-/// How often the heartbeat is renewed, also when there is nothing else to do.
+/// How often the heartbeat is renewed, even when the worker is idle.
 const HEARTBEAT: Duration = Duration::from_millis(100);
 
-/// How often memory is given back, if there is any to give.
+/// How often freed memory is returned to the system, if there is any.
 const RETURN: Duration = Duration::from_millis(500);
 
-/// Over how long the share of time is told that the worker was busy.
+/// The period over which the busy share is measured.
 const BUSY_PERIOD_US: u64 = 1_000_000;
 
-/// When to try again to send what the channel did not take.
+/// Pause before a message that the channel did not take is sent again.
 const RESEND: Duration = Duration::from_millis(1);
 
-/// Bytes freed that are worth looking for.
+/// The fewest freed bytes for which a trim is worthwhile.
 const TRIM_MIN: usize = 64 << 10;
 
-/// How late the kernel may end a pause.
+/// Timer slack: how late the kernel may end a sleep.
 const TIMER_SLACK_NS: u64 = 1_000;
 
 pub(crate) struct Worker<D> {
@@ -60,9 +60,9 @@ pub(crate) struct Worker<D> {
     slot: u32,
     next_beat: Time,
     next_return: Time,
-    /// When memory may be given back before a peak is over.
+    /// The earliest time of the next trim under memory pressure.
     next_trim: Time,
-    /// Bytes freed since the allocator gave back what it could.
+    /// Bytes freed since the last trim.
     unreturned: usize,
     busy: Busy,
     pace: Pace,
@@ -73,25 +73,25 @@ pub(crate) struct Worker<D> {
     preparer: Option<Preparer>,
     change: Change,
     outbox: Outbox,
-    /// What clients ask about clients, not answered yet.
-    inquiries: VecDeque<Inquiry>,
-    /// Pools whose clients a client here holds back.
+    /// Queries from clients about the clients of all workers, not answered yet.
+    worker_queries: VecDeque<WorkerQuery>,
+    /// Pools that a client of this worker has paused.
     pauses_begun: Vec<String>,
     monitors: Monitors,
     is_master_alive: bool,
-    /// Clients at rest that are to go to another worker.
-    leaving: VecDeque<ConnId>,
-    /// Sessions of other workers that the master is still to be told of.
+    /// Idle clients that wait to be handed to another worker.
+    handoffs: VecDeque<ConnId>,
+    /// Sessions from other workers that are not confirmed to the master yet.
     arrivals: VecDeque<(Session, Vec<OwnedFd>)>,
-    /// Nothing but numbers that are free when the master's messages are received.
-    spares: Vec<OwnedFd>,
-    /// Listeners that may still report who waited there.
+    /// Reserved descriptors. They are freed while messages from the master are received.
+    spare_descriptors: Vec<OwnedFd>,
+    /// Former listeners that may still report connections from their backlog.
     unlistened: Vec<u32>,
     /// Set while another process takes over.
     retiring: Option<Retiring>,
-    /// Told to hand nothing over, which is still to be confirmed.
+    /// The master wants no more handoffs; this is not confirmed to it yet.
     is_to_keep: bool,
-    /// Set while stopping: when to stop waiting for what is in flight.
+    /// Set while stopping: the time limit for requests in flight.
     deadline: Option<Time>,
 }
 
@@ -100,7 +100,7 @@ struct Retiring {
     until: Time,
 }
 
-/// What of a second was not spent waiting.
+/// Time that was worked and waited in this period.
 #[derive(Default)]
 struct Busy {
     worked_us: u64,
@@ -108,8 +108,8 @@ struct Busy {
 }
 
 impl Busy {
-    /// A turn is over; permille of the last period, if one is over, too.
-    fn turn(&mut self, waited_us: u64, worked_us: u64) -> Option<u32> {
+    /// Ends a tick. Returns the busy share of the period in permille when the period is over.
+    fn end_tick(&mut self, waited_us: u64, worked_us: u64) -> Option<u32> {
         self.waited_us += waited_us;
         self.worked_us += worked_us;
         let elapsed_us = self.waited_us + self.worked_us;
@@ -164,7 +164,7 @@ impl<D: Driver> Worker<D> {
             attempts: HashMap::new(),
             peers: HashMap::new(),
             found: HashMap::new(),
-            unheard: HashMap::new(),
+            unresponsive: HashMap::new(),
             files: OpenFiles::of(&snapshot, u64::MAX),
             refused: Report::default(),
             blocked: Report::default(),
@@ -184,7 +184,7 @@ impl<D: Driver> Worker<D> {
             core.check_files();
         }
         let pace = Pace::new(core.snapshot.global.batch_window_max_us);
-        // The kernel may otherwise wake us 50 µs late, which is as long as the whole window.
+        // By default the kernel may wake us 50 µs late, which is as long as the whole window.
         if let Err(errno) = set_current_timer_slack(NonZeroU64::new(TIMER_SLACK_NS)) {
             tracing::warn!("cannot set the timer slack: {errno}");
         }
@@ -204,13 +204,13 @@ impl<D: Driver> Worker<D> {
             preparer: None,
             change: Change::None,
             outbox: Outbox::default(),
-            inquiries: VecDeque::new(),
+            worker_queries: VecDeque::new(),
             pauses_begun: Vec::new(),
             monitors: Monitors::default(),
             is_master_alive: true,
-            leaving: VecDeque::new(),
+            handoffs: VecDeque::new(),
             arrivals: VecDeque::new(),
-            spares: Vec::new(),
+            spare_descriptors: Vec::new(),
             unlistened: Vec::new(),
             retiring: None,
             is_to_keep: false,
@@ -224,8 +224,8 @@ impl<D: Driver> Worker<D> {
 
     pub(crate) fn run(mut self, mut control: ChildChannel) -> Result<(), Error> {
         self.driver.watch(WATCH_CONTROL, control.as_fd()).map_err(Error::Io)?;
-        self.outbox.say(ToMaster::Ready);
-        self.keep_spares(&control);
+        self.outbox.push(ToMaster::Ready);
+        self.keep_spare_descriptors(&control);
         let mut is_watched = true;
         loop {
             if !self.arrivals.is_empty() {
@@ -253,7 +253,7 @@ impl<D: Driver> Worker<D> {
                 self.receive_messages(&mut control);
             }
             if !self.is_master_alive && std::mem::take(&mut is_watched) {
-                // The end of a channel stays readable for ever.
+                // A closed channel stays readable for ever.
                 self.driver.unwatch(control.as_fd()).map_err(Error::Io)?;
                 if self.deadline.is_none() {
                     tracing::warn!("the master is gone: finishing what is in flight");
@@ -263,8 +263,9 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    /// Waits for events, or until what is held back is due. A turn is all that was found then: what is
-    /// bounded by turns, is timed, or gathers company does not begin anew where the driver takes a breath.
+    /// Waits for events, or until held-back output is due. A tick covers everything that was found
+    /// until the driver has caught up: limits per tick, timing and batching do not restart in
+    /// between.
     fn wait(&mut self) -> Result<(), Error> {
         self.core.tick();
         let began = self.core.now;
@@ -290,16 +291,16 @@ impl<D: Driver> Worker<D> {
             asked: activity.asked,
             pipelined: activity.pipelined,
         };
-        if self.pace.turn(waited_us, worked_us, work, activity.active()) {
+        if self.pace.end_tick(waited_us, worked_us, work, activity.active()) {
             self.core.writer.set_window_us(self.pace.window_us());
         }
-        if let Some(permille) = self.busy.turn(waited_us, worked_us) {
+        if let Some(permille) = self.busy.end_tick(waited_us, worked_us) {
             self.core.writer.set_busy(permille);
         }
         Ok(())
     }
 
-    /// Lets more come together, for at most so long; returns for how long.
+    /// Sleeps so that more events come together, for `limit` at most. Returns how long.
     fn nap(&self, limit: Duration) -> Duration {
         let nap = self.pace.nap().min(limit);
         if !nap.is_zero() {
@@ -308,7 +309,7 @@ impl<D: Driver> Worker<D> {
         nap
     }
 
-    /// Lets the engine draw its conclusions, then writes.
+    /// Runs the engine's timeouts and decisions, then writes.
     fn end_tick(&mut self) {
         let core = &mut self.core;
         core.tick();
@@ -316,10 +317,10 @@ impl<D: Driver> Worker<D> {
             core.engine.handle_timeout(core.now);
         }
         core.engine.settle(core.now);
-        self.tell_monitors();
+        self.notify_monitors();
         self.act();
-        if !self.inquiries.is_empty() {
-            self.inquire_some();
+        if !self.worker_queries.is_empty() {
+            self.answer_some_queries();
             self.act();
         }
         if !self.pauses_begun.is_empty() {
@@ -327,7 +328,7 @@ impl<D: Driver> Worker<D> {
         }
         self.write();
         self.core.give_quotas();
-        if !(self.leaving.is_empty() && self.core.detached.is_empty()) {
+        if !(self.handoffs.is_empty() && self.core.detached.is_empty()) {
             self.move_sessions();
         }
         if self.is_to_keep {
@@ -338,15 +339,15 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    /// Writes what is to be written now, and does what that leads to.
+    /// Writes all output that is due, then runs the actions that follow from it.
     fn write(&mut self) {
-        // Writing may end connections, and what they owed is answered before the next wait.
+        // A write may close connections; their requests are answered before the next wait.
         while self.flush() {
             self.act();
         }
     }
 
-    /// Writes what is to be written now; returns whether there was anything.
+    /// Writes all output that is due once. Returns whether there was any.
     fn flush(&mut self) -> bool {
         let mut has_written = false;
         if self.core.engine.has_held_back() && self.may_go() {
@@ -366,11 +367,11 @@ impl<D: Driver> Worker<D> {
         has_written
     }
 
-    /// Whether what is held back goes now.
+    /// Whether held-back output goes now.
     fn may_go(&mut self) -> bool {
         let (engine, now) = (&self.core.engine, self.core.now);
         if engine.has_put_off() {
-            // Nothing waits for company while the next turn may be a long one.
+            // The next tick may be long, so nothing waits for more output.
             self.pace.go(engine.activity());
             return true;
         }
@@ -402,20 +403,20 @@ impl<D: Driver> Worker<D> {
                 self.driver.set_low_water(Token(conn.token()), bytes);
             }
             Action::Held { pool, version } => {
-                self.outbox.say(ToMaster::Held { pool: pool.number(), version });
+                self.outbox.push(ToMaster::Held { pool: pool.number(), version });
             }
-            Action::Prepared { epoch } => self.outbox.say(ToMaster::Prepared { epoch }),
+            Action::Prepared { epoch } => self.outbox.push(ToMaster::Prepared { epoch }),
             Action::Paused { epoch, unfinished } => {
-                self.outbox.say(ToMaster::Paused { epoch, unfinished });
+                self.outbox.push(ToMaster::Paused { epoch, unfinished });
             }
-            Action::HandOff { conn } => self.leaving.push_back(conn),
+            Action::HandOff { conn } => self.handoffs.push_back(conn),
             Action::Monitors { pool, any } => self.announce_monitors(pool, any),
             Action::Ask { ticket, scope, pool, by, request } => {
-                self.inquiries.push_back(Inquiry { ticket, scope, pool, by, request });
+                self.worker_queries.push_back(WorkerQuery { ticket, scope, pool, by, request });
             }
             Action::Eject { pool, server, why } => {
                 let why = why.text().to_owned();
-                self.outbox.say(ToMaster::ServerDown {
+                self.outbox.push(ToMaster::ServerDown {
                     pool: pool.number(),
                     server: server.number(),
                     why,
@@ -423,7 +424,7 @@ impl<D: Driver> Worker<D> {
             }
             Action::Readmit { pool, server } => {
                 self.outbox
-                    .say(ToMaster::ServerUp { pool: pool.number(), server: server.number() });
+                    .push(ToMaster::ServerUp { pool: pool.number(), server: server.number() });
             }
             Action::Notice { pool, conn, notice, times } => {
                 self.log_notice(pool, conn, notice, times)
@@ -553,12 +554,12 @@ impl<D: Driver> Worker<D> {
             self.next_return = now + RETURN;
             self.monitors.forget_addresses();
             self.return_memory();
-            // Removed pools may be gone for good by now.
+            // Removed pools may be gone by now.
             self.core.reserve_files();
         }
     }
 
-    /// Gives freed memory back to the system under pressure, which takes long where there is much.
+    /// Trims under memory pressure, not too often: a trim takes long where there is much memory.
     fn trim_now_and_then(&mut self) {
         if self.next_trim <= self.core.now {
             self.next_trim = self.core.now + RETURN;
@@ -566,8 +567,8 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    /// Gives freed memory back to the system once a peak is over: while more is being freed, more
-    /// is likely to be needed again.
+    /// Trims once a peak is over. While more memory is being freed, more is likely to be needed
+    /// again.
     fn return_memory(&mut self) {
         let released = self.core.engine.take_released() + self.driver.take_released();
         self.unreturned += released;
@@ -577,7 +578,7 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    /// How long to wait for events at most.
+    /// The longest time to wait for events.
     fn timeout(&self) -> Duration {
         let now = self.core.now;
         let mut at = self.core.engine.poll_timeout().min(now + HEARTBEAT);
@@ -590,11 +591,11 @@ impl<D: Driver> Worker<D> {
         if let Some(due) = self.monitors.due() {
             at = at.min(due);
         }
-        if !self.inquiries.is_empty() {
+        if !self.worker_queries.is_empty() {
             at = now;
         }
         let has_mail =
-            !(self.outbox.is_empty() && self.leaving.is_empty() && self.arrivals.is_empty());
+            !(self.outbox.is_empty() && self.handoffs.is_empty() && self.arrivals.is_empty());
         if has_mail && self.is_master_alive {
             at = at.min(now + RESEND);
         }
@@ -612,10 +613,10 @@ impl<D: Driver> Worker<D> {
         })
     }
 
-    /// Closes whom there is no time left for.
+    /// Closes the clients that are left when the time is up.
     #[inline(never)]
     fn cut(&mut self) {
-        // What these took is given back by whoever clears the slot's gauges.
+        // Whoever clears the slot's gauges returns the quotas of these clients.
         let clients = self.core.engine.clients() as u64;
         let unsent = self.outbox.give_up();
         unsent.iter().for_each(|&quota| self.core.shared.give(quota));

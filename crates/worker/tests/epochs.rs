@@ -1,4 +1,4 @@
-//! Changes of the epoch, as workers take part in them.
+//! Changes of the epoch, from the workers' side.
 
 mod harness;
 
@@ -42,7 +42,7 @@ fn ask(stream: &mut TcpStream, number: u64) {
 }
 
 #[test]
-fn all_workers_switch_at_once_and_nobody_is_failed() {
+fn all_workers_switch_at_once_and_no_request_fails() {
     let record = Record::default();
     let servers = [Server::start('a', &record), Server::start('b', &record)];
     let mut instance = Instance::new(&yaml(&[("p", "", &[&servers[0]])]));
@@ -69,7 +69,7 @@ fn all_workers_switch_at_once_and_nobody_is_failed() {
     assert!(record.len() as u64 >= answered);
     let blocks = record.chunk_by(|one, other| one == other).count();
     assert_eq!(blocks, CHANGES + 1, "two rings were in use at a time");
-    // What was counted was carried along.
+    // Counters were carried over.
     let id = instance.segments.layout().pool(0);
     let requests = instance.segments.sum_pool_counter(id, PoolCounter::Requests);
     assert_eq!(requests, record.len() as u64);
@@ -90,7 +90,7 @@ fn pools_come_and_go_and_keep_their_clients_and_listeners() {
     ask(&mut clients[0], 1);
     ask(&mut clients[1], 2);
 
-    // The second takes the first's place, the first is removed.
+    // The second takes the first's place; the first is removed.
     let third = ("a-third-pool", "", &[&servers[0]][..]);
     let mut next = instance.next(&yaml(&[second, third]));
     (next.states[0].quota, next.states[1].quota) = (1, 2);
@@ -113,7 +113,7 @@ fn pools_come_and_go_and_keep_their_clients_and_listeners() {
     }
     assert_eq!(instance.shared.taken(0), 2, "clients of a removed pool are still counted");
 
-    // Their time is over in the end; then nobody else can come.
+    // Their time limit ends; then nobody else can come.
     let [old, mut kept] = clients;
     expect_end(old);
     expect_end(late);
@@ -133,7 +133,7 @@ fn pools_come_and_go_and_keep_their_clients_and_listeners() {
 }
 
 #[test]
-fn an_epoch_that_makes_no_sense_is_refused_and_one_may_be_aborted() {
+fn an_invalid_epoch_is_refused_and_one_may_be_aborted() {
     let record = Record::default();
     let servers = [Server::start('a', &record), Server::start('b', &record)];
     let instance = Instance::new(&yaml(&[("p", "", &[&servers[0]])]));
@@ -161,13 +161,13 @@ fn an_epoch_that_makes_no_sense_is_refused_and_one_may_be_aborted() {
         matches!(&message, ToMaster::Refused { why, .. } if why.contains("another configuration")),
         "{message:?}"
     );
-    // Without an answer, whether it is read or ready.
+    // Aborted without an answer, both while it is read and when it is ready.
     for _ in 0..50 {
         workers[0].prepare(&next, 0, 1);
         workers[0].tell(ToChild::Abort { epoch: 2 });
         ask(&mut client, 2);
     }
-    // What was said of those may still be on its way.
+    // Messages about those may still be on the way.
     let next = next.next(&yaml(&[("p", "", &[&servers[1]])]));
     workers[0].prepare(&next, 0, 1);
     while workers[0].message() != (ToMaster::Prepared { epoch: 3 }) {}
@@ -199,14 +199,14 @@ fn the_limit_of_clients_is_exact_over_workers_and_changes_with_the_epoch() {
         workers.push(worker);
         addresses.push(address);
     }
-    // A storm of clients that come, ask and stay.
+    // Many clients at once that connect, send a request and stay.
     let storm = |count: usize| -> Vec<TcpStream> {
         let threads: Vec<_> = (0..count)
             .map(|number| {
                 let address = addresses[number % 2];
                 thread::spawn(move || {
                     let mut client = connect(address);
-                    // Who is refused may be told, and be gone, before it asks.
+                    // A refused client may get the error and be closed before it sends a request.
                     let _ = client.write_all(&get(1));
                     let mut first = [0];
                     std::io::Read::read_exact(&mut client, &mut first).unwrap();

@@ -1,4 +1,4 @@
-//! A worker without a free descriptor. In a file of its own, since the limit is that of the process.
+//! A worker without a free descriptor. In its own file, since the limit is per process.
 
 mod harness;
 
@@ -17,7 +17,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 const LIMIT: u64 = 256;
 
 #[test]
-fn what_needs_a_descriptor_costs_nobody_else() {
+fn lack_of_descriptors_affects_only_what_needs_one() {
     let server = Server::start('a', &Record::default());
     let yaml = format!(
         "global:\n  worker_shutdown_timeout: 1\npools:\n  p:\n    listen: 127.0.0.1:1\n    \
@@ -52,7 +52,7 @@ fn what_needs_a_descriptor_costs_nobody_else() {
         worker.send(ToChild::Question { number: 5, pool: "p".to_owned(), by: 1 }, &theirs);
     }
     worker.tell(ToChild::LogReopen);
-    // The session counts where it came from, until it is lost.
+    // The session counts where it came from until it is lost.
     instance.shared.adjust(0, 1);
     let session =
         Session { version: SESSION_VERSION, pool: "p".to_owned(), id: 5, ..Session::default() };

@@ -1,5 +1,5 @@
-//! What a worker does that is told to retire and nothing else, as by a master of another control
-//! version: of what is frozen there is no word for Unlisten.
+//! A worker that gets Retire and nothing else, as from a master of another control version: the
+//! frozen messages have no Unlisten.
 
 mod harness;
 
@@ -31,7 +31,7 @@ fn lost(io_engine: &str) -> usize {
         let start = Instant::now();
         while start.elapsed() < Duration::from_micros(round * 20) {}
         worker.tell(ToChild::Retire { timeout_ms: 20_000 });
-        // The sessions that it hands over, and who still waits for somebody else to accept.
+        // The sessions that it hands over, and clients that wait for another accept.
         let mut kept = Vec::new();
         let start = Instant::now();
         while start.elapsed() < PATIENCE {
@@ -54,11 +54,11 @@ fn lost(io_engine: &str) -> usize {
 }
 
 #[test]
-fn nobody_is_lost_with_epoll() {
+fn no_client_is_lost_with_epoll() {
     assert_eq!(lost("epoll"), 0);
 }
 
 #[test]
-fn nobody_is_lost_with_io_uring() {
+fn no_client_is_lost_with_io_uring() {
     assert_eq!(lost("uring"), 0);
 }

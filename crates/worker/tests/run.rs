@@ -1,4 +1,4 @@
-//! One worker, from its start to its end.
+//! One worker from start to end.
 
 #[path = "../../../tests/rust/addresses.rs"]
 mod addresses;
@@ -25,7 +25,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Serves a pool with the options over one server, and is ready.
+    /// Starts a worker for a pool with these options over one server.
     fn start(server: &str, options: &str) -> Self {
         Self::start_to_stop_within(PATIENCE.as_secs(), server, options)
     }
@@ -37,7 +37,7 @@ impl Worker {
              redis: true\n    {options}\n    servers:\n    - {server}:1\n    - 127.0.0.1:1:1 spare\n"
         );
         let instance = Instance::new(&yaml);
-        // Whatever the keys: the spare server is out of the ring.
+        // All keys go to this server: the spare server is out of the ring.
         let servers = &instance.snapshot.pools[0].servers;
         let live: Vec<bool> = servers.iter().map(|server| server.name != "spare").collect();
         let release = ToChild::Release { pool: 0, version: 1, topology: live.into() };
@@ -50,7 +50,7 @@ impl Worker {
         patient(TcpStream::connect(self.address).unwrap())
     }
 
-    /// It ends by itself.
+    /// Waits until it has ended by itself.
     fn join(self) -> Duration {
         self.worker.join()
     }
@@ -80,7 +80,7 @@ fn accept(listener: &TcpListener) -> TcpStream {
     patient(listener.accept().unwrap().0)
 }
 
-/// One request there and back; returns both ends.
+/// Sends one request and its reply. Returns both ends.
 fn exchange(worker: &Worker, listener: &TcpListener) -> (TcpStream, TcpStream) {
     let mut client = worker.client();
     client.write_all(GET).unwrap();
@@ -166,7 +166,7 @@ fn without_a_master_it_finishes_and_ends() {
 }
 
 #[test]
-fn it_holds_its_clients_when_told() {
+fn it_holds_its_clients_on_order() {
     let (listener, address) = server();
     let mut worker = Worker::start(&address, "");
     let (mut client, mut server) = exchange(&worker, &listener);
@@ -176,7 +176,7 @@ fn it_holds_its_clients_when_told() {
     server.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     assert!(server.read(&mut [0]).is_err());
     server.set_read_timeout(Some(PATIENCE)).unwrap();
-    // The spare one comes first, for its shorter name.
+    // The spare server comes first, since its name is shorter.
     worker.tell(ToChild::Release { pool: 0, version: 2, topology: vec![false, true].into() });
     expect(&mut server, GET);
     server.write_all(b"$-1\r\n").unwrap();
@@ -202,7 +202,7 @@ fn it_shows_that_it_lives_and_how_busy_it_is() {
     };
     let begin = Instant::now();
     loop {
-        // Every 100 ms; a busy machine may swallow some, or almost all: then again.
+        // Every 100 ms. A busy machine may miss some or almost all; then it is measured again.
         let (beats, busy) = measure();
         if (6..=13).contains(&beats.len()) && busy < 500 {
             break;
@@ -212,12 +212,12 @@ fn it_shows_that_it_lives_and_how_busy_it_is() {
 }
 
 #[test]
-fn it_listens_elsewhere_when_told() {
+fn it_listens_elsewhere_on_order() {
     let (listener, address) = server();
     let worker = Worker::start(&address, "");
     let (_client, mut server) = exchange(&worker, &listener);
     let (socket, other) = harness::listener();
-    // Who waits there already is taken along.
+    // Clients that wait there already are taken in.
     let mut waiting = TcpStream::connect(other).map(patient).unwrap();
     worker.listen(1, 0, &socket);
     worker.tell(ToChild::Unlisten { listener: 1, drain: true });
@@ -234,7 +234,7 @@ fn it_listens_elsewhere_when_told() {
     }
 }
 
-/// The shortest time of several that a request in two small writes takes, of a client that leaves
+/// The shortest of several times for a request in two small writes, from a client that leaves
 /// Nagle's algorithm on, as many do.
 fn time_in_two_parts(options: &str) -> Duration {
     let record = harness::Record::default();
@@ -249,7 +249,7 @@ fn time_in_two_parts(options: &str) -> Duration {
         expect(&mut client, &harness::value(1));
         start.elapsed()
     };
-    // The kernel acknowledges at once until it has seen that replies follow soon.
+    // At first the kernel acknowledges at once, until it has seen that replies follow soon.
     for _ in 0..50 {
         ask([&request, b""]);
     }
@@ -259,7 +259,7 @@ fn time_in_two_parts(options: &str) -> Duration {
 #[test]
 fn quick_acknowledgements_spare_clients_a_wait() {
     let delayed = time_in_two_parts("");
-    // Again where the machine has other things to do.
+    // Tried again if the machine is busy with other things.
     let mut quick = (0..20).map(|_| time_in_two_parts("tcp_quickack: true"));
     let quick = quick.find(|time| *time < Duration::from_millis(20));
     eprintln!("delayed: {delayed:?}, quick: {quick:?}");
@@ -280,7 +280,7 @@ fn it_reports_a_server_that_fails() {
 }
 
 #[test]
-fn it_refuses_a_master_that_makes_no_sense() {
+fn it_refuses_an_invalid_start() {
     let (master, control) = cashew_control::pair().unwrap();
     let thread = thread::spawn(move || cashew_worker::run(control));
     let mut master = MasterChannel::new(master);

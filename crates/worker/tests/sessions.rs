@@ -28,7 +28,7 @@ fn yaml(io_engine: &str, servers: &[&Server]) -> String {
     text
 }
 
-/// Two workers and the socket that the first accepts from.
+/// Two workers, and the socket that the first accepts from.
 struct Pair {
     instance: Instance,
     workers: Vec<Worker>,
@@ -49,7 +49,7 @@ impl Pair {
         patient(TcpStream::connect(self.address).unwrap())
     }
 
-    /// Brings what the worker hands over to the other one, until so many have been moved.
+    /// Gives what the worker hands over to the other one, until `count` sessions have moved.
     fn move_from(&mut self, from: usize, count: usize) -> Vec<Session> {
         let start = Instant::now();
         let mut moved = Vec::new();
@@ -68,7 +68,7 @@ impl Pair {
         moved
     }
 
-    /// Brings all of so many clients, which all ask something, from the worker to the other one.
+    /// Moves all clients, which all send requests, from the worker to the other one.
     fn shed_all(&mut self, from: usize, clients: u64) {
         let start = Instant::now();
         while self.clients(1 - from as u32) < clients {
@@ -137,7 +137,7 @@ fn two_workers_exchange_their_sessions_with_io_uring() {
 }
 
 #[test]
-fn a_session_takes_along_what_it_is_and_what_is_on_its_way() {
+fn a_session_moves_with_its_state_and_its_bytes() {
     let server = Server::start('a', &Record::default());
     let mut pair = Pair::start("auto", &server);
     let mut client = pair.client();
@@ -145,7 +145,7 @@ fn a_session_takes_along_what_it_is_and_what_is_on_its_way() {
     expect(&mut client, b"+OK\r\n");
     client.write_all(b"*2\r\n$6\r\nCLIENT\r\n$2\r\nID\r\n").unwrap();
     expect(&mut client, b":1\r\n");
-    // The worker has received the part when it has answered what came with it.
+    // The worker has received the partial request once it has answered what came with it.
     let request = get(7);
     client.write_all(&[&get(6), &request[..15]].concat()).unwrap();
     expect(&mut client, &value(6));
@@ -165,7 +165,7 @@ fn a_session_takes_along_what_it_is_and_what_is_on_its_way() {
 
 #[test]
 fn a_worker_that_retires_may_be_asked_to_stay() {
-    // The first client is not at rest: nobody answers it.
+    // The first client is not at rest: its request has no answer.
     let (silent, address) = listener();
     let mut pair = Pair::start("auto", &Server { address });
     let mut busy = pair.client();
@@ -193,9 +193,9 @@ fn a_worker_that_retires_may_be_asked_to_stay() {
 }
 
 #[test]
-fn a_worker_that_is_to_keep_its_sessions_says_when_the_last_one_has_gone() {
+fn a_worker_that_keeps_its_sessions_confirms_after_the_last_handover() {
     for (io_engine, delay_us) in [("epoll", 0), ("epoll", 300), ("uring", 0), ("uring", 300)] {
-        // One client is not at rest: nobody answers it.
+        // One client is not at rest: its request has no answer.
         let (silent, address) = listener();
         let mut pair = Pair::start(io_engine, &Server { address });
         let mut busy = pair.client();
@@ -228,7 +228,7 @@ fn a_worker_that_is_to_keep_its_sessions_says_when_the_last_one_has_gone() {
             expect(client, b"+PONG\r\n");
         }
         assert_eq!(pair.workers[0].try_receive().map(|(message, _)| message), None);
-        // It retires when it is told so again.
+        // It retires when it gets another Retire.
         pair.workers[0].tell(ToChild::Retire { timeout_ms: 60_000 });
         pair.move_from(0, left + 1);
         pair.wait("all have moved", |pair| pair.clients(1) == 91);
@@ -265,8 +265,8 @@ fn a_part_of_the_load_can_be_shed() {
 }
 
 #[test]
-fn who_does_not_come_to_rest_is_cut_and_counted() {
-    // It never answers.
+fn clients_not_at_rest_in_time_are_closed_and_counted() {
+    // The server never answers.
     let (silent, address) = listener();
     let instance = Instance::new(&yaml("auto", &[&Server { address }]));
     let worker = Worker::start(&instance, 0, 1);
@@ -281,14 +281,14 @@ fn who_does_not_come_to_rest_is_cut_and_counted() {
     assert!(start.elapsed() >= Duration::from_millis(300));
     expect_end(client);
     assert_eq!(instance.segments.header(0).sessions_cut, 1);
-    // Whoever clears the slot gives its places back.
+    // Whoever clears the slot returns its quotas.
     let pool = instance.segments.layout().pool(0);
     assert_eq!(instance.segments.pool_gauge(0, pool, PoolGauge::ClientConnections), 1);
     assert_eq!(instance.shared.taken(0), 1);
 }
 
 #[test]
-fn sessions_that_make_no_sense_are_closed() {
+fn invalid_sessions_are_closed() {
     let server = Server::start('a', &Record::default());
     let pair = Pair::start("auto", &server);
     let version = SESSION_VERSION;
@@ -327,7 +327,7 @@ fn a_session_is_confirmed_before_it_is_served_or_is_not_served() {
     let mut served = 0;
     for round in 0..40 {
         let mut worker = Worker::start(&instance, 0, 1);
-        // It has nobody, and so may be gone before it hears of the session.
+        // It has no clients, so it may have ended before the session arrives.
         worker.tell(ToChild::Retire { timeout_ms: 60_000 });
         thread::sleep(Duration::from_micros(round * 20));
         let master = worker.master.as_mut().unwrap();
@@ -356,7 +356,7 @@ fn a_session_is_confirmed_before_it_is_served_or_is_not_served() {
     eprintln!("{served} of 40 were served");
 }
 
-/// A client and its connection as a worker had accepted it.
+/// A client, and its connection as a worker would have accepted it.
 fn connection() -> (TcpStream, OwnedFd) {
     let (listener, address) = listener();
     let client = patient(TcpStream::connect(address).unwrap());

@@ -1,4 +1,4 @@
-//! Which share of a pool's keys another snapshot sends to another server.
+//! The share of a pool's keys that another snapshot sends to another server.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,10 +7,10 @@ use cashew_placement::{Distribution, Hash, Ring};
 
 use crate::snapshot::{Endpoint, Pool, Topology};
 
-/// Rings whose comparison takes more steps than this are compared at some points only.
+/// Rings whose comparison takes more steps than this are compared at samples only.
 const STEPS_MAX: u64 = 1 << 22;
 
-/// Points, or keys, that stand for all where all are too many.
+/// The number of points, or keys, in a sample.
 const SAMPLES: u32 = 100_000;
 
 /// A share of the keys.
@@ -18,7 +18,7 @@ const SAMPLES: u32 = 100_000;
 pub(crate) struct Share {
     /// 0.0..=1.0
     pub(crate) of_keys: f64,
-    /// Whether all keys were counted, not some for all.
+    /// Whether all keys were counted, not a sample.
     pub(crate) is_exact: bool,
 }
 
@@ -44,17 +44,17 @@ impl fmt::Display for Share {
     }
 }
 
-/// What moves, for those who write and for those who read.
+/// The shares that move for writes and for reads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Moved {
     pub(crate) writes: Share,
     pub(crate) reads: Share,
 }
 
-/// `None` when nothing in either pool says where a key goes, or what says it is the same in both.
-/// Hash tags are not looked at: what they do depends on the keys.
+/// `None` if nothing in either pool determines where a key goes, or if both determine it alike.
+/// Hash tags are ignored: their effect depends on the keys.
 ///
-/// A server is who answers at an address: under another name it is the same server, at another
+/// A server is identified by its address: under another name it is the same server, at another
 /// address it is not.
 pub(crate) fn moved(old: &Pool, new: &Pool) -> Option<Moved> {
     let is_random = |pool: &Pool| {
@@ -73,7 +73,7 @@ fn is_same(old: &Pool, new: &Pool) -> bool {
     placement(old) == placement(new) && old.servers == new.servers
 }
 
-/// Numbers for what must be the same for a key not to move.
+/// Numbers for what must be equal for a key not to move.
 #[derive(Default)]
 struct Places<'a>(HashMap<&'a Endpoint, u32>);
 
@@ -84,7 +84,7 @@ impl<'a> Places<'a> {
     }
 }
 
-/// Where the keys of a pool go.
+/// The mapping of keys to servers.
 struct Map {
     writes: Way,
     reads: Way,
@@ -105,7 +105,7 @@ enum Way {
 }
 
 impl Map {
-    /// As the engine's router has it: with a master the ring is that of its replicas.
+    /// As in the engine's router: with a master, the ring has its replicas.
     fn new<'a>(pool: &'a Pool, places: &mut Places<'a>) -> Self {
         let numbers: Vec<u32> =
             pool.servers.iter().map(|server| places.number(&server.endpoint)).collect();
@@ -141,11 +141,11 @@ fn share(old: &Way, new: &Way) -> Share {
             let part = ring.parts().get(place).copied().unwrap_or(0.0);
             Share { of_keys: (1.0 - part).clamp(0.0, 1.0), is_exact: ring.is_walked() }
         }
-        // No key has a place in either.
+        // Neither determines a place for keys.
         (Way::Ring { is_random: true, .. }, Way::Ring { is_random: true, .. }) => Share::NONE,
         (Way::Ring { is_random: true, .. }, Way::Ring { .. })
         | (Way::Ring { .. }, Way::Ring { is_random: true, .. }) => {
-            // Which server a request of a key gets by chance has nothing to do with the key.
+            // A random choice of the server is independent of the key.
             let (old_parts, new_parts) = (old.parts(), new.parts());
             let stays: f64 = old_parts
                 .iter()
@@ -167,7 +167,7 @@ fn share(old: &Way, new: &Way) -> Share {
     }
 }
 
-/// Compares where the points below `values` go.
+/// Compares the mapping of the points below `values`.
 fn compare(old: &Way, new: &Way, values: u64) -> Share {
     let period = lcm(old.period(), new.period()).min(values);
     if old.steps(period) + new.steps(period) > STEPS_MAX {
@@ -193,8 +193,8 @@ fn count(old: &Way, new: &Way, end: u64) -> u64 {
     moved
 }
 
-/// One of each of as many equal parts of the points below `values`, and not the same in each: steps
-/// of one length meet a modulus that nearly divides them in some of its slots only.
+/// One random point in each of equal parts of the points below `values`: steps of equal length
+/// would meet a modulus that nearly divides them in only some of its slots.
 fn samples(values: u64) -> impl Iterator<Item = u32> {
     let start = move |number: u32| u64::from(number) * values / u64::from(SAMPLES);
     (0..SAMPLES).map(move |number| {
@@ -213,7 +213,7 @@ fn lcm(a: u64, b: u64) -> u64 {
 }
 
 impl Way {
-    /// The place of a point, and the last point of those behind it that certainly go there too.
+    /// The place of a point, and the last point after it that certainly goes there too.
     fn run(&self, point: u32) -> (u32, u32) {
         match self {
             Self::Straight(place) => (*place, u32::MAX),
@@ -238,7 +238,7 @@ impl Way {
         }
     }
 
-    /// How many calls of `run` the points below `end` take, at most.
+    /// The maximum number of calls of `run` for the points below `end`.
     fn steps(&self, end: u64) -> u64 {
         match self {
             Self::Straight(_) => 1,
@@ -248,7 +248,7 @@ impl Way {
         }
     }
 
-    /// All that a random number can be, or all values of the hash.
+    /// The range of the random number, or of the hash.
     fn values(&self) -> u64 {
         match self {
             Self::Ring { hash, is_random: false, .. } => hash.values(),
@@ -371,8 +371,8 @@ mod tests {
         assert!((share.of_keys - 1.0).abs() < 0.02, "{share:?}");
     }
 
-    /// A 100,000th of all points is just above the modulus: in equal steps of that the samples
-    /// would pass over the slots once and a half.
+    /// A 100,000th of all points is just above the modulus: in equal steps of that size the samples
+    /// would cover the slots only one and a half times.
     #[test]
     fn samples_do_not_march_in_step_with_a_modulus() {
         let modula = |servers: Vec<Server>| Pool {
@@ -411,7 +411,8 @@ mod tests {
         assert_eq!(text(1.0, true), "all keys go");
     }
 
-    /// Multiples of the golden ratio are no sample of these: they would find 84.0% and not 89.1%.
+    /// Multiples of the golden ratio are not a representative sample: they would give 84.0% instead
+    /// of 89.1%.
     #[test]
     fn exact_shares_of_a_small_cycle_are_what_sampling_finds() {
         let old = [(1, 1), (0, 6), (6, 8), (7, 4), (2, 7), (3, 3)];
@@ -435,7 +436,7 @@ mod tests {
         }
     }
 
-    /// The share that moves between pools of these ports and weights, and that of some points.
+    /// The share that moves between pools of these ports and weights, exact and sampled.
     fn exact_and_sampled(
         distribution: Distribution,
         old: &[(u16, u32)],

@@ -1,6 +1,6 @@
 //! Which servers of a pool are live, as text: their number, a colon, then one hex digit for every
-//! four servers, the first of them in the lowest bit. The largest pool takes 16 KiB, where a JSON
-//! array of booleans would outgrow a datagram.
+//! four servers, the first of them in the lowest bit. The largest pool takes 16 KiB; a JSON array
+//! of booleans would exceed a datagram.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serializer};

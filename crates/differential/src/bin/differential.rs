@@ -1,4 +1,4 @@
-//! Compares the gateway's reading of requests and replies with real servers': see docs/testing.md.
+//! Compares the gateway's parsing of requests and replies with real servers': see docs/testing.md.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -24,40 +24,40 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Sends random requests to redis-server and memcached, and to the servers that
-    /// CASHEW_REDIS_SERVERS and CASHEW_MEMCACHED_SERVERS name.
+    /// Sends random requests to redis-server and memcached, and to the servers in
+    /// CASHEW_REDIS_SERVERS and CASHEW_MEMCACHED_SERVERS.
     #[command(args_override_self = true)]
     Run {
-        /// What is asked follows from it; without it, from the time of day.
+        /// Seed of the requests [default: from the time of day]
         #[arg(long)]
         seed: Option<u64>,
         /// Requests for each pool and server.
         #[arg(long, default_value_t = 1000)]
         requests: u64,
-        /// Ends after so long, whatever has been asked by then.
+        /// Stop after this time, whatever has been sent
         #[arg(long)]
         seconds: Option<u64>,
-        /// Pools and servers at the same time.
+        /// Pools and servers at the same time
         #[arg(long, default_value_t = 2)]
         jobs: usize,
-        /// Only these pools; all without it.
+        /// Only these pools [default: all]
         #[arg(long)]
         pool: Vec<String>,
-        /// Only servers of these versions, as "redis 7" or "memcached"; all without it.
+        /// Only servers of these versions, as "redis 7" or "memcached" [default: all]
         #[arg(long)]
         server: Vec<String>,
-        /// Where each finding gets a file.
+        /// Directory for the files of findings
         #[arg(long, default_value = "target/differential")]
         found: PathBuf,
     },
-    /// Plays what is written in a finding's file again.
+    /// Replay the finding in a file
     Replay {
         file: PathBuf,
-        /// The server's program, if it is not the one in the path.
+        /// The server's program, if it is not the one in the path
         #[arg(long)]
         server: Option<PathBuf>,
     },
-    /// What is not asked, and why.
+    /// Print what is not tested, and why
     Excluded,
 }
 
@@ -113,7 +113,7 @@ fn run(
     println!("seed {seed}");
     let until = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let budget = Budget { seed, requests, until, jobs };
-    // A panic of the engine is a finding, which tells of it.
+    // A panic of the engine is a finding, which has its message.
     std::panic::set_hook(Box::new(|_| {}));
     let lines = Mutex::new(());
     let say = |finding: &Finding| {

@@ -1,4 +1,4 @@
-//! Hostile clients beside watched ones, by way of the gateway: see docs/testing.md.
+//! Hostile and watched clients of the gateway: see docs/testing.md.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use cashew_differential::random::Random;
 use cashew_differential::servers::{Kind, Program};
-use cashew_differential::watched::{Lap, SCENARIOS, Scenario, Tally, gateway_program, run_lap};
+use cashew_differential::watched::{Lap, SCENARIOS, Scenario, Totals, gateway_program, run_lap};
 use clap::Parser;
 
 /// Pools of one gateway.
@@ -19,30 +19,30 @@ const POOLS_OF_LAP: usize = 6;
     about = "Checks every reply to watched clients while hostile ones share their connections to servers"
 )]
 struct Arguments {
-    /// What is sent follows from it, though not when; without it, from the time of day.
+    /// Seed of the requests, though not of their timing [default: from the time of day]
     #[arg(long)]
     seed: Option<u64>,
-    /// How long, in all.
+    /// Total time
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// How long one gateway and its servers live.
+    /// Lifetime of one gateway and its servers
     #[arg(long, default_value_t = 12)]
     lap: u64,
     #[arg(long, default_value_t = 2)]
     workers: u32,
-    /// Seconds that a watched request may wait.
+    /// Seconds that a watched request may wait
     #[arg(long, default_value_t = 5.0)]
     patience: f64,
-    /// Only these pools; all without it.
+    /// Only these pools [default: all]
     #[arg(long)]
     pool: Vec<String>,
-    /// Only servers of these versions; all without it.
+    /// Only servers of these versions [default: all]
     #[arg(long)]
     server: Vec<String>,
-    /// Goes on after a finding.
+    /// Continue after a finding
     #[arg(long)]
     go_on: bool,
-    /// Where each finding gets a file.
+    /// Directory for the files of findings
     #[arg(long, default_value = "target/differential")]
     found: PathBuf,
 }
@@ -86,10 +86,10 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
     println!("seed {seed}, {} pools, {}", pools.len(), gateway.display());
     let started = Instant::now();
     let all = Duration::from_secs(arguments.seconds);
-    let (mut tally, mut found, mut laps, mut next) = (Tally::default(), 0, 0u64, 0);
+    let (mut totals, mut found, mut laps, mut next) = (Totals::default(), 0, 0u64, 0);
     let mut random = Random::new(seed);
     while started.elapsed() < all {
-        // All in turn, so that each has its share.
+        // In rotation, so that each has its share.
         let chosen: Vec<_> =
             pools.iter().cycle().skip(next).take(POOLS_OF_LAP.min(pools.len())).cloned().collect();
         next = (next + chosen.len()) % pools.len();
@@ -102,7 +102,7 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
             patience: Duration::from_secs_f64(arguments.patience),
         };
         let (of_lap, findings) = run_lap(&lap).map_err(|error| error.to_string())?;
-        tally.add(of_lap);
+        totals.add(of_lap);
         laps += 1;
         for finding in &findings {
             found += 1;
@@ -122,16 +122,16 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
         "{:.1} minutes, {laps} gateways: {} hostile writes beside {} watched replies ({} misses); the slowest \
          pipeline took {} ms, the gateway {} MiB; {found} findings",
         started.elapsed().as_secs_f64() / 60.0,
-        tally.sent,
-        tally.replies,
-        tally.misses,
-        tally.slowest.as_millis(),
-        tally.memory >> 20
+        totals.sent,
+        totals.replies,
+        totals.misses,
+        totals.slowest.as_millis(),
+        totals.memory >> 20
     );
     let has_both = [Kind::Redis, Kind::Memcached]
         .iter()
         .all(|kind| pools.iter().any(|(pool, _)| pool.kind == *kind));
-    if tally.replies == 0 || (has_both && tally.sent == 0) {
+    if totals.replies == 0 || (has_both && totals.sent == 0) {
         return Err("nothing was watched".to_owned());
     }
     Ok(found == 0)

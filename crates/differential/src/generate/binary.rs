@@ -104,7 +104,7 @@ pub fn request(random: &mut Random) -> Request {
     Request::Raw(bytes)
 }
 
-/// Changes a field of the header: lengths that do not fit, and fields that ought to be zero.
+/// Changes a field of the header: wrong lengths, and fields that should be zero.
 fn spoil_header(bytes: &mut Vec<u8>, random: &mut Random) {
     let add = |byte: &mut u8, random: &mut Random| {
         *byte = byte.wrapping_add(random.pick(&[1, 255, 4, 252, 8, 20, 128]));
@@ -117,7 +117,7 @@ fn spoil_header(bytes: &mut Vec<u8>, random: &mut Random) {
         5 => add(&mut bytes[5], random),
         6 => add(&mut bytes[7], random),
         7 => {
-            // One more byte, of extras, key or value, which the header knows of.
+            // One more byte of extras, key or value, which the header includes.
             bytes.push(b'x');
             bytes[11] = bytes[11].wrapping_add(1);
             if random.percent(50) {

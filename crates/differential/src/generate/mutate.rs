@@ -1,9 +1,9 @@
-//! Spoils requests that would be right.
+//! Corrupts valid requests.
 
 use super::{ODD, number};
 use crate::random::Random;
 
-/// Changes some words: one is doubled, left out, exchanged, made longer, or another is put in.
+/// Changes some words: doubles, removes, exchanges, extends or inserts one.
 pub(crate) fn mutated_words(
     mut words: Vec<Vec<u8>>,
     vocabulary: &[&str],

@@ -1,4 +1,4 @@
-//! Redis requests: of every command in the gateway's table, and of a list that servers take.
+//! Redis requests: for every command in the gateway's table, and from a list of valid ones.
 
 use std::sync::OnceLock;
 
@@ -8,7 +8,7 @@ use super::{mutated_bytes, mutated_words, number};
 use crate::case::Request;
 use crate::random::Random;
 
-/// Commands of the table that are not asked at random, and why.
+/// Commands of the table that are not sent at random, and why.
 pub const EXCLUDED: &[(&str, &str)] = &[
     ("bgsave", "forks the server each time"),
     ("bgrewriteaof", "forks the server each time"),
@@ -25,9 +25,9 @@ pub const EXCLUDED: &[(&str, &str)] = &[
     ("debug", "what the table does not know, as SLEEP and RELOAD, holds the server up"),
 ];
 
-/// Requests that servers take, or nearly. `{s}`, `{l}`, `{h}`, `{t}`, `{z}`, `{x}`, `{g}` and `{p}` are keys of
-/// strings, lists, hashes, sets, sorted sets, streams, geographic sets and HyperLogLogs, `{k}` any key, `{n}` a
-/// number, `{w}` a word.
+/// Valid requests, or nearly. `{s}`, `{l}`, `{h}`, `{t}`, `{z}`, `{x}`, `{g}` and `{p}` are keys of
+/// strings, lists, hashes, sets, sorted sets, streams, geographic sets and HyperLogLogs, `{k}` any
+/// key, `{n}` a number, `{w}` a word.
 const TEMPLATES: &str = "GET {s}|SET {s} {w}|SET {s} {w} EX 100 GET|SET {s} {w} NX|SET {s} {n} KEEPTTL|GETEX {s} PERSIST|GETDEL {s}
 GETRANGE {s} {n} {n}|SETRANGE {s} {n} {w}|INCR {s}|INCRBY {s} {n}|INCRBYFLOAT {s} 1.5|APPEND {s} {w}|STRLEN {s}
 LCS {s} {s}|LCS {s} {s} IDX MINMATCHLEN 1 WITHMATCHLEN|LCS {s} {s} LEN|MGET {k} {k} {k}|MSET {s} {w} {s} {w}|MSETNX {s} {w} {s} {w}
@@ -81,7 +81,7 @@ DEBUG SET-ACTIVE-EXPIRE 1|DEBUG REPLYBUFFER PEAK-RESET-TIME RESET|DEBUG JMAP|OBJ
 FAILOVER ABORT|SYNC|PSYNC ? -1|REPLCONF ACK 1|REPLCONF GETACK *|ASKING|READONLY|POST / HTTP/1.1|Host: x|LATENCY HELP|PUBSUB HELP|XINFO HELP|FUNCTION HELP|SCRIPT HELP|CONFIG HELP
 SCRIPT DEBUG YES|SCRIPT DEBUG NO|SCRIPT SHOW e0e1f9fabfc9d4800c877a703b823ac0578ff8db|COMMANDLOG GET 1 slow|CLIENT IMPORT-SOURCE ON|HIMPORT PREPARE {h} f";
 
-/// Words that arguments are made of.
+/// Words used as arguments.
 const VOCABULARY: &[&str] = &[
     "s1",
     "l1",
@@ -229,8 +229,9 @@ fn split(template: &str) -> Vec<String> {
 fn commands() -> &'static [&'static Command] {
     static LIST: OnceLock<Vec<&'static Command>> = OnceLock::new();
     LIST.get_or_init(|| {
-        let is_asked = |command: &&Command| EXCLUDED.iter().all(|(name, _)| *name != command.name);
-        COMMANDS.iter().filter(is_asked).collect()
+        let is_included =
+            |command: &&Command| EXCLUDED.iter().all(|(name, _)| *name != command.name);
+        COMMANDS.iter().filter(is_included).collect()
     })
 }
 
@@ -239,7 +240,7 @@ fn templates() -> &'static [&'static str] {
     LIST.get_or_init(|| TEMPLATES.lines().flat_map(|line| line.split('|')).collect())
 }
 
-/// By the table: as many arguments as it says, or nearly, with keys where it says.
+/// By the table: about as many arguments as it requires, with keys at its positions.
 fn by_table(random: &mut Random) -> Vec<Vec<u8>> {
     let command = loop {
         let command = random.pick(commands());
@@ -292,7 +293,7 @@ fn by_table(random: &mut Random) -> Vec<Vec<u8>> {
         });
     }
     if matches!(command.rule, Rule::Block) && random.percent(90) {
-        // It is the first, or the last: none may wait for ever, or for long.
+        // It is the first or the last argument: none may block for long.
         let last = words.len() - 1;
         words[last] = b"0.01".to_vec();
         if words.len() > 1 && command.name.contains("mpop") {
@@ -341,7 +342,7 @@ pub fn request(random: &mut Random) -> Request {
     let mut words =
         if random.percent(30) { mutated_words(words, VOCABULARY, random) } else { words };
     if words.len() > 1 && random.percent(12) {
-        // Errors that repeat an argument as it is would be two replies.
+        // An error that repeats an argument unchanged would be two replies.
         let at = 1 + random.below(words.len() - 1);
         words[at] = b"x\r\n+forged\r\n".to_vec();
     }
@@ -353,7 +354,7 @@ pub fn request(random: &mut Random) -> Request {
     }
 }
 
-/// MULTI, some requests, and perhaps an end.
+/// MULTI, some requests, and possibly an end.
 fn transaction(random: &mut Random) -> Request {
     let mut bytes = Vec::new();
     let mut add = |words: Vec<Vec<u8>>| bytes.extend(Request::Words(words).bytes());
@@ -363,7 +364,7 @@ fn transaction(random: &mut Random) -> Request {
     add(vec![b"MULTI".to_vec()]);
     for _ in 0..random.below(5) {
         let template = random.pick(templates());
-        // Within a reply a push is an error of the server's, and ends the connection.
+        // Within a reply a push is a server's error, and ends the connection.
         if !template.ends_with("PROTOCOL push") {
             add(filled(template, random));
         }
@@ -374,7 +375,7 @@ fn transaction(random: &mut Random) -> Request {
     Request::Raw(bytes)
 }
 
-/// Counts and lengths that cannot be, or do not fit.
+/// Counts and lengths that are invalid or do not match.
 fn headers_spoiled(words: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
     let mut bytes = Vec::new();
     let spoiled = |right: usize, random: &mut Random| match random.below(14) {

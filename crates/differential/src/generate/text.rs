@@ -1,10 +1,10 @@
-//! memcached's text protocol, meta commands included.
+//! memcached's text protocol, including meta commands.
 
 use super::{ODD, mutated_bytes, mutated_words, number};
 use crate::case::Request;
 use crate::random::Random;
 
-/// Keys of hostile clients. The last are base64 of what is not text, and of what has line ends.
+/// Keys of hostile clients. The last ones are base64 of bytes that are not text, and of line ends.
 const KEYS: &[&str] = &[
     "k1",
     "k2",
@@ -23,7 +23,7 @@ const KEYS: &[&str] = &[
     "/wD/",
 ];
 
-/// Words that lines are made of.
+/// Words used in lines.
 const VOCABULARY: &[&str] = &[
     "noreply",
     "noreply",
@@ -85,7 +85,7 @@ const VOCABULARY: &[&str] = &[
     "2",
 ];
 
-/// Lines that were once read otherwise than servers read them, and their like.
+/// Lines that were once parsed differently than servers do, and similar ones.
 const CORPUS: &[&str] = &[
     "slabs automove noreply",
     "slabs automove 0 noreply noreply",
@@ -227,7 +227,7 @@ fn numeral(random: &mut Random) -> String {
     String::from_utf8_lossy(&number(random)).into_owned()
 }
 
-/// A line without its end, and the data that it announces.
+/// A line without its end, and its data.
 fn line(random: &mut Random) -> (String, Option<Vec<u8>>) {
     let noreply = random.pick(&[
         "",

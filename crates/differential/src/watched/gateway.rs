@@ -13,7 +13,7 @@ use crate::servers::{Directory, Server};
 
 use super::Scenario;
 
-/// Lines of the gateway's log that a finding tells.
+/// The most lines of the gateway's log in a finding.
 const WARNINGS_MAX: usize = 40;
 
 const START_MAX: Duration = Duration::from_secs(30);
@@ -23,7 +23,7 @@ pub(super) struct Gateway {
     directory: Directory,
 }
 
-/// A port that nobody listens at, below those that the system gives to clients.
+/// A free port below those that the system gives to clients.
 fn free_port(random: &mut Random) -> u16 {
     loop {
         let port = 10_000 + random.below(22_000) as u16;
@@ -98,14 +98,14 @@ impl Gateway {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// What it wrote to its log and beside it.
+    /// Its log and its other output.
     pub(super) fn log(&self) -> String {
         let read = |name| std::fs::read(self.directory.0.join(name)).unwrap_or_default();
         let bytes = [read("log"), read("output")].concat();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Lines of its log that warn, the last of them.
+    /// The last warnings in its log.
     pub(super) fn warnings(&self) -> String {
         let log = self.log();
         let lines: Vec<&str> = log
@@ -115,7 +115,7 @@ impl Gateway {
         lines[lines.len().saturating_sub(WARNINGS_MAX)..].join("\n")
     }
 
-    /// Lines that tell of a crash.
+    /// Lines about a crash.
     pub(super) fn crashes(&self) -> Vec<String> {
         let tells = |line: &&str| {
             ["panicked", "killed by signal", "is respawned", "does not answer", "hangs"]
@@ -125,7 +125,7 @@ impl Gateway {
         self.log().lines().filter(tells).map(str::to_owned).collect()
     }
 
-    /// Bytes of memory that it and its children have to themselves.
+    /// Private memory of it and its children, in bytes.
     pub(super) fn memory(&self) -> u64 {
         let mut total = 0;
         let mut processes = vec![self.child.id()];
@@ -147,7 +147,7 @@ impl Gateway {
 
 impl Drop for Gateway {
     fn drop(&mut self) {
-        // The master ends its children when it is asked to end.
+        // The master ends its children when it is told to stop.
         let id = self.child.id().to_string();
         let _ = Command::new("kill").args(["-TERM", &id]).status();
         let started = Instant::now();

@@ -1,4 +1,4 @@
-//! Hostile clients: anything but what changes the data of others by right.
+//! Hostile clients: they send anything except valid commands that affect others.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use crate::generate::{Protocol, request};
 use crate::random::Random;
 
-/// What is kept of that was sent to a pool.
+/// How much of a pool's input is kept.
 const KEPT: usize = 400;
 
-/// Words of requests that change what watched clients may expect, each by right: they empty the
-/// server, stop it, hold the pool, close others' connections, as an administrator may, or keep the
-/// server busy for seconds.
+/// Words of valid requests that change what watched clients may expect: they empty the server, stop
+/// it, pause the pool, close others' connections with an administrator's rights, or block the
+/// server for seconds.
 const LEFT_OUT: &[&str] = &[
     "flushall",
     "flushdb",
@@ -30,7 +30,7 @@ const LEFT_OUT: &[&str] = &[
     "reset",
 ];
 
-/// What was sent to one pool, the last at the end.
+/// The input of one pool, oldest first.
 #[derive(Default)]
 pub(super) struct Transcript(Mutex<VecDeque<Vec<u8>>>);
 
@@ -48,7 +48,7 @@ impl Transcript {
     }
 }
 
-/// What a hostile client may send.
+/// A request of a hostile client.
 fn sendable(protocol: Protocol, random: &mut Random) -> Vec<u8> {
     loop {
         let bytes = match random.percent(4) {
@@ -67,7 +67,7 @@ fn sendable(protocol: Protocol, random: &mut Random) -> Vec<u8> {
     }
 }
 
-/// Sends for as long as `runs`.
+/// Sends as long as `runs`.
 pub(super) fn run(
     protocol: Protocol,
     address: &Path,
@@ -118,7 +118,7 @@ pub(super) fn run(
     }
 }
 
-/// Reads what comes, for a moment; returns whether the connection is closed.
+/// Reads input for a moment; returns whether the connection is closed.
 fn drained(stream: &mut UnixStream, random: &mut Random) -> bool {
     let until = Instant::now() + Duration::from_millis(2);
     let mut piece = vec![0; random.pick(&[1, 100, 65_536])];

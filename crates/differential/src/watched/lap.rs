@@ -1,4 +1,4 @@
-//! A gateway with some pools, hostile and watched clients for a while, and what came of it.
+//! A gateway with some pools, hostile and watched clients for a while, and the result.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -17,10 +17,10 @@ use super::hostile::{self, Transcript};
 use super::minimise::minimised;
 use super::watcher::{Trouble, Watcher};
 
-/// Memory that a gateway of a few clients may take.
+/// The most memory of a gateway with a few clients.
 const MEMORY_MAX: u64 = 600 << 20;
 
-/// What a lap is made of.
+/// Parameters of a lap.
 pub struct Lap<'a> {
     pub program: &'a Path,
     pub pools: &'a [(Scenario, Program)],
@@ -31,9 +31,9 @@ pub struct Lap<'a> {
     pub patience: Duration,
 }
 
-/// What is counted of laps.
+/// Counters of laps.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
+pub struct Totals {
     pub sent: u64,
     pub replies: u64,
     pub misses: u64,
@@ -41,7 +41,7 @@ pub struct Tally {
     pub memory: u64,
 }
 
-impl Tally {
+impl Totals {
     pub fn add(&mut self, other: Self) {
         self.sent += other.sent;
         self.replies += other.replies;
@@ -51,16 +51,16 @@ impl Tally {
     }
 }
 
-/// Something that a watched client, or the gateway, went through.
+/// A problem of a watched client, or of the gateway.
 #[derive(Clone, Debug)]
 pub struct Finding {
     pub pool: String,
     pub what: String,
     pub detail: String,
     pub seed: u64,
-    /// What was sent before, the last at the end.
+    /// The earlier input, oldest first.
     pub transcript: Vec<Vec<u8>>,
-    /// The least that shows it again, if anything did.
+    /// The smallest input that reproduces it, if any did.
     pub least: Option<(Vec<Case>, String)>,
 }
 
@@ -100,8 +100,8 @@ impl Finding {
     }
 }
 
-/// Runs a lap; returns what was counted, and the first finding of each kind in each pool.
-pub fn run_lap(lap: &Lap<'_>) -> io::Result<(Tally, Vec<Finding>)> {
+/// Runs a lap; returns the counters, and the first finding of each kind in each pool.
+pub fn run_lap(lap: &Lap<'_>) -> io::Result<(Totals, Vec<Finding>)> {
     let mut random = Random::new(lap.seed);
     let servers: Vec<Vec<Server>> = lap
         .pools
@@ -118,7 +118,7 @@ pub fn run_lap(lap: &Lap<'_>) -> io::Result<(Tally, Vec<Finding>)> {
     let mut gateway = Gateway::start(lap.program, lap.workers, &pools, &mut random)?;
     let runs = AtomicBool::new(true);
     let sent = AtomicU64::new(0);
-    let tally = Mutex::new(Tally::default());
+    let totals = Mutex::new(Totals::default());
     let findings = Mutex::new(Vec::new());
     let known = Mutex::new(BTreeSet::new());
     let transcripts: Vec<Transcript> = lap.pools.iter().map(|_| Transcript::default()).collect();
@@ -137,8 +137,8 @@ pub fn run_lap(lap: &Lap<'_>) -> io::Result<(Tally, Vec<Finding>)> {
             for &protocol in scenario.watched {
                 for _ in 0..2 {
                     let (address, pool) = (address.clone(), pool.clone());
-                    let (runs, tally, findings, known, transcript) =
-                        (&runs, &tally, &findings, &known, &transcripts[at]);
+                    let (runs, totals, findings, known, transcript) =
+                        (&runs, &totals, &findings, &known, &transcripts[at]);
                     let mut random = Random::new(random.number());
                     scope.spawn(move || {
                         while runs.load(Ordering::Relaxed) {
@@ -153,11 +153,11 @@ pub fn run_lap(lap: &Lap<'_>) -> io::Result<(Tally, Vec<Finding>)> {
                             let Ok(mut watcher) = watcher else { continue };
                             random.number();
                             let trouble = watch(&mut watcher, &address, runs, &mut random);
-                            tally.lock().expect("nobody panics with it").add(Tally {
+                            totals.lock().expect("nobody panics with it").add(Totals {
                                 replies: watcher.replies,
                                 misses: watcher.misses,
                                 slowest: watcher.slowest,
-                                ..Tally::default()
+                                ..Totals::default()
                             });
                             let Err(trouble) = trouble else { continue };
                             let is_new = known
@@ -186,13 +186,13 @@ pub fn run_lap(lap: &Lap<'_>) -> io::Result<(Tally, Vec<Finding>)> {
         while Instant::now() < until && gateway.is_running() {
             std::thread::sleep(Duration::from_millis(100));
             let memory = gateway.memory();
-            let mut tally = tally.lock().expect("nobody panics with it");
-            tally.memory = tally.memory.max(memory);
+            let mut totals = totals.lock().expect("nobody panics with it");
+            totals.memory = totals.memory.max(memory);
         }
         runs.store(false, Ordering::Relaxed);
     });
-    let mut tally = tally.into_inner().expect("nobody panics with it");
-    tally.sent = sent.into_inner();
+    let mut totals = totals.into_inner().expect("nobody panics with it");
+    totals.sent = sent.into_inner();
     let mut found = findings.into_inner().expect("nobody panics with it");
     let mut of_gateway = |what: &str, detail: String| {
         let transcript = transcripts.iter().flat_map(Transcript::all).collect();
@@ -209,10 +209,10 @@ pub fn run_lap(lap: &Lap<'_>) -> io::Result<(Tally, Vec<Finding>)> {
     if !crashes.is_empty() {
         of_gateway("loses a worker", crashes.join("\n"));
     }
-    if tally.memory > MEMORY_MAX {
-        of_gateway("sees memory grow", format!("{} bytes", tally.memory));
+    if totals.memory > MEMORY_MAX {
+        of_gateway("sees memory grow", format!("{} bytes", totals.memory));
     }
-    // What the gateway itself has to say about it.
+    // The gateway's own warnings.
     let warnings = gateway.warnings();
     for (_, finding) in &mut found {
         finding.detail.push_str("\n\n");
@@ -221,7 +221,7 @@ pub fn run_lap(lap: &Lap<'_>) -> io::Result<(Tally, Vec<Finding>)> {
     drop(gateway);
     drop(pools);
     drop(servers);
-    // A few are made smaller; the rest is likely of the same cause.
+    // Only a few are reduced; the rest likely has the same cause.
     for (at, finding) in found.iter_mut().take(3) {
         if let Some((scenario, program)) = lap.pools.get(*at) {
             let cases: Vec<Case> = finding.transcript.iter().map(|bytes| case(bytes)).collect();
@@ -229,7 +229,7 @@ pub fn run_lap(lap: &Lap<'_>) -> io::Result<(Tally, Vec<Finding>)> {
                 minimised(lap.program, *scenario, program, &finding.what, cases, &mut random)?;
         }
     }
-    Ok((tally, found.into_iter().map(|(_, finding)| finding).collect()))
+    Ok((totals, found.into_iter().map(|(_, finding)| finding).collect()))
 }
 
 fn case(bytes: &[u8]) -> Case {
@@ -243,9 +243,9 @@ fn watch(
     random: &mut Random,
 ) -> Result<(), Trouble> {
     while runs.load(Ordering::Relaxed) {
-        watcher.turn()?;
+        watcher.tick()?;
         if random.percent(60) {
-            // Most of the time is for the hostile.
+            // Most of the time is for the hostile clients.
             std::thread::sleep(Duration::from_micros(random.number() % 3000));
         }
         if random.percent(2)

@@ -1,4 +1,4 @@
-//! The least of what hostile clients sent that still brings a watched client into trouble.
+//! Reduces hostile input to the smallest that still causes a watched client's problem.
 
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
@@ -22,19 +22,19 @@ const TIME_MAX: Duration = Duration::from_secs(60);
 struct Bench<'a> {
     program: &'a Path,
     scenario: Scenario,
-    /// What happened to the watched client.
+    /// The watched client's problem.
     what: &'a str,
     servers: Vec<Server>,
     gateway: Option<Gateway>,
     random: Random,
     until: Instant,
-    /// What was seen the last time that it showed again.
+    /// The details of its last reproduction.
     detail: String,
 }
 
 impl Bench<'_> {
-    /// Sends the cases one after the other, each with watched clients behind it; returns the number of
-    /// the first that brings one into trouble.
+    /// Sends the cases one after the other, each followed by watched clients; returns the index of
+    /// the first that causes a problem.
     fn first_trouble(&mut self, cases: &[Case]) -> io::Result<Option<usize>> {
         for server in &self.servers {
             server.reset()?;
@@ -50,16 +50,16 @@ impl Bench<'_> {
         for (at, case) in cases.iter().enumerate() {
             let mut hostile = UnixStream::connect(&address)?;
             hostile.set_write_timeout(Some(Duration::from_millis(500)))?;
-            // Whether it is read is the gateway's affair.
+            // The gateway may not read it.
             let _ = hostile.write_all(&case.bytes());
             for &protocol in self.scenario.watched {
                 let name = format!("m{:x}", self.random.number() >> 40);
                 let random = Random::new(self.random.number());
                 let mut watcher = Watcher::connect(protocol, name, &address, PATIENCE, random)?;
-                let turns = if protocol == Protocol::Redis { 2 } else { 3 };
-                let trouble = (0..turns).find_map(|_| watcher.turn().err());
+                let tries = if protocol == Protocol::Redis { 2 } else { 3 };
+                let trouble = (0..tries).find_map(|_| watcher.tick().err());
                 if let Some(trouble) = trouble {
-                    // What is wrong there stays wrong: the gateway is not used again.
+                    // The problem may persist: the gateway is not used again.
                     let shows = trouble.what == self.what;
                     if shows {
                         self.detail = trouble.detail;
@@ -73,7 +73,7 @@ impl Bench<'_> {
     }
 }
 
-/// `None` when it does not show again.
+/// `None` if it cannot be reproduced.
 pub(super) fn minimised(
     program: &Path,
     scenario: Scenario,

@@ -1,4 +1,4 @@
-//! Watched clients: what they ask, and what they must be answered.
+//! Watched clients: their requests and the correct replies.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -15,19 +15,19 @@ use crate::random::Random;
 const PIPELINE_MAX: usize = 12;
 const KEYS: usize = 12;
 
-/// What went wrong for a watched client.
+/// A problem of a watched client.
 #[derive(Clone, Debug)]
 pub(super) struct Trouble {
     pub(super) what: &'static str,
     pub(super) detail: String,
 }
 
-/// What a request may be answered.
+/// The correct replies to a request.
 struct Expected {
     asked: Vec<u8>,
     /// Any of these.
     replies: Vec<Vec<u8>>,
-    /// The key that is gone, and the value that it had, if any but the first of them came.
+    /// The deleted key and its former value, if any reply but the first one came.
     missing: Option<(String, Vec<u8>)>,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Watcher {
     protocol: Protocol,
     name: String,
     stream: UnixStream,
-    /// The value of each key; what is not here is not there, or may not be.
+    /// The value of each key; a key that is not here may be missing.
     model: BTreeMap<String, Vec<u8>>,
     counter: u64,
     random: Random,
@@ -74,7 +74,7 @@ impl Watcher {
         })
     }
 
-    /// Leaves, and comes again: perhaps to another worker.
+    /// Closes the connection and makes another one: possibly to another worker.
     pub(super) fn reconnect(&mut self, address: &Path) -> io::Result<()> {
         self.stream = UnixStream::connect(address)?;
         self.stream.set_read_timeout(Some(Duration::from_millis(100)))?;
@@ -83,7 +83,7 @@ impl Watcher {
         self.resp3 = false;
         if self.protocol == Protocol::Redis && self.random.percent(40) {
             self.stream.write_all(b"HELLO 3\r\n")?;
-            // It is a map of a server's facts, whose end is known by what follows.
+            // The reply is a map of server facts; the next reply shows its end.
             self.stream.write_all(b"PING watched-hello\r\n")?;
             let until = Instant::now() + self.patience;
             while !self.input.ends_with(b"$13\r\nwatched-hello\r\n") {
@@ -98,7 +98,7 @@ impl Watcher {
     }
 
     /// One pipeline of requests, and their replies.
-    pub(super) fn turn(&mut self) -> Result<(), Trouble> {
+    pub(super) fn tick(&mut self) -> Result<(), Trouble> {
         let count = 1 + self.random.below(PIPELINE_MAX);
         let mut expected = Vec::with_capacity(count);
         for _ in 0..count {
@@ -109,7 +109,7 @@ impl Watcher {
             }
         }
         if self.protocol == Protocol::Text {
-            // What wants no reply is done before another connection is used.
+            // Commands without a reply are done before another connection is used.
             expected.push(noop());
         }
         let bytes: Vec<u8> = expected.iter().flat_map(|one| one.asked.clone()).collect();
@@ -223,7 +223,7 @@ impl Watcher {
         format!("{}:{}", self.name, self.random.below(KEYS))
     }
 
-    /// A value that tells its key, and which of its values it is.
+    /// A value that contains its key and a counter.
     fn value(&mut self, key: &str) -> Vec<u8> {
         self.counter += 1;
         let mut value = format!("<{key}#{}>", self.counter).into_bytes();

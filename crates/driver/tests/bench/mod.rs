@@ -1,4 +1,4 @@
-//! A driver with a handler that writes down what it is told, and peers made of ordinary sockets.
+//! A driver with a handler that records all reports, and peers made of ordinary sockets.
 #![allow(dead_code, unused_macros, reason = "each test file uses its own part")]
 
 use std::collections::{HashMap, VecDeque};
@@ -49,9 +49,9 @@ macro_rules! contract {
     };
 }
 
-/// Longer than anything here takes, on a machine that is busy with something else.
+/// Longer than anything here takes, even on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-/// Long enough for something that should not happen to happen.
+/// Long enough for an unwanted event to happen.
 pub(crate) const QUIET: Duration = Duration::from_millis(60);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +77,7 @@ pub(crate) fn older_uring_driver() -> UringDriver {
     UringDriver::as_before_6_17().expect("io_uring")
 }
 
-/// Whether there is something to test: a container may forbid io_uring, an old kernel has none.
+/// Whether io_uring can be tested: a container may forbid it, an old kernel does not have it.
 pub(crate) fn has_uring() -> bool {
     match UringDriver::new() {
         Ok(_) => true,
@@ -94,27 +94,27 @@ pub(crate) fn client(index: u64, generation: u64) -> Token {
     Token(generation << 32 | index)
 }
 
-/// A token of the second one.
+/// A token of the second table.
 pub(crate) fn server(index: u64, generation: u64) -> Token {
     Token(generation << 32 | 1 << 31 | index)
 }
 
 #[derive(Default)]
 pub(crate) struct Recorder {
-    /// Tokens for connections to come; afterwards they are numbered.
+    /// Tokens for the next connections; after these they are numbered.
     pub(crate) tokens: VecDeque<Token>,
     accepted: u64,
-    /// Accepts nobody.
+    /// Accepts no client.
     pub(crate) is_full: bool,
     /// How many it has not accepted.
     pub(crate) refused: usize,
     pub(crate) events: Vec<Event>,
-    /// Sockets the driver has let go of.
+    /// Detached sockets.
     pub(crate) detached: HashMap<Token, OwnedFd>,
     /// How often accepting was blocked.
     pub(crate) blocked: usize,
     pub(crate) woken: usize,
-    /// The value of `woken` when bytes of a connection came last.
+    /// The value of `woken` when a connection's last bytes came.
     received_at: HashMap<Token, usize>,
     received: HashMap<Token, Vec<u8>>,
     /// The most bytes received at once.
@@ -122,7 +122,7 @@ pub(crate) struct Recorder {
     output: HashMap<Token, VecDeque<Vec<u8>>>,
     /// Bytes of the first buffer that are written.
     written: HashMap<Token, usize>,
-    /// Who was written to, in order.
+    /// The connections that were written to, in order.
     pub(crate) sent: Vec<Token>,
 }
 
@@ -154,7 +154,7 @@ impl Recorder {
         self.output.get(&conn).is_none_or(VecDeque::is_empty)
     }
 
-    /// The events of a connection, in order, reads that follow each other as one.
+    /// The events of a connection, in order; consecutive reads count as one.
     pub(crate) fn story(&self, conn: Token) -> Vec<Event> {
         let mut story: Vec<Event> = self
             .events
@@ -205,7 +205,7 @@ impl Handler for Recorder {
         self.received_at.insert(conn, self.woken);
         self.largest = self.largest.max(bytes.len());
         self.received.entry(conn).or_default().extend_from_slice(bytes);
-        // Both taking the buffer and leaving it are fine.
+        // The handler may take the buffer or leave it.
         if self.events.len().is_multiple_of(2) {
             drop(std::mem::take(bytes));
         }
@@ -279,7 +279,7 @@ impl<D: Driver> Bench<D> {
         self.driver.wait(Some(timeout), &mut self.recorder).expect("waiting works");
     }
 
-    /// Ticks until something is so.
+    /// Ticks until a condition holds.
     #[track_caller]
     pub(crate) fn until(&mut self, is_so: impl Fn(&Recorder) -> bool) {
         let start = Instant::now();
@@ -299,10 +299,10 @@ impl<D: Driver> Bench<D> {
         self.recorder.events[before..].to_vec()
     }
 
-    /// Listens as number `id`; returns where.
+    /// Listens with number `id`; returns the address.
     pub(crate) fn listen(&mut self, id: u32, address: &str) -> SocketAddr {
         let listener = match address {
-            // So that nobody else gets it when it is let go of.
+            // So that nobody else gets it after the listener is released.
             "127.0.0.1:0" => TcpListener::bind(free_address()),
             _ => TcpListener::bind(address),
         };
@@ -336,24 +336,24 @@ impl<D: Driver> Bench<D> {
         (peer, self.recorder.accepted()[0])
     }
 
-    /// Gives the connection something to write and has it written as far as it goes.
+    /// Gives the connection output and writes as much as possible.
     pub(crate) fn send(&mut self, conn: Token, bytes: impl Into<Vec<u8>>) {
         self.queue(conn, bytes);
         self.flush(conn);
     }
 
-    /// Has the connection's output written as far as it goes.
+    /// Writes as much of the connection's output as possible.
     pub(crate) fn flush(&mut self, conn: Token) {
         self.driver.send(conn, &mut self.recorder);
         self.driver.flush(&mut self.recorder);
     }
 
-    /// Puts something behind what is to be written without a word to the driver.
+    /// Adds output without a call to the driver.
     pub(crate) fn queue(&mut self, conn: Token, bytes: impl Into<Vec<u8>>) {
         self.recorder.output.entry(conn).or_default().push_back(bytes.into());
     }
 
-    /// Lets go of a connection. `None` if it ended.
+    /// Detaches a connection. `None` if it ended.
     #[track_caller]
     pub(crate) fn detach(&mut self, conn: Token) -> Option<OwnedFd> {
         self.driver.detach(conn);
@@ -363,7 +363,7 @@ impl<D: Driver> Bench<D> {
         self.recorder.detached.remove(&conn)
     }
 
-    /// Hands a connection over to another driver, under its token and with its unsent output.
+    /// Moves a connection to another driver, with its token and its unsent output.
     #[track_caller]
     pub(crate) fn hand_over<E: Driver>(&mut self, conn: Token, to: &mut Bench<E>) {
         let socket = self.detach(conn).expect("it has not ended");
@@ -382,7 +382,7 @@ impl<D: Driver> Bench<D> {
         to.flush(conn);
     }
 
-    /// Connects, and returns why not in whichever way it is said.
+    /// Connects, and returns the error, however it is reported.
     pub(crate) fn connect(&mut self, conn: Token, address: &Address) -> Option<CloseKind> {
         if let Err(why) = self.driver.connect(conn, address) {
             return Some(why);
@@ -395,7 +395,7 @@ impl<D: Driver> Bench<D> {
     }
 }
 
-/// Closes in a way that the other side takes for a reset.
+/// Closes the connection with a reset.
 pub(crate) fn reset(peer: TcpStream) {
     rustix::net::sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
 }
@@ -418,7 +418,7 @@ impl Drop for SocketPath {
     }
 }
 
-/// Bytes of which any two stretches differ.
+/// Bytes of which any two ranges differ.
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len.div_ceil(8))
         .flat_map(|n| (n as u64).wrapping_mul(0x9e37_79b9).to_le_bytes())

@@ -1,9 +1,9 @@
 //! Which lines answer which requests.
 //!
-//! Each request has a set of its own, as small as servers allow, so that a stream of replies that has
-//! lost its place is noticed at the first one that does not fit.
+//! Each request has its own set, as small as servers allow. So a stream of replies that is out of
+//! step is detected at the first one that does not match.
 
-/// What is asked, where a line is the whole answer.
+/// A kind of request whose reply is one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// set, add, replace, append, prepend, cas
@@ -12,7 +12,7 @@ pub enum Answer {
     /// incr, decr
     Number,
     Touch,
-    /// What is followed, and said to be: flush_all.
+    /// Executed and confirmed: flush_all.
     Done,
     Version,
     /// ms
@@ -25,10 +25,10 @@ pub enum Answer {
     MetaDebug,
 }
 
-/// What a server says of a flag that it does not know. It has read the data as commands if it expects
-/// no size, as versions did that had meta commands of an earlier form.
+/// A server's error for an unknown flag. It has parsed the data as commands if it expects no size,
+/// as in versions with an earlier form of meta commands.
 const UNKNOWN_FLAG: &[u8] = b"CLIENT_ERROR invalid flag";
-/// So many bytes of a line tell whether it fits, together with its length.
+/// How many bytes of a line, together with its length, show whether it matches.
 pub(super) const OPENING_MAX: usize = UNKNOWN_FLAG.len();
 
 const STORE: &[&[u8]] = &[b"STORED\r\n", b"NOT_STORED\r\n", b"EXISTS\r\n", b"NOT_FOUND\r\n"];
@@ -38,7 +38,7 @@ const TOUCH: &[&[u8]] = &[b"TOUCHED\r\n", b"NOT_FOUND\r\n"];
 const DIGITS_MAX: usize = 20;
 
 impl Answer {
-    /// Whether a whole line, line end included, may be the answer.
+    /// Whether a whole line, including its end, may be the reply.
     #[inline]
     pub fn fits(self, line: &[u8]) -> bool {
         match self {
@@ -51,7 +51,7 @@ impl Answer {
         }
     }
 
-    /// The same by its first bytes and its length; its line end is not looked at.
+    /// The same by its first bytes and its length; its line end is not checked.
     pub(super) fn is_whole(self, opening: &[u8], len: usize) -> bool {
         let is_one_of = |words: &[&[u8]]| words.contains(&opening) && opening.len() == len;
         match self {
@@ -78,13 +78,13 @@ impl Answer {
     }
 }
 
-/// Whether a server does not know `ms`, or not in this form, so that it may have read the data as
-/// commands: nothing that follows is to be believed.
+/// Whether a server does not know `ms`, or not in this form, so that it may have parsed the data as
+/// commands: nothing that follows can be trusted.
 pub fn is_refused_set(opening: &[u8]) -> bool {
     opening.starts_with(b"ERROR") || opening.starts_with(UNKNOWN_FLAG)
 }
 
-/// Whether a line opens with one of these codes of two letters.
+/// Whether a line begins with one of these codes of two letters.
 pub(super) fn is_meta(opening: &[u8], codes: &[&[u8]]) -> bool {
     let is_ended = matches!(opening.get(2..), Some([b' ', ..] | [b'\r'] | [b'\r', b'\n', ..]));
     is_ended && codes.contains(&&opening[..2])

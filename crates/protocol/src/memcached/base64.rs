@@ -1,11 +1,11 @@
-//! Keys in base64, read as memcached reads them: characters of no alphabet are passed over.
+//! Keys in base64, decoded as by memcached: characters outside the alphabet are skipped.
 
 use super::KEY_SIZE_MAX;
 
 /// Room for the longest key that was in base64.
 pub type KeyBuf = [u8; KEY_SIZE_MAX];
 
-/// What `text` stands for, written to `out`; `None` if memcached could not tell either.
+/// The decoded `text`, written to `out`; `None` if memcached could not decode it either.
 pub fn decode_key<'o>(text: &[u8], out: &'o mut KeyBuf) -> Option<&'o [u8]> {
     let digits = text.iter().filter(|&&byte| value_of(byte).is_some()).count();
     if digits == 0 || digits % 4 != 0 || digits / 4 * 3 > out.len() {
@@ -30,8 +30,8 @@ pub fn decode_key<'o>(text: &[u8], out: &'o mut KeyBuf) -> Option<&'o [u8]> {
     Some(&out[..len])
 }
 
-/// Whether `text` is a key as it is written here. Each other text for the same key is read in its own
-/// way by one decoder or another.
+/// Whether `text` is a key in the form that is written here. Decoders treat other texts for the
+/// same key differently.
 pub(super) fn is_encoded(text: &[u8]) -> bool {
     let mut again = Vec::new();
     match decode_key(text, &mut [0; KEY_SIZE_MAX]) {

@@ -1,9 +1,9 @@
-//! CAS uniques that tell which server they are of.
+//! CAS uniques that contain their server.
 //!
-//! Every memcached counts its own from 1, so that the same number means something else at another
-//! server. A [`Tag`] in the high bits, of the server that gave it, is put on what clients get to see
-//! and taken off what they send. At another server the wrong one is taken off, and what is left is
-//! no number that it could have given.
+//! Every memcached counts its own uniques from 1, so the same number has another meaning at another
+//! server. The [`Tag`] of the server, in the high bits, is added to uniques that clients get and
+//! removed from those that they send. At another server the wrong tag is removed, and the result is
+//! a number that this server could not have given.
 
 use memchr::memchr;
 
@@ -17,26 +17,26 @@ use crate::Span;
 const VALUE_PREFIX_SIZE: usize = "VALUE ".len();
 const LINE_END_SIZE: u64 = 2;
 
-/// What uniques of one server are marked with. The least one marks nothing.
+/// The mark of one server's uniques. The default marks nothing.
 ///
-/// Putting it on and taking it off are the same: every number has one that it becomes and comes
-/// from, so that those are right, too, that are larger than counters get to be.
+/// Adding and removing are the same operation: every number maps to exactly one other, so numbers
+/// larger than real counters work, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tag(u64);
 
 impl Tag {
-    /// Below it are numbers as servers count them. Tags leave the highest bit alone, as many
-    /// clients keep uniques as signed numbers.
+    /// Servers' own counts are below this. Tags leave the highest bit unset, as many clients keep
+    /// uniques as signed numbers.
     const SHIFT: u32 = 40;
     const COUNT: u64 = 1 << (63 - Self::SHIFT);
 
-    /// A tag of its own for each identity, but for one in eight million.
+    /// The tag of an identity; two have the same tag once in eight million.
     pub fn of(identity: &[u8]) -> Self {
         const PRIME: u64 = 0x0000_0100_0000_01b3;
         let fnv = identity.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, &byte| {
             (hash ^ u64::from(byte)).wrapping_mul(PRIME)
         });
-        // Neighbouring ports differ in the last byte only: let each bit have a part in all.
+        // Neighbouring ports differ in the last byte only: mix each bit into all others.
         let mixed = (fnv ^ (fnv >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
         let mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
         Self(((mixed ^ (mixed >> 33)) % (Self::COUNT - 1) + 1) << Self::SHIFT)
@@ -47,29 +47,30 @@ impl Tag {
         self.0 != 0
     }
 
-    /// Puts the tag on, or takes it off. No unique at all stays none, and nothing else becomes that.
+    /// Adds or removes the tag. Zero, which is no unique, stays zero, and nothing else becomes
+    /// zero.
     #[inline]
     pub fn apply(self, unique: u64) -> u64 {
         if unique == 0 || unique == self.0 { unique } else { unique ^ self.0 }
     }
 
-    /// Takes the tag off what has any.
+    /// Removes the tag from a unique that has one.
     fn take_off(self, unique: u64) -> u64 {
         if unique >> Self::SHIFT == 0 { unique } else { self.apply(unique) }
     }
 }
 
-/// Where a request has to do with uniques.
+/// How a request relates to uniques.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Uniques {
-    /// The request names some.
+    /// The request contains some.
     pub named: bool,
-    /// Its reply may.
+    /// Its reply may contain some.
     pub asked: bool,
 }
 
 impl Uniques {
-    /// Of a complete request. What `me` tells is the server's own, as all that it tells.
+    /// For a complete request. The output of `me` is the server's own, unchanged.
     #[inline]
     pub fn of(parser: &RequestParser, request: &[u8]) -> Self {
         match parser.verb() {
@@ -106,7 +107,7 @@ fn flags<'r>(parser: &RequestParser, request: &'r [u8]) -> impl Iterator<Item = 
     })
 }
 
-/// Where a request names a unique, and which.
+/// The uniques in a request, with their positions.
 fn named<'r>(
     parser: &RequestParser,
     request: &'r [u8],
@@ -116,7 +117,7 @@ fn named<'r>(
     // The verb, the key, flags, expiry and size come first.
     let word = is_cas.then(|| words_of(line).nth(5)).flatten();
     let is_named = |flag: &Span| matches!(flag.of(line)[0], b'C' | b'E');
-    // A key that looks like a flag is none.
+    // A key that looks like a flag is not one.
     let has_flags = !is_cas && Uniques::of(parser, request).named;
     let flag = has_flags.then(|| flags(parser, request).filter(is_named));
     let flag = flag.into_iter().flatten();
@@ -124,15 +125,15 @@ fn named<'r>(
     word.into_iter().chain(flag).filter_map(|span| Some((span, unsigned(span.of(line))?)))
 }
 
-/// Whether an older unique than the item's is as good, and an answer of its own. A number without a
-/// tag is then taken for the server's own, so that it is older.
+/// Whether an older unique than the item's is accepted, too. A number without a tag then counts as
+/// the server's own, so that it is older.
 fn compares_by_size(parser: &RequestParser, request: &[u8]) -> bool {
     let has = |byte: u8| flags(parser, request).any(|flag| flag.of(request)[0] == byte);
     parser.verb() == Verb::MetaSet && has(b'I') && !has(b'E')
 }
 
-/// Writes the start of a request with the tag taken off the uniques that it names, and without
-/// `cut`. Returns how much of the request that was.
+/// Writes the start of a request with the tag removed from its uniques, and without `cut`. Returns
+/// how much of the request that was.
 pub fn write_untagged(
     parser: &RequestParser,
     request: &[u8],
@@ -158,42 +159,41 @@ pub fn write_untagged(
     at
 }
 
-/// Puts a tag on the uniques in replies, which may come in pieces.
+/// Adds a tag to the uniques in replies, which may come in pieces.
 #[derive(Clone, Debug, Default)]
 pub struct Tagger {
     tag: Tag,
-    /// The start of a line, or of a packet, that is not there yet.
+    /// The start of a line or packet that is incomplete.
     start: Vec<u8>,
-    /// What is to be passed on as it is: data, or the body of a packet.
+    /// Bytes to be passed on unchanged: data, or the body of a packet.
     left: u64,
 }
 
 impl Tagger {
-    /// Before a reply, all of which gets this tag.
+    /// Before a reply, whose uniques get this tag.
     pub fn begin(&mut self, tag: Tag) {
         self.tag = tag;
         self.start.clear();
         self.left = 0;
     }
 
-    /// Behind a reply.
+    /// After a reply.
     pub fn reset(&mut self) {
         self.begin(Tag::default());
     }
 
-    /// That of the reply that is arriving, if it gets one.
+    /// The tag of the current reply, if any.
     #[inline]
     pub fn tag(&self) -> Tag {
         self.tag
     }
 
-    /// Bytes of data have gone another way.
+    /// Bytes of data have been forwarded elsewhere.
     pub fn skip(&mut self, bytes: u64) {
         self.left = self.left.saturating_sub(bytes);
     }
 
-    /// Writes what `bytes` of a reply in text become, as far as that is known. A scanner has found
-    /// nothing wrong with them.
+    /// Writes `bytes` of a text reply with tags, as far as possible. A scanner has accepted them.
     pub fn write_text(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) {
         loop {
             bytes = self.pass(bytes, out);
@@ -212,7 +212,7 @@ impl Tagger {
         self.start.extend_from_slice(bytes);
     }
 
-    /// The same of a packet.
+    /// The same for a packet.
     pub fn write_packet(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         let bytes = self.pass(bytes, out);
         let (start, rest) = bytes.split_at(bytes.len().min(HEADER_SIZE - self.start.len()));
@@ -235,7 +235,7 @@ impl Tagger {
     }
 }
 
-/// A header of a packet with the tag on its unique, or off it.
+/// A packet's header with the tag added to its unique, or removed.
 #[inline]
 pub fn retagged_header(tag: Tag, header: &[u8; HEADER_SIZE]) -> [u8; HEADER_SIZE] {
     let mut header = *header;
@@ -245,7 +245,7 @@ pub fn retagged_header(tag: Tag, header: &[u8; HEADER_SIZE]) -> [u8; HEADER_SIZE
     header
 }
 
-/// Writes a line of a reply. Returns the size of the data behind it, if there is any.
+/// Writes a line of a reply. Returns the size of the data after it, if there is any.
 fn write_line(tag: Tag, line: &[u8], out: &mut Vec<u8>) -> Option<u64> {
     if let Some(value) = value_line(line) {
         let text = line.trim_ascii_end();
@@ -261,7 +261,7 @@ fn write_line(tag: Tag, line: &[u8], out: &mut Vec<u8>) -> Option<u64> {
         }
         return Some(value.data_size);
     }
-    // A code of two letters is before the flags; all else are words of errors.
+    // A code of two letters precedes the flags; everything else is an error's text.
     if line.get(2) != Some(&b' ') {
         out.extend_from_slice(line);
         return None;
@@ -281,7 +281,7 @@ fn write_line(tag: Tag, line: &[u8], out: &mut Vec<u8>) -> Option<u64> {
     std::str::from_utf8(size.of(text)).ok()?.parse().ok()
 }
 
-/// Writes what is `before` a number, and the number with the tag on.
+/// Writes the text `before` a number, and the number with the tag.
 fn write_number_of(tag: Tag, number: &[u8], before: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(before);
     match unsigned(number) {

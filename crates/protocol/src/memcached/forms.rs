@@ -1,7 +1,7 @@
-//! The forms of commands that administer servers, and of `stats`.
+//! The forms of administrative commands, and of `stats`.
 //!
-//! Servers read these loosely, each version in its own way: they look for `noreply` behind words that
-//! they do not look at, and take the start of a word for the word. So a line is sent only in a form
+//! Servers parse these loosely, and each version differently: they look for `noreply` after words
+//! that they ignore, and take the start of a word for the word. So a line is sent only in a form
 //! that is known here, word by word.
 
 use super::number::{is_decimal, signed32, unsigned32};
@@ -22,7 +22,7 @@ enum Word {
 
 struct Form {
     words: &'static [Word],
-    /// What is said of a word that is no number.
+    /// The error for a word that is not a number.
     bad: &'static [u8],
 }
 
@@ -73,7 +73,7 @@ const STATS: &[Form] = &[
     form(ERROR, &[is("stats"), is("sizes_enable")]),
     form(ERROR, &[is("stats"), is("sizes_disable")]),
     form(ERROR, &[is("stats"), is("conns")]),
-    // A command of the gateway's own.
+    // The gateway's own command.
     form(ERROR, &[is("stats"), is("servers")]),
     form(ERROR, &[is("stats"), is("reset")]),
     form(ERROR, &[is("stats"), is("extstore")]),
@@ -86,8 +86,8 @@ const STATS: &[Form] = &[
     form(BAD_FORMAT, &[is("stats"), is("cachedump"), Unsigned, Unsigned]),
 ];
 
-/// Whether a command that administers has a form that is known; else what is said instead.
-/// `noreply` is not among its words.
+/// Checks that an administrative command has a known form; otherwise returns the error. `noreply`
+/// is not among its words.
 pub(super) fn admin(words: &[&[u8]]) -> Result<(), &'static [u8]> {
     match find(ADMIN, words, false) {
         Some(found) => found.map(|_| ()),
@@ -95,7 +95,7 @@ pub(super) fn admin(words: &[&[u8]]) -> Result<(), &'static [u8]> {
     }
 }
 
-/// How many words of `stats` are its form: servers do not look at the others.
+/// How many words of `stats` are its form: servers ignore the others.
 pub(super) fn stats(words: &[&[u8]]) -> Result<usize, &'static [u8]> {
     if words.len() == 1 {
         return Ok(1);
@@ -108,9 +108,9 @@ pub(super) fn stats(words: &[&[u8]]) -> Result<usize, &'static [u8]> {
     }
 }
 
-/// Whether a packet that asks for statistics by this key is answered alike by all servers: with packets
-/// of which the last one is empty, or with an error. Servers take what begins with a word that they know
-/// for the word, and some answer `sizes_enable` and `sizes_disable` with one packet that is not empty.
+/// Whether all servers answer a packet for statistics of this key alike: with packets of which the
+/// last one is empty, or with an error. Servers take the beginning of a known word for the word,
+/// and some answer `sizes_enable` and `sizes_disable` with one packet that is not empty.
 pub fn knows_statistics(key: &[u8]) -> bool {
     if key.is_empty() {
         return true;
@@ -124,7 +124,7 @@ pub fn knows_statistics(key: &[u8]) -> bool {
     !matches!(words[1], b"sizes_enable" | b"sizes_disable") && stats(&words) == Ok(words.len())
 }
 
-/// The words of the first form that these have, or what is said of their numbers.
+/// The words of the first form that matches, or the error of their numbers.
 fn find(
     forms: &[Form],
     words: &[&[u8]],

@@ -1,7 +1,7 @@
-//! What the flags of a meta command change on the way of a request and of its reply.
+//! How the flags of a meta command affect its request and its reply.
 //!
-//! Flags are read strictly, so that a server cannot read them in another way: which letters there are,
-//! once each, and what stands behind them.
+//! Flags are parsed strictly, so that a server cannot parse them differently: known letters, once
+//! each, with valid arguments.
 
 use super::base64::is_encoded;
 use super::number::{signed32, unsigned, unsigned32};
@@ -10,39 +10,39 @@ use super::words::next_word;
 use super::{KEY_SIZE_MAX, Verb};
 use crate::Span;
 
-/// Most words that memcached takes, the command itself included. Beyond it, it does not even look
-/// at the size of a data block.
+/// The most words that memcached accepts, including the command. Beyond this it does not even read
+/// the size of a data block.
 const WORDS_MAX: usize = 19;
 /// Longest opaque, the flag itself included.
 const OPAQUE_SIZE_MAX: usize = 32;
 
-/// What is known of a meta command.
+/// Properties of a meta command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Meta {
     /// The key is in base64: see [`super::decode_key`].
     pub is_base64: bool,
     /// The flag `q`, with the space before it, so that a forwarder can cut it out.
     pub quiet: Option<Span>,
-    /// The reply is to have the key in it, in base64.
+    /// The reply must contain the key in base64.
     pub tells_base64: bool,
 }
 
-/// What stands behind a flag.
+/// The argument of a flag.
 enum Argument {
     None,
     Signed,
     Unsigned,
-    /// Of 64 bits, with what is said of one that is none.
+    /// Of 64 bits, with the error for an invalid one.
     Long(&'static [u8]),
     Mode,
     Opaque,
-    /// For proxies; servers do not look at it.
+    /// For proxies; servers ignore it.
     Ignored,
 }
 
 impl Argument {
-    /// Of the flags that every version with meta commands of today's form knows, but for `E` and `x`,
-    /// which came with 1.6.19 and later.
+    /// Of the flags that every version with meta commands of the current form knows, except `E` and
+    /// `x`, which came with 1.6.19 and later.
     fn of(flag: u8) -> Option<Self> {
         Some(match flag {
             b'b' | b'c' | b'f' | b'h' | b'k' | b'l' | b'q' | b's' | b't' | b'u' | b'v' | b'x'
@@ -61,7 +61,7 @@ impl Argument {
 
     fn check(&self, text: &[u8]) -> Result<(), &'static [u8]> {
         let (is_good, reply) = match self {
-            // All versions go by the letter.
+            // All versions use only the letter.
             Self::None => (true, BAD_FLAG),
             Self::Signed => (signed32(text).is_some(), BAD_TOKEN),
             Self::Unsigned => (unsigned32(text).is_some(), BAD_FORMAT),
@@ -77,7 +77,7 @@ impl Argument {
     }
 }
 
-/// The key behind the verb, which ends at `end`.
+/// The key after the verb, which ends at `end`.
 pub(super) fn read_key(line: &[u8], verb: Verb, end: usize) -> Result<Span, Refusal> {
     let no_key = if verb == Verb::MetaDebug { BAD_FORMAT } else { ERROR };
     let key = next_word(line, end).ok_or(Refusal::new(no_key))?;
@@ -100,8 +100,8 @@ pub(super) fn read_key(line: &[u8], verb: Verb, end: usize) -> Result<Span, Refu
 }
 
 impl Meta {
-    /// Reads the flags from `at` on. Whatever a server might read in another way is refused: of a
-    /// set, it would leave the data to be read as commands.
+    /// Parses the flags from `at` on. Anything that a server might parse differently is refused:
+    /// for a set, it would parse the data as commands.
     pub(super) fn read(
         line: &[u8],
         verb: Verb,
@@ -143,8 +143,8 @@ impl Meta {
                 return Err(DUPLICATE_FLAG);
             }
             seen |= 1 << flag;
-            // Of a set nothing is sent that some server with today's form does not know: what it says
-            // then is what one says that expects another form.
+            // A set is sent only with flags that all servers with the current form know: the error
+            // for an unknown flag is the same as that of a server that expects another form.
             let is_known = verb != Verb::MetaSet || *flag != b'x';
             let argument = Argument::of(*flag).filter(|_| is_known).ok_or(BAD_FLAG)?;
             if text.iter().any(|&byte| byte < b' ' || byte == 0x7f) {
@@ -167,7 +167,7 @@ impl Meta {
     }
 }
 
-/// Writes what a server without the item would answer to this line of `mg`.
+/// Writes the reply of a server without the item to this line of `mg`.
 pub fn write_meta_miss(line: &[u8], out: &mut Vec<u8>) {
     let mut words = super::words(line).skip(1);
     let key = words.next().unwrap_or_default();

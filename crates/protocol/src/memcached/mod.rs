@@ -1,9 +1,8 @@
-//! The protocols of memcached, as version 1.6 speaks them: text with its meta commands here, binary
-//! in [`binary`].
+//! The protocols of memcached 1.6: text with its meta commands here, binary in [`binary`].
 //!
-//! Requests are parsed in place and resumed without rescanning; replies are scanned as a stream
-//! and kept by nobody here. What the server would refuse is refused here in its words, because a
-//! forwarded request must never make a server close or lose its place on a shared connection.
+//! Requests are parsed in place and resumed without rescanning; replies are scanned as a stream and
+//! not stored here. Requests that the server would refuse are refused here with its errors, because
+//! a forwarded request must never make a server close or lose its place on a shared connection.
 
 mod answer;
 mod base64;
@@ -36,7 +35,7 @@ pub use values::{Value, Values, value_key};
 pub use verb::Verb;
 pub use words::{next_word, words};
 
-/// Longest key that memcached takes.
+/// Longest key of memcached.
 pub const KEY_SIZE_MAX: usize = 250;
-/// What a binary request starts with; no text command does.
+/// The first byte of a binary request; no text command starts with it.
 pub const BINARY_REQUEST: u8 = 0x80;

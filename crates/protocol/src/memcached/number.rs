@@ -1,9 +1,9 @@
-//! Numbers as every version of memcached reads them: digits, and a minus sign where one may stand.
+//! Numbers as every version of memcached parses them: digits, and a minus sign where allowed.
 //!
-//! `strtol`, by which versions before 1.6.20 read, takes more (white space, a plus sign, what does
-//! not fit and is cut off), and what later versions read by takes other things more (a minus sign
-//! without digits). What only one of them takes is refused here: if a server refused the line of a
-//! `set`, its data would be read as commands.
+//! Versions before 1.6.20 use `strtol`, which accepts more (white space, a plus sign, overflows
+//! that are cut off). Later versions accept other additions (a minus sign without digits). Numbers
+//! that only one of them accepts are refused here: if a server refused the line of a `set`, its
+//! data would be parsed as commands.
 
 /// Digits of the largest number of 64 bits.
 const DIGITS_MAX: usize = 20;
@@ -40,7 +40,7 @@ pub(super) fn signed32(word: &[u8]) -> Option<i32> {
     i32::try_from(if negative { -magnitude } else { magnitude }).ok()
 }
 
-/// Digits with a decimal point among them, perhaps: what `strtod` takes in any case.
+/// Digits, optionally with a decimal point: what `strtod` always accepts.
 pub(super) fn is_decimal(word: &[u8]) -> bool {
     let (whole, part) = match word.iter().position(|&byte| byte == b'.') {
         Some(at) => (&word[..at], Some(&word[at + 1..])),

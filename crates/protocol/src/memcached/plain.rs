@@ -1,6 +1,6 @@
-//! Requests and replies in their usual form, read at a glance: whole in the buffer, canonical, of
-//! one key. [`super::RequestParser`] and [`super::ReplyScanner`] read all the others, and these in
-//! the same way.
+//! The fast parser for requests and replies in their usual form: complete in the buffer, canonical,
+//! with one key. [`super::RequestParser`] and [`super::ReplyScanner`] parse all the others, and
+//! these with the same result.
 
 use memchr::memchr;
 
@@ -9,7 +9,7 @@ use super::answer::{Answer, is_error_line, is_meta};
 use super::reply::{Expect, REPLY_LINE_SIZE_MAX};
 use super::request::VALUE_SIZE_LIMIT;
 
-/// A request for one key, with an answer.
+/// A request for one key, with a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlainRequest<'b> {
     /// The whole request.
@@ -19,16 +19,16 @@ pub struct PlainRequest<'b> {
     pub key: &'b [u8],
     /// It is `get`, `gets` or an `mg` that changes nothing; all others write.
     pub retrieves: bool,
-    /// It names CAS uniques, or its reply may.
+    /// It contains CAS uniques, or its reply may.
     pub cas_tags: bool,
     pub expect: Expect,
 }
 
-/// What stands behind the key.
+/// What follows the key.
 #[derive(Clone, Copy)]
 enum Form {
     Retrieval,
-    /// The same, for values with their unique numbers.
+    /// The same, for values with their uniques.
     Uniques,
     /// Of `delete`.
     Key,
@@ -37,7 +37,7 @@ enum Form {
     Touch,
     /// Flags, expiry, size; then the data block.
     Storage,
-    /// The same, and the unique number behind the size.
+    /// The same, with the unique after the size.
     Cas,
     /// Flags, each a word, of `md`.
     Meta,
@@ -62,17 +62,17 @@ const OTHERS: [(&[u8], Form); 13] = [
     (b"prepend ", Form::Storage),
 ];
 
-/// More than any client has use for, and fewer than memcached takes.
+/// More than any client needs, and fewer than memcached accepts.
 const FLAGS_MAX: usize = 12;
 
-/// Digits of any number that is read: all 64-bit numbers, signed or not, hold as many.
+/// Maximum number of digits: all 64-bit numbers, signed or not, can have as many.
 const DIGITS_MAX: usize = 18;
 
 /// A space and as many digits as a number of 32 bits has at most.
 const NUMBER_SIZE_MAX: usize = 11;
 
-/// The request at the start of the buffer, if it is plain: its words are one space apart, its
-/// numbers have only digits and no `noreply` follows.
+/// The request at the start of the buffer, if it is plain: single spaces between words, numbers of
+/// digits only, and no `noreply`.
 #[inline(always)]
 pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
     let (form, rest) = match buf.split_first_chunk::<4>()? {
@@ -85,7 +85,7 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
     let mut cas_tags = matches!(form, Form::Uniques | Form::Cas);
     let (rest, expect) = match form {
         Form::Retrieval | Form::Uniques => (rest, Expect::Values),
-        // Newer servers take a key of this name for what it says.
+        // Newer servers treat a key of this name as the word.
         Form::Key if key == b"noreply" => return None,
         Form::Key => (rest, Expect::Answer(Answer::Delete)),
         Form::Meta => {
@@ -172,7 +172,7 @@ pub fn plain_reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
     buf.split_at_checked(len)
 }
 
-/// The key that a whole reply to a retrieval names, if it has a value.
+/// The key in a whole reply to a retrieval, if it has a value.
 #[inline(always)]
 pub fn plain_key(reply: &[u8]) -> Option<&[u8]> {
     Some(key(reply.strip_prefix(b"VALUE ")?)?.0)
@@ -190,8 +190,8 @@ pub fn plain_values(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     Some(buf.split_at(buf.len() - rest.len()))
 }
 
-/// The part of a reply to several keys that is this key's, and what follows it: one VALUE block, or
-/// nothing if the reply goes on with another key's or ends. `None` if more has to be known.
+/// The part of a reply to several keys that belongs to this key, and what follows it: one VALUE
+/// block, or nothing if the reply continues with another key's or ends. `None` if it is incomplete.
 #[inline(always)]
 pub fn plain_block<'b>(key: &[u8], buf: &'b [u8]) -> Option<(&'b [u8], &'b [u8])> {
     let len = match buf.strip_prefix(b"VALUE ") {
@@ -205,13 +205,13 @@ pub fn plain_block<'b>(key: &[u8], buf: &'b [u8]) -> Option<(&'b [u8], &'b [u8])
     buf.split_at_checked(len)
 }
 
-/// A request that is neither `get` nor `set`: its form and what is behind its verb.
+/// A request other than `get` and `set`: its form and what follows its verb.
 #[inline(never)]
 fn other(buf: &[u8]) -> Option<(Form, &[u8])> {
     OTHERS.iter().find_map(|(verb, form)| Some((*form, buf.strip_prefix(*verb)?)))
 }
 
-/// Whether a line without data answers `mg`.
+/// Whether a line without data is a reply to `mg`.
 #[inline(always)]
 fn is_plain_meta(line: &[u8]) -> bool {
     line == b"EN\r\n"
@@ -222,15 +222,15 @@ fn is_plain_meta(line: &[u8]) -> bool {
 struct Flags<'b> {
     /// One of them may change the item.
     changes: bool,
-    /// One of them is a unique, or asks for it.
+    /// One of them is a unique, or requests it.
     cas_tags: bool,
     /// One of them is `E`, which not every server knows.
     is_new: bool,
-    /// What is behind them.
+    /// What follows them.
     rest: &'b [u8],
 }
 
-/// What stands behind a flag in plain requests: its kind by its letter.
+/// The argument of a flag in plain requests: its kind by its letter.
 const NOTHING: u8 = 1;
 const SIGNED: u8 = 2;
 const TEXT: u8 = 3;
@@ -253,8 +253,8 @@ const FLAG_KINDS: [u8; 128] = {
 /// Longest opaque, the flag itself included.
 const OPAQUE_SIZE_MAX: usize = 32;
 
-/// The flags at the start of the buffer, each behind a space, if each stands once and has what it
-/// should, and no key in base64 and no quiet mode is among them.
+/// The flags at the start of the buffer, each after a space, if each occurs once with a valid
+/// argument, without base64 keys and quiet mode.
 #[inline(always)]
 fn flags(buf: &[u8]) -> Option<Flags<'_>> {
     let mut flags = Flags { changes: false, cas_tags: false, is_new: false, rest: buf };
@@ -291,7 +291,7 @@ fn is_short_number(text: &[u8]) -> bool {
     (1..=9).contains(&text.len()) && text.iter().all(u8::is_ascii_digit)
 }
 
-/// A flag that is less usual.
+/// A less usual flag.
 #[inline(never)]
 fn long_flag(flag: u8, text: &[u8]) -> Option<()> {
     let is_good = match flag {
@@ -305,14 +305,14 @@ fn long_flag(flag: u8, text: &[u8]) -> Option<()> {
     is_good.then_some(())
 }
 
-/// What is behind the data of the value whose key is at the start of the buffer.
+/// What follows the data of the value whose key is at the start of the buffer.
 #[inline(always)]
 fn value(buf: &[u8]) -> Option<&[u8]> {
     let (_, size, rest) = value_head(buf)?;
     data(size, rest)
 }
 
-/// The key, the size of the data and what is behind the line of the value whose key is at the start
+/// The key, the size of the data and what follows the line of the value whose key is at the start
 /// of the buffer.
 #[inline(always)]
 pub(super) fn value_head(buf: &[u8]) -> Option<(&[u8], u64, &[u8])> {
@@ -322,7 +322,7 @@ pub(super) fn value_head(buf: &[u8]) -> Option<(&[u8], u64, &[u8])> {
     Some((key, size, behind_line_end(rest)?))
 }
 
-/// What is behind the data of the value of which this stands behind the key.
+/// What follows the data of the value, given what follows its key.
 #[inline(always)]
 fn behind_value(buf: &[u8]) -> Option<&[u8]> {
     let (size, rest) = number(behind_number(buf)?)?;
@@ -330,8 +330,8 @@ fn behind_value(buf: &[u8]) -> Option<&[u8]> {
     data(size, behind_line_end(rest)?)
 }
 
-/// The key at the start of the buffer and what is behind it. It ends at a space or a control
-/// character, of which the caller takes only what belongs there.
+/// The key at the start of the buffer and what follows it. It ends at a space or a control
+/// character; the caller checks which.
 #[inline(always)]
 fn key(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut len = 0;
@@ -356,17 +356,17 @@ fn key(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     (1..=KEY_SIZE_MAX).contains(&len).then(|| buf.split_at(len))
 }
 
-/// The least byte of a key.
+/// The lowest byte of a key.
 const SPACE_NEXT: u8 = b' ' + 1;
 
-/// Bit 7 of the first byte that is no more than a space, and perhaps of later ones.
+/// Bit 7 of the first byte that is a space or below, and possibly of later ones.
 #[inline(always)]
 fn ends(word: u64) -> u64 {
     const ONES: u64 = u64::MAX / 255;
     word.wrapping_sub(ONES * SPACE_NEXT as u64) & !word & (ONES << 7)
 }
 
-/// A space and the number behind it; what is behind both.
+/// A space and the number after it; returns what follows both.
 #[inline(always)]
 fn number(buf: &[u8]) -> Option<(u64, &[u8])> {
     let (b' ', digits) = buf.split_first()? else { return None };
@@ -381,7 +381,7 @@ fn number(buf: &[u8]) -> Option<(u64, &[u8])> {
     None
 }
 
-/// What is behind a space and a number, which is mostly 0.
+/// What follows a space and a number, which is mostly 0.
 #[inline(always)]
 fn behind_number(buf: &[u8]) -> Option<&[u8]> {
     match buf {
@@ -390,7 +390,7 @@ fn behind_number(buf: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// The same, if memcached has room for it in 32 bits.
+/// The same, if it fits memcached's 32 bits.
 #[inline(always)]
 fn behind_client_flags(buf: &[u8]) -> Option<&[u8]> {
     behind_bounded(buf, u64::from(u32::MAX))
@@ -402,7 +402,7 @@ fn behind_expiry(buf: &[u8]) -> Option<&[u8]> {
     behind_bounded(buf, i32::MAX as u64)
 }
 
-/// A space and the size of a data block; what is behind both.
+/// A space and the size of a data block; returns what follows both.
 #[inline(always)]
 fn size(buf: &[u8]) -> Option<(u64, &[u8])> {
     number(buf).filter(|(_, rest)| buf.len() - rest.len() <= NUMBER_SIZE_MAX)
@@ -419,7 +419,7 @@ fn behind_bounded(buf: &[u8], max: u64) -> Option<&[u8]> {
     }
 }
 
-/// As the method of slices, without a call for keys of the usual lengths.
+/// Like the method of slices, without a call for keys of the usual lengths.
 #[inline(always)]
 fn starts_with(buf: &[u8], key: &[u8]) -> bool {
     match (key.first_chunk::<8>(), key.last_chunk::<8>(), buf.get(..key.len())) {
@@ -430,7 +430,7 @@ fn starts_with(buf: &[u8], key: &[u8]) -> bool {
     }
 }
 
-/// What is behind a data block of that size.
+/// What follows a data block of that size.
 #[inline(always)]
 fn data(size: u64, buf: &[u8]) -> Option<&[u8]> {
     if size > VALUE_SIZE_LIMIT {

@@ -1,11 +1,11 @@
-//! Which of memcached's commands that concern all clients of a server the clients of a pool may call.
+//! Which of memcached's commands that affect all clients of a server the clients of a pool may use.
 //!
-//! What asks for a value or stores one is not among them: whoever may come may do that.
+//! Commands that read or store values are not included: they are always allowed.
 
 use super::words;
 use crate::redis::Clearance;
 
-/// By name, as a configuration has it: a command, or a word of `stats` behind it.
+/// By name, as in a configuration: a command, or a word of `stats` after it.
 const CHORES: [(&str, Clearance); 12] = [
     ("cache_memlimit", Clearance::Admin),
     ("extstore", Clearance::Admin),
@@ -33,7 +33,7 @@ pub struct ChorePolicy {
 }
 
 impl ChorePolicy {
-    /// Of the two lists `deny` decides where both name the same.
+    /// `deny` decides if both lists have the same entry.
     pub fn new(base: Clearance, allow: &[String], deny: &[String]) -> Self {
         let has = |list: &[String], name: &str| list.iter().any(|entry| entry == name);
         let is_refused = |&(name, clearance): &(&str, Clearance)| {
@@ -43,7 +43,7 @@ impl ChorePolicy {
         Self { refused: refused.map(|(at, _)| 1 << at).sum() }
     }
 
-    /// The name of the command in this line if clients may not call it.
+    /// The name of the command in this line if clients may not use it.
     pub fn refusal(self, line: &[u8]) -> Option<&'static str> {
         let mut words = words(line);
         let name = words.next()?;
@@ -53,7 +53,7 @@ impl ChorePolicy {
         }
     }
 
-    /// The same for what stands behind `stats`, or in a packet that asks for statistics.
+    /// The same for the word after `stats`, or in a packet for statistics.
     pub fn refusal_of_stats(self, word: &[u8]) -> Option<&'static str> {
         self.refused_named(|chore| {
             chore.strip_prefix("stats|").is_some_and(|of_it| of_it.as_bytes() == word)

@@ -1,4 +1,4 @@
-//! Requests that cannot be served, in the words of memcached.
+//! Requests that cannot be served, with memcached's errors.
 
 use super::request::Parsed;
 
@@ -26,18 +26,18 @@ pub(super) const DETAIL_USAGE: &[u8] = b"CLIENT_ERROR usage: stats detail on|off
 pub(super) const BAD_COMMAND_LINE: &[u8] = b"CLIENT_ERROR bad command line\r\n";
 pub(super) const TOO_MANY_FLAGS: &[u8] = b"CLIENT_ERROR options flags too long\r\n";
 pub(super) const TOO_MANY_FLAGS_OF_GET: &[u8] = b"CLIENT_ERROR options flags are too long\r\n";
-/// As a server says that was started without the permission.
+/// The error of a server that was started without the permission.
 pub(super) const NO_SHUTDOWN: &[u8] = b"ERROR: shutdown not enabled\r\n";
 pub(super) const NO_WATCH: &[u8] = b"CLIENT_ERROR watch commands not allowed\r\n";
 pub(super) const NO_METADUMP: &[u8] = b"ERROR metadump not allowed\r\n";
 
-/// A `Parsed::Reject` before its place in the buffer is known.
+/// A `Parsed::Reject` before its position in the buffer is known.
 #[derive(Clone, Copy)]
 pub(super) struct Refusal {
     pub(super) reply: &'static [u8],
     pub(super) noreply: bool,
     pub(super) close: bool,
-    /// What to drop after the line, whether or not it has arrived.
+    /// How much to drop after the line, whether or not it has arrived.
     pub(super) swallow: u64,
 }
 

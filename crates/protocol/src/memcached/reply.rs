@@ -1,7 +1,7 @@
 //! Replies: where each one ends.
 //!
-//! A scanner is fed whatever has arrived and forgets it at once, so that a reply of any size
-//! passes through without being collected. How the bytes are cut changes nothing.
+//! A scanner consumes the bytes that have arrived and keeps none, so that a reply of any size
+//! passes through without being buffered. The result does not depend on how the bytes are cut.
 
 use memchr::memchr;
 
@@ -10,47 +10,46 @@ use super::answer::{Answer, OPENING_MAX, is_error_line, is_meta};
 use super::request::VALUE_SIZE_LIMIT;
 use super::values::value_line;
 
-/// Longest line of a reply, line end included. What memcached says fits several times.
+/// Longest line of a reply, including its end: several times memcached's longest.
 pub const REPLY_LINE_SIZE_MAX: usize = 8192;
 
 /// The shape of a reply, known from its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
-    /// One line, whatever it says.
+    /// One line, whatever its content.
     Line,
-    /// One line of those that answer what is asked.
+    /// One of the lines that answer the request.
     Answer(Answer),
-    /// The same, and not every one is for the client to see.
+    /// The same, and some of them are not for the client.
     AnswerQuiet(Answer),
-    /// VALUE blocks closed by END, or an error line in place of whatever is left.
+    /// VALUE blocks closed by END, or an error line instead of the rest.
     Values,
-    /// One VALUE block, or nothing, if the key is not there: of a `get` with further keys.
+    /// One VALUE block, or nothing if the key does not exist: of a `get` with further keys.
     Coalesced,
-    /// The same and what closes that `get`.
+    /// The same and the end of that `get`.
     CoalescedLast,
-    /// What answers `mg`: a line, which has a data block behind it if it starts with VA.
+    /// A reply to `mg`: a line, followed by a data block if it starts with VA.
     Meta,
-    /// What answers `ma`.
+    /// A reply to `ma`.
     MetaNumber,
-    /// The same, and not every one is for the client to see.
+    /// The same, and some of them are not for the client.
     MetaQuiet,
-    /// What a meta command in quiet mode says, if anything, and the MN of the `mn` behind it.
+    /// The output of a meta command in quiet mode, if any, and the MN of the `mn` after it.
     Fenced,
-    /// What a command says that is not predicted, if anything, and the VERSION of the `version`
-    /// behind it.
+    /// The unpredictable output of a command, if any, and the VERSION of the `version` after it.
     Told,
-    /// Lines of statistics closed by END, or one line that says what was done or is wrong.
+    /// Lines of statistics closed by END, or one line with the result or an error.
     Stats,
     /// One binary packet.
     Packet,
-    /// The same, and not every one is for the client to see.
+    /// The same, and some of them are not for the client.
     PacketQuiet,
-    /// Binary packets up to one without a body, or one that tells an error.
+    /// Binary packets up to one without a body, or an error.
     Packets,
 }
 
 impl Expect {
-    /// Whether the reply is looked at before it is passed on.
+    /// Whether the reply is checked before it is passed on.
     #[inline]
     pub fn is_quiet_filtered(self) -> bool {
         matches!(
@@ -59,52 +58,52 @@ impl Expect {
         )
     }
 
-    /// Whether the key tells which part of the reply to several it is.
+    /// Whether the key shows which part of the reply to several keys it is.
     #[inline]
     pub fn is_coalesced(self) -> bool {
         matches!(self, Self::Coalesced | Self::CoalescedLast)
     }
 }
 
-/// What a request does not want to be told.
+/// What a request's quiet mode omits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reticence {
-    /// That the key is not there.
+    /// That the key does not exist.
     #[default]
     Miss,
     /// That it was done.
     Success,
 }
 
-/// What was found in the bytes that were fed.
+/// The result of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scan {
     /// The reply ends after this many of them.
     Complete(usize),
     /// All of them belong to the reply, and more is to come.
     Partial,
-    /// This is no reply: the connection has lost its place.
+    /// This is not a reply: the connection is out of step.
     Invalid,
 }
 
 /// Finds the end of one reply after another.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReplyScanner {
-    /// What is left of a data block, or what the current number comes to.
+    /// The rest of a data block, or the value of the current number.
     number: u64,
     /// Bytes of the current line.
     line_len: u32,
     /// Bytes of the current word or field.
     field_len: u16,
     state: State,
-    /// The first bytes of a line while they can still become several things.
+    /// The first bytes of a line while its kind is not decided.
     opening: [u8; OPENING_MAX],
 }
 
 const _: () = assert!(size_of::<ReplyScanner>() <= 48);
 
 impl ReplyScanner {
-    /// Takes in `buf`, as far as the end of the reply. Ready for the next reply after `Complete`.
+    /// Consumes `buf` up to the end of the reply. Ready for the next reply after `Complete`.
     #[inline]
     pub fn scan(&mut self, expect: Expect, buf: &[u8]) -> Scan {
         let scan = match expect {
@@ -117,7 +116,7 @@ impl ReplyScanner {
             Expect::Fenced => self.scan_meta(buf, &[b"HD", b"NF", b"NS", b"EX"], true),
             Expect::Told => self.scan_told(buf),
             Expect::Stats => self.scan_stats(buf),
-            // These come on connections of their own.
+            // These come on separate connections.
             Expect::Packet | Expect::PacketQuiet | Expect::Packets => Scan::Invalid,
         };
         if scan != Scan::Partial {
@@ -146,7 +145,7 @@ impl ReplyScanner {
         }
     }
 
-    /// A line of which the start and the length tell whether it answers.
+    /// A line whose start and length show whether it matches.
     fn scan_answer(&mut self, answer: Answer, buf: &[u8]) -> Scan {
         self.open_line(buf);
         let before = self.line_len as usize;
@@ -169,7 +168,7 @@ impl ReplyScanner {
         &self.opening[..usize::from(self.field_len)]
     }
 
-    /// Lines up to one that tells a version.
+    /// Lines up to one with a version.
     fn scan_told(&mut self, buf: &[u8]) -> Scan {
         let mut at = 0;
         while at < buf.len() {
@@ -231,7 +230,7 @@ impl ReplyScanner {
         Scan::Partial
     }
 
-    /// One VALUE block, of which the line comes whole: whose it is has been looked up there.
+    /// One VALUE block, whose line is complete: its owner has been looked up there.
     fn scan_block(&mut self, buf: &[u8]) -> Scan {
         let mut at = 0;
         while at < buf.len() {
@@ -254,7 +253,7 @@ impl ReplyScanner {
         Scan::Partial
     }
 
-    /// Passes over data of which `available` bytes are there; returns how many.
+    /// Skips data of which `available` bytes are there; returns how many.
     #[inline]
     fn skip_data(&mut self, available: usize) -> usize {
         let skip = available.min(usize::try_from(self.number).unwrap_or(usize::MAX));
@@ -373,7 +372,7 @@ impl ReplyScanner {
         Scan::Partial
     }
 
-    /// One byte more of what a line starts with.
+    /// One more byte of the beginning of a line.
     fn open(&mut self, byte: u8) -> Option<Opened> {
         let len = usize::from(self.field_len);
         *self.opening.get_mut(len)? = byte;
@@ -393,8 +392,8 @@ impl ReplyScanner {
         Some(opened)
     }
 
-    /// One byte more of a VALUE line, or of the line end after its data. `None` if it cannot
-    /// stand there.
+    /// One more byte of a VALUE line, or of the line end after its data. `None` if it is not valid
+    /// there.
     fn step(&mut self, byte: u8) -> Option<()> {
         let next = match (self.state, byte) {
             (State::Key, b' ') if self.field_len > 0 => State::Flags,
@@ -458,13 +457,13 @@ enum State {
     Data,
     DataReturn,
     DataLineFeed,
-    /// The rest of a line behind which the reply ends.
+    /// The rest of a line that ends the reply.
     Error,
-    /// The rest of a line behind which another one comes.
+    /// The rest of a line that another one follows.
     Row,
 }
 
-/// What a line starts with.
+/// The beginning of a line.
 #[derive(Clone, Copy)]
 enum Opened {
     Undecided,
@@ -473,7 +472,7 @@ enum Opened {
     Error,
 }
 
-/// None is the start of another.
+/// None is a prefix of another.
 const OPENINGS: [(&[u8], Opened); 5] = [
     (b"VALUE ", Opened::Value),
     (b"END\r\n", Opened::End),
@@ -482,7 +481,7 @@ const OPENINGS: [(&[u8], Opened); 5] = [
     (b"SERVER_ERROR", Opened::Error),
 ];
 
-/// What the lines of a reply to `stats` start with; none is the start of another.
+/// Beginnings of the lines of a reply to `stats`; none is a prefix of another.
 const STATS_OPENINGS: [&[u8]; 9] = [
     b"STAT ",
     b"END\r\n",

@@ -1,14 +1,13 @@
 //! Requests: from bytes to verb, keys and length.
 //!
-//! A parser looks at one request at a time, in a buffer that only grows, and remembers how far it
-//! has looked. It never copies. Refusals carry the words, and swallow the bytes, that memcached
-//! 1.6.18 would; where that server goes by how the bytes happened to arrive, the parser goes by
-//! the bytes alone.
+//! A parser handles one request at a time, in a buffer that only grows, and keeps its position. It
+//! never copies. Refusals have the errors, and swallow the bytes, of memcached 1.6.18. Where that
+//! server depends on how the bytes happened to arrive, the parser depends on the bytes alone.
 //!
-//! Versions of memcached read lines differently: what is in front of the verb, which numbers there
-//! are, where `noreply` may stand, which flags a meta command has. So the grammar here is what all of
-//! them read alike, and a request that says the same in another form [is odd](RequestParser::is_odd)
-//! and has to be [written anew](RequestParser::write_anew).
+//! Versions of memcached parse lines differently: what may precede the verb, which numbers are
+//! valid, where `noreply` may stand, which flags a meta command has. So the grammar here is what
+//! all of them parse alike. A request in another form [is odd](RequestParser::is_odd) and has to be
+//! [rewritten](RequestParser::write_anew).
 
 use memchr::{memchr, memchr2};
 
@@ -21,8 +20,8 @@ use super::words::{WORDS_MAX, Words, is_tidy, next_word, words};
 use super::{Expect, KEY_SIZE_MAX, Meta, Verb};
 use crate::Span;
 
-/// Longest command line, line end included, of anything but `get` and `gets`. memcached closes
-/// the connection when it has more than this without a line end.
+/// Longest command line, including its end, except for `get` and `gets`. memcached closes the
+/// connection when it has more than this without a line end.
 pub const COMMAND_SIZE_MAX: usize = 2048;
 /// Longest line of `get` and `gets`, which memcached does not limit: over 16,000 of the longest
 /// keys.
@@ -45,19 +44,19 @@ pub enum Parsed {
     /// More bytes are needed; `need` is the least length that the request can have, and more than
     /// the buffer holds.
     Partial { need: usize },
-    /// Not a request that can be served: answer `reply` (unless `noreply`), drop `len` bytes of
-    /// the buffer, then `swallow` further bytes that have not arrived. The connection goes on
-    /// unless `close`.
+    /// Not a request that can be served: answer `reply` (unless `noreply`), drop `len` bytes of the
+    /// buffer, then `swallow` further bytes that have not arrived. The connection stays open unless
+    /// `close`.
     Reject { len: usize, swallow: u64, reply: &'static [u8], noreply: bool, close: bool },
 }
 
-/// Parses one request at a time; to be reset between two.
+/// Parses one request at a time; reset it between two.
 #[derive(Clone, Debug)]
 pub struct RequestParser {
     value_size_max: u64,
-    /// That many bytes of the buffer hold no line end.
+    /// So many bytes of the buffer have no line end.
     scanned: usize,
-    /// The first NUL of the line. It ends the line's meaning, as memcached reads C strings.
+    /// The first NUL of the line. It ends the line for memcached, which uses C strings.
     nul: Option<usize>,
     /// Length of the whole request; 0 until its line has been read.
     len: usize,
@@ -68,7 +67,7 @@ pub struct RequestParser {
     line: Span,
     data: Option<Span>,
     is_odd: bool,
-    /// The first words that are looked at, where others stand behind them.
+    /// The number of words that servers use, if others follow them.
     meant: usize,
     /// `ms` has the flag `E`.
     is_given: bool,
@@ -95,7 +94,7 @@ impl RequestParser {
     }
 
     /// From the next request on, data blocks of more than `value_size_max` bytes are refused, and
-    /// lines of `get`.
+    /// so are lines of `get`.
     pub fn set_value_size_max(&mut self, value_size_max: u64) {
         self.value_size_max = value_size_max.min(VALUE_SIZE_LIMIT);
     }
@@ -129,7 +128,7 @@ impl RequestParser {
         self.keys.capacity() * size_of::<Span>()
     }
 
-    /// To be called before the next request.
+    /// Call this before the next request.
     #[inline]
     pub fn reset(&mut self) {
         self.scanned = 0;
@@ -152,10 +151,10 @@ impl RequestParser {
         self.verb
     }
 
-    /// All keys: at least one of a command that has any. One of a meta command may be in base64.
+    /// All keys: at least one for a command with keys. The key of a meta command may be in base64.
     ///
-    /// Of a request refused because its value is too large, the key is here as well: where the
-    /// verb is `set` or `ms`, memcached itself would also drop what is stored under it.
+    /// For a request refused because its value is too large, the key is available as well: for
+    /// `set` and `ms`, memcached itself would also delete the stored item.
     #[inline]
     pub fn keys(&self) -> &[Span] {
         &self.keys
@@ -167,33 +166,33 @@ impl RequestParser {
         self.noreply
     }
 
-    /// What is known of a meta command; nothing of any other.
+    /// Properties of a meta command; defaults for any other.
     #[inline]
     pub fn meta(&self) -> Meta {
         self.meta
     }
 
-    /// The command line without its line end, or what memcached sees of it: up to the first NUL.
+    /// The command line without its line end, or the part that memcached sees: up to the first NUL.
     #[inline]
     pub fn line(&self) -> Span {
         self.line
     }
 
-    /// The data block without its line end, of a command that stores.
+    /// The data block without its line end, for a command that stores.
     #[inline]
     pub fn data(&self) -> Option<Span> {
         self.data
     }
 
-    /// Whether a server might read the line in another way than it was read here, so that it must not
-    /// be sent as it came.
+    /// Whether a server might parse the line differently than here, so that it must not be sent
+    /// unchanged.
     #[inline]
     pub fn is_odd(&self) -> bool {
         self.is_odd
     }
 
-    /// Writes a whole request in the form that every server reads alike: words one space apart, none
-    /// that is not looked at, and the usual line end. `bytes` is the request as it came.
+    /// Writes a whole request in the form that every server parses alike: single spaces between
+    /// words, no ignored words, and the usual line end. `bytes` is the original request.
     #[cold]
     pub fn write_anew(&self, bytes: &[u8], out: &mut Vec<u8>) {
         let line = self.line.of(bytes);
@@ -221,7 +220,7 @@ impl RequestParser {
         }
     }
 
-    /// What the server will answer, unless `noreply` or the flag `q` is left in.
+    /// The server's reply, unless `noreply` or the flag `q` is left in.
     #[inline]
     pub fn expect(&self) -> Expect {
         match self.verb {
@@ -247,7 +246,7 @@ impl RequestParser {
         }
     }
 
-    /// Where the line feed is, if it has come.
+    /// The position of the line feed, if it has come.
     #[inline]
     fn find_line(&mut self, buf: &[u8]) -> Result<Option<usize>, Refusal> {
         let multiget_size_max = self.multiget_size_max();
@@ -255,7 +254,7 @@ impl RequestParser {
         let end = self.find_line_feed(window);
         let size = end.map_or(window.len(), |end| end + 1);
         if size > COMMAND_SIZE_MAX || (end.is_none() && size == COMMAND_SIZE_MAX) {
-            // It decides by bytes that have come in any case, and so always alike.
+            // Depends only on bytes that have come in any case, so the result is always the same.
             let size_max = if opens_multiget(buf) { multiget_size_max } else { COMMAND_SIZE_MAX };
             if size > size_max || (end.is_none() && size == size_max) {
                 return Err(Refusal::closing(LINE_TOO_LONG));
@@ -264,8 +263,7 @@ impl RequestParser {
         Ok(end)
     }
 
-    /// A line is no larger than a value may be, though that may be less than memcached takes in any
-    /// case.
+    /// A line may not be larger than a value, though memcached may accept more.
     #[inline]
     fn multiget_size_max(&self) -> usize {
         (self.value_size_max as usize).clamp(COMMAND_SIZE_MAX, MULTIGET_SIZE_MAX)
@@ -291,7 +289,7 @@ impl RequestParser {
         end
     }
 
-    /// Reads the line whose line feed is at `end`; returns the size of what follows it.
+    /// Parses the line whose line feed is at `end`; returns the size of what follows it.
     #[inline]
     fn read_line(&mut self, buf: &[u8], end: usize) -> Result<usize, Refusal> {
         let returned = end > 1 && buf[end - 1] == b'\r';
@@ -306,7 +304,7 @@ impl RequestParser {
             None => return Err(refuse_unknown(line)),
         }
         if self.nul.is_some() {
-            // The line ends there for some versions, and goes on for others.
+            // For some versions the line ends there, for others it continues.
             return Err(Refusal::new(BAD_FORMAT));
         }
         let data = self.read_words(line, verb, end + 1)?;
@@ -314,7 +312,7 @@ impl RequestParser {
         Ok(data)
     }
 
-    /// Reads what is behind the verb.
+    /// Parses what follows the verb.
     #[inline]
     fn read_words(&mut self, line: &[u8], verb: Span, data_start: usize) -> Result<usize, Refusal> {
         match self.verb {
@@ -353,7 +351,7 @@ impl RequestParser {
         Ok(0)
     }
 
-    /// Notes how many words servers look at.
+    /// Records how many words servers use.
     #[inline]
     fn mean(&mut self, count: usize, line: &[u8]) {
         self.meant = count;
@@ -378,7 +376,7 @@ impl RequestParser {
         if signed32(exptime.of(line)).is_none() {
             return Err(Refusal::new(BAD_EXPTIME));
         }
-        // Without keys memcached finds nothing, rather than fault.
+        // Without keys memcached finds nothing; it is no error.
         if next_word(line, exptime.end()).is_none() {
             return Err(Refusal::new(END));
         }
@@ -400,7 +398,7 @@ impl RequestParser {
         let size = unsigned32(words.get(4)).map(u64::from);
         let size = size.filter(|&size| size <= VALUE_SIZE_LIMIT).ok_or(refusal(BAD_FORMAT))?;
         if !valid {
-            // Some versions take larger numbers, and all of them the data then.
+            // Some versions accept larger numbers, and all of them then read the data.
             let is_number = |word: &[u8]| !word.is_empty() && word.iter().all(u8::is_ascii_digit);
             let is_large = is_number(words.get(2))
                 && is_number(words.get(3))
@@ -423,7 +421,7 @@ impl RequestParser {
         Ok(())
     }
 
-    /// As [`Self::read_storage`]. Whatever is wrong with the flags, the data block is there.
+    /// Like [`Self::read_storage`]. The data block follows even if the flags are invalid.
     fn read_meta_set(
         &mut self,
         line: &[u8],
@@ -473,7 +471,7 @@ impl RequestParser {
         Ok(())
     }
 
-    /// A zero that once meant a delay is still taken.
+    /// A zero, formerly a delay, is still accepted.
     fn read_delete(&mut self, words: &Words<'_>) -> Result<(), Refusal> {
         let noreply = words.noreply().filter(|_| words.count > 2);
         let zero = words.count > 2 && words.get(2) == b"0";
@@ -488,7 +486,7 @@ impl RequestParser {
         }
         self.push_key(words)?;
         self.meant = 2;
-        // Later versions take a key of this name for the word, unless something is behind it.
+        // Later versions treat a key of this name as the word, unless something follows it.
         self.is_odd |= zero != (words.get(1) == NOREPLY);
         Ok(())
     }
@@ -545,7 +543,7 @@ impl Default for RequestParser {
     }
 }
 
-/// Whether memcached goes on reading this without a line end in sight.
+/// Whether memcached keeps reading this without a line end.
 fn opens_multiget(buf: &[u8]) -> bool {
     let start = buf.iter().position(|&byte| byte != b' ').unwrap_or(buf.len());
     let verb = &buf[start..];
@@ -554,14 +552,14 @@ fn opens_multiget(buf: &[u8]) -> bool {
 
 #[cold]
 fn refuse_unknown(line: &[u8]) -> Refusal {
-    // A browser made to send requests here must not get to send the rest of them.
+    // A browser used to attack must not be able to send more requests.
     match words(line).last() {
         Some(last) if last.starts_with(b"HTTP/") => Refusal::closing(b""),
         _ => Refusal::new(ERROR),
     }
 }
 
-/// The words for a client that may not.
+/// The error for a client without permission.
 #[cold]
 fn refuse(line: &[u8]) -> Refusal {
     let is_watch = words(line).next() == Some(b"watch");

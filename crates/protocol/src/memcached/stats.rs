@@ -1,4 +1,4 @@
-//! The lines of a complete reply to `stats`, for putting those of several servers together.
+//! The lines of a complete reply to `stats`, for combining those of several servers.
 
 /// One line of statistics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -6,11 +6,11 @@ pub struct Stat<'a> {
     /// STAT, ITEM or PREFIX.
     pub kind: &'a [u8],
     pub name: &'a [u8],
-    /// What is behind the name, if anything.
+    /// The rest after the name, if any.
     pub value: &'a [u8],
 }
 
-/// Goes through the lines of statistics and ends at whatever is not one.
+/// Iterates over lines of statistics, up to the first other line.
 #[derive(Clone, Copy, Debug)]
 pub struct Stats<'a>(&'a [u8]);
 
@@ -19,7 +19,7 @@ impl<'a> Stats<'a> {
         Self(reply)
     }
 
-    /// What has not been gone through: after the last line, `END` or whatever came instead.
+    /// The rest: after the last line, `END` or another line.
     pub fn rest(&self) -> &'a [u8] {
         self.0
     }

@@ -1,4 +1,4 @@
-//! The VALUE blocks of a complete reply, for putting the replies of several servers together.
+//! The VALUE blocks of a complete reply, for combining the replies of several servers.
 
 use super::KEY_SIZE_MAX;
 use super::plain::value_head;
@@ -9,11 +9,11 @@ use super::request::VALUE_SIZE_LIMIT;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Value<'a> {
     pub key: &'a [u8],
-    /// All of it: its line, its data and both line ends.
+    /// The whole block: its line, its data and both line ends.
     pub block: &'a [u8],
 }
 
-/// Goes through the VALUE blocks of a complete reply and ends at whatever is not one.
+/// Iterates over the VALUE blocks of a complete reply, up to anything else.
 #[derive(Clone, Copy, Debug)]
 pub struct Values<'a>(&'a [u8]);
 
@@ -22,7 +22,7 @@ impl<'a> Values<'a> {
         Self(reply)
     }
 
-    /// What has not been gone through: after the last block, `END` or an error line.
+    /// The rest: after the last block, `END` or an error line.
     pub fn rest(&self) -> &'a [u8] {
         self.0
     }
@@ -44,7 +44,7 @@ impl<'a> Iterator for Values<'a> {
     }
 }
 
-/// The key that a whole VALUE line at the start of the buffer names.
+/// The key in a whole VALUE line at the start of the buffer.
 #[inline]
 pub fn value_key(buf: &[u8]) -> Option<&[u8]> {
     value_line(buf).map(|line| line.key)
@@ -58,8 +58,8 @@ pub(super) struct ValueLine<'a> {
     pub(super) len: usize,
 }
 
-/// The line at the start of `buf`, if all of it is there and nothing is wrong with it. It takes
-/// what the reply scanner takes byte by byte.
+/// The line at the start of `buf`, if it is complete and valid. Accepts the same lines as the reply
+/// scanner, which goes byte by byte.
 #[inline]
 pub(super) fn value_line(buf: &[u8]) -> Option<ValueLine<'_>> {
     let rest = buf.strip_prefix(b"VALUE ")?;

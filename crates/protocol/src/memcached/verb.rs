@@ -1,4 +1,4 @@
-//! What a request asks for.
+//! The command of a request.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
@@ -21,9 +21,9 @@ pub enum Verb {
     Version,
     Quit,
     Stats,
-    /// What every server is told: `cache_memlimit`, `slabs`, `lru`, `lru_crawler` and their like.
+    /// Commands for every server: `cache_memlimit`, `slabs`, `lru`, `lru_crawler` and similar ones.
     Tune,
-    /// `watch`, `shutdown`, and `metadump`: not for those who share servers.
+    /// `watch`, `shutdown`, and `metadump`: not for clients that share servers.
     Refused,
     MetaGet,
     MetaSet,

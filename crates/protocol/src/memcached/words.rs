@@ -9,8 +9,8 @@ use crate::Span;
 /// One word more than the longest fixed command has.
 pub(super) const WORDS_MAX: usize = 8;
 
-/// The words of a command other than the retrievals, of which only the last may be a surplus one
-/// that memcached does not look at.
+/// The words of a command other than the retrievals. Only the last one may be surplus, which
+/// memcached ignores.
 pub(super) struct Words<'a> {
     line: &'a [u8],
     spans: [Span; WORDS_MAX],
@@ -43,7 +43,7 @@ impl<'a> Words<'a> {
         Some(self.spans[1]).filter(|key| key.len as usize <= KEY_SIZE_MAX)
     }
 
-    /// The last word, if it says so, with the spaces before it.
+    /// The last word, if it is `noreply`, with the spaces before it.
     pub(super) fn noreply(&self) -> Option<Span> {
         let last = self.count.checked_sub(1).filter(|&last| last > 0)?;
         if self.get(last) != b"noreply" {
@@ -54,7 +54,7 @@ impl<'a> Words<'a> {
     }
 }
 
-/// The word that starts at or after `at`. Nothing but a space separates words.
+/// The word that starts at or after `at`. Only spaces separate words.
 #[inline]
 pub fn next_word(line: &[u8], at: usize) -> Option<Span> {
     let start = at + line[at..].iter().position(|&byte| byte != b' ')?;
@@ -63,7 +63,7 @@ pub fn next_word(line: &[u8], at: usize) -> Option<Span> {
     Some(Span::new(start, len))
 }
 
-/// Whether words are one space apart, and none stands before or behind them.
+/// Whether there are single spaces between words, and none before or after them.
 #[inline]
 pub(super) fn is_tidy(line: &[u8]) -> bool {
     !line.starts_with(b" ") && !line.ends_with(b" ") && memchr::memmem::find(line, b"  ").is_none()

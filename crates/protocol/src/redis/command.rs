@@ -1,4 +1,4 @@
-//! What the table says about a command.
+//! The table's entry of a command.
 
 #[derive(Debug, PartialEq, Eq)]
 pub struct Command {
@@ -12,7 +12,7 @@ pub struct Command {
     pub keys: Keys,
     pub rule: Rule,
     pub group: Group,
-    /// How many of the entries behind this one in the table are its subcommands.
+    /// How many of the following entries are its subcommands.
     pub subcommands: u8,
     pub clearance: Clearance,
     pub facts: Facts,
@@ -21,31 +21,31 @@ pub struct Command {
 /// The id of all commands that are not in the table.
 pub const CUSTOM_ID: u16 = u16::MAX;
 
-/// The least `command_policy` by which clients may call a command. What the gateway refuses to
-/// everybody needs none.
+/// The lowest `command_policy` that allows a command. Commands that the gateway refuses for all
+/// clients need none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Clearance {
     Cache,
-    /// Empties databases, or what servers keep for all clients.
+    /// Empties databases, or data that servers keep for all clients.
     Application,
     /// Administers servers, other clients or the gateway.
     Admin,
 }
 
-/// What only COMMAND and the documentation tell. Words are separated by spaces.
+/// Values that only COMMAND and the documentation show. Words are separated by spaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// Redis's flags besides the ones that follow from `access` and `keys`.
     pub flags: &'static str,
-    /// What is done with the keys, in the words of COMMAND's key specifications; different ones for
+    /// The use of the keys, in the terms of COMMAND's key specifications; different ones for
     /// different keys are separated by ", ".
     pub uses: &'static str,
     /// ACL categories besides those that follow from the flags; `None`: that of the group.
     pub categories: Option<&'static str>,
     pub tips: &'static str,
-    /// The Redis, or else the Valkey, that had it first; empty if it was there in Redis 7.0.
+    /// The first version of Redis, or else of Valkey, with it; empty for Redis 7.0 and earlier.
     pub since: &'static str,
-    /// COMMAND does not know its subcommands, and there are others, which go by its own rule.
+    /// COMMAND does not know its subcommands; unknown ones follow its own rule.
     pub is_open: bool,
 }
 
@@ -54,7 +54,7 @@ pub enum Access {
     /// May go to a replica.
     Read,
     Write,
-    /// Redis does not say: scripts, which may write, and what touches no keys.
+    /// Redis does not define it: scripts, which may write, and commands without keys.
     None,
 }
 
@@ -62,7 +62,7 @@ pub enum Access {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keys {
     None,
-    /// As COMMAND has it: a negative `last` counts from the end.
+    /// As in COMMAND: a negative `last` counts from the end.
     Range {
         first: u16,
         last: i16,
@@ -72,9 +72,9 @@ pub enum Keys {
     Pairs {
         uneven: &'static str,
     },
-    /// A number of keys at `at`, the keys from `first` on, each with `step - 1` values behind it,
-    /// at least `trailing` arguments after them, and a destination key at `destination` unless
-    /// that is 0.
+    /// A number of keys at `at`, the keys from `first` on, each followed by `step - 1` values, at
+    /// least `trailing` arguments after them, and a destination key at `destination` unless that is
+    /// 0.
     Numkeys {
         at: u16,
         first: u16,
@@ -83,25 +83,25 @@ pub enum Keys {
         trailing: u16,
         faults: &'static NumkeysFaults,
     },
-    /// SORT and SORT_RO: a key, and perhaps STORE with another; and patterns of further ones: see
+    /// SORT and SORT_RO: a key, optionally STORE with another; and patterns of further ones: see
     /// [`Command::patterns`].
     Sort {
         stores: bool,
     },
-    /// GEORADIUS and GEORADIUSBYMEMBER: a key, and perhaps STORE or STOREDIST with another.
+    /// GEORADIUS and GEORADIUSBYMEMBER: a key, optionally STORE or STOREDIST with another.
     Georadius,
     /// XREAD and XREADGROUP: STREAMS, the keys, and as many ids.
     Streams,
-    /// MIGRATE: one, or those behind KEYS when that one is empty.
+    /// MIGRATE: one key, or those after KEYS if that one is empty.
     Migrate,
 }
 
-/// What Redis answers to a number of keys that cannot be, which differs from command to command.
+/// Redis's errors for an invalid number of keys, which differ between commands.
 #[derive(Debug, PartialEq, Eq)]
 pub struct NumkeysFaults {
     pub malformed: &'static str,
     pub negative: &'static str,
-    /// `None` where a command may do without keys.
+    /// `None` if a command may have no keys.
     pub zero: Option<&'static str>,
     pub too_many: &'static str,
 }
@@ -109,24 +109,24 @@ pub struct NumkeysFaults {
 /// How the gateway serves a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// Untouched to the server that has its keys, which must be one. Without keys, which only
-    /// scripts may be, to any.
+    /// Unchanged to the server of its keys, which must be on one. Only scripts may have no keys;
+    /// they go to any server.
     Forward,
-    /// Keys may live on several servers, each of which gets the command with its own.
+    /// Keys may be on several servers, each of which gets the command with its own keys.
     Split(Merge),
     /// To several servers or to any, whatever its arguments.
     Fan(Fan),
     /// Answered by the gateway.
     Local(Local),
-    /// To the server that has its keys, which may let it wait: it has a connection to itself, if
+    /// To the server of its keys, which may block it: it has an exclusive connection if
     /// [`Command::blocks`].
     Block,
-    /// Changes what the connection's next commands mean.
+    /// Affects the connection's next commands.
     Session(SessionRule),
     Subscribe(Subscription),
     /// PUBLISH and SPUBLISH: to the server that has the channel.
     Publish,
-    /// Untouched to the only server, or refused with this error where there are several.
+    /// Unchanged to the only server, or refused with this error if there are several.
     Single(&'static str),
     /// Known, and refused with this error, whose first word is its code.
     Refuse(&'static str),
@@ -134,33 +134,33 @@ pub enum Rule {
     Unsupported,
 }
 
-/// Who gets a command that has no key, and how the replies become one. An error of any server is
-/// the answer, unless it says otherwise here.
+/// Which servers get a command without a key, and how the replies are combined. An error of any
+/// server is the reply, unless stated otherwise here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fan {
     /// Add the integers.
     Sum,
-    /// All say the same.
+    /// All replies are the same.
     Same,
-    /// One array with the elements of all, those of the first server first.
+    /// One array with the elements of all, in the order of the servers.
     Concat,
-    /// Entries of a log: the newest of all, as many as one server would tell.
+    /// Entries of a log: the newest of all, as many as one server would return.
     Newest,
-    /// Samples that begin with their time, in its order.
+    /// Samples that begin with their time, sorted by it.
     Timeline,
-    /// Events with when they last happened: one entry for each.
+    /// Events with their latest time: one entry for each.
     Events,
-    /// The cursor says which server is next: SCAN.
+    /// The cursor contains the next server: SCAN.
     Scan,
     /// RANDOMKEY: one server after the other, from a random one on, until one has a key.
     RandomKey,
-    /// The least of the integers.
+    /// The smallest of the integers.
     Least,
-    /// The greatest of the integers.
+    /// The largest of the integers.
     Most,
-    /// Arrays of equal length: the least of the integers at each place.
+    /// Arrays of equal length: the smallest integer at each place.
     LeastEach,
-    /// SCRIPT EXISTS: 1 for what every server has, or would be given when it is called.
+    /// SCRIPT EXISTS: 1 for a script that every server has, or would get when it is called.
     Scripts,
     /// Arrays of names and integers: the sum for each name.
     SumPairs,
@@ -168,15 +168,15 @@ pub enum Fan {
     AnyOk,
     /// FUNCTION STATS: of a server that runs something, or else of the first.
     Running,
-    /// INFO: sections put together.
+    /// INFO: combined sections.
     Info,
-    /// What each server says, under its name.
+    /// Each server's reply, by server name.
     PerServer,
-    /// One server that is well: all would say the same.
+    /// One healthy server: all would give the same reply.
     AnyServer,
 }
 
-/// Commands that change what the connection's next commands mean.
+/// Commands that affect the connection's next commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionRule {
     Multi,
@@ -198,7 +198,7 @@ pub enum Subscription {
     Sunsubscribe,
 }
 
-/// How the replies to the parts of a split command become one.
+/// How the replies to the parts of a split command are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Merge {
     /// One array in the order of the keys.
@@ -216,7 +216,7 @@ pub enum Local {
     Select,
     /// COMMAND and its subcommands: [`super::command_reply`].
     Command,
-    /// The command's name says which subcommand.
+    /// The command's name contains the subcommand.
     Client,
     Hello,
     /// ROLE: a master without replicas.
@@ -225,7 +225,7 @@ pub enum Local {
     User,
 }
 
-/// What kind of data a command is about, in COMMAND DOCS's words.
+/// The kind of data that a command is about, in the terms of COMMAND DOCS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Group {
     Array,
@@ -293,32 +293,32 @@ impl Command {
         if self.arity < 0 { args >= arity } else { args == arity }
     }
 
-    /// Whether `server:NAME` behind its arguments sends it to that server alone. None of these
-    /// commands could mean anything else by that.
+    /// Whether a last argument `server:NAME` sends it to that server alone. For these commands it
+    /// has no other meaning.
     pub fn is_addressable(&self) -> bool {
         self.group == Group::Server && matches!(self.rule, Rule::Fan(_))
     }
 
-    /// Whether it has one of Redis's flags besides those that follow from the other facts.
+    /// Whether it has one of Redis's flags besides those that follow from the other fields.
     pub fn has_flag(&self, flag: &str) -> bool {
         self.facts.flags.split_whitespace().any(|of_it| of_it == flag)
     }
 
-    /// Whether a server may repeat in an error, line ends and all, what a client has sent or what a
-    /// script has made. That scripts and libraries do is known of Redis up to 8.2, of Valkey up to 9.0
-    /// and in part of later ones; what a module of the servers does nobody knows.
+    /// Whether a server may repeat in an error, including line ends, what a client has sent or a
+    /// script has made. For scripts and libraries this is known of Redis up to 8.2, of Valkey up to
+    /// 9.0 and partly of later ones; for modules it is unknown.
     #[inline]
     pub const fn is_sealed(&self) -> bool {
         matches!(self.group, Group::Scripting) || self.id == CUSTOM_ID
     }
 
-    /// Whether it may name another database than the one its client has.
+    /// Whether it may refer to another database than its client's.
     #[inline]
     pub const fn names_database(&self) -> bool {
         matches!(self.name.as_bytes(), b"copy" | b"move" | b"swapdb")
     }
 
-    /// First key, last key and step as COMMAND shows them; zeros when they cannot say it.
+    /// First key, last key and step as COMMAND shows them; zeros if they cannot express it.
     pub fn key_range(&self) -> (u16, i16, u16) {
         match self.keys {
             Keys::Range { first, last, step } => (first, last, step),
@@ -329,7 +329,7 @@ impl Command {
         }
     }
 
-    /// Whether only a look at the arguments tells where the keys are.
+    /// Whether the keys' positions depend on the arguments.
     pub fn has_movable_keys(&self) -> bool {
         match self.keys {
             Keys::None | Keys::Range { .. } | Keys::Pairs { .. } => false,

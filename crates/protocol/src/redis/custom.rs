@@ -1,4 +1,4 @@
-//! Commands that are not in the table: of modules, by configuration or as the servers tell.
+//! Commands that are not in the table: those of modules, from the configuration or from servers.
 
 use super::lookup::{by_name, subcommand_name};
 use super::{
@@ -7,7 +7,7 @@ use super::{
 use crate::Span;
 use crate::resp::{Elements, Reply, reply};
 
-/// Commands that a pool may have besides those of the table.
+/// The most commands of a pool besides those of the table.
 pub const CUSTOM_MAX: usize = 1024;
 /// Bytes of a custom command's name.
 pub const CUSTOM_NAME_MAX: usize = 64;
@@ -29,7 +29,7 @@ const FAULTS: NumkeysFaults = NumkeysFaults {
 pub struct Definition {
     /// In any case; a subcommand is "container|subcommand".
     pub name: String,
-    /// As COMMAND has it.
+    /// As in COMMAND.
     pub arity: i16,
     pub keys: KeyPlaces,
     /// Redis's flags: "readonly", "write" and "blocking" matter here.
@@ -39,13 +39,13 @@ pub struct Definition {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyPlaces {
     None,
-    /// As COMMAND has it.
+    /// As in COMMAND.
     Range {
         first: u16,
         last: i16,
         step: u16,
     },
-    /// Their number at `at`, themselves from `first` on.
+    /// Their number at `at`, the keys from `first` on.
     Numkeys {
         at: u16,
         first: u16,
@@ -55,7 +55,7 @@ pub enum KeyPlaces {
     Unknown,
 }
 
-/// What keeps a command from being defined so.
+/// Why a definition is invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     pub of: FaultOf,
@@ -109,7 +109,7 @@ impl Definition {
         };
         match self.keys {
             _ if place < words => {
-                Some(format!("the name is in front of the keys, which begin at {words} at least"))
+                Some(format!("the keys come after the name: they begin at {words} or later"))
             }
             _ if place >= args_min => Some(format!(
                 "by the arity, {args_min} arguments with the name are enough, and then there is \
@@ -131,7 +131,7 @@ impl Definition {
         self.flags.iter().any(|of_it| of_it.eq_ignore_ascii_case(flag))
     }
 
-    /// Its flags besides those that follow from the other facts.
+    /// Its flags besides those that follow from the other fields.
     fn other_flags(&self) -> String {
         const DERIVED: [&str; 4] = ["write", "readonly", "movablekeys", "module"];
         let flags = self.flags.iter().map(|flag| flag.to_ascii_lowercase());
@@ -171,7 +171,7 @@ impl Definition {
     }
 }
 
-/// As COMMAND has it for modules that say no more than whether they write.
+/// As COMMAND shows it for modules that only declare whether they write.
 fn uses(access: Access) -> &'static str {
     match access {
         Access::Read => "RO access",
@@ -179,17 +179,17 @@ fn uses(access: Access) -> &'static str {
     }
 }
 
-/// The commands of a pool besides the table's, by name; subcommands are behind their container.
+/// The commands of a pool besides the table's, by name; subcommands come after their container.
 #[derive(Clone, Debug, Default)]
 pub struct CustomCommands {
     commands: Vec<&'static Command>,
-    /// All that ever were, in the order of their coming: entries stay in memory, and are used again.
+    /// All that ever existed, oldest first: entries stay in memory and are reused.
     kept: Vec<&'static Command>,
 }
 
 impl CustomCommands {
-    /// Those of `definitions` that have no fault; the first of a name counts. What there was already
-    /// up to `before` is taken from there.
+    /// Those of `definitions` that are valid; the first of a name counts. Entries that existed up
+    /// to `before` are reused.
     pub fn new(definitions: &[Definition], before: &Self) -> Self {
         let mut definitions: Vec<&Definition> =
             definitions.iter().filter(|definition| definition.fault().is_none()).collect();
@@ -222,7 +222,7 @@ impl CustomCommands {
         self.commands.is_empty()
     }
 
-    /// What `args` (of `buf`) call, as [`super::find`], which comes first.
+    /// The command of `args` (in `buf`), like [`super::find`], which comes first.
     pub fn find(&self, buf: &[u8], args: &[Span]) -> Lookup {
         let Some(command) = args.first().and_then(|name| self.by_name(name.of(buf))) else {
             return Lookup::UnknownCommand;
@@ -282,15 +282,15 @@ fn is_same(command: &Command, definition: &Definition, subcommands: u8) -> bool 
     *command == Command { facts, ..other } && command.facts.flags == flags
 }
 
-/// What a server replied, in either version, to COMMAND INFO about this command: the command and its
-/// subcommands, or nothing. The server may know it by another name, which was changed by its
-/// configuration.
+/// The definitions in a server's reply, in either protocol version, to COMMAND INFO about this
+/// command: the command and its subcommands, or nothing. The server may know it by another name, if
+/// its configuration renames it.
 pub fn definitions(name: &str, reply: &[u8]) -> Vec<Definition> {
     let entries = |encoded| elements(encoded).into_iter().flatten().take(CUSTOM_MAX);
     let Some(entry) = entries(reply).next() else { return Vec::new() };
     let parts = parts(entry);
     let mut all: Vec<Definition> = definition(name.to_owned(), &parts).into_iter().collect();
-    // Which have none of their own.
+    // These have no subcommands of their own.
     for subcommand in parts.get(9).into_iter().flat_map(|subcommands| entries(subcommands)) {
         let parts = self::parts(subcommand);
         let full = parts.first().and_then(|name| text(name)).unwrap_or_default();
@@ -321,7 +321,7 @@ fn definition(name: String, parts: &[&[u8]]) -> Option<Definition> {
             KeyPlaces::Range { first, last, step }
         }
     };
-    // Modules that do not say how many arguments they want say that one is enough.
+    // Modules that do not declare their number of arguments report that one is enough.
     let needed = match keys {
         KeyPlaces::Range { first: at, .. } | KeyPlaces::Numkeys { at, .. } => at.checked_add(1)?,
         KeyPlaces::None | KeyPlaces::Unknown => 0,
@@ -331,7 +331,7 @@ fn definition(name: String, parts: &[&[u8]]) -> Option<Definition> {
     Some(Definition { name, arity, keys, flags })
 }
 
-/// Where the keys are if the only key specification says where their number is.
+/// The keys' positions if the only key specification gives the position of their number.
 fn counted_keys(specs: &[u8]) -> KeyPlaces {
     let find = || {
         let mut specs = elements(specs)?;

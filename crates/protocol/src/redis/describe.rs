@@ -11,11 +11,11 @@ use crate::resp::encode::{
     write_set_header, write_status,
 };
 
-/// Commands, with their subcommands, that COMMAND INFO tells of at once: what it says of one can be
-/// many times as long as its name. All commands together have fewer.
+/// The most commands, with their subcommands, in one COMMAND INFO reply: an entry can be many times
+/// as long as its name. All commands together are fewer.
 const ENTRIES_MAX: usize = 1024;
 
-/// Answers the COMMAND that `args` (of `buf`) are, to a client of this version. `custom` are the
+/// The reply to the COMMAND in `args` (in `buf`), for a client of this version. `custom` are the
 /// commands besides those of the table.
 pub fn command_reply(
     buf: &[u8],
@@ -73,7 +73,7 @@ impl Answer<'_> {
         table.chain(self.custom.iter()).collect()
     }
 
-    /// Those that COMMAND knows.
+    /// Those that COMMAND shows.
     fn subcommands(&self, container: &'static Command) -> Vec<&'static Command> {
         if container.subcommands == 0 || container.facts.is_open {
             return Vec::new();
@@ -84,7 +84,7 @@ impl Answer<'_> {
         }
     }
 
-    /// Of this name, which may be a subcommand's, as "container|subcommand".
+    /// By name, which may be a subcommand's, as "container|subcommand".
     fn named(&self, name: &[u8]) -> Option<&'static Command> {
         let Some(bar) = memchr::memchr(b'|', name) else {
             return by_name(name).map(|(_, found)| found).or_else(|| self.custom.by_name(name));
@@ -133,7 +133,7 @@ impl Answer<'_> {
             0 => write_set_header(self.out, self.version, 0),
             len => write_array_header(self.out, len),
         }
-        // Subcommands have none of their own: the nesting is two deep at most.
+        // Subcommands have none of their own: the nesting is at most two deep.
         subcommands.into_iter().for_each(|subcommand| self.entry(subcommand));
     }
 
@@ -204,7 +204,7 @@ impl Answer<'_> {
             0 => all.collect(),
             3 if is(0, "filterby") && is(1, "pattern") => {
                 let pattern = filter[2].of(buf);
-                // It is held against every name.
+                // It is matched against every name.
                 if pattern.len() > PATTERN_MAX {
                     return write_error(self.out, b"ERR pattern is too long");
                 }
@@ -215,7 +215,7 @@ impl Answer<'_> {
                 let is_in = |of: &&str| of.as_bytes()[1..].eq_ignore_ascii_case(category);
                 all.filter(|command| command.categories().iter().any(is_in)).collect()
             }
-            // Which module a command is of is not known.
+            // The modules of commands are not known.
             3 if is(0, "filterby") && is(1, "module") => Vec::new(),
             _ => return write_error(self.out, b"ERR syntax error"),
         };
@@ -330,7 +330,8 @@ const PATTERN_MAX: usize = 256;
 /// Glob matching in any case with `*` and `?`; the names of commands need no more.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut in_pattern, mut in_name) = (0, 0);
-    // Behind the last star, and what it has taken so far: the one place to go back to.
+    // The position after the last star, and what it has matched so far: the only place to go back
+    // to.
     let mut star: Option<(usize, usize)> = None;
     while in_name < name.len() {
         match pattern.get(in_pattern) {

@@ -1,10 +1,10 @@
-//! Redis 7's words for requests that name no command.
+//! Redis 7's errors for unknown commands.
 
 use super::Command;
 use crate::Span;
 use crate::resp::encode;
 
-/// Bytes that an error repeats of a name, and of all arguments together.
+/// How many bytes of a name, and of all arguments together, an error repeats.
 const QUOTED_BYTES_MAX: usize = 128;
 
 pub fn unknown_command_error(out: &mut Vec<u8>, buf: &[u8], args: &[Span]) {
@@ -43,7 +43,7 @@ pub fn wrong_arity_error(out: &mut Vec<u8>, command: &Command) {
     out.extend_from_slice(b"' command\r\n");
 }
 
-/// What C's `%.*s` prints: nothing from a NUL on.
+/// Like C's `%.*s`: ends at a NUL.
 fn quote(out: &mut Vec<u8>, text: &[u8], bytes_max: usize) {
     let text = &text[..text.len().min(bytes_max)];
     let end = memchr::memchr(0, text).unwrap_or(text.len());

@@ -1,13 +1,14 @@
 //! Patterns of channels and keys, as Redis matches them.
 
-/// Whether the text is one that the pattern stands for.
+/// Whether the text matches the pattern.
 ///
-/// `*` stands for any text, `?` for any byte, `[ab]`, `[^ab]` and `[a-z]` for one of a set, and `\`
-/// takes the meaning of the byte behind it. A set that does not end goes on to the pattern's end.
+/// `*` matches any text, `?` any byte, `[ab]`, `[^ab]` and `[a-z]` one of a set, and `\` escapes
+/// the byte after it. A set without an end extends to the pattern's end.
 pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut pattern, mut text) = (pattern, text);
-    // What stands behind the last `*`, and what it has not tried yet. Should the rest not match, only
-    // that star has to take one more byte: what stands before it has matched as early as it can.
+    // The pattern after the last `*`, and the text it has not tried yet. If the rest does not
+    // match, only that star has to take one more byte: the part before it has matched as early as
+    // possible.
     let mut star: Option<(&[u8], &[u8])> = None;
     loop {
         if let Some(rest) = pattern.strip_prefix(b"*") {
@@ -34,7 +35,7 @@ pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     }
 }
 
-/// Whether the start of the pattern, which is no star, stands for the byte; and what follows it.
+/// Whether the start of the pattern, which is not a star, matches the byte; and what follows it.
 fn match_one(pattern: &[u8], byte: u8) -> (bool, &[u8]) {
     match pattern {
         [b'?', rest @ ..] => (true, rest),

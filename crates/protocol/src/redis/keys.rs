@@ -8,11 +8,11 @@ const SYNTAX_ERROR: &str = "ERR syntax error";
 const UNBALANCED_STREAMS: &str = "ERR Unbalanced XREAD list of streams: for each stream key an ID \
                                   or '$' must be specified.";
 
-/// Options of SORT that take arguments, and how many: an argument that reads "STORE" is none.
+/// Options of SORT with arguments, and how many: an argument that reads "STORE" is no option.
 const SORT_OPTIONS: [(&[u8], usize); 4] = [(b"limit", 2), (b"get", 1), (b"by", 1), (b"store", 1)];
 
 impl Command {
-    /// Whether the server may let the request wait before it answers.
+    /// Whether the server may block the request.
     pub fn blocks(&self, buf: &[u8], args: &[Span]) -> bool {
         match self.rule {
             Rule::Block => self.keys != Keys::Streams || has_block(buf, args),
@@ -22,8 +22,8 @@ impl Command {
         }
     }
 
-    /// Patterns of keys that the server will read beside those which [`Command::keys`] finds: SORT's
-    /// BY and GET. Those without an asterisk name no key.
+    /// Patterns of keys that the server reads besides those of [`Command::keys`]: SORT's BY and
+    /// GET. Those without an asterisk have no key.
     pub fn patterns<'a>(
         &self,
         buf: &'a [u8],
@@ -34,9 +34,9 @@ impl Command {
         patterns.map(|pattern| pattern.of(buf)).filter(|pattern| pattern.contains(&b'*'))
     }
 
-    /// Pushes the spans of all keys. The error is what Redis would answer; what it would find wrong
-    /// elsewhere in the arguments is left to the server. Scripts may have no keys; of what else
-    /// has none though the table knows of keys, the server will say what is wrong with it.
+    /// Pushes the spans of all keys. The error is Redis's; other errors in the arguments are left
+    /// to the server. Scripts may have no keys; if other commands have none though the table
+    /// defines keys, the server replies with the error.
     pub fn keys(&self, buf: &[u8], args: &[Span], out: &mut Vec<Span>) -> Result<(), &'static str> {
         match self.keys {
             Keys::None => {}
@@ -95,7 +95,7 @@ fn number_of_keys(text: &[u8], room: usize, faults: &NumkeysFaults) -> Result<us
     }
 }
 
-/// The values that SORT's option of this name is given.
+/// The values of SORT's option of this name.
 fn sort_options<'a>(
     buf: &'a [u8],
     args: &'a [Span],
@@ -116,7 +116,7 @@ fn sort_options<'a>(
     })
 }
 
-/// Redis uses the last one named; all of them are keys all the same.
+/// Redis uses the last one; all of them count as keys.
 fn georadius_destinations(buf: &[u8], args: &[Span], out: &mut Vec<Span>) {
     // The shortest form has its options at 5: GEORADIUSBYMEMBER key member radius unit.
     let mut at = 5;
@@ -130,7 +130,7 @@ fn georadius_destinations(buf: &[u8], args: &[Span], out: &mut Vec<Span>) {
     }
 }
 
-/// Index of the STREAMS option: everything behind it is keys and ids.
+/// Index of the STREAMS option: all arguments after it are keys and ids.
 fn streams(buf: &[u8], args: &[Span]) -> Result<usize, &'static str> {
     stream_options(buf, args)
         .find(|(_, option)| option.eq_ignore_ascii_case(b"streams"))
@@ -144,8 +144,8 @@ fn has_block(buf: &[u8], args: &[Span]) -> bool {
         .any(|(_, option)| option.eq_ignore_ascii_case(b"block"))
 }
 
-/// The options in front of STREAMS and where they are, and what is behind STREAMS. An option that
-/// is not known is the server's to judge: it may be newer, and what is behind it too.
+/// The options before STREAMS with their positions, and the arguments after STREAMS. An unknown
+/// option is left to the server: it and its arguments may be newer.
 fn stream_options<'a>(
     buf: &'a [u8],
     args: &'a [Span],
@@ -161,7 +161,7 @@ fn stream_options<'a>(
     })
 }
 
-/// MIGRATE wants to have an empty key in front of KEYS, and is refused without.
+/// MIGRATE requires an empty key before KEYS, and is refused otherwise.
 fn migrated<'a>(buf: &[u8], args: &'a [Span]) -> &'a [Span] {
     const OPTIONS: [(&str, usize); 2] = [("auth", 1), ("auth2", 2)];
     let mut at = 6;
@@ -314,7 +314,7 @@ mod tests {
         }
     }
 
-    /// The engine relies on it: what is sent to a server has keys to choose the server by.
+    /// The engine relies on this: commands for a server have keys to choose the server by.
     #[test]
     fn keys_follow_from_the_rule() {
         for command in COMMANDS {
@@ -332,7 +332,7 @@ mod tests {
         }
     }
 
-    /// Who forwards by it looks at that argument without asking whether it is there.
+    /// Callers that forward by it use that argument without checking that it exists.
     #[test]
     fn the_only_key_is_among_the_fewest_arguments() {
         for command in COMMANDS {

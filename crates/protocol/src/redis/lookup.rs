@@ -1,4 +1,4 @@
-//! Finding a command by its name: one hash of a few of its bytes, then one comparison as a rule.
+//! Finding a command by its name: one hash of a few of its bytes, then usually one comparison.
 
 use super::{Access, COMMANDS, Command, Keys, Rule};
 use crate::Span;
@@ -6,7 +6,7 @@ use crate::resp::{self, PlainHead};
 
 #[derive(Clone, Copy, Debug)]
 pub enum Lookup {
-    /// With as many arguments as it takes.
+    /// With a valid number of arguments.
     Found(&'static Command),
     UnknownCommand,
     /// Of this container.
@@ -18,13 +18,12 @@ pub enum Lookup {
 const SLOTS: usize = 2048;
 const EMPTY: u16 = u16::MAX;
 
-/// Indexes of the commands that are not subcommands, by hash, collisions in the slots behind.
+/// Indexes of the commands that are not subcommands, by hash; collisions use the next slots.
 static INDEX: [u16; SLOTS] = index();
 
 const _: () = assert!(COMMANDS.len() * 4 <= SLOTS);
 
-/// Looks up the command that `args` (of `buf`) call, in any case. Nothing is found without
-/// arguments.
+/// Looks up the command of `args` (in `buf`), in any case. Nothing is found without arguments.
 #[inline]
 pub fn find(buf: &[u8], args: &[Span]) -> Lookup {
     let Some((at, command)) = args.first().and_then(|name| by_name(name.of(buf))) else {
@@ -42,14 +41,14 @@ fn subcommand(buf: &[u8], args: &[Span], at: usize, container: &'static Command)
     match subcommands(at).find(|command| subcommand_name(command).eq_ignore_ascii_case(name)) {
         Some(command) if !container.facts.is_open => command.checked(args),
         Some(command) if command.takes(args.len()) => Lookup::Found(command),
-        // Its own words for what is wrong with a subcommand are the server's.
+        // The server has its own errors for unknown subcommands.
         _ if container.facts.is_open => container.checked(args),
         _ => Lookup::UnknownSubcommand(container),
     }
 }
 
-/// The command that a request of `count` arguments calls, of which only the first ones, `args`, are
-/// there. `None` also for commands with subcommands.
+/// The command of a request of `count` arguments, of which only the first ones, `args`, are there.
+/// `None` also for commands with subcommands.
 pub fn find_begun(buf: &[u8], args: &[Span], count: usize) -> Option<&'static Command> {
     let (_, command) = by_name(args.first()?.of(buf))?;
     (command.subcommands == 0 && command.takes(count)).then_some(command)
@@ -77,16 +76,16 @@ pub(super) fn by_name(name: &[u8]) -> Option<(usize, &'static Command)> {
     }
 }
 
-/// Twice the number of commands at least, and a power of two.
+/// A power of two, at least twice the number of commands.
 const PLAIN_SLOTS: usize = 512;
 
-/// What has to be known of a command that goes to a server as it is.
+/// What must be known of a command that goes to a server unchanged.
 #[derive(Clone, Copy, Debug)]
 pub struct PlainCommand {
     /// As [`PlainHead::name`] has it, 0 for none.
     name: u64,
     command: u16,
-    /// The fewest arguments it takes, and how many more: all that a plain request has is little.
+    /// The fewest arguments it takes, and how many more: plain requests have only a few.
     args_min: u8,
     args_spare: u8,
     pub access: Access,
@@ -99,7 +98,7 @@ impl PlainCommand {
         self.command
     }
 
-    /// All that is known of it.
+    /// Its entry.
     pub fn command(&self) -> &'static Command {
         &COMMANDS[usize::from(self.command)]
     }
@@ -115,12 +114,12 @@ pub(super) fn plain_commands() -> impl Iterator<Item = &'static Command> {
     PLAIN.iter().filter(|plain| plain.name != 0).map(PlainCommand::command)
 }
 
-/// Commands that go to a server as they are by the key behind their name, by hash, collisions in
-/// the slots behind.
+/// Commands that go to a server unchanged by the key after their name, by hash; collisions use the
+/// next slots.
 static PLAIN: [PlainCommand; PLAIN_SLOTS] = plain();
 
-/// The command that the request calls, if it is to be forwarded by the key behind its name and has
-/// as many arguments as it takes. [`find`] knows about all others.
+/// The command of the request, if it is forwarded by the key after its name and has a valid number
+/// of arguments. [`find`] handles all others.
 #[inline(always)]
 pub fn find_plain(request: &PlainHead<'_>) -> Option<&'static PlainCommand> {
     let mut slot = plain_slot(request.name);
@@ -171,7 +170,7 @@ const fn plain() -> [PlainCommand; PLAIN_SLOTS] {
     slots
 }
 
-/// A command of the table, or none, in little room.
+/// A command of the table, or none, in little space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CommandId(u16);
 
@@ -180,14 +179,14 @@ const _: () = assert!(COMMANDS.len() < u16::MAX as usize);
 impl CommandId {
     pub const NONE: Self = Self(0);
 
-    /// None for one that is not of the table: custom commands.
+    /// None for one that is not in the table: custom commands.
     pub fn of(command: &'static Command) -> Self {
         let from = std::ptr::from_ref(command).addr().wrapping_sub(COMMANDS.as_ptr().addr());
         let at = from / size_of::<Command>();
         Self(if at < COMMANDS.len() { at as u16 + 1 } else { 0 })
     }
 
-    /// The one of that name, as the table has it. It takes its time.
+    /// The one of that name, as in the table. This is slow.
     pub fn named(name: &str) -> Self {
         let at = COMMANDS.iter().position(|command| command.name == name);
         Self(at.map_or(0, |at| at as u16 + 1))
@@ -209,8 +208,8 @@ pub(super) fn subcommand_name(command: &Command) -> &[u8] {
     memchr::memchr(b'|', name).map_or(name, |bar| &name[bar + 1..])
 }
 
-/// Of the length and five bytes, which tell nearly all commands apart. Equal for names that differ
-/// in case only; `None` for the empty name.
+/// Hash of the length and five bytes, which distinguish nearly all commands. Equal for names that
+/// differ in case only; `None` for the empty name.
 #[inline]
 const fn hash(name: &[u8]) -> Option<usize> {
     let len = name.len();
@@ -266,7 +265,7 @@ mod tests {
         find(&buf, &spans)
     }
 
-    /// A call of the command with as few arguments as it takes.
+    /// A call of the command with the fewest arguments.
     fn call<'a>(name: &'a str, command: &Command) -> Vec<&'a [u8]> {
         let mut words: Vec<&[u8]> = name.split('|').map(str::as_bytes).collect();
         words.resize(usize::from(command.arity.unsigned_abs()).max(words.len()), b"1");

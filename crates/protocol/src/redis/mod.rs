@@ -1,6 +1,6 @@
-//! The Redis commands that the gateway understands: which keys they name, what they may touch, and
-//! how the gateway serves them. Facts are those of the newest Redis, or of Valkey, and the tests hold
-//! the table against a running server.
+//! The Redis commands that the gateway understands: their keys, their effects, and how the gateway
+//! serves them. The values are those of the newest Redis, or of Valkey, and the tests compare the
+//! table with a running server.
 
 mod command;
 mod custom;

@@ -1,7 +1,7 @@
-//! Which commands the clients of a pool may call.
+//! Which commands the clients of a pool may use.
 //!
-//! The rules are turned into one bit for each command of the table when a pool is configured, so that
-//! a request costs one look.
+//! The rules become one bit for each command of the table when a pool is configured, so that a
+//! request needs one lookup.
 
 use super::lookup::{by_name, plain_commands, subcommands};
 use super::{COMMANDS, CUSTOM_ID, Clearance, Command, CustomCommands, Rule};
@@ -10,7 +10,7 @@ const WORDS: usize = COMMANDS.len().div_ceil(u64::BITS as usize);
 
 const ALL: &str = "@all";
 
-/// What a configuration says. Entries are a name, `container|subcommand`, or a category with `@`.
+/// The configured policy. Entries are a name, `container|subcommand`, or a category with `@`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
     pub base: Clearance,
@@ -19,16 +19,16 @@ pub struct Rules {
     pub deny: Vec<String>,
 }
 
-/// What is wrong with an entry.
+/// An error of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PolicyFault {
     UnknownCommand,
     UnknownCategory,
     /// Of this container.
     UnknownSubcommand(&'static str),
-    /// Servers tell its subcommands apart, the table does not.
+    /// Servers know its subcommands, the table does not.
     NotTold(&'static str),
-    /// The gateway refuses it to everybody, in these words.
+    /// The gateway refuses it for all clients, with this error.
     Unserved(&'static str),
     /// Clients may always call it.
     Undeniable,
@@ -39,11 +39,11 @@ impl Rules {
         Self { base, allow: Vec::new(), deny: Vec::new() }
     }
 
-    /// Of the entries that name a command the most specific decides: a subcommand before a command,
-    /// a command before a category, a category before `@all`; of equal ones `deny`.
+    /// Of the entries that match a command the most specific one decides: a subcommand before a
+    /// command, a command before a category, a category before `@all`; of equal ones `deny`.
     pub fn permit(&self, command: &Command) -> bool {
         if command.has_flag("no_auth") {
-            // As in Redis: who cannot call these cannot be anybody.
+            // As in Redis: without these a client could not log in.
             return true;
         }
         let categories = command.categories();
@@ -55,7 +55,7 @@ impl Rules {
         }
     }
 
-    /// What is wrong with an entry of either list, of a pool that has these commands as well.
+    /// The error of an entry of either list, for a pool that also has these commands.
     pub fn fault(entry: &str, allows: bool, custom: &CustomCommands) -> Option<PolicyFault> {
         if entry.starts_with('@') {
             let known = entry == ALL || categories().any(|category| category == entry);
@@ -93,7 +93,7 @@ impl Rules {
         None
     }
 
-    /// All that an entry may be, for suggestions.
+    /// All valid entries, for suggestions.
     pub fn entries() -> impl Iterator<Item = &'static str> {
         COMMANDS.iter().map(|command| command.name).chain(categories()).chain([ALL])
     }
@@ -106,7 +106,7 @@ fn categories() -> impl Iterator<Item = &'static str> {
     all.into_iter()
 }
 
-/// How specific the entry is for the command; `None` if it does not name it.
+/// How specific the entry is for the command; `None` if it does not match.
 fn weight(entry: &str, command: &Command, categories: &[&str]) -> Option<u8> {
     let container = command.name.split_once('|').map(|(container, _)| container);
     match entry {
@@ -130,7 +130,7 @@ pub struct Policy {
 impl Policy {
     pub fn new(rules: &Rules, custom: &CustomCommands) -> Self {
         let mut refused = [0; WORDS];
-        // What is refused to everybody has better words for it.
+        // Commands refused for all clients have a better error.
         let is_refused =
             |command: &&Command| !matches!(command.rule, Rule::Refuse(_)) && !rules.permit(command);
         for command in COMMANDS.iter().filter(is_refused) {
@@ -159,7 +159,7 @@ impl Policy {
         self.refused.get(id / 64).is_some_and(|word| word & (1 << (id % 64)) != 0)
     }
 
-    /// Whether the fast path has to look.
+    /// Whether the fast path has to check.
     #[inline]
     pub fn refuses_plain(&self) -> bool {
         self.refuses_plain

@@ -1,9 +1,9 @@
-//! What COMMAND says about keys: specifications of where they are and what is done with them.
+//! COMMAND's key specifications: the positions of keys and their use.
 
 use super::{Command, Keys};
 use crate::Span;
 
-/// Where some of a command's keys are, and what is done with them.
+/// The position of some of a command's keys, and their use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeySpec {
     /// Separated by spaces.
@@ -15,7 +15,7 @@ pub struct KeySpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BeginSearch {
     Index(u16),
-    /// Behind the first one from this index on; a negative index counts from the end.
+    /// After the first such word from this index on; a negative index counts from the end.
     Keyword(&'static str, i16),
     Unknown,
 }
@@ -23,8 +23,8 @@ pub enum BeginSearch {
 /// Counted from where the search begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FindKeys {
-    /// A negative `last` counts from the end; `limit` says which part of the rest has keys: 2 the
-    /// first half.
+    /// A negative `last` counts from the end; `limit` is the part of the rest that has keys: 2 is
+    /// the first half.
     Range {
         last: i16,
         step: u16,
@@ -41,7 +41,7 @@ const ONE: FindKeys = FindKeys::Range { last: 0, step: 1, limit: 0 };
 const TO_THE_END: FindKeys = FindKeys::Range { last: -1, step: 1, limit: 0 };
 
 impl Command {
-    /// What is done with the keys, by groups of keys.
+    /// The use of the keys, by groups of keys.
     fn uses(&self) -> impl Iterator<Item = &'static str> + Clone {
         self.facts.uses.split(", ").filter(|uses| !uses.is_empty())
     }
@@ -52,7 +52,7 @@ impl Command {
         uses.zip(places).map(|(uses, (begin, find))| KeySpec { uses, begin, find }).collect()
     }
 
-    /// Where the keys of each group are.
+    /// The positions of the keys of each group.
     fn places(&self) -> Vec<(BeginSearch, FindKeys)> {
         use BeginSearch::{Index, Keyword, Unknown};
         let unknown = (Unknown, FindKeys::Unknown);
@@ -98,12 +98,12 @@ impl Command {
         }
     }
 
-    /// Whether what the table calls keys are names of other things: of channels.
+    /// Whether the table's keys are names of other things: of channels.
     pub(super) fn has_no_true_keys(&self) -> bool {
         self.keys == Keys::None || self.facts.uses == "not_key"
     }
 
-    /// What a call does with its key at this position among its keys.
+    /// The use of a call's key at this position among its keys.
     pub(super) fn uses_in(&self, buf: &[u8], args: &[Span], position: usize) -> &'static str {
         match self.name {
             "set" if is_among(b"get", buf, args.get(3..)) => return "RW access update",
@@ -114,7 +114,7 @@ impl Command {
         }
         let uses = self.uses();
         let group = match self.keys {
-            // The last group is of the destination.
+            // The last group has the destination.
             Keys::Sort { .. } if position > 0 => usize::MAX,
             _ => position,
         };

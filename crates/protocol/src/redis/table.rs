@@ -1,6 +1,6 @@
-//! The table: one line per command, subcommands behind their container.
+//! The table: one line per command, subcommands after their container.
 //!
-//! What is missing does not exist for clients.
+//! Clients cannot use commands that are not in it.
 
 use super::Access::{Read, Write};
 use super::Clearance::{Admin, Application};
@@ -65,13 +65,13 @@ const MSETEX: Keys = Numkeys {
 };
 const SORT: Keys = Keys::Sort { stores: true };
 const SORT_RO: Keys = Keys::Sort { stores: false };
-/// LMPOP and ZMPOP, which have to say from which end behind their keys.
+/// LMPOP and ZMPOP, which have the end to pop from after their keys.
 const MPOP: Keys = mpop(1);
-/// BLMPOP and BZMPOP, which have their timeout in front.
+/// BLMPOP and BZMPOP, which have their timeout first.
 const BLOCKING_MPOP: Keys = mpop(2);
 
-/// Sorted sets to combine: their number at the first index, themselves behind it, and the result's
-/// key before it if it is stored.
+/// Sorted sets to combine: their number at the first index, the keys after it, and the result's key
+/// before it if it is stored.
 macro_rules! zset_keys {
     ($name:literal, $at:literal, $destination:literal) => {
         Numkeys {
@@ -95,7 +95,7 @@ const SUM: Rule = Rule::Split(Merge::Sum);
 const ALL_OK: Rule = Rule::Split(Merge::AllOk);
 const ANY: Rule = Rule::Fan(Fan::AnyServer);
 
-/// As every Redis that is no cluster answers.
+/// The error of every Redis that is not in cluster mode.
 const NO_CLUSTER: Rule = Refuse("ERR This instance has cluster support disabled");
 const REPLICATION: &str = "ERR replication is between servers, not through the gateway: ask the \
                            servers themselves, and name them in the gateway's configuration";
@@ -169,7 +169,7 @@ const fn command(
     Command { id, name, arity, access, keys, rule, group, subcommands: 0, clearance, facts }
 }
 
-/// Gives every command its place in the table.
+/// Numbers the commands by their place in the table.
 const fn numbered<const N: usize>(mut commands: [Command; N]) -> [Command; N] {
     let mut at = 0;
     while at < N {

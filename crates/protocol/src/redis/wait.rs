@@ -1,10 +1,10 @@
-//! How long a request may make its server wait.
+//! How long a request may block its server connection.
 
 use super::Command;
 use crate::Span;
 use crate::resp::integer;
 
-/// How long the server may wait before it answers.
+/// How long the server may take before it replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// It answers at once.
@@ -16,7 +16,7 @@ pub enum Wait {
 }
 
 impl Command {
-    /// How long the server may let the request wait. What is no time is refused at once.
+    /// How long the server may block the request. An invalid time is refused at once.
     pub fn wait(&self, buf: &[u8], args: &[Span]) -> Wait {
         if !self.blocks(buf, args) {
             return Wait::No;
@@ -84,7 +84,7 @@ mod tests {
             ("XREAD COUNT 2 BLOCK 250 STREAMS a $", at_most(250)),
             ("XREADGROUP GROUP g c block 0 STREAMS a >", Wait::ForEver),
             ("WAIT 1 100", at_most(100)),
-            // The server has something to say about these.
+            // The server itself replies to these.
             ("BLPOP a x", at_most(0)),
             ("BLPOP a -1", at_most(0)),
             ("BLPOP a nan", at_most(0)),

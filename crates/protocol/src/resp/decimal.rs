@@ -3,8 +3,9 @@
 /// Digits that the fast path reads: enough for every length and count that requests may have.
 const DIGITS_MAX: usize = 10;
 
-/// Reads `<digits>\r\n` at `at`: the number and the index behind the line. `None` when the line is
-/// not whole, not canonical or too long; the caller then finds out which on its slow path.
+/// Parses `<digits>\r
+/// ` at `at`: the number and the index after the line. `None` if the line is incomplete, not
+/// canonical or too long; the caller then determines which on its slow path.
 #[inline(always)]
 pub(super) fn line(buf: &[u8], at: usize) -> Option<(usize, usize)> {
     let rest = buf.get(at..)?;

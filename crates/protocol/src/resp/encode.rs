@@ -35,7 +35,7 @@ pub fn write_null(out: &mut Vec<u8>, version: Version) {
     }
 }
 
-/// Null in the place of an array.
+/// Null instead of an array.
 pub fn write_null_array(out: &mut Vec<u8>, version: Version) {
     match version {
         Version::Resp2 => write_nil_array(out),
@@ -47,7 +47,7 @@ pub fn write_array_header(out: &mut Vec<u8>, len: usize) {
     length(out, b'*', len);
 }
 
-/// Of a map with so many pairs, whose keys and values follow by turns.
+/// Of a map with so many pairs, whose keys and values alternate.
 pub fn write_map_header(out: &mut Vec<u8>, version: Version, pairs: usize) {
     match version {
         Version::Resp2 => length(out, b'*', 2 * pairs),
@@ -62,7 +62,7 @@ pub fn write_set_header(out: &mut Vec<u8>, version: Version, len: usize) {
     }
 }
 
-/// Of what a client is told unasked.
+/// Of a push message.
 pub fn write_push_header(out: &mut Vec<u8>, version: Version, len: usize) {
     match version {
         Version::Resp2 => length(out, b'*', len),
@@ -77,7 +77,7 @@ pub fn write_bool(out: &mut Vec<u8>, version: Version, value: bool) {
     }
 }
 
-/// Redis writes the shortest text that reads as the same number.
+/// Redis writes the shortest text that parses as the same number.
 pub fn write_double(out: &mut Vec<u8>, version: Version, value: f64) {
     let text = match value {
         _ if value.is_nan() => "nan".to_owned(),
@@ -99,12 +99,12 @@ pub fn write_big_number(out: &mut Vec<u8>, version: Version, digits: &[u8]) {
     }
 }
 
-/// Text that is meant to be shown as it is; `format` is `txt` or `mkd`.
+/// Text to be shown unchanged; `format` is `txt` or `mkd`.
 pub fn write_verbatim(out: &mut Vec<u8>, version: Version, format: [u8; 3], text: &[u8]) {
     write_verbatim_of(out, version, format, &[text]);
 }
 
-/// As [`write_verbatim`], of a text in pieces.
+/// Like [`write_verbatim`], for a text in pieces.
 pub fn write_verbatim_of(out: &mut Vec<u8>, version: Version, format: [u8; 3], pieces: &[&[u8]]) {
     let len = pieces.iter().map(|piece| piece.len()).sum::<usize>();
     out.reserve(len + 32);

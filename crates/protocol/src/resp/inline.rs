@@ -2,8 +2,8 @@
 
 use crate::Span;
 
-/// Appends the arguments of `line` to `text`, one after the other, and their places to `args`.
-/// False when quotes do not balance.
+/// Appends the arguments of `line` to `text`, and their positions to `args`. Returns false if
+/// quotes do not balance.
 pub(super) fn split(line: &[u8], text: &mut Vec<u8>, args: &mut Vec<Span>) -> bool {
     let mut at = 0;
     loop {
@@ -22,7 +22,7 @@ pub(super) fn split(line: &[u8], text: &mut Vec<u8>, args: &mut Vec<Span>) -> bo
     }
 }
 
-/// Unescapes the argument at `at` and returns the index behind it.
+/// Unescapes the argument at `at` and returns the index after it.
 fn argument(line: &[u8], mut at: usize, text: &mut Vec<u8>) -> Option<usize> {
     while let Some(&byte) = line.get(at) {
         match byte {

@@ -22,7 +22,7 @@ pub use request::{ARGS_MAX, BULK_BYTES_MAX, LINE_BYTES_MAX, Parsed, ProtocolErro
 pub use tail::{Tail, TailScan};
 pub use value::{Elements, Reply, is_error, reply};
 
-/// Of the protocol, as HELLO names it: RESP3 is RESP2 and more types of replies.
+/// The protocol version, as in HELLO: RESP3 is RESP2 with more types of replies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Version {
     #[default]

@@ -1,10 +1,10 @@
-//! Requests and replies in their usual form, read at a glance: whole in the buffer, canonical, of
-//! few arguments. [`super::RequestParser`] and [`super::ReplyScanner`] read all the others, and
-//! these in the same way.
+//! The fast parser for requests and replies in their usual form: complete in the buffer, canonical,
+//! with few arguments. [`super::RequestParser`] and [`super::ReplyScanner`] parse all the others,
+//! and these with the same result.
 
 use super::decimal;
 
-/// The start of a request that calls a command with a short name for one or more arguments.
+/// The start of a request with a short command name and one or more arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlainHead<'b> {
     /// Arguments, the name included.
@@ -15,14 +15,14 @@ pub struct PlainHead<'b> {
     behind_name: &'b [u8],
 }
 
-/// All of it.
+/// A whole request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlainRequest<'b> {
     /// The whole request.
     pub bytes: &'b [u8],
     /// What follows it.
     pub rest: &'b [u8],
-    /// The argument behind the name.
+    /// The argument after the name.
     pub key: &'b [u8],
 }
 
@@ -32,8 +32,8 @@ const HEAD_MASK: u64 = u64::from_le_bytes([255, 0, 255, 255, 255, 0, 255, 255]);
 const NAME_AT: usize = 8;
 const LOWER: u64 = 0x2020_2020_2020_2020;
 
-/// `$<n>\r\n` with one digit to three, without what digits have of their own, and the bits that
-/// are left.
+/// `$<n>\r
+/// ` with one to three digits, without the digits' own bits, and the remaining bits.
 const BULK: [u64; 3] = [
     u64::from_le_bytes(*b"$0\r\n\0\0\0\0"),
     u64::from_le_bytes(*b"$00\r\n\0\0\0"),
@@ -41,7 +41,8 @@ const BULK: [u64; 3] = [
 ];
 const BULK_MASK: [u64; 3] = [0xffff_f0ff, 0xff_fff0_f0ff, 0xffff_f0f0_f0ff];
 
-/// A name as [`PlainHead::name`] has it; `None` when it is too long or has other bytes than
+/// A name in the form of [`PlainHead::name`]; `None` if it is too long or has other bytes than
+/// letters.
 /// letters.
 pub(crate) const fn name_word(name: &[u8]) -> Option<u64> {
     if name.len() > 8 {
@@ -77,7 +78,7 @@ pub fn plain_head(buf: &[u8]) -> Option<PlainHead<'_>> {
 }
 
 impl<'b> PlainHead<'b> {
-    /// The request, if all of it is there.
+    /// The request, if it is complete.
     #[inline(always)]
     pub fn request(self) -> Option<PlainRequest<'b>> {
         let (key, mut rest) = bulk(self.behind_name)?;
@@ -96,7 +97,7 @@ pub fn plain_reply(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     plain_reply_of::<true>(buf)
 }
 
-/// The same where the server may use what only RESP3 has, or may not.
+/// The same if the server may use RESP3's types, or not.
 #[inline(always)]
 pub fn plain_reply_of<const RESP3: bool>(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     if *buf.first()? == b'$'
@@ -124,7 +125,7 @@ pub fn plain_reply_or_array<const RESP3: bool>(buf: &[u8]) -> Option<(&[u8], &[u
     Some(buf.split_at(buf.len() - rest.len()))
 }
 
-/// What is on one line at the start of the buffer, and what follows it.
+/// A single-line reply at the start of the buffer, and what follows it.
 #[inline(never)]
 fn plain_line<const RESP3: bool>(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     let len = match buf.first()? {
@@ -143,13 +144,13 @@ fn plain_line<const RESP3: bool>(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     buf.split_at_checked(len)
 }
 
-/// Nothing a digit can be becomes more than 9.
+/// Maps digits to 0..=9 and everything else to more.
 #[inline(always)]
 fn digit(word: u64) -> usize {
     usize::from((word as u8).wrapping_sub(b'0'))
 }
 
-/// The bulk string at the start of the buffer, and what is behind it.
+/// The bulk string at the start of the buffer, and what follows it.
 #[inline(always)]
 pub(super) fn bulk(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     let word = match buf.first_chunk() {
@@ -168,7 +169,7 @@ pub(super) fn bulk(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     } else {
         return long_bulk(buf);
     };
-    // What is more than 9 reaches the next four bits.
+    // A value above 9 sets one of the next four bits.
     if word.wrapping_add(0x0606_0600) & 0x4040_4000 != 0 {
         return long_bulk(buf);
     }
@@ -181,13 +182,13 @@ pub(super) fn bulk(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     (end == b"\r\n").then(|| (&bulk[start..], rest))
 }
 
-/// What there is of the buffer, which is shorter than a word.
+/// The buffer's content, which is shorter than a word.
 #[cold]
 fn short_word(buf: &[u8]) -> u64 {
     buf.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
 }
 
-/// As [`bulk`], whatever the length.
+/// Like [`bulk`], for any length.
 #[cold]
 fn long_bulk(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     let b'$' = *buf.first()? else { return None };

@@ -1,15 +1,15 @@
-//! Finding the ends of replies in what a server sends, without keeping any of it.
+//! Finds the ends of replies in a server's output, without storing any of it.
 //!
-//! RESP3, of which RESP2 is a part. Nesting is counted, not followed: a reply ends when no announced
-//! element is outstanding, so depth costs neither memory nor recursion. Only aggregates that do not
-//! announce their length are remembered, each while it is open.
+//! RESP3, of which RESP2 is a subset. Nesting is counted, not followed: a reply ends when no
+//! announced element is outstanding, so depth costs neither memory nor recursion. Only aggregates
+//! without an announced length are stored, each while it is open.
 
 use super::{decimal, plain};
 
 /// Digits of a length that cannot overflow 64 bits. Replies have no smaller limit: DUMP of a large
 /// collection is longer than any value a client may send.
 const LENGTH_DIGITS_MAX: u8 = 18;
-/// Streamed aggregates inside each other. No server is known to send even one.
+/// Maximum nesting of streamed aggregates. No server is known to send even one.
 const STREAMS_MAX: usize = 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,24 +22,24 @@ pub enum Scan {
     Invalid,
 }
 
-/// Consumes every byte it is shown: the next call starts with the first byte not seen yet.
+/// Consumes all bytes: the next call starts with the first new byte.
 #[derive(Clone, Debug, Default)]
 pub struct ReplyScanner {
-    /// Elements that still have to end, the current one included; 0 before a reply. Inside a
-    /// streamed aggregate, whose elements nobody has counted, 1 stands for all of them.
+    /// Elements that still have to end, including the current one; 0 before a reply. Inside a
+    /// streamed aggregate, whose length is unknown, 1 stands for all of its elements.
     outstanding: u64,
-    /// In a length line, the number so far; in a bulk, its bytes still to come, CRLF included.
+    /// In a length line, the number so far; in a bulk, the bytes still to come, including CRLF.
     remaining: u64,
-    /// What was outstanding around each streamed aggregate that is open, the innermost last.
+    /// The outstanding count around each open streamed aggregate, the innermost last.
     streams: Vec<u64>,
     state: State,
     /// The type byte of a length line.
     kind: u8,
     digits: u8,
     announced: Announced,
-    /// What is arriving is a push.
+    /// The current element is a push.
     push: bool,
-    /// Types that only RESP3 has are not taken, pushes aside.
+    /// Types that only RESP3 has are not accepted, except pushes.
     is_resp2: bool,
 }
 
@@ -49,7 +49,7 @@ const _: () = assert!(size_of::<ReplyScanner>() <= 48);
 enum State {
     #[default]
     Type,
-    /// In what one line holds.
+    /// In an element of one line.
     Line,
     LineCr,
     Length,
@@ -59,18 +59,18 @@ enum State {
     Chunk,
 }
 
-/// What a length line says by its first character.
+/// The first character of a length line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Announced {
     #[default]
     Number,
     Null,
-    /// `?`: the end will be told.
+    /// `?`: streamed; an end marker follows.
     Streamed,
 }
 
 impl ReplyScanner {
-    /// Whether the server has agreed on RESP3: else what only RESP3 has is no reply.
+    /// Whether the connection uses RESP3: otherwise RESP3's types are invalid.
     pub fn set_resp3(&mut self, is_resp3: bool) {
         self.is_resp2 = !is_resp3;
     }
@@ -104,19 +104,20 @@ impl ReplyScanner {
         self.outstanding == 0
     }
 
-    /// Whether what goes on, or begins, with these bytes is a push: it answers no request.
+    /// Whether the element that continues, or begins, with these bytes is a push: it answers no
+    /// request.
     #[inline]
     pub fn is_push(&self, buf: &[u8]) -> bool {
         if self.at_start() { buf.first() == Some(&b'>') } else { self.push }
     }
 
-    /// Bytes of the current bulk still to come, its line end included; 0 when that is not known.
+    /// Bytes of the current bulk still to come, including its line end; 0 if unknown.
     #[inline]
     pub fn remaining_hint(&self) -> u64 {
         if self.state == State::Bulk { self.remaining } else { 0 }
     }
 
-    /// The first byte of a reply or of a push, which is never inside anything else.
+    /// The first byte of a reply or of a push, which is never nested.
     #[inline]
     fn begin(&mut self, buf: &[u8]) -> Option<usize> {
         self.outstanding = 1;
@@ -135,7 +136,8 @@ impl ReplyScanner {
         }
     }
 
-    /// An element from its type byte on: all of it if it is whole and plain, else its first byte.
+    /// An element from its type byte on: all of it if it is complete and plain, else its first
+    /// byte.
     #[inline]
     fn element(&mut self, buf: &[u8], at: usize) -> Option<usize> {
         if !self.streams.is_empty() && self.outstanding == 1 {
@@ -248,7 +250,7 @@ impl ReplyScanner {
         Some(at)
     }
 
-    /// One byte of a length line that did not come whole, or that holds no number.
+    /// One byte of a length line that was incomplete, or that has no number.
     #[cold]
     fn length(&mut self, byte: u8) -> Option<()> {
         let at_first = self.digits == 0 && self.announced == Announced::Number;
@@ -318,8 +320,8 @@ impl ReplyScanner {
         }
     }
 
-    /// The header is an element that ends here and announces others. Only that of an attribute is
-    /// none: what it belongs to follows.
+    /// The header is an element that ends here and announces others. An attribute's header is not:
+    /// its element follows.
     #[inline]
     fn begin_aggregate(&mut self, len: u64) -> Option<()> {
         self.state = State::Type;
@@ -343,7 +345,7 @@ impl ReplyScanner {
         Some(())
     }
 
-    /// The line that ends a streamed aggregate stands for the aggregate.
+    /// The line that ends a streamed aggregate counts as the aggregate.
     #[cold]
     fn end_stream(&mut self, buf: &[u8], at: usize) -> Option<usize> {
         self.outstanding = self.streams.pop().expect("inside a stream");
@@ -388,7 +390,7 @@ mod tests {
         b"|1\r\n+ttl\r\n:60\r\n$1\r\nx\r\n",
         b"|0\r\n|1\r\n+a\r\n*0\r\n*0\r\n",
         b"*2\r\n:1\r\n|1\r\n+a\r\n|1\r\n:1\r\n:2\r\n:3\r\n:4\r\n",
-        // What does not announce its length.
+        // Without an announced length.
         b"$?\r\n;0\r\n",
         b"$?\r\n;4\r\na\r\nb\r\n;10\r\n0123456789\r\n;0\r\n",
         b"*?\r\n.\r\n",
@@ -450,7 +452,7 @@ mod tests {
             b"*1\r\n.\r\n",
             b"*?\r\n*1\r\n.\r\n",
             b"*?\r\n|1\r\n+a\r\n+b\r\n.\r\n",
-            // A push is inside nothing, and has no attributes.
+            // A push is never nested, and has no attributes.
             b"*1\r\n>1\r\n",
             b">1\r\n>0\r\n",
             b"*?\r\n>0\r\n",

@@ -1,7 +1,7 @@
 //! Requests from clients: RESP arrays of bulk strings, and inline commands.
 //!
-//! The parser looks at headers only, never at the bytes of a value, and remembers how far it came:
-//! the work is linear in the input however the input is cut. It owns no input; the connection does.
+//! The parser reads headers only, never the bytes of a value, and keeps its position: the work is
+//! linear in the input however the input is cut. It owns no input; the connection does.
 
 use std::fmt;
 
@@ -21,7 +21,8 @@ pub const BULK_BYTES_MAX: usize = 512 * 1024 * 1024;
 
 /// The shortest argument on the wire: `$0\r\n\r\n`.
 pub(super) const ARG_BYTES_MIN: usize = 6;
-/// Room reserved at once for announced arguments; beyond it, room follows what was really sent.
+/// Room reserved at once for announced arguments; beyond it, room grows with the arguments that
+/// arrive.
 const ARGS_RESERVE_MAX: usize = 1024;
 /// Spans kept allocated between requests (2 KiB).
 const ARGS_SPARE_MAX: usize = 256;
@@ -36,16 +37,16 @@ pub enum Parsed {
     /// `need` is the least total length that the request can have. It is longer than the buffer and
     /// never longer than the limit given to `parse`.
     Partial { need: usize },
-    /// The stream cannot be followed any further: reply with the message and close.
+    /// The stream cannot be parsed any further: reply with the error and close.
     Invalid(ProtocolError),
 }
 
-/// What is wrong with a request, in Redis's own words.
+/// An error of a request, with Redis's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProtocolError {
     InvalidMultibulkLength,
     InvalidBulkLength,
-    /// The byte that came where an argument should start.
+    /// The byte found where an argument should start.
     ExpectedBulk(u8),
     UnbalancedQuotes,
     TooBigInline,
@@ -56,7 +57,7 @@ pub enum ProtocolError {
 }
 
 impl ProtocolError {
-    /// The text behind `-ERR `.
+    /// The text after `-ERR `.
     pub fn write_message(self, out: &mut Vec<u8>) {
         out.extend_from_slice(b"Protocol error: ");
         match self {
@@ -98,21 +99,22 @@ impl std::error::Error for ProtocolError {}
 #[derive(Debug, Default)]
 pub struct RequestParser {
     args: Vec<Span>,
-    /// Announced by the array header; `None` until that has been read.
+    /// Announced by the array header; `None` until that has been parsed.
     count: Option<usize>,
     /// Where the next header line starts.
     line: usize,
-    /// `line <= scanned`: no line end lies between the two.
+    /// `line <= scanned`: there is no line end between the two.
     scanned: usize,
-    /// A CRLF had another byte in one of its places, which Redis never looks at.
+    /// A CRLF had another byte in one of its places, which Redis does not check.
     irregular: bool,
-    /// The request in plain RESP, when what came is not.
+    /// The request in plain RESP, if the original is not.
     encoded: Vec<u8>,
 }
 
 impl RequestParser {
     /// `buf` starts at the first byte of the request on every call and only grows between calls.
-    /// After `Complete` comes `reset`, before the next request; after `Invalid`, nothing.
+    /// Call `reset` after `Complete`, before the next request. After `Invalid` there are no more
+    /// calls.
     #[inline]
     pub fn parse(&mut self, buf: &[u8], request_size_max: usize) -> Parsed {
         let max = request_size_max.min(u32::MAX as usize);
@@ -130,23 +132,22 @@ impl RequestParser {
         &self.args
     }
 
-    /// How many arguments a request that has begun announces, if it is an array.
+    /// How many arguments a partial request announces, if it is an array.
     pub fn announced(&self) -> Option<usize> {
         self.count
     }
 
-    /// For a request that has begun, to pass it on while it arrives: how many bytes its whole
-    /// arguments take, and what finds the end of the rest. `None` if these bytes must not be
-    /// forwarded as they are.
+    /// For forwarding a partial request while it arrives: how many bytes its complete arguments
+    /// take, and a scanner for the end of the rest. `None` if these bytes must not be forwarded
+    /// unchanged.
     pub fn tail(&self) -> Option<(usize, Tail)> {
         let count = self.count.filter(|_| !self.irregular)?;
         Some((self.line, Tail::new(count - self.args.len())))
     }
 
-    /// The request as a plain RESP array, when it came as something else and must not be forwarded
-    /// as it is: an inline command, or an array with other bytes in the place of a CRLF. Redis
-    /// accepts both, but not everything that speaks its protocol does, and a server connection is
-    /// shared.
+    /// The request as a plain RESP array, if the original must not be forwarded unchanged: an
+    /// inline command, or an array with other bytes instead of a CRLF. Redis accepts both, but
+    /// other servers may not, and a server connection is shared.
     #[inline]
     pub fn inline_encoded(&self) -> Option<&[u8]> {
         if self.encoded.is_empty() { None } else { Some(&self.encoded) }
@@ -157,7 +158,7 @@ impl RequestParser {
         self.args.capacity() * size_of::<Span>() + self.encoded.capacity()
     }
 
-    /// Before the next request. Gives back room that only unusual requests need.
+    /// Call this before the next request. Frees room that only unusual requests need.
     #[inline]
     pub fn reset(&mut self) {
         self.args.clear();
@@ -180,7 +181,7 @@ impl RequestParser {
             },
         };
         self.whole_arguments(buf, count);
-        // No argument makes the request shorter, so that one that is too long is so still.
+        // Arguments only make the request longer, so one that is too long stays so.
         if self.line + (count - self.args.len()) * ARG_BYTES_MIN > max {
             return Err(ProtocolError::RequestTooLarge);
         }
@@ -216,13 +217,13 @@ impl RequestParser {
                 Some((text, end)) => {
                     let count = decimal::integer(&text[1..])
                         .ok_or(ProtocolError::InvalidMultibulkLength)?;
-                    // Every negative count means nothing to do.
+                    // Every negative count means an empty request.
                     (usize::try_from(count).unwrap_or(0), end)
                 }
                 None => return Ok(None),
             },
         };
-        // The line's end comes before its meaning, as it does when the line comes in parts.
+        // The line's end is checked before its content, as when the line comes in parts.
         if end > max {
             return Err(ProtocolError::RequestTooLarge);
         }
@@ -239,7 +240,7 @@ impl RequestParser {
         Ok(Some(count))
     }
 
-    /// Takes arguments up to the first that is not plain, or not whole.
+    /// Parses arguments up to the first that is not plain, or incomplete.
     #[inline]
     fn whole_arguments(&mut self, buf: &[u8], count: usize) {
         let mut rest = buf.get(self.line..).unwrap_or_default();
@@ -283,13 +284,13 @@ impl RequestParser {
                     _ => Err(ProtocolError::InvalidBulkLength),
                 }
             }
-            // Redis has found the line's end, so that an empty line shows its carriage return.
+            // Redis has found the line's end, so an empty line shows its carriage return.
             _ => Err(ProtocolError::ExpectedBulk(*text.first().unwrap_or(&b'\r'))),
         }
     }
 
-    /// The header line at `self.line` and the index behind it, for lines that the fast path does
-    /// not read. Like Redis, it looks for the carriage return and skips whatever byte follows.
+    /// The header line at `self.line` and the index after it, for lines that the fast path does not
+    /// parse. Like Redis, it looks for the carriage return and skips the byte after it.
     #[cold]
     fn header_line<'a>(
         &mut self,
@@ -323,8 +324,8 @@ impl RequestParser {
         Ok(Parsed::Complete { len: end + 1 })
     }
 
-    /// Index of the `terminator` of the line at `self.line`. Where that may be depends on the bytes
-    /// only, never on how they were cut, so that the answer does not either.
+    /// Index of the `terminator` of the line at `self.line`. Its maximum position depends on the
+    /// bytes only, never on how they were cut, so the result does not either.
     fn line_end(
         &mut self,
         buf: &[u8],
@@ -342,7 +343,7 @@ impl RequestParser {
         let searched = buf.get(self.scanned..).unwrap_or_default();
         if let Some(at) = memchr(terminator, searched) {
             let end = self.scanned + at;
-            // A resumed search finds the same line end again while the byte behind it is missing.
+            // A resumed search finds the same line end again while the byte after it is missing.
             self.scanned = end;
             return if end <= last { Ok(Some(end)) } else { Err(error) };
         }
@@ -355,7 +356,7 @@ impl RequestParser {
         Parsed::Partial { need: need.max(buf.len() + 1) }
     }
 
-    /// Fills `encoded` from arguments that lie in `text`, and moves the arguments there.
+    /// Fills `encoded` from arguments in `text`, and points the arguments there.
     #[cold]
     fn encode_again(&mut self, text: &[u8]) {
         encode::write_array_header(&mut self.encoded, self.args.len());

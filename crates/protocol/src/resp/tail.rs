@@ -1,33 +1,33 @@
-//! The rest of a request that is passed on while it arrives.
+//! The rest of a request that is forwarded while it arrives.
 
 use super::integer;
 use super::request::{ARG_BYTES_MIN, BULK_BYTES_MAX, ProtocolError};
 
-/// Longest header line of an argument, `$` and digits of the largest length that can be written.
-/// Any longer one is no number: Redis takes no leading zeros.
+/// Longest header line of an argument, `$` and the digits of the largest length. A longer one is
+/// not a number: Redis accepts no leading zeros.
 const HEADER_MAX: usize = 21;
 
-/// Finds the end of a request of which no more than the first arguments have been parsed. It keeps
-/// none of its bytes, and looks at headers only.
+/// Finds the end of a request of which only the first arguments have been parsed. It stores none of
+/// its bytes, and reads headers only.
 #[derive(Debug)]
 pub struct Tail {
-    /// Bytes to come of the argument that is arriving, its line end included.
+    /// Bytes to come of the current argument, including its line end.
     value: usize,
-    /// Arguments to come behind it, headers and all.
+    /// Arguments to come after it, including headers.
     args: usize,
-    /// The header line that is arriving, without its line end.
+    /// The current header line, without its line end.
     header: [u8; HEADER_MAX],
     header_len: usize,
-    /// The header's carriage return has come, what follows it has not.
+    /// The header's carriage return has come, the byte after it has not.
     returned: bool,
 }
 
-/// How far a scan got.
+/// The result of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TailScan {
     /// The request ends after so many bytes.
     Complete(usize),
-    /// All bytes belong to it, and at least so many more.
+    /// All bytes belong to it, and at least so many more are to come.
     Partial(usize),
 }
 
@@ -36,8 +36,8 @@ impl Tail {
         Self { value: 0, args, header: [0; HEADER_MAX], header_len: 0, returned: false }
     }
 
-    /// Looks at the next bytes. Bytes in the places of line ends, which Redis never looks at, become
-    /// line ends, since not everything that speaks its protocol does the same.
+    /// Scans the next bytes. Bytes in the places of line ends, which Redis does not check, are
+    /// replaced by line ends, since other servers may check them.
     pub fn scan(&mut self, bytes: &mut [u8]) -> Result<TailScan, ProtocolError> {
         let mut at = 0;
         while at < bytes.len() {
@@ -54,17 +54,17 @@ impl Tail {
         Ok(TailScan::Partial(self.least()))
     }
 
-    /// How many bytes are to come at least.
+    /// The minimum number of bytes to come.
     fn least(&self) -> usize {
         let headers = (self.args * ARG_BYTES_MIN).saturating_sub(self.header_len);
         (self.value + headers).max(1)
     }
 
-    /// Passes over bytes of a value; returns how many they are.
+    /// Skips bytes of a value; returns how many.
     fn pass_value(&mut self, bytes: &mut [u8]) -> usize {
         let len = self.value.min(bytes.len());
         let left = self.value - len;
-        // Counted from the value's end, its line end are the last two.
+        // Counted from the value's end, its line end is the last two bytes.
         for (distance, byte) in [(2, b'\r'), (1, b'\n')] {
             if (left + 1..=self.value).contains(&distance) {
                 bytes[self.value - distance] = byte;

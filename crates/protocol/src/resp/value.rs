@@ -1,4 +1,4 @@
-//! Complete replies, looked into: what the gateway needs to merge several into one.
+//! Parsing complete replies: what the gateway needs to merge several into one.
 
 use super::{ReplyScanner, Scan, decimal};
 
@@ -15,26 +15,26 @@ pub enum Reply<'a> {
     Array(Elements<'a>),
     NilArray,
     Boolean(bool),
-    /// As its text; what a merge does with it is its own affair.
+    /// As its text, which the merge interprets.
     Double(&'a [u8]),
     BigNumber(&'a [u8]),
     Verbatim {
         format: [u8; 3],
         text: &'a [u8],
     },
-    /// Keys and values by turns.
+    /// Keys and values alternate.
     Map(Elements<'a>),
     Set(Elements<'a>),
     Push(Elements<'a>),
 }
 
-/// Whether a reply, or as much as there is of it, is an error.
+/// Whether a reply, or the beginning of one, is an error.
 pub fn is_error(reply: &[u8]) -> bool {
     matches!(reply.first(), Some(b'-' | b'!'))
 }
 
-/// Reads the reply that `buf` holds, whole and alone; attributes before it are passed over. `None`
-/// if it holds anything else, or a string in chunks.
+/// Parses the reply that is the whole of `buf`; attributes before it are skipped. `None` if it
+/// holds anything else, or a string in chunks.
 pub fn reply(mut buf: &[u8]) -> Option<Reply<'_>> {
     if buf.starts_with(b"|") {
         let whole = ReplyScanner::default().scan(buf) == Scan::Complete(buf.len());
@@ -83,7 +83,7 @@ pub fn reply(mut buf: &[u8]) -> Option<Reply<'_>> {
     }
 }
 
-/// The element that attributes at the start of the buffer belong to.
+/// The element after the attributes at the start of the buffer.
 fn behind_attributes(mut buf: &[u8]) -> Option<&[u8]> {
     while let Some(rest) = buf.strip_prefix(b"|") {
         let header = memchr::memmem::find(rest, b"\r\n")?;
@@ -94,7 +94,7 @@ fn behind_attributes(mut buf: &[u8]) -> Option<&[u8]> {
     Some(buf)
 }
 
-/// The elements of an aggregate as they are encoded, nested ones and their attributes whole.
+/// The encoded elements of an aggregate, including nested ones and their attributes.
 #[derive(Clone, Debug)]
 pub struct Elements<'a> {
     left: usize,
@@ -102,8 +102,8 @@ pub struct Elements<'a> {
 }
 
 impl<'a> Elements<'a> {
-    /// Of a whole aggregate: what its length line says, `each` elements of what that counts, and
-    /// what follows it.
+    /// Of a whole aggregate: the number in its length line, `each` elements per unit, and what
+    /// follows.
     fn new(line: &[u8], each: usize, body: &'a [u8]) -> Option<Self> {
         if line == b"?" {
             let all = Self { left: usize::MAX, rest: body };

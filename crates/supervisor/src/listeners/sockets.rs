@@ -1,4 +1,4 @@
-//! The sockets of one address, bound so that nobody else's clients come in there.
+//! The sockets of one address, bound so that they get no other program's clients.
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,7 +25,7 @@ pub(super) enum Sockets {
 
 #[derive(Debug)]
 pub(super) struct Socket {
-    /// Given when it comes into use, and again when it comes to another pool.
+    /// Assigned when it comes into use, and again when it moves to another pool.
     pub(super) id: ListenerId,
     pub(super) fd: Rc<OwnedFd>,
 }
@@ -38,7 +38,7 @@ pub(super) enum Why {
     Ours(String),
     #[error("the path exists and is not a socket")]
     NotASocket,
-    #[error("the socket is open already, but nobody is to listen there by the configuration")]
+    #[error("the socket was passed in, but no pool of the configuration listens there")]
     Unclaimed,
     #[error("{0}")]
     Io(io::Error),
@@ -82,9 +82,9 @@ pub(super) fn backlog(pool: &Pool) -> i32 {
 pub(super) fn bind_pool(pool: &Pool, workers: u32, overlaps: bool) -> Result<Sockets, Why> {
     match &pool.listen {
         Listen::Tcp(address) => {
-            // With SO_REUSEPORT on both sides a second instance, or a nutcracker with `reuseport`,
+            // With SO_REUSEPORT on both sides, a second instance, or a nutcracker with `reuseport`,
             // would share the port and take half of the clients. Without it the kernel refuses to
-            // bind where anybody listens; we ourselves too.
+            // bind where anybody listens, this process included.
             if !overlaps {
                 tcp_socket(*address, false)?;
             }
@@ -103,14 +103,14 @@ pub(super) fn bind_tcp_group(
 ) -> Result<Vec<OwnedFd>, Why> {
     let sockets: Vec<OwnedFd> =
         (0..count).map(|_| tcp_socket(address, true)).collect::<Result<_, _>>()?;
-    // They listen only when all are bound, so that a failure has refused no one's connection.
+    // They listen only when all are bound, so that a failure has refused no connection.
     for socket in &sockets {
         listen_tcp(socket, backlog, keepalive)?;
     }
     Ok(sockets)
 }
 
-/// What is set here holds for the connections accepted (tcp(7), socket(7)), which saves workers
+/// These options are inherited by accepted connections (tcp(7), socket(7)), which saves workers
 /// system calls for each.
 pub(super) fn listen_tcp(socket: &OwnedFd, backlog: i32, keepalive: bool) -> Result<(), Why> {
     sockopt::set_tcp_nodelay(socket, true)?;
@@ -200,7 +200,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn of_two_who_find_a_stale_unix_socket_one_gets_it() {
+    fn of_two_processes_one_gets_a_stale_unix_socket() {
         let dir = Directory::new("two");
         let path = dir.0.join("socket");
         for _ in 0..100 {

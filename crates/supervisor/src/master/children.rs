@@ -1,4 +1,4 @@
-//! Children that are started, watched, buried and replaced, and who of them accepts from where.
+//! Children: start, watch, bury and replace them, and deal the listening sockets.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,22 +19,22 @@ use crate::sessions::Parcel;
 use crate::slots::{KILL_GRACE, Order};
 use crate::{Error, Step};
 
-/// Unread messages that a child is allowed, beyond those that tell of all pools and their sockets.
+/// Unread messages that a child may have, beyond those about all pools and their sockets.
 const OUTBOX_SPARE: usize = 1024;
 
-/// As many deaths in a row are called a crash loop.
+/// This many deaths in a row are logged as a crash loop.
 const CRASH_LOOP: u32 = 3;
 
 impl Master {
     pub(super) fn handle_slots(&mut self, now: Instant) -> Result<(), Error> {
         let roles: Vec<Role> = self.members.keys().copied().collect();
         for role in roles {
-            // It is about to be known by which epoch it has to start.
+            // The epoch by which it has to start is about to be decided.
             if self.members[&role].running.is_none() && self.epochs.is_undecided() {
                 continue;
             }
             match self.member(role).slot.poll(now) {
-                // Only the admin can ask for it: the slots of workers are closed.
+                // Only the admin's slot can ask for it: those of workers are closed.
                 Some(Order::Spawn) if self.phase == Phase::Stopping => {
                     self.member(role).slot.stop(now);
                 }
@@ -82,15 +82,14 @@ impl Master {
         Ok(Running::new(child, MasterChannel::new(ours), self.outbox_max()))
     }
 
-    /// Any worker may lose each socket that is dealt, and get each that there is: the last one that
-    /// serves gets all of them.
+    /// Any worker may lose or get every dealt socket: the last serving worker gets all.
     fn outbox_max(&self) -> usize {
         let pools = self.current.snapshot.pools.len();
         let sockets = self.listeners.as_ref().map_or(0, Listeners::dealt);
         2 * pools + sockets + self.deal.owners().len() + OUTBOX_SPARE
     }
 
-    /// Comes before sockets are dealt of which there are more or others than before.
+    /// Call this before more or other sockets are dealt than before.
     pub(super) fn allow_mail(&mut self) {
         let outbox_max = self.outbox_max();
         for running in self.members.values_mut().filter_map(|member| member.running.as_mut()) {
@@ -98,7 +97,7 @@ impl Master {
         }
     }
 
-    /// Hands everything over that a new child needs.
+    /// Sends everything that a new child needs.
     fn brief(&mut self, role: Role, now: Instant) {
         let (slot, rank) = match role {
             Role::Worker { slot } => (slot, self.members[&role].rank),
@@ -115,29 +114,29 @@ impl Master {
                 self.deal_sockets(now);
             }
             Role::Admin => {
-                let is_told = self.tell_stats_socket(now);
+                let is_told = self.publish_stats_socket(now);
                 assert!(is_told, "there is an admin only where there is a stats socket");
             }
         }
         self.post(role, ToChild::Start, Vec::new(), now);
         if let Role::Worker { slot } = role {
-            self.brief_on_monitors(slot, now);
+            self.notify_of_monitors(slot, now);
         }
     }
 
-    /// False where there is none.
-    pub(super) fn tell_stats_socket(&mut self, now: Instant) -> bool {
+    /// Returns false if there is none.
+    pub(super) fn publish_stats_socket(&mut self, now: Instant) -> bool {
         let stats = self.listeners.as_ref().and_then(|listeners| listeners.of_stats());
         let Some(socket) = stats else { return false };
         self.post(Role::Admin, ToChild::Listen { listener: 0, pool: 0 }, vec![socket], now);
         true
     }
 
-    /// Has the admin started anew, by this program. One that does not end by itself is killed.
+    /// Has this program's admin process started anew. One that does not end by itself is killed.
     pub(super) fn restart_admin(&mut self, now: Instant) {
         self.post(Role::Admin, ToChild::Shutdown, Vec::new(), now);
         if let Some(member) = self.members.get_mut(&Role::Admin) {
-            member.slot.doomed(now);
+            member.slot.mark_dying(now);
         }
     }
 
@@ -156,7 +155,7 @@ impl Master {
     }
 
     pub(super) fn handle_death(&mut self, role: Role, now: Instant) -> Result<(), Error> {
-        // What it said before it died may not have been read yet.
+        // Its last messages may not have been read yet.
         if !self.handle_last_words(role, now)? {
             return Ok(());
         }
@@ -176,7 +175,7 @@ impl Master {
             return Err(Error::Start { role, why: how });
         }
         match self.vacate(role, now) {
-            // It ends by itself only when it is to be started anew.
+            // It ends by itself only in order to be started anew.
             Some(_) if role == Role::Admin && is_clean(&exit) => {
                 info!("{role} ({name}) has stopped")
             }
@@ -184,7 +183,7 @@ impl Master {
                 let member = self.member(role);
                 member.restarts += 1;
                 error!("{role} ({name}) {how}; restart {} in {pause:?}", member.restarts);
-                self.tell_of_crash_loop(role);
+                self.report_crash_loop(role);
             }
             None if is_clean(&exit) => info!("{role} ({name}) has stopped"),
             None => warn!("{role} ({name}) has stopped: {how}"),
@@ -193,7 +192,7 @@ impl Master {
         Ok(())
     }
 
-    fn tell_of_crash_loop(&self, role: Role) {
+    fn report_crash_loop(&self, role: Role) {
         let crashes = self.members[&role].slot.crashes();
         if crashes >= CRASH_LOOP {
             let serving = self.serving().count();
@@ -201,8 +200,8 @@ impl Master {
         }
     }
 
-    /// Ends what the child was part of, with the sessions that were on their way to it. It is dead,
-    /// or left behind.
+    /// Ends everything that the child took part in, and reroutes the sessions on their way to it.
+    /// It is dead or abandoned.
     fn bury(&mut self, role: Role, is_missed: bool, sessions: Vec<Waiting>, now: Instant) {
         let Role::Worker { slot } = role else { return };
         self.release_slot(slot);
@@ -210,8 +209,8 @@ impl Master {
         self.rings.left(slot, now);
         self.deal.left(slot);
         self.forget_monitors(slot, now);
-        for asker in self.inquiries.gone(slot) {
-            self.tell_asker(asker, Rest::None, Vec::new(), now);
+        for asker in self.worker_queries.gone(slot) {
+            self.reply_to_asker(asker, Rest::None, Vec::new(), now);
         }
         self.is_unsettled = true;
         for (session, descriptors) in sessions {
@@ -219,14 +218,14 @@ impl Master {
         }
     }
 
-    /// Its place is empty. Tells how long it stays so, unless for ever.
+    /// Its place is empty. Returns for how long; `None` is for ever.
     fn vacate(&mut self, role: Role, now: Instant) -> Option<Duration> {
         let pause = self.member(role).slot.died(now);
         self.stop_admin(now);
         pause
     }
 
-    /// Slots of workers that nobody follows can be used for others, and are nobody's meanwhile.
+    /// Closed worker slots can be reused.
     pub(super) fn forget_closed(&mut self) {
         if self.phase == Phase::Stopping {
             return;
@@ -238,7 +237,7 @@ impl Master {
         }
     }
 
-    /// The statistics tell of workers that there are.
+    /// The statistics must show only existing workers.
     pub(super) fn vacate_free_slots(&self) {
         let segments = &self.current.segments;
         let free = |slot: &u32| !self.members.contains_key(&Role::Worker { slot: *slot });
@@ -259,11 +258,11 @@ impl Master {
         if member.kill() {
             return Ok(());
         }
-        // A thread cannot be killed, and a second one in its place would serve beside it.
+        // A thread cannot be killed, and a second one would serve beside it.
         if self.phase != Phase::Stopping {
             return Err(Error::Stuck { role });
         }
-        warn!("{role} does not end and is left behind");
+        warn!("{role} does not end and is abandoned");
         if let Some(running) = self.member(role).running.take() {
             let (_, sessions) = running.into_parts();
             self.bury(role, false, sessions, now);
@@ -272,11 +271,11 @@ impl Master {
         Ok(())
     }
 
-    /// Deals the sockets to those who serve now. Comes before a change that makes somebody serve
-    /// no more.
+    /// Deals the sockets to the workers that serve now. Call this before a change that makes a
+    /// worker stop serving.
     pub(super) fn deal_sockets(&mut self, now: Instant) {
         let Some(listeners) = &self.listeners else { return };
-        // Whom a worker accepted that turns out to be of no use could not be given back.
+        // Clients accepted by a worker of a failed upgrade could not be given back.
         if self.upgrade.is_taking_over() {
             return;
         }
@@ -286,7 +285,7 @@ impl Master {
             plays.then_some((member.generation, Player { slot, rank: member.rank, is_ready }))
         };
         let mut players: Vec<_> = self.workers().filter_map(player).collect();
-        // Of two with the same rank the newer one comes later.
+        // Of two workers with the same rank the newer one comes later.
         players.sort_by_key(|(generation, player)| (player.rank, *generation));
         let players: Vec<Player> = players.into_iter().map(|(_, player)| player).collect();
         let changes = self.deal.update(&listeners.hands(), &players);
@@ -314,12 +313,12 @@ impl Master {
         }
     }
 
-    /// Takes the next steps to the workers there should be.
+    /// Takes the next steps towards the wanted set of workers.
     pub(super) fn adjust_fleet(&mut self, now: Instant) {
         if self.phase != Phase::Serving {
             return;
         }
-        // Again when that is over.
+        // It is called again when that is over.
         if self.epochs.is_changing() || self.upgrade.is_keeping() {
             return;
         }
@@ -348,7 +347,7 @@ impl Master {
                     retiring.push(slot);
                 }
                 fleet::Order::Unretire(slot) => {
-                    info!("worker {slot} is taken back");
+                    info!("worker {slot} no longer retires");
                     let role = Role::Worker { slot };
                     self.member(role).slot.unretire();
                     self.post(role, ToChild::Unretire, Vec::new(), now);
@@ -360,7 +359,7 @@ impl Master {
                 }
             }
         }
-        // Once for all of them: of those who go together none gets what another one had. Sockets go
+        // Once for all of them, so that no retiring worker gets the socket of another. Sockets go
         // to others first, then sessions.
         if is_to_deal {
             self.deal_sockets(now);
@@ -373,7 +372,7 @@ impl Master {
         self.forget_closed();
     }
 
-    /// Whether whom an order is about is as it was when the order was given.
+    /// Whether the worker is still in the state that the order assumes.
     fn holds(&self, order: fleet::Order) -> bool {
         order.premise().is_none_or(|(slot, life)| {
             let member = self.members.get(&Role::Worker { slot });
@@ -381,7 +380,7 @@ impl Master {
         })
     }
 
-    /// It is to serve no more, and is not told so yet.
+    /// It will serve no more, and is not told so yet.
     fn retire(&mut self, slot: u32, now: Instant) {
         let timeout_ms = self.shutdown_timeout_ms();
         info!("worker {slot} retires, within {timeout_ms} ms");
@@ -404,21 +403,20 @@ impl Master {
         }
     }
 
-    /// Whether a worker lives that cannot be told anything any more.
+    /// Whether a living worker cannot be sent anything any more.
     pub(super) fn is_anybody_dying(&self) -> bool {
         let mut running = self.workers().filter_map(|(_, member)| member.running.as_ref());
         running.any(|running| running.mail().is_none())
     }
 
-    /// The workers that serve and go on to, with their slots.
+    /// The workers that serve and are not retiring, with their slots.
     pub(super) fn serving(&self) -> impl Iterator<Item = (u32, &Member)> {
         self.workers().filter(|(_, member)| member.slot.life() == Life::Serving)
     }
 }
 
-/// Whether a change of all workers has to be given up because one is dead. Nobody counts on who
-/// never served, or is to go; nor on who ends well, which is the end of retiring: it may have come
-/// just before the worker was taken back.
+/// Whether the death of a worker aborts a change of all workers. Not if it never served or was to
+/// end, nor if it ended well: that is the end of retiring, possibly just before it was taken back.
 fn is_missed(was_ready: bool, life: Life, exit: &Exit) -> bool {
     was_ready && !matches!(life, Life::Retiring | Life::Going) && !is_clean(exit)
 }
@@ -439,13 +437,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_to_go_or_ends_well_is_not_missed() {
+    fn a_worker_that_was_to_end_or_ends_well_is_not_missed() {
         let [well, failed, killed] =
             [0, 1 << 8, 9].map(|status| Exit::Status(ExitStatus::from_raw(status)));
         let exits = [&well, &Exit::Returned, &failed, &killed, &Exit::Panicked, &Exit::Unknown];
         let missed = |was_ready, life| exits.map(|exit| is_missed(was_ready, life, exit));
-        for life in [Life::Serving, Life::Coming] {
-            // Coming is who serves and has closed its channel.
+        for life in [Life::Serving, Life::Pending] {
+            // `Pending` includes a worker that served and has closed its channel.
             assert_eq!(missed(true, life), [false, false, true, true, true, true]);
             assert_eq!(missed(false, life), [false; 6]);
         }

@@ -1,4 +1,4 @@
-//! Clients as the master has to do with them: sessions that move, and how many there are.
+//! Clients from the master's view: moving sessions and client counts.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -17,11 +17,11 @@ use crate::quotas::Figures;
 use crate::sessions::{Parcel, Target};
 
 impl Master {
-    /// Who hands sessions over waits when too many are on their way already.
+    /// Workers that hand sessions over have to wait when too many are on their way already.
     pub(super) fn may_read(&self, member: &Member) -> bool {
         let Some(running) = &member.running else { return true };
         let hands_over = running.hands_over && running.channel().is_some();
-        // What others wait for may be that it confirms some.
+        // Others may be waiting for its confirmations.
         if !hands_over || running.has_unconfirmed() || self.phase == Phase::Stopping {
             return true;
         }
@@ -68,7 +68,7 @@ impl Master {
                 Some(Target { slot, mail })
             };
             let targets: Vec<Target> = self.serving().filter_map(target).collect();
-            // Of a worker that serves on, its share is for the one that has the least to do.
+            // A serving worker's shed sessions go to the target of the balance.
             let wanted = |from| {
                 let serves = targets.iter().any(|target| target.slot == from);
                 self.balance.target(from).filter(|_| serves)
@@ -93,9 +93,9 @@ impl Master {
         }
     }
 
-    /// Brings the counts of clients in line with what the workers say they have.
+    /// Corrects the client counts according to the workers' own numbers.
     pub(super) fn repair_quotas(&mut self, now: Instant) {
-        // Of some nobody here can read how many clients they have.
+        // The client counts of workers with other metrics cannot be read here.
         let counts = |member: &Member| member.running.as_ref().is_none_or(|it| it.counts);
         let is_unknown = !self.members.values().all(counts);
         if self.epochs.is_changing() || self.sessions.is_moving(now) || is_unknown {
@@ -117,7 +117,7 @@ impl Master {
         }
     }
 
-    /// Takes what a dead worker counted off what all have, and leaves its slot to the next one.
+    /// Removes a dead worker's gauges from the totals, and frees its slot for the next one.
     pub(super) fn release_slot(&mut self, slot: u32) {
         let segments = Rc::clone(&self.epoch_of(slot).segments);
         let pools = self.epoch_of(slot).snapshot.pools.iter();
@@ -140,7 +140,7 @@ impl Master {
         pools.map(|pool| clients_in(&self.current.segments, slot, pool)).sum()
     }
 
-    /// The pools by index, with the numbers of their quotas.
+    /// The pools by index, with their quota numbers.
     fn pools(&self) -> impl Iterator<Item = (usize, u32)> {
         let pools = self.current.snapshot.pools.iter().enumerate();
         pools.filter_map(|(index, pool)| Some((index, self.quotas.number(&pool.name)?)))

@@ -81,7 +81,7 @@ impl Master {
             });
             if primary == Some(server) {
                 let text = format!("pool '{pool}': '{server}' takes the writes now");
-                waiting.reply.say(&text);
+                waiting.reply.line(&text);
                 waiting.reply.done();
             } else if self.phase == Phase::Stopping {
                 waiting.reply.failed("the instance is stopping");

@@ -1,4 +1,4 @@
-//! Where the log of the whole instance goes, and how much of it.
+//! Destination and level of the instance's log.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,25 +15,26 @@ use super::Master;
 use crate::state::{Pack, Place, Unpack};
 
 pub(super) struct Log {
-    /// Of this process and of those it starts. Signals change it, and a configuration that says
+    /// Level of this process and of the children. It is changed by signals, and by a configuration
+    /// that has another one than before.
     /// another one than the one before.
     level: u8,
     /// Standard error as it was at the start, for when there is no log file any more.
     standard_error: Rc<OwnedFd>,
 }
 
-/// Where the log goes from a change on, opened already.
+/// The log's destination after a change, opened already.
 pub(super) struct Destination(Rc<OwnedFd>);
 
 impl Log {
-    /// `standard_error` is what it is now, where nothing is known of the start.
+    /// `standard_error` is the current one if nothing is known about the start.
     pub(super) fn new(level: u8, standard_error: Option<OwnedFd>) -> io::Result<Self> {
         let now = || io::stderr().as_fd().try_clone_to_owned();
         let standard_error = Rc::new(standard_error.map_or_else(now, Ok)?);
         Ok(Self { level, standard_error })
     }
 
-    /// Goes on as another program did.
+    /// Continues from another program.
     pub(super) fn resume(
         level: u8,
         standard_error: Option<Place>,
@@ -48,7 +49,7 @@ impl Log {
         self.level
     }
 
-    /// For another program to go on with.
+    /// For the next program.
     pub(super) fn state(&self, pack: &mut Pack) -> Place {
         pack.put(&self.standard_error)
     }
@@ -75,7 +76,7 @@ impl Master {
         self.post_all(&ToChild::LogLevel { level }, &[], now);
     }
 
-    /// Where the log goes by another configuration, unless it goes there already.
+    /// The destination in the next configuration, unless the log goes there already.
     pub(super) fn open_log(&self, next: &Global) -> Result<Option<Destination>, String> {
         if next.log_file == self.current.snapshot.global.log_file {
             return Ok(None);
@@ -87,7 +88,7 @@ impl Master {
         Ok(Some(Destination(Rc::new(file.into()))))
     }
 
-    /// Has the log go by the configuration in effect, which is not the one before it.
+    /// Applies a new configuration to the log.
     pub(super) fn follow_log(
         &mut self,
         before: &Global,
@@ -103,10 +104,10 @@ impl Master {
                 None => "standard error".to_owned(),
             };
             let (from, to) = (place(before), place(global));
-            info!("the log goes on at {to}");
+            info!("the log continues in {to}");
             match redirect(&fd) {
                 Ok(fd) => {
-                    info!("the log comes from {from}");
+                    info!("the log continues from {from}");
                     self.post_all(&ToChild::LogReopen, &[fd], now);
                 }
                 Err(error) => error!("the log stays where it is: {error}"),
@@ -131,8 +132,8 @@ impl Master {
     }
 }
 
-/// Gives what is written to from now on, for the children: they may have no right to what `log` needs
-/// so that nobody waits for a reader.
+/// Redirects the log, and returns the file for the children: they may lack the rights for the copy
+/// that `log` opens to avoid blocking.
 fn redirect(file: impl AsFd) -> io::Result<Rc<OwnedFd>> {
     log::redirect(file)?;
     Ok(Rc::new(io::stderr().as_fd().try_clone_to_owned()?))

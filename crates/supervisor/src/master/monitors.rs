@@ -1,4 +1,4 @@
-//! MONITOR over all workers: what clients of one ask, told to those who monitor at others.
+//! MONITOR over all workers: relays one worker's commands to the monitors at other workers.
 
 use std::time::Instant;
 
@@ -9,23 +9,23 @@ use crate::child::Role;
 use crate::member::Member;
 use crate::monitors::Relieved;
 
-/// With so many messages waiting for a worker it is sent no lines: what it needs comes first.
+/// With this many waiting messages a worker is sent no lines: other messages come first.
 const MAIL_MAX: usize = 16;
 
 impl Master {
     /// Clients of a worker monitor a pool, or none do any more.
     pub(super) fn take_monitors(&mut self, slot: u32, pool: String, any: bool, now: Instant) {
         if any {
-            let tells = |(slot, member): (u32, &Member)| {
+            let is_serving = |(slot, member): (u32, &Member)| {
                 let running = member.running.as_ref()?;
                 (running.is_ready && !running.is_foreign()).then_some(slot)
             };
-            let serving: Vec<u32> = self.workers().filter_map(tells).collect();
+            let serving: Vec<u32> = self.workers().filter_map(is_serving).collect();
             let is_alone = self.monitors.begin(slot, &pool, serving.into_iter());
-            // Those who know it already had better hear it again.
-            self.tell_watched(&pool, true, |other| other != slot, now);
+            // Workers that know it already are reminded.
+            self.notify_watched(&pool, true, |other| other != slot, now);
             if is_alone {
-                self.tell_monitored(slot, pool, now);
+                self.notify_monitored(slot, pool, now);
             }
         } else {
             let relieved = self.monitors.end(slot, &pool);
@@ -33,14 +33,14 @@ impl Master {
         }
     }
 
-    /// A worker tells of a pool from here on.
+    /// A worker reports a pool's commands from now on.
     pub(super) fn take_watching(&mut self, slot: u32, pool: &str, now: Instant) {
         for slot in self.monitors.confirm(slot, pool) {
-            self.tell_monitored(slot, pool.to_owned(), now);
+            self.notify_monitored(slot, pool.to_owned(), now);
         }
     }
 
-    fn tell_monitored(&mut self, slot: u32, pool: String, now: Instant) {
+    fn notify_monitored(&mut self, slot: u32, pool: String, now: Instant) {
         self.post(Role::Worker { slot }, ToChild::Monitored { pool }, Vec::new(), now);
     }
 
@@ -50,19 +50,19 @@ impl Master {
             self.relieve(&pool, relieved, now);
         }
         for (slot, pool) in self.monitors.unneeded(slot) {
-            self.tell_monitored(slot, pool, now);
+            self.notify_monitored(slot, pool, now);
         }
     }
 
-    /// Tells a worker that begins what it is to tell others.
-    pub(super) fn brief_on_monitors(&mut self, slot: u32, now: Instant) {
+    /// Tells a starting worker which pools' commands to report.
+    pub(super) fn notify_of_monitors(&mut self, slot: u32, now: Instant) {
         for pool in self.monitors.watched(slot).collect::<Vec<String>>() {
-            self.tell_watched(&pool, true, |other| other == slot, now);
+            self.notify_watched(&pool, true, |other| other == slot, now);
         }
     }
 
-    /// Passes lines on to the workers that want them.
-    pub(super) fn relay_overheard(
+    /// Relays lines to the workers that want them.
+    pub(super) fn relay_observed(
         &mut self,
         from: u32,
         pool: &str,
@@ -72,7 +72,7 @@ impl Master {
     ) {
         let listeners = self.monitors.listeners(from, pool);
         if listeners.is_empty() {
-            return self.tell_watched(pool, false, |other| other == from, now);
+            return self.notify_watched(pool, false, |other| other == from, now);
         }
         for slot in listeners {
             let role = Role::Worker { slot };
@@ -94,13 +94,13 @@ impl Master {
     fn relieve(&mut self, pool: &str, relieved: Relieved, now: Instant) {
         match relieved {
             Relieved::Nobody => {}
-            Relieved::Only(slot) => self.tell_watched(pool, false, |other| other == slot, now),
-            Relieved::All => self.tell_watched(pool, false, |_| true, now),
+            Relieved::Only(slot) => self.notify_watched(pool, false, |other| other == slot, now),
+            Relieved::All => self.notify_watched(pool, false, |_| true, now),
         }
     }
 
-    fn tell_watched(&mut self, pool: &str, on: bool, whom: impl Fn(u32) -> bool, now: Instant) {
-        // It is said again, and forgotten when it is not.
+    fn notify_watched(&mut self, pool: &str, on: bool, whom: impl Fn(u32) -> bool, now: Instant) {
+        // The message is repeated, and expires when it is not.
         let reads = |slot| self.mail_of(slot).is_some_and(|mail| mail < MAIL_MAX);
         let slots = self.workers().map(|(slot, _)| slot);
         let slots: Vec<u32> = slots.filter(|&slot| whom(slot) && reads(slot)).collect();

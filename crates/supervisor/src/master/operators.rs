@@ -1,4 +1,4 @@
-//! Operators: what they ask for over their socket, and how the instance is.
+//! Operators: their commands, and the status of the instance.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -16,10 +16,10 @@ use tracing::{error, info, warn};
 
 use super::{Master, Phase, Source, workers_of};
 use crate::Error;
+use crate::background_task::BackgroundTask;
 use crate::child::Role;
 use crate::command::{Command, Reply};
 use crate::control_socket::{ControlSocket, default_paths};
-use crate::errand::Errand;
 use crate::fleet::Life;
 use crate::interests::Interests;
 use crate::listeners::Listeners;
@@ -30,24 +30,24 @@ use crate::unix_socket::UnixSocket;
 use crate::watchdog::STARVED_MAX;
 
 pub(super) struct Operators {
-    /// `None` where there is no place for it that nobody asked for.
+    /// `None` if the default path does not work.
     socket: Option<ControlSocket>,
-    /// By number: those that are done leave at any time, and two at once.
+    /// By number: they finish in any order.
     digesting: BTreeMap<u64, Digesting>,
     last_digesting: u64,
     pub(super) last_reload: Option<Outcome>,
 }
 
-/// A status that lacks the digests, which take a while where pools have many servers.
+/// A status without its digests, which take a while for pools with many servers.
 struct Digesting {
     reply: Box<dyn Reply>,
     status: Status,
-    errand: Errand<Vec<String>>,
+    background_task: BackgroundTask<Vec<String>>,
 }
 
 impl Operators {
-    /// Whether the last instance of this configuration was killed: then its socket is still there, and its
-    /// workers may be, for a moment.
+    /// Whether the last instance of this configuration was killed: its socket is still there, and
+    /// its workers may be for a moment.
     pub(super) fn were_abandoned(snapshot: &Snapshot, conf_file: &Path) -> bool {
         let paths = match &snapshot.global.control_socket {
             Some(path) => vec![path.clone()],
@@ -72,18 +72,18 @@ impl Operators {
             },
         };
         if let Some(socket) = &socket {
-            info!("operators are heard at {}", socket.path().display());
+            info!("operators can connect at {}", socket.path().display());
         }
         Ok(Self { socket, digesting: BTreeMap::new(), last_digesting: 0, last_reload: None })
     }
 
-    /// For another program to go on with.
+    /// For the next program.
     pub(super) fn state(&self, pack: &mut Pack) -> io::Result<OperatorsState> {
         let socket = self.socket.as_ref().map(|socket| socket.state(pack)).transpose()?;
         Ok(OperatorsState { socket, last_reload: self.last_reload.clone() })
     }
 
-    /// `socket` is the descriptor of that in the state.
+    /// `socket` is the descriptor of the socket in the state.
     pub(super) fn resume(state: OperatorsState, socket: Option<OwnedFd>) -> Self {
         let resume = |(state, fd)| ControlSocket::new(UnixSocket::resume(state, fd));
         let socket = state.socket.zip(socket).map(resume);
@@ -95,7 +95,7 @@ impl Operators {
         }
     }
 
-    /// Whether threads work on answers, which do not outlive a program.
+    /// Whether threads work on answers; they do not survive an exec.
     pub(super) fn is_working(&self) -> bool {
         !self.digesting.is_empty()
     }
@@ -105,7 +105,11 @@ impl Operators {
             interests.add(Source::Operators, fd, flags);
         }
         for (&number, digesting) in &self.digesting {
-            interests.add(Source::Digested(number), digesting.errand.as_fd(), PollFlags::IN);
+            interests.add(
+                Source::Digested(number),
+                digesting.background_task.as_fd(),
+                PollFlags::IN,
+            );
         }
     }
 
@@ -124,14 +128,14 @@ impl Operators {
         }
     }
 
-    /// Takes answers to those who asked.
+    /// Passes answers to their operators.
     pub(super) fn deliver(&mut self, now: Instant) {
         if let Some(socket) = &mut self.socket {
             socket.deliver(now);
         }
     }
 
-    /// The socket that a snapshot asks for, if it is another than the one there is.
+    /// The socket of the next configuration, if it differs from the current one.
     pub(super) fn bind_next(
         &self,
         next: &Snapshot,
@@ -147,7 +151,7 @@ impl Operators {
                 if paths.iter().any(|path| path == held) {
                     return Ok(None);
                 }
-                // As at the start, nobody asked for a place that does not work.
+                // As at the start, a default path may fail.
                 let bound = ControlSocket::bind_one_of(&paths);
                 Ok(bound.inspect_err(|error| warn!("{error}; it stays where it is")).ok())
             }
@@ -155,9 +159,9 @@ impl Operators {
         }
     }
 
-    /// Those who wait for an answer go along.
+    /// Operators who wait for an answer are kept.
     pub(super) fn move_to(&mut self, socket: UnixSocket) {
-        info!("operators are heard at {} from now on", socket.path().display());
+        info!("operators can connect at {} from now on", socket.path().display());
         match &mut self.socket {
             Some(held) => held.move_to(socket),
             None => self.socket = Some(ControlSocket::new(socket)),
@@ -185,7 +189,7 @@ impl Master {
         primary.map_or_else(String::new, |primary| servers[primary as usize].name.clone())
     }
 
-    pub(super) fn tell_status(&mut self, reply: Box<dyn Reply>) {
+    pub(super) fn publish_status(&mut self, reply: Box<dyn Reply>) {
         let status = self.status();
         let snapshot = Arc::clone(&self.current.snapshot);
         let pools = 0..self.current.snapshot.pools.len() as u32;
@@ -194,16 +198,18 @@ impl Master {
             let rings = snapshot.pools.iter().zip(&states).map(|(pool, state)| pool.ring(state));
             rings.map(|ring| format!("{:016x}", ring.digest())).collect()
         };
-        match Errand::start("digest", digest) {
-            Ok(errand) => self.operators.digest(Digesting { reply, status, errand }),
+        match BackgroundTask::start("digest", digest) {
+            Ok(background_task) => {
+                self.operators.digest(Digesting { reply, status, background_task })
+            }
             Err(error) => reply.failed(&format!("cannot compute the digests: {error}")),
         }
     }
 
     pub(super) fn handle_digested(&mut self, number: u64) {
         let Some(digesting) = self.operators.digesting.remove(&number) else { return };
-        let Digesting { mut reply, mut status, errand } = digesting;
-        let Some(digests) = errand.finish() else {
+        let Digesting { mut reply, mut status, background_task } = digesting;
+        let Some(digests) = background_task.finish() else {
             error!("computing the digests panicked");
             return reply.failed("computing the digests panicked");
         };
@@ -214,14 +220,14 @@ impl Master {
         reply.done();
     }
 
-    /// In a few words.
+    /// A short summary.
     pub(super) fn summary(&self) -> String {
         let snapshot = &self.current.snapshot;
         let workers = workers_of(snapshot);
         format!("serving: epoch {}, workers: {workers}", snapshot.epoch)
     }
 
-    /// Tells systemd's watchdog that the master's loop turns and that somebody serves.
+    /// Pings systemd's watchdog: the master's loop runs and a worker serves.
     pub(super) fn show_life(&mut self, now: Instant) {
         if self.notify.poll_timeout().is_none_or(|due| due > now) {
             return;
@@ -304,15 +310,15 @@ impl Master {
     }
 }
 
-/// `None` where it is a thread.
+/// `None` if it is a thread.
 fn pid(member: &Member) -> Option<u32> {
     member.running.as_ref()?.child.pid()
 }
 
 fn state_of(member: &Member) -> &'static str {
     match member.slot.life() {
-        Life::Coming if member.slot.is_starting() => "starting",
-        Life::Coming => "restarting",
+        Life::Pending if member.slot.is_starting() => "starting",
+        Life::Pending => "restarting",
         Life::Serving => "serving",
         Life::Retiring => "retiring",
         Life::Going => "stopping",

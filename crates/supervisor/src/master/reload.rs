@@ -1,4 +1,4 @@
-//! Another configuration: loaded beside the loop, then put into effect.
+//! Reloads: the configuration is loaded beside the loop, then put into effect.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,15 +13,15 @@ use tracing::{error, info, warn};
 
 use super::{Master, Phase};
 use crate::CommandLine;
+use crate::background_task::BackgroundTask;
 use crate::child::{Role, Spawn};
 use crate::command::{self, Command, Nobody, Reply};
-use crate::errand::Errand;
 use crate::names::Names;
 use crate::state::{Pack, ReloadAsker, Unpack, WantedReload};
 use crate::status::Outcome;
 
-/// One at a time. Who asks meanwhile shares the next one, which reads the file after all of them
-/// have asked.
+/// One reload at a time. Commands that come meanwhile share the next one, which reads the file
+/// after all of them.
 #[derive(Default)]
 pub(super) struct Reload {
     waiting: Vec<Asker>,
@@ -34,23 +34,24 @@ enum Stage {
     Idle,
     Loading {
         askers: Vec<Asker>,
-        /// Names are looked up for it, which may take a while.
-        loading: Errand<Result<Loaded, String>>,
+        /// Includes name lookups, which may take a while.
+        loading: BackgroundTask<Result<Loaded, String>>,
         deadline: Instant,
     },
-    /// Until no ring of a single pool is being changed, and nobody is dying who could still serve
-    /// by the old epoch when the others do not any more.
+    /// Waits until no ring of a single pool is changing and no dying worker could still serve by
+    /// the old epoch when the others do not any more.
     Quieting { askers: Vec<Asker>, wanted: Box<Wanted> },
-    /// The workers are being changed.
+    /// The workers are changing.
     Changing { askers: Vec<Asker> },
-    /// All of them have changed. Who asks for the statistics once the reload is over is told of it.
-    Telling { askers: Vec<Asker>, deadline: Instant },
+    /// All workers have changed; the admin process is being told, so that statistics read after the
+    /// reload are those of the new epoch.
+    Notifying { askers: Vec<Asker>, deadline: Instant },
 }
 
-/// How long a reload waits for the admin, once everybody else has changed.
-const TELL_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a reload waits for the admin process, once all workers have changed.
+const NOTIFY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long the file may take to load. Reading one can last for ever, on a file system that hangs.
+/// How long the file may take to load. A read may never end on a file system that hangs.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
 
 const NOTHING_CHANGES: &str = "nothing changes";
@@ -64,16 +65,16 @@ struct Loaded {
     snapshot: Snapshot,
     warnings: Vec<String>,
     difference: Difference,
-    /// Of servers; nothing in a dry run.
+    /// Server names; empty in a dry run.
     names: Names,
 }
 
 /// What is to be put into effect.
 struct Wanted {
     snapshot: Snapshot,
-    /// What hosts of servers resolve to now, of those looked up.
+    /// Current addresses of server hosts, of those that were looked up.
     addresses: BTreeMap<String, Vec<IpAddr>>,
-    /// It says what the one in effect does: it is only about servers whose addresses have changed.
+    /// The configuration is unchanged: only server addresses may have changed.
     is_same: bool,
 }
 
@@ -85,18 +86,18 @@ impl Reload {
             Stage::Idle
             | Stage::Quieting { .. }
             | Stage::Changing { .. }
-            | Stage::Telling { .. } => None,
+            | Stage::Notifying { .. } => None,
         }
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         match &self.stage {
-            Stage::Loading { deadline, .. } | Stage::Telling { deadline, .. } => Some(*deadline),
+            Stage::Loading { deadline, .. } | Stage::Notifying { deadline, .. } => Some(*deadline),
             Stage::Idle | Stage::Quieting { .. } | Stage::Changing { .. } => None,
         }
     }
 
-    /// Nothing is begun any more, and what is begun has no effect but where it is decided.
+    /// Begins nothing any more. What has begun has no effect unless it is decided.
     pub(super) fn cancel(&mut self, why: &str) {
         let mut askers = std::mem::take(&mut self.waiting);
         askers.extend(self.take_askers());
@@ -107,7 +108,7 @@ impl Reload {
         !matches!(self.stage, Stage::Idle)
     }
 
-    /// Who waits for the next one, for another program to go on with.
+    /// Commands that wait for the next reload, for the next program.
     pub(super) fn wanted(&self, pack: &mut Pack) -> io::Result<WantedReload> {
         let mut wanted = WantedReload::default();
         for Asker { dry_run, reply } in &self.waiting {
@@ -135,16 +136,16 @@ impl Reload {
         Ok(Self { waiting, stage: Stage::Idle })
     }
 
-    /// For those whose reload is under way.
-    pub(super) fn say(&mut self, line: &str) {
+    /// For operators whose reload is under way.
+    pub(super) fn line(&mut self, line: &str) {
         let askers = match &mut self.stage {
             Stage::Idle => return,
             Stage::Loading { askers, .. }
             | Stage::Quieting { askers, .. }
             | Stage::Changing { askers }
-            | Stage::Telling { askers, .. } => askers,
+            | Stage::Notifying { askers, .. } => askers,
         };
-        askers.iter_mut().for_each(|asker| asker.reply.say(line));
+        askers.iter_mut().for_each(|asker| asker.reply.line(line));
     }
 
     fn take_askers(&mut self) -> Vec<Asker> {
@@ -153,7 +154,7 @@ impl Reload {
             Stage::Loading { askers, .. }
             | Stage::Quieting { askers, .. }
             | Stage::Changing { askers }
-            | Stage::Telling { askers, .. } => askers,
+            | Stage::Notifying { askers, .. } => askers,
         }
     }
 }
@@ -165,7 +166,7 @@ impl Master {
                 reply.failed("the instance is stopping");
             }
             Command::Reload { dry_run } => self.reload.waiting.push(Asker { dry_run, reply }),
-            Command::Status => self.tell_status(reply),
+            Command::Status => self.publish_status(reply),
             Command::Failover { pool, server } => self.fail_over(pool, server, reply, now),
             Command::Upgrade { binary } => self.begin_upgrade(binary, reply, now),
         }
@@ -176,15 +177,18 @@ impl Master {
             return;
         }
         match std::mem::take(&mut self.reload.stage) {
-            // An upgrade that waits for rest waits for a reload that has begun, too.
+            // An upgrade that waits for the instance to be idle also waits for a reload that has
+            // begun.
             Stage::Idle if !self.reload.waiting.is_empty() && !self.upgrade.is_in_the_way() => {
                 self.load(now);
             }
-            // The thread is left to itself.
+            // The thread is abandoned.
             Stage::Loading { askers, deadline, .. } if deadline <= now => {
                 let seconds = LOAD_TIMEOUT.as_secs();
                 let path = self.conf_file.display();
-                let why = format!("{path}: neither read nor its names found in {seconds} seconds");
+                let why = format!(
+                    "{path}: reading it and looking up its names took more than {seconds} seconds"
+                );
                 self.fail(askers, &why);
             }
             Stage::Quieting { askers, wanted }
@@ -203,15 +207,17 @@ impl Master {
                     }
                 }
             }
-            Stage::Telling { askers, deadline } if deadline <= now || !self.is_admin_told() => {
+            Stage::Notifying { askers, deadline }
+                if deadline <= now || !self.is_admin_notified() =>
+            {
                 self.succeed(askers);
             }
             stage => self.reload.stage = stage,
         }
     }
 
-    /// Whether there is one to hear from.
-    fn is_admin_told(&self) -> bool {
+    /// Whether an admin process can confirm.
+    fn is_admin_notified(&self) -> bool {
         let admin = self.members.get(&Role::Admin).and_then(|admin| admin.running.as_ref());
         admin.is_some_and(|running| running.mail().is_some())
     }
@@ -225,7 +231,7 @@ impl Master {
         }
         let (path, current) = (self.conf_file.clone(), Arc::clone(&self.current.snapshot));
         let command_line = self.command_line.clone();
-        match Errand::start("load", move || load(&path, &command_line, &current, is_dry)) {
+        match BackgroundTask::start("load", move || load(&path, &command_line, &current, is_dry)) {
             Ok(loading) => {
                 let deadline = now + LOAD_TIMEOUT;
                 self.reload.stage = Stage::Loading { askers, loading, deadline };
@@ -246,14 +252,14 @@ impl Master {
         };
         let failures = loaded.names.failures();
         for line in loaded.warnings.iter().chain(loaded.difference.lines()) {
-            askers.iter_mut().for_each(|asker| asker.reply.say(line));
+            askers.iter_mut().for_each(|asker| asker.reply.line(line));
         }
         let (mut dry, mut askers): (Vec<_>, Vec<_>) = askers.into_iter().partition(|it| it.dry_run);
         if loaded.difference.is_empty() {
-            dry.iter_mut().for_each(|asker| asker.reply.say(NOTHING_CHANGES));
+            dry.iter_mut().for_each(|asker| asker.reply.line(NOTHING_CHANGES));
         }
         for line in &failures {
-            askers.iter_mut().for_each(|asker| asker.reply.say(line));
+            askers.iter_mut().for_each(|asker| asker.reply.line(line));
         }
         let allowed = self.check(&loaded.snapshot);
         if let Err(why) = allowed {
@@ -276,7 +282,7 @@ impl Master {
         self.advance_reload(now);
     }
 
-    /// What cannot become of an instance that runs.
+    /// What cannot be changed in a running instance.
     fn check(&self, next: &Snapshot) -> Result<(), String> {
         let (old, new) = (&self.current.snapshot.global, &next.global);
         let (is_alone, is_to_be) = (old.worker_processes == 0, new.worker_processes == 0);
@@ -300,31 +306,31 @@ impl Master {
     pub(super) fn reload_done(&mut self, now: Instant) {
         let askers = self.reload.take_askers();
         info!("epoch {} is in effect", self.current.snapshot.epoch);
-        if self.phase != Phase::Serving || !self.is_admin_told() {
+        if self.phase != Phase::Serving || !self.is_admin_notified() {
             return self.succeed(askers);
         }
-        self.reload.stage = Stage::Telling { askers, deadline: now + TELL_TIMEOUT };
+        self.reload.stage = Stage::Notifying { askers, deadline: now + NOTIFY_TIMEOUT };
     }
 
-    pub(super) fn admin_tells(&mut self, epoch: u64) {
+    pub(super) fn admin_notified(&mut self, epoch: u64) {
         if epoch != self.current.snapshot.epoch {
             return;
         }
         match std::mem::take(&mut self.reload.stage) {
-            Stage::Telling { askers, .. } => self.succeed(askers),
+            Stage::Notifying { askers, .. } => self.succeed(askers),
             stage => self.reload.stage = stage,
         }
     }
 
-    /// The file says what it did, and no server has moved.
+    /// The file is unchanged, and no server has moved.
     pub(super) fn reload_needless(&mut self) {
         let askers = self.reload.take_askers();
         self.nothing_changes(askers);
     }
 
     fn nothing_changes(&mut self, mut askers: Vec<Asker>) {
-        info!("the configuration is the one in effect already");
-        askers.iter_mut().for_each(|asker| asker.reply.say(NOTHING_CHANGES));
+        info!("the configuration has not changed");
+        askers.iter_mut().for_each(|asker| asker.reply.line(NOTHING_CHANGES));
         self.succeed(askers);
     }
 
@@ -335,15 +341,15 @@ impl Master {
 
     fn succeed(&mut self, mut askers: Vec<Asker>) {
         let serves = format!("epoch {} serves", self.current.snapshot.epoch);
-        askers.iter_mut().for_each(|asker| asker.reply.say(&serves));
+        askers.iter_mut().for_each(|asker| asker.reply.line(&serves));
         self.note_reload(None);
         self.notify.ready(&self.summary());
         finish(askers);
-        // Of the file, of the snapshot before and of what was compared nothing is needed any more.
+        // The file, the former snapshot and the comparison are not needed any more.
         cashew_process::memory::trim();
     }
 
-    /// For who asks later, here or at the stats port.
+    /// Stores the outcome for the status and the statistics.
     fn note_reload(&mut self, failure: Option<&str>) {
         let outcome = Outcome::new(failure.map(Into::into));
         self.shared.add_reload(outcome.at, failure);
@@ -354,7 +360,7 @@ impl Master {
         if askers.iter().any(|asker| !asker.dry_run) {
             error!("the configuration stays as it is: {why}");
             self.note_reload(Some(why));
-            // Whatever came of it, the reload is over.
+            // Whatever the outcome, the reload is over.
             self.notify.ready(&format!("{}; the last reload failed: {why}", self.summary()));
         }
         fail(askers, why);
@@ -368,7 +374,7 @@ fn load(
     is_dry: bool,
 ) -> Result<Loaded, String> {
     let loaded = cashew_config::load(path).map_err(|errors| errors.to_string())?;
-    // Epochs are numbered by who puts them into effect.
+    // Epochs are numbered when they take effect.
     let mut snapshot = Snapshot { epoch: current.epoch, ..loaded.snapshot };
     let mut warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
     warnings.extend(command_line.overrule(&mut snapshot.global));

@@ -15,7 +15,7 @@ impl Master {
         let timeout = Duration::from_millis(timeout);
         info!("SIGTERM: stopping, for at most {timeout:?}");
         self.begin_stop(now);
-        // Workers keep to the timeout by themselves; the grace is for saying good-bye.
+        // Workers observe the timeout themselves; the grace lets them exit.
         let deadline = now + timeout + KILL_GRACE;
         let workers: Vec<u32> = self.workers().map(|(slot, _)| slot).collect();
         for slot in workers {
@@ -45,7 +45,7 @@ impl Master {
         self.listeners = None;
     }
 
-    /// The admin goes last, to tell how the workers are getting on.
+    /// The admin process ends last, so that statistics show the workers stopping.
     pub(super) fn stop_admin(&mut self, now: Instant) {
         if self.phase != Phase::Stopping
             || !self.members.contains_key(&Role::Admin)

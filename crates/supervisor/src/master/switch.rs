@@ -1,4 +1,4 @@
-//! Putting another epoch into effect.
+//! Puts another epoch into effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -24,7 +24,7 @@ use crate::quotas::Quotas;
 use crate::ring::{RingConfig, Rings};
 use crate::unix_socket::UnixSocket;
 
-/// More servers whose addresses have changed are counted, not named.
+/// Servers with changed addresses beyond this number are counted, not named.
 const MOVED_SHOWN_MAX: usize = 100;
 
 /// What all children work by.
@@ -37,18 +37,19 @@ pub(super) struct InEffect {
     pub(super) segments: Rc<Segments>,
 }
 
-/// An epoch that the workers are being prepared for, with all that the master needs for it.
+/// An epoch that is being prepared, with all that the master needs for it.
 pub(super) struct Next {
     in_effect: InEffect,
     bound: Bound,
-    /// Where operators are heard from then on, unless that is where they are.
+    /// The next operators' socket, unless it stays.
     control: Option<UnixSocket>,
-    /// Where the log goes from then on, unless it goes there.
+    /// The next destination of the log, unless it stays.
     log: Option<Destination>,
     quotas: Quotas,
-    /// What hosts of servers resolve to now, of those looked up.
+    /// Current addresses of server hosts, of those that were looked up.
     addresses: BTreeMap<String, Vec<IpAddr>>,
-    /// Servers whose hosts do not resolve any more to where some worker is connected.
+    /// Servers to which some worker has a connection at an address that the host no longer resolves
+    /// to.
     moved: BTreeSet<(u32, u32)>,
 }
 
@@ -71,7 +72,7 @@ impl InEffect {
         Ok(Self { snapshot: Arc::new(epoch.snapshot), sealed, metrics, segments })
     }
 
-    /// Takes the numbers of a slot over that nobody writes to now.
+    /// Carries the counters of a slot that nobody writes to now.
     pub(super) fn carry(&self, from: &Self, slot: u32) {
         if !Rc::ptr_eq(&self.segments, &from.segments) {
             self.segments.carry(&from.segments, &from.snapshot, &self.snapshot, slot);
@@ -80,8 +81,8 @@ impl InEffect {
 }
 
 impl Master {
-    /// Makes everything that the new epoch needs. Nothing is changed yet but that groups of sockets
-    /// may have grown.
+    /// Creates everything that the new epoch needs. Nothing changes yet, except that groups of
+    /// sockets may have grown.
     pub(super) fn prepare_next(
         &mut self,
         mut snapshot: Snapshot,
@@ -91,7 +92,7 @@ impl Master {
         let listeners = self.listeners.as_mut().ok_or("the instance is stopping")?;
         let bound = listeners.bind_new(&snapshot, workers).map_err(|error| error.to_string())?;
         let grown = listeners.grow(&snapshot, workers).map_err(|error| error.to_string());
-        // Even when not all of them did: those that did listen already.
+        // Even if not all did: those that have already listen.
         self.is_unsettled = true;
         self.allow_mail();
         grown?;
@@ -102,7 +103,7 @@ impl Master {
         let quotas = self.quotas.switched(&snapshot, |quota| self.shared.taken(quota));
         let added = quotas.numbers().iter().filter(|(pool, _)| self.quotas.number(pool).is_none());
         for (_, &quota) in added {
-            // Another pool had the number, and its clients may have been held back.
+            // The number may have belonged to another pool whose clients were paused.
             self.shared.set_pause(quota, None, monotonic_ms());
         }
         let rings = self.rings.switched(RingConfig::of(&snapshot));
@@ -117,7 +118,7 @@ impl Master {
         Ok(Next { in_effect, bound, control, log, quotas, addresses, moved })
     }
 
-    /// Those in use, if the snapshot has the same pools and servers.
+    /// The current metrics, if the snapshot has the same pools and servers.
     fn metrics_for(&self, snapshot: &Snapshot) -> io::Result<(Rc<OwnedFd>, Rc<Segments>)> {
         let layout = Layout::new(snapshot);
         let current = &self.current.segments;
@@ -129,7 +130,7 @@ impl Master {
         Ok((Rc::new(metrics), Rc::new(segments)))
     }
 
-    /// Has everybody who runs take part in the change.
+    /// Starts the change with all running children.
     pub(super) fn begin_switch(&mut self, next: Next, only_if_moved: bool, now: Instant) {
         let runs = self.workers().filter(|(_, member)| member.running.is_some());
         let workers: Vec<u32> = runs.map(|(slot, _)| slot).collect();
@@ -140,18 +141,18 @@ impl Master {
         if only_if_moved {
             self.epochs.only_if_wanted();
         }
-        self.tell_prepare(Role::Admin, now);
+        self.publish_prepare(Role::Admin, now);
     }
 
     pub(super) fn act_on_epochs(&mut self, now: Instant) {
         while let Some(output) = self.epochs.poll_output() {
             match output {
-                Output::Tell(slot, step) => self.tell(Role::Worker { slot }, step, now),
+                Output::Send(slot, step) => self.send_step(Role::Worker { slot }, step, now),
                 Output::Switch { unfinished } => {
                     if unfinished > 0 {
                         warn!("{unfinished} requests were not answered in time before the change");
                     }
-                    self.tell_moved();
+                    self.report_moved();
                     self.switch(now);
                 }
                 Output::Condemn(slot, why) => {
@@ -161,11 +162,11 @@ impl Master {
                     let stats = |it: InEffect| it.snapshot.global.stats_listen();
                     let stats_before = self.previous.take().map(stats);
                     if stats_before != Some(self.current.snapshot.global.stats_listen()) {
-                        self.tell_stats_socket(now);
+                        self.publish_stats_socket(now);
                     }
-                    // Only now: the new counters of a worker are behind the old ones until it has
+                    // Only now: a worker's new counters are lower than the old ones until it has
                     // carried them over.
-                    self.tell(Role::Admin, Step::Commit, now);
+                    self.send_step(Role::Admin, Step::Commit, now);
                     self.rings.thaw(now);
                     self.is_unsettled = true;
                     self.reload_done(now);
@@ -182,12 +183,12 @@ impl Master {
         }
     }
 
-    /// The epoch in effect goes on.
+    /// The epoch in effect stays.
     fn end_change(&mut self, now: Instant) {
         self.next = None;
-        self.tell(Role::Admin, Step::Abort, now);
+        self.send_step(Role::Admin, Step::Abort, now);
         self.rings.thaw(now);
-        // The fleet was left alone meanwhile.
+        // The fleet was not adjusted meanwhile.
         self.is_unsettled = true;
     }
 
@@ -200,8 +201,8 @@ impl Master {
         }
     }
 
-    /// Says which servers are connected anew, since their hosts resolve to other addresses.
-    fn tell_moved(&mut self) {
+    /// Reports the servers whose hosts resolve to other addresses and that are reconnected.
+    fn report_moved(&mut self) {
         let Some(next) = &self.next else { return };
         let pools = &next.in_effect.snapshot.pools;
         let line = |&(pool, server): &(u32, u32)| {
@@ -221,14 +222,14 @@ impl Master {
         }
         for line in lines {
             info!("{line}");
-            self.reload.say(&line);
+            self.reload.line(&line);
         }
     }
 
-    fn tell(&mut self, role: Role, step: Step, now: Instant) {
+    fn send_step(&mut self, role: Role, step: Step, now: Instant) {
         let epoch = self.last_epoch;
         let message = match step {
-            Step::Prepare => return self.tell_prepare(role, now),
+            Step::Prepare => return self.publish_prepare(role, now),
             Step::Pause { drain_ms } => ToChild::Pause { epoch, drain_ms },
             Step::Commit => ToChild::Commit { epoch },
             Step::Abort => ToChild::Abort { epoch },
@@ -236,7 +237,7 @@ impl Master {
         self.post(role, message, Vec::new(), now);
     }
 
-    fn tell_prepare(&mut self, role: Role, now: Instant) {
+    fn publish_prepare(&mut self, role: Role, now: Instant) {
         let (Some(next), Some(member)) = (&self.next, self.members.get(&role)) else { return };
         let InEffect { snapshot, sealed, metrics, .. } = &next.in_effect;
         let (epoch, workers) = (snapshot.epoch, workers_of(snapshot));
@@ -245,8 +246,8 @@ impl Master {
         self.post(role, prepare, memfds, now);
     }
 
-    /// From here on the next epoch is in effect. The workers commit after this, so nothing may be
-    /// posted to them yet that goes by it.
+    /// Puts the next epoch into effect. The workers commit after this, so no message that refers to
+    /// it may be sent to them before.
     fn switch(&mut self, now: Instant) {
         let Next { in_effect, bound, control, log, quotas, .. } =
             self.next.take().expect("it was begun with one");
@@ -283,7 +284,7 @@ impl Master {
         self.is_unsettled = true;
     }
 
-    /// Where a worker counts.
+    /// The epoch by which a worker counts.
     pub(super) fn epoch_of(&self, slot: u32) -> &InEffect {
         match &self.previous {
             Some(previous) if self.epochs.is_behind(slot) => previous,
@@ -291,7 +292,7 @@ impl Master {
         }
     }
 
-    /// The pool and server that a worker means, which may have another place by now.
+    /// The pool and server that a worker refers to; their indices may have changed.
     pub(super) fn locate(&self, slot: u32, pool: u32, server: u32) -> Option<(u32, u32)> {
         let meant = &self.epoch_of(slot).snapshot;
         if Arc::ptr_eq(meant, &self.current.snapshot) {
@@ -306,7 +307,7 @@ impl Master {
     }
 }
 
-/// Whether something is different that a process takes on at its start and never again.
+/// Whether an option has changed that only new processes apply.
 fn is_for_new_processes(old: &Global, new: &Global) -> bool {
     let taken_on = |global: &Global| {
         (global.io_engine, global.max_open_files, global.user.clone(), global.group.clone())

@@ -1,11 +1,10 @@
 //! Becoming another version of the program, and back again if that one does not get ready.
 //!
-//! The program that runs tries the next one first ([`Trial`]), waits until the instance is at rest,
-//! and becomes it: the process stays, with its id and its children. The next program starts workers
-//! of its own beside the ones that serve, and does not touch those: it neither reads what they say
-//! nor tells them anything. If all of its own get ready the others retire, and their sessions move.
-//! If not it kills its own, and becomes the program before it again, with the very state that it
-//! was given, to which nothing has happened.
+//! The running program first tries the next one ([`Trial`]), waits until the instance is idle, and
+//! becomes it: the process keeps its id and its children. The next program starts its own workers
+//! beside those that serve. It neither reads from nor writes to the old ones. If all of its own get
+//! ready, the old ones retire, and their sessions move. If not, it kills its own and becomes the
+//! previous program again, with the unchanged state that it was given.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -31,7 +30,6 @@ use super::{Master, Phase, workers_of};
 use crate::child::{Role, Spawn};
 use crate::command::Reply;
 use crate::deal::Deal;
-use crate::inquiries::Inquiries;
 use crate::limits::OpenFiles;
 use crate::listeners::Listeners;
 use crate::member::{Letter, Member, Running};
@@ -46,24 +44,25 @@ use crate::state::{FORMAT, Head, Pack, REHEARSED, State, Unpack};
 use crate::status::Outcome;
 use crate::trial::{Candidate, Trial};
 use crate::watchdog::Watchdog;
+use crate::worker_queries::WorkerQueries;
 use crate::{Error, Program, Step, TakeOver};
 
-/// How long the instance may take to come to rest, once a program has passed its trial.
+/// How long the instance may take to become idle, once a program has passed its trial.
 const REST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What there is of an upgrade now, and what became of those before it.
+/// The upgrade under way, and the outcome of the last one.
 #[derive(Default)]
 pub(super) struct Upgrade {
     stage: Stage,
     askers: Vec<Box<dyn Reply>>,
-    /// The way back, as long as there is one: this program has taken over and is not ready yet.
+    /// The way back while there is one: this program has taken over and is not ready yet.
     fallback: Option<Fallback>,
-    /// Who serves meanwhile, untouched.
+    /// Workers that serve meanwhile, untouched.
     held: BTreeMap<Role, Member>,
-    /// Since when workers hand no sessions over: nobody would take them before another program
-    /// serves, or this one goes on.
+    /// Since when workers hand nothing over: nobody would take sessions before the next program
+    /// serves, or this one continues.
     kept_since: Option<Instant>,
-    /// Rings and epochs stay as they are while there are workers who cannot be told of them.
+    /// Rings and epochs do not change while there are workers that cannot follow.
     frozen: bool,
     /// How the last one ended.
     pub(super) last: Option<Outcome>,
@@ -81,7 +80,7 @@ enum Stage {
     },
 }
 
-/// All that was handed over, to hand it back.
+/// The whole handover, to hand it back.
 pub(crate) struct Fallback {
     text: Vec<u8>,
     descriptors: Unpack,
@@ -92,8 +91,8 @@ impl Fallback {
         Self { text, descriptors: Unpack::new(descriptors) }
     }
 
-    /// Becomes the program that was before this one. Returns only if that fails. `asked` is what
-    /// was asked meanwhile, if anybody could ask.
+    /// Becomes the previous program. Returns only if that fails. `asked` has the commands received
+    /// meanwhile, if any could be.
     pub(crate) fn give_back(
         self,
         program: &Program,
@@ -104,17 +103,17 @@ impl Fallback {
             Error::TakeOver(why) => why.clone(),
             other => other.to_string(),
         };
-        error!("the upgrade has failed, the program before goes on: {why}");
-        // One that comes before the program is there to take it would end the instance.
+        error!("the upgrade has failed, the previous program continues: {why}");
+        // A signal that came before the program is ready to take it would end the instance.
         if let Err(error) = exec::hold_signals() {
-            warn!("signals cannot wait: {error}");
+            warn!("cannot hold signals back: {error}");
         }
         let mut pack = self.descriptors.repack();
         let wanted = asked.and_then(|Asked { signals, files, reload }| {
             signals.put_back();
             files.restore();
             let wanted = reload.wanted(&mut pack);
-            wanted.inspect_err(|error| warn!("who wants a reload is lost: {error}")).ok()
+            wanted.inspect_err(|error| warn!("pending reload commands are lost: {error}")).ok()
         });
         let result = Head::read(&self.text).and_then(|head| {
             if head.failed.is_some() {
@@ -125,11 +124,11 @@ impl Fallback {
             Err(become_program(&before, program, &text, &pack).to_string())
         });
         let Err::<Infallible, _>(error) = result;
-        Error::TakeOver(format!("{why}; and the program before cannot go on: {error}"))
+        Error::TakeOver(format!("{why}; and the previous program cannot continue: {error}"))
     }
 }
 
-/// What a program was asked for that has not done it.
+/// Commands for a program that has not carried them out.
 pub(crate) struct Asked<'a> {
     signals: &'a mut Signals,
     files: &'a OpenFiles,
@@ -153,7 +152,7 @@ impl Upgrade {
         }
     }
 
-    /// Whether the program has taken over, and its own workers are not ready yet.
+    /// Whether this program has taken over and its own workers are not ready yet.
     pub(super) fn is_taking_over(&self) -> bool {
         self.fallback.is_some()
     }
@@ -162,17 +161,17 @@ impl Upgrade {
         self.is_taking_over() || !matches!(self.stage, Stage::Idle)
     }
 
-    /// Whether there are workers who cannot be told of a change.
+    /// Whether there are workers that cannot take part in a change.
     pub(super) fn has_frozen(&self) -> bool {
         self.frozen
     }
 
-    /// Whether workers are told to hand nothing over.
+    /// Whether workers were told to hand nothing over.
     pub(super) fn is_keeping(&self) -> bool {
         self.kept_since.is_some()
     }
 
-    /// Whether nothing may be begun that changes what workers go by.
+    /// Whether no change that affects workers may begin.
     pub(super) fn is_in_the_way(&self) -> bool {
         self.frozen || matches!(self.stage, Stage::Resting { .. })
     }
@@ -225,7 +224,7 @@ impl Master {
         }
         match std::mem::take(&mut self.upgrade.stage) {
             Stage::Idle => {}
-            // Its state is copied for the rehearsal, which takes no change under way.
+            // Its state is copied for the rehearsal, which must not contain a change under way.
             Stage::Trying(trial) if !self.rings.is_quiet() => {
                 self.upgrade.stage = Stage::Trying(trial);
             }
@@ -240,7 +239,7 @@ impl Master {
                     Some(Ok(candidate)) => {
                         for note in &candidate.verdict.notes {
                             warn!("upgrade: {note}");
-                            self.upgrade.askers.iter_mut().for_each(|asker| asker.say(note));
+                            self.upgrade.askers.iter_mut().for_each(|asker| asker.line(note));
                         }
                         let deadline = now + REST_TIMEOUT;
                         self.upgrade.stage = Stage::Resting { candidate, deadline };
@@ -262,7 +261,7 @@ impl Master {
         match self.unrest().or_else(|| self.keep_sessions(now)) {
             None => {}
             Some(what) if deadline <= now => {
-                let why = format!("the instance does not come to rest: {what}");
+                let why = format!("the instance does not become idle: {what}");
                 if !self.reload.is_under_way() {
                     self.thaw_rings(now);
                 }
@@ -273,14 +272,14 @@ impl Master {
                 return;
             }
         }
-        // What comes from here on waits for the next program.
+        // Signals from now on are for the next program.
         if let Err(error) = exec::hold_signals() {
-            warn!("signals cannot wait: {error}");
+            warn!("cannot hold signals back: {error}");
         }
         let requests = self.signals.receive();
         let error = if requests.is_empty() { Some(self.exchange(&candidate, now)) } else { None };
         if let Err(error) = exec::release_signals() {
-            warn!("signals still wait: {error}");
+            warn!("signals are still held back: {error}");
         }
         match error {
             Some(error) => {
@@ -295,7 +294,7 @@ impl Master {
         }
     }
 
-    /// What is still under way that another program could not go on with.
+    /// What is still under way that another program could not continue.
     fn unrest(&self) -> Option<String> {
         if self.reload.is_under_way() || self.epochs.is_changing() {
             return Some("the configuration is being changed".into());
@@ -323,8 +322,8 @@ impl Master {
         restless.map(|(role, _)| format!("{role} is starting, stopping or slow to read"))
     }
 
-    /// Has the workers hand nothing over until [`Self::let_sessions_go`]. What still comes until all
-    /// have confirmed that is passed on as ever; `None` when nothing does.
+    /// Tells the workers to hand nothing over until [`Self::let_sessions_go`]. Sessions that come
+    /// before all have confirmed are passed on as usual. `None` if none come any more.
     fn keep_sessions(&mut self, now: Instant) -> Option<String> {
         self.upgrade.kept_since.get_or_insert(now);
         let mut late = None;
@@ -341,7 +340,7 @@ impl Master {
         late
     }
 
-    /// Who was to go is told so again. The time for that has stood still meanwhile.
+    /// Retiring workers are told again. Their time has stood still meanwhile.
     fn let_sessions_go(&mut self, now: Instant) {
         self.postpone_retirements(now);
         if self.upgrade.kept_since.take().is_none() {
@@ -387,7 +386,7 @@ impl Master {
         }
     }
 
-    /// Everything that another program needs to go on from here.
+    /// Everything that another program needs to continue.
     fn state(&self, next_path: PathBuf, now: Instant) -> io::Result<(Vec<u8>, Pack)> {
         let mut pack = Pack::default();
         let epoch = pack.put(&self.current.sealed);
@@ -435,7 +434,7 @@ impl Master {
         Ok((state.write(), pack))
     }
 
-    /// Goes on where another program has stopped. Nobody is started or told anything yet.
+    /// Continues where another program has stopped. No child is started or sent anything yet.
     pub(crate) fn resume(fallback: &Fallback, options: TakeOver) -> Result<Self, Error> {
         let Fallback { text, descriptors } = fallback;
         let state = State::read(text).map_err(Error::TakeOver)?;
@@ -467,7 +466,7 @@ impl Master {
         let (metrics, segments) = match kit.segments {
             Ok(segments) => (descriptors.get(state.metrics).map_err(Error::TakeOver)?, segments),
             Err(why) => {
-                warn!("counters start anew: {why}");
+                warn!("counters start from zero: {why}");
                 members.values_mut().for_each(Member::lose_count);
                 let (metrics, segments) = Segments::create(&Layout::new(&kit.epoch.snapshot))
                     .step("make the shared memory of the metrics")?;
@@ -475,12 +474,13 @@ impl Master {
             }
         };
         let mut snapshot = kit.epoch.snapshot;
-        // One of another version may not know of it.
+        // The previous program may be of a version that does not know a flag.
         command_line.overrule(&mut snapshot.global);
         for pool in cashew_config::pools_without_policy(&snapshot) {
             warn!(
-                "pool '{}': clients may call everything, as by the version before, until the next \
-                 reload: then by command_policy; cashew reload --dry-run tells what that changes",
+                "pool '{}': clients may call all commands, as in the previous version, until the \
+                 next reload applies command_policy; cashew reload --dry-run shows what that \
+                 changes",
                 pool.name
             );
         }
@@ -500,12 +500,12 @@ impl Master {
             let taken = members.keys().filter(|&&role| role != Role::Admin).count() as u32;
             places_for(workers, taken).map_err(Error::TakeOver)?;
         }
-        // These last of all, since dropping them would remove files.
+        // These come last, since dropping them would remove files.
         let listeners = Listeners::resume(state.listeners, descriptors).map_err(Error::TakeOver)?;
         let files = OpenFiles::new(matches!(spawn, Spawn::Processes(_)));
         let (pid_path, pid_file) = pid_file.map_or((None, None), |path| {
             let file = PidFile::resume(&path);
-            // There may have been no room for it so far.
+            // There may have been no room for the file so far.
             if file.is_unwritten() { (Some(path), None) } else { (None, Some(file)) }
         });
         let mut master = Self {
@@ -528,12 +528,12 @@ impl Master {
             watchdog: Watchdog::new(heartbeat_timeout_ms, now),
             reload,
             upgrade: Upgrade::default(),
-            // As at the first start: the environment stays over an exec.
+            // As at the first start: the environment survives an exec.
             notify: Notify::from_env(now),
             sessions: Default::default(),
-            // Who has any says so again.
+            // Workers with monitors report them again.
             monitors: Default::default(),
-            inquiries: Inquiries::after(monotonic_ms() << 20),
+            worker_queries: WorkerQueries::after(monotonic_ms() << 20),
             balance: crate::balance::Balance::new(),
             members,
             generation: state.generation,
@@ -550,27 +550,28 @@ impl Master {
             failovers: Failovers::default(),
         };
         master.allow_mail();
-        // Where workers were that the program before this one has killed.
+        // Slots of workers that the previous program has killed.
         master.vacate_free_slots();
         master.upgrade.kept_since = Some(now);
         master.upgrade.askers =
             askers.into_iter().map(|socket| crate::command::resume(socket)).collect();
         match state.failed {
             Some(why) => {
-                // It was itself just after an upgrade, with workers that it could not tell of rings.
+                // The previous program may have had workers that could not follow rings, just after
+                // an upgrade.
                 master.upgrade.frozen = master.has_foreigners();
                 master.thaw_rings(now);
                 master.upgrade_failed(&why, now);
             }
             None => master.hold_members(workers, now),
         }
-        // Nothing can fail any more: the program before this one would find it raised.
+        // Nothing can fail any more: otherwise the previous program would find the limit raised.
         master.files.raise_own();
         Ok(master)
     }
 
-    /// Puts those aside who serve, and makes places for the workers of this program, of which there
-    /// are enough.
+    /// Sets the serving workers aside, and makes places for the workers of this program; there are
+    /// enough.
     fn hold_members(&mut self, workers: u32, now: Instant) {
         self.phase = Phase::Starting;
         self.generation += 1;
@@ -582,7 +583,7 @@ impl Master {
             free.zip(0..workers).map(|(role, rank)| (role, Member::new(role, rank, now))).collect();
     }
 
-    /// Whether this program has what it needs to try.
+    /// Keeps the way back open: this program has all it needs to try.
     pub(super) fn may_go_back(&mut self, fallback: Fallback) {
         if self.phase == Phase::Starting {
             self.upgrade.fallback = Some(fallback);
@@ -593,12 +594,12 @@ impl Master {
         Asked { signals: &mut self.signals, files: &self.files, reload: &self.reload }
     }
 
-    /// The way back, if it is still open.
+    /// Takes the way back, if it is still open.
     pub(super) fn take_fallback(&mut self) -> Option<Fallback> {
         self.upgrade.fallback.take()
     }
 
-    /// All workers of this program are ready, or it is to stop: there is no way back any more.
+    /// All workers of this program are ready, or it is stopping: the way back ends.
     pub(super) fn end_take_over(&mut self, now: Instant) {
         if self.upgrade.fallback.take().is_none() {
             return;
@@ -611,25 +612,25 @@ impl Master {
         }
         self.upgrade.last = Some(Outcome::new(None));
         let version = self.program.version.clone();
-        info!("the upgrade is done: this is cashew {version}, the workers before it retire");
+        info!("the upgrade is done: this is cashew {version}, the previous workers retire");
         self.let_sessions_go(now);
         self.restart_admin(now);
         let done = format!("this is cashew {version}");
         for mut asker in std::mem::take(&mut self.upgrade.askers) {
-            asker.say(&done);
+            asker.line(&done);
             asker.done();
         }
     }
 
-    /// Lets rings change again, unless somebody could not be told: then it is for whoever sees the
-    /// last of those go.
+    /// Lets rings change again, unless some worker cannot follow: then the last of those to end
+    /// triggers this.
     fn thaw_rings(&mut self, now: Instant) {
         if !self.upgrade.frozen {
             self.rings.thaw(now);
         }
     }
 
-    /// Whether somebody speaks another version.
+    /// Whether some child has another control version.
     pub(super) fn has_foreigners(&self) -> bool {
         self.members.values().any(|member| member.running.as_ref().is_some_and(Running::is_foreign))
     }
@@ -654,14 +655,14 @@ impl Master {
         }
     }
 
-    /// What a worker is told that is to go, so that its sessions go on elsewhere if they can.
+    /// The message for a worker that is to end, so that its sessions move if possible.
     pub(super) fn farewell(&self, role: Role, timeout_ms: u64) -> ToChild {
         let running = self.members.get(&role).and_then(|member| member.running.as_ref());
         match running {
             Some(running) if !understands_sessions(running.session_version) => {
                 warn!(
-                    "{role} closes its connections as they come to rest: its sessions are of \
-                       version {}, {SESSION_VERSION} is spoken here",
+                    "{role} closes its connections when they are idle: its sessions are of \
+                     version {}, this program uses {SESSION_VERSION}",
                     running.session_version
                 );
                 ToChild::Shutdown
@@ -671,19 +672,19 @@ impl Master {
     }
 }
 
-/// Whether as many workers can be started while others have as many places.
+/// Whether as many workers can be started while others take up slots.
 fn places_for(workers: u32, taken: u32) -> Result<(), String> {
     let free = SLOTS_MAX.saturating_sub(taken);
     if workers <= free {
         return Ok(());
     }
     Err(format!(
-        "there is no place for {workers} workers beside {taken} that serve or retire: there are \
-         {SLOTS_MAX} places in all"
+        "no room for {workers} workers beside {taken} that serve or retire: there are {SLOTS_MAX} \
+         slots"
     ))
 }
 
-/// Returns only if that fails, and then everything is as before.
+/// Returns only if that fails; then nothing has changed.
 fn become_program(file: &OwnedFd, program: &Program, text: &[u8], pack: &Pack) -> io::Error {
     let attempt = || -> io::Result<io::Error> {
         let socket = pack.send(text, pack.len())?;
@@ -691,7 +692,7 @@ fn become_program(file: &OwnedFd, program: &Program, text: &[u8], pack: &Pack) -
         drop(socket);
         let argv: Vec<_> = program.argv.iter().chain(&program.take_over).cloned().collect();
         let error = exec::replace(file, &argv);
-        // What is in the socket is let go with it.
+        // This also drops the socket's content.
         rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
         Ok(error)
     };

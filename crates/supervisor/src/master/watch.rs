@@ -1,4 +1,4 @@
-//! Children that hang, and their end.
+//! Finds children that hang, and ends them.
 
 use std::time::{Duration, Instant};
 
@@ -23,10 +23,10 @@ impl Master {
         }
     }
 
-    /// Never of threads: there is nobody left to replace a process that aborts.
+    /// Never for threads: there would be nobody to replace a process that aborts.
     fn hang_of(&mut self, role: Role, now: Instant) -> Option<Hang> {
         let member = &self.members[&role];
-        // Of another version's metrics nothing can be read here.
+        // Metrics of another version cannot be read here.
         let running = member.running.as_ref().filter(|running| running.counts)?;
         let pid = running.child.pid()?;
         let since = match member.slot.duty()? {
@@ -41,7 +41,7 @@ impl Master {
         };
         let age = Duration::from_millis(monotonic_ms().saturating_sub(beat_ms));
         if role == Role::Admin && age > now.saturating_duration_since(since) + LAG_MAX {
-            // The one of an earlier version, which an upgrade found, never beats.
+            // The admin process of an earlier version, found after an upgrade, never beats.
             return self.watchdog.judge_start(role, since, now, watchdog::look(pid));
         }
         let vitals = Vitals { role, since, beat_ms, age };
@@ -49,5 +49,5 @@ impl Master {
     }
 }
 
-/// The first beat of an admin may be so much older than the moment when it was known to serve.
+/// An admin's first beat may be this much older than the moment when it was known to serve.
 const LAG_MAX: Duration = Duration::from_secs(1);

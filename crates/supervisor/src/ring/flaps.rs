@@ -1,35 +1,36 @@
-//! How long a server stays out that comes and goes.
+//! How long a flapping server stays out.
 
 use std::time::{Duration, Instant};
 
-/// A server that is ejected again within this time, and the pool's retry timeout, flaps.
+/// A server that is ejected again within this time plus the pool's retry timeout flaps.
 pub(super) const FLAP_WINDOW: Duration = Duration::from_secs(30);
 
-/// The pause of a server that flaps is at least this, where the retry timeout is next to nothing.
+/// The minimum pause of a flapping server, for very short retry timeouts.
 const FLAP_PAUSE_MIN: Duration = Duration::from_millis(100);
 
-/// The pause grows no further than this, or the retry timeout where that is longer.
+/// The maximum pause, or the retry timeout if that is longer.
 pub(super) const FLAP_PAUSE_MAX: Duration = Duration::from_secs(300);
 
-/// After how many times its last pause of serving well a server's flapping is forgotten.
+/// Flapping is forgotten after a server has served well for this many times its last pause.
 pub(super) const FLAP_MEMORY: u32 = 10;
 
-/// How a server behaved that was ejected once.
+/// History of a server that was ejected once.
 ///
 /// An ejection within [`FLAP_WINDOW`] and the retry timeout of the readmission doubles the pause
-/// before the next readmission, beginning with the retry timeout; one that comes later, but before
-/// the server has served [`FLAP_MEMORY`] times the pause, leaves it as it is; then it begins anew.
+/// before the next readmission, beginning with the retry timeout. A later one, before the server
+/// has served [`FLAP_MEMORY`] times the pause, leaves the pause unchanged. After that it begins
+/// anew.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Flaps {
-    /// How long the server stays out at least when it is ejected, or was the last time.
+    /// The minimum time the server stays out when it is ejected, or did the last time.
     pub(super) pause: Duration,
     /// When it was last ejected or readmitted.
     pub(super) changed_at: Option<Instant>,
 }
 
 impl Flaps {
-    /// Determines the pause. Tells how long the server has served if that was not well enough to
-    /// go without one.
+    /// Sets the pause. Returns how long the server has served if that was too short to go without a
+    /// pause.
     pub(super) fn ejected(&mut self, retry: Duration, now: Instant) -> Option<Duration> {
         let served = self.changed_at.replace(now).map(|readmitted_at| now - readmitted_at)?;
         if served < FLAP_WINDOW + retry {

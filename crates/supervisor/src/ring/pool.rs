@@ -1,4 +1,4 @@
-//! The ring of one pool: which servers are live, and what is to become of them.
+//! The ring of one pool: which servers are live, and which changes are wanted.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use super::flaps::Flaps;
 use super::{DRAIN_MS, Slot};
 
-/// What is configured about a pool and matters here.
+/// The part of a pool's configuration that matters here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RingConfig {
     pub(crate) name: String,
@@ -23,7 +23,7 @@ pub(crate) struct RingConfig {
     pub(crate) primary: Option<u32>,
 }
 
-/// A server is the same in another epoch when its name and its endpoint are.
+/// A server is the same in another epoch if its name and endpoint are.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ServerConfig {
     pub(crate) name: String,
@@ -55,14 +55,14 @@ struct ServerState {
 #[derive(Clone)]
 pub(super) struct Ring {
     pub(super) config: RingConfig,
-    /// Of the last change that was begun. No two changes have the same, so that a late answer to
-    /// one that is over is told from one to the change under way.
+    /// Version of the last change that was begun. Each change has its own, so a late answer to a
+    /// former change is told from one to the current change.
     pub(super) version: u64,
-    /// One for each server that is configured.
+    /// One for each configured server.
     pub(super) servers: Vec<Server>,
     pub(super) change: Option<Change>,
-    /// Servers to be ejected or readmitted by the next change. Never holds what is true already
-    /// or becomes true by the change under way.
+    /// Servers to be ejected or readmitted by the next change. Has no entry that is already true or
+    /// that the current change makes true.
     pub(super) wanted: BTreeMap<u32, Wanted>,
     /// Who is the primary, of a pool that has one.
     pub(super) primary: Option<u32>,
@@ -82,7 +82,7 @@ pub(super) struct Server {
 pub(super) struct Change {
     pub(super) servers: BTreeMap<u32, Wanted>,
     pub(super) promotion: Option<Promotion>,
-    /// Who may still dispatch by the old ring.
+    /// Workers that may still dispatch by the old ring.
     pub(super) waiting: BTreeSet<Slot>,
     pub(super) deadline: Instant,
 }
@@ -235,8 +235,8 @@ impl Ring {
         self.servers.iter().map(|server| server.live).collect()
     }
 
-    /// Whether the pause of a server that flaps is over. It is while no other server is live: one
-    /// that flaps is better than none.
+    /// Whether the pause of a flapping server is over. It is while no other server is live: a
+    /// flapping server is better than none.
     pub(super) fn may_return(&self, server: u32, now: Instant) -> bool {
         let Some(Server { live, flaps }) = self.servers.get(server as usize) else { return false };
         *live

@@ -1,4 +1,4 @@
-//! Rings before workers that misbehave in all ways there are.
+//! Rings with workers that misbehave in every possible way.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -10,8 +10,8 @@ use super::flaps::FLAP_PAUSE_MAX;
 use super::tests::pool;
 use super::{RingConfig, Rings};
 
-/// Workers that read their mail late, die and are replaced at random moments, while epochs
-/// come and go, never dispatch by two rings of one pool at once.
+/// Workers that read their messages late, die and are replaced at random moments, while epochs
+/// change, never dispatch by two rings of one pool at once.
 #[test]
 fn no_two_workers_ever_dispatch_by_different_rings() {
     for seed in 1..=300 {
@@ -24,14 +24,13 @@ fn replicated(servers: [&str; 3]) -> RingConfig {
     RingConfig { primary: Some(0), ..pool("alpha", servers) }
 }
 
-/// Epochs are switched here while nobody reads: that all workers go over to one together is
-/// not for the rings to see to.
+/// Epochs are switched while nobody reads: rings do not ensure that all workers switch together.
 struct Simulation {
     random: u64,
     rings: Rings,
     now: Instant,
     workers: [Option<Worker>; 3],
-    /// The server on each place of the pool.
+    /// The server at each place of the pool.
     servers: Vec<&'static str>,
     versions: BTreeSet<u64>,
     changes: u32,
@@ -124,7 +123,7 @@ impl Simulation {
         }
     }
 
-    /// All workers read what they were told and go over together.
+    /// All workers read their messages and switch together.
     fn switch(&mut self) {
         (0..3).for_each(|slot| while self.read(slot) {});
         let places = self.servers.len();
@@ -151,7 +150,7 @@ impl Simulation {
         self.switches += 1;
     }
 
-    /// Whether there was anything to read.
+    /// Returns whether there was a message.
     fn read(&mut self, slot: usize) -> bool {
         let Some(worker) = &mut self.workers[slot] else { return false };
         match worker.inbox.pop_front() {
@@ -179,7 +178,7 @@ impl Simulation {
         }
     }
 
-    /// When all is well all servers come back, and nobody is held any more.
+    /// In the end all servers return, and no pool is held any more.
     fn settle(&mut self) {
         self.rings.thaw(self.now);
         for _ in 0..10 {

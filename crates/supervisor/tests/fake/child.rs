@@ -440,7 +440,7 @@ impl Worker {
 
     fn welcome(&mut self, pool: &str, mut stream: TcpStream) -> io::Result<()> {
         stream.set_nonblocking(false)?;
-        let question = self.hear(&mut stream)?;
+        let question = self.on_answer(&mut stream)?;
         let serving = self.serving();
         if let Some(pool) = serving.pool(pool) {
             serving.writer.add_pool(serving.writer.pool(pool), PoolCounter::Requests, 1);
@@ -502,7 +502,7 @@ impl Worker {
     }
 
     /// A line, for which it does not stop to live.
-    fn hear(&self, stream: &mut TcpStream) -> io::Result<String> {
+    fn on_answer(&self, stream: &mut TcpStream) -> io::Result<String> {
         stream.set_read_timeout(Some(Duration::from_millis(100)))?;
         let (mut line, mut byte) = (Vec::new(), [0]);
         let from = Instant::now();

@@ -131,7 +131,7 @@ impl Instance {
 
     fn ends(&self) -> usize {
         let log = self.log();
-        let ends = ["is in effect", "the one in effect already", "stays as it is"];
+        let ends = ["is in effect", "the configuration has not changed", "stays as it is"];
         ends.iter().map(|end| log.matches(end).count()).sum()
     }
 

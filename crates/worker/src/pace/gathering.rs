@@ -1,61 +1,62 @@
-//! Whether clients ask together: they are a crowd, which is worth waiting for.
+//! Whether the clients are a crowd: clients that send their requests together are worth waiting
+//! for.
 
 use super::Share;
 
-/// So many active clients, at least, are a crowd …
+/// The fewest active clients that are a crowd.
 const CLIENTS_MIN: u64 = 16;
-/// … if so many of them, in percent, wait at some time in a period …
+/// They are one if this share of them, in percent, waits at the same time in a period …
 const WAITING_PERCENT: u64 = 80;
-/// … or keep the worker busy for so much of its time, in percent …
+/// … or if they keep the worker busy for this share of its time, in percent.
 const BUSY_PERCENT: u64 = 70;
-/// … and so many of its batches, in percent, go because those who were waited for have asked …
+/// Under a wide window, this share of the batches, in percent, must be complete …
 const COMPLETE_PERCENT: u64 = 50;
-/// … or batches are of so many requests, on average …
+/// … or batches must have this many requests on average.
 const BATCH_MIN: u64 = 20;
-/// … in so many of the periods lately, in percent …
+/// This share of the recent periods, in percent, must have had a crowd.
 const PERIODS_PERCENT: u64 = 75;
-/// … and unless the worker is busy for less of its time, in percent, although it waits for the crowd:
-/// there is time to be spent on latency.
+/// Under a wide window, the worker must still be busy for this share of its time, in percent.
+/// Otherwise there is time to spend on latency.
 const BUSY_MIN_PERCENT: u64 = 40;
 
 #[derive(Debug, Default)]
 pub(super) struct Gathering {
-    /// Whether nearly all waited at some time in this period.
+    /// Whether nearly all clients waited at the same time in this period.
     was_full: bool,
-    /// Batches of this period that went because those who were waited for had asked …
+    /// Batches of this period that went because all the expected clients had sent something …
     complete: u64,
     /// … and because the window was over.
     expired: u64,
-    /// Of the periods, how many had a crowd.
+    /// The share of recent periods that had a crowd.
     crowded: Share,
 }
 
 /// What a period was like.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Period {
-    /// Clients that asked lately.
+    /// Clients that sent something recently.
     pub(super) active: u64,
-    /// Times that a client asked that was owed nothing.
+    /// How often a client sent something while no reply was due to it.
     pub(super) asked: u64,
-    /// Whether requests come though those before them have not been answered.
+    /// Whether requests come before earlier ones are answered.
     pub(super) is_open_loop: bool,
-    /// Whether batches have waited long enough for a crowd.
+    /// Whether batches waited long enough for a crowd.
     pub(super) is_wide: bool,
     pub(super) busy: Share,
 }
 
 impl Gathering {
-    /// Whether there has been a crowd in most periods lately.
+    /// Whether most recent periods had a crowd.
     pub(super) fn is_crowd(&self) -> bool {
         self.crowded.is_at_least(PERIODS_PERCENT)
     }
 
-    /// So many of the active clients wait for an answer.
+    /// `waiting` of the `active` clients wait for a reply.
     pub(super) fn note_waiting(&mut self, waiting: u64, active: u64) {
         self.was_full |= active >= CLIENTS_MIN && waiting * 100 >= active * WAITING_PERCENT;
     }
 
-    /// A batch goes, because those who were waited for have asked or because the window is over.
+    /// A batch goes because it is complete, or else because the window is over.
     pub(super) fn note_batch(&mut self, is_complete: bool) {
         self.complete += u64::from(is_complete);
         self.expired += u64::from(!is_complete);
@@ -67,10 +68,9 @@ impl Gathering {
         (self.was_full, self.complete, self.expired) = (false, 0, 0);
     }
 
-    /// Whether many clients asked in this period who ask again as soon as they are answered: to
-    /// wait for all of them costs nobody anything, since nobody else could have been served. Only
-    /// a window that is wide enough for a crowd tells whether it comes together, or at least much
-    /// of it, and whether that was needed.
+    /// Whether many clients sent their next request as soon as they had a reply. Waiting for all of
+    /// them is free then, since there is nobody else to serve. Only a window wide enough for a
+    /// crowd shows whether the crowd comes together and whether the wait was needed.
     fn had_crowd(&self, period: Period) -> bool {
         if period.is_open_loop || period.active < CLIENTS_MIN {
             return false;

@@ -1,36 +1,37 @@
-//! Who is slow beside a busy crowd.
+//! Slow clients beside a busy crowd.
 
 use super::PERIODS_PER_SECOND;
 
-/// After nothing has happened for so long, in microseconds, a batch has waited for clients that had not
-/// asked before.
+/// When nothing has happened for this long, in microseconds, before a batch goes, the batch has
+/// waited for clients that had not sent anything.
 const LULL_US: u64 = 150;
-/// So many such batches …
+/// This many such batches …
 const LULLS: u32 = 5;
-/// … of so many in succession show that these are slow, not late for once. Which of them ask is a matter
-/// of chance, so that batches between may need to wait for nobody.
+/// … of this many in succession show that these clients are slow, not late for once. Chance decides
+/// which clients are in a batch, so some batches between need not wait for any of them.
 pub(super) const BATCHES: u32 = 16;
-/// For so long they are not waited for, before it is tried anew.
+/// For how many periods slow clients are not waited for before they get another trial.
 pub(super) const PERIODS: u32 = 2 * PERIODS_PER_SECOND;
 
-/// How many clients are not waited for, because batches went again and again without them, or only when
-/// they had asked after a lull. It is tried anew now and then: if they are slow still, one batch shows it.
+/// The number of clients that batches do not wait for, since batches repeatedly went without them
+/// or only got them after a lull. They get a trial now and then: if they are still slow, one batch
+/// shows it.
 #[derive(Debug, Default)]
 pub(super) struct SlowClients {
-    /// How long nothing had happened when the last turn began, in microseconds.
+    /// How long nothing had happened when the last tick began, in microseconds.
     lull_us: u64,
     count: u64,
-    /// For so many periods more they are not waited for.
+    /// For how many more periods they are not waited for.
     periods: u32,
-    /// It is tried anew for so many batches more …
+    /// How many more batches the trial lasts …
     trial: u32,
-    /// … and so many were not waited for before.
+    /// … and the count from before the trial.
     known: u64,
-    /// So many batches more are looked at …
+    /// How many more batches are observed …
     left: u32,
-    /// … of which so many went after a lull …
+    /// … how many of those went after a lull …
     lulls: u32,
-    /// … before which so many clients had not asked, at least.
+    /// … and the fewest clients that were missing before one of them.
     absent: u64,
 }
 
@@ -39,13 +40,13 @@ impl SlowClients {
         self.count
     }
 
-    /// A turn begins after nothing has happened for so long.
+    /// A tick begins after nothing has happened for so long.
     pub(super) fn note_lull(&mut self, waited_us: u64) {
         self.lull_us = waited_us;
     }
 
-    /// A batch goes for which so many clients had not asked before the last wait, and so many need not
-    /// have.
+    /// A batch goes. `absent` clients had not sent anything before the last wait; `absent_max` may
+    /// be missing.
     pub(super) fn note_batch(&mut self, absent: u64, absent_max: u64) {
         let is_trial = self.trial > 0;
         self.trial = self.trial.saturating_sub(1);

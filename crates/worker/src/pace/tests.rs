@@ -1,32 +1,32 @@
 use super::work::REQUESTS_PER_CLIENT;
 use super::*;
 
-/// Turns of 100 µs with so many requests, which begin with a sleep or not.
-fn run(pace: &mut Pace, turns: u64, requests: u64, sleeps: bool) -> u64 {
-    run_with(pace, turns, Work { answered: requests, ..Work::default() }, sleeps)
+/// Ticks of 100 µs with so many requests each; they begin with a sleep or not.
+fn run(pace: &mut Pace, ticks: u64, requests: u64, sleeps: bool) -> u64 {
+    run_with(pace, ticks, Work { answered: requests, ..Work::default() }, sleeps)
 }
 
-/// Turns of 100 µs that do so much each.
-fn run_with(pace: &mut Pace, turns: u64, each: Work, sleeps: bool) -> u64 {
-    for _ in 0..turns {
+/// Ticks of 100 µs with so much work each.
+fn run_with(pace: &mut Pace, ticks: u64, each: Work, sleeps: bool) -> u64 {
+    for _ in 0..ticks {
         let mut work = pace.work;
         work.answered += each.answered * (pace.elapsed_us / 100 + 1);
         work.clients += each.clients * (pace.elapsed_us / 100 + 1);
         work.asked += each.asked * (pace.elapsed_us / 100 + 1);
         work.pipelined += each.pipelined * (pace.elapsed_us / 100 + 1);
         let waited_us = if sleeps { 20 } else { 0 };
-        pace.turn(waited_us, 100 - waited_us, work, 10);
+        pace.end_tick(waited_us, 100 - waited_us, work, 10);
     }
     pace.window_us()
 }
 
-/// Periods in which so many of fifty clients wait at most. They are answered four to a sleep, and
-/// the worker is busy for so much of its time.
+/// Periods in which at most so many of fifty clients wait. Four requests are answered per sleep,
+/// and the worker is busy for this share of its time.
 fn run_crowd(pace: &mut Pace, periods: u64, waiting: u32, busy_percent: u64) -> u64 {
     run_asking(pace, periods, waiting, busy_percent, 0)
 }
 
-/// As [`run_crowd`]: periods of one batch of so many requests, for which the window is over.
+/// As [`run_crowd`]: periods of one batch of so many requests whose window is over.
 fn run_batches(pace: &mut Pace, periods: u64, requests: u64) -> u64 {
     run_asking(pace, periods, 30, 90, requests)
 }
@@ -39,13 +39,13 @@ fn run_asking(pace: &mut Pace, periods: u64, waiting: u32, busy_percent: u64, as
         activity.received += 50;
         pace.may_go(&activity, now);
         now = pace.wake_at().unwrap_or(now);
-        pace.turn(0, 0, pace.last, 50);
+        pace.end_tick(0, 0, pace.last, 50);
         pace.may_go(&activity, now);
         let mut work = pace.work;
         work.answered += 4;
         work.asked += asked;
         let worked_us = PERIOD_US * busy_percent / 100;
-        pace.turn(PERIOD_US - worked_us - 1, worked_us + 1, work, 50);
+        pace.end_tick(PERIOD_US - worked_us - 1, worked_us + 1, work, 50);
         // That was several waits.
         pace.slow.note_lull(0);
     }
@@ -63,18 +63,18 @@ fn much_to_do_opens_the_window() {
 }
 
 #[test]
-fn an_open_loop_has_a_third_of_it_at_most() {
+fn an_open_loop_has_a_third_of_the_window_at_most() {
     let mut pace = Pace::new(600);
     let closed = Work { answered: 30, asked: 30, ..Work::default() };
     run_with(&mut pace, 2000, closed, true);
     let start = pace.window_us();
     let pipelined = Work { pipelined: 2, ..closed };
     assert!((190..=210).contains(&run_with(&mut pace, 2000, pipelined, true)), "from {start}");
-    // It is remembered for a while, and forgotten.
+    // An open loop is remembered for a while, then forgotten.
     assert!((190..=210).contains(&run_with(&mut pace, 2000, closed, true)));
-    let turns = u64::from(OPEN_PERIODS) * PERIOD_US / 100;
-    assert!((590..=600).contains(&run_with(&mut pace, turns, closed, true)));
-    // A few clients that do not wait make no open loop.
+    let ticks = u64::from(OPEN_PERIODS) * PERIOD_US / 100;
+    assert!((590..=600).contains(&run_with(&mut pace, ticks, closed, true)));
+    // A few clients that do not wait are no open loop.
     let few = Work { answered: 300, asked: 300, pipelined: 1, ..Work::default() };
     assert!((590..=600).contains(&run_with(&mut pace, 2000, few, true)));
     // Nor do they hide a crowd …
@@ -86,15 +86,15 @@ fn an_open_loop_has_a_third_of_it_at_most() {
 }
 
 #[test]
-fn a_crowd_that_comes_together_opens_it_to_the_maximum() {
+fn a_complete_crowd_opens_the_window_to_the_maximum() {
     let mut pace = Pace::new(600);
     assert!((590..=600).contains(&run_crowd(&mut pace, 200, 49, 90)));
-    // Fewer clients wait, and the worker has time to serve each of them at once.
+    // Fewer clients wait, and the worker has time to serve each at once.
     assert_eq!(run_crowd(&mut pace, 200, 30, 60), 0);
 }
 
 #[test]
-fn clients_that_keep_the_worker_busy_open_it_if_batches_are_large() {
+fn clients_that_keep_the_worker_busy_open_the_window_if_batches_are_large() {
     let mut pace = Pace::new(600);
     assert!((590..=600).contains(&run_batches(&mut pace, 200, 25)));
     let least = (0..50).map(|_| run_batches(&mut pace, 1, 15)).min().unwrap();
@@ -102,20 +102,20 @@ fn clients_that_keep_the_worker_busy_open_it_if_batches_are_large() {
 }
 
 #[test]
-fn a_crowd_that_does_not_come_together_or_is_not_needed_closes_it_again() {
+fn an_incomplete_or_unneeded_crowd_closes_the_window() {
     let mut pace = Pace::new(600);
     let start = run_crowd(&mut pace, 200, 49, 90);
-    // Many wait, and those who are waited for do not come in time.
+    // Many wait, and the others do not come in time.
     let least = (0..50).map(|_| run_crowd(&mut pace, 1, 42, 90)).min().unwrap();
     assert!(least < start * 3 / 4, "{least}");
     run_crowd(&mut pace, 200, 49, 90);
-    // They come, but the worker would have the time to serve each at once.
+    // They come, but the worker would have time to serve each at once.
     let least = (0..50).map(|_| run_crowd(&mut pace, 1, 49, 30)).min().unwrap();
     assert!(least < start * 3 / 4, "{least}");
 }
 
-/// Periods with a crowd, all of which wait at some time, of so many clients, of whom so many are
-/// answered. The worker is busy for so much of its time.
+/// Periods with a crowd of `active` clients, all of which wait at some time; so many are answered.
+/// The worker is busy for this share of its time.
 fn run_large_crowd(pace: &mut Pace, active: u32, answered: u64, busy_percent: u64) -> u64 {
     for _ in 0..200 {
         let mut activity = Activity::with(active, active);
@@ -125,21 +125,21 @@ fn run_large_crowd(pace: &mut Pace, active: u32, answered: u64, busy_percent: u6
         work.answered += answered;
         work.asked += answered;
         let worked_us = PERIOD_US * busy_percent / 100;
-        pace.turn(PERIOD_US - worked_us - 1, worked_us + 1, work, active);
+        pace.end_tick(PERIOD_US - worked_us - 1, worked_us + 1, work, active);
     }
     pace.window_us()
 }
 
 #[test]
-fn a_large_crowd_has_half_of_the_time_that_an_answer_takes() {
-    // Of 500 clients 250 are answered in 2 ms, and of 100 as many: 4 ms and 800 µs for an answer.
+fn a_large_crowd_has_half_of_the_latency_as_its_window() {
+    // 250 of 500 clients are answered in 2 ms, and 250 of 100: a latency of 4 ms and of 800 µs.
     let mut pace = Pace::new(5000);
     assert!((1980..=2000).contains(&run_large_crowd(&mut pace, 500, 250, 90)));
     assert!((590..=620).contains(&run_large_crowd(&mut pace, 100, 250, 90)));
     assert!((3950..=CROWD_WINDOW_MAX_US).contains(&run_large_crowd(&mut pace, 5000, 250, 90)));
-    // The worker would have the time to serve them sooner.
+    // The worker would have time to serve them sooner.
     assert!((590..=620).contains(&run_large_crowd(&mut pace, 500, 250, 50)));
-    // Less is asked for.
+    // A lower maximum is configured.
     assert!((1480..=1500).contains(&run_large_crowd(&mut Pace::new(1500), 500, 250, 90)));
     let mut pace = Pace::new(300);
     assert!((290..=300).contains(&run_large_crowd(&mut pace, 500, 250, 90)));
@@ -149,57 +149,57 @@ fn a_large_crowd_has_half_of_the_time_that_an_answer_takes() {
     assert_eq!(pace.window_us(), 1000);
 }
 
-/// Turns of 100 µs, busy for so much of them, in which so many of the active clients ask and are
-/// answered.
-fn run_turns(pace: &mut Pace, turns: u64, found: u64, active: u32, busy_percent: u64) -> u64 {
-    for _ in 0..turns {
+/// Ticks of 100 µs, busy for this share of them, in which so many of the active clients send a
+/// request and so many are answered.
+fn run_ticks(pace: &mut Pace, ticks: u64, found: u64, active: u32, busy_percent: u64) -> u64 {
+    for _ in 0..ticks {
         let mut work = pace.last;
         work.asked += found / 2;
         work.answered += found / 2;
-        pace.turn(100 - busy_percent, busy_percent, work, active);
+        pace.end_tick(100 - busy_percent, busy_percent, work, active);
     }
     pace.nap().as_micros() as u64
 }
 
 #[test]
-fn many_clients_that_come_a_few_at_a_time_are_met_after_a_nap() {
+fn many_clients_in_small_groups_cause_naps() {
     let mut pace = Pace::new(600);
     run(&mut pace, 2000, 30, true);
-    // An answer takes 2,500 µs: 300 clients at 12 requests in 100 µs.
-    assert_eq!(run_turns(&mut pace, 100, 24, 300, 90), 50);
-    // The shorter it takes the shorter is the nap, and with much to do there is none.
-    assert_eq!(run_turns(&mut pace, 100, 180, 300, 90), 0);
-    pace.nap.note_turn(Work::default(), 300);
+    // The latency is 2,500 µs: 300 clients at 12 requests in 100 µs.
+    assert_eq!(run_ticks(&mut pace, 100, 24, 300, 90), 50);
+    // A shorter latency makes a shorter nap, and with much to do there is none.
+    assert_eq!(run_ticks(&mut pace, 100, 180, 300, 90), 0);
+    pace.nap.note_tick(Work::default(), 300);
     assert_eq!(pace.nap(), Duration::from_micros(16));
-    // What is found after a nap is no sign of little to do.
+    // What is found after a nap does not count as little to do.
     let sleeps = pace.sleeps;
-    pace.turn(10, 10, pace.last, 300);
+    pace.end_tick(10, 10, pace.last, 300);
     assert_eq!(pace.sleeps, sleeps);
-    pace.turn(60, 10, pace.last, 300);
+    pace.end_tick(60, 10, pace.last, 300);
     assert_eq!(pace.sleeps, sleeps + 1);
 }
 
 #[test]
-fn nobody_naps_who_has_time_or_few_clients_or_an_open_loop_or_no_window() {
+fn no_nap_with_spare_time_few_clients_an_open_loop_or_no_window() {
     let wide = || {
         let mut pace = Pace::new(600);
         run(&mut pace, 2000, 30, true);
         pace
     };
-    assert!(run_turns(&mut wide(), 100, 24, 256, 90) > 0);
-    assert_eq!(run_turns(&mut wide(), 100, 24, 256, 60), 0);
-    assert_eq!(run_turns(&mut wide(), 100, 24, 255, 90), 0);
+    assert!(run_ticks(&mut wide(), 100, 24, 256, 90) > 0);
+    assert_eq!(run_ticks(&mut wide(), 100, 24, 256, 60), 0);
+    assert_eq!(run_ticks(&mut wide(), 100, 24, 255, 90), 0);
     let mut open = wide();
     open.open_periods = OPEN_PERIODS;
-    assert_eq!(run_turns(&mut open, 100, 24, 256, 90), 0);
+    assert_eq!(run_ticks(&mut open, 100, 24, 256, 90), 0);
     let mut off = wide();
     off.set_hold_max_us(0);
     assert_eq!(off.nap(), Duration::ZERO);
-    assert_eq!(run_turns(&mut off, 100, 24, 256, 90), 0);
-    // Silence ends it.
+    assert_eq!(run_ticks(&mut off, 100, 24, 256, 90), 0);
+    // An idle time ends it.
     let mut silent = wide();
-    assert!(run_turns(&mut silent, 100, 24, 256, 90) > 0);
-    silent.turn(10_000, 10, silent.last, 256);
+    assert!(run_ticks(&mut silent, 100, 24, 256, 90) > 0);
+    silent.end_tick(10_000, 10, silent.last, 256);
     assert_eq!(silent.nap(), Duration::ZERO);
 }
 
@@ -210,22 +210,22 @@ fn a_few_clients_are_no_crowd() {
         pace.may_go(&Activity::with(10, 10), Time::ZERO);
         let mut work = pace.work;
         work.answered += 4;
-        pace.turn(100, PERIOD_US, work, 10);
+        pace.end_tick(100, PERIOD_US, work, 10);
     }
     assert_eq!(pace.window_us(), 0);
 }
 
 #[test]
-fn little_to_do_closes_it() {
+fn light_load_closes_the_window() {
     let mut pace = Pace::new(600);
     run(&mut pace, 2000, 12, true);
     assert_eq!(run(&mut pace, 2000, 4, true), 0);
 }
 
 #[test]
-fn clients_that_come_for_one_request_open_it() {
+fn clients_with_one_request_each_open_the_window() {
     let mut pace = Pace::new(600);
-    // One or two of them find company in a wake-up; one alone takes three for itself.
+    // One or two of them meet others in a wake-up; one alone counts as three.
     let window =
         run_with(&mut pace, 2000, Work { answered: 1, clients: 1, ..Work::default() }, true);
     assert!(window > 100, "{window}");
@@ -233,11 +233,11 @@ fn clients_that_come_for_one_request_open_it() {
 }
 
 #[test]
-fn silence_closes_it_at_once() {
+fn an_idle_period_closes_the_window_at_once() {
     let mut pace = Pace::new(600);
     run(&mut pace, 2000, 12, true);
     let work = pace.work;
-    assert!(pace.turn(10_000, 10, work, 10));
+    assert!(pace.end_tick(10_000, 10, work, 10));
     assert_eq!(pace.window_us(), 0);
 }
 
@@ -258,60 +258,60 @@ fn zero_turns_it_off() {
     assert!(pace.may_go(&Activity::default(), Time::ZERO));
 }
 
-/// A turn of a microsecond that does so much.
-fn run_turn(pace: &mut Pace, each: Work) {
+/// A tick of a microsecond with this work.
+fn run_tick(pace: &mut Pace, each: Work) {
     let mut work = pace.last;
     work.answered += each.answered;
     work.asked += each.asked;
     work.pipelined += each.pipelined;
-    pace.turn(0, 1, work, 10);
+    pace.end_tick(0, 1, work, 10);
 }
 
 #[test]
-fn as_long_as_somebody_asks_another_look_is_taken() {
+fn it_polls_again_while_requests_come() {
     let (some, all) = (Activity::with(8, 10), Activity::with(10, 10));
     let answer = Work { answered: 1, ..Work::default() };
     for found in [Work { asked: 1, ..answer }, Work { pipelined: 1, ..answer }] {
         let mut pace = Pace::new(0);
-        run_turn(&mut pace, found);
+        run_tick(&mut pace, found);
         assert!(!pace.may_go(&some, Time::ZERO));
         // At once: the worker does not sleep.
         assert_eq!(pace.wake_at(), Some(Time::ZERO));
-        // The first look finds somebody, the next one nobody.
-        run_turn(&mut pace, found);
+        // The first poll finds a request, the next one none.
+        run_tick(&mut pace, found);
         assert!(!pace.may_go(&some, Time::ZERO));
-        run_turn(&mut pace, answer);
+        run_tick(&mut pace, answer);
         assert!(pace.may_go(&some, Time::ZERO));
         assert_eq!(pace.wake_at(), None);
-        // Nobody is left who could ask.
-        run_turn(&mut pace, found);
+        // Nobody is left who could send a request.
+        run_tick(&mut pace, found);
         assert!(pace.may_go(&all, Time::ZERO));
         // Not for ever.
         let mut looks = 0;
-        run_turn(&mut pace, found);
+        run_tick(&mut pace, found);
         while !pace.may_go(&some, Time::ZERO) {
-            // To be asked again in the same turn is no look.
+            // Another call in the same tick is no poll.
             assert!(!pace.may_go(&some, Time::ZERO));
             looks += 1;
-            run_turn(&mut pace, found);
+            run_tick(&mut pace, found);
         }
         assert_eq!(looks, LOOKS_MAX);
     }
 }
 
 #[test]
-fn a_wide_window_that_is_over_needs_no_look() {
+fn an_expired_wide_window_needs_no_poll() {
     let mut pace = Pace::new(600);
     run(&mut pace, 2000, 30, true);
     assert!(pace.is_trusting());
     assert!(!pace.may_go(&Activity::with(8, 10), Time::ZERO));
-    run_turn(&mut pace, Work { asked: 1, ..Work::default() });
+    run_tick(&mut pace, Work { asked: 1, ..Work::default() });
     let over = Time::ZERO + Duration::from_micros(pace.window_us());
     assert!(pace.may_go(&Activity::with(8, 10), over));
 }
 
 #[test]
-fn what_is_held_back_goes_when_the_window_is_over_or_nobody_is_left() {
+fn held_output_goes_when_the_window_ends_or_no_client_is_left() {
     let mut pace = Pace::new(600);
     run(&mut pace, 2000, 12, true);
     let window = Duration::from_micros(pace.window_us());
@@ -325,7 +325,7 @@ fn what_is_held_back_goes_when_the_window_is_over_or_nobody_is_left() {
 }
 
 #[test]
-fn one_of_fifty_is_not_waited_for_and_of_fewer_one_of_twenty() {
+fn one_in_fifty_or_twenty_may_be_missing() {
     let absent = [1, 16, 19, 20, 50, 69, 70, 100, 200, 1000].map(absent_max);
     assert_eq!(absent, [0, 0, 0, 1, 1, 1, 2, 2, 4, 20]);
     let mut pace = Pace::new(600);
@@ -334,8 +334,8 @@ fn one_of_fifty_is_not_waited_for_and_of_fewer_one_of_twenty() {
     assert!(pace.may_go(&Activity::with(19, 20), Time::ZERO));
 }
 
-/// When it wakes by itself if something is held back at `now` and nothing else happens, in
-/// microseconds from then.
+/// When the worker wakes by itself, in microseconds from `now`, if something is held back at `now`
+/// and nothing else happens.
 fn wakes_after(pace: &mut Pace, now: Time) -> u64 {
     assert!(!pace.may_go(&Activity::with(8, 10), now));
     pace.wake_at().unwrap().micros_since(now)
@@ -348,7 +348,7 @@ fn a_wide_window_needs_no_timer_until_one_for_the_longest_wait_has_rung() {
     assert!((590..=WINDOW_MAX_US).contains(&window), "{window}");
     let now = Time::from_micros(1_000_000);
     assert_eq!(wakes_after(&mut pace, now), 5000);
-    // What happens meanwhile ends the window.
+    // An event ends the window.
     let activity = Activity::with(8, 10);
     assert!(!pace.may_go(&activity, now + Duration::from_micros(window - 1)));
     assert!(pace.may_go(&activity, now + Duration::from_micros(window)));
@@ -356,16 +356,15 @@ fn a_wide_window_needs_no_timer_until_one_for_the_longest_wait_has_rung() {
     // Nothing happened.
     assert!(pace.may_go(&activity, now + Duration::from_micros(5000)));
     assert_eq!(wakes_after(&mut pace, now), window);
-    let turns = u64::from(DISTRUST_PERIODS) * PERIOD_US / 100;
-    run(&mut pace, turns - 20, 20, true);
+    let ticks = u64::from(DISTRUST_PERIODS) * PERIOD_US / 100;
+    run(&mut pace, ticks - 20, 20, true);
     assert_eq!(pace.wake_at().unwrap().micros_since(now), window);
     run(&mut pace, 20, 20, true);
     assert_eq!(pace.wake_at().unwrap().micros_since(now), 5000);
 }
 
 #[test]
-fn windows_of_open_loops_narrow_ones_and_those_beside_naps_end_by_a_timer_and_all_within_the_longest_wait()
- {
+fn only_wide_windows_without_naps_or_an_open_loop_need_no_timer() {
     let now = Time::from_micros(1_000_000);
     let mut narrow = Pace::new(5000);
     let window = run(&mut narrow, 2000, 12, true);
@@ -377,7 +376,7 @@ fn windows_of_open_loops_narrow_ones_and_those_beside_naps_end_by_a_timer_and_al
     assert_eq!(wakes_after(&mut open, now), window);
     let mut napping = Pace::new(5000);
     run(&mut napping, 2000, 20, true);
-    run_turns(&mut napping, 100, 24, 300, 90);
+    run_ticks(&mut napping, 100, 24, 300, 90);
     let window = napping.window_us();
     assert!(window * 100 >= WINDOW_MAX_US * WIDE_PERCENT);
     assert_eq!(wakes_after(&mut napping, now), window);
@@ -388,8 +387,8 @@ fn windows_of_open_loops_narrow_ones_and_those_beside_naps_end_by_a_timer_and_al
     }
 }
 
-/// Holds something back at `now` until the window has run out, for so many waiting clients of
-/// fifty and after such a lull, unless it goes at once.
+/// Holds something back at `now` until the window is over, with so many of fifty clients waiting
+/// and after such a lull, unless it goes at once.
 fn run_out(pace: &mut Pace, waiting: u32, lull_us: u64, now: Time) -> bool {
     let mut activity = Activity::with(waiting, 50);
     activity.received = pace.received + 50;
@@ -401,7 +400,7 @@ fn run_out(pace: &mut Pace, waiting: u32, lull_us: u64, now: Time) -> bool {
     goes_at_once
 }
 
-/// A policy that holds batches of fifty clients back for as long as it may.
+/// A policy that holds batches of fifty clients back as long as it may.
 fn wide() -> Pace {
     let mut pace = Pace::new(5000);
     run(&mut pace, 2000, 20, true);
@@ -409,10 +408,10 @@ fn wide() -> Pace {
 }
 
 #[test]
-fn clients_that_come_after_a_lull_again_and_again_are_not_waited_for() {
+fn repeatedly_late_clients_are_not_waited_for() {
     let now = Time::from_micros(1_000_000);
     let mut pace = wide();
-    // A pause of all of them says nothing of each, and a batch may come together by chance.
+    // A pause of all clients shows nothing about each, and a batch may come together by chance.
     for waiting in [5, 40, 39, 40] {
         assert!(!run_out(&mut pace, waiting, 150, now));
         assert!(run_out(&mut pace, 49, 150, now));
@@ -422,8 +421,8 @@ fn clients_that_come_after_a_lull_again_and_again_are_not_waited_for() {
     assert_eq!(pace.slow.count(), 11 - 1);
     assert!(run_out(&mut pace, 40, 150, now));
     assert!(!run_out(&mut pace, 39, 150, now));
-    // Whose asking ends the wait is no faster for it. Four such batches and the one before, which said
-    // eleven, then five more.
+    // Clients whose request ends the wait are slow too. There were four such batches and the one
+    // before, which showed eleven, then five more.
     let mut activity = Activity::with(37, 50);
     for count in [10, 10, 10, 11, 11, 11, 11, 11, 13] {
         activity.received = pace.received + 50;
@@ -439,12 +438,12 @@ fn clients_that_come_after_a_lull_again_and_again_are_not_waited_for() {
 }
 
 #[test]
-fn a_batch_that_waits_for_more_to_ask_anew_says_nothing_of_who_is_slow() {
+fn a_batch_that_waits_for_new_requests_reveals_no_slow_clients() {
     let now = Time::from_micros(1_000_000);
     let mut pace = wide();
     for _ in 0..5 {
         assert!(!run_out(&mut pace, 40, 150, now));
-        // So many wait that nobody need ask, but few have asked since the last batch.
+        // So many wait that nobody need send more, but few have sent anything since the last batch.
         let mut activity = Activity::with(49, 50);
         activity.received = pace.received + 10;
         assert!(!pace.may_go(&activity, now));
@@ -454,7 +453,7 @@ fn a_batch_that_waits_for_more_to_ask_anew_says_nothing_of_who_is_slow() {
 }
 
 #[test]
-fn who_is_late_now_and_then_or_while_others_ask_is_waited_for() {
+fn occasionally_late_clients_are_waited_for() {
     let now = Time::from_micros(1_000_000);
     let mut pace = wide();
     for _ in 0..10 {
@@ -469,14 +468,14 @@ fn who_is_late_now_and_then_or_while_others_ask_is_waited_for() {
     assert_eq!(pace.slow.count(), 0);
 }
 
-/// Ten of fifty are slow, and as much time has passed as they are not waited for.
+/// Ten of fifty are slow, and the time for which they are not waited for has passed.
 fn with_slow_ones_tried_anew(now: Time) -> Pace {
     let mut pace = wide();
     while pace.slow.count() == 0 {
         run_out(&mut pace, 40, 150, now);
     }
-    let turns = u64::from(slow::PERIODS) * PERIOD_US / 100;
-    run(&mut pace, turns - 20, 20, true);
+    let ticks = u64::from(slow::PERIODS) * PERIOD_US / 100;
+    run(&mut pace, ticks - 20, 20, true);
     assert_eq!(pace.slow.count(), 10);
     run(&mut pace, 20, 20, true);
     assert_eq!(pace.slow.count(), 0);
@@ -484,16 +483,16 @@ fn with_slow_ones_tried_anew(now: Time) -> Pace {
 }
 
 #[test]
-fn who_is_slow_still_is_known_by_one_batch() {
+fn one_batch_reveals_clients_that_are_still_slow() {
     let now = Time::from_micros(1_000_000);
     let mut pace = with_slow_ones_tried_anew(now);
     assert!(!run_out(&mut pace, 42, 150, now));
     assert_eq!(pace.slow.count(), 8);
-    // A pause of more than were known says nothing of the others.
+    // A pause of more than the known ones shows nothing about the others.
     assert!(!run_out(&mut pace, 20, 150, now));
     assert_eq!(pace.slow.count(), 10);
     assert!(run_out(&mut pace, 40, 150, now));
-    // Fewer before do not make it less.
+    // Fewer before do not lower the count.
     for _ in 0..3 {
         assert!(!run_out(&mut pace, 38, 150, now));
     }
@@ -501,7 +500,7 @@ fn who_is_slow_still_is_known_by_one_batch() {
 }
 
 #[test]
-fn who_is_slow_no_more_is_waited_for_again() {
+fn clients_that_recover_are_waited_for_again() {
     let now = Time::from_micros(1_000_000);
     let mut pace = with_slow_ones_tried_anew(now);
     for _ in 0..slow::BATCHES {
@@ -512,7 +511,7 @@ fn who_is_slow_no_more_is_waited_for_again() {
 }
 
 #[test]
-fn under_a_wide_window_a_batch_waits_for_much_of_the_crowd_to_have_asked_anew() {
+fn a_wide_window_waits_for_new_requests_of_much_of_the_crowd() {
     let mut pace = Pace::new(600);
     run(&mut pace, 2000, 20, true);
     let now = Time::from_micros(1_000_000);
@@ -527,7 +526,7 @@ fn under_a_wide_window_a_batch_waits_for_much_of_the_crowd_to_have_asked_anew() 
     activity.received += 1;
     assert!(!pace.may_go(&activity, now));
     assert!(pace.may_go(&activity, pace.wake_at().unwrap()));
-    // A narrow one gathers what comes of a burst, and nothing more.
+    // A narrow window gathers one burst and nothing more.
     run(&mut pace, 2000, 12, true);
     activity.received += 1;
     assert!(pace.may_go(&activity, now));

@@ -1,28 +1,29 @@
-//! What a worker has done.
+//! The work that a worker has done.
 
-/// Where clients send something while they are still owed an answer, so often in a period at least …
-const HASTY_MIN: u64 = 3;
-/// … and with so many of all sends, in percent, the load is an open loop.
-const HASTY_PERCENT: u64 = 5;
-/// A client that comes is as much to do as so many requests: it is accepted, watched and closed, and
-/// what it costs the kernel to connect and to part is more than a request is.
+/// The load is an open loop if clients send something before they have their reply this often in a
+/// period …
+const PIPELINED_MIN: u64 = 3;
+/// … and in this share of all sends, in percent.
+const PIPELINED_PERCENT: u64 = 5;
+/// A new client counts as this many requests: it is accepted, watched and closed, and the kernel's
+/// work for it exceeds that for a request.
 pub(super) const REQUESTS_PER_CLIENT: u64 = 8;
 
-/// What has been done since the start.
+/// Totals since the start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Work {
-    /// Requests that were answered.
+    /// Requests answered.
     pub(crate) answered: u64,
-    /// Clients that came.
+    /// Clients accepted.
     pub(crate) clients: u64,
-    /// Times that a client asked that was owed nothing …
+    /// How often a client sent something while no reply was due to it …
     pub(crate) asked: u64,
-    /// … and that one sent something while it was still owed an answer.
+    /// … and while one was.
     pub(crate) pipelined: u64,
 }
 
 impl Work {
-    /// What has been done since `before`.
+    /// The work done since `before`.
     pub(super) fn since(self, before: Self) -> Self {
         Self {
             answered: self.answered - before.answered,
@@ -32,9 +33,9 @@ impl Work {
         }
     }
 
-    /// Whether requests come though those before them have not been answered.
+    /// Whether requests come before earlier ones are answered.
     pub(super) fn is_open_loop(self) -> bool {
-        self.pipelined >= HASTY_MIN && self.pipelined * 100 >= self.sends() * HASTY_PERCENT
+        self.pipelined >= PIPELINED_MIN && self.pipelined * 100 >= self.sends() * PIPELINED_PERCENT
     }
 
     /// How often clients sent something.
@@ -42,7 +43,7 @@ impl Work {
         self.asked + self.pipelined
     }
 
-    /// How much that is in requests.
+    /// The work as a number of requests.
     pub(super) fn requests(self) -> u64 {
         self.answered + self.clients * REQUESTS_PER_CLIENT
     }

@@ -1,4 +1,4 @@
-//! Connections to servers: from a name to its addresses, of which one after the other is tried.
+//! Connections to servers: resolves a name and tries its addresses in turn.
 
 use std::collections::{HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -13,8 +13,8 @@ use crate::core::{Attempt, Found, WATCH_RESOLVER};
 use crate::preparer::Next;
 use crate::resolver::{Name, Resolver};
 
-/// Servers named in one message.
-const MOVED_TOLD_MAX: usize = 1000;
+/// The most servers in one message.
+const MOVED_PER_MESSAGE_MAX: usize = 1000;
 
 impl<D: Driver> Worker<D> {
     pub(super) fn connect(&mut self, conn: ConnId, pool: PoolId, server: ServerId) {
@@ -62,8 +62,8 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    /// Has servers of the plan be connected anew whose hosts do not resolve any more to where
-    /// connections lead, or are being made.
+    /// Marks servers in the plan for reconnecting if their hosts no longer resolve to the address
+    /// of a connection or of an attempt.
     pub(super) fn follow_names(&mut self, next: &Next, plan: &mut Plan) {
         let is_left = |(host, _): &Name, address: &SocketAddr| {
             next.addresses.get(host).is_some_and(|found| !found.contains(&address.ip()))
@@ -73,7 +73,7 @@ impl<D: Driver> Worker<D> {
         let connecting = connecting.filter_map(|it| Some((&it.name, it.address.as_ref()?)));
         let left = connected.chain(connecting).filter(|(name, address)| is_left(name, address));
         let left: HashSet<(&str, u16)> = left.map(|((host, port), _)| (&**host, *port)).collect();
-        // All workers go to where the master has found the names to lead.
+        // All workers use the addresses that the master found.
         let servers = next.snapshot.pools.iter().flat_map(|pool| &pool.servers);
         for server in servers {
             if let Endpoint::Tcp { host, port } = &server.endpoint
@@ -98,9 +98,9 @@ impl<D: Driver> Worker<D> {
                 }
             }
         }
-        for servers in moved.chunks(MOVED_TOLD_MAX) {
+        for servers in moved.chunks(MOVED_PER_MESSAGE_MAX) {
             let servers = servers.to_vec();
-            self.outbox.say(ToMaster::Moved { epoch: next.epoch, servers });
+            self.outbox.push(ToMaster::Moved { epoch: next.epoch, servers });
         }
     }
 
@@ -108,7 +108,7 @@ impl<D: Driver> Worker<D> {
     pub(super) fn take_addresses(&mut self) {
         let answers = self.resolver.as_mut().map(Resolver::answers).unwrap_or_default();
         for answer in answers {
-            // An attempt that was given up meanwhile is not listed any more.
+            // An attempt that was given up meanwhile is no longer listed.
             let Some(attempt) = self.core.attempts.remove(&answer.conn) else { continue };
             let found = Found { addresses: answer.addresses.clone(), at: self.core.now };
             self.core.found.insert(attempt.name.clone(), found);
@@ -118,8 +118,8 @@ impl<D: Driver> Worker<D> {
 
     fn try_addresses(&mut self, conn: Token, name: Name, addresses: Vec<SocketAddr>) {
         let mut others = VecDeque::from(addresses);
-        let unheard = self.core.unheard.get(&name);
-        if let Some(at) = others.iter().position(|address| Some(address) == unheard) {
+        let unresponsive = self.core.unresponsive.get(&name);
+        if let Some(at) = others.iter().position(|address| Some(address) == unresponsive) {
             others.rotate_left(at + 1);
         }
         let Some(first) = others.pop_front() else {
@@ -139,7 +139,7 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    /// Tries the next address of servers that could not be reached at one; reports the others.
+    /// Tries the next address of each failed attempt. Reports those without one.
     #[inline(never)]
     pub(super) fn retry_connects(&mut self) {
         while let Some((conn, why)) = self.core.failed_connects.pop() {
@@ -153,7 +153,8 @@ impl<D: Driver> Worker<D> {
                     }
                 }
                 None => {
-                    // What this machine cannot connect to, as where it has no IPv6, hides no failure.
+                    // An address that this machine cannot reach, such as IPv6 where there is none,
+                    // hides no failure at another address.
                     let attempt = self.core.attempts.remove(&conn);
                     let failure = attempt.and_then(|attempt| attempt.failure);
                     self.core.report_closed(conn, failure.unwrap_or(why));

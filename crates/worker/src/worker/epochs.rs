@@ -1,4 +1,4 @@
-//! Going from one epoch to the next.
+//! Switching from one epoch to the next.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use super::{TRIM_MIN, Worker};
 use crate::core::WATCH_PREPARER;
 use crate::preparer::{Next, Order, Preparer};
 
-/// Where a change of the epoch has got to.
+/// The stage of a change of the epoch.
 pub(super) enum Change {
     None,
-    /// On another thread, as the order of this number.
+    /// Being read on another thread, as the order of this number.
     Reading {
         epoch: u64,
         order: u64,
@@ -84,7 +84,7 @@ impl<D: Driver> Worker<D> {
 
     fn refuse(&mut self, epoch: u64, why: String) {
         self.change = Change::None;
-        self.outbox.say(ToMaster::Refused { epoch, why });
+        self.outbox.push(ToMaster::Refused { epoch, why });
     }
 
     pub(super) fn commit(&mut self, epoch: u64) {
@@ -98,9 +98,9 @@ impl<D: Driver> Worker<D> {
                 }
             };
         // Pools are renumbered.
-        self.inquire_all();
-        self.tell_monitors();
-        // Clients that are gone are counted by what they took in the epoch that they left in.
+        self.answer_all_queries();
+        self.notify_monitors();
+        // Closed clients are counted in the epoch in which they left.
         self.core.give_quotas();
         if !segments.is_same(&self.core.segments) {
             segments.carry(&self.core.segments, &self.core.snapshot, &snapshot, self.slot);
@@ -119,8 +119,9 @@ impl<D: Driver> Worker<D> {
         if rank == 0 {
             self.core.check_files();
         }
-        // What the last epoch had goes back to the system, in the heap of the preparing thread, too.
+        // The memory of the last epoch returns to the system, including the preparing thread's
+        // heap.
         self.unreturned += TRIM_MIN;
-        self.outbox.say(ToMaster::Committed { epoch });
+        self.outbox.push(ToMaster::Committed { epoch });
     }
 }

@@ -1,5 +1,5 @@
-//! MONITOR over all workers: what clients here ask is told to the monitors here at once, and to those
-//! of other workers by the master, in batches.
+//! MONITOR over all workers. Commands of clients here are reported to monitors here at once, and to
+//! those of other workers through the master, in batches.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -13,22 +13,22 @@ use crate::place::place;
 
 /// How long lines are collected for other workers.
 const PERIOD_MS: u64 = 10;
-/// What all workers may send to the master in that time, in bytes of lines.
+/// The most bytes of lines that all workers together send to the master in that time.
 const PERIOD_SIZE_MAX: usize = 64 * 1024;
-/// What one of them may in any case, be there ever so many.
+/// The least that each worker may send, however many there are.
 const SHARE_MIN: usize = 1024;
-/// Lines in one message: as JSON they may take twice as much.
+/// The most bytes of lines in one message. As JSON they may take twice as much.
 const BATCH_SIZE_MAX: usize = 24 * 1024;
-/// With so many messages unsent the master is told no more lines.
+/// With this many unsent messages, the master is sent no more lines.
 const UNSENT_MAX: usize = 4;
-/// Addresses that are remembered, which is not for long.
+/// How many addresses are cached, for a short time.
 const ADDRESSES_MAX: usize = 16 * 1024;
 
 #[derive(Default)]
 pub(super) struct Monitors {
-    /// What is collected for other workers.
+    /// Lines collected for other workers.
     batches: Vec<Batch>,
-    /// When that is sent.
+    /// When the lines are sent.
     due: Option<Time>,
     addresses: HashMap<ConnId, String>,
 }
@@ -45,7 +45,7 @@ impl Monitors {
         self.due
     }
 
-    /// Those of clients that are gone, too.
+    /// Includes those of closed clients.
     pub(super) fn forget_addresses(&mut self) {
         if !self.addresses.is_empty() {
             self.addresses = HashMap::new();
@@ -63,7 +63,7 @@ impl Monitors {
 }
 
 impl Batch {
-    /// Leaves it out if there is no room.
+    /// Drops the line if there is no room.
     fn push(&mut self, line: &str) {
         if self.lines.len() + line.len() > BATCH_SIZE_MAX {
             self.missed += 1;
@@ -74,15 +74,15 @@ impl Batch {
 }
 
 impl<D: Driver> Worker<D> {
-    /// Passes on what was overheard since the last call.
+    /// Delivers the commands observed since the last call.
     #[inline(always)]
-    pub(super) fn tell_monitors(&mut self) {
+    pub(super) fn notify_monitors(&mut self) {
         if let Some(observed) = self.core.engine.take_observed() {
             self.pass_on(&observed);
             self.core.engine.return_observed(observed);
         }
         if self.monitors.due.is_some_and(|due| due <= self.core.now) {
-            self.tell_elsewhere();
+            self.publish_elsewhere();
         }
     }
 
@@ -122,7 +122,7 @@ impl<D: Driver> Worker<D> {
         match addresses.entry(client) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
-                // The pool may be gone, and then its clients are, too.
+                // The pool may be gone, and its clients with it.
                 let is_there = self.core.engine.pool_name(pool).is_some();
                 let listen = is_there.then(|| &self.core.engine.pool_config(pool).listen);
                 let place = listen.map(|listen| place(&self.driver, listen, client));
@@ -131,9 +131,9 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    /// Sends what was collected for other workers.
+    /// Sends the lines collected for other workers.
     #[inline(never)]
-    pub(super) fn tell_elsewhere(&mut self) {
+    pub(super) fn publish_elsewhere(&mut self) {
         if self.monitors.due.take().is_none() {
             return;
         }
@@ -148,7 +148,7 @@ impl<D: Driver> Worker<D> {
         for mut batch in std::mem::take(&mut self.monitors.batches) {
             if self.outbox.len() < UNSENT_MAX {
                 let Batch { pool, lines, missed } = batch;
-                self.outbox.say(ToMaster::Overheard { pool, lines, missed });
+                self.outbox.push(ToMaster::Overheard { pool, lines, missed });
                 continue;
             }
             batch.missed += batch.lines.lines().count() as u64;
@@ -161,33 +161,33 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    /// Allows this worker's share of what the master can do in a period.
+    /// Grants this worker's share of what the master can relay in a period.
     fn allow_elsewhere(&mut self) {
         let workers = self.core.snapshot.global.worker_processes.max(1) as usize;
         let share = (PERIOD_SIZE_MAX / workers).clamp(SHARE_MIN, BATCH_SIZE_MAX);
         self.core.engine.allow_elsewhere(share);
     }
 
-    /// Clients here monitor a pool, or none do any more.
+    /// Announces that clients here monitor a pool, or that none do any more.
     pub(super) fn announce_monitors(&mut self, pool: String, any: bool) {
-        // It is said again.
+        // The announcement is repeated, so one may be skipped.
         if any && self.outbox.len() >= UNSENT_MAX {
             return;
         }
         if !self.is_master_alive {
             return self.monitored(&pool);
         }
-        self.outbox.say(ToMaster::Monitors { pool, any });
+        self.outbox.push(ToMaster::Monitors { pool, any });
     }
 
-    /// All other workers tell those here.
+    /// All other workers now report to the monitors here.
     pub(super) fn monitored(&mut self, pool: &str) {
         if let Some(pool) = self.core.engine.pool_named(pool) {
             self.core.engine.handle_monitored(pool, self.core.now);
         }
     }
 
-    /// Clients elsewhere monitor a pool, or none do any more.
+    /// Clients of other workers monitor a pool, or none do any more.
     pub(super) fn watch(&mut self, pool: String, on: bool) {
         if let Some(pool) = self.core.engine.pool_named(&pool) {
             self.core.engine.handle_watched(pool, on, self.core.now);
@@ -196,19 +196,19 @@ impl<D: Driver> Worker<D> {
             }
         }
         if on {
-            self.outbox.say(ToMaster::Watching { pool });
+            self.outbox.push(ToMaster::Watching { pool });
         }
     }
 
-    /// What clients elsewhere asked.
-    pub(super) fn overhear(&mut self, pool: &str, lines: &str, missed: u64) {
+    /// Delivers commands observed by other workers.
+    pub(super) fn relay_observed(&mut self, pool: &str, lines: &str, missed: u64) {
         if let Some(pool) = self.core.engine.pool_named(pool) {
             self.core.engine.handle_observed(pool, lines.as_bytes(), missed, self.core.now);
         }
     }
 }
 
-/// The client's address in Redis's words.
+/// The client's address as Redis writes it.
 fn address_of(place: &Place) -> String {
     match place.peer.strip_suffix(":0").filter(|_| place.is_unix) {
         Some(path) => format!("unix:{}", path.replace(|byte: char| byte.is_control(), "?")),

@@ -1,4 +1,4 @@
-//! Sessions that go to other workers, and those that come from them.
+//! Sessions that go to other workers, and sessions that come from them.
 
 use std::os::fd::OwnedFd;
 
@@ -10,14 +10,14 @@ use super::Worker;
 use crate::sessions::{Arrived, UNSENT_MAX, unpack};
 
 impl<D: Driver> Worker<D> {
-    /// Sends those away whom the driver has let go of, and lets it let go of more.
+    /// Sends the sessions that the driver has detached, and detaches more.
     #[inline(never)]
     pub(super) fn move_sessions(&mut self) {
         for (conn, socket) in std::mem::take(&mut self.core.detached) {
             self.hand_over(ConnId::from_token(conn.0), socket);
         }
         while self.core.detaching.len() + self.outbox.sessions() < UNSENT_MAX {
-            let Some(conn) = self.leaving.pop_front() else { break };
+            let Some(conn) = self.handoffs.pop_front() else { break };
             if !self.core.engine.has_client(conn) {
                 continue;
             }
@@ -27,15 +27,15 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    /// Says that nothing is handed over any more, behind the last session that was.
+    /// Confirms, behind the last session, that nothing more is handed over.
     #[inline(never)]
     pub(super) fn confirm_kept(&mut self) {
         let core = &self.core;
         let has_gone =
-            self.leaving.is_empty() && core.detaching.is_empty() && core.detached.is_empty();
+            self.handoffs.is_empty() && core.detaching.is_empty() && core.detached.is_empty();
         if has_gone {
             self.is_to_keep = false;
-            self.outbox.say(ToMaster::Kept);
+            self.outbox.push(ToMaster::Kept);
         }
     }
 
@@ -72,8 +72,8 @@ impl<D: Driver> Worker<D> {
         match (!bytes.is_empty()).then(|| seal(&bytes)).transpose() {
             Ok(bytes) => {
                 self.core.writer.add_sessions_out(1);
-                // What it asked here comes before what it asks elsewhere.
-                self.tell_elsewhere();
+                // The client's commands here are reported before those at the next worker.
+                self.publish_elsewhere();
                 self.outbox.hand_over(session, socket, bytes, quota);
             }
             Err(error) => {
@@ -84,19 +84,19 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    /// Adopts the sessions that have come, each once the master knows of it: before, it may give the
-    /// session to somebody else, should this worker die.
+    /// Adopts the sessions that have come, each once it is confirmed to the master. Until then the
+    /// master may give the session to another worker, should this one die.
     #[inline(never)]
     pub(super) fn take_arrivals(&mut self, control: &ChildChannel) {
         while let Some((session, descriptors)) = self.arrivals.pop_front() {
             match control.send(&ToMaster::Adopted, &[]) {
-                // Without a master nobody else takes it.
+                // Without a master nobody else gets the session.
                 Ok(()) | Err(SendError::Closed) => {}
                 Err(SendError::WouldBlock) => {
                     return self.arrivals.push_front((session, descriptors));
                 }
                 Err(error) => {
-                    tracing::error!("cannot tell the master of a session: {error}");
+                    tracing::error!("cannot confirm a session to the master: {error}");
                     if let Some(pool) = self.core.engine.pool_named(&session.pool) {
                         self.core.shared.give(self.core.engine.quota(pool));
                     }
@@ -110,7 +110,7 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    /// Goes on with a session of another worker.
+    /// Continues a session from another worker.
     pub(super) fn adopt(&mut self, session: Session, descriptors: Vec<OwnedFd>) {
         let engine = &self.core.engine;
         let speaks_alike = |pool: &PoolId| {

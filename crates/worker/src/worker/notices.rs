@@ -1,4 +1,4 @@
-//! The log's lines about what clients do, with their addresses.
+//! Log lines about clients, with their addresses.
 
 use cashew_driver::Driver;
 use cashew_engine::{ClientPause, ConnId, Notice, PoolId};
@@ -7,7 +7,7 @@ use super::Worker;
 use crate::place::place;
 
 impl<D: Driver> Worker<D> {
-    /// A client here has begun a pause, made it longer, or ended it.
+    /// A client here began a pause, extended it, or ended it.
     pub(super) fn log_pause(&mut self, pool: PoolId, by: u64) {
         let engine = &self.core.engine;
         let config = engine.pool_config(pool);
@@ -31,7 +31,7 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    /// Tells that pauses that were begun here are over.
+    /// Logs that pauses begun here are over.
     pub(super) fn log_ended_pauses(&mut self) {
         let engine = &self.core.engine;
         self.pauses_begun.retain(|name| {

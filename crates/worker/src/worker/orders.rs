@@ -1,4 +1,4 @@
-//! What the master tells this worker, and what comes of it.
+//! Handles the master's messages.
 
 use cashew_engine::PoolId;
 use std::os::fd::OwnedFd;
@@ -13,26 +13,26 @@ use crate::clock::wall_us;
 use crate::core::Listener;
 use crate::start::reopen_log;
 
-/// The most descriptors that come with an order to a worker that serves.
+/// The most descriptors that come with one message to a running worker.
 const SPARES: usize = 2;
 
 impl<D: Driver> Worker<D> {
     #[inline(never)]
     pub(super) fn receive_messages(&mut self, control: &mut ChildChannel) {
         while self.is_master_alive {
-            self.spares.clear();
+            self.spare_descriptors.clear();
             let received = control.receive();
-            let has_spares = self.keep_spares(control);
+            let has_spare_descriptors = self.keep_spare_descriptors(control);
             match received {
                 Ok(Some((ToChild::Adopt { session }, mut descriptors))) => {
-                    if !has_spares {
+                    if !has_spare_descriptors {
                         descriptors.clear();
-                        self.keep_spares(control);
+                        self.keep_spare_descriptors(control);
                     }
                     self.arrivals.push_back((session, descriptors));
                     self.take_arrivals(control);
                 }
-                // An answer that is empty comes without a descriptor, too.
+                // An empty answer comes without a descriptor, too.
                 Ok(Some((ToChild::Answer { ticket, .. }, descriptors)))
                     if control.is_stripped() =>
                 {
@@ -51,12 +51,13 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    /// Keeps descriptors for what the master sends: of all that it says, only a session may be lost
-    /// for want of them, not a socket at which nobody else accepts. Whether there are enough.
-    pub(super) fn keep_spares(&mut self, control: &ChildChannel) -> bool {
-        while self.spares.len() < SPARES {
+    /// Reserves descriptors for the master's messages. Only a session may be lost for lack of
+    /// descriptors, not a listening socket, at which nobody else accepts. Returns whether there are
+    /// enough.
+    pub(super) fn keep_spare_descriptors(&mut self, control: &ChildChannel) -> bool {
+        while self.spare_descriptors.len() < SPARES {
             let Ok(spare) = fcntl_dupfd_cloexec(control, 0) else { return false };
-            self.spares.push(spare);
+            self.spare_descriptors.push(spare);
         }
         true
     }
@@ -64,7 +65,7 @@ impl<D: Driver> Worker<D> {
     pub(super) fn obey(&mut self, message: ToChild, mut descriptors: Vec<OwnedFd>) {
         self.core.tick();
         let now = self.core.now;
-        // Before anything is renumbered or called off.
+        // Before anything is renumbered or cancelled.
         self.act();
         match message {
             ToChild::Listen { listener, pool } => {
@@ -112,7 +113,9 @@ impl<D: Driver> Worker<D> {
             }
             ToChild::Watched { pool, on } => self.watch(pool, on),
             ToChild::Monitored { pool } => self.monitored(&pool),
-            ToChild::Overheard { pool, lines, missed } => self.overhear(&pool, &lines, missed),
+            ToChild::Overheard { pool, lines, missed } => {
+                self.relay_observed(&pool, &lines, missed)
+            }
             ToChild::Question { number, pool, by } => {
                 self.answer(number, &pool, by, &descriptors);
             }
@@ -121,7 +124,7 @@ impl<D: Driver> Worker<D> {
             ToChild::LogReopen => reopen_log(&descriptors),
             ToChild::Shutdown => self.begin_shutdown(),
             other @ (ToChild::Init { .. } | ToChild::Start | ToChild::Adopt { .. }) => {
-                tracing::warn!("the master sent {other:?} to a worker that serves already");
+                tracing::warn!("unexpected message from the master: {other:?}");
             }
         }
     }
@@ -143,7 +146,7 @@ impl<D: Driver> Worker<D> {
     fn unlisten(&mut self, listener: u32, drain: bool) {
         self.driver.unlisten(listener, drain, &mut self.core);
         if drain {
-            // Without a free descriptor some of those who waited come later.
+            // Without a free descriptor, some of the waiting clients are accepted later.
             self.unlistened.push(listener);
         } else {
             self.core.listeners.remove(&listener);
@@ -151,9 +154,9 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    /// Not by [`Driver::stop_listening`]: whom the kernel has accepted already is a client like the
-    /// others, to be taken in before nobody knows any more which pool that was for. Who waits where
-    /// nobody else accepts is still taken in, too.
+    /// Does not use [`Driver::stop_listening`]. Clients that the kernel has accepted already must
+    /// be taken in before the listener's pool is forgotten. Clients that wait at a socket of this
+    /// worker alone are taken in too.
     fn accept_no_more(&mut self) {
         let is_over = |listener: &&u32| !self.unlistened.contains(listener);
         let listeners: Vec<u32> = self.core.listeners.keys().filter(is_over).copied().collect();
@@ -167,7 +170,7 @@ impl<D: Driver> Worker<D> {
         self.core.tick();
         self.driver.stop_listening();
         if !self.is_master_alive {
-            // Nobody takes clients elsewhere any more.
+            // Nobody takes over clients any more.
             let unsent = self.outbox.give_up();
             unsent.iter().for_each(|&quota| self.core.shared.give(quota));
             self.core.writer.add_sessions_cut(unsent.len() as u64);

@@ -17,27 +17,26 @@ use crate::sessions::UNSENT_MAX;
 
 const GET: &[u8] = b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n";
 
-/// Connects to nothing and writes into memory.
+/// A driver that connects to nothing and writes into memory.
 #[derive(Default)]
 struct Fake {
     connects: Vec<(Token, Address)>,
     written: HashMap<Token, Vec<u8>>,
-    /// Writing to these fails.
+    /// Writes to these fail.
     broken: Vec<Token>,
-    /// Something is watched, and can be read.
+    /// Something is watched and readable.
     is_watching: bool,
-    /// Nothing can be watched any more.
+    /// Nothing more can be watched.
     is_full: bool,
     waits: Rc<Cell<u32>>,
-    /// When the last wait began, and for how long it was to be.
+    /// When the last wait began, and its timeout.
     waited: Option<(Instant, Duration)>,
-    /// Of a client that came from another worker, whether it was still owed something when a
-    /// wait began.
+    /// For a client from another worker: whether it still had output when a wait began.
     adopted: Option<Token>,
     was_late: Rc<Cell<bool>>,
     /// What the next waits report, one request or reply each.
     found: VecDeque<(Token, Vec<u8>)>,
-    /// What had been written on which connection when a wait began.
+    /// What had been written on each connection when a wait began.
     written_before: Vec<HashMap<Token, Vec<u8>>>,
 }
 
@@ -158,7 +157,7 @@ fn worker_of<D: Driver>(driver: D, server: &str) -> Worker<D> {
     Worker::new(start, driver).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// A client that waits for a connection to the server: both.
+/// A client whose request waits for a server connection. Returns both.
 fn with_request(worker: &mut Worker<Fake>) -> (Token, Token) {
     let client = worker.core.accepted(7).expect("it is welcome");
     worker.core.received(client, &mut GET.to_vec());
@@ -167,7 +166,7 @@ fn with_request(worker: &mut Worker<Fake>) -> (Token, Token) {
     (client, conn)
 }
 
-/// As [`with_request`], with the request on its way to the server.
+/// As [`with_request`], with the request sent to the server.
 fn with_server(worker: &mut Worker<Fake>) -> (Token, Token) {
     let (client, conn) = with_request(worker);
     worker.core.connected(conn);
@@ -176,13 +175,13 @@ fn with_server(worker: &mut Worker<Fake>) -> (Token, Token) {
 }
 
 #[test]
-fn the_busy_share_is_told_of_whole_periods() {
+fn the_busy_share_covers_whole_periods() {
     let mut busy = Busy::default();
-    assert_eq!(busy.turn(500_000, 100_000), None);
-    assert_eq!(busy.turn(200_000, 200_000), Some(300));
-    // One turn may be longer than the period.
-    assert_eq!(busy.turn(0, 5_000_000), Some(1000));
-    assert_eq!(busy.turn(9_000_000, 1_000_000), Some(100));
+    assert_eq!(busy.end_tick(500_000, 100_000), None);
+    assert_eq!(busy.end_tick(200_000, 200_000), Some(300));
+    // One tick may be longer than the period.
+    assert_eq!(busy.end_tick(0, 5_000_000), Some(1000));
+    assert_eq!(busy.end_tick(9_000_000, 1_000_000), Some(100));
 }
 
 /// Requests that the worker of [`busy_worker`] has answered.
@@ -201,19 +200,19 @@ fn busy_worker() -> Worker<Fake> {
     worker
 }
 
-/// As after these requests of many clients, that kept the worker busy a few at a time.
+/// After these requests of many clients, which kept the worker busy a few at a time.
 fn napping() -> Pace {
     let mut pace = Pace::new(600);
     let mut work = Work::default();
     while work.answered < ANSWERED {
         work.answered += 20;
-        pace.turn(0, 2_000, work, 600);
+        pace.end_tick(0, 2_000, work, 600);
     }
     pace
 }
 
 #[test]
-fn a_nap_is_slept_before_events_are_looked_for() {
+fn a_nap_comes_before_polling() {
     let mut worker = busy_worker();
     for _ in 0..100 {
         worker.pace = napping();
@@ -230,12 +229,12 @@ fn a_nap_is_slept_before_events_are_looked_for() {
 }
 
 #[test]
-fn no_nap_is_longer_than_something_may_wait() {
+fn a_nap_ends_when_held_output_is_due() {
     let mut worker = busy_worker();
     let limit = Duration::from_micros(7);
     assert!(limit < worker.pace.nap());
     assert_eq!(worker.nap(limit), limit);
-    // What is held back has been due for long.
+    // Held-back output has long been due.
     assert!(!worker.pace.may_go(&Activity::with(1, 600), Time::ZERO));
     assert!(worker.pace.wake_at() < Some(worker.core.now));
     worker.wait().unwrap();
@@ -249,7 +248,7 @@ fn del(keys: usize) -> Vec<u8> {
 }
 
 #[test]
-fn nothing_waits_for_company_while_large_requests_wait_behind_it() {
+fn waiting_large_requests_flush_held_output() {
     let mut worker = worker(Fake::default());
     let (first, conn) = with_request(&mut worker);
     worker.core.connected(conn);
@@ -278,7 +277,7 @@ fn nothing_waits_for_company_while_large_requests_wait_behind_it() {
 }
 
 #[test]
-fn what_came_first_is_written_while_the_rest_is_read() {
+fn first_replies_are_written_while_more_is_read() {
     let mut worker = worker(Fake::default());
     let (client, conn) = with_server(&mut worker);
     worker.driver.written.clear();
@@ -296,14 +295,14 @@ fn what_came_first_is_written_while_the_rest_is_read() {
     assert_eq!((written(0, client), written(0, conn)), (Vec::new(), Vec::new()));
     assert_eq!((written(1, client), written(1, conn)), (b"$1\r\nx\r\n".to_vec(), Vec::new()));
     assert_eq!(written(2, conn), GET);
-    // The end of the turn is the caller's.
+    // The end of the tick is the caller's.
     assert!(!worker.driver.written.contains_key(&other));
     worker.end_tick();
     assert_eq!(worker.driver.written[&other], b"$1\r\ny\r\n");
 }
 
 #[test]
-fn a_turn_does_one_share_of_large_requests_however_often_it_writes() {
+fn a_tick_does_one_share_of_large_requests_however_often_it_writes() {
     let mut worker = worker(Fake::default());
     let (_, conn) = with_server(&mut worker);
     let clients: Vec<Token> =
@@ -317,7 +316,7 @@ fn a_turn_does_one_share_of_large_requests_however_often_it_writes() {
 }
 
 #[test]
-fn a_turn_of_large_requests_shows_that_it_goes_on() {
+fn a_tick_of_large_requests_renews_the_heartbeat() {
     let mut worker = worker(Fake::default());
     let client = worker.core.accepted(7).expect("it is welcome");
     let beat = |worker: &Worker<Fake>| worker.core.segments.header(0).heartbeat_ms;
@@ -328,7 +327,7 @@ fn a_turn_of_large_requests_shows_that_it_goes_on() {
 }
 
 #[test]
-fn clients_on_their_way_out_are_bounded_and_those_that_close_are_forgotten() {
+fn handoffs_are_bounded_and_closed_clients_are_forgotten() {
     let mut worker = worker(Fake::default());
     let clients: Vec<Token> =
         (0..600).map(|_| worker.core.accepted(7).expect("it is welcome")).collect();
@@ -336,9 +335,9 @@ fn clients_on_their_way_out_are_bounded_and_those_that_close_are_forgotten() {
     for _ in 0..5 {
         worker.end_tick();
     }
-    // The driver has not let go of any.
+    // The driver has not detached any yet.
     assert_eq!(worker.core.detaching.len(), UNSENT_MAX);
-    assert_eq!(worker.core.detaching.len() + worker.leaving.len(), UNSENT_MAX);
+    assert_eq!(worker.core.detaching.len() + worker.handoffs.len(), UNSENT_MAX);
     let going: Vec<Token> = worker.core.detaching.iter().copied().collect();
     for &conn in &going[..100] {
         worker.core.closed(conn, CloseKind::Reset);
@@ -350,7 +349,7 @@ fn clients_on_their_way_out_are_bounded_and_those_that_close_are_forgotten() {
     for _ in 0..5 {
         worker.end_tick();
     }
-    // Nobody takes those that are exported: no others follow but in place of the closed ones.
+    // Exported sessions are not taken: others follow only in place of closed ones.
     assert_eq!(worker.outbox.sessions(), UNSENT_MAX - 100);
     assert_eq!(worker.core.detaching.len(), 100);
     assert_eq!(worker.core.engine.clients(), clients.len() - UNSENT_MAX);
@@ -380,10 +379,10 @@ fn clients_get_no_files_that_servers_may_need() {
     let counted = |counter| core.segments.pool_counter(0, pool, counter);
     assert_eq!(counted(PoolCounter::ClientsRefused), 3);
     assert_eq!(counted(PoolCounter::ClientsAccepted), clients.len() as u64 + 3);
-    // As one leaves another one may come.
+    // When one client leaves, another may come.
     core.closed(clients[0], CloseKind::Reset);
     assert!(core.accepted(7).is_ok() && core.accepted(7).is_err());
-    // Sessions of other workers always may, and count.
+    // Sessions of other workers are always accepted, and count.
     let session =
         Session { version: SESSION_VERSION, pool: "p".to_owned(), id: 1000, ..Session::default() };
     let (_, socket) = cashew_control::pair().unwrap();
@@ -395,13 +394,13 @@ fn clients_get_no_files_that_servers_may_need() {
 }
 
 #[test]
-fn clients_are_held_back_as_all_workers_have_it() {
+fn a_pause_of_another_worker_applies_here() {
     let mut worker = worker(Fake::default());
     let paused = |worker: &Worker<Fake>| worker.core.engine.client_pause(PoolId::new(0));
     let client = worker.core.accepted(7).expect("it is welcome");
     worker.core.received(client, &mut b"CLIENT PAUSE 60000 WRITE\r\n".to_vec());
     worker.end_tick();
-    // The other workers have not answered, but whoever starts knows already.
+    // The other workers have not answered, but a worker that starts knows already.
     let now_ms = monotonic_ms();
     let shared = worker.core.shared.pause(0, now_ms).expect("all are to know");
     assert!(shared.writes_only && shared.until_ms.abs_diff(now_ms + 60_000) < 30_000);
@@ -409,7 +408,7 @@ fn clients_are_held_back_as_all_workers_have_it() {
     let pause = paused(&worker).expect("its own clients are held back");
     worker.core.follow_pauses();
     assert_eq!(paused(&worker), Some(pause), "it is the same");
-    // Another worker's client ends it, or begins one, and this one was not asked.
+    // Another worker's client ends the pause or begins one; this worker was not asked.
     worker.core.shared.set_pause(0, None, now_ms);
     worker.core.follow_pauses();
     assert_eq!(paused(&worker), None);
@@ -420,7 +419,7 @@ fn clients_are_held_back_as_all_workers_have_it() {
 }
 
 #[test]
-fn one_pool_too_many_is_not_held_back_by_one_worker_alone() {
+fn a_pause_without_room_applies_to_no_worker() {
     let mut worker = worker(Fake::default());
     let now_ms = monotonic_ms();
     let pause = Pause { until_ms: now_ms + 60_000, writes_only: true };
@@ -436,7 +435,7 @@ fn one_pool_too_many_is_not_held_back_by_one_worker_alone() {
     assert!(written.starts_with("-ERR ") && written.ends_with("\r\n+PONG\r\n"), "{written}");
 }
 
-/// A worker whose server goes by a name with these addresses.
+/// A worker whose server has a host name with these addresses.
 fn with_name(addresses: [SocketAddr; 3]) -> Worker<Fake> {
     let server = "name.test:2:1\n  timeout: 400";
     let mut worker = worker_of(Fake::default(), server);
@@ -494,7 +493,7 @@ fn next_attempt(worker: &mut Worker<Fake>) -> (Token, Address) {
 }
 
 #[test]
-fn what_a_session_is_owed_that_had_to_wait_is_written_before_the_next_wait() {
+fn output_of_an_adopted_session_is_written_before_the_next_wait() {
     let was_late = Rc::default();
     let mut worker = worker(Fake { was_late: Rc::clone(&was_late), ..Fake::default() });
     let (master, control) = cashew_control::pair().unwrap();
@@ -548,7 +547,7 @@ fn other_addresses_are_for_connecting_only() {
 }
 
 #[test]
-fn what_this_machine_cannot_connect_to_hides_no_failure_of_the_server() {
+fn a_local_error_hides_no_failure_of_the_server() {
     let addresses = [2, 3, 4].map(|host| SocketAddr::from(([127, 0, 0, host], 2)));
     let cases = [
         ([CloseKind::Refused, CloseKind::NoPort, CloseKind::NoSocket], "Connection refused"),
@@ -575,7 +574,7 @@ fn what_this_machine_cannot_connect_to_hides_no_failure_of_the_server() {
 }
 
 #[test]
-fn a_name_that_cannot_be_looked_up_here_is_no_failure_of_the_server() {
+fn a_failed_lookup_is_no_failure_of_the_server() {
     let driver = Fake { is_full: true, ..Fake::default() };
     let mut worker = worker_of(driver, "name.test:2:1");
     let client = worker.core.accepted(7).expect("it is welcome");
@@ -586,11 +585,11 @@ fn a_name_that_cannot_be_looked_up_here_is_no_failure_of_the_server() {
 }
 
 #[test]
-fn an_address_without_an_answer_is_tried_after_the_others() {
+fn an_unresponsive_address_is_tried_last() {
     let addresses = [2, 3, 4].map(|host| SocketAddr::from(([127, 0, 0, host], 2)));
     let mut worker = with_name(addresses);
     let client = worker.core.accepted(7).expect("it is welcome");
-    // All the time that there is goes by with one address.
+    // The whole timeout passes with one address.
     let mut last = None;
     for (n, expected) in [0, 1, 2, 0].into_iter().enumerate() {
         worker.core.received(client, &mut GET.to_vec());
@@ -601,7 +600,7 @@ fn an_address_without_an_answer_is_tried_after_the_others() {
 }
 
 #[test]
-fn what_a_failed_write_ends_is_answered_in_the_same_tick() {
+fn a_failed_write_is_answered_in_the_same_tick() {
     let mut worker = worker(Fake::default());
     let (client, conn) = with_server(&mut worker);
     worker.core.received(client, &mut GET.to_vec());
@@ -612,10 +611,10 @@ fn what_a_failed_write_ends_is_answered_in_the_same_tick() {
 }
 
 #[test]
-fn a_master_that_dies_during_the_shutdown_is_no_reason_to_hurry() {
+fn the_shutdown_keeps_its_time_limit_when_the_master_dies() {
     let waits = Rc::default();
     let mut worker = worker(Fake { waits: Rc::clone(&waits), ..Fake::default() });
-    // Its server never answers.
+    // The server never answers.
     let _ = with_request(&mut worker);
     worker.begin_shutdown();
     worker.deadline = Some(worker.core.now.plus_millis(300));

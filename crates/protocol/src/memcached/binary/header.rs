@@ -14,13 +14,13 @@ pub struct RequestHeader {
     pub extras_len: u8,
     /// Extras, key and value.
     pub body_len: u32,
-    /// What the client wants to have back, as it came.
+    /// A value that the client gets back unchanged.
     pub opaque: [u8; 4],
     pub cas: u64,
 }
 
 impl RequestHeader {
-    /// `None` if it starts with what is no request.
+    /// `None` if it cannot be a request.
     #[inline]
     pub(super) fn read(bytes: &[u8; HEADER_SIZE]) -> Option<Self> {
         (bytes[0] == BINARY_REQUEST).then(|| Self {
@@ -45,7 +45,7 @@ impl RequestHeader {
     }
 }
 
-/// How a request went.
+/// The result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
     Success,
@@ -80,7 +80,7 @@ impl Status {
         }
     }
 
-    /// The body of the reply, in memcached's words.
+    /// The body of the reply, with memcached's text.
     pub fn text(self) -> &'static str {
         match self {
             Self::Success | Self::AuthContinue => "",
@@ -134,7 +134,7 @@ pub(super) struct ResponseHeader {
 }
 
 impl ResponseHeader {
-    /// `None` if this is no header of a reply.
+    /// `None` if this is not the header of a reply.
     #[inline]
     pub(super) fn read(bytes: &[u8; HEADER_SIZE]) -> Option<Self> {
         let header = Self {

@@ -1,7 +1,7 @@
 //! The binary protocol of memcached: packets of a header of 24 bytes, extras, key and value.
 //!
-//! What a server would refuse, or close a connection for, is told by the header alone; a request
-//! that is passed on keeps its place on a shared connection.
+//! The header alone shows everything for which a server would refuse a request or close the
+//! connection. So a forwarded request keeps its place on a shared connection.
 
 mod header;
 mod opcode;

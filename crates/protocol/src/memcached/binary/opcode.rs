@@ -79,7 +79,7 @@ impl Opcode {
         OPCODES.get(byte as usize).copied().flatten()
     }
 
-    /// The number of the form that is always answered.
+    /// The number of the form that always has a reply.
     #[inline]
     pub fn byte(self) -> u8 {
         match self {
@@ -108,7 +108,7 @@ impl Opcode {
         }
     }
 
-    /// What its quiet form leaves out.
+    /// What its quiet form omits.
     #[inline]
     pub fn quiet(self) -> Reticence {
         match self {
@@ -123,7 +123,7 @@ impl Opcode {
         matches!(self, Self::Get | Self::GetK | Self::Gat | Self::GatK)
     }
 
-    /// Whether its reply names the key.
+    /// Whether its reply contains the key.
     #[inline]
     pub fn returns_key(self) -> bool {
         matches!(self, Self::GetK | Self::GatK)

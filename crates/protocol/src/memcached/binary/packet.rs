@@ -1,4 +1,4 @@
-//! The packets of a complete reply, and requests of the gateway's own.
+//! The packets of a complete reply, and the gateway's own requests.
 
 use super::super::BINARY_REQUEST;
 use super::header::{HEADER_SIZE, ResponseHeader};
@@ -15,7 +15,7 @@ pub struct Packet<'a> {
     pub bytes: &'a [u8],
 }
 
-/// Goes through the packets of a complete reply and ends at whatever is not one.
+/// Iterates over the packets of a complete reply, up to anything else.
 #[derive(Clone, Copy, Debug)]
 pub struct Packets<'a>(&'a [u8]);
 
@@ -24,7 +24,7 @@ impl<'a> Packets<'a> {
         Self(reply)
     }
 
-    /// What has not been gone through.
+    /// The rest.
     pub fn rest(&self) -> &'a [u8] {
         self.0
     }

@@ -1,13 +1,12 @@
-//! Requests and replies in their usual form, read at a glance: whole in the buffer, of one key, with
-//! an answer in any case that does not name the key. [`super::RequestParser`] and
-//! [`super::ReplyScanner`] read all the others,
-//! and these in the same way.
+//! The fast parser for requests and replies in their usual form: complete in the buffer, with one
+//! key, always with a reply, which does not contain the key. [`super::RequestParser`] and
+//! [`super::ReplyScanner`] parse all the others, and these with the same result.
 
 use super::super::KEY_SIZE_MAX;
 use super::header::{HEADER_SIZE, RequestHeader, ResponseHeader};
 use super::opcode::Opcode;
 
-/// A request for one key, with an answer.
+/// A request for one key, with a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlainRequest<'b> {
     /// The whole request.
@@ -15,12 +14,12 @@ pub struct PlainRequest<'b> {
     /// What follows it.
     pub rest: &'b [u8],
     pub key: &'b [u8],
-    /// What the reply has to name.
+    /// The opcode that the reply must have.
     pub opcode: u8,
     pub opaque: [u8; 4],
     /// It is a get; all others write.
     pub retrieves: bool,
-    /// It names a CAS unique.
+    /// It contains a CAS unique.
     pub names_unique: bool,
 }
 
@@ -49,7 +48,7 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
     Some(PlainRequest { bytes, rest, key, opcode, opaque, retrieves, names_unique: cas != 0 })
 }
 
-/// The packet at the start of the buffer, if it is whole, and what follows it.
+/// The packet at the start of the buffer, if it is complete, and what follows it.
 #[inline(always)]
 pub fn plain_reply(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     let header = ResponseHeader::read(buf.first_chunk()?)?;

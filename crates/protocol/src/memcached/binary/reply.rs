@@ -4,7 +4,7 @@ use super::super::reply::{Expect, Scan};
 use super::super::{KEY_SIZE_MAX, VALUE_SIZE_LIMIT};
 use super::header::{HEADER_SIZE, ResponseHeader};
 
-/// Largest body that is taken for one.
+/// Largest body that is accepted.
 const BODY_SIZE_MAX: u64 = VALUE_SIZE_LIMIT + KEY_SIZE_MAX as u64 + 255;
 
 /// Finds the end of one reply after another.
@@ -22,7 +22,7 @@ pub struct ReplyScanner {
 const _: () = assert!(size_of::<ReplyScanner>() <= 48);
 
 impl ReplyScanner {
-    /// Takes in `buf`, as far as the end of the reply. Ready for the next reply after `Complete`.
+    /// Consumes `buf` up to the end of the reply. Ready for the next reply after `Complete`.
     #[inline]
     pub fn scan(&mut self, expect: Expect, buf: &[u8]) -> Scan {
         let mut at = 0;
@@ -58,7 +58,7 @@ impl ReplyScanner {
         }
     }
 
-    /// The header of the packet that is arriving, or of the last one, if nothing of another has come.
+    /// The header of the current packet, or of the last one if the next has not begun.
     #[inline]
     pub fn header(&self) -> Option<&[u8; HEADER_SIZE]> {
         (usize::from(self.filled) == HEADER_SIZE || self.filled == 0).then_some(&self.header)

@@ -1,7 +1,7 @@
 //! Requests: from bytes to opcode, key and length.
 //!
-//! A header tells everything there is to refuse, so that a parser refuses what it would never see
-//! the end of before it has come.
+//! The header shows every reason for a refusal. So the parser refuses a request before its body has
+//! come.
 
 use super::super::{KEY_SIZE_MAX, VALUE_SIZE_LIMIT};
 use super::header::{HEADER_SIZE, RequestHeader, Status};
@@ -20,13 +20,13 @@ pub enum Parsed {
     /// the buffer holds.
     Partial { need: usize },
     /// Not a request that can be served: answer `status`, drop `len` bytes of the buffer, then
-    /// `swallow` further bytes that have not arrived. The connection goes on unless `close`.
+    /// `swallow` further bytes that have not arrived. The connection stays open unless `close`.
     Reject { len: usize, swallow: u64, status: Status, close: bool },
-    /// This is no packet: close without a word.
+    /// This is not a packet: close without a reply.
     Garbage,
 }
 
-/// Parses one request at a time; to be reset between two.
+/// Parses one request at a time; reset it between two.
 #[derive(Clone, Debug)]
 pub struct RequestParser {
     value_size_max: u64,
@@ -54,7 +54,7 @@ impl RequestParser {
         self.value_size_max = value_size_max.min(VALUE_SIZE_LIMIT);
     }
 
-    /// To be called before the next request.
+    /// Call this before the next request.
     #[inline]
     pub fn reset(&mut self) {
         self.len = 0;
@@ -78,7 +78,7 @@ impl RequestParser {
             match self.judge() {
                 Ok(()) => self.len = HEADER_SIZE + header.body_len as usize,
                 Err(refusal) => {
-                    // A value that is too large is behind a key that is still of interest.
+                    // If a value is too large, the key before it is still needed.
                     let least = match refusal.names_key {
                         true => header.value_start(),
                         false => HEADER_SIZE,
@@ -96,13 +96,13 @@ impl RequestParser {
         }
     }
 
-    /// Of the request that is being parsed; zeros before its header is there.
+    /// The header of the current request; zeros before it has come.
     #[inline]
     pub fn header(&self) -> &RequestHeader {
         &self.header
     }
 
-    /// What a complete request, or one refused for its size, asks for.
+    /// The command of a complete request, or of one refused for its size.
     #[inline]
     pub fn opcode(&self) -> Opcode {
         self.opcode
@@ -123,20 +123,20 @@ impl RequestParser {
         Span::new(HEADER_SIZE, usize::from(self.header.extras_len))
     }
 
-    /// Where the value is, whose bytes may not all have come.
+    /// The value's position; not all of its bytes may have come.
     #[inline]
     pub fn value(&self) -> Span {
         let start = self.header.value_start();
         Span::new(start, HEADER_SIZE + self.header.body_len as usize - start)
     }
 
-    /// Whether the header was read and found good.
+    /// Whether the header was parsed and is valid.
     #[inline]
     pub fn is_begun(&self) -> bool {
         self.len > 0
     }
 
-    /// Whether a value may stand behind the key.
+    /// Whether a value may follow the key.
     fn takes_value(&self) -> bool {
         matches!(
             self.opcode,
@@ -223,7 +223,7 @@ impl Refusal {
 mod tests {
     use super::*;
 
-    /// A request of which the sizes are as told.
+    /// A request with the given sizes.
     fn packet(opcode: u8, key_len: u16, extras_len: u8, body_len: u32) -> Vec<u8> {
         let mut bytes = vec![0; HEADER_SIZE + body_len as usize];
         bytes[0] = 0x80;

@@ -1,4 +1,4 @@
-//! Questions of one worker to all.
+//! Queries of one worker to all others.
 
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -8,10 +8,10 @@ use cashew_control::{Rest, ToChild};
 
 use super::Master;
 use crate::child::Role;
-use crate::inquiries::{Asker, Begun};
+use crate::worker_queries::{Asker, Begun};
 
 impl Master {
-    /// A worker has a question for all others, which is in the memfd that came with it.
+    /// A worker has a query for all others, in the memfd that came with it.
     pub(super) fn ask(
         &mut self,
         asker: Asker,
@@ -20,13 +20,13 @@ impl Master {
         question: Vec<OwnedFd>,
         now: Instant,
     ) {
-        // One that is not ready has no clients.
+        // A worker that is not ready has no clients.
         let asked = self.workers().filter(|(_, member)| member.is_answering());
         let asked: Vec<u32> = asked.map(|(slot, _)| slot).collect();
-        let (number, whom) = match self.inquiries.begin(asker, asked.into_iter(), now) {
+        let (number, whom) = match self.worker_queries.begin(asker, asked.into_iter(), now) {
             Begun::Asked { number, whom } => (number, whom),
-            Begun::Alone => return self.tell_asker(asker, Rest::None, Vec::new(), now),
-            Begun::Refused => return self.tell_asker(asker, Rest::Missing, Vec::new(), now),
+            Begun::Alone => return self.reply_to_asker(asker, Rest::None, Vec::new(), now),
+            Begun::Refused => return self.reply_to_asker(asker, Rest::Missing, Vec::new(), now),
         };
         let question: Vec<Rc<OwnedFd>> = question.into_iter().map(Rc::new).collect();
         for slot in whom {
@@ -42,20 +42,20 @@ impl Master {
         answer: Vec<OwnedFd>,
         now: Instant,
     ) {
-        if let Some((asker, is_last)) = self.inquiries.answered(number, slot) {
+        if let Some((asker, is_last)) = self.worker_queries.answered(number, slot) {
             let answer = answer.into_iter().map(Rc::new).collect();
             let rest = if is_last { Rest::None } else { Rest::Awaited };
-            self.tell_asker(asker, rest, answer, now);
+            self.reply_to_asker(asker, rest, answer, now);
         }
     }
 
-    pub(super) fn end_inquiries(&mut self, now: Instant) {
-        for asker in self.inquiries.handle_timeout(now) {
-            self.tell_asker(asker, Rest::Missing, Vec::new(), now);
+    pub(super) fn end_worker_queries(&mut self, now: Instant) {
+        for asker in self.worker_queries.handle_timeout(now) {
+            self.reply_to_asker(asker, Rest::Missing, Vec::new(), now);
         }
     }
 
-    pub(super) fn tell_asker(
+    pub(super) fn reply_to_asker(
         &mut self,
         asker: Asker,
         rest: Rest,
@@ -66,8 +66,8 @@ impl Master {
         self.post_if_read(slot, ToChild::Answer { ticket, rest }, answer, now);
     }
 
-    /// Whoever does not read what it is told is not to be aborted because of what clients ask:
-    /// there is an end to waiting for it.
+    /// Skips a worker that does not read its messages: it must not be aborted because of clients'
+    /// queries, and its answer is not waited for without limit.
     fn post_if_read(
         &mut self,
         slot: u32,

@@ -1,5 +1,5 @@
-//! What is asked of the executable without running an instance. As nutcracker does, it answers on
-//! standard error.
+//! Answers without a running instance: version, help, statistics, a test of the configuration. They
+//! go to standard error, as with nutcracker.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -15,39 +15,38 @@ use crate::arguments::Arguments;
 
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The kernel's own limit, where there is no other (`fs.nr_open`).
+/// The kernel's own limit if there is no other (`fs.nr_open`).
 const OPEN_FILES_MAX: u64 = 1 << 20;
 
-/// A line on standard error. Who reads may have gone and the disk may be full, which changes nothing
-/// of what the line tells, so that is no failure.
-pub(crate) fn say(line: impl Display) {
+/// Prints a line on standard error. A failure is ignored: the reader may be gone or the disk full.
+pub(crate) fn print_line(line: impl Display) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// Version, help and statistics can be asked for at once.
+/// Version, help and statistics may be requested together.
 pub(crate) fn about(arguments: &Arguments) -> ExitCode {
-    say(format_args!("This is cashew-{VERSION}"));
+    print_line(format_args!("This is cashew-{VERSION}"));
     if arguments.help {
-        say(format_args!("\n{}", Arguments::help()));
+        print_line(format_args!("\n{}", Arguments::help()));
     }
     if arguments.describe_stats {
-        say(format_args!("\n{}", cashew_admin::describe()));
+        print_line(format_args!("\n{}", cashew_admin::describe()));
     }
     ExitCode::SUCCESS
 }
 
-/// Exits with nutcracker's 1, where clap would with 2. The help of a command is no misuse.
+/// Exits with 1, as nutcracker does, where clap would use 2. A command's help is no misuse.
 pub(crate) fn misuse(error: &clap::Error) -> ExitCode {
     if error.kind() == ErrorKind::DisplayHelp {
-        say(error);
+        print_line(error);
         return ExitCode::SUCCESS;
     }
     let message = error.to_string();
-    say(message.trim_end());
+    print_line(message.trim_end());
     if !message.contains("Usage:") {
-        say("\nUsage: cashew [OPTIONS]");
+        print_line("\nUsage: cashew [OPTIONS]");
     }
-    say("\nFor more information, try '--help'.");
+    print_line("\nFor more information, try '--help'.");
     ExitCode::FAILURE
 }
 
@@ -56,21 +55,21 @@ pub(crate) fn test_conf(path: &Path) -> ExitCode {
     match cashew_config::load(path) {
         Ok(loaded) => {
             for warning in &loaded.warnings {
-                say(warning);
+                print_line(warning);
             }
-            say(format_args!("cashew: configuration file '{file}' syntax is ok"));
-            say(memory_bound(&loaded.snapshot));
+            print_line(format_args!("cashew: configuration file '{file}' syntax is ok"));
+            print_line(memory_bound(&loaded.snapshot));
             ExitCode::SUCCESS
         }
         Err(errors) => {
-            say(errors);
-            say(format_args!("cashew: configuration file '{file}' syntax is invalid"));
+            print_line(errors);
+            print_line(format_args!("cashew: configuration file '{file}' syntax is invalid"));
             ExitCode::FAILURE
         }
     }
 }
 
-/// Of an instance that is started as this process was.
+/// The bound for an instance started like this process.
 fn memory_bound(snapshot: &Snapshot) -> MemoryBound {
     let inherited = getrlimit(Resource::Nofile).current.unwrap_or(OPEN_FILES_MAX);
     let driver = cashew_worker::driver_memory(snapshot.global.io_engine);

@@ -1,4 +1,4 @@
-//! Questions about clients: those of clients here, and those of other workers.
+//! Queries about clients, from clients here and from other workers.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -10,50 +10,50 @@ use super::Worker;
 use crate::clock::now;
 use crate::place::place;
 
-/// After so long the rest of what clients ask is for the next turn: where there are thousands of them
-/// each answer takes milliseconds, since the kernel is asked about each.
+/// The time spent on answers per tick. With thousands of clients an answer takes milliseconds,
+/// since each client costs a system call.
 const ANSWERING_MAX: Duration = Duration::from_millis(5);
 
-/// What a client wants to know of everybody.
-pub(super) struct Inquiry {
+/// A client's query about the clients of all workers.
+pub(super) struct WorkerQuery {
     pub(super) ticket: u64,
     pub(super) scope: Scope,
     pub(super) pool: PoolId,
-    /// Which client that is.
+    /// The id of that client.
     pub(super) by: u64,
     pub(super) request: Vec<u8>,
 }
 
 impl<D: cashew_driver::Driver> Worker<D> {
-    /// Answers some of what clients have asked.
-    pub(super) fn inquire_some(&mut self) {
+    /// Answers some of the pending queries.
+    pub(super) fn answer_some_queries(&mut self) {
         let until = now() + ANSWERING_MAX;
-        while let Some(inquiry) = self.inquiries.pop_front() {
-            self.ask(inquiry);
+        while let Some(query) = self.worker_queries.pop_front() {
+            self.run_query(query);
             if now() >= until {
                 return;
             }
         }
     }
 
-    /// Answers all of it.
-    pub(super) fn inquire_all(&mut self) {
-        while let Some(inquiry) = self.inquiries.pop_front() {
-            self.ask(inquiry);
+    /// Answers all pending queries.
+    pub(super) fn answer_all_queries(&mut self) {
+        while let Some(query) = self.worker_queries.pop_front() {
+            self.run_query(query);
             self.core.show_life();
         }
     }
 
-    /// Answers what a client wants to know, and asks all other workers.
-    fn ask(&mut self, inquiry: Inquiry) {
-        let Inquiry { ticket, scope, pool, by, request } = inquiry;
-        // What others have said meanwhile holds, too.
+    /// Answers a query for this worker, and sends it to all others.
+    fn run_query(&mut self, query: WorkerQuery) {
+        let WorkerQuery { ticket, scope, pool, by, request } = query;
+        // Pauses that other workers have published meanwhile hold here too.
         self.core.follow_pauses();
         let pause = self.core.engine.client_pause(pool);
         let own = self.own_answer(pool, by, &request);
         let mut is_shared = true;
         if self.core.engine.client_pause(pool) != pause {
-            // Before anybody is told: who begins to serve now is not among them.
+            // Published before the query is sent: a worker that starts now does not get the query.
             is_shared = self.core.share_pause(pool);
             if is_shared {
                 self.log_pause(pool, by);
@@ -71,17 +71,17 @@ impl<D: cashew_driver::Driver> Worker<D> {
         let request = self.question_for_others(pool, by, request);
         let engine = &mut self.core.engine;
         let question = seal(&request)
-            .inspect_err(|error| tracing::error!("other workers cannot be asked: {error}"));
+            .inspect_err(|error| tracing::error!("the other workers cannot be queried: {error}"));
         match question {
             Ok(question) if self.is_master_alive => {
                 let pool = engine.pool_config(pool).name.clone();
-                self.outbox.say_with(ToMaster::Ask { ticket, pool, by }, Some(question));
+                self.outbox.push_with(ToMaster::Ask { ticket, pool, by }, Some(question));
             }
             Ok(_) | Err(_) => engine.handle_answer(ticket, &[], Rest::Missing, now),
         }
     }
 
-    /// Takes what another worker answered to a client here.
+    /// Takes the answer of another worker for a client here.
     pub(super) fn take_answer(
         &mut self,
         ticket: u64,
@@ -98,27 +98,27 @@ impl<D: cashew_driver::Driver> Worker<D> {
         self.core.engine.handle_answer(ticket, &answer, rest, self.core.now);
     }
 
-    /// Answers another worker's question.
+    /// Answers a query of another worker.
     pub(super) fn answer(&mut self, number: u64, pool: &str, by: u64, question: &[OwnedFd]) {
-        // Without a free descriptor it is lost on the way.
+        // Without a free descriptor the query was lost on the way.
         let question = question.first().ok_or(std::io::ErrorKind::UnexpectedEof.into());
         let request = match question.and_then(unseal) {
             Ok(request) => request,
-            Err(error) => return tracing::error!("a question cannot be read: {error}"),
+            Err(error) => return tracing::error!("a query cannot be read: {error}"),
         };
-        // During a reload it may be that only one of the two still has the pool.
-        // One of many perhaps that came together.
+        // Many queries may come together.
         self.core.show_life();
+        // During a reload only one of the two workers may have the pool; then the answer is empty.
         let answer = match self.core.engine.pool_named(pool) {
             Some(pool) => self.own_answer(pool, by, &request),
             None => Vec::new(),
         };
-        // It may be out of date already.
+        // The pauses known here may be out of date.
         self.core.follow_pauses();
         match (!answer.is_empty()).then(|| seal(&answer)).transpose() {
-            Ok(answer) => self.outbox.say_with(ToMaster::Answer { number }, answer),
-            // Who asked is told that an answer is missing.
-            Err(error) => tracing::error!("a question cannot be answered: {error}"),
+            Ok(answer) => self.outbox.push_with(ToMaster::Answer { number }, answer),
+            // The sender learns that an answer is missing.
+            Err(error) => tracing::error!("a query cannot be answered: {error}"),
         }
     }
 
@@ -136,7 +136,7 @@ impl<D: cashew_driver::Driver> Worker<D> {
     }
 }
 
-/// What is in the memfd that came with a message, if one did.
+/// The content of the memfd that came with a message, if any.
 fn content(descriptors: &[OwnedFd]) -> std::io::Result<Vec<u8>> {
     descriptors.first().map_or(Ok(Vec::new()), unseal)
 }
