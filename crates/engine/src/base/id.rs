@@ -60,6 +60,8 @@ ids! {
     pub(crate) ClientId
     /// A request's slot.
     pub(crate) RequestId
+    /// What goes on after the reply to a request.
+    pub(crate) FlowId
     /// A connection to a server, while connections of it come and go.
     pub(crate) LaneId
     /// A pool of a worker, first those of the epoch in use in its order.

@@ -658,14 +658,12 @@ impl Engine {
         request.client = ClientId::NONE;
         let waits = match request.role {
             Role::Parent { pending, .. } => pending > 0,
+            Role::Flow { pending, .. } => pending > 0 || request.in_lane,
             Role::Single
-            | Role::Counted(_)
-            | Role::Affecting(_)
             | Role::Fragment { .. }
             | Role::Probe { .. }
             | Role::Blocked
-            | Role::Own(_)
-            | Role::Call(_) => request.in_lane,
+            | Role::Own(_) => request.in_lane,
         };
         if !waits {
             self.free_request(index);
@@ -678,13 +676,15 @@ impl Engine {
     pub(crate) fn free_request(&mut self, index: RequestId) {
         let request = &mut self.requests[index];
         self.bufs.give(std::mem::take(&mut request.reply));
+        if let Role::Flow { .. } = request.role {
+            self.end_flow(index);
+        }
+        let request = &mut self.requests[index];
         match std::mem::replace(&mut request.role, Role::Single) {
             Role::Parent { merge, .. } => self.recycle_merge(merge),
-            Role::Call(call) => self.recycle_call(call),
-            Role::Affecting(exec_effects) => self.bufs.discharge(exec_effects.size()),
             Role::Single
+            | Role::Flow { .. }
             | Role::Fragment { .. }
-            | Role::Counted(_)
             | Role::Probe { .. }
             | Role::Blocked
             | Role::Own(_) => {}

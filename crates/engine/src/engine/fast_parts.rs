@@ -69,6 +69,9 @@ impl Engine {
                 request.hold(reply, &mut self.bufs);
                 request.hold(end, &mut self.bufs);
                 self.clients[client].held += (reply.len() + end.len()) as u64;
+            } else {
+                // A flow may go on without its client.
+                self.hold(fragment, reply);
             }
             self.end_batch(index);
             self.fragment_done(fragment, parent);

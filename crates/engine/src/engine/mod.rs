@@ -35,6 +35,7 @@ use crate::downstream::handoff::Moving;
 use crate::downstream::pressure::Pressure;
 use crate::engine::change::Change;
 use crate::engine::epoch::Plan;
+use crate::exchange::flow::Flows;
 use crate::exchange::seal::Secret;
 use crate::memcached::{Notes, RequestCtx};
 use crate::redis::monitor::MonitorRelay;
@@ -120,6 +121,7 @@ pub struct Engine {
     /// By client, which waits for several servers.
     pub(crate) tours: HashMap<ClientId, WaitAll>,
     pub(crate) requests: Requests,
+    pub(crate) flows: Flows,
     pub(crate) bufs: BufPool,
     pub(crate) latency_batch: LatencyBatch,
     pub(crate) pressure: Pressure,
@@ -219,6 +221,7 @@ impl Engine {
             clients: Slab::new(),
             tours: HashMap::new(),
             requests: Requests::new(),
+            flows: Flows::new(),
             bufs: BufPool::default(),
             latency_batch: LatencyBatch::default(),
             pressure: Pressure::new(None),
@@ -488,6 +491,7 @@ impl Engine {
         self.miss_notes.trim(&self.requests);
         self.requests.shrink(&mut self.bufs);
         self.clients.shrink();
+        self.flows.shrink();
         self.pools.iter_mut().for_each(|pool| pool.pubsub.topics.shrink());
         shrink(&mut self.unpublished_lanes);
         shrink(&mut self.resumable);

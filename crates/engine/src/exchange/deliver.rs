@@ -2,7 +2,6 @@
 
 use cashew_metrics::PoolCounter;
 use cashew_protocol::memcached;
-use cashew_protocol::redis::Fan;
 use cashew_protocol::resp::{self, Reply, encode};
 
 use crate::base::buffer::LARGE;
@@ -10,8 +9,6 @@ use crate::base::failure::Failure;
 use crate::base::id::{ClientId, RequestId};
 use crate::engine::Engine;
 use crate::memcached::{merge_packets, merge_stats};
-use crate::redis::keyless;
-use crate::redis::pubsub::publish;
 use crate::request::{Due, Merge, Role};
 use crate::upstream::bulk::BULK_SIZE;
 
@@ -23,6 +20,9 @@ pub(crate) const STREAM_WRITE_MIN: u64 = 512 * 1024;
 /// What is left of a value is waited for, and leaves with the piece before it, if it is no more than this.
 const STREAM_END_MAX: u64 = 64 * 1024;
 
+/// What a merged reply has beyond the replies that it is made of, at most: its header.
+const HEADER_MAX: usize = 32;
+
 impl Engine {
     /// Who waits for the request's reply in the end, or [`ClientId::NONE`].
     pub(crate) fn waiting_client(&self, index: RequestId) -> ClientId {
@@ -30,13 +30,11 @@ impl Engine {
         match request.role {
             Role::Fragment { parent, .. } => self.requests[parent].client,
             Role::Single
-            | Role::Counted(_)
-            | Role::Affecting(_)
             | Role::Parent { .. }
+            | Role::Flow { .. }
             | Role::Probe { .. }
             | Role::Blocked
-            | Role::Own(_)
-            | Role::Call(_) => request.client,
+            | Role::Own(_) => request.client,
         }
     }
 
@@ -101,8 +99,8 @@ impl Engine {
                 return;
             }
         }
-        if let Role::Call(_) = request.role {
-            self.call_answered(index, bytes);
+        if let Role::Flow { .. } = request.role {
+            self.watched_reply(index, bytes);
             return;
         }
         self.hold(index, bytes);
@@ -124,18 +122,9 @@ impl Engine {
     }
 
     /// A whole reply in a buffer; the request has left its lane.
-    pub(crate) fn deliver_buf(&mut self, index: RequestId, mut reply: Vec<u8>) {
-        if let Role::Counted(_) = self.requests[index].role {
-            reply = self.correct_reply(index, reply);
-        }
-        if let Role::Call(_) = self.requests[index].role {
-            self.call_is_over(index);
-        }
-        if let Role::Affecting(_) = self.requests[index].role {
-            match self.follow_exec_effects(index, reply) {
-                Some(answer) => reply = answer,
-                None => return,
-            }
+    pub(crate) fn deliver_buf(&mut self, index: RequestId, reply: Vec<u8>) {
+        if let Role::Flow { .. } = self.requests[index].role {
+            self.end_flow(index);
         }
         let request = &mut self.requests[index];
         match request.role {
@@ -168,20 +157,16 @@ impl Engine {
                 self.free_request(index);
             }
             Role::Parent { .. } => unreachable!("only fragments of a split request are sent"),
-            Role::Call(_) | Role::Counted(_) | Role::Affecting(_) => {
-                unreachable!("it was ended above")
-            }
+            Role::Flow { .. } => unreachable!("it was ended above"),
         }
     }
 
     /// Bytes of a reply that goes on.
     pub(crate) fn deliver_part(&mut self, index: RequestId, bytes: &[u8]) {
-        // Whether it is an error its first bytes tell, which are not kept if nobody waits for them.
-        if let Role::Call(_) = self.requests[index].role
+        if let Role::Flow { .. } = self.requests[index].role
             && self.requests[index].arrived == 0
-            && !resp::is_error(bytes)
         {
-            self.call_is_over(index);
+            self.watched_start(index, bytes);
         }
         if self.requests[index].expect.is_quiet_filtered() {
             return self.deliver_part_quiet_filtered(index, bytes);
@@ -191,7 +176,7 @@ impl Engine {
         let client = request.client;
         let is_single = matches!(request.role, Role::Single);
         // Some replies say what is to be done next, whoever wants them.
-        let is_telling = matches!(request.role, Role::Affecting(_) | Role::Call(_) | Role::Blocked);
+        let is_telling = matches!(request.role, Role::Flow { .. } | Role::Blocked);
         let is_for_nothing = request.silent && !is_telling;
         if is_for_nothing || (is_single && client == ClientId::NONE) {
             return;
@@ -255,9 +240,10 @@ impl Engine {
         if self.waiting_client(index) == ClientId::NONE {
             let request = &self.requests[index];
             match request.role {
-                Role::Probe { .. } | Role::Own(_) => {}
+                Role::Probe { .. } | Role::Own(_) | Role::Flow { .. } => {}
                 // Its start still has to tell whether it answers this request.
-                Role::Fragment { .. } if request.due != Due::Anything => {}
+                Role::Fragment { .. } if request.due != Due::Anything || self.is_attempt(index) => {
+                }
                 _ => return,
             }
             let room = PROBE_REPLY_MAX.saturating_sub(request.reply.len());
@@ -282,8 +268,9 @@ impl Engine {
     }
 
     pub(crate) fn fragment_done(&mut self, index: RequestId, parent: RequestId) {
-        let Role::Parent { pending, .. } = &mut self.requests[parent].role else {
-            unreachable!("a fragment's parent is a parent");
+        let pending = match &mut self.requests[parent].role {
+            Role::Parent { pending, .. } => pending,
+            _ => return self.attempt_done(parent, index, None),
         };
         *pending -= 1;
         if *pending > 0 {
@@ -299,22 +286,10 @@ impl Engine {
         let Role::Parent { fragments, merge, .. } = role else {
             unreachable!("only a parent has fragments");
         };
-        if let Merge::CrossShardCopy(cross_shard_copy) = merge {
-            self.end_stage(parent, fragments, cross_shard_copy);
-            return;
-        }
-        if let Merge::Functions(call) = merge {
-            self.functions_fetched(parent, fragments, call);
-            return;
-        }
         if self.requests[parent].client == ClientId::NONE {
             self.free_fragments(fragments);
             self.recycle_merge(merge);
             self.free_request(parent);
-            return;
-        }
-        if let Merge::Round(round) = merge {
-            self.end_turn(parent, fragments, round);
             return;
         }
         if self.deal_out(parent, fragments, &merge) {
@@ -336,6 +311,51 @@ impl Engine {
         self.recycle_merge(merge);
         self.charge(parent, reply.len());
         self.deliver_buf(parent, reply);
+    }
+
+    /// Merges replies to fragments straight into the client's output, if that is where they belong
+    /// now, they are small, and none of them is an error. Returns whether it did.
+    pub(crate) fn deal_out(
+        &mut self,
+        parent: RequestId,
+        fragments: RequestId,
+        merge: &Merge,
+    ) -> bool {
+        let request = &self.requests[parent];
+        let client = &mut self.clients[request.client];
+        let (gather, is_error): (_, fn(&[u8]) -> bool) = match merge {
+            Merge::Elements(gather) => (gather, resp::is_error),
+            Merge::Values(gather) if !gather.is_part => (gather, memcached::is_error),
+            _ => return false,
+        };
+        if client.head != parent || request.silent || request.streaming {
+            return false;
+        }
+        let mut size = HEADER_MAX;
+        for reply in self.requests.replies(fragments) {
+            size += reply.len();
+            if is_error(reply) {
+                return false;
+            }
+        }
+        if size >= LARGE {
+            return false;
+        }
+        let places = &mut self.scratch.places;
+        places.clear();
+        let mut merged = None;
+        client.output.write_with(&mut self.bufs, size, |out| {
+            let start = out.len();
+            merged = match merge {
+                Merge::Elements(_) => self.requests.merge_elements(fragments, gather, places, out),
+                _ => self.requests.merge_values(fragments, gather, places, out),
+            };
+            if merged.is_none() {
+                out.truncate(start);
+            }
+        });
+        self.requests[parent].done = merged.is_some();
+        merged.is_some()
     }
 
     /// Frees the fragments of one parent from this one on.
@@ -363,29 +383,14 @@ impl Engine {
 
     /// One reply of many.
     fn merge(&mut self, parent: RequestId, fragments: RequestId, merge: &Merge) -> Vec<u8> {
-        if let Merge::Learn(name) = merge {
-            let pool = self.requests[parent].pool;
-            self.pools[pool].learn(name, &self.requests[fragments].reply);
-            return Vec::new();
-        }
         let sizes = self.fragment_replies(fragments).map(|reply| reply.len());
         // Few merged replies are longer than what they are made of, but for a number's digits.
         let mut out = self.bufs.take_for(sizes.sum::<usize>() + 32);
         let room = out.capacity();
         let is_error: fn(&[u8]) -> bool = match merge {
-            Merge::Sum | Merge::Elements(_) | Merge::Page(_) | Merge::Learn(_) => resp::is_error,
-            Merge::Fan(fan) if !keyless::tolerates(*fan) => resp::is_error,
-            Merge::Numsub(_) | Merge::Newest(_) | Merge::Scripts(_) | Merge::Load(_) => {
-                resp::is_error
-            }
+            Merge::Sum | Merge::Elements(_) => resp::is_error,
             Merge::Same => |reply| resp::is_error(reply) || memcached::is_error(reply),
             Merge::Values(_) => memcached::is_error,
-            Merge::Fan(_)
-            | Merge::Named(_)
-            | Merge::Round(_)
-            | Merge::CrossShardCopy(_)
-            | Merge::Functions(_)
-            | Merge::Last => |_| false,
             Merge::Told(_) | Merge::Stats(_) | Merge::Packets(_) => |_| false,
         };
         let is_part = match merge {
@@ -398,16 +403,11 @@ impl Engine {
         let errors = self.fragment_replies(fragments).filter(|reply| is_error(reply));
         let error = errors.take(usize::from(!is_part)).next();
         if error.map(|error| out.extend_from_slice(error)).is_some() {
-            if let Merge::Load(sha) = merge {
-                let pool = self.requests[parent].pool;
-                self.load_refused(pool, sha, &out);
-            }
             return out;
         }
         let mut places = std::mem::take(&mut self.scratch.places);
         places.clear();
         let merged = match merge {
-            Merge::Learn(_) => unreachable!("told apart above"),
             Merge::Sum => merge_sum(self.fragment_replies(fragments), &mut out),
             Merge::Same => merge_same(self.fragment_replies(fragments), &mut out),
             Merge::Elements(gather) => {
@@ -430,26 +430,6 @@ impl Engine {
                 out.extend_from_slice(&text);
                 merged
             }
-            Merge::Newest(newest) => self.merge_newest(fragments, newest, &mut out),
-            Merge::Load(_) => keyless::merge(Fan::Same, self.fragment_replies(fragments), &mut out),
-            Merge::Fan(fan) => keyless::merge(*fan, self.fragment_replies(fragments), &mut out),
-            Merge::Numsub(corrections) => {
-                let mut sums = Vec::new();
-                keyless::merge(Fan::SumPairs, self.fragment_replies(fragments), &mut sums)
-                    .and_then(|()| publish::correct_each(&sums, corrections, &mut out))
-            }
-            Merge::Scripts(asked) => {
-                let pool = self.requests[parent].pool;
-                self.note_existing(pool, asked, fragments);
-                let replies = self.fragment_replies(fragments);
-                keyless::scripts(replies, asked.are_there(), &mut out)
-            }
-            Merge::Named(named) => self.merge_named(parent, fragments, named, &mut out),
-            Merge::Last => merge_last(self.fragment_replies(fragments), &mut out),
-            Merge::Page(page) => self.merge_page(parent, fragments, *page, &mut out),
-            Merge::Round(_) | Merge::CrossShardCopy(_) | Merge::Functions(_) => {
-                unreachable!("their replies are seen to elsewhere")
-            }
         };
         self.scratch.places = places;
         if merged.is_none() {
@@ -470,11 +450,6 @@ fn merge_sum<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> 
         sum = sum.checked_add(count)?;
     }
     encode::write_integer(out, sum);
-    Some(())
-}
-
-fn merge_last<'r>(replies: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) -> Option<()> {
-    out.extend_from_slice(replies.last()?);
     Some(())
 }
 

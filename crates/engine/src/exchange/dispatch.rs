@@ -568,26 +568,7 @@ impl Engine {
                     self.scratch.gathers.give(gather);
                 }
             }
-            Merge::Named(named) => self.bufs.discharge(named.size()),
-            Merge::Newest(newest) => self.bufs.discharge(newest.size()),
-            Merge::Round(round) => {
-                self.bufs.discharge(size_of_val(&*round));
-                self.bufs.give(round.text);
-            }
-            Merge::CrossShardCopy(cross_shard_copy) => self.recycle_copy(*cross_shard_copy),
-            Merge::Functions(call) => self.recycle_call(call),
-            Merge::Sum
-            | Merge::Same
-            | Merge::Learn(_)
-            | Merge::Fan(_)
-            | Merge::Numsub(_)
-            | Merge::Scripts(_)
-            | Merge::Load(_)
-            | Merge::Page(_)
-            | Merge::Last
-            | Merge::Told(_)
-            | Merge::Stats(_)
-            | Merge::Packets(_) => {}
+            Merge::Sum | Merge::Same | Merge::Told(_) | Merge::Stats(_) | Merge::Packets(_) => {}
         }
     }
 }

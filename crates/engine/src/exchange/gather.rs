@@ -5,61 +5,9 @@ use std::collections::{HashMap, VecDeque};
 use cashew_protocol::memcached;
 use cashew_protocol::resp::{self, encode};
 
-use crate::base::buffer::LARGE;
 use crate::base::id::RequestId;
-use crate::engine::Engine;
 use crate::request::slab::Requests;
-use crate::request::{Gather, Merge, Role};
-
-/// What a merged reply has beyond the replies that it is made of, at most: its header.
-const HEADER_MAX: usize = 32;
-
-impl Engine {
-    /// Merges replies to fragments straight into the client's output, if that is where they belong
-    /// now, they are small, and none of them is an error. Returns whether it did.
-    pub(crate) fn deal_out(
-        &mut self,
-        parent: RequestId,
-        fragments: RequestId,
-        merge: &Merge,
-    ) -> bool {
-        let request = &self.requests[parent];
-        let client = &mut self.clients[request.client];
-        let (gather, is_error): (_, fn(&[u8]) -> bool) = match merge {
-            Merge::Elements(gather) => (gather, resp::is_error),
-            Merge::Values(gather) if !gather.is_part => (gather, memcached::is_error),
-            _ => return false,
-        };
-        if client.head != parent || request.silent || request.streaming {
-            return false;
-        }
-        let mut size = HEADER_MAX;
-        for reply in self.requests.replies(fragments) {
-            size += reply.len();
-            if is_error(reply) {
-                return false;
-            }
-        }
-        if size >= LARGE {
-            return false;
-        }
-        let places = &mut self.scratch.places;
-        places.clear();
-        let mut merged = None;
-        client.output.write_with(&mut self.bufs, size, |out| {
-            let start = out.len();
-            merged = match merge {
-                Merge::Elements(_) => self.requests.merge_elements(fragments, gather, places, out),
-                _ => self.requests.merge_values(fragments, gather, places, out),
-            };
-            if merged.is_none() {
-                out.truncate(start);
-            }
-        });
-        self.requests[parent].done = merged.is_some();
-        merged.is_some()
-    }
-}
+use crate::request::{Gather, Role};
 
 impl Requests {
     /// The replies of a request's fragments, in their order.
@@ -75,6 +23,14 @@ impl Requests {
             }
             Some(fragment.reply.as_slice())
         })
+    }
+
+    /// The fragment behind this one, or [`RequestId::NONE`].
+    pub(crate) fn next_fragment(&self, at: RequestId) -> RequestId {
+        match self[at].role {
+            Role::Fragment { next, .. } => next,
+            _ => RequestId::NONE,
+        }
     }
 
     /// Where to begin in each fragment's reply.

@@ -2,5 +2,6 @@
 
 pub(crate) mod deliver;
 pub(crate) mod dispatch;
+pub(crate) mod flow;
 pub(crate) mod gather;
 pub(crate) mod seal;

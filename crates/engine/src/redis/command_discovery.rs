@@ -11,8 +11,26 @@ use crate::base::id::{ClientId, RequestId};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
-use crate::request::{Due, Merge, Role};
+use crate::exchange::flow::{Flow, FlowContext, Step};
+use crate::request::{Due, Role};
 use crate::upstream::pool::Pool;
+
+/// What a server is asked about the command of this name.
+#[derive(Debug)]
+struct Discovery(Box<str>);
+
+impl Flow for Discovery {
+    fn on_reply(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, reply: &[u8]) -> Step {
+        let pool = cx.pool();
+        cx.engine.pools[pool].learn(&self.0, reply);
+        // Nothing for the client, which has not asked for it.
+        Step::Reply(Vec::new())
+    }
+
+    fn on_failure(&mut self, cx: &mut FlowContext<'_>, attempt: RequestId, _: Failure) -> Step {
+        self.on_reply(cx, attempt, b"")
+    }
+}
 
 impl Engine {
     /// What a request calls that is not in the table, or what to do first to know.
@@ -60,8 +78,7 @@ impl Engine {
         self.requests[fragment].role = Role::Fragment { parent, next: RequestId::NONE };
         self.requests[fragment].expect = Expect::Line;
         self.requests[fragment].due = Due::Anything;
-        let merge = Merge::Learn(name.into());
-        self.requests[parent].role = Role::Parent { fragments: fragment, pending: 1, merge };
+        self.attach(parent, Box::new(Discovery(name.into())), None, (fragment, 1));
         self.send(lane, fragment, Payload::Bytes(&question));
         Plan::Wait
     }

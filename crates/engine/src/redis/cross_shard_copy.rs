@@ -10,12 +10,13 @@ use cashew_protocol::Span;
 use cashew_protocol::redis::Command;
 use cashew_protocol::resp::{self, encode};
 
+use crate::base::failure::Failure;
 use crate::base::id::{ClientId, PoolId, RequestId, ServerId};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
-use crate::exchange::dispatch::{Payload, Split};
+use crate::exchange::dispatch::Split;
+use crate::exchange::flow::{Attempts, Flow, FlowContext, Step, Target, Text};
 use crate::redis::keyless::{self, Walk};
-use crate::request::{Merge, Role};
 
 /// An error shows so much of a key.
 const KEY_SHOWN_MAX: usize = 64;
@@ -57,9 +58,121 @@ enum Stage {
 }
 
 impl CrossShardCopy {
-    /// Bytes allocated besides the keys, which are in buffers.
+    /// Sends what the next stage is made of to a server.
+    fn send(
+        &self,
+        engine: &mut Engine,
+        request: RequestId,
+        server: ServerId,
+        first: Vec<u8>,
+        second: Option<Vec<u8>>,
+    ) -> Step {
+        let pool = engine.requests[request].pool;
+        let size = first.len() + second.as_ref().map_or(0, Vec::len);
+        let mut error = Vec::new();
+        let lane = if self.is_still_meant(engine, pool) {
+            let lane = engine.lane_of((pool, server), self.variant, self.lane_choice, size);
+            let protocol = engine.pools[pool].protocol;
+            lane.map_err(|failure| failure.write_reply(protocol, &mut error)).ok()
+        } else {
+            error.extend_from_slice(SERVERS_CHANGED);
+            None
+        };
+        let Some(lane) = lane else {
+            engine.bufs.give(first);
+            engine.bufs.give(second.unwrap_or_default());
+            return self.end(engine, &error);
+        };
+        let (to, first) = (Target::Lane(lane), Text::Owned(first));
+        Step::Send(match second {
+            Some(second) => Attempts::two(to, first, Text::Owned(second)),
+            None => Attempts::one(to, first),
+        })
+    }
+
+    /// Whether the numbers of servers still mean the same, and the keys still belong to them.
+    fn is_still_meant(&self, engine: &Engine, pool: PoolId) -> bool {
+        let pool = &engine.pools[pool];
+        pool.walk == self.walk && pool.ring_version == self.ring_version
+    }
+
+    /// Gives the value to the other server.
+    fn store(&mut self, cx: &mut FlowContext<'_>) -> Step {
+        let size: usize = cx.replies().map(<[u8]>::len).sum();
+        let mut text = cx.engine.bufs.take_for(size + self.target.len() + 128);
+        let mut replies = cx.replies();
+        let (dump, ttl) = (replies.next().unwrap_or_default(), replies.next().unwrap_or_default());
+        match payload(dump, ttl) {
+            Some((payload, ttl)) if cx.client() != ClientId::NONE => {
+                let ttl = ttl.to_string();
+                let words = [b"RESTORE", &*self.target, ttl.as_bytes(), payload, b"REPLACE"];
+                let words = if self.task.replaces() { &words[..] } else { &words[..4] };
+                encode::write_command(&mut text, words);
+            }
+            _ => {
+                drop(replies);
+                cx.engine.bufs.give(text);
+                return self.end(cx.engine, self.task.nothing());
+            }
+        }
+        drop(replies);
+        self.stage = Stage::Store;
+        self.send(cx.engine, cx.request, self.to, text, None)
+    }
+
+    /// Answers with a reply; an error says where the key is.
+    fn end(&self, engine: &mut Engine, reply: &[u8]) -> Step {
+        if self.stage == Stage::Remove && resp::is_error(reply) {
+            let why = String::from_utf8_lossy(&reply[1..]);
+            let why = why.trim_end();
+            let text = format!("ERR the key was copied, but not removed where it was: {why}");
+            return Step::Reply(
+                engine.written(text.len() + 3, |out| encode::write_error(out, text.as_bytes())),
+            );
+        }
+        Step::Reply(engine.written(reply.len(), |out| out.extend_from_slice(reply)))
+    }
+}
+
+impl Flow for CrossShardCopy {
+    /// A stage is over when all of it is answered. Its client may have left: nothing more is begun
+    /// then, but a key that is in both places is removed where it was.
+    fn on_reply(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, _reply: &[u8]) -> Step {
+        if cx.pending() > 0 {
+            return Step::Wait;
+        }
+        let error = cx.replies().find(|reply| resp::is_error(reply)).map(<[u8]>::to_vec);
+        match (self.stage, error) {
+            (Stage::Store, Some(error)) if error.starts_with(b"-BUSYKEY") => {
+                self.end(cx.engine, NOT_DONE)
+            }
+            (_, Some(error)) => self.end(cx.engine, &error),
+            (Stage::Fetch, None) => self.store(cx),
+            (Stage::Store, None) if self.task.removes() => {
+                let text = cx.engine.about_key(b"DEL", &self.source);
+                self.stage = Stage::Remove;
+                self.send(cx.engine, cx.request, self.from, text, None)
+            }
+            (Stage::Store | Stage::Remove, None) => self.end(cx.engine, self.task.done()),
+        }
+    }
+
+    fn on_failure(&mut self, cx: &mut FlowContext<'_>, attempt: RequestId, _: Failure) -> Step {
+        self.on_reply(cx, attempt, b"")
+    }
+
+    fn outlives_client(&self) -> bool {
+        true
+    }
+
+    /// Besides the keys, which are in buffers.
     fn size(&self) -> usize {
         size_of_val(self)
+    }
+
+    fn recycle(self: Box<Self>, engine: &mut Engine) {
+        engine.bufs.give(self.source);
+        engine.bufs.give(self.target);
     }
 }
 
@@ -171,108 +284,12 @@ impl Engine {
             variant,
             lane_choice,
         };
-        self.bufs.charge(cross_shard_copy.size());
         let dump = self.about_key(b"DUMP", keys[0]);
         let ttl = self.about_key(b"PTTL", keys[0]);
-        let parent = self.new_request(client);
-        self.send_stage(parent, Box::new(cross_shard_copy), servers[0], vec![dump, ttl]);
+        let request = self.new_request(client);
+        let step = cross_shard_copy.send(self, request, servers[0], dump, Some(ttl));
+        self.begin_flow(request, Box::new(cross_shard_copy), None, step);
         Plan::Done
-    }
-
-    /// Sends requests of the next stage to a server; their replies come to [`Engine::end_stage`].
-    fn send_stage(
-        &mut self,
-        parent: RequestId,
-        cross_shard_copy: Box<CrossShardCopy>,
-        server: ServerId,
-        mut requests: Vec<Vec<u8>>,
-    ) {
-        let size = requests.iter().map(Vec::len).sum();
-        let pool = self.requests[parent].pool;
-        let mut error = Vec::new();
-        let lane = if self.is_still_meant(pool, &cross_shard_copy) {
-            let lane = self.lane_of(
-                (pool, server),
-                cross_shard_copy.variant,
-                cross_shard_copy.lane_choice,
-                size,
-            );
-            let protocol = self.pools[pool].protocol;
-            lane.map_err(|failure| failure.write_reply(protocol, &mut error)).ok()
-        } else {
-            error.extend_from_slice(SERVERS_CHANGED);
-            None
-        };
-        let Some(lane) = lane else {
-            requests.into_iter().for_each(|request| self.bufs.give(request));
-            self.end_copy(parent, cross_shard_copy, &error);
-            return;
-        };
-        // Fragments are linked from the last one on, and sent from the first one on.
-        let mut added = vec![RequestId::NONE; requests.len()];
-        let mut fragments = RequestId::NONE;
-        for fragment in added.iter_mut().rev() {
-            fragments = self.add_fragment(parent, fragments);
-            *fragment = fragments;
-        }
-        for (&fragment, request) in added.iter().zip(requests.drain(..)) {
-            self.send(lane, fragment, Payload::Owned(request));
-        }
-        let merge = Merge::CrossShardCopy(cross_shard_copy);
-        self.requests[parent].role = Role::Parent { fragments, pending: 0, merge };
-        self.begin_fragments(parent, fragments, added.len() as u32);
-    }
-
-    /// Whether the numbers of servers still mean the same, and the keys still belong to them.
-    fn is_still_meant(&self, pool: PoolId, cross_shard_copy: &CrossShardCopy) -> bool {
-        let pool = &self.pools[pool];
-        pool.walk == cross_shard_copy.walk && pool.ring_version == cross_shard_copy.ring_version
-    }
-
-    /// A stage is over. Its client may have left: nothing more is begun then, but a key that is in
-    /// both places is removed where it was.
-    pub(crate) fn end_stage(
-        &mut self,
-        parent: RequestId,
-        fragments: RequestId,
-        mut cross_shard_copy: Box<CrossShardCopy>,
-    ) {
-        let Role::Fragment { next, .. } = self.requests[fragments].role else {
-            unreachable!("it is what was sent");
-        };
-        let first = self.take_reply(fragments);
-        let second = if next == RequestId::NONE { Vec::new() } else { self.take_reply(next) };
-        self.free_fragments(fragments);
-        let is_client_gone = self.requests[parent].client == ClientId::NONE;
-        let error = [&first, &second].into_iter().find(|reply| resp::is_error(reply));
-        let reply: &[u8] = match (cross_shard_copy.stage, error) {
-            (Stage::Store, Some(error)) if error.starts_with(b"-BUSYKEY") => NOT_DONE,
-            (_, Some(error)) => error,
-            (Stage::Fetch, None) => match payload(&first, &second) {
-                Some((payload, ttl)) if !is_client_gone => {
-                    let text = self.restore(&cross_shard_copy, payload, ttl);
-                    let to = cross_shard_copy.to;
-                    cross_shard_copy.stage = Stage::Store;
-                    self.send_stage(parent, cross_shard_copy, to, vec![text]);
-                    self.bufs.give(first);
-                    self.bufs.give(second);
-                    return;
-                }
-                _ => cross_shard_copy.task.nothing(),
-            },
-            (Stage::Store, None) if cross_shard_copy.task.removes() => {
-                let text = self.about_key(b"DEL", &cross_shard_copy.source);
-                let from = cross_shard_copy.from;
-                cross_shard_copy.stage = Stage::Remove;
-                self.send_stage(parent, cross_shard_copy, from, vec![text]);
-                self.bufs.give(first);
-                return;
-            }
-            (Stage::Store | Stage::Remove, None) => cross_shard_copy.task.done(),
-        };
-        self.end_copy(parent, cross_shard_copy, reply);
-        self.bufs.give(first);
-        self.bufs.give(second);
     }
 
     /// A command with a key, in a buffer that need not grow.
@@ -280,40 +297,6 @@ impl Engine {
         let mut text = self.bufs.take_for(key.len() + 64);
         encode::write_command(&mut text, &[name, key]);
         text
-    }
-
-    fn restore(&mut self, cross_shard_copy: &CrossShardCopy, payload: &[u8], ttl: i64) -> Vec<u8> {
-        let mut text = self.bufs.take_for(payload.len() + cross_shard_copy.target.len() + 128);
-        let ttl = ttl.to_string();
-        let words = [b"RESTORE", &*cross_shard_copy.target, ttl.as_bytes(), payload, b"REPLACE"];
-        let words = if cross_shard_copy.task.replaces() { &words[..] } else { &words[..4] };
-        encode::write_command(&mut text, words);
-        text
-    }
-
-    /// Answers with a reply; an error says where the key is.
-    fn end_copy(&mut self, parent: RequestId, cross_shard_copy: Box<CrossShardCopy>, reply: &[u8]) {
-        let is_in_both = cross_shard_copy.stage == Stage::Remove && resp::is_error(reply);
-        self.recycle_merge(Merge::CrossShardCopy(cross_shard_copy));
-        if self.requests[parent].client == ClientId::NONE {
-            self.free_request(parent);
-            return;
-        }
-        self.answer_instead(parent, |out| match is_in_both {
-            true => {
-                let why = String::from_utf8_lossy(&reply[1..]);
-                let why = why.trim_end();
-                let text = format!("ERR the key was copied, but not removed where it was: {why}");
-                encode::write_error(out, text.as_bytes());
-            }
-            false => out.extend_from_slice(reply),
-        });
-    }
-
-    pub(crate) fn recycle_copy(&mut self, cross_shard_copy: CrossShardCopy) {
-        self.bufs.discharge(cross_shard_copy.size());
-        self.bufs.give(cross_shard_copy.source);
-        self.bufs.give(cross_shard_copy.target);
     }
 }
 

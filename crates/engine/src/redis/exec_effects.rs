@@ -20,10 +20,11 @@ use crate::downstream::receive::Plan;
 use crate::downstream::session::NO_VARIANT;
 use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
+use crate::exchange::flow::{Flow, FlowContext, Step};
 use crate::redis::client_list::Question;
 use crate::redis::keyless::Aggregate;
 use crate::redis::transaction::UNWATCH;
-use crate::request::{Due, Own, Role};
+use crate::request::{Due, Own};
 
 /// Of one transaction.
 const EFFECTS_MAX: usize = 1024;
@@ -110,6 +111,50 @@ impl Pauses {
             };
         }
         all
+    }
+}
+
+impl Flow for ExecEffects {
+    /// The reply to EXEC is here. It waits for other workers if they are concerned.
+    fn on_reply(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, reply: &[u8]) -> Step {
+        let client = cx.client();
+        if client == ClientId::NONE {
+            return Step::Answer;
+        }
+        let FlowContext { engine, request, .. } = cx;
+        debug_assert_eq!(engine.clients[client].head, *request, "it is owed nothing else");
+        let selected = self.done(reply).filter_map(|effect| effect.kind.database()).last();
+        let pauses = Pauses::of(self.done(reply));
+        if let Some(database) = selected {
+            engine.clients[client].session.database = database;
+            if !engine.follow_session(client) {
+                // It cannot go on where it is told to be: all variants have been taken meanwhile.
+                engine.finish(client);
+            }
+        }
+        let Some(Pauses { place, unpause, pause }) = pauses else { return Step::Answer };
+        let pause = pause.map(|(millis, writes_only)| {
+            let mode: &[u8] = if writes_only { b"WRITE" } else { b"ALL" };
+            command(&[b"CLIENT", b"PAUSE", millis.to_string().as_bytes(), mode])
+        });
+        let unpause = unpause.then(|| command(&[b"CLIENT", b"UNPAUSE"]));
+        // What all have been told last they have been told all of.
+        let (first, last) = match (unpause, pause) {
+            (unpause, Some(pause)) => (unpause, Some(pause)),
+            (unpause, None) => (None, unpause),
+        };
+        if let Some(question) = first {
+            engine.ask_everybody(client, question);
+        }
+        match engine.ask_before_answer(client, *request, place, last.unwrap_or_default()) {
+            true => Step::Wait,
+            false => Step::Answer,
+        }
+    }
+
+    /// They have been counted since the transaction had them.
+    fn recycle(self: Box<Self>, engine: &mut Engine) {
+        engine.bufs.discharge(Self::size(&self));
     }
 }
 
@@ -219,8 +264,8 @@ impl Engine {
     ) -> Plan {
         let selects = exec_effects.database().is_some();
         let request = self.new_request(client);
-        let slot = &mut self.requests[request];
-        (slot.role, slot.due) = (Role::Affecting(Box::new(exec_effects)), Due::Elements);
+        self.requests[request].due = Due::Elements;
+        self.watch_reply(request, Box::new(exec_effects), None);
         self.send(lane, request, Payload::Bytes(exec));
         if selects {
             let state = &self.lanes[lane];
@@ -231,56 +276,6 @@ impl Engine {
         }
         self.release(lane);
         Plan::Done
-    }
-
-    /// The reply to EXEC of a transaction with effects is here. Gives it back for the client, unless
-    /// that waits for other workers.
-    pub(crate) fn follow_exec_effects(
-        &mut self,
-        index: RequestId,
-        reply: Vec<u8>,
-    ) -> Option<Vec<u8>> {
-        let request = &mut self.requests[index];
-        let client = request.client;
-        let Role::Affecting(exec_effects) = std::mem::replace(&mut request.role, Role::Single)
-        else {
-            unreachable!("it is of a transaction with effects");
-        };
-        self.bufs.discharge(exec_effects.size());
-        if client == ClientId::NONE {
-            return Some(reply);
-        }
-        debug_assert_eq!(self.clients[client].head, index, "it is owed nothing else");
-        let selected = exec_effects.done(&reply).filter_map(|effect| effect.kind.database()).last();
-        let pauses = Pauses::of(exec_effects.done(&reply));
-        if let Some(database) = selected {
-            self.clients[client].session.database = database;
-            if !self.follow_session(client) {
-                // It cannot go on where it is told to be: all variants have been taken meanwhile.
-                self.finish(client);
-            }
-        }
-        let Some(Pauses { place, unpause, pause }) = pauses else { return Some(reply) };
-        let pause = pause.map(|(millis, writes_only)| {
-            let mode: &[u8] = if writes_only { b"WRITE" } else { b"ALL" };
-            command(&[b"CLIENT", b"PAUSE", millis.to_string().as_bytes(), mode])
-        });
-        let unpause = unpause.then(|| command(&[b"CLIENT", b"UNPAUSE"]));
-        // What all have been told last they have been told all of.
-        let (first, last) = match (unpause, pause) {
-            (unpause, Some(pause)) => (unpause, Some(pause)),
-            (unpause, None) => (None, unpause),
-        };
-        if let Some(question) = first {
-            self.ask_everybody(client, question);
-        }
-        match self.ask_before_answer(client, index, place, last.unwrap_or_default()) {
-            true => {
-                self.requests[index].reply = reply;
-                None
-            }
-            false => Some(reply),
-        }
     }
 }
 

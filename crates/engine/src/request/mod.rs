@@ -1,22 +1,16 @@
 //! One request on its way.
 
+pub(crate) mod replay;
 pub(crate) mod slab;
 
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis;
 
 use crate::base::buffer::BufPool;
-use crate::base::id::{ClientId, LaneId, PoolId, RequestId, ServerId};
+use crate::base::id::{ClientId, FlowId, LaneId, PoolId, RequestId, ServerId};
 use crate::base::time::Time;
 use crate::exchange::seal::Seal;
 use crate::memcached::{Aggregate, Asked};
-use crate::redis::cross_shard_copy::CrossShardCopy;
-use crate::redis::exec_effects::ExecEffects;
-use crate::redis::keyless::{Named, Newest, Page, Round};
-use crate::redis::pubsub::Correction;
-use crate::redis::script_replay::{Call, Remembered};
-use crate::redis::scripts::Sha;
 use crate::upstream::bulk::Mark;
 
 /// A request of a client, one per-server part of it, or a question of the gateway's own.
@@ -77,12 +71,13 @@ pub(crate) enum Role {
         parent: RequestId,
         next: RequestId,
     },
-    /// As [`Role::Single`], but for numbers of subscribers that it is answered.
-    Counted(Correction),
-    /// As a single one, but for a reply that says that the server has lost what is called.
-    Call(Box<Call>),
-    /// As a single one, but it may do what the gateway goes along with.
-    Affecting(Box<ExecEffects>),
+    /// A flow sees the reply before the client does, or has sent fragments of its own in the
+    /// request's place: see [`crate::exchange::flow`].
+    Flow {
+        flow: FlowId,
+        attempts: RequestId,
+        pending: u32,
+    },
     /// Asks an ejected server whether it is well.
     Probe {
         server: ServerId,
@@ -115,8 +110,6 @@ pub(crate) enum Merge {
     Same,
     /// Arrays whose elements are dealt back to the positions of the keys.
     Elements(Box<Gather>),
-    /// What a server told of the command of this name: nothing for the client.
-    Learn(Box<str>),
     /// memcached's VALUE blocks, in the order of the keys, and one END.
     Values(Box<Gather>),
     /// memcached's `OK`, or the first answer that is something else.
@@ -125,27 +118,6 @@ pub(crate) enum Merge {
     Stats(Box<Aggregate>),
     /// Either in packets.
     Packets(Box<Aggregate>),
-    /// As the command says, which has no keys.
-    Fan(redis::Fan),
-    /// The sum for each channel, to which so much is to be added.
-    Numsub(Box<[i32]>),
-    /// What all say alike, to SCRIPT LOAD of a script that is new.
-    Load(Box<Sha>),
-    /// SCRIPT EXISTS, and which of the scripts are remembered here.
-    Scripts(Box<Remembered>),
-    /// What each server says, under its name.
-    Named(Box<Named>),
-    Newest(Box<Newest>),
-    /// One page of a SCAN over all servers.
-    Page(Page),
-    /// One server after the other, until one has what is asked for.
-    Round(Box<Round>),
-    /// Stages of a key's way from one server to another.
-    CrossShardCopy(Box<CrossShardCopy>),
-    /// The functions of another server, for one that has been called and lacks them.
-    Functions(Box<Call>),
-    /// The last reply is the answer, whatever the others are.
-    Last,
 }
 
 /// What the reply of Redis must be: to a fragment, for the replies of all to become one, and on a
@@ -206,7 +178,6 @@ impl Due {
             Merge::Sum => Self::Integer,
             Merge::Same => Self::Status,
             Merge::Elements(_) => Self::Array(keys),
-            Merge::Fan(redis::Fan::Sum | redis::Fan::Least | redis::Fan::Most) => Self::Integer,
             _ => Self::Anything,
         }
     }

@@ -306,7 +306,7 @@ impl Engine {
     }
 
     /// Answers a request in its server's place.
-    pub(crate) fn fail_request(&mut self, index: RequestId, failure: Failure) {
+    pub(crate) fn fail_request(&mut self, index: RequestId, mut failure: Failure) {
         let request = &mut self.requests[index];
         if request.is_remnant() {
             // It was answered; that the rest of it was not written is nobody's failure.
@@ -315,7 +315,7 @@ impl Engine {
         }
         request.in_lane = false;
         request.failed = true;
-        match request.role {
+        match self.requests[index].role {
             Role::Probe { .. } | Role::Own(_) => {
                 self.free_request(index);
                 return;
@@ -324,14 +324,17 @@ impl Engine {
                 self.wait_failed(index);
                 return;
             }
-            Role::Single
-            | Role::Parent { .. }
-            | Role::Fragment { .. }
-            | Role::Counted(_)
-            | Role::Affecting(_)
-            | Role::Blocked
-            | Role::Call(_) => {}
+            Role::Fragment { .. } if self.is_attempt(index) => {
+                self.attempt_failed(index, failure);
+                return;
+            }
+            Role::Flow { .. } => match self.watched_failure(index, failure) {
+                Some(why) => failure = why,
+                None => return,
+            },
+            Role::Single | Role::Parent { .. } | Role::Fragment { .. } | Role::Blocked => {}
         }
+        let request = &self.requests[index];
         if request.streaming && request.client != ClientId::NONE {
             // Half of a reply is with the client: nothing sensible can follow it.
             let client = request.client;

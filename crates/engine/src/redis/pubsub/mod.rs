@@ -29,7 +29,6 @@ mod subscribe;
 pub(crate) mod topics;
 
 pub(crate) use feed::Feed;
-pub(crate) use publish::Correction;
 use subscribe::Membership;
 pub(crate) use subscribe::Subscriber;
 pub(crate) use topics::Topics;

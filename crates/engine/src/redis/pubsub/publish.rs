@@ -18,25 +18,51 @@ use cashew_protocol::resp::{self, Reply, ReplyScanner, Scan, encode};
 use crate::base::id::{ClientId, PoolId, RequestId, ServerId, TopicSlot};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
+use crate::exchange::flow::{Flow, FlowContext, Step};
 use crate::redis::pubsub::topics::{Kind, Place, Standing};
-use crate::request::{Merge, Role};
 use crate::upstream::pool::{self, Pool};
-
-/// What is to be added to the number of subscribers that a server tells.
-#[derive(Debug)]
-pub(crate) enum Correction {
-    One(Box<Counted>),
-    /// To that of each channel, in their order.
-    Each(Box<[i32]>),
-}
 
 /// A message that is published, and how many more hear it than its server counts.
 #[derive(Debug)]
-pub(crate) struct Counted {
+struct Published {
     server: ServerId,
     kind: Kind,
     channel: Box<[u8]>,
     more: i32,
+}
+
+/// What is to be added to the number of each channel's subscribers, in the order of the reply.
+#[derive(Debug)]
+struct Audiences(Box<[i32]>);
+
+impl Flow for Published {
+    fn on_reply(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, reply: &[u8]) -> Step {
+        let now = cx.engine.correction(cx.pool(), self.server, self.kind, &self.channel);
+        corrected(cx, |out| correct(reply, now.min(self.more), out), reply.len())
+    }
+}
+
+impl Flow for Audiences {
+    fn on_reply(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, reply: &[u8]) -> Step {
+        corrected(cx, |out| correct_each(reply, &self.0, out), reply.len())
+    }
+}
+
+/// The reply that a server gave, with the numbers that it should have. An error stays one.
+fn corrected(
+    cx: &mut FlowContext<'_>,
+    correct: impl FnOnce(&mut Vec<u8>) -> Option<()>,
+    len: usize,
+) -> Step {
+    let mut is_corrected = None;
+    let out = cx.engine.written(len + 32, |out| is_corrected = correct(out));
+    match is_corrected {
+        Some(()) => Step::Reply(out),
+        None => {
+            cx.engine.bufs.give(out);
+            Step::Answer
+        }
+    }
 }
 
 impl Engine {
@@ -71,8 +97,8 @@ impl Engine {
         if let (Plan::Forward { request, .. }, Some(server)) = (&plan, server) {
             let more = self.correction(pool, server, kind, channel);
             if more != 0 {
-                let counted = Counted { server, kind, channel: channel.into(), more };
-                self.requests[*request].role = Role::Counted(Correction::One(counted.into()));
+                let published = Published { server, kind, channel: channel.into(), more };
+                self.watch_reply(*request, Box::new(published), None);
             }
         }
         plan
@@ -175,62 +201,31 @@ impl Engine {
             return Plan::Wait;
         }
         let plan = self.broadcast_redis(client, command, fan, bytes, args);
-        let kind = match command.name {
-            "pubsub|numsub" => Kind::Channel,
-            "pubsub|shardnumsub" => Kind::Shard,
-            _ => return plan,
-        };
-        let channels = args[2..].iter().map(|span| span.of(bytes));
-        let corrections: Box<[i32]> =
-            channels.map(|channel| self.audience_correction(pool, kind, channel)).collect();
-        if corrections.iter().all(|&correction| correction == 0) {
-            return plan;
-        }
-        match plan {
-            Plan::Forward { request, .. } => {
-                self.requests[request].role = Role::Counted(Correction::Each(corrections));
-            }
-            Plan::Done => {
-                let request = self.clients[client].tail;
-                if request != RequestId::NONE
-                    && let Role::Parent { merge, .. } = &mut self.requests[request].role
-                {
-                    *merge = Merge::Numsub(corrections);
-                }
-            }
-            Plan::Wait => {}
+        if let Plan::Forward { request, .. } = plan
+            && let Some(corrections) = self.audience_corrections(pool, command, bytes, args)
+        {
+            self.watch_reply(request, Box::new(Audiences(corrections)), None);
         }
         plan
     }
 
-    /// The reply that a server gave, with the numbers that it should have.
-    #[cold]
-    pub(crate) fn correct_reply(&mut self, index: RequestId, reply: Vec<u8>) -> Vec<u8> {
-        let request = &mut self.requests[index];
-        let (client, pool) = (request.client, request.pool);
-        let Role::Counted(correction) = std::mem::replace(&mut request.role, Role::Single) else {
-            return reply;
+    /// What is to be added to the numbers in the reply to PUBSUB NUMSUB, if anything is.
+    pub(crate) fn audience_corrections(
+        &self,
+        pool: PoolId,
+        command: &Command,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Option<Box<[i32]>> {
+        let kind = match command.name {
+            "pubsub|numsub" => Kind::Channel,
+            "pubsub|shardnumsub" => Kind::Shard,
+            _ => return None,
         };
-        let mut corrected = self.bufs.take_for(reply.len() + 32);
-        let is_corrected = match &correction {
-            Correction::One(counted) => {
-                let Counted { server, kind, channel, more } = &**counted;
-                let now = self.correction(pool, *server, *kind, channel);
-                correct(&reply, now.min(*more), &mut corrected)
-            }
-            Correction::Each(by) => correct_each(&reply, by, &mut corrected),
-        };
-        if is_corrected.is_none() {
-            // An error.
-            self.bufs.give(corrected);
-            return reply;
-        }
-        if client != ClientId::NONE {
-            let held = &mut self.clients[client].held;
-            *held = *held - reply.len() as u64 + corrected.len() as u64;
-        }
-        self.bufs.give(reply);
-        corrected
+        let channels = args[2..].iter().map(|span| span.of(bytes));
+        let corrections: Box<[i32]> =
+            channels.map(|channel| self.audience_correction(pool, kind, channel)).collect();
+        corrections.iter().any(|&correction| correction != 0).then_some(corrections)
     }
 
     /// What is to be added to the number of a channel's subscribers, over all servers.

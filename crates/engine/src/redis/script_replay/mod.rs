@@ -15,17 +15,17 @@ pub(crate) mod queued;
 
 use cashew_metrics::PoolCounter;
 use cashew_protocol::Span;
-use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::Command;
 use cashew_protocol::resp::{self, encode};
 
+use crate::base::failure::Failure;
 use crate::base::id::{ClientId, LaneId, PoolId, RequestId, ServerId};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
-use crate::exchange::dispatch::Payload;
+use crate::exchange::flow::{Attempts, Flow, FlowContext, Step, Target, Text};
 use crate::redis::keyless::{self, Walk};
 use crate::redis::scripts::{Scripts, Sha, is_read_only, parse_sha};
-use crate::request::{Merge, Request, Role};
+use crate::request::replay::Replay;
 use crate::upstream::pool::Pool;
 
 const NO_SCRIPT: &[u8] = b"-NOSCRIPT";
@@ -43,16 +43,28 @@ const NO_TEXT: &[&[u8]] = &[
 /// A server is given another one's functions no more often: whoever calls a function that nobody has
 /// is not to keep them busy.
 const FUNCTIONS_EVERY_MS: u64 = 1000;
+/// More than a command of three words takes beside the last one.
+const COMMAND_ROOM: usize = 64;
 
 /// A request that calls something that its server may have lost.
 #[derive(Debug)]
 pub(crate) struct Call {
     what: What,
-    /// The request as it is, in case it has to be sent again.
-    text: Vec<u8>,
+    stage: Stage,
     server: ServerId,
     /// By which servers `server` is meant.
     walk: Walk,
+}
+
+/// What is being waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The reply to the call.
+    Called,
+    /// The functions of another server.
+    Functions,
+    /// The reply to what the server lacked, and to the call once more, which is the answer.
+    Again,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +105,131 @@ impl Remembered {
     }
 }
 
+impl Call {
+    /// Whether the call can be repeated so that nothing of its client's is overtaken.
+    fn may_heal(&self, cx: &FlowContext<'_>) -> bool {
+        let client = cx.client();
+        client != ClientId::NONE
+            && cx.engine.clients[client].tail == cx.request
+            && cx.engine.pools[cx.pool()].walk == self.walk
+    }
+
+    /// The server has answered the call.
+    fn called(&mut self, cx: &mut FlowContext<'_>, reply: &[u8]) -> Step {
+        let is_missing = self.what.missing().iter().any(|error| reply.starts_with(error));
+        let has = match (is_missing, resp::is_error(reply)) {
+            (true, _) => Has::No,
+            (false, true) => Has::Unknown,
+            (false, false) => Has::Yes,
+        };
+        let pool = cx.pool();
+        cx.engine.note_called(pool, self, has);
+        if has != Has::No || !self.may_heal(cx) {
+            return Step::Answer;
+        }
+        let step = match self.what {
+            What::Script(sha) => self.give_script(cx, &sha),
+            What::Function => self.fetch_functions(cx),
+            What::Text(_) => None,
+        };
+        step.unwrap_or(Step::Answer)
+    }
+
+    /// Has the server load the script and answer once more; `None` if it cannot.
+    #[cold]
+    fn give_script(&mut self, cx: &mut FlowContext<'_>, sha: &Sha) -> Option<Step> {
+        let load = cx.engine.load_command(cx.pool(), sha)?;
+        self.ask_again(cx, load)
+    }
+
+    /// Asks another server for its functions; `None` if there is none to be asked.
+    #[cold]
+    fn fetch_functions(&mut self, cx: &mut FlowContext<'_>) -> Option<Step> {
+        let client = cx.client();
+        let donor = cx.engine.donor_of_functions(client, self.server)?;
+        let lane = cx.engine.lane_for(client, donor, cx.replay().len()).ok()?;
+        cx.fence();
+        self.stage = Stage::Functions;
+        let dump = cx.engine.dump_command();
+        Some(Step::Send(Attempts::one(Target::Lane(lane), Text::Owned(dump))))
+    }
+
+    /// Another server's functions are here, or not.
+    fn functions_fetched(&mut self, cx: &mut FlowContext<'_>, reply: &[u8]) -> Step {
+        let payload = keyless::text(reply).filter(|_| !keyless::is_null(reply));
+        let pool = cx.pool();
+        let is_meant = cx.engine.pools[pool].walk == self.walk;
+        if let Some(payload) = payload.filter(|_| is_meant) {
+            if cx.engine.is_queueing(cx.client()) {
+                // What it has then is all that can be had.
+                cx.engine.pools[pool].servers[self.server].functions_seen = true;
+            }
+            let mut restore = cx.engine.bufs.take_for(payload.len() + COMMAND_ROOM);
+            encode::write_command(&mut restore, &[b"FUNCTION", b"RESTORE", payload]);
+            if let Some(step) = self.ask_again(cx, restore) {
+                return step;
+            }
+        }
+        cx.reply(0, |out| {
+            out.extend_from_slice(NO_FUNCTION);
+            out.extend_from_slice(b"\r\n");
+        })
+    }
+
+    /// Sends what the server lacks, and the call again: the second reply is the answer. `None` if it
+    /// cannot.
+    fn ask_again(&mut self, cx: &mut FlowContext<'_>, first: Vec<u8>) -> Option<Step> {
+        let client = cx.client();
+        let size = first.len() + cx.replay().len();
+        let lane = match cx.engine.is_queueing(client) {
+            true => cx.engine.lane_beside(client, self.server, size),
+            false => cx.engine.lane_for(client, self.server, size),
+        };
+        let Ok(lane) = lane else {
+            cx.engine.bufs.give(first);
+            return None;
+        };
+        // What follows might go by another lane.
+        cx.fence();
+        self.stage = Stage::Again;
+        let attempts = Attempts::two(Target::Lane(lane), Text::Owned(first), Text::Replay);
+        Some(Step::Send(attempts.sealed()))
+    }
+}
+
+impl Flow for Call {
+    fn on_reply(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, reply: &[u8]) -> Step {
+        match self.stage {
+            Stage::Called => self.called(cx, reply),
+            Stage::Functions => self.functions_fetched(cx, reply),
+            Stage::Again if cx.pending() > 0 => Step::Wait,
+            Stage::Again => Step::Answer,
+        }
+    }
+
+    fn on_failure(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, why: Failure) -> Step {
+        match self.stage {
+            Stage::Functions => self.functions_fetched(cx, b""),
+            Stage::Again if cx.pending() > 0 => Step::Wait,
+            Stage::Called | Stage::Again => Step::Fail(why),
+        }
+    }
+
+    /// Whether it is an error its first bytes tell. One that is none may be long.
+    fn on_start(&mut self, cx: &mut FlowContext<'_>, start: &[u8]) -> bool {
+        if resp::is_error(start) {
+            return true;
+        }
+        let pool = cx.pool();
+        cx.engine.note_called(pool, self, Has::Yes);
+        false
+    }
+
+    fn recycle(self: Box<Self>, engine: &mut Engine) {
+        engine.scratch.calls.give(self);
+    }
+}
+
 /// Whether a server has what is called, as its reply shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Has {
@@ -126,17 +263,7 @@ impl Engine {
     /// A new script is being loaded on a lane.
     pub(crate) fn watch_load(&mut self, request: RequestId, lane: LaneId, sha: Sha) {
         let server = self.lanes[lane].server;
-        self.begin_call(request, What::Text(sha), Vec::new(), server);
-    }
-
-    /// A new script is being loaded everywhere by the client's last request.
-    pub(crate) fn watch_loads(&mut self, client: ClientId, sha: Sha) {
-        let request = self.clients[client].tail;
-        if request != RequestId::NONE
-            && let Role::Parent { merge, .. } = &mut self.requests[request].role
-        {
-            *merge = Merge::Load(Box::new(sha));
-        }
+        self.begin_call(request, What::Text(sha), None, server);
     }
 
     /// A server has refused a script that was to be loaded: perhaps since it is none.
@@ -184,14 +311,19 @@ impl Engine {
 
     /// Servers have said of scripts, in this order, whether they have them. One that was seen to have a
     /// script, and has lost it, is to be given it again.
-    pub(crate) fn note_existing(&mut self, pool: PoolId, asked: &Remembered, fragments: RequestId) {
+    pub(crate) fn note_existing(
+        &mut self,
+        pool: PoolId,
+        asked: &Remembered,
+        known: &[Option<Vec<i64>>],
+    ) {
         let Pool { scripts, servers, walk, .. } = &mut self.pools[pool];
         if *walk != asked.walk {
             return;
         }
-        for (&server, reply) in asked.servers.iter().zip(self.requests.replies(fragments)) {
-            let Some(known) = keyless::integers(reply) else { continue };
-            for (sha, known) in asked.shas.iter().zip(known) {
+        for (&server, known) in asked.servers.iter().zip(known) {
+            let Some(known) = known else { continue };
+            for (sha, &known) in asked.shas.iter().zip(known) {
                 if known == 0
                     && let Some(place) = sha.and_then(|sha| scripts.place(&sha))
                 {
@@ -244,7 +376,7 @@ impl Engine {
         if let "eval" | "eval_ro" = command.name {
             let pool = self.clients[client].pool;
             if let Some(sha) = self.remember_script(pool, args[1].of(bytes)) {
-                self.begin_call(request, What::Text(sha), Vec::new(), server);
+                self.begin_call(request, What::Text(sha), None, server);
             }
             return;
         }
@@ -262,64 +394,45 @@ impl Engine {
             }
             _ => return,
         };
-        let text = self.bufs.copy_of(bytes);
-        self.begin_call(request, what, text, server);
+        let replay = Replay::new(bytes, &mut self.bufs);
+        self.begin_call(request, what, Some(replay), server);
         self.clients[client].fenced |= !is_seen;
     }
 
-    fn begin_call(&mut self, request: RequestId, what: What, text: Vec<u8>, server: ServerId) {
+    fn begin_call(
+        &mut self,
+        request: RequestId,
+        what: What,
+        replay: Option<Replay>,
+        server: ServerId,
+    ) {
+        let call = self.new_call(request, what, Stage::Called, server);
+        self.watch_reply(request, call, replay);
+    }
+
+    fn new_call(
+        &mut self,
+        request: RequestId,
+        what: What,
+        stage: Stage,
+        server: ServerId,
+    ) -> Box<Call> {
         let walk = self.pools[self.requests[request].pool].walk;
-        let call = Call { what, text, server, walk };
-        let call = match self.scratch.calls.take() {
+        let call = Call { what, stage, server, walk };
+        match self.scratch.calls.take() {
             Some(mut spare) => {
                 *spare = call;
                 spare
             }
             None => Box::new(call),
-        };
-        self.requests[request].role = Role::Call(call);
-    }
-
-    /// The last bytes of a reply to a call that is an error, or that comes whole.
-    pub(crate) fn call_answered(&mut self, index: RequestId, bytes: &[u8]) {
-        let request = &self.requests[index];
-        let Role::Call(call) = &request.role else { unreachable!("it is a call") };
-        let begins = |error: &&[u8]| request.reply.iter().chain(bytes).take(error.len()).eq(*error);
-        let has = if call.what.missing().iter().any(begins) {
-            Has::No
-        } else if request.arrived == 0 && !resp::is_error(bytes) {
-            Has::Yes
-        } else {
-            Has::Unknown
-        };
-        let call = self.end_call(index, has);
-        let unhealed = match call.what {
-            _ if has != Has::No || !self.may_heal(index, &call) => Some(call),
-            What::Script(sha) => self.give_script(index, call, &sha),
-            What::Function => self.fetch_functions(index, call),
-            What::Text(_) => Some(call),
-        };
-        if let Some(call) = unhealed {
-            self.recycle_call(call);
-            self.deliver(index, bytes);
         }
     }
 
-    /// The reply is no error, or one of the gateway's: it is like others from here on.
-    pub(crate) fn call_is_over(&mut self, index: RequestId) {
-        let has = if self.requests[index].failed { Has::Unknown } else { Has::Yes };
-        let call = self.end_call(index, has);
-        self.recycle_call(call);
-    }
-
-    fn end_call(&mut self, index: RequestId, has: Has) -> Box<Call> {
-        let request = &mut self.requests[index];
-        let Role::Call(call) = std::mem::replace(&mut request.role, Role::Single) else {
-            unreachable!("it is a call");
-        };
-        let pool = &mut self.pools[request.pool];
+    /// Notes what the reply to a call shows of its server.
+    fn note_called(&mut self, pool: PoolId, call: &Call, has: Has) {
+        let pool = &mut self.pools[pool];
         if pool.walk != call.walk || has == Has::Unknown {
-            return call;
+            return;
         }
         let server = &mut pool.servers[call.server];
         match call.what {
@@ -332,39 +445,22 @@ impl Engine {
                 None => {}
             },
         }
-        call
     }
 
-    /// Whether the call can be repeated so that nothing of its client's is overtaken.
-    fn may_heal(&self, index: RequestId, call: &Call) -> bool {
-        let request = &self.requests[index];
-        request.client != ClientId::NONE
-            && self.clients[request.client].tail == index
-            && self.pools[request.pool].walk == call.walk
-    }
-
-    /// Has the server load the script and answer once more; gives the call back if it cannot.
-    #[cold]
-    fn give_script(&mut self, index: RequestId, call: Box<Call>, sha: &Sha) -> Option<Box<Call>> {
-        let pool = self.requests[index].pool;
+    /// The command that gives a server a script that is remembered.
+    fn load_command(&mut self, pool: PoolId, sha: &Sha) -> Option<Vec<u8>> {
         self.notice_flush(pool);
         let scripts = &self.pools[pool].scripts;
-        let Some(place) = scripts.place(sha) else { return Some(call) };
-        let mut load = Vec::new();
-        encode::write_command(&mut load, &[b"SCRIPT", b"LOAD", scripts.text(place)]);
-        self.ask_again(index, call, &load)
+        let script = scripts.text(scripts.place(sha)?);
+        let mut load = self.bufs.take_for(script.len() + COMMAND_ROOM);
+        encode::write_command(&mut load, &[b"SCRIPT", b"LOAD", script]);
+        Some(load)
     }
 
-    /// Asks another server for its functions; gives the call back if there is none to be asked.
-    #[cold]
-    fn fetch_functions(&mut self, index: RequestId, call: Box<Call>) -> Option<Box<Call>> {
-        let client = self.requests[index].client;
-        let Some(donor) = self.donor_of_functions(client, call.server) else { return Some(call) };
-        let Ok(lane) = self.lane_for(client, donor, call.text.len()) else { return Some(call) };
-        self.drop_reply(index);
-        self.clients[client].fenced = true;
-        self.ask_for_functions(index, call, lane);
-        None
+    fn dump_command(&mut self) -> Vec<u8> {
+        let mut dump = self.bufs.take_for(COMMAND_ROOM);
+        encode::write_command(&mut dump, &[b"FUNCTION", b"DUMP"]);
+        dump
     }
 
     /// A server whose functions another one may be given now.
@@ -379,92 +475,5 @@ impl Engine {
         }
         state.functions_at = self.now.plus_millis(FUNCTIONS_EVERY_MS);
         Some(donor)
-    }
-
-    /// Asks on a donor's lane.
-    fn ask_for_functions(&mut self, index: RequestId, call: Box<Call>, lane: LaneId) {
-        let mut dump = Vec::new();
-        encode::write_command(&mut dump, &[b"FUNCTION", b"DUMP"]);
-        let fragment = self.add_fragment(index, RequestId::NONE);
-        self.send(lane, fragment, Payload::Bytes(&dump));
-        self.begin_stage(index, fragment, 1, Merge::Functions(call));
-    }
-
-    /// Another server's functions are here.
-    pub(crate) fn functions_fetched(
-        &mut self,
-        parent: RequestId,
-        fragment: RequestId,
-        call: Box<Call>,
-    ) {
-        let reply = self.take_reply(fragment);
-        self.free_fragments(fragment);
-        if self.requests[parent].client == ClientId::NONE {
-            self.bufs.give(reply);
-            self.recycle_call(call);
-            self.free_request(parent);
-            return;
-        }
-        let payload = keyless::text(&reply).filter(|_| !keyless::is_null(&reply));
-        let is_meant = self.pools[self.requests[parent].pool].walk == call.walk;
-        let left = match payload {
-            Some(payload) if is_meant => {
-                let mut restore = Vec::new();
-                encode::write_command(&mut restore, &[b"FUNCTION", b"RESTORE", payload]);
-                let Request { pool, client, .. } = self.requests[parent];
-                if self.is_queueing(client) {
-                    // What it has then is all that can be had.
-                    let servers = &mut self.pools[pool].servers;
-                    servers[call.server].functions_seen = true;
-                }
-                self.ask_again(parent, call, &restore)
-            }
-            _ => Some(call),
-        };
-        self.bufs.give(reply);
-        if let Some(call) = left {
-            self.recycle_call(call);
-            self.answer_instead(parent, |out| {
-                out.extend_from_slice(NO_FUNCTION);
-                out.extend_from_slice(b"\r\n");
-            });
-        }
-    }
-
-    /// Sends what the server lacks, and the call again: the second reply is the answer. Gives the
-    /// call back if it cannot.
-    fn ask_again(&mut self, index: RequestId, call: Box<Call>, first: &[u8]) -> Option<Box<Call>> {
-        let client = self.requests[index].client;
-        let size = first.len() + call.text.len();
-        let lane = match self.is_queueing(client) {
-            true => self.lane_beside(client, call.server, size),
-            false => self.lane_for(client, call.server, size),
-        };
-        let Ok(lane) = lane else { return Some(call) };
-        self.drop_reply(index);
-        let second = self.add_fragment(index, RequestId::NONE);
-        let fragments = self.add_fragment(index, second);
-        for (fragment, text) in [(fragments, first), (second, &call.text)] {
-            self.send(lane, fragment, Payload::Bytes(text));
-            self.seal(lane);
-        }
-        // What follows might go by another lane.
-        self.clients[client].fenced = true;
-        self.begin_stage(index, fragments, 2, Merge::Last);
-        self.recycle_call(call);
-        None
-    }
-
-    fn begin_stage(&mut self, index: RequestId, fragments: RequestId, count: u32, merge: Merge) {
-        let request = &mut self.requests[index];
-        request.expect = Expect::Line;
-        request.arrived = 0;
-        request.role = Role::Parent { fragments, pending: 0, merge };
-        self.begin_fragments(index, fragments, count);
-    }
-
-    pub(crate) fn recycle_call(&mut self, mut call: Box<Call>) {
-        self.bufs.give(std::mem::take(&mut call.text));
-        self.scratch.calls.give(call);
     }
 }

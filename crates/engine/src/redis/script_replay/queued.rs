@@ -6,15 +6,16 @@
 
 use cashew_protocol::Span;
 use cashew_protocol::redis::{Command, Group};
-use cashew_protocol::resp::encode;
 
-use super::{Call, What};
+use super::{Stage, What};
 use crate::base::failure::Failure;
 use crate::base::id::{ClientId, LaneId, RequestId, ServerId};
 use crate::downstream::client::Client;
 use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
+use crate::exchange::flow::{Attempts, Step, Target, Text};
 use crate::redis::scripts::{Sha, parse_sha};
+use crate::request::replay::Replay;
 
 /// What a command calls, for [`Engine::provide`].
 pub(crate) fn called_by(command: &Command, bytes: &[u8], args: &[Span]) -> Option<What> {
@@ -81,15 +82,17 @@ impl Engine {
         if state.servers[server].scripts_seen.contains(place) {
             return Ok(false);
         }
-        self.notice_flush(pool);
-        let state = &self.pools[pool];
-        let Some(place) = state.scripts.place(&sha) else { return Ok(false) };
-        let mut load = Vec::new();
-        encode::write_command(&mut load, &[b"SCRIPT", b"LOAD", state.scripts.text(place)]);
-        let lane = self.lane_beside(client, server, load.len())?;
+        let Some(load) = self.load_command(pool, &sha) else { return Ok(false) };
+        let lane = match self.lane_beside(client, server, load.len()) {
+            Ok(lane) => lane,
+            Err(failure) => {
+                self.bufs.give(load);
+                return Err(failure);
+            }
+        };
         let request = self.hidden_request(client);
-        self.begin_call(request, What::Text(sha), Vec::new(), server);
-        self.send(lane, request, Payload::Bytes(&load));
+        self.begin_call(request, What::Text(sha), None, server);
+        self.send(lane, request, Payload::Owned(load));
         self.seal(lane);
         Ok(true)
     }
@@ -102,14 +105,14 @@ impl Engine {
         if pool.servers.len() == 1 || pool.servers[server].functions_seen {
             return false;
         }
-        let walk = pool.walk;
         let Some(donor) = self.donor_of_functions(client, server) else { return false };
         let Ok(lane) = self.lane_beside(client, donor, PING.len()) else { return false };
         // They come behind this, and the server has them when it answers.
-        let text = self.bufs.copy_of(PING);
+        let replay = Replay::new(PING, &mut self.bufs);
         let request = self.hidden_request(client);
-        let call = Call { what: What::Function, text, server, walk };
-        self.ask_for_functions(request, Box::new(call), lane);
+        let call = self.new_call(request, What::Function, Stage::Functions, server);
+        let dump = Attempts::one(Target::Lane(lane), Text::Owned(self.dump_command()));
+        self.begin_flow(request, call, Some(replay), Step::Send(dump));
         true
     }
 

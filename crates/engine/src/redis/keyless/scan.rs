@@ -1,0 +1,106 @@
+//! SCAN over several servers, one after the other: the cursor says which one is next.
+
+use cashew_protocol::Span;
+use cashew_protocol::resp::{self, encode};
+
+use super::cursor::{self, Cursor, Walk};
+use super::merge;
+use crate::base::failure::Failure;
+use crate::base::id::{ClientId, PoolId, RequestId, ServerId};
+use crate::downstream::receive::Plan;
+use crate::engine::Engine;
+use crate::exchange::flow::{Attempts, Flow, FlowContext, Step, Target, Text};
+
+/// Where a page of a SCAN comes from.
+#[derive(Clone, Copy, Debug)]
+struct Page {
+    walk: Walk,
+    server: ServerId,
+}
+
+impl Page {
+    /// The server's page, with a cursor that the client may come back with.
+    fn write(self, engine: &Engine, pool: PoolId, reply: &[u8], out: &mut Vec<u8>) -> Option<()> {
+        let mut reply = merge::Aggregate::of(reply)?;
+        let inner = cursor::number(merge::text(reply.next()?)?)?;
+        let next = match inner {
+            0 => engine.page_behind(pool, self),
+            inner => Some(Cursor { server: self.server, inner }),
+        };
+        let number = match next {
+            None => 0,
+            Some(cursor) => match self.walk.write(cursor) {
+                Some(number) => number,
+                None => {
+                    let text = b"ERR the server's cursor is too large for a SCAN over several";
+                    encode::write_error(out, text);
+                    return Some(());
+                }
+            },
+        };
+        encode::write_array_header(out, 2);
+        encode::write_bulk(out, number.to_string().as_bytes());
+        out.extend_from_slice(reply.elements);
+        Some(())
+    }
+}
+
+impl Flow for Page {
+    fn on_reply(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, reply: &[u8]) -> Step {
+        if resp::is_error(reply) {
+            return Step::Answer;
+        }
+        cx.reply_or_bad(reply.len() + 32, |cx, out| self.write(cx.engine, cx.pool(), reply, out))
+    }
+}
+
+impl Engine {
+    pub(super) fn scan(&mut self, client: ClientId, bytes: &[u8], args: &[Span]) -> Plan {
+        let pool = &self.pools[self.clients[client].pool];
+        let walk = pool.walk;
+        let live = pool.topology.live();
+        let first =
+            || live.iter().position(|&live| live).map(|server| ServerId::new(server as u32));
+        let cursor = match walk.read(args[1].of(bytes)) {
+            Ok(Some(cursor)) => Some(cursor),
+            Ok(None) => first().map(|server| Cursor { server, inner: 0 }),
+            Err(bad) => return self.reply_error(client, bad.text()),
+        };
+        let Some(Cursor { server, inner }) = cursor else {
+            return self.fail(client, Failure::NoServer);
+        };
+        if !live[server.index()] {
+            let name = &pool.config.servers[server.index()].name;
+            let text = format!(
+                "ERR the server that this SCAN was at, '{name}', has been ejected; start again \
+                 with cursor 0"
+            );
+            return self.reply_error(client, &text);
+        }
+        let lane = match self.lane_for(client, server, bytes.len()) {
+            Ok(lane) => lane,
+            Err(failure) => return self.fail(client, failure),
+        };
+        let mut text = self.bufs.take_for(bytes.len() + 32);
+        encode::write_array_header(&mut text, args.len());
+        encode::write_bulk(&mut text, args[0].of(bytes));
+        encode::write_bulk(&mut text, inner.to_string().as_bytes());
+        args[2..].iter().for_each(|arg| encode::write_bulk(&mut text, arg.of(bytes)));
+        let request = self.new_request(client);
+        let page = Step::Send(Attempts::one(Target::Lane(lane), Text::Owned(text)));
+        self.begin_flow(request, Box::new(Page { walk, server }), None, page);
+        Plan::Done
+    }
+
+    /// The beginning of the next server of the ring, if there is one.
+    fn page_behind(&self, pool: PoolId, page: Page) -> Option<Cursor> {
+        let pool = &self.pools[pool];
+        let live = pool.topology.live();
+        // By a list that has changed nobody will go on: the next cursor is refused.
+        let is_next =
+            |&server: &ServerId| pool.walk != page.walk || live.get(server.index()) == Some(&true);
+        let server =
+            (page.server.number() + 1..page.walk.servers()).map(ServerId::new).find(is_next)?;
+        Some(Cursor { server, inner: 0 })
+    }
+}
