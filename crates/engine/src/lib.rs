@@ -6,6 +6,9 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
+#[cfg(test)]
+extern crate self as cashew_engine;
+
 mod base;
 mod downstream;
 mod engine;

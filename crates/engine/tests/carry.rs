@@ -189,6 +189,23 @@ fn what_has_been_stored_is_removed_though_its_client_has_left() {
 }
 
 #[test]
+fn what_has_not_been_stored_is_not_removed_though_its_client_has_left() {
+    let oom = "-OOM command not allowed when used memory > 'maxmemory'.\r\n";
+    for reply in [&[oom][..], &["-", &oom[1..]], &[]] {
+        let (mut world, client, [a, b, ..]) = carrying();
+        world.send(client, redis("RENAME a b"));
+        fetched_and_stored(&mut world, [a, b], "-1", "RESTORE b 0 PAYLOAD REPLACE", "");
+        world.close(client, CloseReason::Eof);
+        reply.iter().for_each(|part| world.send(b, part));
+        if reply.is_empty() {
+            world.close(b, CloseReason::Reset);
+        }
+        world.expect(a, "");
+        world.assert_idle();
+    }
+}
+
+#[test]
 fn nothing_is_removed_by_another_ring() {
     let (mut world, client, [a, b, ..]) = carrying();
     world.send(client, redis("RENAME a b"));

@@ -3,13 +3,18 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use crate::base::id::{ClientId, LaneId, PoolId, ServerId};
+use crate::base::id::{ClientId, FlowId, LaneId, PoolId, ServerId};
 use crate::base::time::Time;
 
 /// What is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
     Lane(LaneId),
+    /// A flow has waited as long as it wanted.
+    Flow {
+        flow: FlowId,
+        generation: u32,
+    },
     /// Time to see whether an ejected server is back.
     Probe {
         pool: PoolId,

@@ -13,6 +13,7 @@ use crate::engine::{Closed, Engine};
 use crate::exchange::dispatch::Payload;
 use crate::redis::blocking::AHEAD_OF_BLOCKED_MAX;
 use crate::request::Role;
+use crate::request::replay::Replay;
 use crate::upstream::bulk::BULK_SIZE;
 use crate::upstream::exclusive::Turn;
 
@@ -481,6 +482,38 @@ impl Engine {
         request
     }
 
+    /// Takes the client's only request back, as if it had just been received.
+    pub(crate) fn put_back(&mut self, index: RequestId, request: Replay) {
+        let client = self.requests[index].client;
+        debug_assert_eq!(self.clients[client].head, index);
+        debug_assert_eq!(self.clients[client].requests, 1);
+        let is_silent = self.requests[index].silent;
+        let state = &mut self.clients[client];
+        (state.head, state.tail, state.requests) = (RequestId::NONE, RequestId::NONE, 0);
+        if is_silent && !state.noreply {
+            // It was the one that CLIENT REPLY SKIP is about, and is again.
+            (state.noreply, state.skip) = (true, Skip::This);
+            self.update_off_fast_path(client);
+        }
+        self.activity.leave();
+        self.free_request(index);
+        if self.clients[client].state == State::Closing {
+            // It is not to ask anything more.
+            request.give_back(&mut self.bufs);
+            self.drop_client(client, Closed::ByUs);
+            return;
+        }
+        self.unpark(client);
+        let input = std::mem::take(&mut self.clients[client].input);
+        let mut text = request.into_buffer();
+        self.bufs.reserve_exact(&mut text, input.len());
+        text.extend_from_slice(&input);
+        self.bufs.give(input);
+        self.clients[client].input = text;
+        self.pause(client);
+        self.unblock(client);
+    }
+
     /// Moves replies that are complete and in turn into the client's output.
     #[inline]
     pub(crate) fn client_ready(&mut self, index: ClientId) {
@@ -659,11 +692,9 @@ impl Engine {
         let waits = match request.role {
             Role::Parent { pending, .. } => pending > 0,
             Role::Flow { pending, .. } => pending > 0 || request.in_lane,
-            Role::Single
-            | Role::Fragment { .. }
-            | Role::Probe { .. }
-            | Role::Blocked
-            | Role::Own(_) => request.in_lane,
+            Role::Single | Role::Fragment { .. } | Role::Probe { .. } | Role::Own(_) => {
+                request.in_lane
+            }
         };
         if !waits {
             self.free_request(index);
@@ -686,7 +717,6 @@ impl Engine {
             | Role::Flow { .. }
             | Role::Fragment { .. }
             | Role::Probe { .. }
-            | Role::Blocked
             | Role::Own(_) => {}
         }
         self.requests.remove(index, &mut self.bufs);

@@ -451,6 +451,7 @@ impl Engine {
                         self.lane_timeout(lane);
                     }
                 }
+                Timer::Flow { flow, generation } => self.flow_timeout(flow, generation, at),
                 Timer::Probe { pool, server } => {
                     if self.pools[pool].servers[server].probe_at == at {
                         self.probe(pool, server);
@@ -511,10 +512,11 @@ impl Engine {
         }
         // A lane and a probe each have one deadline that counts; the others were replaced.
         if self.timers.len() > QUEUE_KEPT + 4 * self.lanes.len() {
-            let (lanes, pools) = (&self.lanes, &self.pools);
+            let (lanes, pools, flows) = (&self.lanes, &self.pools, &self.flows);
             self.timers.retain(|at, timer| match timer {
                 Timer::Lane(lane) => lanes.get(lane).is_some_and(|lane| lane.armed == at),
                 Timer::Probe { pool, server } => pools[pool].servers[server].probe_at == at,
+                Timer::Flow { flow, generation } => flows.wakes(flow, generation, at),
                 Timer::Change
                 | Timer::Line
                 | Timer::Monitors

@@ -33,7 +33,6 @@ impl Engine {
             | Role::Parent { .. }
             | Role::Flow { .. }
             | Role::Probe { .. }
-            | Role::Blocked
             | Role::Own(_) => request.client,
         }
     }
@@ -150,7 +149,6 @@ impl Engine {
                 self.bufs.give(reply);
                 self.free_request(index);
             }
-            Role::Blocked => self.wait_over(index, reply),
             Role::Own(own) => {
                 self.own_reply(own, &reply);
                 self.bufs.give(reply);
@@ -176,7 +174,7 @@ impl Engine {
         let client = request.client;
         let is_single = matches!(request.role, Role::Single);
         // Some replies say what is to be done next, whoever wants them.
-        let is_telling = matches!(request.role, Role::Flow { .. } | Role::Blocked);
+        let is_telling = matches!(request.role, Role::Flow { .. });
         let is_for_nothing = request.silent && !is_telling;
         if is_for_nothing || (is_single && client == ClientId::NONE) {
             return;

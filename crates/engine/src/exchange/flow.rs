@@ -23,13 +23,23 @@
 //!   errors; `on_reply` of `-MOVED` is [`Step::Send`] of [`Text::Replay`] to the server that it names.
 //! - A retry on another server: `watch_reply` with the replay; `on_failure` is [`Step::Send`] to the next
 //!   server where that is safe, else [`Step::Fail`].
+//! - A hedge: `begin_flow` with the request as the first attempt, and [`Engine::wake_flow`];
+//!   [`Flow::on_timeout`] is [`Step::Send`] to another server, and `on_reply` is [`Step::Answer`]:
+//!   the attempt that is left is for nobody then.
+//! - A wait for a failover: `on_failure` calls `wake_flow` and is [`Step::Wait`], and `on_timeout`
+//!   sends the replay again.
 //! - The next page: as the redirect, but `on_reply` sends a text of its own until there is no page
 //!   left, and then answers with [`Step::Reply`].
 //!
-//! What to know: the client's next requests overtake what a flow sends later, unless the client is
+//! `flow/tests.rs` has a redirect, a retry and a hedge as they could be written.
+//!
+//! What to know: while a watched request is on its way itself, nothing can be sent in its place. The client's next requests overtake what a flow sends later, unless the client is
 //! fenced ([`FlowContext::fence`]). A flow ends when its client has gone, unless
 //! [`Flow::outlives_client`]; then replies are cut to their first bytes. Server numbers may mean
 //! other servers after a reload: a flow that keeps one compares the pool's `walk` first.
+
+#[cfg(test)]
+mod tests;
 
 use std::fmt::Debug;
 
@@ -40,6 +50,8 @@ use crate::base::buffer::BufPool;
 use crate::base::failure::Failure;
 use crate::base::id::{ClientId, FlowId, LaneId, PoolId, RequestId, ServerId};
 use crate::base::slab::Slab;
+use crate::base::time::Time;
+use crate::base::timers::Timer;
 use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
 use crate::request::replay::Replay;
@@ -53,6 +65,11 @@ pub(crate) trait Flow: Debug {
     /// An attempt got no reply, or nothing could be sent ([`RequestId::NONE`]).
     fn on_failure(&mut self, _cx: &mut FlowContext<'_>, _attempt: RequestId, why: Failure) -> Step {
         Step::Fail(why)
+    }
+
+    /// It is the time that [`Engine::wake_flow`] was called for, and there is no answer yet.
+    fn on_timeout(&mut self, _cx: &mut FlowContext<'_>) -> Step {
+        Step::Wait
     }
 
     /// The reply to a watched request begins so, and more of it is to come. Returns whether it has to
@@ -90,6 +107,8 @@ pub(crate) enum Step {
     Reply(Vec<u8>),
     /// The answer is an error of the gateway's.
     Fail(Failure),
+    /// The client's only request is taken back, as if it had just been received.
+    TakeBack(Replay),
 }
 
 /// Requests that a flow sends together, on one lane, in this order.
@@ -224,7 +243,14 @@ impl FlowContext<'_> {
 }
 
 /// The flows of requests that are on their way.
-pub(crate) struct Flows(Slab<FlowId, Option<Attached>>);
+pub(crate) struct Flows(Slab<FlowId, Slot>);
+
+struct Slot {
+    request: RequestId,
+    wakes_at: Time,
+    /// `None` while it decides something.
+    attached: Option<Attached>,
+}
 
 struct Attached {
     flow: Box<dyn Flow>,
@@ -242,11 +268,16 @@ impl Flows {
 
     /// Takes it out for as long as it decides.
     fn take(&mut self, id: FlowId) -> Attached {
-        self.0[id].take().expect("a flow decides one thing at a time")
+        self.0[id].attached.take().expect("a flow decides one thing at a time")
     }
 
     fn outlives_client(&self, id: FlowId) -> bool {
-        self.0[id].as_ref().is_some_and(|attached| attached.flow.outlives_client())
+        self.0[id].attached.as_ref().is_some_and(|attached| attached.flow.outlives_client())
+    }
+
+    /// Whether a timer that was armed for this time is still of interest.
+    pub(crate) fn wakes(&self, id: FlowId, generation: u32, at: Time) -> bool {
+        self.0.get(id, generation).is_some_and(|slot| slot.wakes_at == at)
     }
 }
 
@@ -309,8 +340,32 @@ impl Engine {
         (attempts, pending): (RequestId, u32),
     ) {
         self.bufs.charge(flow.size());
-        let (flow, _) = self.flows.0.insert(Some(Attached { flow, replay }));
+        let attached = Some(Attached { flow, replay });
+        let slot = Slot { request, wakes_at: Time::NEVER, attached };
+        let (flow, _) = self.flows.0.insert(slot);
         self.requests[request].role = Role::Flow { flow, attempts, pending };
+    }
+
+    /// Has [`Flow::on_timeout`] called then, and not at a time that was set before.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for flows that wait: failover, hedge"))]
+    pub(crate) fn wake_flow(&mut self, request: RequestId, at: Time) {
+        let Role::Flow { flow, .. } = self.requests[request].role else { return };
+        self.flows.0[flow].wakes_at = at;
+        let generation = self.flows.0.generation(flow);
+        self.timers.arm(at, Timer::Flow { flow, generation });
+    }
+
+    pub(crate) fn flow_timeout(&mut self, flow: FlowId, generation: u32, at: Time) {
+        if !self.flows.wakes(flow, generation, at) {
+            return;
+        }
+        let request = self.flows.0[flow].request;
+        if self.requests[request].client == ClientId::NONE && !self.flows.outlives_client(flow) {
+            return;
+        }
+        let none = (RequestId::NONE, &b""[..]);
+        let step = self.consult(request, none, |flow, cx| flow.on_timeout(cx));
+        self.take_step(request, RequestId::NONE, step);
     }
 
     /// The last bytes of the reply to a watched request, which has left its lane.
@@ -460,7 +515,7 @@ impl Engine {
         let replay = attached.replay.as_ref();
         let step =
             decide(&mut *attached.flow, &mut FlowContext { engine: self, request, replay, seen });
-        self.flows.0[id] = Some(attached);
+        self.flows.0[id].attached = Some(attached);
         step
     }
 
@@ -487,6 +542,10 @@ impl Engine {
                 self.charge(request, reply.len());
                 reply
             }
+            Step::TakeBack(replay) => {
+                self.end_flow(request);
+                return self.put_back(request, replay);
+            }
             Step::Fail(failure) => {
                 self.end_flow(request);
                 let protocol = self.pools[self.requests[request].pool].protocol;
@@ -497,6 +556,7 @@ impl Engine {
     }
 
     fn send_attempts(&mut self, request: RequestId, mut attempts: Attempts) -> Result<(), Failure> {
+        debug_assert!(!self.requests[request].in_lane, "it is on its way itself");
         let Request { pool, client, role: Role::Flow { flow, .. }, .. } = self.requests[request]
         else {
             unreachable!("it has a flow");
@@ -533,7 +593,7 @@ impl Engine {
                 }
             }
         });
-        self.flows.0[flow] = Some(attached);
+        self.flows.0[flow].attached = Some(attached);
         attempts.give_back(&mut self.bufs);
         sent
     }
@@ -584,7 +644,7 @@ impl Engine {
         } else {
             self.free_fragments(attempts);
         }
-        let Some(Attached { flow, replay }) = self.flows.0.remove(flow) else { return };
+        let Some(Attached { flow, replay }) = self.flows.0.remove(flow).attached else { return };
         self.bufs.discharge(flow.size());
         if let Some(replay) = replay {
             replay.give_back(&mut self.bufs);

@@ -17,13 +17,15 @@ use cashew_protocol::resp::{self, Parsed, Reply, RequestParser, encode};
 use crate::base::failure::Failure;
 use crate::base::id::{ClientId, LaneId, PoolId, RequestId};
 use crate::base::time::Time;
-use crate::downstream::client::{Handoff, Skip, State};
+use crate::downstream::client::{Handoff, State};
 use crate::downstream::receive::Plan;
 use crate::downstream::session_params::WireProtocol;
 use crate::engine::{Closed, Engine};
 use crate::exchange::dispatch::Payload;
+use crate::exchange::flow::{Flow, FlowContext, Step};
 use crate::redis::keyless;
-use crate::request::{Due, Own, Role};
+use crate::request::replay::Replay;
+use crate::request::{Due, Own};
 use crate::upstream::exclusive::{Lease, Turn};
 use crate::upstream::lane::Link;
 
@@ -40,7 +42,7 @@ pub(crate) struct Blocking {
     /// When the client's own time is up.
     ends: Time,
     /// The request as it came.
-    text: Vec<u8>,
+    text: Replay,
     /// The server was told to end the wait, and the call is asked anew.
     pub(crate) is_withdrawn: bool,
     /// Somebody wished that it ends, and was told that it does: it is not asked anew.
@@ -150,11 +152,12 @@ impl Engine {
             }
             Wait::ForEver | Wait::No => (Time::NEVER, Time::NEVER),
         };
-        let text = self.bufs.copy_of(bytes);
+        let text = Replay::new(bytes, &mut self.bufs);
         let request = self.new_request(client);
         let slot = &mut self.requests[request];
         slot.expect = Expect::Line;
-        (slot.role, slot.due) = (Role::Blocked, due);
+        slot.due = due;
+        self.watch_reply(request, Box::new(Waiting), None);
         let blocking = Blocking {
             lane,
             request,
@@ -355,21 +358,20 @@ impl Engine {
         if !lane.is_session || lane.head == RequestId::NONE {
             return None;
         }
-        let request = &self.requests[lane.head];
-        match request.role {
-            Role::Blocked if request.client != ClientId::NONE => {
-                self.clients[request.client].modes.blocking.as_deref()
-            }
-            _ => None,
+        let client = self.requests[lane.head].client;
+        if client == ClientId::NONE {
+            return None;
         }
+        let blocking = self.clients[client].modes.blocking.as_deref();
+        blocking.filter(|blocking| blocking.request == lane.head)
     }
 
-    /// The reply to a request that may have waited, in a buffer. It has left its lane.
-    pub(crate) fn wait_over(&mut self, index: RequestId, reply: Vec<u8>) {
-        let client = self.requests[index].client;
+    /// The request of a client has waited, and got this reply. Returns it if it is to be asked anew.
+    fn wait_over(&mut self, request: RequestId, reply: &[u8]) -> Option<Replay> {
+        let client = self.requests[request].client;
         let blocking = self.clients[client].modes.end_blocking();
         let mut blocking = blocking.expect("a request that waits is its client's blocking one");
-        debug_assert_eq!(blocking.request, index);
+        debug_assert_eq!(blocking.request, request);
         self.activity.come_back();
         let lane = self.lane(blocking.lane);
         if blocking.is_marked
@@ -379,78 +381,30 @@ impl Engine {
         {
             self.disconnect(blocking.lane, Closed::ByUs);
         }
-        let request = &mut self.requests[index];
         // The wait is not counted among the times that answers take.
-        request.started = self.now;
-        request.role = Role::Single;
+        self.requests[request].started = self.now;
         // One that is to ask nothing more has to make do with it.
         let may_ask = self.clients[client].state != State::Closing;
         let may_go_on = may_ask && blocking.ending != Some(Ending::TimeOver);
         let is_vain = blocking.is_withdrawn
-            && (is_nil(&reply) || (may_go_on && blocking.is_cut_short(&reply, self.now)));
-        let is_for_nothing = is_vain || self.end_stop(client, &reply);
-        if !is_for_nothing {
-            self.bufs.give(blocking.text);
-            self.deliver_buf(index, reply);
-            return;
+            && (is_nil(reply) || (may_go_on && blocking.is_cut_short(reply, self.now)));
+        if is_vain || self.end_stop(client, reply) {
+            return Some(self.asked_anew(client, *blocking));
         }
-        self.clients[client].held -= reply.len() as u64;
-        self.bufs.give(reply);
-        self.put_back(client, index, blocking.text, blocking.ending);
+        blocking.text.give_back(&mut self.bufs);
+        None
     }
 
-    /// A request that the server did not get to answer.
-    pub(crate) fn wait_failed(&mut self, index: RequestId) {
-        self.drop_reply(index);
-        let client = self.requests[index].client;
-        let Some(blocking) = self.clients[client].modes.end_blocking() else { return };
-        self.activity.come_back();
-        self.requests[index].role = Role::Single;
-        self.put_back(client, index, blocking.text, blocking.ending);
-    }
-
-    /// Takes the client's only request back, as if it had just been received, or to be answered here
-    /// if it has come to its end.
-    fn put_back(
-        &mut self,
-        client: ClientId,
-        index: RequestId,
-        mut text: Vec<u8>,
-        ending: Option<Ending>,
-    ) {
-        debug_assert_eq!(self.clients[client].head, index);
-        debug_assert_eq!(self.clients[client].requests, 1);
-        let is_silent = self.requests[index].silent;
-        let state = &mut self.clients[client];
-        (state.head, state.tail, state.requests) = (RequestId::NONE, RequestId::NONE, 0);
-        if is_silent && !state.noreply {
-            // It was the one that CLIENT REPLY SKIP is about, and is again.
-            (state.noreply, state.skip) = (true, Skip::This);
-            self.update_off_fast_path(client);
-        }
+    /// What the client has asked, which is asked anew, or answered here if it has come to its end.
+    fn asked_anew(&mut self, client: ClientId, blocking: Blocking) -> Replay {
         let state = &mut self.clients[client];
         if self.pools[state.pool].is_monitored {
             state.modes.enter().is_observed = true;
         }
-        if ending.is_some() {
-            state.modes.enter().ending = ending;
+        if blocking.ending.is_some() {
+            state.modes.enter().ending = blocking.ending;
         }
-        self.activity.leave();
-        self.free_request(index);
-        if self.clients[client].state == State::Closing {
-            // It is not to ask anything more.
-            self.bufs.give(text);
-            self.drop_client(client, Closed::ByUs);
-            return;
-        }
-        self.unpark(client);
-        let input = std::mem::take(&mut self.clients[client].input);
-        self.bufs.reserve_exact(&mut text, input.len());
-        text.extend_from_slice(&input);
-        self.bufs.give(input);
-        self.clients[client].input = text;
-        self.pause(client);
-        self.unblock(client);
+        blocking.text
     }
 
     /// Whether the client is read though nothing of it is consumed.
@@ -463,8 +417,34 @@ impl Engine {
 
     /// The client has gone: ends its wait.
     pub(crate) fn drop_blocking(&mut self, blocking: Blocking) {
-        self.bufs.give(blocking.text);
+        blocking.text.give_back(&mut self.bufs);
         self.activity.come_back();
+    }
+}
+
+/// The request that [`Blocking`] is about: it is answered, or asked anew.
+#[derive(Debug)]
+struct Waiting;
+
+impl Flow for Waiting {
+    fn on_reply(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, reply: &[u8]) -> Step {
+        cx.engine.wait_over(cx.request, reply).map_or(Step::Answer, Step::TakeBack)
+    }
+
+    fn on_failure(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, why: Failure) -> Step {
+        let FlowContext { engine, request, .. } = cx;
+        let (client, pool) = (engine.requests[*request].client, engine.requests[*request].pool);
+        if why == Failure::Removed {
+            // The server did not get to answer it.
+            let Some(blocking) = engine.clients[client].modes.end_blocking() else {
+                return Step::Fail(why);
+            };
+            engine.activity.come_back();
+            return Step::TakeBack(engine.asked_anew(client, *blocking));
+        }
+        let mut error = Vec::new();
+        why.write_reply(engine.pools[pool].protocol, &mut error);
+        engine.wait_over(*request, &error).map_or(Step::Fail(why), Step::TakeBack)
     }
 }
 
@@ -473,11 +453,12 @@ impl Blocking {
     /// Then the request asks for what is left of the time from here on.
     fn is_cut_short(&mut self, reply: &[u8], now: Time) -> bool {
         let mut parser = RequestParser::default();
-        let Parsed::Complete { .. } = parser.parse(&self.text, self.text.len()) else {
+        let text = self.text.bytes();
+        let Parsed::Complete { .. } = parser.parse(text, text.len()) else {
             return false;
         };
         let [name, wanted @ .., last] = parser.args() else { return false };
-        let name = name.of(&self.text);
+        let name = name.of(text);
         let said = match resp::reply(reply) {
             Some(Reply::Integer(count)) if name.eq_ignore_ascii_case(b"wait") => vec![count],
             _ if name.eq_ignore_ascii_case(b"waitaof") => {
@@ -487,17 +468,18 @@ impl Blocking {
         };
         let mut pairs = wanted.iter().zip(said);
         let is_less = pairs.any(|(wanted, said)| {
-            resp::integer(wanted.of(&self.text)).is_some_and(|wanted| said < wanted)
+            resp::integer(wanted.of(text)).is_some_and(|wanted| said < wanted)
         });
         let millis = self.ends.micros_since(now).div_ceil(1000);
         if !is_less || millis == 0 {
             return false;
         }
         if self.ends != Time::NEVER
-            && let Some(at) = self.text[..last.start as usize].iter().rposition(|&it| it == b'$')
+            && let Some(at) = text[..last.start as usize].iter().rposition(|&it| it == b'$')
         {
-            self.text.truncate(at);
-            encode::write_bulk(&mut self.text, millis.to_string().as_bytes());
+            self.text.rewrite(at, |text| {
+                encode::write_bulk(text, millis.to_string().as_bytes());
+            });
         }
         true
     }

@@ -82,8 +82,6 @@ pub(crate) enum Role {
     Probe {
         server: ServerId,
     },
-    /// The server may let it wait as long as it likes: see [`crate::redis::blocking`].
-    Blocked,
     /// Nobody has asked for it but the gateway.
     Own(Own),
 }

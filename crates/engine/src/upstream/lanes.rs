@@ -176,11 +176,11 @@ impl Engine {
                 self.misfit_of_head(index, bytes);
                 break;
             }
-            let lane = &mut self.lanes[index];
             match scan {
                 Scan::Complete(len) => {
-                    if let Role::Blocked = self.requests[request].role
-                        && let Some(batch) = lane.batches.front_mut()
+                    if let Role::Flow { .. } = self.requests[request].role
+                        && self.blocked_at(index).is_some()
+                        && let Some(batch) = self.lanes[index].batches.front_mut()
                     {
                         // What a client waited for is not the time that its server took.
                         batch.at = self.now;

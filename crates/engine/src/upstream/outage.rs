@@ -320,10 +320,6 @@ impl Engine {
                 self.free_request(index);
                 return;
             }
-            Role::Blocked if failure == Failure::Removed => {
-                self.wait_failed(index);
-                return;
-            }
             Role::Fragment { .. } if self.is_attempt(index) => {
                 self.attempt_failed(index, failure);
                 return;
@@ -332,7 +328,7 @@ impl Engine {
                 Some(why) => failure = why,
                 None => return,
             },
-            Role::Single | Role::Parent { .. } | Role::Fragment { .. } | Role::Blocked => {}
+            Role::Single | Role::Parent { .. } | Role::Fragment { .. } => {}
         }
         let request = &self.requests[index];
         if request.streaming && request.client != ClientId::NONE {
