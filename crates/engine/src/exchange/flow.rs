@@ -19,10 +19,11 @@
 //! Write a file with a type for the state, and `impl Flow` for it. Attach it where the request is
 //! planned. Nothing in `exchange/` or `request/` changes. For example:
 //!
-//! - A redirect (MOVED, ASK): `watch_reply` with the request's [`Replay`]; [`Flow::on_start`] keeps only
-//!   errors; `on_reply` of `-MOVED` is [`Step::Send`] of [`Text::Replay`] to the server that it names.
-//! - A retry on another server: `watch_reply` with the replay; `on_failure` is [`Step::Send`] to the next
-//!   server where that is safe, else [`Step::Fail`].
+//! - A redirect (MOVED, ASK): `watch_reply` with the request's [`Replay`]; [`Flow::on_start`] keeps
+//!   only errors; `on_reply` of `-MOVED` is [`Step::Send`] of [`Text::Replay`] to the server that it
+//!   names.
+//! - A retry on another server: `watch_reply` with the replay; `on_failure` is [`Step::Send`] to the
+//!   next server where that is safe, else [`Step::Fail`].
 //! - A hedge: `begin_flow` with the request as the first attempt, and [`Engine::wake_flow`];
 //!   [`Flow::on_timeout`] is [`Step::Send`] to another server, and `on_reply` is [`Step::Answer`]:
 //!   the attempt that is left is for nobody then.
@@ -33,10 +34,16 @@
 //!
 //! `flow/tests.rs` has a redirect, a retry and a hedge as they could be written.
 //!
-//! What to know: while a watched request is on its way itself, nothing can be sent in its place. The client's next requests overtake what a flow sends later, unless the client is
-//! fenced ([`FlowContext::fence`]). A flow ends when its client has gone, unless
-//! [`Flow::outlives_client`]; then replies are cut to their first bytes. Server numbers may mean
-//! other servers after a reload: a flow that keeps one compares the pool's `walk` first.
+//! What to know:
+//!
+//! - While a watched request is on its way itself, nothing can be sent in its place.
+//! - The client's next requests overtake what a flow sends later, unless the client is fenced
+//!   ([`FlowContext::fence`]).
+//! - A flow ends when its client has gone, unless it [outlives](Flow::outlives_client) that; then
+//!   it sees the first bytes of replies, and sends on lanes that it has chosen itself.
+//! - Server numbers may mean other servers after a reload: a flow that keeps one compares the pool's
+//!   `walk` first.
+//! - A flow must come to an end: it counts what it sends.
 
 #[cfg(test)]
 mod tests;
@@ -121,7 +128,7 @@ pub(crate) struct Attempts {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target {
-    /// A lane of the client's to a server.
+    /// A lane of the client's to a server, as long as it is there.
     Server(ServerId),
     /// A lane that has room.
     Lane(LaneId),
@@ -332,6 +339,7 @@ impl Engine {
         }
     }
 
+    /// The same, without counting the attempts.
     pub(crate) fn attach(
         &mut self,
         request: RequestId,
@@ -482,7 +490,6 @@ impl Engine {
         self.charge(attempt, reply.len());
         let slot = &mut self.requests[attempt];
         slot.reply = reply;
-        slot.failed = true;
         slot.done = true;
     }
 
@@ -557,8 +564,7 @@ impl Engine {
 
     fn send_attempts(&mut self, request: RequestId, mut attempts: Attempts) -> Result<(), Failure> {
         debug_assert!(!self.requests[request].in_lane, "it is on its way itself");
-        let Request { pool, client, role: Role::Flow { flow, .. }, .. } = self.requests[request]
-        else {
+        let Request { client, role: Role::Flow { flow, .. }, .. } = self.requests[request] else {
             unreachable!("it has a flow");
         };
         let attached = self.flows.take(flow);
@@ -573,7 +579,8 @@ impl Engine {
             Target::Server(server) if client != ClientId::NONE => {
                 self.lane_for(client, server, size)
             }
-            Target::Server(server) => self.lane_of((pool, server), 0, 0, size),
+            // Only the client could say for which database.
+            Target::Server(_) => Err(Failure::NoServer),
         };
         let sent = lane.map(|lane| {
             self.forget_answered(request);

@@ -34,8 +34,6 @@ pub(crate) struct Request {
     pub(crate) streaming: bool,
     /// memcached's noreply, or CLIENT REPLY: the reply is for nobody.
     pub(crate) silent: bool,
-    /// The gateway answered in the server's place.
-    pub(crate) failed: bool,
     /// What to say of it if its server fails is noted: see [`crate::memcached::Notes`].
     pub(crate) is_noted: bool,
     /// Uniques of its server come in the reply in text and get a tag.
@@ -325,7 +323,6 @@ impl Request {
             done: false,
             streaming: false,
             silent: false,
-            failed: false,
             is_noted: false,
             is_tagged: false,
             expect: Expect::Line,
@@ -364,7 +361,6 @@ impl Request {
         self.done = false;
         self.streaming = false;
         self.silent = false;
-        self.failed = false;
         self.is_noted = false;
         self.is_tagged = false;
         self.expect = Expect::Line;

@@ -314,7 +314,6 @@ impl Engine {
             return;
         }
         request.in_lane = false;
-        request.failed = true;
         match self.requests[index].role {
             Role::Probe { .. } | Role::Own(_) => {
                 self.free_request(index);
