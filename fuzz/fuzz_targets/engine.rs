@@ -9,8 +9,8 @@ use std::sync::LazyLock;
 
 use cashew_config::{Context, Snapshot};
 use cashew_engine::{
-    Action, Admission, CloseReason, ConnId, Engine, Identity, Place, Plan, PoolId, PoolState, Rest,
-    Setup, Time,
+    Action, Admission, BackendId, CloseReason, ConnId, Engine, Identity, ListenerId, Place, Plan,
+    PoolState, Rest, Setup, Time,
 };
 use cashew_metrics::Writer;
 
@@ -303,7 +303,7 @@ impl World {
                 let choice = script.byte()?;
                 let admission = if choice < 240 { Admission::Welcome } else { Admission::Full };
                 let pool = u32::from(choice) % 3;
-                let conn = self.engine.handle_accepted(PoolId::new(pool), admission, 1, now);
+                let conn = self.engine.handle_accepted(ListenerId::new(pool), admission, 1, now);
                 self.clients.push(conn);
             }
             1..=3 => {
@@ -386,7 +386,7 @@ impl World {
                     ring.held = true;
                     ring.version += 1;
                     let version = ring.version;
-                    self.engine.handle_hold(PoolId::new(pool as u32), version, 100, now);
+                    self.engine.handle_hold(BackendId::new(pool as u32), version, 100, now);
                 }
             }
             14 => {
@@ -474,9 +474,9 @@ impl World {
             let Some(export) = self.engine.export(conn, self.now) else { continue };
             let is_stuck = self.stuck.contains(&conn);
             self.forget(conn);
-            let cashew_engine::Export { pool, parts, input, output } = export;
-            if pool.index() < self.rings.len() && !self.is_retiring {
-                let conn = self.engine.handle_adopted(pool, parts, input, output, self.now);
+            let cashew_engine::Export { listener, parts, input, output } = export;
+            if listener.index() < self.rings.len() && !self.is_retiring {
+                let conn = self.engine.handle_adopted(listener, parts, input, output, self.now);
                 self.clients.push(conn);
                 if is_stuck {
                     self.stuck.insert(conn);
@@ -493,7 +493,7 @@ impl World {
         let ring = &mut self.rings[pool];
         ring.held = false;
         let Ring { version, live, .. } = ring.clone();
-        self.engine.handle_release(PoolId::new(pool as u32), version, live.into(), self.now, 1);
+        self.engine.handle_release(BackendId::new(pool as u32), version, live.into(), self.now, 1);
     }
 
     /// What a worker does at the end of a tick.
@@ -535,13 +535,13 @@ impl World {
                     self.change = Change::Paused;
                 }
                 Action::HandOff { conn } => self.leaving.push(conn),
-                Action::Ask { ticket, pool, by, request, .. } => {
+                Action::Ask { ticket, listener: pool, by, request, .. } => {
                     let place = |_| Place::UNKNOWN;
                     let own = self.engine.handle_question(pool, by, &request, &place, self.now);
                     self.engine.handle_answer(ticket, &own, Rest::None, self.now);
                 }
                 Action::Monitors { pool, .. } => {
-                    if let Some(pool) = self.engine.pool_named(&pool) {
+                    if let Some(pool) = self.engine.listener_named(&pool) {
                         self.engine.handle_monitored(pool, self.now);
                     }
                 }
@@ -640,7 +640,8 @@ impl World {
         self.tick();
         assert_eq!(self.engine.requests_pending(), 0);
         assert!(
-            (0..self.rings.len()).all(|pool| self.engine.clients_of(PoolId::new(pool as u32)) == 0)
+            (0..self.rings.len())
+                .all(|pool| self.engine.clients_of(ListenerId::new(pool as u32)) == 0)
         );
     }
 }

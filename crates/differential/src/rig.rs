@@ -14,8 +14,8 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use cashew_engine::{
-    Action, Admission, CloseReason, ConnId, Engine, Identity, LaneKind, LaneState, Place, Plan,
-    PoolId, Rest, Setup as EngineSetup, Time,
+    Action, Admission, CloseReason, ConnId, Engine, Identity, LaneKind, LaneState, ListenerId,
+    Place, Plan, Rest, Setup as EngineSetup, Time,
 };
 use cashew_metrics::Writer;
 
@@ -318,7 +318,7 @@ impl<'a> Rig<'a> {
 
     fn accept(&mut self) -> ConnId {
         self.clients += 1;
-        self.engine.handle_accepted(PoolId::new(0), Admission::Welcome, self.clients, self.now)
+        self.engine.handle_accepted(ListenerId::new(0), Admission::Welcome, self.clients, self.now)
     }
 
     /// Gives the engine bytes of a client.
@@ -393,11 +393,11 @@ impl<'a> Rig<'a> {
                     self.closed.insert(conn.token());
                 }
                 Action::Monitors { pool, any: true } => {
-                    if let Some(pool) = self.engine.pool_named(&pool) {
+                    if let Some(pool) = self.engine.listener_named(&pool) {
                         self.engine.handle_monitored(pool, self.now);
                     }
                 }
-                Action::Ask { ticket, pool, by, request, .. } => {
+                Action::Ask { ticket, listener: pool, by, request, .. } => {
                     let place = |conn: ConnId| Place {
                         peer: format!("127.0.0.1:{}", conn.token()),
                         local: "127.0.0.1:6000".to_owned(),
@@ -418,7 +418,7 @@ impl<'a> Rig<'a> {
         for (hearing, head, tail) in observed.lines() {
             if hearing.here {
                 let line = [head, b"127.0.0.1:1", tail].concat();
-                self.engine.handle_observed(hearing.pool, &line, 0, self.now);
+                self.engine.handle_observed(hearing.listener, &line, 0, self.now);
             }
         }
         self.engine.return_observed(observed);

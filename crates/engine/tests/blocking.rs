@@ -3,7 +3,7 @@
 mod world;
 
 use cashew_config::Snapshot;
-use cashew_engine::{CloseReason, ConnId, PoolId, Silence};
+use cashew_engine::{BackendId, CloseReason, ConnId, Silence};
 use cashew_metrics::ServerCounter;
 use world::{World, all, pool, redis};
 
@@ -290,12 +290,12 @@ fn a_server_that_is_removed_does_not_fail_the_call() {
 fn an_ejection_sends_calls_anew() {
     let (mut world, client, [shared, _]) = two_servers();
     let lane = blocked(&mut world, client, "BLPOP a 0", 0);
-    world.engine.handle_hold(PoolId::new(0), 1, 60_000, world.now);
+    world.engine.handle_hold(BackendId::new(0), 1, 60_000, world.now);
     world.tick();
     world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
     world.send(lane, "*-1\r\n");
     world.send(shared, ":1\r\n");
-    world.engine.handle_release(PoolId::new(0), 1, vec![false, true].into(), world.now, 1);
+    world.engine.handle_release(BackendId::new(0), 1, vec![false, true].into(), world.now, 1);
     world.tick();
     let lane = world.accept(1);
     world.expect(lane, all(&["CLIENT ID", "BLPOP a 0"]));
@@ -492,10 +492,10 @@ fn what_is_not_to_be_answered_is_asked_anew_without_an_answer() {
     let (mut world, client, _) = two_servers();
     world.send(client, redis("CLIENT REPLY SKIP"));
     let lane = blocked(&mut world, client, "BLPOP a 0", 0);
-    world.engine.handle_hold(PoolId::new(0), 1, 60_000, world.now);
+    world.engine.handle_hold(BackendId::new(0), 1, 60_000, world.now);
     world.tick();
     world.send(lane, "*-1\r\n");
-    world.engine.handle_release(PoolId::new(0), 1, vec![true, true].into(), world.now, 0);
+    world.engine.handle_release(BackendId::new(0), 1, vec![true, true].into(), world.now, 0);
     world.tick();
     let lane = world.accept(0);
     world.expect(lane, all(&["CLIENT ID", "BLPOP a 0"]));
@@ -521,11 +521,11 @@ fn what_is_never_answered_is_asked_anew_too() {
     let (mut world, client, _) = one_server();
     world.send(client, redis("CLIENT REPLY OFF"));
     let lane = blocked(&mut world, client, "BLMOVE a c LEFT RIGHT 0", 0);
-    world.engine.handle_hold(PoolId::new(0), 1, 60_000, world.now);
+    world.engine.handle_hold(BackendId::new(0), 1, 60_000, world.now);
     world.tick();
     world.send(lane, "$-1");
     world.send(lane, "\r\n");
-    world.engine.handle_release(PoolId::new(0), 1, vec![true].into(), world.now, 0);
+    world.engine.handle_release(BackendId::new(0), 1, vec![true].into(), world.now, 0);
     world.tick();
     let lane = world.accept(0);
     world.expect(lane, all(&["CLIENT ID", "BLMOVE a c LEFT RIGHT 0"]));
@@ -560,12 +560,12 @@ fn replicas_are_waited_for_anew_for_what_is_left_of_the_time() {
         world.expect(lane, asks(call));
         world.send(lane, WAITS);
         world.wait_ms(after);
-        world.engine.handle_hold(PoolId::new(0), 1, 60_000, world.now);
+        world.engine.handle_hold(BackendId::new(0), 1, 60_000, world.now);
         world.tick();
         world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
         world.send(shared, ":1\r\n");
         world.send(lane, short);
-        world.engine.handle_release(PoolId::new(0), 1, vec![true].into(), world.now, 0);
+        world.engine.handle_release(BackendId::new(0), 1, vec![true].into(), world.now, 0);
         world.tick();
         let Some(anew) = anew else {
             world.expect(client, short);
@@ -591,12 +591,12 @@ fn replicas_of_all_servers_are_waited_for_anew() {
     world.expect(first, asks("WAIT 2 1000"));
     world.send(first, WAITS);
     world.wait_ms(100);
-    world.engine.handle_hold(PoolId::new(0), 1, 60_000, world.now);
+    world.engine.handle_hold(BackendId::new(0), 1, 60_000, world.now);
     world.tick();
     world.expect(shared[0], redis("CLIENT UNBLOCK 77 TIMEOUT"));
     world.send(shared[0], ":1\r\n");
     world.send(first, ":0\r\n");
-    world.engine.handle_release(PoolId::new(0), 1, vec![true, true].into(), world.now, 0);
+    world.engine.handle_release(BackendId::new(0), 1, vec![true, true].into(), world.now, 0);
     world.tick();
     for server in 0..2 {
         let lane = world.accept(server);

@@ -2,7 +2,7 @@
 
 mod world;
 
-use cashew_engine::{CloseReason, ConnId, PoolId};
+use cashew_engine::{BackendId, CloseReason, ConnId};
 use world::{World, pool, redis};
 
 const OPTIONS: &str = "redis: true\ntimeout: 400\npreconnect: true";
@@ -211,7 +211,7 @@ fn nothing_is_removed_by_another_ring() {
     world.send(client, redis("RENAME a b"));
     fetched_and_stored(&mut world, [a, b], "-1", "RESTORE b 0 PAYLOAD REPLACE", "");
     world.engine.handle_release(
-        PoolId::new(0),
+        BackendId::new(0),
         1,
         vec![true, true, true, false].into(),
         world.now,

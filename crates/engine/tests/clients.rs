@@ -2,7 +2,7 @@
 
 mod world;
 
-use cashew_engine::{ConnId, Export, PoolId, Rest};
+use cashew_engine::{BackendId, ConnId, Export, Rest};
 use world::{World, pool, redis};
 
 const OPTIONS: &str = "redis: true\ncommand_policy: admin\nclient_pause_max: 100000\n\
@@ -395,10 +395,10 @@ fn who_is_held_back_may_go_to_another_worker() {
     world.engine.handle_leave(writer, world.now);
     world.tick();
     assert!(world.is_handed_off(writer));
-    let Export { pool, parts, input, output } = world.engine.export(writer, world.now).unwrap();
+    let Export { listener, parts, input, output } = world.engine.export(writer, world.now).unwrap();
     assert_eq!((&input[..], &output[..]), (redis("SET a 1").as_bytes(), &b""[..]));
     // There is a pause there as well.
-    let back = world.engine.handle_adopted(pool, parts, input, output, world.now);
+    let back = world.engine.handle_adopted(listener, parts, input, output, world.now);
     world.tick();
     world.expect(lane, "");
     assert_eq!(ask(&mut world, client, "CLIENT UNPAUSE"), "+OK\r\n");
@@ -528,12 +528,12 @@ fn a_call_whose_connection_is_being_made_is_ended_here() {
 
 /// The servers of a pool that is held: their ring is about to change.
 fn hold(world: &mut World) {
-    world.engine.handle_hold(PoolId::new(0), 1, 60_000, world.now);
+    world.engine.handle_hold(BackendId::new(0), 1, 60_000, world.now);
     world.tick();
 }
 
 fn release(world: &mut World) {
-    world.engine.handle_release(PoolId::new(0), 1, vec![true].into(), world.now, 0);
+    world.engine.handle_release(BackendId::new(0), 1, vec![true].into(), world.now, 0);
     world.tick();
 }
 

@@ -3,7 +3,9 @@
 mod world;
 
 use cashew_config::Snapshot;
-use cashew_engine::{Action, CloseReason, ConnId, Plan, PoolId, PoolState, ServerId};
+use cashew_engine::{
+    Action, BackendId, CloseReason, ConnId, ListenerId, Plan, PoolState, ServerId,
+};
 use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge};
 use world::{World, pool, redis, snapshot};
 
@@ -128,7 +130,7 @@ fn a_server_that_has_moved_gets_other_connections_in_its_turn() {
     let mut next = pool(REDIS, 2);
     next.epoch += 1;
     let mut plan = Plan::whole(&next, 0, 1);
-    plan.move_server(PoolId::new(0), ServerId::new(1));
+    plan.move_server(BackendId::new(0), ServerId::new(1));
     world.engine.handle_prepare(plan, world.now);
     world.tick();
     let fresh = world.accept(1);
@@ -219,7 +221,7 @@ fn unchanged_pools_feel_nothing_though_their_numbers_change() {
     world.send(lane, "$-1\r\n$-1\r\n");
     world.expect(client, "$-1\r\n$-1\r\n");
     assert!(world.closed.is_empty() && world.paused.is_empty());
-    assert_eq!(world.engine.clients_of(PoolId::new(0)), 1);
+    assert_eq!(world.engine.clients_of(ListenerId::new(0)), 1);
     let id = world.metrics.pool(0);
     assert_eq!(world.metrics.pool_gauge(id, PoolGauge::ClientConnections), 1);
     assert_eq!(world.metrics.pool_counter(id, PoolCounter::Responses), 2);
@@ -251,7 +253,7 @@ fn clients_of_a_removed_pool_are_served_until_their_time_is_up() {
     assert!(world.closed.contains(&client));
     world.wait_ms(1000);
     assert!(world.closed.contains(&lane));
-    assert_eq!(world.engine.clients_of(PoolId::new(0)), 0);
+    assert_eq!(world.engine.clients_of(ListenerId::new(0)), 0);
     world.assert_idle();
 }
 
@@ -327,8 +329,8 @@ fn ejected_servers_stay_so_and_are_probed_under_their_new_numbers() {
     let options = format!("{REDIS}\nauto_eject_hosts: true\nserver_retry_timeout: 1000");
     let (mut world, [_, b]): (World, [ConnId; 2]) = World::connected(&pool(&options, 2));
     world.close(b, CloseReason::Reset);
-    world.engine.handle_hold(PoolId::new(0), 5, 0, world.now);
-    world.engine.handle_release(PoolId::new(0), 5, vec![true, false].into(), world.now, 1);
+    world.engine.handle_hold(BackendId::new(0), 5, 0, world.now);
+    world.engine.handle_release(BackendId::new(0), 5, vec![true, false].into(), world.now, 1);
     world.tick();
     let mut next = pool(&options, 2);
     next.epoch = 2;
@@ -350,7 +352,9 @@ fn ejected_servers_stay_so_and_are_probed_under_their_new_numbers() {
     world.tick();
     world.send(lane, "+PONG\r\n");
     assert!(
-        world.actions.contains(&Action::Readmit { pool: PoolId::new(0), server: ServerId::new(0) })
+        world
+            .actions
+            .contains(&Action::Readmit { backend: BackendId::new(0), server: ServerId::new(0) })
     );
 }
 
@@ -359,22 +363,22 @@ fn a_hold_waits_for_servers_that_are_well() {
     let (mut world, [a, b]): (World, [ConnId; 2]) = World::connected(&pool(REDIS, 2));
     let client = world.client();
     world.send(client, redis("MGET a b c d"));
-    world.engine.handle_hold(PoolId::new(0), 3, 100, world.now);
+    world.engine.handle_hold(BackendId::new(0), 3, 100, world.now);
     world.tick();
-    let held = Action::Held { pool: PoolId::new(0), version: 3 };
+    let held = Action::Held { backend: BackendId::new(0), version: 3 };
     world.close(b, CloseReason::Reset);
     assert!(!world.actions.contains(&held));
     world.send(a, "*2\r\n$-1\r\n$-1\r\n");
     assert!(world.actions.contains(&held));
-    world.engine.handle_release(PoolId::new(0), 3, vec![true; 2].into(), world.now, 0);
+    world.engine.handle_release(BackendId::new(0), 3, vec![true; 2].into(), world.now, 0);
     world.wait_ms(20);
     world.accept(1);
     world.send(client, redis("MGET a b c d"));
-    world.engine.handle_hold(PoolId::new(0), 4, 100, world.now);
+    world.engine.handle_hold(BackendId::new(0), 4, 100, world.now);
     world.wait_ms(99);
-    assert!(!world.actions.contains(&Action::Held { pool: PoolId::new(0), version: 4 }));
+    assert!(!world.actions.contains(&Action::Held { backend: BackendId::new(0), version: 4 }));
     world.wait_ms(1);
-    assert!(world.actions.contains(&Action::Held { pool: PoolId::new(0), version: 4 }));
+    assert!(world.actions.contains(&Action::Held { backend: BackendId::new(0), version: 4 }));
 }
 
 #[test]
@@ -430,7 +434,7 @@ fn a_removed_pool_still_takes_who_waited_to_be_accepted() {
     let mut next = two_pools();
     next.pools.remove(0);
     change(&mut world, &mut next);
-    let pool = world.engine.pool_named("a").expect("it stays a moment without clients");
+    let pool = world.engine.listener_named("a").expect("it stays a moment without clients");
     let late = world.client_of(pool.number());
     world.send(late, redis("GET x"));
     let lane = world.accept(0);
@@ -438,7 +442,7 @@ fn a_removed_pool_still_takes_who_waited_to_be_accepted() {
     world.expect(late, "$-1\r\n");
     world.close(late, CloseReason::Eof);
     world.wait_ms(2000);
-    assert_eq!(world.engine.pool_named("a"), None);
+    assert_eq!(world.engine.listener_named("a"), None);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod world;
 
-use cashew_engine::{CloseReason, ConnId, PoolId};
+use cashew_engine::{BackendId, CloseReason, ConnId};
 use cashew_metrics::PoolCounter;
 use world::{World, pool, redis};
 
@@ -419,13 +419,13 @@ fn a_client_that_leaves_leaves_nothing_behind() {
 #[test]
 fn only_servers_of_the_ring_are_asked() {
     let (mut world, client, [a, b, c]) = three_servers();
-    world.engine.handle_release(PoolId::new(0), 1, vec![true, false, true].into(), world.now, 0);
+    world.engine.handle_release(BackendId::new(0), 1, vec![true, false, true].into(), world.now, 0);
     world.send(client, redis("DBSIZE"));
     world.expect(b, "");
     world.send(a, ":1\r\n");
     world.send(c, ":2\r\n");
     world.expect(client, ":3\r\n");
-    world.engine.handle_release(PoolId::new(0), 2, vec![false; 3].into(), world.now, 0);
+    world.engine.handle_release(BackendId::new(0), 2, vec![false; 3].into(), world.now, 0);
     for request in ["DBSIZE", "SCAN 0", "MEMORY DOCTOR"] {
         world.send(client, redis(request));
         world.expect(client, "-ERR Connection refused\r\n");
@@ -605,7 +605,7 @@ fn a_scan_passes_over_ejected_servers_and_says_if_it_was_at_one() {
     world.send(client, redis("SCAN 0"));
     world.send(a, "*2\r\n$1\r\n0\r\n*0\r\n");
     let (second, _) = page(&mut world, client);
-    world.engine.handle_release(PoolId::new(0), 1, vec![true, false, true].into(), world.now, 0);
+    world.engine.handle_release(BackendId::new(0), 1, vec![true, false, true].into(), world.now, 0);
     world.send(client, redis(&format!("SCAN {second}")));
     world.expect(
         client,

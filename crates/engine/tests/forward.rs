@@ -2,7 +2,7 @@
 
 mod world;
 
-use cashew_engine::{Action, Admission, CloseReason, PoolId, ServerId};
+use cashew_engine::{Action, Admission, BackendId, CloseReason, ListenerId, ServerId};
 use cashew_metrics::PoolCounter;
 use world::{World, pool};
 
@@ -430,7 +430,7 @@ fn quit_is_answered_and_what_follows_is_not() {
 #[test]
 fn a_client_too_many_is_told_so() {
     let mut world = World::new(&pool(REDIS, 1));
-    let client = world.engine.handle_accepted(PoolId::new(0), Admission::Full, 1, world.now);
+    let client = world.engine.handle_accepted(ListenerId::new(0), Admission::Full, 1, world.now);
     world.tick();
     world.expect(client, "-ERR max number of clients reached\r\n");
     assert!(world.closed.contains(&client));
@@ -443,7 +443,7 @@ fn a_client_without_a_descriptor_is_told_so_and_counted() {
         ("redis: false", "ERROR Too many open connections\r\n"),
     ] {
         let mut world = World::new(&pool(protocol, 1));
-        assert_eq!(world.engine.handle_refused(PoolId::new(0)), told.as_bytes());
+        assert_eq!(world.engine.handle_refused(ListenerId::new(0)), told.as_bytes());
         assert_eq!(world.engine.clients(), 0);
         let counted = [PoolCounter::ClientsAccepted, PoolCounter::ClientsRefused]
             .map(|counter| world.metrics.pool_counter(world.metrics.pool(0), counter));
@@ -483,13 +483,13 @@ fn a_server_is_ejected_by_agreement_and_readmitted_after_a_probe() {
     );
     assert!(asked);
 
-    world.engine.handle_hold(PoolId::new(0), 1, 0, world.now);
+    world.engine.handle_hold(BackendId::new(0), 1, 0, world.now);
     world.tick();
-    assert!(world.actions.contains(&Action::Held { pool: PoolId::new(0), version: 1 }));
+    assert!(world.actions.contains(&Action::Held { backend: BackendId::new(0), version: 1 }));
     world.send(client, get(A));
     let mut live = [true; 2];
     live[server as usize] = false;
-    world.engine.handle_release(PoolId::new(0), 1, live.to_vec().into(), world.now, 0);
+    world.engine.handle_release(BackendId::new(0), 1, live.to_vec().into(), world.now, 0);
     world.tick();
     let lane = world.accept(other);
     world.expect(lane, get(A));
@@ -505,11 +505,12 @@ fn a_server_is_ejected_by_agreement_and_readmitted_after_a_probe() {
     world.expect(probe, "*1\r\n$4\r\nPING\r\n");
     world.send(probe, "+PONG\r\n");
     assert!(
-        world
-            .actions
-            .contains(&Action::Readmit { pool: PoolId::new(0), server: ServerId::new(server) })
+        world.actions.contains(&Action::Readmit {
+            backend: BackendId::new(0),
+            server: ServerId::new(server)
+        })
     );
-    world.engine.handle_release(PoolId::new(0), 2, vec![true; 2].into(), world.now, 0);
+    world.engine.handle_release(BackendId::new(0), 2, vec![true; 2].into(), world.now, 0);
     world.tick();
     world.send(client, get(A));
     world.expect(probe, get(A));

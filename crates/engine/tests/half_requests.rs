@@ -2,7 +2,7 @@
 
 mod world;
 
-use cashew_engine::PoolId;
+use cashew_engine::BackendId;
 use world::{World, pool};
 
 /// `a` has sent half of a request when its pool is held; `b` goes on before it.
@@ -10,11 +10,11 @@ fn wait_with_half_a_request(options: &str, halves: [&str; 2], whole: &str, answe
     let mut world = World::new(&pool(options, 1));
     let (a, b) = (world.client(), world.client());
     world.send(a, halves[0]);
-    world.engine.handle_hold(PoolId::new(0), 1, 0, world.now);
+    world.engine.handle_hold(BackendId::new(0), 1, 0, world.now);
     world.tick();
     world.send(b, whole);
     world.send(a, halves[1]);
-    world.engine.handle_release(PoolId::new(0), 1, vec![true].into(), world.now, 1);
+    world.engine.handle_release(BackendId::new(0), 1, vec![true].into(), world.now, 1);
     world.tick();
     world.expect(b, answer);
     let lane = world.accept(0);

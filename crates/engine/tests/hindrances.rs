@@ -2,7 +2,7 @@
 
 mod world;
 
-use cashew_engine::{Action, CloseReason, ConnId, Failure, PoolId, ServerId};
+use cashew_engine::{Action, BackendId, CloseReason, ConnId, Failure, ServerId};
 use cashew_metrics::ServerCounter;
 use world::{World, pool, redis};
 
@@ -46,7 +46,7 @@ fn is_against_the_server(action: &Action) -> bool {
 
 fn told(world: &World) -> Vec<Failure> {
     let told = world.actions.iter().filter_map(|action| match action {
-        Action::ServerHindered { pool, server, why }
+        Action::ServerHindered { backend: pool, server, why }
             if (pool.number(), server.number()) == (0, 0) =>
         {
             Some(*why)
@@ -86,7 +86,7 @@ fn no_server_is_ejected_for_what_is_wrong_with_this_machine() {
         world.expect(client, "$1\r\n1\r\n");
         assert_eq!(
             world.actions.last(),
-            Some(&Action::ServerRecovered { pool: PoolId::new(0), server: ServerId::new(0) })
+            Some(&Action::ServerRecovered { backend: BackendId::new(0), server: ServerId::new(0) })
         );
     }
 }

@@ -2,7 +2,7 @@
 
 mod world;
 
-use cashew_engine::{Action, CloseReason, ConnId, Plan, PoolId};
+use cashew_engine::{Action, BackendId, CloseReason, ConnId, Plan};
 use cashew_metrics::{PoolCounter, ServerGauge};
 use world::{World, all, pool, redis};
 
@@ -378,8 +378,8 @@ fn waiter_whose_keys_part() -> (World, [ConnId; 2], ConnId, String) {
     let keys: Vec<String> = (0..60).map(|n| format!("k{n}")).collect();
     let (mut world, _): (World, [ConnId; 3]) = World::connected(&pool(EJECTING, 3));
     let before = servers_of(&mut world, &keys);
-    world.engine.handle_hold(PoolId::new(0), 1, 0, world.now);
-    world.engine.handle_release(PoolId::new(0), 1, ONE_EJECTED.to_vec().into(), world.now, 0);
+    world.engine.handle_hold(BackendId::new(0), 1, 0, world.now);
+    world.engine.handle_release(BackendId::new(0), 1, ONE_EJECTED.to_vec().into(), world.now, 0);
     world.tick();
     let after = servers_of(&mut world, &keys);
     let key = |was: u32, is: u32| {
@@ -391,14 +391,14 @@ fn waiter_whose_keys_part() -> (World, [ConnId; 2], ConnId, String) {
     let [holder, waiter] = [(); 2].map(|()| world.client());
     let lane = watch(&mut world, holder, &stays, 1);
     world.send(waiter, redis(&format!("BLPOP {stays} {moves} 0")));
-    world.engine.handle_hold(PoolId::new(0), 1, 10_000, world.now);
+    world.engine.handle_hold(BackendId::new(0), 1, 10_000, world.now);
     world.tick();
     (world, [holder, waiter], lane, stays)
 }
 
 /// The pool goes on: the keys of who waits are apart.
 fn part(world: &mut World, waiter: ConnId) {
-    world.engine.handle_release(PoolId::new(0), 1, ONE_EJECTED.to_vec().into(), world.now, 0);
+    world.engine.handle_release(BackendId::new(0), 1, ONE_EJECTED.to_vec().into(), world.now, 0);
     world.tick();
     let told = String::from_utf8(world.received(waiter)).unwrap();
     assert!(told.starts_with("-CROSSSLOT"), "{told}");
@@ -489,7 +489,7 @@ fn a_transaction_that_takes_long_gives_its_connection_up_to_who_waits() {
         let counted = |counter| world.metrics.pool_counter(world.metrics.pool(0), counter);
         assert_eq!(counted(PoolCounter::SessionsReclaimed), u64::from(is_awaited));
         assert_eq!(counted(PoolCounter::SessionWaits), u64::from(is_awaited));
-        let told = |action: &Action| matches!(action, Action::SessionsWait { pool, server, clients: 1 } if (pool.number(), server.number()) == (0, 0));
+        let told = |action: &Action| matches!(action, Action::SessionsWait { backend: pool, server, clients: 1 } if (pool.number(), server.number()) == (0, 0));
         assert_eq!(world.actions.iter().any(told), is_awaited);
         if is_awaited {
             let next = world.accept(0);

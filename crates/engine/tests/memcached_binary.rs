@@ -2,7 +2,7 @@
 
 mod world;
 
-use cashew_engine::{Action, CloseReason, ConnId, PoolId, WireProtocol};
+use cashew_engine::{Action, BackendId, CloseReason, ConnId, ListenerId, WireProtocol};
 use cashew_metrics::PoolCounter;
 use world::{World, pool};
 
@@ -291,8 +291,8 @@ fn servers_that_speak_nothing_else_are_probed_and_told_who_comes() {
     world.expect(lane, ask(VERSION, 1, ""));
     world.send(lane, reply(VERSION, 0, 1, "1.6.18"));
     world.expect(client, reply(VERSION, 0, 1, "1.6.18"));
-    world.engine.handle_hold(PoolId::new(0), 1, 1000, world.now);
-    world.engine.handle_release(PoolId::new(0), 1, vec![false, true].into(), world.now, 0);
+    world.engine.handle_hold(BackendId::new(0), 1, 1000, world.now);
+    world.engine.handle_release(BackendId::new(0), 1, vec![false, true].into(), world.now, 0);
     world.wait_ms(200);
     world.expect(lane, ask(VERSION, 0, ""));
     world.send(lane, reply(VERSION, 0, 0, "1.6.18"));
@@ -315,7 +315,7 @@ fn who_moves_speaks_on_as_before() {
         let moved = world.engine.export(conn, world.now).unwrap();
         assert_eq!(moved.parts.wire_protocol, wire_protocol);
         let conn =
-            world.engine.handle_adopted(PoolId::new(0), moved.parts, vec![], vec![], world.now);
+            world.engine.handle_adopted(ListenerId::new(0), moved.parts, vec![], vec![], world.now);
         world.send(conn, ask(NOOP, 5, ""));
         world.expect(conn, reply(NOOP, 0, 5, ""));
     }

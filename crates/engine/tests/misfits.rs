@@ -23,11 +23,13 @@ fn counted(world: &World) -> u64 {
 /// What the log is told: what was expected, and what came.
 fn told(world: &World) -> Vec<(&'static str, Vec<u8>)> {
     let actions = world.actions.iter().filter_map(|action| match action {
-        Action::ServerMisfit { pool, server, expected, excerpt, sequel: Sequel::Closed }
-            if (pool.number(), server.number()) == (0, 0) =>
-        {
-            Some((*expected, excerpt.clone()))
-        }
+        Action::ServerMisfit {
+            backend: pool,
+            server,
+            expected,
+            excerpt,
+            sequel: Sequel::Closed,
+        } if (pool.number(), server.number()) == (0, 0) => Some((*expected, excerpt.clone())),
         _ => None,
     });
     actions.collect()

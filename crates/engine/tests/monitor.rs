@@ -4,7 +4,7 @@ mod world;
 
 use std::sync::Arc;
 
-use cashew_engine::{Action, CloseReason, ConnId, PoolId, Time};
+use cashew_engine::{Action, CloseReason, ConnId, ListenerId, Time};
 use cashew_metrics::{Layout, PoolCounter, Segments};
 use world::{World, pool, redis};
 
@@ -409,10 +409,10 @@ fn monitors_elsewhere_are_told_as_far_as_there_is_room_and_as_long_as_they_ask()
     };
     ask(&mut world, "a");
     assert_eq!(world.told_elsewhere, "");
-    world.engine.handle_watched(PoolId::new(0), true, world.now);
+    world.engine.handle_watched(ListenerId::new(0), true, world.now);
     ask(&mut world, "a");
     assert_eq!(world.told_elsewhere, "", "nothing is allowed yet");
-    assert_eq!(world.engine.poll_left_out(), Some((PoolId::new(0), 1)));
+    assert_eq!(world.engine.poll_left_out(), Some((ListenerId::new(0), 1)));
     assert_eq!(world.engine.poll_left_out(), None);
     // One line is begun as long as there is any room.
     world.engine.allow_elsewhere(1);
@@ -420,14 +420,14 @@ fn monitors_elsewhere_are_told_as_far_as_there_is_room_and_as_long_as_they_ask()
     assert_eq!(world.told_elsewhere, lines(&world, 0, &["GET b"]));
     ask(&mut world, "c");
     assert_eq!(world.told_elsewhere, lines(&world, 0, &["GET b"]));
-    assert_eq!(world.engine.poll_left_out(), Some((PoolId::new(0), 1)));
+    assert_eq!(world.engine.poll_left_out(), Some((ListenerId::new(0), 1)));
     world.told_elsewhere.clear();
     world.engine.allow_elsewhere(1000);
-    world.engine.handle_watched(PoolId::new(0), false, world.now);
+    world.engine.handle_watched(ListenerId::new(0), false, world.now);
     ask(&mut world, "d");
     assert_eq!(world.told_elsewhere, "");
     // Who dies cannot say that it wants no more.
-    world.engine.handle_watched(PoolId::new(0), true, world.now);
+    world.engine.handle_watched(ListenerId::new(0), true, world.now);
     world.wait_ms(3000);
     ask(&mut world, "e");
     assert_eq!(world.told_elsewhere, lines(&world, 0, &["GET e"]));
@@ -445,12 +445,12 @@ fn monitors_are_told_how_much_they_missed_once_a_second() {
     };
     let line = "+1.000000 [0 10.0.0.1:1] \"GET\" \"there\"\r\n";
     world.wait_ms(1500);
-    world.engine.handle_observed(PoolId::new(0), line.as_bytes(), 3, world.now);
+    world.engine.handle_observed(ListenerId::new(0), line.as_bytes(), 3, world.now);
     world.tick();
     let expected = skipped(&world, 3) + line;
     world.expect(monitor, expected);
     for _ in 0..2 {
-        world.engine.handle_observed(PoolId::new(0), b"", 2, world.now);
+        world.engine.handle_observed(ListenerId::new(0), b"", 2, world.now);
         world.tick();
         world.expect(monitor, "");
     }
@@ -465,7 +465,7 @@ fn monitors_are_told_how_much_they_missed_once_a_second() {
     assert!(announced(&mut world).len() >= 2);
     // Without a monitor nobody misses anything.
     world.close(monitor, CloseReason::Eof);
-    world.engine.handle_observed(PoolId::new(0), line.as_bytes(), 3, world.now);
+    world.engine.handle_observed(ListenerId::new(0), line.as_bytes(), 3, world.now);
     assert_eq!(world.metrics.pool_counter(pool, PoolCounter::MonitorDropped), 7);
 }
 
@@ -480,7 +480,7 @@ fn monitor_is_answered_when_all_workers_tell() {
     world.send(lane, "$-1\r\n");
     world.expect(client, "$-1\r\n");
     world.expect(monitor, "");
-    world.engine.handle_monitored(PoolId::new(0), world.now);
+    world.engine.handle_monitored(ListenerId::new(0), world.now);
     world.tick();
     let told = String::from_utf8(world.received(monitor)).unwrap();
     assert!(told.starts_with("+OK\r\n+PONG\r\n+17") && told.ends_with("\"PING\"\r\n"), "{told}");
@@ -536,7 +536,7 @@ fn of_several_workers_lines_are_held_until_they_are_in_order() {
     let client = world.client();
     let monitor = world.client();
     world.send(monitor, redis("MONITOR"));
-    world.engine.handle_monitored(PoolId::new(0), world.now);
+    world.engine.handle_monitored(ListenerId::new(0), world.now);
     world.tick();
     world.expect(monitor, "+OK\r\n");
     let early = lines(&world, 0, &["GET elsewhere"]).replace(":2]", ":9]");
@@ -546,7 +546,7 @@ fn of_several_workers_lines_are_held_until_they_are_in_order() {
     world.expect(client, "+PONG\r\n");
     world.expect(monitor, "");
     world.wait_ms(8);
-    world.engine.handle_observed(PoolId::new(0), early.as_bytes(), 0, world.now);
+    world.engine.handle_observed(ListenerId::new(0), early.as_bytes(), 0, world.now);
     world.tick();
     world.wait_ms(10);
     let told = String::from_utf8(world.received(monitor)).unwrap();

@@ -2,7 +2,7 @@
 
 mod world;
 
-use cashew_engine::{Action, ConnId, Notice, PoolId};
+use cashew_engine::{Action, ConnId, ListenerId, Notice};
 use cashew_metrics::PoolCounter;
 use world::{World, pool, redis};
 
@@ -254,7 +254,7 @@ fn pauses_are_bounded() {
     world.send(client, all(&["MULTI", "CLIENT PAUSE 501 WRITE", "EXEC"]));
     let reply = String::from_utf8(world.received(client)).unwrap();
     assert!(reply.contains(error) && reply.contains("EXECABORT"), "{reply}");
-    assert_eq!(world.engine.client_pause(PoolId::new(0)), None);
+    assert_eq!(world.engine.client_pause(ListenerId::new(0)), None);
     assert_eq!(ask(&mut world, client, "CLIENT PAUSE 500"), "+OK\r\n");
 }
 

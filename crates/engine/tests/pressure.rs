@@ -4,7 +4,7 @@
 mod world;
 
 use cashew_config::Snapshot;
-use cashew_engine::{Action, CloseReason, ConnId, PoolId, Rest};
+use cashew_engine::{Action, CloseReason, ConnId, ListenerId, Rest};
 use cashew_metrics::PoolCounter;
 use world::{World, pool, redis};
 
@@ -245,8 +245,8 @@ fn clients_of_another_pool_do_not_notice() {
     assert!(!world.closed.contains(&other) && !world.closed.contains(&small));
     let mut clients = 0;
     for action in &world.actions {
-        if let Action::Shed { pool, clients: closed, held, share, most, .. } = *action {
-            assert!(pool == PoolId::new(0) && most > 1 && (held > share || clients > 0));
+        if let Action::Shed { listener: pool, clients: closed, held, share, most, .. } = *action {
+            assert!(pool == ListenerId::new(0) && most > 1 && (held > share || clients > 0));
             clients += closed;
         }
     }

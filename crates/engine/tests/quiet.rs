@@ -8,7 +8,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
-use cashew_engine::{Admission, CloseReason, ConnId, PoolId};
+use cashew_engine::{Admission, CloseReason, ConnId, ListenerId};
 use world::{World, pool, redis};
 
 struct Counting;
@@ -151,7 +151,7 @@ fn assert_quiet(name: &str, options: &str, exchange: &Exchange) {
     WATCHING.store(false, Relaxed);
     world.assert_idle();
     assert!(
-        world.engine.clients_of(PoolId::new(0)) == clients.len() as u64,
+        world.engine.clients_of(ListenerId::new(0)) == clients.len() as u64,
         "{name}: a client was closed"
     );
     assert_eq!(ALLOCATIONS.load(Relaxed), 0, "allocations of {name}");
@@ -302,7 +302,8 @@ fn peaks_leave_nothing_behind() {
     let set = redis(&format!("SET a {value}")) + &redis("MGET a e i") + "*2\r\n$3\r\nGET\r\n";
     let mut clients = Vec::new();
     for _ in 0..5000 {
-        let client = world.engine.handle_accepted(PoolId::new(0), Admission::Welcome, 1, world.now);
+        let client =
+            world.engine.handle_accepted(ListenerId::new(0), Admission::Welcome, 1, world.now);
         world.engine.handle_received(client, set.as_bytes(), world.now);
         clients.push(client);
     }

@@ -4,7 +4,7 @@ mod world;
 
 use cashew_config::Context;
 use cashew_config::snapshot::{Promoted, TopologyState};
-use cashew_engine::{Action, CloseReason, ConnId, PoolId};
+use cashew_engine::{Action, BackendId, CloseReason, ConnId};
 use cashew_placement::Hash;
 use cashew_protocol::redis::{Access, COMMANDS, Keys, Rule};
 use world::{World, redis, snapshot};
@@ -220,7 +220,7 @@ fn an_ejected_replica_gets_nothing_until_it_is_readmitted() {
             .any(|action| matches!(action, Action::Eject { server, .. } if server.number() == 0))
     );
     world.engine.handle_release(
-        PoolId::new(0),
+        BackendId::new(0),
         1,
         vec![false, true, true, true].into(),
         world.now,
@@ -236,7 +236,7 @@ fn an_ejected_replica_gets_nothing_until_it_is_readmitted() {
     // Another worker found it well before this one did.
     world.wait_ms(100);
     assert!(!world.connects_to(0));
-    world.engine.handle_release(PoolId::new(0), 2, vec![true; 4].into(), world.now, 0);
+    world.engine.handle_release(BackendId::new(0), 2, vec![true; 4].into(), world.now, 0);
     world.tick();
     let back = world.accept(0);
     for replica in 0..3 {
@@ -312,8 +312,8 @@ fn a_replica_that_is_promoted_takes_the_writes_and_the_old_master_its_reads() {
     let (mut world, client, lanes) = connected("");
     let topology =
         TopologyState { live: vec![true; 4], primaries: vec![Promoted { shard: 0, server: 1 }] };
-    world.engine.handle_hold(PoolId::new(0), 1, 100, world.now);
-    world.engine.handle_release(PoolId::new(0), 1, topology, world.now, 0);
+    world.engine.handle_hold(BackendId::new(0), 1, 100, world.now);
+    world.engine.handle_release(BackendId::new(0), 1, topology, world.now, 0);
     let write = redis("SET k v");
     goes_to(&mut world, client, &lanes, &write, lanes[1]);
     // The ring is that of the three others: r1, r3 and who was the master.
@@ -324,8 +324,8 @@ fn a_replica_that_is_promoted_takes_the_writes_and_the_old_master_its_reads() {
         goes_to(&mut world, client, &lanes, &redis(&format!("GET {key}")), lanes[server]);
     }
     // And back.
-    world.engine.handle_hold(PoolId::new(0), 2, 100, world.now);
-    world.engine.handle_release(PoolId::new(0), 2, vec![true; 4].into(), world.now, 0);
+    world.engine.handle_hold(BackendId::new(0), 2, 100, world.now);
+    world.engine.handle_release(BackendId::new(0), 2, vec![true; 4].into(), world.now, 0);
     goes_to(&mut world, client, &lanes, &write, lanes[MASTER as usize]);
     let key = key_of(1);
     goes_to(&mut world, client, &lanes, &redis(&format!("GET {key}")), lanes[1]);

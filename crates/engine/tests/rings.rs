@@ -2,7 +2,7 @@
 
 mod world;
 
-use cashew_engine::{Action, CloseReason, ConnId, PoolId, ServerId};
+use cashew_engine::{Action, BackendId, CloseReason, ConnId, ServerId};
 use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge};
 use cashew_placement::{Distribution, Hash, Node, Ring};
 use world::{World, pool, redis, snapshot};
@@ -16,14 +16,14 @@ fn four_servers() -> (World, ConnId, [ConnId; 4]) {
 }
 
 fn hold(world: &mut World, version: u64) {
-    world.engine.handle_hold(PoolId::new(0), version, 0, world.now);
+    world.engine.handle_hold(BackendId::new(0), version, 0, world.now);
     world.tick();
-    assert_eq!(world.actions.last(), Some(&Action::Held { pool: PoolId::new(0), version }));
+    assert_eq!(world.actions.last(), Some(&Action::Held { backend: BackendId::new(0), version }));
 }
 
 fn release(world: &mut World, version: u64, live: &[bool]) {
     world.engine.handle_release(
-        PoolId::new(0),
+        BackendId::new(0),
         version,
         live.to_vec().into(),
         world.now,
@@ -483,7 +483,7 @@ fn a_server_that_is_not_taken_back_says_so_with_every_probe() {
     let options = "redis: true\nauto_eject_hosts: true\nserver_retry_timeout: 1000";
     let mut world = World::new(&pool(options, 2));
     release(&mut world, 1, &[false, true]);
-    let readmit = Action::Readmit { pool: PoolId::new(0), server: ServerId::new(0) };
+    let readmit = Action::Readmit { backend: BackendId::new(0), server: ServerId::new(0) };
     world.wait_ms(1000);
     let lane = world.accept(0);
     for round in 1..5 {

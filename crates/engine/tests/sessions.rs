@@ -3,7 +3,8 @@
 mod world;
 
 use cashew_engine::{
-    Action, Admission, CloseReason, ConnId, Export, PoolId, Profile, SessionParts, WireProtocol,
+    Action, Admission, BackendId, CloseReason, ConnId, Export, ListenerId, Profile, SessionParts,
+    WireProtocol,
 };
 use cashew_metrics::{PoolCounter, PoolGauge};
 use world::{World, pool, redis};
@@ -72,7 +73,7 @@ fn a_client_at_rest_leaves_at_once_with_all_that_was_agreed() {
     };
     assert_eq!(
         moved,
-        Export { pool: PoolId::new(0), parts, input: Vec::new(), output: Vec::new() }
+        Export { listener: ListenerId::new(0), parts, input: Vec::new(), output: Vec::new() }
     );
     assert_eq!((clients_counted(&one), clients_counted(&two)), (1, 0));
     let conn = two.adopt(moved);
@@ -441,12 +442,12 @@ fn an_adopted_client_waits_for_a_pool_that_is_held() {
     leave(&mut one, conn);
     one.send(conn, redis("GET a"));
     let moved = export(&mut one, conn);
-    two.engine.handle_hold(PoolId::new(0), 1, 0, two.now);
+    two.engine.handle_hold(BackendId::new(0), 1, 0, two.now);
     two.tick();
     let conn = two.adopt(moved);
     assert!(two.paused.contains(&conn));
     two.expect(lane, "");
-    two.engine.handle_release(PoolId::new(0), 1, vec![true].into(), two.now, 0);
+    two.engine.handle_release(BackendId::new(0), 1, vec![true].into(), two.now, 0);
     two.tick();
     two.expect(lane, redis("GET a"));
     assert!(!two.paused.contains(&conn));
@@ -527,7 +528,7 @@ fn a_share_is_of_what_was_asked_lately() {
 fn a_refused_client_is_not_moved() {
     let [(mut one, _), _] = two("redis: true");
     one.engine.leave_all(one.now);
-    let full = one.engine.handle_accepted(PoolId::new(0), Admission::Full, 5, one.now);
+    let full = one.engine.handle_accepted(ListenerId::new(0), Admission::Full, 5, one.now);
     one.tick();
     assert!(one.closed.contains(&full) && !is_handed_off(&one, full));
     assert!(one.engine.is_left());

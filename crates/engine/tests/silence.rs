@@ -5,7 +5,7 @@ mod world;
 use std::fmt::Write as _;
 
 use cashew_config::Snapshot;
-use cashew_engine::{Action, CloseReason, ConnId, PoolId, ServerId};
+use cashew_engine::{Action, BackendId, CloseReason, ConnId, ServerId};
 use cashew_metrics::ServerGauge;
 use world::{World, pool, redis};
 
@@ -35,9 +35,10 @@ fn fall_silent(world: &mut World, client: ConnId) {
     world.wait_ms(100);
     assert!(world.closed.contains(&sign));
     assert!(
-        world
-            .actions
-            .contains(&Action::ServerSilent { pool: PoolId::new(0), server: ServerId::new(0) })
+        world.actions.contains(&Action::ServerSilent {
+            backend: BackendId::new(0),
+            server: ServerId::new(0)
+        })
     );
     assert_eq!(gauge(world), 1);
 }
@@ -124,7 +125,8 @@ fn a_silent_server_is_asked_until_it_says_anything() {
     world.send(sign, ONE);
     world.send(b, ONE);
     world.expect(client, format!("{ONE}{ONE}"));
-    let recovered = Action::ServerRecovered { pool: PoolId::new(0), server: ServerId::new(0) };
+    let recovered =
+        Action::ServerRecovered { backend: BackendId::new(0), server: ServerId::new(0) };
     assert!(!world.actions.contains(&recovered), "one line is enough");
     world.assert_idle();
 }
@@ -145,9 +147,10 @@ fn a_server_that_gives_a_sign_of_life_is_only_slow() {
     world.send(sign, ONE);
     world.expect(client, ONE);
     assert!(
-        !world
-            .actions
-            .contains(&Action::ServerSilent { pool: PoolId::new(0), server: ServerId::new(0) })
+        !world.actions.contains(&Action::ServerSilent {
+            backend: BackendId::new(0),
+            server: ServerId::new(0)
+        })
     );
     world.assert_idle();
 }
@@ -187,9 +190,10 @@ fn a_server_that_answers_elsewhere_is_not_silent() {
     world.send(clients[1], redis("GET a"));
     world.wait_ms(1);
     assert!(
-        !world
-            .actions
-            .contains(&Action::ServerSilent { pool: PoolId::new(0), server: ServerId::new(0) })
+        !world.actions.contains(&Action::ServerSilent {
+            backend: BackendId::new(0),
+            server: ServerId::new(0)
+        })
     );
 }
 
@@ -394,9 +398,10 @@ fn reads_avoid_a_silent_replica() {
     world.accept(0);
     world.wait_ms(100);
     assert!(
-        world
-            .actions
-            .contains(&Action::ServerSilent { pool: PoolId::new(0), server: ServerId::new(0) })
+        world.actions.contains(&Action::ServerSilent {
+            backend: BackendId::new(0),
+            server: ServerId::new(0)
+        })
     );
     for _ in 0..10 {
         world.send(client, &read);
@@ -458,8 +463,8 @@ fn a_silent_server_is_ejected_and_comes_back() {
         assert!(world.closed.contains(&sign));
     }
     assert!(asks(&world));
-    world.engine.handle_hold(PoolId::new(0), 1, 500, world.now);
-    world.engine.handle_release(PoolId::new(0), 1, vec![false, true].into(), world.now, 1);
+    world.engine.handle_hold(BackendId::new(0), 1, 500, world.now);
+    world.engine.handle_release(BackendId::new(0), 1, vec![false, true].into(), world.now, 1);
     world.tick();
     world.send(client, redis("GET a"));
     let b = world.lanes[&1][0];
@@ -485,8 +490,8 @@ fn a_silent_server_is_ejected_and_comes_back() {
             .iter()
             .any(|action| matches!(action, Action::Readmit { server, .. } if server.number() == 0))
     );
-    world.engine.handle_hold(PoolId::new(0), 2, 500, world.now);
-    world.engine.handle_release(PoolId::new(0), 2, vec![true, true].into(), world.now, 2);
+    world.engine.handle_hold(BackendId::new(0), 2, 500, world.now);
+    world.engine.handle_release(BackendId::new(0), 2, vec![true, true].into(), world.now, 2);
     world.tick();
     world.send(client, redis("GET a"));
     world.expect(probe, redis("GET a"));

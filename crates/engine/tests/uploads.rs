@@ -2,7 +2,7 @@
 
 mod world;
 
-use cashew_engine::{Action, CloseReason, ConnId, Failure, PoolId, ServerId};
+use cashew_engine::{Action, BackendId, CloseReason, ConnId, Failure, ServerId};
 use cashew_metrics::{PoolCounter, ServerCounter, ServerGauge};
 use world::{World, pool, redis};
 
@@ -363,7 +363,7 @@ fn no_more_than_four_at_a_time() {
     world.send(last, "+OK\r\n");
     world.expect(clients[5], "+OK\r\n");
     assert_eq!(pool_counter(&world, PoolCounter::LargeWaits), 1);
-    let told = |action: &&Action| matches!(action, Action::LargeWaits { pool, server } if (pool.number(), server.number()) == (0, 0));
+    let told = |action: &&Action| matches!(action, Action::LargeWaits { backend: pool, server } if (pool.number(), server.number()) == (0, 0));
     assert_eq!(world.actions.iter().filter(told).count(), 1);
 }
 
@@ -438,7 +438,7 @@ fn who_is_slow_gives_way_at_once_to_who_waits() {
     assert_eq!(told.len(), 4, "all of them are");
     world.accept(0);
     assert_eq!(pool_counter(&world, PoolCounter::SlowClients), 4);
-    let said = |action: &&Action| matches!(action, Action::SlowClient { pool, server, .. } if (pool.number(), server.number()) == (0, 0));
+    let said = |action: &&Action| matches!(action, Action::SlowClient { backend: pool, server, .. } if (pool.number(), server.number()) == (0, 0));
     assert_eq!(world.actions.iter().filter(said).count(), 4);
     // What they go on to send is dropped, and they are served as ever.
     feed(&mut world, clients[0], &request[START + 4 * 9000..]);
@@ -645,7 +645,7 @@ fn a_ring_change_lets_it_come_to_its_end_and_keeps_the_next_one() {
     world.send(client, &request[..START]);
     let server = u32::from(world.connects_to(1));
     let lane = world.accept(server);
-    world.engine.handle_hold(PoolId::new(0), 1, 0, world.now);
+    world.engine.handle_hold(BackendId::new(0), 1, 0, world.now);
     world.send(other, &request[..START]);
     assert!(!world.connects_to(server), "the pool is held");
     feed(&mut world, client, &request[START..]);
@@ -653,7 +653,7 @@ fn a_ring_change_lets_it_come_to_its_end_and_keeps_the_next_one() {
     world.send(lane, "+OK\r\n");
     world.expect(client, "+OK\r\n");
     let live = [server == 1, server == 0];
-    world.engine.handle_release(PoolId::new(0), 1, live.to_vec().into(), world.now, 0);
+    world.engine.handle_release(BackendId::new(0), 1, live.to_vec().into(), world.now, 0);
     world.tick();
     let lane = world.accept(1 - server);
     feed(&mut world, other, &request[START..]);
@@ -671,7 +671,10 @@ fn a_failure_in_the_middle_counts_for_ejection() {
     let lane = world.accept(server);
     feed(&mut world, client, &request[START..MIB]);
     world.close(lane, CloseReason::Reset);
-    let eject =
-        Action::Eject { pool: PoolId::new(0), server: ServerId::new(server), why: Failure::Reset };
+    let eject = Action::Eject {
+        backend: BackendId::new(0),
+        server: ServerId::new(server),
+        why: Failure::Reset,
+    };
     assert!(world.actions.contains(&eject));
 }

@@ -7,8 +7,8 @@ use std::rc::Rc;
 use cashew_config::Snapshot;
 use cashew_config::snapshot::Protocol;
 use cashew_engine::{
-    Action, Admission, CloseReason, ConnId, Engine, Export, Identity, Place, Plan, PoolId, Rest,
-    ServerId, Setup,
+    Action, Admission, BackendId, CloseReason, ConnId, Engine, Export, Identity, ListenerId, Place,
+    Plan, Rest, ServerId, Setup,
 };
 use cashew_metrics::{PoolGauge, ServerGauge, Writer};
 
@@ -244,7 +244,7 @@ impl Gateway {
                 let id = u64::from(conn) + 1;
                 let token = self
                     .engine
-                    .handle_accepted(PoolId::new(pool as u32), admission, id, now)
+                    .handle_accepted(ListenerId::new(pool as u32), admission, id, now)
                     .token();
                 fabric.network.name(conn, token);
                 assert!(
@@ -302,12 +302,12 @@ impl Gateway {
         let id = u64::from(self.id);
         match order {
             Order::Hold { pool, version, drain_ms } => {
-                self.engine.handle_hold(PoolId::new(pool), version, drain_ms, now);
+                self.engine.handle_hold(BackendId::new(pool), version, drain_ms, now);
             }
             Order::Release { pool, version, live } => {
                 let config = &self.snapshot.pools[pool as usize];
                 fabric.oracle.rings.released(config, self.id, version, &live, at);
-                self.engine.handle_release(PoolId::new(pool), version, live.into(), now, at);
+                self.engine.handle_release(BackendId::new(pool), version, live.into(), now, at);
             }
             Order::Prepare(proposal) => {
                 let Proposal { snapshot, states, workers, refused_by } = &*proposal;
@@ -364,8 +364,8 @@ impl Gateway {
     }
 
     /// The place of a pool and its server in the universe.
-    fn place(&self, pool: PoolId, server: ServerId) -> (u32, u32) {
-        let config = self.engine.pool_config(pool);
+    fn place(&self, backend: BackendId, server: ServerId) -> (u32, u32) {
+        let config = self.engine.backend_config(backend);
         (pool_id(config), server_id(&config.servers[server.index()]))
     }
 
@@ -459,11 +459,11 @@ impl Gateway {
         while self.engine.poll_departed().is_some() {}
         while let Some(action) = self.engine.poll_action() {
             match action {
-                Action::Connect { conn, pool, server } => {
+                Action::Connect { conn, backend, server } => {
                     let token = conn.token();
                     let socket = Socket { conn: None, ..Socket::of(0) };
                     assert!(self.sockets.insert(token, socket).is_none(), "a token names two");
-                    let (pool, server) = self.place(pool, server);
+                    let (pool, server) = self.place(backend, server);
                     self.wishes.push(Wish::Connect { token, pool, server });
                 }
                 Action::Close { conn } => {
@@ -495,35 +495,35 @@ impl Gateway {
                         }
                     }
                 }
-                Action::Held { pool, version } => {
+                Action::Held { backend: pool, version } => {
                     let pool = pool_id(&self.snapshot.pools[pool.index()]);
                     fabric.oracle.rings.held(pool, self.id, fabric.clock.now());
                     self.wishes.push(Wish::Held { pool, version });
                 }
-                Action::Eject { pool, server, .. } => {
-                    assert!(pool.index() < self.snapshot.pools.len(), "it is in use");
-                    let (pool, server) = self.place(pool, server);
+                Action::Eject { backend, server, .. } => {
+                    assert!(backend.index() < self.snapshot.pools.len(), "it is in use");
+                    let (pool, server) = self.place(backend, server);
                     self.wishes.push(Wish::Eject { pool, server });
                 }
-                Action::Readmit { pool, server } => {
-                    assert!(pool.index() < self.snapshot.pools.len(), "it is in use");
-                    let (pool, server) = self.place(pool, server);
+                Action::Readmit { backend, server } => {
+                    assert!(backend.index() < self.snapshot.pools.len(), "it is in use");
+                    let (pool, server) = self.place(backend, server);
                     self.wishes.push(Wish::Readmit { pool, server });
                 }
                 Action::Prepared { epoch } => {
                     self.wishes.push(Wish::Answer { epoch, answer: Answer::Prepared });
                 }
                 Action::Paused { epoch, unfinished } => self.paused(epoch, unfinished, fabric),
-                Action::ServerFailing { pool, server, .. }
-                | Action::ServerHindered { pool, server, .. }
-                | Action::ServerMisfit { pool, server, .. }
-                | Action::ServerSilent { pool, server }
-                | Action::ServerSpeaks { pool, server, .. }
-                | Action::ServerRecovered { pool, server } => {
-                    self.place(pool, server);
+                Action::ServerFailing { backend, server, .. }
+                | Action::ServerHindered { backend, server, .. }
+                | Action::ServerMisfit { backend, server, .. }
+                | Action::ServerSilent { backend, server }
+                | Action::ServerSpeaks { backend, server, .. }
+                | Action::ServerRecovered { backend, server } => {
+                    self.place(backend, server);
                 }
                 Action::HandOff { conn } => self.detach(conn.token(), fabric),
-                Action::Ask { ticket, pool, by, request, .. } => {
+                Action::Ask { ticket, listener: pool, by, request, .. } => {
                     let (now, place) = (fabric.clock.time(), |_| Place::UNKNOWN);
                     let own = self.engine.handle_question(pool, by, &request, &place, now);
                     self.engine.handle_answer(ticket, &own, Rest::None, now);
@@ -634,7 +634,11 @@ impl Gateway {
             .filter(|&conn| matches!(fabric.network.conn(conn).peer, Peer::Client(_)));
         assert_eq!(clients.count(), 0, "I3: connections of clients are left");
         for (pool, config) in self.snapshot.pools.iter().enumerate() {
-            assert_eq!(self.engine.clients_of(PoolId::new(pool as u32)), 0, "I3: clients are left");
+            assert_eq!(
+                self.engine.clients_of(ListenerId::new(pool as u32)),
+                0,
+                "I3: clients are left"
+            );
             let gauge =
                 self.metrics.pool_gauge(self.metrics.pool(pool), PoolGauge::ClientConnections);
             assert_eq!(gauge, 0, "clients counted");

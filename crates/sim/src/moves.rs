@@ -1,6 +1,6 @@
 //! Clients that move between gateways.
 
-use cashew_engine::{CloseReason, ConnId, Export, PoolId};
+use cashew_engine::{CloseReason, ConnId, Export, ListenerId};
 
 use crate::clock::Event;
 use crate::gateway::{Gateway, Input, Socket, Wish};
@@ -165,8 +165,8 @@ impl Gateway {
         // It may have another place here, or none any more.
         let wanted = fabric.oracle.pool_of(client);
         let name = &fabric.pools[wanted as usize].name;
-        let is_it = |&pool: &PoolId| pool_id(self.engine.pool_config(pool)) == wanted;
-        let Some(pool) = self.engine.pool_named(name).filter(is_it) else {
+        let is_it = |&pool: &ListenerId| pool_id(self.engine.listener_config(pool)) == wanted;
+        let Some(pool) = self.engine.listener_named(name).filter(is_it) else {
             self.close(conn, fabric);
             return;
         };

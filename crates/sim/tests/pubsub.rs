@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use cashew_config::{Context, Snapshot};
 use cashew_engine::{
-    Action, Admission, CloseReason, ConnId, Engine, Identity, Plan, PoolId, Setup, Time,
+    Action, Admission, CloseReason, ConnId, Engine, Identity, ListenerId, Plan, Setup, Time,
 };
 use cashew_metrics::{Layout, Segments};
 use seeds::{play, range};
@@ -261,7 +261,7 @@ impl World {
         let worker = self.random.below(self.workers.len());
         let id = self.clients.len() as u64 + 1;
         let engine = &mut self.workers[worker].engine;
-        let conn = engine.handle_accepted(PoolId::new(0), Admission::Welcome, id, self.now);
+        let conn = engine.handle_accepted(ListenerId::new(0), Admission::Welcome, id, self.now);
         let hello = matches!(&role, Role::Subscriber(Subscriber { is_resp3: true, .. }));
         let peer = Peer::Client(self.clients.len());
         self.clients.push(Client { worker, conn, role });
@@ -342,9 +342,9 @@ impl World {
     fn act(&mut self, worker: usize) {
         while let Some(action) = self.workers[worker].engine.poll_action() {
             match action {
-                Action::Connect { conn, pool, server } => {
+                Action::Connect { conn, backend: pool, server } => {
                     let engine = &mut self.workers[worker].engine;
-                    let name = engine.pool_config(pool).servers[server.index()].name.clone();
+                    let name = engine.backend_config(pool).servers[server.index()].name.clone();
                     let server: usize = name[1..].parse().unwrap();
                     let link = Link::new(worker, Peer::Server(server));
                     self.links.insert((worker, conn.token()), link);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use cashew_config::Snapshot;
 use cashew_driver::{CloseKind, Handler, Token};
-use cashew_engine::{Admission, CloseReason, ConnId, Engine, OpenFiles, PoolId, Time};
+use cashew_engine::{Admission, CloseReason, ConnId, Engine, ListenerId, OpenFiles, Time};
 use cashew_metrics::{Segments, Shared, Writer, monotonic_ms};
 use rustix::process::{Resource, getrlimit};
 
@@ -42,7 +42,7 @@ impl Report {
 /// The owner of a listening socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Listener {
-    Pool(PoolId),
+    Pool(ListenerId),
     /// A pool of this name, which the snapshot no longer has.
     Removed(String),
 }
@@ -146,8 +146,8 @@ impl Core {
 
     /// Replaces the snapshot and matches what belongs to pools by name.
     pub(crate) fn set_snapshot(&mut self, snapshot: Arc<Snapshot>) {
-        let places: HashMap<&str, PoolId> = (0..)
-            .map(PoolId::new)
+        let places: HashMap<&str, ListenerId> = (0..)
+            .map(ListenerId::new)
             .zip(&snapshot.pools)
             .map(|(at, pool)| (pool.name.as_str(), at))
             .collect();
@@ -168,10 +168,10 @@ impl Core {
 
     /// The engine's index of the listener's pool. A removed pool keeps its index while it has
     /// clients.
-    fn pool_of(&self, listener: u32) -> Option<PoolId> {
+    fn pool_of(&self, listener: u32) -> Option<ListenerId> {
         match self.listeners.get(&listener)? {
             Listener::Pool(pool) => Some(*pool),
-            Listener::Removed(name) => self.engine.pool_named(name),
+            Listener::Removed(name) => self.engine.listener_named(name),
         }
     }
 
@@ -202,7 +202,7 @@ impl Core {
     }
 
     /// Whether clients use all files that they may.
-    fn is_full(&mut self, pool: PoolId) -> bool {
+    fn is_full(&mut self, pool: ListenerId) -> bool {
         let clients = self.engine.clients() as u64;
         if clients < self.files.clients() {
             return false;
@@ -211,7 +211,7 @@ impl Core {
             tracing::warn!(
                 "pool {}: a client is refused: there are {clients}, and the rest of the {} files \
                  is for servers; raise max_openfiles or lower client_connections",
-                self.engine.pool_config(pool).name,
+                self.engine.listener_config(pool).name,
                 self.files.limit
             );
         }
@@ -220,8 +220,8 @@ impl Core {
 
     /// Whether the pool's limit of clients, counted over all workers, has room. If so, this client
     /// is counted.
-    fn admission(&self, pool: PoolId) -> Admission {
-        let limit = self.engine.pool_config(pool).client_connections;
+    fn admission(&self, pool: ListenerId) -> Admission {
+        let limit = self.engine.listener_config(pool).client_connections;
         match self.shared.take(self.engine.quota(pool), limit) {
             true => Admission::Welcome,
             false => Admission::Full,
@@ -308,7 +308,7 @@ impl Handler for Core {
 
     fn accept_blocked(&mut self, listener: u32) {
         if self.blocked.is_due(self.now) {
-            let pool = self.pool_of(listener).map(|pool| self.engine.pool_config(pool));
+            let pool = self.pool_of(listener).map(|pool| self.engine.listener_config(pool));
             let pool = pool.map_or("", |pool| &pool.name);
             tracing::warn!(
                 "pool {pool}: out of file descriptors: clients wait until others leave; \

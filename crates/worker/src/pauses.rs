@@ -1,7 +1,7 @@
 //! CLIENT PAUSE over all workers. Pauses are kept in shared memory. So workers that start later see
 //! them, and a client that moves to another worker stays paused.
 
-use cashew_engine::{ClientPause, PoolId};
+use cashew_engine::{ClientPause, ListenerId};
 use cashew_metrics::{Pause, monotonic_ms};
 
 use crate::core::Core;
@@ -12,13 +12,13 @@ const SAME_MS: u64 = 50;
 impl Core {
     /// Applies the shared pauses to the engine.
     pub(crate) fn follow_pauses(&mut self) {
-        for pool in self.engine.pools() {
+        for pool in self.engine.listeners() {
             self.follow_pause(pool);
         }
     }
 
     /// The same for one pool.
-    pub(crate) fn follow_pause(&mut self, pool: PoolId) {
+    pub(crate) fn follow_pause(&mut self, pool: ListenerId) {
         let shared = self.shared.pause(self.engine.quota(pool), monotonic_ms());
         let (pause, known) =
             (shared.map(|it| self.engine_pause(it)), self.engine.client_pause(pool));
@@ -37,7 +37,7 @@ impl Core {
 
     /// Publishes the engine's pause of a pool to all workers. If there is no room for another pool,
     /// the engine's pause is undone too.
-    pub(crate) fn share_pause(&mut self, pool: PoolId) -> bool {
+    pub(crate) fn share_pause(&mut self, pool: ListenerId) -> bool {
         let pause = self.engine.client_pause(pool).map(|ClientPause { until, writes_only }| {
             let left_ms = until.micros_since(self.now).div_ceil(1000);
             Pause { until_ms: monotonic_ms().saturating_add(left_ms), writes_only }
@@ -46,7 +46,7 @@ impl Core {
         if !is_shared {
             tracing::warn!(
                 "pool {}: clients are not held back, since those of too many pools are",
-                self.engine.pool_config(pool).name
+                self.engine.listener_config(pool).name
             );
             self.follow_pause(pool);
         }

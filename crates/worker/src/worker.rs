@@ -18,7 +18,8 @@ use std::time::Duration;
 use cashew_control::{ChildChannel, Session, ToMaster};
 use cashew_driver::{Driver, Token};
 use cashew_engine::{
-    Action, ConnId, Engine, Identity, OpenFiles, PoolId, Sequel, ServerId, Setup, SlowEnd, Time,
+    Action, BackendId, ConnId, Engine, Identity, ListenerId, OpenFiles, Sequel, ServerId, Setup,
+    SlowEnd, Time,
 };
 use cashew_metrics::monotonic_ms;
 
@@ -147,7 +148,7 @@ impl<D: Driver> Worker<D> {
         let mut pools = BTreeMap::new();
         for (listener, pool, socket) in listeners {
             driver.listen(listener, socket).map_err(Error::Io)?;
-            pools.insert(listener, Listener::Pool(PoolId::new(pool)));
+            pools.insert(listener, Listener::Pool(ListenerId::new(pool)));
         }
         let snapshot = Arc::new(snapshot);
         let mut core = Core {
@@ -391,7 +392,7 @@ impl<D: Driver> Worker<D> {
     #[inline(never)]
     fn carry_out(&mut self, action: Action) {
         match action {
-            Action::Connect { conn, pool, server } => self.connect(conn, pool, server),
+            Action::Connect { conn, backend, server } => self.connect(conn, backend, server),
             Action::Close { conn } => {
                 let conn = Token(conn.token());
                 self.core.forget(conn);
@@ -402,8 +403,8 @@ impl<D: Driver> Worker<D> {
             Action::SetLowWater { conn, bytes } => {
                 self.driver.set_low_water(Token(conn.token()), bytes);
             }
-            Action::Held { pool, version } => {
-                self.outbox.push(ToMaster::Held { pool: pool.number(), version });
+            Action::Held { backend, version } => {
+                self.outbox.push(ToMaster::Held { pool: backend.number(), version });
             }
             Action::Prepared { epoch } => self.outbox.push(ToMaster::Prepared { epoch }),
             Action::Paused { epoch, unfinished } => {
@@ -411,23 +412,23 @@ impl<D: Driver> Worker<D> {
             }
             Action::HandOff { conn } => self.handoffs.push_back(conn),
             Action::Monitors { pool, any } => self.announce_monitors(pool, any),
-            Action::Ask { ticket, scope, pool, by, request } => {
+            Action::Ask { ticket, scope, listener: pool, by, request } => {
                 self.worker_queries.push_back(WorkerQuery { ticket, scope, pool, by, request });
             }
-            Action::Eject { pool, server, why } => {
+            Action::Eject { backend, server, why } => {
                 let why = why.text().to_owned();
                 self.outbox.push(ToMaster::ServerDown {
-                    pool: pool.number(),
+                    pool: backend.number(),
                     server: server.number(),
                     why,
                 });
             }
-            Action::Readmit { pool, server } => {
+            Action::Readmit { backend, server } => {
                 self.outbox
-                    .push(ToMaster::ServerUp { pool: pool.number(), server: server.number() });
+                    .push(ToMaster::ServerUp { pool: backend.number(), server: server.number() });
             }
-            Action::Notice { pool, conn, notice, times } => {
-                self.log_notice(pool, conn, notice, times)
+            Action::Notice { listener, conn, notice, times } => {
+                self.log_notice(listener, conn, notice, times)
             }
             Action::Pressed { held } => {
                 self.trim_now_and_then();
@@ -439,10 +440,10 @@ impl<D: Driver> Worker<D> {
                     );
                 }
             }
-            Action::HeldBack { pool, clients, held, share } => {
+            Action::HeldBack { listener, clients, held, share } => {
                 self.trim_now_and_then();
                 if self.core.held_back.is_due(self.core.now) {
-                    let pool = &self.core.engine.pool_config(pool).name;
+                    let pool = &self.core.engine.listener_config(listener).name;
                     tracing::warn!(
                         "pool {pool} holds {} MiB, more than its share of memory_max, {} MiB: the \
                          {clients} clients that hold most are not read until it is less",
@@ -451,9 +452,9 @@ impl<D: Driver> Worker<D> {
                     );
                 }
             }
-            Action::Shed { pool, clients, bytes, most, held, share } => {
+            Action::Shed { listener, clients, bytes, most, held, share } => {
                 if self.core.shed.is_due(self.core.now) {
-                    let pool = &self.core.engine.pool_config(pool).name;
+                    let pool = &self.core.engine.listener_config(listener).name;
                     tracing::warn!(
                         "pool {pool} holds {} MiB, its share of memory_max is {} MiB: the {clients} \
                          clients that held most are closed, which frees {} MiB; the first had id {most}",
@@ -463,24 +464,24 @@ impl<D: Driver> Worker<D> {
                     );
                 }
             }
-            Action::LargeWaits { pool, server } => {
-                let (pool, server) = self.names(pool, server);
+            Action::LargeWaits { backend, server } => {
+                let (pool, server) = self.names(backend, server);
                 tracing::warn!(
                     "pool {pool}: all connections of this worker to server {server} for large \
                      requests and replies are taken: such wait, or hold others up; see \
                      transfer_rate_min"
                 );
             }
-            Action::SessionsWait { pool, server, clients } => {
-                let (pool, server) = self.names(pool, server);
+            Action::SessionsWait { backend, server, clients } => {
+                let (pool, server) = self.names(backend, server);
                 tracing::warn!(
                     "pool {pool}: {clients} clients wait for a connection to server {server} for \
                      transactions and blocking calls: all of session_connections are in use"
                 );
             }
-            Action::SlowClient { pool, server, id, end } => {
+            Action::SlowClient { backend, server, id, end } => {
                 if self.core.slow.is_due(self.core.now) {
-                    let (pool, server) = self.names(pool, server);
+                    let (pool, server) = self.names(backend, server);
                     let what = match end {
                         SlowEnd::Refused => "its large request is answered with an error",
                         SlowEnd::Collected => "the rest of its large reply is kept here",
@@ -492,20 +493,20 @@ impl<D: Driver> Worker<D> {
                     );
                 }
             }
-            Action::ServerFailing { pool, server, why } => {
-                let (pool, server) = self.names(pool, server);
+            Action::ServerFailing { backend, server, why } => {
+                let (pool, server) = self.names(backend, server);
                 tracing::warn!("pool {pool}: server {server} fails: {}", why.text());
             }
-            Action::ServerHindered { pool, server, why } => {
-                let (pool, server) = self.names(pool, server);
+            Action::ServerHindered { backend, server, why } => {
+                let (pool, server) = self.names(backend, server);
                 tracing::warn!(
                     "pool {pool}: cannot connect to server {server} from this machine, which does \
                      not count against the server: {}",
                     why.text()
                 );
             }
-            Action::ServerMisfit { pool, server, expected, excerpt, sequel } => {
-                let (pool, server) = self.names(pool, server);
+            Action::ServerMisfit { backend, server, expected, excerpt, sequel } => {
+                let (pool, server) = self.names(backend, server);
                 let excerpt: String = excerpt.iter().map(|byte| format!("{byte:02x}")).collect();
                 let sequel = match sequel {
                     Sequel::Closed => "so a connection to it was closed",
@@ -516,28 +517,28 @@ impl<D: Driver> Worker<D> {
                      {expected}, got {excerpt} (hex)"
                 );
             }
-            Action::ServerSilent { pool, server } => {
-                let (pool, server) = self.names(pool, server);
+            Action::ServerSilent { backend, server } => {
+                let (pool, server) = self.names(backend, server);
                 tracing::warn!(
                     "pool {pool}: server {server} does not answer: its requests fail at once"
                 );
             }
-            Action::ServerSpeaks { pool, server, lasted_ms } => {
-                let (pool, server) = self.names(pool, server);
+            Action::ServerSpeaks { backend, server, lasted_ms } => {
+                let (pool, server) = self.names(backend, server);
                 let (seconds, millis) = (lasted_ms / 1000, lasted_ms % 1000);
                 tracing::info!(
                     "pool {pool}: server {server} answers again, after {seconds}.{millis:03} s"
                 );
             }
-            Action::ServerRecovered { pool, server } => {
-                let (pool, server) = self.names(pool, server);
+            Action::ServerRecovered { backend, server } => {
+                let (pool, server) = self.names(backend, server);
                 tracing::info!("pool {pool}: server {server} is connected again");
             }
         }
     }
 
-    fn names(&self, pool: PoolId, server: ServerId) -> (&str, &str) {
-        let pool = self.core.engine.pool_config(pool);
+    fn names(&self, backend: BackendId, server: ServerId) -> (&str, &str) {
+        let pool = self.core.engine.backend_config(backend);
         (&pool.name, &pool.servers[server.index()].name)
     }
 

@@ -1,20 +1,20 @@
 //! What the engine wants done.
 
 use crate::base::failure::Failure;
-use crate::base::id::{ConnId, PoolId, ServerId};
-use crate::downstream::notice::Notice;
+use crate::base::id::{BackendId, ConnId, ListenerId, ServerId};
 
 /// Work for the driver, or news for the master.
 ///
-/// `pool` and `server` are indices of the epoch in use. In news for the log, and where to connect,
-/// they may be larger: then they name a pool that is being made ready or was removed, of which
-/// [`Engine::pool_config`](crate::Engine::pool_config) tells.
+/// Listeners, backends and servers are those of the epoch in use. In news for the log, and where to
+/// connect, they may be others: of a pool that is being made ready or was removed. What is configured
+/// of them [`Engine::backend_config`](crate::Engine::backend_config) and
+/// [`Engine::listener_config`](crate::Engine::listener_config) tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Connect to a server; answer with `handle_connected` or `handle_closed`.
     Connect {
         conn: ConnId,
-        pool: PoolId,
+        backend: BackendId,
         server: ServerId,
     },
     /// Close the connection; its id means nothing from here on.
@@ -42,7 +42,7 @@ pub enum Action {
     /// The pool dispatches nothing any more, as `handle_hold` asked, and nothing is on its way to
     /// servers that are well, or the time for that is up.
     Held {
-        pool: PoolId,
+        backend: BackendId,
         version: u64,
     },
     /// The epoch can be switched to, as `handle_prepare` asked.
@@ -57,13 +57,13 @@ pub enum Action {
     },
     /// The server reached its failure limit: every worker should leave it out of the ring.
     Eject {
-        pool: PoolId,
+        backend: BackendId,
         server: ServerId,
         why: Failure,
     },
     /// The ejected server answered: every worker may take it back.
     Readmit {
-        pool: PoolId,
+        backend: BackendId,
         server: ServerId,
     },
     /// Clients of the pool monitor here, and want to be told what others ask, or none do any more.
@@ -78,14 +78,14 @@ pub enum Action {
     Ask {
         ticket: u64,
         scope: Scope,
-        pool: PoolId,
+        listener: ListenerId,
         by: u64,
         request: Vec<u8>,
     },
     /// News for the log: what a client did, and how often clients of its pool have since this was told
     /// last, this time included.
     Notice {
-        pool: PoolId,
+        listener: ListenerId,
         conn: ConnId,
         notice: Notice,
         times: u64,
@@ -98,7 +98,7 @@ pub enum Action {
     /// News for the log: so many clients of the pool are not read for now, as they hold most, and the
     /// pool holds more than its share.
     HeldBack {
-        pool: PoolId,
+        listener: ListenerId,
         clients: u32,
         held: u64,
         share: u64,
@@ -106,7 +106,7 @@ pub enum Action {
     /// News for the log: clients of the pool that held most were closed, which freed so many bytes. The
     /// one that held most of all had the id `most`; all of the pool held `held` then.
     Shed {
-        pool: PoolId,
+        listener: ListenerId,
         clients: u32,
         bytes: u64,
         most: u64,
@@ -116,27 +116,27 @@ pub enum Action {
     /// News for the log: all connections to a server that large requests and replies have to themselves
     /// are taken. Said every ten seconds at most, as what follows.
     LargeWaits {
-        pool: PoolId,
+        backend: BackendId,
         server: ServerId,
     },
     /// News for the log: so many clients of this worker wait for a connection to a server for a
     /// transaction or a blocking call.
     SessionsWait {
-        pool: PoolId,
+        backend: BackendId,
         server: ServerId,
         clients: u32,
     },
     /// News for the log: the client of this id was put off, since it sent a large request, or took a
     /// large reply, too slowly.
     SlowClient {
-        pool: PoolId,
+        backend: BackendId,
         server: ServerId,
         id: u64,
         end: SlowEnd,
     },
     /// News for the log: a server that answered so far failed.
     ServerFailing {
-        pool: PoolId,
+        backend: BackendId,
         server: ServerId,
         why: Failure,
     },
@@ -144,14 +144,14 @@ pub enum Action {
     /// server. Said again when the cause is another, or after a connection was made in between, every
     /// ten seconds at most.
     ServerHindered {
-        pool: PoolId,
+        backend: BackendId,
         server: ServerId,
         why: Failure,
     },
     /// News for the log: a server sent what is no reply to what it was asked. Said every ten seconds at
     /// most of each server.
     ServerMisfit {
-        pool: PoolId,
+        backend: BackendId,
         server: ServerId,
         expected: &'static str,
         excerpt: Vec<u8>,
@@ -159,20 +159,43 @@ pub enum Action {
     },
     /// News for the log: a server that let requests wait for too long gives no sign of life.
     ServerSilent {
-        pool: PoolId,
+        backend: BackendId,
         server: ServerId,
     },
     /// News for the log: it does again, after so many milliseconds.
     ServerSpeaks {
-        pool: PoolId,
+        backend: BackendId,
         server: ServerId,
         lasted_ms: u64,
     },
     /// News for the log: a failing server, or one that could not be connected to, is again.
     ServerRecovered {
-        pool: PoolId,
+        backend: BackendId,
         server: ServerId,
     },
+}
+
+/// What a client did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// Called what clients of its pool may not call.
+    Refused { command: &'static str },
+    /// Gave a wrong password.
+    WrongPassword,
+    /// Spoke HTTP: it may be a browser that somebody sends requests with.
+    Http,
+}
+
+impl Notice {
+    pub(crate) const KINDS: usize = 3;
+
+    pub(crate) fn kind(self) -> usize {
+        match self {
+            Self::Refused { .. } => 0,
+            Self::WrongPassword => 1,
+            Self::Http => 2,
+        }
+    }
 }
 
 /// What became of a slow client.

@@ -64,13 +64,17 @@ ids! {
     pub(crate) FlowId
     /// A connection to a server, while connections of it come and go.
     pub(crate) LaneId
-    /// A pool of a worker, first those of the epoch in use in its order.
-    pub PoolId
-    /// A server among those of its pool.
+    /// What a port promises its clients. First come those of the epoch in use, in its order.
+    pub ListenerId
+    /// A set of servers. First come those of the epoch in use, in its order.
+    pub BackendId
+    /// A pool of an epoch: a listener and the backend behind it.
+    pub(crate) PoolId
+    /// A server among those of its backend.
     pub ServerId
-    /// A shard among those of its pool.
+    /// A shard among those of its backend.
     pub(crate) ShardId
-    /// The place of a topic among those of its pool; another topic may have it later.
+    /// The place of a topic among those of its backend; another topic may have it later.
     pub(crate) TopicSlot
 }
 

@@ -11,6 +11,7 @@ pub(crate) mod pace;
 pub(crate) mod recycler;
 pub(crate) mod rng;
 pub(crate) mod slab;
+pub(crate) mod standing;
 pub(crate) mod table;
 pub(crate) mod time;
 pub(crate) mod timers;

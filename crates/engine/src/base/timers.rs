@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use crate::base::id::{ClientId, FlowId, LaneId, PoolId, ServerId};
+use crate::base::id::{BackendId, ClientId, FlowId, LaneId, ServerId};
 use crate::base::time::Time;
 
 /// What is due.
@@ -17,7 +17,7 @@ pub(crate) enum Timer {
     },
     /// Time to see whether an ejected server is back.
     Probe {
-        pool: PoolId,
+        backend: BackendId,
         server: ServerId,
     },
     /// Something about the change of an epoch or a ring has waited long enough.

@@ -8,25 +8,25 @@ use cashew_protocol::{memcached, resp};
 
 use crate::base::buffer::{BufPool, LARGE, Output};
 use crate::base::fifo::Fifo;
-use crate::base::id::{ConnId, PoolId, RequestId};
+use crate::base::id::{ConnId, ListenerId, RequestId};
 use crate::base::time::Time;
 use crate::downstream::activity::Activity;
 use crate::downstream::session_modes::Modes;
-use crate::downstream::session_params::WireProtocol;
 use crate::downstream::upload::Upload;
 use crate::downstream::window::UNKNOWN;
 use crate::request::slab::Requests;
+use crate::upstream::session_params::WireProtocol;
 
 /// Everything about one client connection that the engine keeps.
 ///
 /// The requests it is owed an answer to form one chain through `next_in_client`, from `head` to
 /// `tail`.
 pub(crate) struct Client {
-    pub(crate) pool: PoolId,
+    pub(crate) listener: ListenerId,
     /// Which of a server's lanes this client uses, modulo their number: always the same one, so
     /// that its requests to a server run in order.
     pub(crate) lane_choice: u16,
-    /// Of which kind of lanes it is, by the pool's numbers: that of the session's dialect and
+    /// Of which kind of lanes it is, by the backend's numbers: that of the session's dialect and
     /// database.
     pub(crate) variant: u16,
     /// What it called last.
@@ -70,7 +70,7 @@ pub(crate) struct Client {
     pub(crate) noreply: bool,
     /// Its first byte is still to tell which of memcached's protocols it speaks.
     pub(crate) undecided: bool,
-    /// The pool's `commands_version` when a server was asked about the command of the request at the
+    /// The listener's `commands_version` when a server was asked about the command of the request at the
     /// front, or 0.
     pub(crate) looked_up: u8,
     /// How many it has given: see [`crate::downstream::password_guessing`].
@@ -316,9 +316,9 @@ impl Client {
         no_more && self.requests == 0 && self.output.is_empty()
     }
 
-    pub(crate) fn new(pool: PoolId, lane_choice: u16, session: Session) -> Self {
+    pub(crate) fn new(listener: ListenerId, lane_choice: u16, session: Session) -> Self {
         Self {
-            pool,
+            listener,
             lane_choice,
             variant: 0,
             head: RequestId::NONE,

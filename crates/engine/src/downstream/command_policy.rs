@@ -1,6 +1,5 @@
 //! What clients of a pool may call, by its `command_policy`, and what becomes of the rest.
 
-use cashew_config::snapshot::PolicyBase;
 use cashew_metrics::PoolCounter;
 use cashew_protocol::memcached::RequestParser as TextParser;
 use cashew_protocol::memcached::Verb;
@@ -8,26 +7,19 @@ use cashew_protocol::memcached::binary::Opcode;
 use cashew_protocol::memcached::words;
 use cashew_protocol::redis::{Command, Policy};
 
+use crate::base::action::Notice;
 use crate::base::id::ClientId;
-use crate::downstream::notice::Notice;
+use crate::downstream::listener::Listener;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
-use crate::redis::client_list::Reach;
 use crate::redis::{NOT_AUTHENTICATED, is_open_to_all};
-use crate::upstream::pool::Pool;
 
-impl Pool {
+impl Listener {
     /// Decides about every command anew: its rules, or the commands that it has, have changed.
     pub(crate) fn decide_policy(&mut self) {
         let policy = self.config.policy();
         self.policy = Policy::new(&policy.rules(), &self.commands);
         self.chores = policy.chores();
-        // Who is let call such a command by its name is let call all of it.
-        let reaches = |command: &str| {
-            let is_named = |entry: &String| entry == "client" || entry == command;
-            policy.base == PolicyBase::Admin || policy.allow.iter().any(is_named)
-        };
-        self.reach = Reach { kill: reaches("client|kill"), unblock: reaches("client|unblock") };
     }
 }
 
@@ -35,7 +27,7 @@ impl Engine {
     /// Whether the client's pool lets nobody call the command.
     #[inline]
     pub(crate) fn may_not_call(&self, client: ClientId, command: &Command) -> bool {
-        self.pools[self.clients[client].pool].policy.refuses(command)
+        self.listener_of(client).policy.refuses(command)
     }
 
     /// Answers a request that clients may not make, as Redis does by its ACL: a transaction is
@@ -71,7 +63,7 @@ impl Engine {
         if !is_chore {
             return None;
         }
-        let chores = self.pools[self.clients[client].pool].chores;
+        let chores = self.listener_of(client).chores;
         let name = chores.refusal(parser.line().of(bytes))?;
         self.note_refusal(client, name);
         Some(format!("CLIENT_ERROR {}\r\n", refusal_of_chore(name)).into_bytes())
@@ -84,7 +76,7 @@ impl Engine {
         opcode: Opcode,
         key: &[u8],
     ) -> Option<String> {
-        let chores = self.pools[self.clients[client].pool].chores;
+        let chores = self.listener_of(client).chores;
         let name = match opcode {
             Opcode::Flush => chores.refusal(b"flush_all"),
             Opcode::Verbosity => chores.refusal(b"verbosity"),
@@ -96,8 +88,8 @@ impl Engine {
     }
 
     fn note_refusal(&mut self, client: ClientId, command: &'static str) {
-        let pool = self.clients[client].pool;
-        self.metrics.add_pool(self.pools[pool].metrics, PoolCounter::CommandsRefused, 1);
+        let listener = self.clients[client].listener;
+        self.metrics.add_pool(self.listeners[listener].metrics, PoolCounter::CommandsRefused, 1);
         self.notice(client, Notice::Refused { command });
     }
 }

@@ -9,11 +9,11 @@ use cashew_metrics::PoolGauge;
 use cashew_protocol::redis;
 
 use crate::base::action::Action;
-use crate::base::id::{ClientId, ConnId, PoolId, RequestId};
+use crate::base::id::{ClientId, ConnId, ListenerId, RequestId};
 use crate::base::time::Time;
 use crate::downstream::client::{Client, Dirty, Handoff, Profile, Session, Skip, State};
-use crate::downstream::session_params::WireProtocol;
 use crate::engine::{Closed, Engine, shrink};
+use crate::upstream::session_params::WireProtocol;
 
 /// When all leave, so many at most are on their way out at once: they are served by nobody
 /// meanwhile, and whoever takes them takes one after the other.
@@ -57,7 +57,7 @@ pub enum Silence {
 /// A client that is no longer here, but for its socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Export {
-    pub pool: PoolId,
+    pub listener: ListenerId,
     pub parts: SessionParts,
     /// Received and not consumed.
     pub input: Vec<u8>,
@@ -134,7 +134,7 @@ impl Engine {
     }
 
     fn is_movable(&self, index: ClientId) -> bool {
-        self.pools[self.clients[index].pool].is_in_use() && !self.is_pinned(index)
+        self.listener_of(index).is_in_use() && !self.is_pinned(index)
     }
 
     /// Takes [`Engine::leave_all`] back, and all that was told to leave, but for those who have been
@@ -300,12 +300,17 @@ impl Engine {
         let output = client.output.to_vec();
         client.output.clear(&mut self.bufs);
         self.bufs.discharge(client.input.capacity() + client.session.profile_size());
-        self.leave_variant(client.pool, client.variant);
-        let pool = &mut self.pools[client.pool];
-        pool.clients -= 1;
+        let listener = &mut self.listeners[client.listener];
+        let backend = listener.backend;
+        listener.clients -= 1;
         // Its place moves with it.
-        pool.places_taken -= u64::from(client.has_place);
-        self.metrics.set_pool(pool.metrics, PoolGauge::ClientConnections, pool.places_taken);
+        listener.places_taken -= u64::from(client.has_place);
+        self.metrics.set_pool(
+            listener.metrics,
+            PoolGauge::ClientConnections,
+            listener.places_taken,
+        );
+        self.leave_variant(backend, client.variant);
         let silence = match (client.skip, client.noreply) {
             (Skip::This, _) => Silence::Next,
             (Skip::No | Skip::AfterThis, true) => Silence::All,
@@ -327,14 +332,14 @@ impl Engine {
             called: client.called.name().unwrap_or_default().to_owned(),
             age_us: (now.as_micros() as i64 - since_us).max(0) as u64,
         };
-        Some(Export { pool: client.pool, parts, input: client.input, output })
+        Some(Export { listener: client.listener, parts, input: client.input, output })
     }
 
     /// A client comes from another process, where it was welcome. Returns the id of the connection, which the driver is
     /// to be given before the next [`Engine::settle`].
     pub fn handle_adopted(
         &mut self,
-        pool: PoolId,
+        listener: ListenerId,
         parts: SessionParts,
         input: Vec<u8>,
         output: Vec<u8>,
@@ -344,12 +349,13 @@ impl Engine {
         self.clients_seen += 1;
         let SessionParts { id, authenticated, swallow, wire_protocol, database, profile, .. } =
             parts;
-        let undecided = wire_protocol.is_none() && self.is_undecided(pool);
-        let config = &mut self.pools[pool];
+        let undecided = wire_protocol.is_none() && self.is_undecided(listener);
+        let config = &mut self.listeners[listener];
+        let first = self.backends[config.backend].params_set[0];
         let session = Session {
             id,
             protocol: config.protocol,
-            wire_protocol: wire_protocol.unwrap_or(config.params_set[0].wire_protocol),
+            wire_protocol: wire_protocol.unwrap_or(first.wire_protocol),
             database: database.into(),
             authenticated: authenticated || config.is_open(),
             profile: (profile != Profile::default()).then(|| Box::new(profile)),
@@ -360,7 +366,7 @@ impl Engine {
         config.clients += 1;
         config.places_taken += 1;
         self.metrics.set_pool(config.metrics, PoolGauge::ClientConnections, config.places_taken);
-        let mut client = Client::new(pool, self.clients_seen as u16, session);
+        let mut client = Client::new(listener, self.clients_seen as u16, session);
         client.has_place = true;
         client.called = redis::CommandId::named(&parts.called);
         client.swallow = swallow;

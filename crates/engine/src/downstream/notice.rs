@@ -1,36 +1,13 @@
 //! What clients do that an operator should hear of: told to the log with the client's address, but
 //! so seldom that nobody fills it.
 
-use crate::base::action::Action;
+use crate::base::action::{Action, Notice};
 use crate::base::id::ClientId;
 use crate::base::time::Time;
 use crate::engine::Engine;
 
 /// Of a pool's notices of one kind, one is told in so long; the others are counted.
 const NOTICE_EVERY_MS: u64 = 10_000;
-
-/// What a client did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Notice {
-    /// Called what clients of its pool may not call.
-    Refused { command: &'static str },
-    /// Gave a wrong password.
-    WrongPassword,
-    /// Spoke HTTP: it may be a browser that somebody sends requests with.
-    Http,
-}
-
-impl Notice {
-    const KINDS: usize = 3;
-
-    fn kind(self) -> usize {
-        match self {
-            Self::Refused { .. } => 0,
-            Self::WrongPassword => 1,
-            Self::Http => 2,
-        }
-    }
-}
 
 /// What has been told of a pool's clients.
 #[derive(Clone, Copy, Debug, Default)]
@@ -60,10 +37,10 @@ impl Notices {
 impl Engine {
     #[cold]
     pub(crate) fn notice(&mut self, client: ClientId, notice: Notice) {
-        let pool = self.clients[client].pool;
-        if let Some(times) = self.pools[pool].notices.count(notice, self.now) {
+        let listener = self.clients[client].listener;
+        if let Some(times) = self.listeners[listener].notices.count(notice, self.now) {
             let conn = self.client_conn(client);
-            self.actions.push_back(Action::Notice { pool, conn, notice, times });
+            self.actions.push_back(Action::Notice { listener, conn, notice, times });
         }
     }
 }

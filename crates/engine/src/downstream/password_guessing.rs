@@ -4,10 +4,10 @@
 
 use cashew_metrics::PoolCounter;
 
+use crate::base::action::Notice;
 use crate::base::id::ClientId;
 use crate::base::time::Time;
 use crate::base::timers::Timer;
-use crate::downstream::notice::Notice;
 use crate::engine::Engine;
 
 /// So many wrong passwords cost a client nothing.
@@ -20,8 +20,8 @@ impl Engine {
     /// A client gave a wrong user or password.
     #[cold]
     pub(crate) fn wrong_password(&mut self, client: ClientId) {
-        let pool = self.clients[client].pool;
-        self.metrics.add_pool(self.pools[pool].metrics, PoolCounter::AuthFailures, 1);
+        let listener = self.clients[client].listener;
+        self.metrics.add_pool(self.listeners[listener].metrics, PoolCounter::AuthFailures, 1);
         self.notice(client, Notice::WrongPassword);
         let given = &mut self.clients[client].wrong_passwords;
         *given = given.saturating_add(1);

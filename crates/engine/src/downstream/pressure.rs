@@ -9,7 +9,7 @@
 use cashew_metrics::PoolCounter;
 
 use crate::base::action::Action;
-use crate::base::id::{ClientId, ConnId, LaneId, PoolId};
+use crate::base::id::{ClientId, ConnId, LaneId, ListenerId};
 use crate::base::time::Time;
 use crate::downstream::client::{Parser, State};
 use crate::engine::Engine;
@@ -149,20 +149,20 @@ impl Engine {
         let shares = self.shares(self.pressure.high());
         // Who is exempt and heavy still is so again below.
         self.pressure.exempt.clear();
-        let mut heavy = vec![0; self.pools.len()];
+        let mut heavy = vec![0; self.listeners.len()];
         for index in self.clients.indices().collect::<Vec<ClientId>>() {
             if self.is_heavy(index, &shares) {
-                heavy[self.clients[index].pool.index()] += 1;
+                heavy[self.clients[index].listener.index()] += 1;
                 self.throttle(index);
             } else if self.clients[index].throttled {
                 self.read_again(index);
             }
         }
         for (pool, clients) in
-            (0..).map(PoolId::new).zip(heavy).filter(|&(_, clients)| is_said && clients > 0)
+            (0..).map(ListenerId::new).zip(heavy).filter(|&(_, clients)| is_said && clients > 0)
         {
             let (held, share) = (shares.held_by(pool) as u64, shares.each as u64);
-            self.actions.push_back(Action::HeldBack { pool, clients, held, share });
+            self.actions.push_back(Action::HeldBack { listener: pool, clients, held, share });
         }
     }
 
@@ -194,7 +194,7 @@ impl Engine {
     fn stop_reading(&mut self, index: ClientId) {
         let client = &mut self.clients[index];
         client.throttled = true;
-        let metrics = self.pools[client.pool].metrics;
+        let metrics = self.listeners[client.listener].metrics;
         self.metrics.add_pool(metrics, PoolCounter::ClientsThrottled, 1);
         self.pause(index);
     }
@@ -283,28 +283,35 @@ impl Engine {
         let rank = |index: ClientId| {
             let client = &self.clients[index];
             let bytes = self.holding(index);
-            (shares.is_over(client.pool), !client.session.no_evict, bytes, index)
+            (shares.is_over(client.listener), !client.session.no_evict, bytes, index)
         };
         let mut holders: Vec<(bool, bool, usize, ClientId)> =
             self.clients.indices().map(rank).filter(|&(_, _, bytes, _)| bytes >= least).collect();
         holders.sort_unstable_by(|a, b| b.cmp(a));
-        let mut closed = vec![Closures::default(); self.pools.len()];
+        let mut closed = vec![Closures::default(); self.listeners.len()];
         for (_, _, bytes, index) in holders {
             if self.held_bytes() <= target {
                 break;
             }
             let client = &self.clients[index];
-            closed[client.pool.index()].add(client.session.id, bytes);
+            closed[client.listener.index()].add(client.session.id, bytes);
             self.cut_client(index, PoolCounter::ClientsShed);
         }
         let mut is_any = false;
         for (pool, closed) in closed.into_iter().enumerate().filter(|(_, it)| it.clients > 0) {
             is_any = true;
-            let pool = PoolId::new(pool as u32);
+            let pool = ListenerId::new(pool as u32);
             let (held, share) = (shares.held_by(pool) as u64, shares.each as u64);
             let Closures { clients, bytes, most, .. } = closed;
             let bytes = bytes as u64;
-            self.actions.push_back(Action::Shed { pool, clients, bytes, most, held, share });
+            self.actions.push_back(Action::Shed {
+                listener: pool,
+                clients,
+                bytes,
+                most,
+                held,
+                share,
+            });
         }
         is_any
     }

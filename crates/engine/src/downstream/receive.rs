@@ -7,7 +7,6 @@ use crate::base::action::Action;
 use crate::base::buffer::LARGE;
 use crate::base::id::{ClientId, ConnId, LaneId, RequestId};
 use crate::downstream::client::{Handoff, Parser, Skip, State};
-use crate::downstream::session_params::WireProtocol;
 use crate::downstream::upload::{Begun, UPLOAD_SIZE_MIN};
 use crate::engine::{Closed, Engine};
 use crate::exchange::dispatch::Payload;
@@ -16,6 +15,7 @@ use crate::request::Role;
 use crate::request::replay::Replay;
 use crate::upstream::bulk::BULK_SIZE;
 use crate::upstream::exclusive::Turn;
+use crate::upstream::session_params::WireProtocol;
 
 /// What became of one parsed request.
 pub(crate) enum Plan {
@@ -200,7 +200,7 @@ impl Engine {
             Some(Parser::Redis(parser)) => parser,
             _ => self.scratch.redis.take().unwrap_or_default(),
         };
-        let limit = self.pools[self.clients[index].pool].limits.request_size_max;
+        let limit = self.listener_of(index).limits.request_size_max;
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         while used < buf.len()
             && (self.passes_pause(index, &buf[used..]) || self.may_consume(index))
@@ -353,14 +353,14 @@ impl Engine {
     #[inline]
     fn is_blocked(&self, index: ClientId) -> bool {
         let client = &self.clients[index];
-        self.pools[client.pool].held || self.is_blocked_itself(index)
+        self.listeners[client.listener].held || self.is_blocked_itself(index)
     }
 
     /// Whether it may not ask for another reason than that its pool is held.
     #[inline]
     pub(crate) fn is_blocked_itself(&self, index: ClientId) -> bool {
         let client = &self.clients[index];
-        let pool = &self.pools[client.pool];
+        let listener = &self.listeners[client.listener];
         client.throttled
             // What has begun goes on to its end.
             || (client.handoff != Handoff::No
@@ -373,7 +373,7 @@ impl Engine {
             || (client.fenced && client.requests > 0)
             || (client.requests >= client.window
                 && u32::from(client.requests) >= self.pipeline_max(index))
-            || client.output.len() + client.held >= pool.limits.client_output_pause
+            || client.output.len() + client.held >= listener.limits.client_output_pause
     }
 
     pub(crate) fn pause(&mut self, index: ClientId) {
@@ -469,7 +469,8 @@ impl Engine {
     #[inline]
     pub(crate) fn new_request(&mut self, index: ClientId) -> RequestId {
         let client = &mut self.clients[index];
-        let (request, _) = self.requests.add(client.pool, index, self.now);
+        let backend = self.listeners[client.listener].backend;
+        let (request, _) = self.requests.add(backend, index, self.now);
         let slot = &mut self.requests[request];
         slot.silent = client.noreply;
         slot.asked = self.request_ctx.asked;
@@ -478,7 +479,7 @@ impl Engine {
         }
         client.append(request, &mut self.requests);
         client.asked = client.asked.wrapping_add(1);
-        self.metrics.add_pool(self.pools[client.pool].metrics, PoolCounter::Requests, 1);
+        self.metrics.add_pool(self.listeners[client.listener].metrics, PoolCounter::Requests, 1);
         request
     }
 
@@ -519,11 +520,11 @@ impl Engine {
     pub(crate) fn client_ready(&mut self, index: ClientId) {
         let client = &mut self.clients[index];
         let before = client.requests;
-        let pool = self.pools[client.pool].metrics;
+        let listener = self.listeners[client.listener].metrics;
         let (requests, bufs) = (&mut self.requests, &mut self.bufs);
         client.deliver_done(requests, bufs, &mut self.activity, |started| {
             let latency = self.now.micros_since(started);
-            self.latency_batch.add(pool, latency, &self.metrics);
+            self.latency_batch.add(listener, latency, &self.metrics);
         });
         if client.requests < before {
             let is_off_fast_path = client.off_fast_path;
@@ -600,14 +601,14 @@ impl Engine {
     pub(crate) fn give_up(&mut self, index: ClientId) {
         let client = &mut self.clients[index];
         client.state = State::Closing;
-        self.metrics.add_pool(self.pools[client.pool].metrics, PoolCounter::ClientErr, 1);
+        self.metrics.add_pool(self.listeners[client.listener].metrics, PoolCounter::ClientErr, 1);
     }
 
     pub(crate) fn close_if_finished(&mut self, index: ClientId) {
         let client = &self.clients[index];
         if client.is_finished() {
             if client.read_closed {
-                let metrics = self.pools[client.pool].metrics;
+                let metrics = self.listeners[client.listener].metrics;
                 self.metrics.add_pool(metrics, PoolCounter::ClientEof, 1);
             }
             self.drop_client(index, Closed::ByUs);
@@ -621,6 +622,7 @@ impl Engine {
         if !self.tours.is_empty() {
             self.tours.remove(&index);
         }
+        let backend = self.backend_of(index);
         let mut client = self.clients.remove(index);
         let blocking = client.modes.end_blocking();
         let waited_on = blocking.as_ref().map_or(LaneId::NONE, |blocking| blocking.lane);
@@ -648,10 +650,10 @@ impl Engine {
             self.abandon_paused();
         }
         if client.modes.end_monitor().is_some() {
-            self.forget_monitor(index, client.pool);
+            self.forget_monitor(index, client.listener);
         }
         if let Some(subscriber) = client.modes.end_subscriber() {
-            self.forget_subscriber(index, client.pool, *subscriber);
+            self.forget_subscriber(index, backend, *subscriber);
         }
         client.output.clear(&mut self.bufs);
         self.bufs.give(client.input);
@@ -659,13 +661,17 @@ impl Engine {
         if let Some(parser) = client.parser {
             self.bufs.discharge(parser.size());
         }
-        self.leave_variant(client.pool, client.variant);
-        let pool = &mut self.pools[client.pool];
-        pool.clients -= 1;
+        self.leave_variant(backend, client.variant);
+        let listener = &mut self.listeners[client.listener];
+        listener.clients -= 1;
         if client.has_place {
-            pool.places_taken -= 1;
-            self.metrics.set_pool(pool.metrics, PoolGauge::ClientConnections, pool.places_taken);
-            self.departed.push(pool.quota);
+            listener.places_taken -= 1;
+            self.metrics.set_pool(
+                listener.metrics,
+                PoolGauge::ClientConnections,
+                listener.places_taken,
+            );
+            self.departed.push(listener.quota);
         }
         if closed == Closed::ByUs {
             self.actions.push_back(Action::Close { conn });
@@ -753,8 +759,7 @@ impl Engine {
 
     /// Closes a client whose replies pile up beyond the limit, or whose reply broke off.
     pub(crate) fn cut_client(&mut self, index: ClientId, counter: PoolCounter) {
-        let pool = self.clients[index].pool;
-        self.metrics.add_pool(self.pools[pool].metrics, counter, 1);
+        self.metrics.add_pool(self.listener_of(index).metrics, counter, 1);
         self.drop_client(index, Closed::ByUs);
     }
 }

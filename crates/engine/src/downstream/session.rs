@@ -9,12 +9,13 @@ use cashew_protocol::redis::Command;
 use cashew_protocol::resp::{self, Version, encode};
 
 use crate::base::id::{ClientId, LaneId};
-use crate::downstream::client::{Client, Profile, Selected, Skip};
+use crate::downstream::client::{Client, Profile, Selected, Session, Skip};
+use crate::downstream::listener::Listener;
 use crate::downstream::receive::Plan;
-use crate::downstream::session_params::WireProtocol;
 use crate::engine::Engine;
 use crate::redis::REDIS_VERSION;
-use crate::upstream::pool::Pool;
+use crate::upstream::backend::Backend;
+use crate::upstream::session_params::{SessionParams, WireProtocol};
 
 /// How long after a server did not speak RESP3 clients are told so, before it is tried again.
 const DIALECT_REFUSED_MS: u64 = 60_000;
@@ -52,8 +53,8 @@ impl Engine {
         user: Option<&[u8]>,
         password: &[u8],
     ) -> Result<(), &'static str> {
-        let pool = self.clients[client].pool;
-        let right = match (&self.pools[pool].auth, user) {
+        let listener = self.clients[client].listener;
+        let right = match (&self.listeners[listener].auth, user) {
             (None, None) => {
                 return Err("ERR AUTH <password> called without any password configured for the \
                      default user. Are you sure your configuration is correct?");
@@ -64,7 +65,8 @@ impl Engine {
                 user_ok & same_secret(expected.as_bytes(), password)
             }
         };
-        self.clients[client].session.authenticated = right || self.pools[pool].auth.is_none();
+        self.clients[client].session.authenticated =
+            right || self.listeners[listener].auth.is_none();
         if right {
             Ok(())
         } else {
@@ -75,9 +77,8 @@ impl Engine {
 
     /// SELECT index
     pub(crate) fn select(&mut self, client: ClientId, index: &[u8]) -> Plan {
-        let Client { pool, session, .. } = &self.clients[client];
-        let wire_protocol = session.wire_protocol;
-        let agreed = match self.pools[*pool].database_named(index) {
+        let wire_protocol = self.clients[client].session.wire_protocol;
+        let agreed = match self.listener_of(client).database_named(index) {
             Ok(database) => self.agree(client, wire_protocol, database.into()),
             Err(text) => return self.reply_error(client, &text),
         };
@@ -97,7 +98,7 @@ impl Engine {
         args: &[Span],
     ) -> bool {
         let arg = |at: usize| args.get(at).map(|span| span.of(bytes));
-        let config = &self.pools[self.clients[client].pool].config;
+        let config = &self.listener_of(client).config;
         let is_other = |text: Option<&[u8]>| {
             // What is no number is for the server to refuse.
             let index = text.and_then(resp::integer).and_then(|index| i32::try_from(index).ok());
@@ -126,12 +127,13 @@ impl Engine {
             Ok(hello) => hello,
             Err(text) => return self.reply_error(client, &text),
         };
-        let Client { pool, session, requests, .. } = &self.clients[client];
-        let (pool, database) = (*pool, session.database);
+        let backend = self.backend_of(client);
+        let Client { session, requests, .. } = &self.clients[client];
+        let database = session.database;
         let wire_protocol = match hello.version {
             None => session.wire_protocol,
             Some(Version::Resp2) => WireProtocol::Resp2,
-            Some(Version::Resp3) if self.now < self.pools[pool].no_resp3_until => {
+            Some(Version::Resp3) if self.now < self.backends[backend].no_resp3_until => {
                 return self.reply_error(client, NO_PROTO);
             }
             Some(Version::Resp3) => WireProtocol::Resp3,
@@ -169,12 +171,12 @@ impl Engine {
         wire_protocol: WireProtocol,
         database: Selected,
     ) -> Result<Agreed, &'static str> {
-        let Client { pool, requests, session, .. } = &mut self.clients[client];
-        let pool = &self.pools[*pool];
-        let before = pool.variant_of(session);
+        let Client { listener, requests, session, .. } = &mut self.clients[client];
+        let backend = &self.backends[self.listeners[*listener].backend];
+        let before = backend.variant_of(session);
         let old = (session.wire_protocol, session.database);
         (session.wire_protocol, session.database) = (wire_protocol, database);
-        if pool.variant_of(session) == before {
+        if backend.variant_of(session) == before {
             return Ok(Agreed::Yes);
         }
         let is_owed = *requests > 0;
@@ -186,21 +188,33 @@ impl Engine {
         if is_owed { Ok(Agreed::Later) } else { Err(NO_VARIANT) }
     }
 
+    /// Gives a client that is owed nothing lanes of the dialect and the database it has agreed on.
+    /// `false` if its pool has as many variants as it may have, and all are in use.
+    pub(crate) fn follow_session(&mut self, client: ClientId) -> bool {
+        let backend = self.backend_of(client);
+        let wanted = self.backends[backend].variant_of(&self.clients[client].session);
+        let Some(index) = self.variant(backend, wanted) else { return false };
+        self.enter_variant(backend, index);
+        let before = std::mem::replace(&mut self.clients[client].variant, index);
+        self.leave_variant(backend, before);
+        true
+    }
+
     /// Has the client, which is owed nothing, start over: what RESET does to the session. The name of
     /// its library stays, as that does not change.
     pub(crate) fn reset_session(&mut self, client: ClientId) {
         self.end_monitor(client);
-        let Client { pool, session, requests, noreply, skip, .. } = &mut self.clients[client];
+        let Client { listener, session, requests, noreply, skip, .. } = &mut self.clients[client];
         debug_assert_eq!(*requests, 0, "what is on its way was asked in another dialect");
         // Whether this very request is answered is not for it to change.
         if *skip != Skip::This {
             (*noreply, *skip) = (false, Skip::No);
         }
         session.no_evict = false;
-        let pool = &self.pools[*pool];
-        session.wire_protocol = pool.params_set[0].wire_protocol;
+        let listener = &self.listeners[*listener];
+        session.wire_protocol = self.backends[listener.backend].params_set[0].wire_protocol;
         session.database = Selected::NONE;
-        session.authenticated = pool.auth.is_none();
+        session.authenticated = listener.auth.is_none();
         self.set_name(client, b"");
         self.update_off_fast_path(client);
         let is_followed = self.follow_session(client);
@@ -210,19 +224,33 @@ impl Engine {
     /// A server does not speak RESP3: so it is for the clients of its pool, or their requests would
     /// fail or not by their keys. Those who speak it have to agree on something else.
     pub(crate) fn wire_protocol_refused(&mut self, lane: LaneId) {
-        let pool = self.lanes[lane].pool;
+        let backend = self.lanes[lane].backend;
         let until = self.now.plus_millis(DIALECT_REFUSED_MS);
-        self.pools[pool].no_resp3_until = until;
+        self.backends[backend].no_resp3_until = until;
         for client in self.clients.indices().collect::<Vec<ClientId>>() {
-            let Client { pool: of, session, .. } = &self.clients[client];
-            if *of == pool && session.wire_protocol == WireProtocol::Resp3 {
+            let session = &self.clients[client].session;
+            if self.backend_of(client) == backend && session.wire_protocol == WireProtocol::Resp3 {
                 self.finish(client);
             }
         }
     }
 }
 
-impl Pool {
+impl Backend {
+    /// What lanes a client of this session takes.
+    pub(crate) fn variant_of(&self, session: &Session) -> SessionParams {
+        SessionParams {
+            wire_protocol: session.wire_protocol,
+            database: self.database_of(session.database),
+        }
+    }
+
+    pub(crate) fn database_of(&self, selected: Selected) -> u32 {
+        selected.number().unwrap_or(self.params_set[0].database)
+    }
+}
+
+impl Listener {
     /// What a client has that selects this; `None` is the pool's own. Where there is only that one,
     /// it is also what clients without a word about it have, so that it is called 0 as well.
     pub(crate) fn database_named(&self, text: &[u8]) -> Result<Option<u32>, String> {

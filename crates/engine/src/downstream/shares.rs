@@ -1,6 +1,6 @@
 //! Whose is what a worker holds: pools have equal shares of it, and so have the clients of a pool.
 
-use crate::base::id::{ClientId, PoolId};
+use crate::base::id::{ClientId, ListenerId};
 use crate::downstream::pressure::REQUEST_SIZE;
 use crate::engine::Engine;
 
@@ -31,12 +31,12 @@ impl Holding {
 }
 
 impl Shares {
-    pub(crate) fn is_over(&self, pool: PoolId) -> bool {
-        self.pools[pool.index()].is_over
+    pub(crate) fn is_over(&self, listener: ListenerId) -> bool {
+        self.pools[listener.index()].is_over
     }
 
-    pub(crate) fn held_by(&self, pool: PoolId) -> usize {
-        self.pools[pool.index()].total()
+    pub(crate) fn held_by(&self, listener: ListenerId) -> usize {
+        self.pools[listener.index()].total()
     }
 
     /// Bytes that go when all clients go, about.
@@ -45,7 +45,7 @@ impl Shares {
     }
 
     /// What one client causes: it goes with the client, or waits in a lane for a server.
-    fn caused(&self, pool: PoolId, held: usize, requests: u32) -> usize {
+    fn caused(&self, pool: ListenerId, held: usize, requests: u32) -> usize {
         let pool = &self.pools[pool.index()];
         let requests = requests as usize;
         held + requests * REQUEST_SIZE + pool.by_lanes / pool.requests.max(1) * requests
@@ -56,14 +56,21 @@ impl Engine {
     /// Looks at all clients and lanes, of which `each` pool may have so much if there is one.
     #[cold]
     pub(crate) fn shares(&self, all: usize) -> Shares {
-        let mut pools = vec![Holding::default(); self.pools.len()];
+        let mut pools = vec![Holding::default(); self.listeners.len()];
+        // What waits in the lanes of a backend counts for its first listener.
+        let mut first = vec![None; self.backends.len()];
+        for (listener, state) in self.listeners.entries() {
+            first[state.backend.index()].get_or_insert(listener);
+        }
         for lane in self.lanes.iter().filter(|lane| lane.upload == ClientId::NONE) {
-            pools[lane.pool.index()].by_lanes += (lane.unsent_size() + lane.kept.len()) as usize;
+            if let Some(listener) = first[lane.backend.index()] {
+                pools[listener.index()].by_lanes += (lane.unsent_size() + lane.kept.len()) as usize;
+            }
         }
         for index in self.clients.indices() {
             let client = &self.clients[index];
             let held = self.holding(index);
-            let pool = &mut pools[client.pool.index()];
+            let pool = &mut pools[client.listener.index()];
             pool.by_clients += held;
             pool.requests += client.requests as usize;
             pool.clients += usize::from(held > 0 || client.requests > 0);
@@ -82,8 +89,8 @@ impl Engine {
     /// its share, and it has as much of that as the others or more.
     pub(crate) fn is_heavy(&self, index: ClientId, shares: &Shares) -> bool {
         let client = &self.clients[index];
-        let pool = &shares.pools[client.pool.index()];
-        let caused = shares.caused(client.pool, self.holding(index), client.requests.into());
+        let pool = &shares.pools[client.listener.index()];
+        let caused = shares.caused(client.listener, self.holding(index), client.requests.into());
         pool.is_over && caused > 0 && caused >= pool.total() / pool.clients
     }
 }

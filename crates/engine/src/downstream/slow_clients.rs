@@ -9,7 +9,7 @@ use cashew_metrics::PoolCounter;
 
 use crate::base::action::{Action, SlowEnd};
 use crate::base::failure::Failure;
-use crate::base::id::{ClientId, LaneId, PoolId, ServerId};
+use crate::base::id::{BackendId, ClientId, LaneId, ServerId};
 use crate::base::pace::{PERIOD_US, Pace};
 use crate::base::time::Time;
 use crate::engine::Engine;
@@ -28,22 +28,22 @@ pub(crate) const TELL_US: u64 = 10_000_000;
 impl Engine {
     /// Somebody finds all private lanes to the server taken. Returns whether one may be free by now.
     #[cold]
-    pub(crate) fn want_streaming_lane(&mut self, pool: PoolId, server: ServerId) -> bool {
-        let state = &mut self.pools[pool].servers[server];
+    pub(crate) fn want_streaming_lane(&mut self, backend: BackendId, server: ServerId) -> bool {
+        let state = &mut self.backends[backend].servers[server];
         if !is_due(&mut state.wanted_at, self.now, LOOK_US) {
             return false;
         }
-        for at in 0..self.pools[pool].servers[server].streaming_lanes.len() {
-            let lane = self.pools[pool].servers[server].streaming_lanes[at];
+        for at in 0..self.backends[backend].servers[server].streaming_lanes.len() {
+            let lane = self.backends[backend].servers[server].streaming_lanes[at];
             self.check_pace(lane);
         }
-        let state = &self.pools[pool].servers[server];
+        let state = &self.backends[backend].servers[server];
         state.streaming_lanes.iter().any(|&lane| self.lane(lane).is_free())
     }
 
     /// Somebody has to wait for others' large requests and replies.
-    pub(crate) fn count_want(&mut self, pool: PoolId, server: ServerId) {
-        let state = &mut self.pools[pool];
+    pub(crate) fn count_want(&mut self, backend: BackendId, server: ServerId) {
+        let state = &mut self.backends[backend];
         let metrics = state.metrics;
         let state = &mut state.servers[server];
         if is_due(&mut state.want_counted_at, self.now, COUNT_US) {
@@ -53,21 +53,21 @@ impl Engine {
 
     /// Somebody is worse off, since all private lanes to the server are taken: counts and tells it.
     #[cold]
-    pub(crate) fn notify_want(&mut self, pool: PoolId, server: ServerId) {
-        self.count_want(pool, server);
-        let state = &mut self.pools[pool].servers[server];
+    pub(crate) fn notify_want(&mut self, backend: BackendId, server: ServerId) {
+        self.count_want(backend, server);
+        let state = &mut self.backends[backend].servers[server];
         if is_due(&mut state.want_told_at, self.now, TELL_US) {
-            self.actions.push_back(Action::LargeWaits { pool, server });
+            self.actions.push_back(Action::LargeWaits { backend, server });
         }
     }
 
     /// Takes a private lane back from a client that is too slow for it, if it is.
     pub(crate) fn check_pace(&mut self, index: LaneId) {
-        let Lane { pool, server, upload, paused, .. } = self.lanes[index];
+        let Lane { backend, server, upload, paused, .. } = self.lanes[index];
         if upload == ClientId::NONE && !paused {
             return;
         }
-        let state = &self.pools[pool];
+        let state = &self.backends[backend];
         let (rate, stall_ms) = (state.limits.transfer_rate_min, state.limits.transfer_stall_ms);
         let state = &state.servers[server];
         let is_wanted = state.wanted_at.is_some_and(|at| self.now.micros_since(at) < PERIOD_US);
@@ -104,13 +104,13 @@ impl Engine {
     }
 
     fn put_off(&mut self, index: LaneId, is_stalled: bool) {
-        let Lane { pool, server, upload, paused, .. } = self.lanes[index];
+        let Lane { backend, server, upload, paused, .. } = self.lanes[index];
         let client = if paused { self.reader_of(&self.lanes[index]) } else { upload };
         if client == ClientId::NONE {
             return;
         }
         let id = self.clients[client].session.id;
-        let metrics = self.pools[pool].metrics;
+        let metrics = self.backends[backend].metrics;
         let end = if !paused {
             self.metrics.add_pool(metrics, PoolCounter::SlowClients, 1);
             self.detach_upload(index);
@@ -126,14 +126,14 @@ impl Engine {
             self.cut_client(client, PoolCounter::SlowClients);
             SlowEnd::Closed
         };
-        self.actions.push_back(Action::SlowClient { pool, server, id, end });
+        self.actions.push_back(Action::SlowClient { backend, server, id, end });
     }
 
     /// Whether there is room for the rest of a reply that its client does not take.
     fn may_collect(&self, index: LaneId, client: ClientId) -> bool {
         let client = &self.clients[client];
         let rest = self.lane(index).scanner.remaining();
-        let allowed = self.pools[client.pool].limits.client_output_max;
+        let allowed = self.listeners[client.listener].limits.client_output_max;
         (1..=COLLECTED_MAX).contains(&rest) && client.output.len() + client.held + rest <= allowed
     }
 
@@ -142,7 +142,7 @@ impl Engine {
         let lane = &mut self.lanes[index];
         lane.paused = false;
         lane.is_hurried = true;
-        let expiry = self.pools[lane.pool].expiry(self.now);
+        let expiry = self.backends[lane.backend].expiry(self.now);
         lane.arm(index, expiry, &mut self.timers);
         self.take_kept(index);
         // It is read again as soon as nothing is kept.

@@ -145,7 +145,7 @@ impl Engine {
             self.clients[client].called = redis::CommandId::of(command);
         }
         if let Begun::Yes = begun
-            && self.pools[self.clients[client].pool].is_monitored
+            && self.listener_of(client).is_monitored
         {
             let missing = parser.announced().unwrap_or_default().saturating_sub(args.len());
             self.observe_upload(client, command, bytes, args, missing);
@@ -190,11 +190,11 @@ impl Engine {
             Tail::Redis(_) => Expect::Line,
             Tail::Memcached { .. } | Tail::Packet { .. } => self.request_ctx.expect,
         };
-        let pool = self.clients[client].pool;
+        let backend = self.backend_of(client);
         let variant = self.clients[client].variant;
-        let server = self.route(pool, key, access).ok_or(Failure::NoServer);
+        let server = self.route(backend, key, access).ok_or(Failure::NoServer);
         let placed =
-            server.and_then(|server| Ok((server, self.streaming_lane(pool, server, variant)?)));
+            server.and_then(|server| Ok((server, self.streaming_lane(backend, server, variant)?)));
         let lane = match placed {
             Ok((_, Some(lane))) => {
                 let request = self.new_request(client);
@@ -204,12 +204,12 @@ impl Engine {
                 state.upload = client;
                 state.pace = Pace::new(self.now, 0);
                 // Whoever reads it had better not be read with others.
-                self.pools[pool].large_replies.learn(Mark::of(key), true);
+                self.backends[backend].large_replies.learn(Mark::of(key), true);
                 lane
             }
             Ok((server, None)) if extent.need as u64 <= COLLECTED_MAX && self.has_ample_room() => {
                 // Whole it goes by the lane of large requests, which nobody has for long.
-                self.notify_want(pool, server);
+                self.notify_want(backend, server);
                 return Begun::No;
             }
             Ok((server, None)) => {
@@ -248,7 +248,7 @@ impl Engine {
 
     /// Bytes of an upload, and perhaps of what follows it.
     pub(crate) fn upload_received(&mut self, client: ClientId, mut buf: Vec<u8>) {
-        let limit = self.pools[self.clients[client].pool].limits.request_size_max;
+        let limit = self.listener_of(client).limits.request_size_max;
         let now = self.now;
         let upload = self.upload(client);
         upload.fed_at = now;
@@ -307,7 +307,7 @@ impl Engine {
         if before < WRITE_MIN {
             // Up to now there was nothing for the server to take.
             lane.progress_at = self.now;
-            let expiry = self.pools[lane.pool].expiry(self.now);
+            let expiry = self.backends[lane.backend].expiry(self.now);
             lane.arm(index, expiry, &mut self.timers);
         }
         lane.mark(&mut self.dirty_lanes);
@@ -389,8 +389,8 @@ impl Engine {
     pub(crate) fn upload_broken(&mut self, index: ClientId) {
         if self.clients[index].requests > 0 {
             // What it waits for is the answer to this.
-            let pool = self.pools[self.clients[index].pool].metrics;
-            self.metrics.add_pool(pool, PoolCounter::ClientEof, 1);
+            let listener = self.listener_of(index).metrics;
+            self.metrics.add_pool(listener, PoolCounter::ClientEof, 1);
             self.drop_client(index, Closed::ByUs);
             return;
         }
@@ -433,7 +433,7 @@ impl Engine {
         let lane = &self.lanes[index];
         match self.awaits_client(index) {
             true => Time::NEVER,
-            false => self.pools[lane.pool].expiry(lane.progress_at),
+            false => self.backends[lane.backend].expiry(lane.progress_at),
         }
     }
 

@@ -18,8 +18,6 @@ use crate::upstream::bulk::BULK_SIZE;
 
 /// The window of a client of whose replies nothing is known.
 pub(crate) const UNKNOWN: u16 = 1;
-/// Values that may be read at once on a lane of large ones, which nobody has to itself.
-pub(crate) const BULK_READS_MAX: u32 = 16;
 
 impl Engine {
     /// How many requests of a client may be unanswered now; it has one at least. It is never more than
@@ -33,7 +31,7 @@ impl Engine {
         if client.window != UNKNOWN {
             return client.window.into();
         }
-        let limits = &self.pools[client.pool].limits;
+        let limits = &self.listeners[client.listener].limits;
         let max = limits.client_requests_max;
         match limits.pipeline_start {
             0 => max,
@@ -62,10 +60,10 @@ impl Engine {
     #[cold]
     pub(crate) fn wait_at_window(&mut self, index: ClientId) {
         let client = &mut self.clients[index];
-        let pool = &self.pools[client.pool];
-        if u32::from(client.window) < pool.limits.client_requests_max && !client.is_at_window {
+        let listener = &self.listeners[client.listener];
+        if u32::from(client.window) < listener.limits.client_requests_max && !client.is_at_window {
             client.is_at_window = true;
-            self.metrics.add_pool(pool.metrics, PoolCounter::PipelinesPaused, 1);
+            self.metrics.add_pool(listener.metrics, PoolCounter::PipelinesPaused, 1);
         }
     }
 
@@ -76,7 +74,7 @@ impl Engine {
         let client = &mut self.clients[index];
         client.is_at_window = false;
         if client.window > 0 {
-            let max = self.pools[client.pool].limits.client_requests_max;
+            let max = self.listeners[client.listener].limits.client_requests_max;
             let window = u32::from(client.window);
             let answered = window.saturating_sub(client.requests.into());
             client.window = narrowed((window + answered).max(allowed).min(max));
@@ -98,7 +96,7 @@ impl Engine {
             return;
         }
         let client = &mut self.clients[index];
-        let limits = &self.pools[client.pool].limits;
+        let limits = &self.listeners[client.listener].limits;
         if limits.pipeline_start == 0 {
             return;
         }

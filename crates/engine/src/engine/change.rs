@@ -10,30 +10,36 @@
 //! the lanes' number or what is said on connecting changes, since clients then have other lanes,
 //! where their requests could overtake those on the way.
 //!
-//! Everything that holds the number of a pool or server is renumbered at the commit, except lanes:
-//! they keep theirs.
+//! A pool is a listener and the backend behind it, which have the same number: that is known here and
+//! nowhere else. Everything that holds the number of a listener, backend or server is renumbered at
+//! the commit, except lanes: they keep theirs.
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use cashew_config::snapshot;
 use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge, Writer};
 
 use crate::base::action::Action;
 use crate::base::failure::Failure;
-use crate::base::id::{ClientId, LaneId, PoolId, ServerId};
+use crate::base::id::{BackendId, ClientId, LaneId, ListenerId, PoolId, ServerId};
+use crate::base::standing::Standing;
 use crate::base::table::Table;
 use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::downstream::client::State;
-use crate::downstream::session_params::WireProtocol;
+use crate::downstream::listener::Listener;
 use crate::downstream::window::narrowed;
 use crate::engine::epoch::{Plan, PlannedPool};
 use crate::engine::{Closed, Engine};
 use crate::redis::blocking::Blocking;
+use crate::redis::state::{BackendState, ListenerState};
 use crate::request::Role;
+use crate::upstream::backend::Backend;
 use crate::upstream::lane::{Lane, Link};
-use crate::upstream::pool::{Pool, Queues, Server, Standing};
+use crate::upstream::server::{Queues, Server};
+use crate::upstream::session_params::WireProtocol;
 
 /// How long a pool that was removed stays though it has no clients.
 const LINGER_US: u64 = 1_000_000;
@@ -73,7 +79,7 @@ enum Phase {
 /// What becomes a pool of the new epoch. Pools are named by their numbers before the commit.
 enum Step {
     /// A pool in use whose keys all stay where they are.
-    Same { pool: PoolId, config: Box<snapshot::Pool> },
+    Same { pool: PoolId, config: Arc<snapshot::Pool> },
     /// A pool in use, with the servers and the topology of one that comes.
     Rerouted {
         pool: PoolId,
@@ -116,6 +122,36 @@ impl Step {
     }
 }
 
+impl PoolId {
+    fn listener(self) -> ListenerId {
+        ListenerId::new(self.number())
+    }
+
+    fn backend(self) -> BackendId {
+        BackendId::new(self.number())
+    }
+}
+
+/// A pool on its way from one epoch's place to the next one's.
+struct Pool {
+    listener: Listener,
+    backend: Backend,
+    redis: (ListenerState, BackendState),
+}
+
+impl Pool {
+    /// Goes by what is configured, but for the state of its servers and what places keys.
+    fn configure(&mut self) {
+        let Self { listener, backend, redis } = self;
+        listener.configure();
+        listener.define_commands();
+        backend.configure();
+        backend.tag_servers();
+        redis.0.configure(&listener.config);
+        redis.1.configure(&backend.config);
+    }
+}
+
 /// Where pools and servers stand after the commit, by where they stood; `None` for nowhere.
 struct Places {
     pools: Vec<Option<PoolId>>,
@@ -124,16 +160,16 @@ struct Places {
 }
 
 impl Places {
-    fn new(steps: &[Step], pools: &[Pool]) -> Self {
-        let mut places = Self { pools: vec![None; pools.len()], servers: Vec::new() };
-        places.servers.resize(pools.len(), Vec::new());
+    fn new(steps: &[Step], backends: &[Backend]) -> Self {
+        let mut places = Self { pools: vec![None; backends.len()], servers: Vec::new() };
+        places.servers.resize(backends.len(), Vec::new());
         for (place, step) in steps.iter().enumerate() {
             for pool in step.old().into_iter().chain(step.preparing()) {
                 places.pools[pool.index()] = Some(PoolId::new(place as u32));
             }
             if let Step::Rerouted { pool, kept, .. } = step {
                 let servers = &mut places.servers[pool.index()];
-                servers.resize(pools[pool.index()].servers.len(), ServerId::NONE);
+                servers.resize(backends[pool.index()].servers.len(), ServerId::NONE);
                 for (place, kept) in kept.iter().enumerate() {
                     if let Some(server) = kept {
                         servers[server.index()] = ServerId::new(place as u32);
@@ -142,8 +178,8 @@ impl Places {
             }
         }
         let mut behind = steps.len() as u32;
-        for (place, pool) in places.pools.iter_mut().zip(pools) {
-            if place.is_none() && pool.standing != Standing::Gone {
+        for (place, backend) in places.pools.iter_mut().zip(backends) {
+            if place.is_none() && backend.standing != Standing::Gone {
                 *place = Some(PoolId::new(behind));
                 behind += 1;
             }
@@ -151,16 +187,20 @@ impl Places {
         places
     }
 
-    fn pool(&self, pool: PoolId) -> Option<PoolId> {
-        self.pools[pool.index()]
+    fn listener(&self, listener: ListenerId) -> Option<ListenerId> {
+        self.pools[listener.index()].map(PoolId::listener)
     }
 
-    fn server(&self, pool: PoolId, server: ServerId) -> Option<(PoolId, ServerId)> {
-        let place = match &self.servers[pool.index()][..] {
+    fn backend(&self, backend: BackendId) -> Option<BackendId> {
+        self.pools[backend.index()].map(PoolId::backend)
+    }
+
+    fn server(&self, backend: BackendId, server: ServerId) -> Option<(BackendId, ServerId)> {
+        let place = match &self.servers[backend.index()][..] {
             [] => server,
             servers => servers[server.index()],
         };
-        self.pool(pool).filter(|_| place != ServerId::NONE).map(|pool| (pool, place))
+        self.backend(backend).filter(|_| place != ServerId::NONE).map(|backend| (backend, place))
     }
 }
 
@@ -184,14 +224,13 @@ impl Engine {
         let until = now.plus_millis(drain_ms);
         let Some(change) = &mut self.change else { return };
         change.phase = Phase::Pausing { until, is_sounded: false };
-        for pool in change.steps.iter().filter_map(Step::paused) {
-            let pool = &mut self.pools[pool];
-            pool.paused = true;
-            pool.update_held();
+        let paused = change.steps.iter().filter_map(Step::paused).map(PoolId::backend);
+        for backend in paused.collect::<Vec<BackendId>>() {
+            self.backends[backend].paused = true;
+            self.update_held_before(backend);
         }
-        let pools = &self.pools;
-        let paused: Vec<bool> = pools.iter().map(|pool| pool.paused).collect();
-        self.withdraw_all(|pool| paused[pool.index()]);
+        let paused: Vec<bool> = self.backends.iter().map(|backend| backend.paused).collect();
+        self.withdraw_all(|backend| paused[backend.index()]);
         self.watch_until(until);
     }
 
@@ -229,24 +268,26 @@ impl Engine {
 
     fn prepare(&mut self, plan: Plan, phase: Phase) {
         let Plan { epoch, rank, workers, memory_max, leave_ms, pools } = plan;
-        let in_use = self.pools.entries().take(self.pools_in_use);
-        let by_name: HashMap<String, PoolId> =
-            in_use.map(|(index, pool)| (pool.config.name.clone(), index)).collect();
+        let in_use = self.backends.iter().take(self.backends_in_use);
+        let by_name: HashMap<String, PoolId> = in_use
+            .zip((0..).map(PoolId::new))
+            .map(|(backend, pool)| (backend.config.name.clone(), pool))
+            .collect();
         let mut awaited = Vec::new();
         let mut steps = Vec::with_capacity(pools.len());
         for planned in pools {
             let named = by_name.get(&planned.config.name).copied();
             let ring_version = planned.ring_version;
             let is_alike = |&pool: &PoolId| {
-                let old = &self.pools[pool].config;
+                let old = &self.backends[pool.backend()].config;
                 WireProtocol::first_of(old) == WireProtocol::first_of(&planned.config)
             };
             steps.push(match named.filter(is_alike) {
-                Some(pool) if places_alike(&self.pools[pool], &planned) => {
-                    Step::Same { pool, config: Box::new(planned.config) }
+                Some(pool) if places_alike(&self.backends[pool.backend()], &planned) => {
+                    Step::Same { pool, config: Arc::new(planned.config) }
                 }
                 Some(pool) => {
-                    let old = &self.pools[pool];
+                    let old = &self.backends[pool.backend()];
                     let kept = servers_kept(old, &planned);
                     let connects = old.servers.iter().any(|server| server.connections > 0);
                     let preparing = self.add_preparing(planned, &kept, connects, &mut awaited);
@@ -261,7 +302,7 @@ impl Engine {
         }
         for step in &steps {
             if let Step::Rerouted { pool, preparing, kept, .. } = step {
-                self.prepare_topics(*pool, *preparing, kept);
+                self.prepare_topics(pool.backend(), preparing.backend(), kept);
             }
         }
         self.change =
@@ -277,33 +318,40 @@ impl Engine {
         awaited: &mut Vec<LaneId>,
     ) -> PoolId {
         let PlannedPool { config, topology, lanes, quota, .. } = planned;
-        let (index, wire_protocol) = (self.pools.next_id(), WireProtocol::first_of(&config));
+        let (pool, wire_protocol) =
+            (PoolId::new(self.backends.len() as u32), WireProtocol::first_of(&config));
         let void = self.metrics.void_server();
         let servers = kept.iter().zip((0..).map(ServerId::new)).map(|(kept, server)| match kept {
             Some(_) => Server::new(void, LaneId::NONE, 0),
             None => {
-                let first = self.add_lanes(lanes + 1, (index, server), 0, wire_protocol);
+                let first = self.add_lanes(lanes + 1, (pool.backend(), server), 0, wire_protocol);
                 Server::new(void, first, lanes)
             }
         });
         let servers: Table<ServerId, Server> = servers.collect();
         let connects = connects || config.preconnect;
         let shared: Vec<LaneId> = servers.iter().flat_map(Server::shared_lanes).collect();
-        let mut pool = Pool::new(config, topology, self.metrics.void_pool(), servers);
-        pool.quota = quota;
-        self.pools.push(pool);
+        let (config, metrics) = (Arc::new(config), self.metrics.void_pool());
+        let mut listener = Listener::new(Arc::clone(&config), pool.backend(), metrics, quota);
+        listener.define_commands();
+        self.listeners.push(listener);
+        self.redis_listeners.push(ListenerState::new(&config));
+        self.redis_backends.push(BackendState::new(&config));
+        let mut backend = Backend::new(config, topology, metrics, servers);
+        backend.tag_servers();
+        self.backends.push(backend);
         if connects {
             shared.iter().for_each(|&lane| self.connect(lane));
             awaited.extend(shared);
         }
-        index
+        pool
     }
 
     /// So many lanes in a row; returns the first.
     pub(crate) fn add_lanes(
         &mut self,
         count: u32,
-        place: (PoolId, ServerId),
+        place: (BackendId, ServerId),
         variant: u16,
         wire_protocol: WireProtocol,
     ) -> LaneId {
@@ -337,9 +385,10 @@ impl Engine {
                 let mut concerned = change
                     .steps
                     .iter()
-                    .flat_map(|step| step.old().into_iter().chain(step.preparing()));
+                    .flat_map(|step| step.old().into_iter().chain(step.preparing()))
+                    .map(PoolId::backend);
                 let is_awaited = change.awaited.iter().any(is_open)
-                    || concerned.any(|pool| self.awaits_feeds(pool));
+                    || concerned.any(|backend| self.awaits_feeds(backend));
                 if self.now < until && is_awaited {
                     return true;
                 }
@@ -347,19 +396,20 @@ impl Engine {
                 Phase::Prepared
             }
             Phase::Pausing { until, is_sounded } => {
-                let paused = || change.steps.iter().filter_map(Step::paused);
+                let paused = || change.steps.iter().filter_map(Step::paused).map(PoolId::backend);
                 if self.now < until {
-                    if paused().any(|pool| self.is_awaited(pool)) {
+                    if paused().any(|backend| self.is_awaited(backend)) {
                         return true;
                     }
                     let concerned = change.steps.iter().filter(|step| step.paused().is_some());
-                    let concerned: Vec<PoolId> = concerned
+                    let concerned: Vec<BackendId> = concerned
                         .flat_map(|step| step.paused().into_iter().chain(step.preparing()))
+                        .map(PoolId::backend)
                         .collect();
                     if !is_sounded {
-                        concerned.iter().for_each(|&pool| self.sound_feeds(pool));
+                        concerned.iter().for_each(|&backend| self.sound_feeds(backend));
                     }
-                    if concerned.iter().any(|&pool| self.awaits_sound(pool)) {
+                    if concerned.iter().any(|&backend| self.awaits_sound(backend)) {
                         if let Some(change) = &mut self.change {
                             change.phase = Phase::Pausing { until, is_sounded: true };
                         }
@@ -367,8 +417,8 @@ impl Engine {
                     }
                 }
                 let Some(change) = &self.change else { return false };
-                let paused = || change.steps.iter().filter_map(Step::paused);
-                let unfinished = paused().map(|pool| self.requests_on_lanes(pool)).sum();
+                let paused = || change.steps.iter().filter_map(Step::paused).map(PoolId::backend);
+                let unfinished = paused().map(|backend| self.requests_on_lanes(backend)).sum();
                 self.actions.push_back(Action::Paused { epoch, unfinished });
                 Phase::Paused
             }
@@ -379,11 +429,11 @@ impl Engine {
         false
     }
 
-    /// Whether something is on its way to a server of the pool and has prospects. To a server that fails
+    /// Whether something is on its way to a server of the backend and has prospects. To a server that fails
     /// that is what waits for a connection that is being made, which does not take long: it would be sent
     /// after the change to where its keys were before. What waits for a later one would only hold the change up.
-    fn is_awaited(&self, pool: PoolId) -> bool {
-        self.pools[pool].servers.iter().any(|server| {
+    fn is_awaited(&self, backend: BackendId) -> bool {
+        self.backends[backend].servers.iter().any(|server| {
             server.all_lanes().any(|index| {
                 let lane = self.lane(index);
                 let has_prospects = server.is_up() || lane.has_connection();
@@ -398,8 +448,8 @@ impl Engine {
         !self.lane(index).is_free() && !self.blocked_at(index).is_some_and(waits)
     }
 
-    fn requests_on_lanes(&self, pool: PoolId) -> u64 {
-        let lanes = self.pools[pool].servers.iter().flat_map(Server::all_lanes);
+    fn requests_on_lanes(&self, backend: BackendId) -> u64 {
+        let lanes = self.backends[backend].servers.iter().flat_map(Server::all_lanes);
         lanes.map(|lane| self.lane(lane)).map(|lane| u64::from(lane.in_flight + lane.unsent)).sum()
     }
 
@@ -407,13 +457,12 @@ impl Engine {
     fn call_off(&mut self) {
         let Some(change) = self.change.take() else { return };
         for pool in change.steps.iter().filter_map(Step::paused) {
-            let pool = &mut self.pools[pool];
-            pool.paused = false;
-            pool.update_held();
+            self.backends[pool.backend()].paused = false;
+            self.update_held_before(pool.backend());
         }
         for step in &change.steps {
             if let Step::Rerouted { pool, .. } = step {
-                self.abort_topics(*pool);
+                self.abort_topics(pool.backend());
             }
         }
         for pool in change.steps.iter().filter_map(Step::preparing) {
@@ -428,44 +477,50 @@ impl Engine {
     }
 
     /// Ends all connections of a pool, which then is no more.
-    fn close_pool(&mut self, pool_index: PoolId) {
-        for server in self.pools[pool_index].servers.ids() {
-            self.close_server(pool_index, server);
+    fn close_pool(&mut self, pool: PoolId) {
+        let index = pool.backend();
+        for server in self.backends[index].servers.ids() {
+            self.close_server(index, server);
         }
-        self.drop_topics(pool_index);
-        let pool = &mut self.pools[pool_index];
-        pool.standing = Standing::Gone;
-        pool.servers = Table::new();
+        self.drop_topics(index);
+        self.listeners[pool.listener()].standing = Standing::Gone;
+        let backend = &mut self.backends[index];
+        backend.standing = Standing::Gone;
+        backend.servers = Table::new();
+        self.redis_backends[index].servers = Table::new();
         let mut never = Vec::new();
         self.actions.retain(|action| match *action {
-            Action::Connect { conn, pool: of, .. } if of == pool_index => {
+            Action::Connect { conn, backend: of, .. } if of == index => {
                 never.push(conn);
                 false
             }
             Action::Close { conn } => !never.contains(&conn),
-            Action::ServerFailing { pool: of, .. }
-            | Action::ServerHindered { pool: of, .. }
-            | Action::ServerMisfit { pool: of, .. }
-            | Action::ServerRecovered { pool: of, .. } => of != pool_index,
+            Action::ServerFailing { backend: of, .. }
+            | Action::ServerHindered { backend: of, .. }
+            | Action::ServerMisfit { backend: of, .. }
+            | Action::ServerRecovered { backend: of, .. } => of != index,
             _ => true,
         });
     }
 
     /// Those at the end, that is: others stand where they are until the next commit.
     fn forget_gone(&mut self) {
-        while self.pools.last().is_some_and(|pool| pool.standing == Standing::Gone) {
-            self.pools.pop();
+        while self.backends.last().is_some_and(|backend| backend.standing == Standing::Gone) {
+            self.listeners.pop();
+            self.redis_listeners.pop();
+            self.backends.pop();
+            self.redis_backends.pop();
         }
     }
 
     /// Ends all connections to a server. What is still on them fails.
-    fn close_server(&mut self, pool: PoolId, server: ServerId) {
-        let state = &mut self.pools[pool].servers[server];
+    fn close_server(&mut self, backend: BackendId, server: ServerId) {
+        let state = &mut self.backends[backend].servers[server];
         // Who waits here finds another server.
         state.waiting.clear();
         state.reading.clear();
-        self.dissolve_line(pool, server);
-        let state = &mut self.pools[pool].servers[server];
+        self.dissolve_line(backend, server);
+        let state = &mut self.backends[backend].servers[server];
         let own: Vec<Range<u32>> = state.own_ranges().collect();
         for lane in state.all_lanes().collect::<Vec<LaneId>>() {
             if self.lane(lane).has_connection() {
@@ -477,10 +532,11 @@ impl Engine {
             self.fail_unsent(lane, Failure::Removed);
             self.lose_lease(lane, holder, Failure::Removed);
         }
-        let state = &mut self.pools[pool].servers[server];
+        let state = &mut self.backends[backend].servers[server];
         let private = std::mem::take(&mut state.streaming_lanes);
         let sessions = std::mem::take(&mut state.session_lanes);
-        let feed = state.feed.take().map(|mut feed| {
+        state.feed_lane = LaneId::NONE;
+        let feed = self.redis_backends[backend].servers[server].feed.take().map(|mut feed| {
             self.lost_marks.append(&mut feed.give_up());
             self.lanes[feed.lane].output.clear(&mut self.bufs);
             self.bufs.give(feed.partial);
@@ -498,7 +554,7 @@ impl Engine {
         self.publish_lanes();
         for lane in &mut (*self.lanes)[range.start as usize..range.end as usize] {
             debug_assert!(!lane.is_taken() && lane.output.is_empty() && !lane.has_connection());
-            lane.renew(Lane::new((PoolId::new(0), ServerId::new(0)), 0, WireProtocol::Resp2));
+            lane.renew(Lane::new((BackendId::new(0), ServerId::new(0)), 0, WireProtocol::Resp2));
         }
         self.free_ids.give(range);
     }
@@ -526,33 +582,34 @@ impl Engine {
 
     fn commit(&mut self, change: Change, metrics: Writer) {
         let Change { epoch, rank, workers, memory_max, leave_ms, steps, .. } = change;
-        let places = Places::new(&steps, &self.pools);
-        self.count_in(metrics, &places, PoolId::new(steps.len() as u32));
+        let places = Places::new(&steps, &self.backends);
+        let in_use = PoolId::new(steps.len() as u32);
+        self.count_in(metrics, &places, in_use);
         let rerouted = steps.iter().filter_map(|step| match *step {
-            Step::Rerouted { pool, .. } => Some(pool),
+            Step::Rerouted { pool, .. } => Some(pool.backend()),
             Step::Same { .. } | Step::New { .. } => None,
         });
-        let rerouted: Vec<PoolId> = rerouted.collect();
-        self.invalidate_leases(|pool| rerouted.contains(&pool));
-        for (pool, servers) in places.servers.iter().enumerate() {
+        let rerouted: Vec<BackendId> = rerouted.collect();
+        self.invalidate_leases(|backend| rerouted.contains(&backend));
+        for (servers, backend) in places.servers.iter().zip(self.backends.ids()) {
             for server in (0..servers.len()).filter(|&server| servers[server] == ServerId::NONE) {
-                self.close_server(PoolId::new(pool as u32), ServerId::new(server as u32));
+                self.close_server(backend, ServerId::new(server as u32));
             }
         }
-        self.renumber_actions(&places, PoolId::new(steps.len() as u32));
+        self.renumber_actions(&places, in_use);
         (self.epoch, self.rank, self.workers) = (epoch, rank, workers);
-        self.pools_in_use = steps.len();
+        (self.listeners_in_use, self.backends_in_use) = (steps.len(), steps.len());
         self.pressure.set_max(memory_max);
-        let before = std::mem::take(&mut self.pools);
+        let before = self.take_pools();
         let changes = self.rearrange(before, steps, self.now.plus_millis(leave_ms));
         self.renumber(&places);
-        (0..self.pools_in_use as u32)
-            .map(PoolId::new)
-            .for_each(|pool| self.complete_variants(pool));
+        for backend in self.backends.ids().take(self.backends_in_use) {
+            self.complete_variants(backend);
+        }
         self.follow_clients(&changes);
-        for (pool, change) in changes.into_iter().enumerate() {
-            self.follow(PoolId::new(pool as u32), change);
-            self.commit_topics(PoolId::new(pool as u32));
+        for (change, backend) in changes.into_iter().zip(self.backends.ids()) {
+            self.follow(backend, change);
+            self.commit_topics(backend);
         }
         self.arm_probes();
         self.publish_all();
@@ -563,25 +620,28 @@ impl Engine {
     /// Counts by another layout from here on, which is that of the pools after the commit.
     fn count_in(&mut self, metrics: Writer, places: &Places, in_use: PoolId) {
         let mut tallied = None;
-        for (index, pool) in self.pools.iter_mut().enumerate() {
-            let index = PoolId::new(index as u32);
-            let place = places.pool(index).filter(|&place| place < in_use);
-            let id = match place {
-                Some(place) => metrics.pool(place.index()),
-                None => metrics.void_pool(),
-            };
-            if self.latency_batch.pool() == Some(&mut pool.metrics)
-                && pool.standing != Standing::Coming
+        let pool_of = |place: Option<PoolId>| match place.filter(|&place| place < in_use) {
+            Some(place) => metrics.pool(place.index()),
+            None => metrics.void_pool(),
+        };
+        for (listener, &place) in self.listeners.iter_mut().zip(&places.pools) {
+            let id = pool_of(place);
+            if self.latency_batch.pool() == Some(&mut listener.metrics)
+                && listener.standing != Standing::Coming
             {
                 tallied = Some(id);
             }
-            pool.metrics = id;
-            for (server, state) in pool.servers.iter_mut().enumerate() {
+            listener.metrics = id;
+        }
+        let backends = self.backends.iter_mut().zip((0..).map(BackendId::new));
+        for ((backend, index), &place) in backends.zip(&places.pools) {
+            backend.metrics = pool_of(place);
+            for (server, state) in backend.servers.iter_mut().enumerate() {
                 let place = places
                     .server(index, ServerId::new(server as u32))
-                    .filter(|&(pool, _)| pool < in_use);
+                    .filter(|&(backend, _)| backend < in_use.backend());
                 state.metrics = match place {
-                    Some((pool, server)) => metrics.server(pool.index(), server.index()),
+                    Some((backend, server)) => metrics.server(backend.index(), server.index()),
                     None => metrics.void_server(),
                 };
             }
@@ -596,9 +656,9 @@ impl Engine {
     fn renumber_actions(&mut self, places: &Places, in_use: PoolId) {
         let mut never = Vec::new();
         let (lanes, lane_at) = (&self.lanes, &self.lane_at);
-        let in_use = |pool: PoolId| pool < in_use;
+        let in_use = |backend: BackendId| backend < in_use.backend();
         self.actions.retain_mut(|action| match action {
-            Action::Connect { conn, pool, server } => {
+            Action::Connect { conn, backend: pool, server } => {
                 let lane = &lanes[lane_at[conn.slot() as usize]];
                 let is_current = lane.conn == *conn && lane.has_connection();
                 match places.server(*pool, *server).filter(|_| is_current) {
@@ -609,14 +669,17 @@ impl Engine {
                 is_current
             }
             Action::Close { conn } => !never.contains(conn),
-            Action::Held { pool, .. } => match places.pool(*pool).filter(|&pool| in_use(pool)) {
-                Some(place) => {
-                    *pool = place;
-                    true
+            Action::Held { backend: pool, .. } => {
+                match places.backend(*pool).filter(|&backend| in_use(backend)) {
+                    Some(place) => {
+                        *pool = place;
+                        true
+                    }
+                    None => false,
                 }
-                None => false,
-            },
-            Action::Eject { pool, server, .. } | Action::Readmit { pool, server } => {
+            }
+            Action::Eject { backend: pool, server, .. }
+            | Action::Readmit { backend: pool, server } => {
                 match places.server(*pool, *server).filter(|&(pool, _)| in_use(pool)) {
                     Some(place) => {
                         (*pool, *server) = place;
@@ -625,25 +688,27 @@ impl Engine {
                     None => false,
                 }
             }
-            Action::ServerFailing { pool, server, .. }
-            | Action::ServerHindered { pool, server, .. }
-            | Action::ServerMisfit { pool, server, .. }
-            | Action::LargeWaits { pool, server }
-            | Action::SessionsWait { pool, server, .. }
-            | Action::SlowClient { pool, server, .. }
-            | Action::ServerSilent { pool, server }
-            | Action::ServerSpeaks { pool, server, .. }
-            | Action::ServerRecovered { pool, server } => match places.server(*pool, *server) {
-                Some(place) => {
-                    (*pool, *server) = place;
-                    true
+            Action::ServerFailing { backend: pool, server, .. }
+            | Action::ServerHindered { backend: pool, server, .. }
+            | Action::ServerMisfit { backend: pool, server, .. }
+            | Action::LargeWaits { backend: pool, server }
+            | Action::SessionsWait { backend: pool, server, .. }
+            | Action::SlowClient { backend: pool, server, .. }
+            | Action::ServerSilent { backend: pool, server }
+            | Action::ServerSpeaks { backend: pool, server, .. }
+            | Action::ServerRecovered { backend: pool, server } => {
+                match places.server(*pool, *server) {
+                    Some(place) => {
+                        (*pool, *server) = place;
+                        true
+                    }
+                    None => false,
                 }
-                None => false,
-            },
-            Action::Ask { pool, .. }
-            | Action::Notice { pool, .. }
-            | Action::HeldBack { pool, .. }
-            | Action::Shed { pool, .. } => match places.pool(*pool) {
+            }
+            Action::Ask { listener: pool, .. }
+            | Action::Notice { listener: pool, .. }
+            | Action::HeldBack { listener: pool, .. }
+            | Action::Shed { listener: pool, .. } => match places.listener(*pool) {
                 Some(place) => {
                     *pool = place;
                     true
@@ -661,13 +726,31 @@ impl Engine {
         });
     }
 
+    /// All pools there are, in their order; none are left.
+    fn take_pools(&mut self) -> Vec<Pool> {
+        let listeners = std::mem::take(&mut self.listeners).into_iter();
+        let backends = std::mem::take(&mut self.backends).into_iter();
+        let features = std::mem::take(&mut self.redis_listeners)
+            .into_iter()
+            .zip(std::mem::take(&mut self.redis_backends));
+        let pools = listeners.zip(backends).zip(features);
+        pools.map(|((listener, backend), redis)| Pool { listener, backend, redis }).collect()
+    }
+
+    /// Gives a pool the next place.
+    fn push_pool(&mut self, pool: Pool) {
+        let Pool { mut listener, backend, redis } = pool;
+        let id = self.listeners.next_id();
+        listener.backend = self.backends.next_id();
+        self.listeners.push(listener);
+        self.backends.push(backend);
+        self.redis_listeners.push(redis.0);
+        self.redis_backends.push(redis.1);
+        self.update_held(id);
+    }
+
     /// Makes the new epoch's pools of those there are; says for each what is new about it.
-    fn rearrange(
-        &mut self,
-        before: Table<PoolId, Pool>,
-        steps: Vec<Step>,
-        leave: Time,
-    ) -> Vec<Changed> {
+    fn rearrange(&mut self, before: Vec<Pool>, steps: Vec<Step>, leave: Time) -> Vec<Changed> {
         let mut before: Vec<Option<Pool>> = before.into_iter().map(Some).collect();
         let mut take =
             |pool: PoolId| before[pool.index()].take().expect("a pool becomes one other");
@@ -676,49 +759,48 @@ impl Engine {
             let (mut pool, changed) = match step {
                 Step::Same { pool, config } => {
                     let mut pool = take(pool);
-                    let changed = Changed::of(&pool.config, &config);
-                    pool.config = config;
+                    let changed = Changed::of(&pool.backend.config, &config);
+                    pool.listener.config = Arc::clone(&config);
+                    pool.backend.config = config;
                     (pool, changed)
                 }
                 Step::Rerouted { pool, preparing, kept, ring_version } => {
                     let (mut pool, preparing) = (take(pool), take(preparing));
-                    let changed = Changed::of(&pool.config, &preparing.config);
-                    let mut servers: Vec<Option<Server>> =
-                        pool.servers.into_iter().map(Some).collect();
-                    let mut kept_server = |server: ServerId| {
-                        servers[server.index()].take().expect("a server is kept once")
-                    };
-                    let merged = preparing.servers.into_iter().zip(kept);
-                    pool.servers =
-                        merged.map(|(fresh, kept)| kept.map_or(fresh, &mut kept_server)).collect();
-                    (pool.config, pool.topology) = (preparing.config, preparing.topology);
-                    pool.ring_version = ring_version;
+                    let changed = Changed::of(&pool.backend.config, &preparing.backend.config);
+                    let backend = &mut pool.backend;
+                    merge(&mut backend.servers, preparing.backend.servers, &kept);
+                    merge(&mut pool.redis.1.servers, preparing.redis.1.servers, &kept);
+                    pool.listener.config = preparing.listener.config;
+                    backend.config = preparing.backend.config;
+                    backend.topology = preparing.backend.topology;
+                    backend.ring_version = ring_version;
                     (pool, Changed { is_rerouted: true, ..changed })
                 }
                 Step::New { preparing, ring_version, .. } => {
                     let mut pool = take(preparing);
-                    pool.ring_version = ring_version;
+                    pool.backend.ring_version = ring_version;
                     (pool, Changed { is_rerouted: true, ..Changed::default() })
                 }
             };
-            pool.standing = Standing::InUse;
+            pool.listener.standing = Standing::InUse;
+            pool.backend.standing = Standing::InUse;
             pool.configure();
-            pool.paused = false;
-            pool.update_held();
-            self.pools.push(pool);
+            pool.backend.paused = false;
+            self.push_pool(pool);
             changes.push(changed);
         }
         for mut pool in before.into_iter().flatten() {
-            if pool.is_in_use() {
-                pool.standing = Standing::Leaving { since: self.now, until: leave };
-                (pool.hold, pool.paused, pool.auto_eject) = (None, false, false);
-                pool.update_held();
+            let backend = &mut pool.backend;
+            if backend.is_in_use() {
+                backend.standing = Standing::Leaving { since: self.now, until: leave };
+                (backend.hold, backend.paused, backend.auto_eject) = (None, false, false);
                 // What is found out about its servers is for nobody.
-                pool.servers.iter_mut().for_each(|server| server.ask_at = Time::NEVER);
+                backend.servers.iter_mut().for_each(|server| server.ask_at = Time::NEVER);
+                pool.listener.standing = backend.standing;
                 self.timers.arm(leave, Timer::Change);
             }
-            if pool.standing != Standing::Gone {
-                self.pools.push(pool);
+            if backend.standing != Standing::Gone {
+                self.push_pool(pool);
             }
         }
         changes
@@ -726,28 +808,27 @@ impl Engine {
 
     /// Points everything that names pools and servers to where they stand now.
     fn renumber(&mut self, places: &Places) {
-        for (pool, state) in self.pools.iter().enumerate() {
-            for (server, state) in state.servers.iter().enumerate() {
+        for (backend, state) in self.backends.entries() {
+            for (server, state) in state.servers.entries() {
                 for lane in state.all_lanes() {
                     let lane = &mut self.lanes[lane];
-                    (lane.pool, lane.server) =
-                        (PoolId::new(pool as u32), ServerId::new(server as u32));
+                    (lane.backend, lane.server) = (backend, server);
                 }
             }
         }
         for client in self.clients.indices().collect::<Vec<ClientId>>() {
             let client = &mut self.clients[client];
-            client.pool = places.pool(client.pool).unwrap_or(PoolId::NONE);
-            debug_assert_ne!(client.pool, PoolId::NONE);
+            client.listener = places.listener(client.listener).unwrap_or(ListenerId::NONE);
+            debug_assert_ne!(client.listener, ListenerId::NONE);
         }
         for request in self.requests.iter_mut() {
             if let Role::Probe { server } = &mut request.role
-                && let Some((_, place)) = places.server(request.pool, *server)
+                && let Some((_, place)) = places.server(request.backend, *server)
             {
                 *server = place;
             }
-            request.pool = places.pool(request.pool).unwrap_or(PoolId::NONE);
-            debug_assert_ne!(request.pool, PoolId::NONE);
+            request.backend = places.backend(request.backend).unwrap_or(BackendId::NONE);
+            debug_assert_ne!(request.backend, BackendId::NONE);
         }
     }
 
@@ -755,12 +836,12 @@ impl Engine {
     fn follow_clients(&mut self, changes: &[Changed]) {
         for index in self.clients.indices().collect::<Vec<ClientId>>() {
             let client = &mut self.clients[index];
-            let Some(changed) = changes.get(client.pool.index()) else { continue };
-            let limits = &self.pools[client.pool].limits;
+            let Some(changed) = changes.get(client.listener.index()) else { continue };
+            let limits = &self.listeners[client.listener].limits;
             client.window = client.window.min(narrowed(limits.client_requests_max));
             if changed.is_rerouted || changed.has_auth {
                 // Nobody can be asked any more for what there is no password for.
-                client.session.authenticated |= self.pools[client.pool].is_open();
+                client.session.authenticated |= self.listeners[client.listener].is_open();
                 // What is still on its way must not be overtaken on another server.
                 client.fenced |= changed.is_rerouted && client.requests > 0;
             }
@@ -770,19 +851,19 @@ impl Engine {
         }
     }
 
-    /// Does for a pool of the new epoch what its changes ask for.
-    fn follow(&mut self, index: PoolId, changed: Changed) {
+    /// Does for a backend of the new epoch what its changes ask for.
+    fn follow(&mut self, index: BackendId, changed: Changed) {
         if changed.is_rerouted {
             self.follow_ring(index);
         }
-        let pool = &self.pools[index];
-        let preconnect = pool.preconnect;
+        let backend = &self.backends[index];
+        let preconnect = backend.preconnect;
         if changed.has_timeout {
-            let lanes = pool.servers.iter().flat_map(Server::all_lanes);
+            let lanes = backend.servers.iter().flat_map(Server::all_lanes);
             lanes.collect::<Vec<LaneId>>().into_iter().for_each(|lane| self.rearm(lane));
         }
         if changed.has_preconnect && preconnect {
-            let servers = self.pools[index].servers.iter();
+            let servers = self.backends[index].servers.iter();
             let lanes = servers.filter(|server| server.is_up()).flat_map(Server::shared_lanes);
             let idle = lanes.filter(|&lane| self.lane(lane).link == Link::Idle);
             idle.collect::<Vec<LaneId>>().into_iter().for_each(|lane| self.connect(lane));
@@ -790,11 +871,11 @@ impl Engine {
     }
 
     /// Servers are ejected or not as the ring says.
-    fn follow_ring(&mut self, index: PoolId) {
-        for server in self.pools[index].servers.ids() {
-            let pool = &mut self.pools[index];
-            let ejected = !pool.topology.live()[server.index()];
-            let state = &mut pool.servers[server];
+    fn follow_ring(&mut self, index: BackendId) {
+        for server in self.backends[index].servers.ids() {
+            let backend = &mut self.backends[index];
+            let ejected = !backend.topology.live()[server.index()];
+            let state = &mut backend.servers[server];
             // Who is in charge of it has perhaps forgotten what was asked.
             state.ask_at = Time::ZERO;
             if state.ejected == ejected {
@@ -807,16 +888,16 @@ impl Engine {
         }
     }
 
-    /// Probes go by numbers of pools and servers.
+    /// Probes go by numbers of backends and servers.
     fn arm_probes(&mut self) {
         self.timers.retain(|_, timer| !matches!(timer, Timer::Probe { .. }));
-        for pool in self.pools.ids().take(self.pools_in_use) {
-            for server in self.pools[pool].servers.ids() {
-                let state = &self.pools[pool].servers[server];
+        for backend in self.backends.ids().take(self.backends_in_use) {
+            for server in self.backends[backend].servers.ids() {
+                let state = &self.backends[backend].servers[server];
                 match state.probe_at {
                     _ if !state.ejected => {}
-                    Time::NEVER => self.arm_probe(pool, server),
-                    at => self.timers.arm(at, Timer::Probe { pool, server }),
+                    Time::NEVER => self.arm_probe(backend, server),
+                    at => self.timers.arm(at, Timer::Probe { backend, server }),
                 }
             }
         }
@@ -825,10 +906,14 @@ impl Engine {
     /// Gauges of all pools and servers in use, which have new places.
     fn publish_all(&mut self) {
         let mut lanes = Vec::new();
-        for pool in self.pools.iter_mut().take(self.pools_in_use) {
-            self.metrics.set_pool(pool.metrics, PoolGauge::ClientConnections, pool.places_taken);
-            self.metrics.set_pool(pool.metrics, PoolGauge::RingVersion, pool.ring_version);
-            for server in &mut pool.servers {
+        for listener in self.listeners.iter().take(self.listeners_in_use) {
+            let taken = listener.places_taken;
+            self.metrics.set_pool(listener.metrics, PoolGauge::ClientConnections, taken);
+        }
+        for backend in self.backends.iter_mut().take(self.backends_in_use) {
+            let ring_version = backend.ring_version;
+            self.metrics.set_pool(backend.metrics, PoolGauge::RingVersion, ring_version);
+            for server in &mut backend.servers {
                 let ejected = u64::from(server.ejected);
                 let sessions = u64::from(server.sessions);
                 self.metrics.set_server(server.metrics, ServerGauge::Sessions, sessions);
@@ -851,16 +936,18 @@ impl Engine {
     /// Pools that were removed vanish when their clients are gone. When their time is up, clients go
     /// as they come to rest; after as long again those go who have not.
     pub(crate) fn maintain_draining(&mut self) {
-        for index in self.pools.ids().skip(self.pools_in_use) {
-            let pool = &self.pools[index];
-            let Standing::Leaving { since, until } = pool.standing else { continue };
+        let pools = (0..self.listeners.len() as u32).map(PoolId::new);
+        for pool in pools.skip(self.listeners_in_use) {
+            let index = pool.listener();
+            let listener = &self.listeners[index];
+            let Standing::Leaving { since, until } = listener.standing else { continue };
             let is_over = until <= self.now;
-            if is_over && pool.clients > 0 {
+            if is_over && listener.clients > 0 {
                 let rest_us = until.micros_since(since).max(LINGER_US);
                 let is_late = until.plus_micros(rest_us) <= self.now;
                 for client in self.clients.indices().collect::<Vec<ClientId>>() {
                     let state = &self.clients[client];
-                    if state.pool != index {
+                    if state.listener != index {
                         continue;
                     }
                     if is_late {
@@ -872,15 +959,23 @@ impl Engine {
             }
             // Somebody may still come from the queue of a listening socket. Requests whose clients
             // have left run to their end, too.
-            let is_quiet =
-                self.now.micros_since(since) >= LINGER_US && self.requests_on_lanes(index) == 0;
-            if self.pools[index].clients == 0 && (is_over || is_quiet) {
-                self.close_pool(index);
+            let is_quiet = self.now.micros_since(since) >= LINGER_US
+                && self.requests_on_lanes(pool.backend()) == 0;
+            if self.listeners[index].clients == 0 && (is_over || is_quiet) {
+                self.close_pool(pool);
                 self.settle_lost_marks();
             }
         }
         self.forget_gone();
     }
+}
+
+/// Puts what is kept in its new place among what is fresh.
+fn merge<T>(all: &mut Table<ServerId, T>, fresh: Table<ServerId, T>, kept: &[Option<ServerId>]) {
+    let mut old: Vec<Option<T>> = std::mem::take(all).into_iter().map(Some).collect();
+    let mut take = |server: ServerId| old[server.index()].take().expect("a server is kept once");
+    let merged = fresh.into_iter().zip(kept);
+    *all = merged.map(|(fresh, kept)| kept.map_or(fresh, &mut take)).collect();
 }
 
 /// What is new about a pool and needs to be acted on.
@@ -907,7 +1002,7 @@ impl Changed {
 }
 
 /// Whether lanes are the same in number, and say the same on connecting.
-fn lanes_alike(old: &Pool, new: &PlannedPool) -> bool {
+fn lanes_alike(old: &Backend, new: &PlannedPool) -> bool {
     let (was, is) = (&*old.config, &new.config);
     was.redis_auth == is.redis_auth
         && was.redis_db == is.redis_db
@@ -916,7 +1011,7 @@ fn lanes_alike(old: &Pool, new: &PlannedPool) -> bool {
 }
 
 /// Whether every key of every client takes the same lane as before.
-fn places_alike(old: &Pool, new: &PlannedPool) -> bool {
+fn places_alike(old: &Backend, new: &PlannedPool) -> bool {
     let (was, is) = (&*old.config, &new.config);
     lanes_alike(old, new)
         && new.moved.is_empty()
@@ -929,7 +1024,7 @@ fn places_alike(old: &Pool, new: &PlannedPool) -> bool {
 }
 
 /// By new server: which of the old ones it is, with its lanes.
-fn servers_kept(old: &Pool, new: &PlannedPool) -> Vec<Option<ServerId>> {
+fn servers_kept(old: &Backend, new: &PlannedPool) -> Vec<Option<ServerId>> {
     let alike = lanes_alike(old, new);
     let servers = old.config.servers.iter().zip((0..).map(ServerId::new)).filter(|_| alike);
     let by_name: HashMap<&str, (&snapshot::Server, ServerId)> =

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{self, TopologyState};
 
-use crate::base::id::{PoolId, ServerId};
+use crate::base::id::{BackendId, ServerId};
 use crate::engine::lanes_here;
 use crate::topology::Topology;
 
@@ -83,8 +83,8 @@ impl Plan {
     }
 
     /// What the server is connected to now is not it any more: it gets connections of its own.
-    pub fn move_server(&mut self, pool: PoolId, server: ServerId) {
-        self.pools[pool.index()].moved.insert(server);
+    pub fn move_server(&mut self, backend: BackendId, server: ServerId) {
+        self.pools[backend.index()].moved.insert(server);
     }
 
     pub fn epoch(&self) -> u64 {

@@ -12,12 +12,12 @@ use cashew_protocol::resp;
 use crate::base::buffer::LARGE;
 use crate::base::id::{ClientId, ConnId, LaneId, RequestId, ServerId};
 use crate::downstream::client::{Handoff, State};
-use crate::downstream::session_params::WireProtocol;
 use crate::engine::Engine;
 use crate::memcached::{Asked, END};
 use crate::request::{Request, Role};
 use crate::upstream::bulk::Mark;
 use crate::upstream::lane::{Link, Scanner};
+use crate::upstream::session_params::WireProtocol;
 
 /// A request that one server answers.
 struct Plain<'b> {
@@ -164,14 +164,14 @@ impl Engine {
         let client = &self.clients[index];
         match client.session.wire_protocol {
             WireProtocol::Resp2 | WireProtocol::Resp3
-                if self.pools[client.pool].policy.refuses_plain() =>
+                if self.listeners[client.listener].policy.refuses_plain() =>
             {
                 self.fast_requests_with::<Redis<true, true>>(index, buf)
             }
             WireProtocol::Resp2 | WireProtocol::Resp3 => {
                 self.fast_requests_with::<Redis<true, false>>(index, buf)
             }
-            WireProtocol::Text if self.pools[client.pool].misses => {
+            WireProtocol::Text if self.listeners[client.listener].misses => {
                 self.fast_requests_with::<Text<false>>(index, buf)
             }
             WireProtocol::Text => self.fast_requests_with::<Text<true>>(index, buf),
@@ -187,16 +187,15 @@ impl Engine {
         mut buf: &'b [u8],
     ) -> &'b [u8] {
         let client = &mut self.clients[index];
-        let pool_index = client.pool;
-        let pool = &self.pools[pool_index];
-        let limits = &pool.limits;
+        let listener = &self.listeners[client.listener];
+        let limits = &listener.limits;
         let is_clear = client.session.authenticated
             && client.state == State::Open
             && !client.off_fast_path
             && client.handoff == Handoff::No
             && client.parser.is_none()
             && client.swallow == 0
-            && pool.is_clear
+            && listener.is_clear
             && !client.fenced
             && client.output.len() + client.held < limits.client_output_pause;
         if !is_clear {
@@ -205,37 +204,40 @@ impl Engine {
         let (requests_before, is_idle) = (client.requests, client.head == RequestId::NONE);
         let mut called = None;
         let size_max = (LARGE as u64 - 1).min(limits.request_size_max) as usize;
-        let expiry = pool.expiry(self.now);
-        let has_tags = R::TAGS && pool.has_tags();
+        let backend_id = listener.backend;
+        let backend = &self.backends[backend_id];
+        let expiry = backend.expiry(self.now);
+        let has_tags = R::TAGS && backend.has_tags();
         while client.requests < client.window
-            && let Some(plain) = R::request(buf, &pool.policy)
+            && let Some(plain) = R::request(buf, &listener.policy)
             && plain.bytes.len() <= size_max
         {
             if has_tags && plain.cas_tags {
                 break;
             }
             let mark = Mark::of(plain.key);
-            if pool.large_replies.contains(mark) {
+            if backend.large_replies.contains(mark) {
                 break;
             }
-            let is_up = |server: ServerId| pool.servers[server].is_up();
-            let Some(server) = pool.topology.select(plain.key, plain.access, &mut self.rng, is_up)
+            let is_up = |server: ServerId| backend.servers[server].is_up();
+            let Some(server) =
+                backend.topology.select(plain.key, plain.access, &mut self.rng, is_up)
             else {
                 break;
             };
-            let lane_index = pool.servers[server].lane(client.variant, client.lane_choice);
+            let lane_index = backend.servers[server].lane(client.variant, client.lane_choice);
             let lane = &mut self.lanes[lane_index];
             let is_ready = matches!(lane.link, Link::Ready { .. });
-            if !is_ready || lane.is_full(limits, plain.bytes.len()) {
+            if !is_ready || lane.is_full(&backend.limits, plain.bytes.len()) {
                 break;
             }
             if R::JOINS
                 && plain.expect == Expect::Answer(Answer::MetaSet)
-                && self.now < pool.servers[server].unknown.sets
+                && self.now < backend.servers[server].unknown.sets
             {
                 break;
             }
-            let (request, slot) = self.requests.add(pool_index, index, self.now);
+            let (request, slot) = self.requests.add(backend_id, index, self.now);
             slot.mark = mark;
             slot.expect = plain.expect;
             if let Some(asked) = R::asked(plain.bytes) {
@@ -270,7 +272,7 @@ impl Engine {
             self.activity.join(&mut client.asked_in, &mut client.asked);
         }
         client.asked = client.asked.wrapping_add(count.into());
-        self.metrics.add_pool(pool.metrics, PoolCounter::Requests, count.into());
+        self.metrics.add_pool(listener.metrics, PoolCounter::Requests, count.into());
         buf
     }
 
@@ -290,9 +292,9 @@ impl Engine {
     #[inline(never)]
     fn fast_replies_with<'b, R: Reader>(&mut self, index: LaneId, mut buf: &'b [u8]) -> &'b [u8] {
         let lane = &mut self.lanes[index];
-        let pool = &self.pools[lane.pool];
+        let backend = &self.backends[lane.backend];
         let is_clear = matches!(lane.link, Link::Ready { .. })
-            && pool.large_replies.is_empty()
+            && backend.large_replies.is_empty()
             // There it is looked at whether a reply can be what is due.
             && !lane.is_session
             && !lane.scanner.is_push(b"");
@@ -301,7 +303,7 @@ impl Engine {
         }
         let batch_end = lane.batches.front().map_or(u64::MAX, |batch| batch.end);
         let tag = match R::TAGS_HEADERS {
-            true => pool.servers[lane.server].tag,
+            true => backend.servers[lane.server].tag,
             false => Tag::default(),
         };
         let mut unblocked = ClientId::NONE;
@@ -333,7 +335,8 @@ impl Engine {
             }
             let owner = request.client;
             let (client, generation) = self.clients.entry(owner);
-            if client.output.len() + client.held + len > pool.limits.client_output_max {
+            let listener = &self.listeners[client.listener];
+            if client.output.len() + client.held + len > listener.limits.client_output_max {
                 break;
             }
             buf = rest;
@@ -369,7 +372,7 @@ impl Engine {
                 let (requests, bufs) = (&mut self.requests, &mut self.bufs);
                 let mut ended = |started| {
                     let latency = self.now.micros_since(started);
-                    self.latency_batch.add(pool.metrics, latency, &self.metrics);
+                    self.latency_batch.add(listener.metrics, latency, &self.metrics);
                 };
                 ended(client.end_head(requests, bufs, &mut self.activity));
                 client.deliver_done(requests, bufs, &mut self.activity, ended);

@@ -4,25 +4,24 @@ use cashew_config::snapshot::TopologyState;
 use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge};
 
 use crate::base::action::Action;
-use crate::base::id::{ClientId, LaneId, PoolId, ServerId};
+use crate::base::id::{BackendId, ClientId, LaneId, ServerId};
 use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::engine::Engine;
+use crate::upstream::backend::Hold;
 use crate::upstream::lane::{Lane, Link};
-use crate::upstream::pool::{Hold, Server};
+use crate::upstream::server::Server;
 
 impl Engine {
     /// First phase of a change of a pool's ring: from here on the pool dispatches nothing.
     /// [`Action::Held`] says when nothing is on its way any more to servers that are well, or that
     /// `drain_ms` are over.
-    pub fn handle_hold(&mut self, pool: PoolId, version: u64, drain_ms: u64, now: Time) {
+    pub fn handle_hold(&mut self, backend: BackendId, version: u64, drain_ms: u64, now: Time) {
         self.now = now;
         let until = now.plus_millis(drain_ms);
-        let index = pool;
-        let pool = &mut self.pools[pool];
-        pool.hold = Some(Hold { version, until, is_told: false });
-        pool.update_held();
-        self.withdraw_all(|of| of == index);
+        self.backends[backend].hold = Some(Hold { version, until, is_told: false });
+        self.update_held_before(backend);
+        self.withdraw_all(|of| of == backend);
         self.watch_until(until);
     }
 
@@ -34,45 +33,45 @@ impl Engine {
     /// Unless the topology has a flag for each server of the pool.
     pub fn handle_release(
         &mut self,
-        pool: PoolId,
+        backend: BackendId,
         version: u64,
         topology: TopologyState,
         now: Time,
         wall_us: u64,
     ) {
         self.now = now;
-        let state = &mut self.pools[pool];
-        state.hold = None;
-        state.update_held();
+        self.backends[backend].hold = None;
+        self.update_held_before(backend);
+        let state = &mut self.backends[backend];
         state.ring_version = version;
         self.metrics.set_pool(state.metrics, PoolGauge::RingVersion, version);
         let live = topology.live.clone();
         let is_other = *state.topology.state() != topology;
         if is_other {
             state.topology.set_state(topology);
-            self.invalidate_leases(|of| of == pool);
+            self.invalidate_leases(|of| of == backend);
         }
         for (server, live) in (0..).map(ServerId::new).zip(live) {
-            self.set_ejected(pool, server, !live, wall_us);
+            self.set_ejected(backend, server, !live, wall_us);
         }
         if is_other {
-            self.place_topics(pool);
+            self.place_topics(backend);
         }
-        self.unblock_clients(|of| of == pool);
+        self.unblock_clients(|of| of == backend);
     }
 
     /// Lets the clients of these pools go on that have no other reason to wait.
-    pub(crate) fn unblock_clients(&mut self, pools: impl Fn(PoolId) -> bool) {
+    pub(crate) fn unblock_clients(&mut self, pools: impl Fn(BackendId) -> bool) {
         for client in self.clients.indices().collect::<Vec<ClientId>>() {
-            if pools(self.clients[client].pool) {
+            if pools(self.backend_of(client)) {
                 self.unblock(client);
             }
         }
     }
 
-    fn set_ejected(&mut self, pool_index: PoolId, index: ServerId, ejected: bool, wall_us: u64) {
-        let pool = &mut self.pools[pool_index];
-        let server = &mut pool.servers[index];
+    fn set_ejected(&mut self, backend_id: BackendId, index: ServerId, ejected: bool, wall_us: u64) {
+        let backend = &mut self.backends[backend_id];
+        let server = &mut backend.servers[index];
         server.ask_at = Time::ZERO;
         if server.ejected == ejected {
             return;
@@ -81,24 +80,24 @@ impl Engine {
         server.failures = 0;
         self.metrics.set_server(server.metrics, ServerGauge::Ejected, u64::from(ejected));
         if !ejected {
-            self.readmitted(pool_index, index);
+            self.readmitted(backend_id, index);
             return;
         }
         self.metrics.set_server(server.metrics, ServerGauge::EjectedAt, wall_us);
         // All workers eject, one counts.
         if self.rank == 0 {
-            self.metrics.add_pool(pool.metrics, PoolCounter::ServerEjects, 1);
+            self.metrics.add_pool(backend.metrics, PoolCounter::ServerEjects, 1);
         }
-        self.arm_probe(pool_index, index);
+        self.arm_probe(backend_id, index);
     }
 
     /// Another worker found the server well; what is known of it here is out of date.
-    pub(crate) fn readmitted(&mut self, pool: PoolId, index: ServerId) {
-        let server = &self.pools[pool].servers[index];
+    pub(crate) fn readmitted(&mut self, backend: BackendId, index: ServerId) {
+        let server = &self.backends[backend].servers[index];
         let (first, own, is_failing) =
             (server.first_lane, server.own_lanes().collect::<Vec<LaneId>>(), server.failing);
         let is_silent = server.is_silent();
-        let feed = server.feed.as_ref().map(|feed| feed.lane);
+        let feed = server.feed_lane();
         let private = server.streaming_lanes.iter().chain(&server.session_lanes);
         for &lane in private.chain(&feed) {
             let link = &mut self.lanes[lane].link;
@@ -107,7 +106,7 @@ impl Engine {
             }
         }
         if is_silent {
-            self.end_silence(pool, index);
+            self.end_silence(backend, index);
         }
         for lane in own {
             let state = &mut self.lanes[lane];
@@ -131,8 +130,8 @@ impl Engine {
     #[cold]
     pub(crate) fn watch_changes(&mut self) {
         self.is_watching = self.watch_epoch();
-        for index in self.pools.ids().take(self.pools_in_use) {
-            let pool = &self.pools[index];
+        for index in self.backends.ids().take(self.backends_in_use) {
+            let pool = &self.backends[index];
             let Some(hold) = pool.hold.filter(|hold| !hold.is_told) else { continue };
             let awaits = |server: &Server| {
                 server.is_up() && server.all_lanes().any(|lane| self.is_busy(lane))
@@ -141,9 +140,9 @@ impl Engine {
                 self.is_watching = true;
                 continue;
             }
-            self.pools[index].hold = Some(Hold { is_told: true, ..hold });
+            self.backends[index].hold = Some(Hold { is_told: true, ..hold });
             let (pool, version) = (index, hold.version);
-            self.actions.push_back(Action::Held { pool, version });
+            self.actions.push_back(Action::Held { backend: pool, version });
         }
     }
 

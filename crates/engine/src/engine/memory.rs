@@ -9,7 +9,6 @@ use cashew_protocol::{Span, memcached, resp};
 
 use crate::base::buffer::{POOLED_SIZE_MAX, READ_SIZE_MAX};
 use crate::downstream::pressure::REQUEST_SIZE;
-use crate::downstream::session_params::VARIANTS_MAX;
 use crate::engine::lanes_here;
 use crate::engine::open_files::{OpenFiles, sessions_max};
 use crate::redis::pubsub::subscription_size;
@@ -18,6 +17,7 @@ use crate::redis::transaction::EARLY_SIZE_MAX;
 use crate::request::Request;
 use crate::request::slab::KEPT_SIZE_MAX;
 use crate::upstream::exclusive::UNSENT_MAX;
+use crate::upstream::session_params::VARIANTS_MAX;
 use crate::upstream::streaming::{AHEAD_MAX, PRIVATE_LANES_MAX};
 
 /// The executable and its libraries, its stack, the resolver's thread.

@@ -20,7 +20,7 @@ use crate::base::buffer::{BufPool, LARGE, Output};
 use crate::base::failure::{CloseReason, Failure};
 use crate::base::fifo::Fifo;
 use crate::base::free_ids::FreeIds;
-use crate::base::id::{ClientId, ConnId, LaneId, PoolId};
+use crate::base::id::{BackendId, ClientId, ConnId, LaneId, ListenerId};
 use crate::base::latency_batch::{Answered, LatencyBatch};
 use crate::base::recycler::Recycler;
 use crate::base::rng::Rng;
@@ -32,20 +32,22 @@ use crate::base::work_budget::WorkBudget;
 use crate::downstream::activity::Activity;
 use crate::downstream::client::{Client, Dirty, Selected, Session, State};
 use crate::downstream::handoff::Moving;
+use crate::downstream::listener::Listener;
 use crate::downstream::pressure::Pressure;
 use crate::engine::change::Change;
 use crate::engine::epoch::Plan;
 use crate::exchange::flow::Flows;
 use crate::exchange::seal::Secret;
 use crate::memcached::{Notes, RequestCtx};
+use crate::redis;
 use crate::redis::monitor::MonitorRelay;
 use crate::redis::script_replay::Call;
 use crate::redis::wait_all::WaitAll;
 use crate::redis::worker_query::Inquiries;
 use crate::request::Gather;
 use crate::request::slab::Requests;
+use crate::upstream::backend::Backend;
 use crate::upstream::lane::Lane;
-use crate::upstream::pool::Pool;
 
 /// How often memory that a peak left behind is given back.
 const HOUSEKEEPING_MS: u64 = 1000;
@@ -96,10 +98,15 @@ pub struct Engine {
     pub(crate) workers: u32,
     pub(crate) epoch: u64,
     pub(crate) metrics: Writer,
-    /// First those of the epoch in use, in its order, then others: see [`crate::upstream::pool::Standing`].
-    pub(crate) pools: Table<PoolId, Pool>,
+    /// First those of the epoch in use, in its order, then others: see [`crate::base::standing::Standing`].
+    pub(crate) listeners: Table<ListenerId, Listener>,
     /// How many are of the epoch in use.
-    pub(crate) pools_in_use: usize,
+    pub(crate) listeners_in_use: usize,
+    /// In the order of `listeners`.
+    pub(crate) backends: Table<BackendId, Backend>,
+    pub(crate) backends_in_use: usize,
+    pub(crate) redis_listeners: Table<ListenerId, redis::state::ListenerState>,
+    pub(crate) redis_backends: Table<BackendId, redis::state::BackendState>,
     /// The epoch that is being changed to.
     pub(crate) change: Option<Change>,
     /// Something about a change is to be said as soon as it is so.
@@ -207,8 +214,12 @@ impl Engine {
             workers: 1,
             epoch: 0,
             metrics,
-            pools: Table::new(),
-            pools_in_use: 0,
+            listeners: Table::new(),
+            listeners_in_use: 0,
+            backends: Table::new(),
+            backends_in_use: 0,
+            redis_listeners: Table::new(),
+            redis_backends: Table::new(),
             change: None,
             is_watching: false,
             lanes: Table::new(),
@@ -259,18 +270,18 @@ impl Engine {
     /// the connection.
     pub fn handle_accepted(
         &mut self,
-        pool: PoolId,
+        listener: ListenerId,
         admission: Admission,
         id: u64,
         now: Time,
     ) -> ConnId {
         self.now = now;
         self.clients_seen += 1;
-        let config = &mut self.pools[pool];
+        let config = &mut self.listeners[listener];
         let session = Session {
             id,
             protocol: config.protocol,
-            wire_protocol: config.params_set[0].wire_protocol,
+            wire_protocol: self.backends[config.backend].params_set[0].wire_protocol,
             database: Selected::NONE,
             authenticated: config.is_open(),
             profile: None,
@@ -283,12 +294,12 @@ impl Engine {
         config.places_taken += u64::from(has_place);
         self.metrics.set_pool(config.metrics, PoolGauge::ClientConnections, config.places_taken);
         let lane_choice = self.clients_seen as u16;
-        let undecided = self.is_undecided(pool);
+        let undecided = self.is_undecided(listener);
         let client = Client {
             has_place,
             undecided,
-            off_fast_path: undecided || self.pools[pool].holds_writes_back(),
-            ..Client::new(pool, lane_choice, session)
+            off_fast_path: undecided || self.redis_listeners[listener].holds_writes_back(),
+            ..Client::new(listener, lane_choice, session)
         };
         let (index, generation) = self.clients.insert(client);
         let conn = ConnId::of_client(index, generation);
@@ -297,7 +308,8 @@ impl Engine {
             Admission::Welcome if !self.draining => self.throttle_new(index),
             Admission::Welcome => self.finish(index),
             Admission::Full => {
-                self.metrics.add_pool(self.pools[pool].metrics, PoolCounter::ClientsRefused, 1);
+                let metrics = self.listeners[listener].metrics;
+                self.metrics.add_pool(metrics, PoolCounter::ClientsRefused, 1);
                 self.refuse(index);
             }
         }
@@ -305,8 +317,8 @@ impl Engine {
     }
 
     /// A client connected, and is closed at once for want of descriptors. Returns what it is told.
-    pub fn handle_refused(&mut self, pool: PoolId) -> &'static [u8] {
-        let Pool { protocol, metrics, .. } = self.pools[pool];
+    pub fn handle_refused(&mut self, listener: ListenerId) -> &'static [u8] {
+        let Listener { protocol, metrics, .. } = self.listeners[listener];
         self.metrics.add_pool(metrics, PoolCounter::ClientsAccepted, 1);
         self.metrics.add_pool(metrics, PoolCounter::ClientsRefused, 1);
         refusal(protocol)
@@ -435,7 +447,7 @@ impl Engine {
                 CloseReason::Eof => PoolCounter::ClientEof,
                 _ => PoolCounter::ClientErr,
             };
-            self.metrics.add_pool(self.pools[client.pool].metrics, counter, 1);
+            self.metrics.add_pool(self.listeners[client.listener].metrics, counter, 1);
             self.drop_client(conn.client(), Closed::ByPeer);
         }
     }
@@ -452,9 +464,9 @@ impl Engine {
                     }
                 }
                 Timer::Flow { flow, generation } => self.flow_timeout(flow, generation, at),
-                Timer::Probe { pool, server } => {
-                    if self.pools[pool].servers[server].probe_at == at {
-                        self.probe(pool, server);
+                Timer::Probe { backend, server } => {
+                    if self.backends[backend].servers[server].probe_at == at {
+                        self.probe(backend, server);
                     }
                 }
                 Timer::Change => {
@@ -493,7 +505,7 @@ impl Engine {
         self.requests.shrink(&mut self.bufs);
         self.clients.shrink();
         self.flows.shrink();
-        self.pools.iter_mut().for_each(|pool| pool.pubsub.topics.shrink());
+        self.redis_backends.iter_mut().for_each(|backend| backend.pubsub.topics.shrink());
         shrink(&mut self.unpublished_lanes);
         shrink(&mut self.resumable);
         self.work_budget.trim();
@@ -512,10 +524,12 @@ impl Engine {
         }
         // A lane and a probe each have one deadline that counts; the others were replaced.
         if self.timers.len() > QUEUE_KEPT + 4 * self.lanes.len() {
-            let (lanes, pools, flows) = (&self.lanes, &self.pools, &self.flows);
+            let (lanes, backends, flows) = (&self.lanes, &self.backends, &self.flows);
             self.timers.retain(|at, timer| match timer {
                 Timer::Lane(lane) => lanes.get(lane).is_some_and(|lane| lane.armed == at),
-                Timer::Probe { pool, server } => pools[pool].servers[server].probe_at == at,
+                Timer::Probe { backend, server } => {
+                    backends[backend].servers[server].probe_at == at
+                }
                 Timer::Flow { flow, generation } => flows.wakes(flow, generation, at),
                 Timer::Change
                 | Timer::Line
@@ -669,31 +683,35 @@ impl Engine {
         }
     }
 
-    /// What is configured of a pool that an action names.
-    pub fn pool_config(&self, pool: PoolId) -> &snapshot::Pool {
-        &self.pools[pool].config
+    /// What is configured of a backend that an action names.
+    pub fn backend_config(&self, backend: BackendId) -> &snapshot::Pool {
+        &self.backends[backend].config
     }
 
-    /// What that pool is called, if there is one of that number.
-    pub fn pool_name(&self, pool: PoolId) -> Option<&str> {
-        self.pools.get(pool).map(|pool| pool.config.name.as_str())
+    /// What is configured of a listener that an action names.
+    pub fn listener_config(&self, listener: ListenerId) -> &snapshot::Pool {
+        &self.listeners[listener].config
     }
 
-    /// All pools there are.
-    pub fn pools(&self) -> impl Iterator<Item = PoolId> + use<> {
-        self.pools.ids()
+    /// What the pool of that listener is called, if there is one of that number.
+    pub fn listener_name(&self, listener: ListenerId) -> Option<&str> {
+        self.listeners.get(listener).map(|listener| listener.config.name.as_str())
     }
 
-    /// The pool in use of that name, or one that was removed and has clients still.
-    pub fn pool_named(&self, name: &str) -> Option<PoolId> {
-        let mut serving = self.pools.entries().filter(|(_, pool)| pool.serves());
-        serving.find(|(_, pool)| pool.config.name == name).map(|(id, _)| id)
+    /// All listeners there are.
+    pub fn listeners(&self) -> impl Iterator<Item = ListenerId> + use<> {
+        self.listeners.ids()
     }
 
-    /// Where the pool's clients are counted over all workers, as [`PoolState`](crate::PoolState)
-    /// said.
-    pub fn quota(&self, pool: PoolId) -> u32 {
-        self.pools[pool].quota
+    /// That of the pool in use of that name, or of one that was removed and has clients still.
+    pub fn listener_named(&self, name: &str) -> Option<ListenerId> {
+        let mut serving = self.listeners.entries().filter(|(_, listener)| listener.serves());
+        serving.find(|(_, listener)| listener.config.name == name).map(|(id, _)| id)
+    }
+
+    /// Where its clients are counted over all workers, as [`PoolState`](crate::PoolState) said.
+    pub fn quota(&self, listener: ListenerId) -> u32 {
+        self.listeners[listener].quota
     }
 
     /// The quota of a client that was welcome and is gone; one that was exported is not.
@@ -719,9 +737,9 @@ impl Engine {
             })
     }
 
-    /// Clients connected to the pool here.
-    pub fn clients_of(&self, pool: PoolId) -> u64 {
-        self.pools[pool].clients
+    /// Clients of the listener here.
+    pub fn clients_of(&self, listener: ListenerId) -> u64 {
+        self.listeners[listener].clients
     }
 
     /// Who asks, and who waits.
@@ -815,14 +833,134 @@ pub(crate) fn lanes_here(connections: u32, slot: u32, workers: u32) -> u32 {
 }
 
 impl Engine {
-    pub(crate) fn count_forward_error(&self, pool: PoolId) {
-        self.metrics.add_pool(self.pools[pool].metrics, PoolCounter::ForwardError, 1);
+    /// What the client's port promises.
+    #[inline(always)]
+    pub(crate) fn listener_of(&self, client: ClientId) -> &Listener {
+        &self.listeners[self.clients[client].listener]
+    }
+
+    /// Where the client's requests go.
+    #[inline(always)]
+    pub(crate) fn backend_of(&self, client: ClientId) -> BackendId {
+        self.listener_of(client).backend
+    }
+
+    /// Those whose requests go to the backend.
+    pub(crate) fn listeners_before(&self, backend: BackendId) -> impl Iterator<Item = ListenerId> {
+        self.listeners.entries().filter(move |(_, it)| it.backend == backend).map(|(id, _)| id)
+    }
+
+    /// Dispatches again for the listener's clients, unless they are held for another reason; or who
+    /// is told of their requests has changed.
+    pub(crate) fn update_held(&mut self, listener: ListenerId) {
+        let features = &self.redis_listeners[listener];
+        let state = &mut self.listeners[listener];
+        let held = self.backends[state.backend].is_held() || features.holds_all_back();
+        state.set_off_fast_path(held, features.watch.is_on());
+    }
+
+    /// Whether the backend is held has changed.
+    pub(crate) fn update_held_before(&mut self, backend: BackendId) {
+        for listener in self.listeners_before(backend).collect::<Vec<ListenerId>>() {
+            self.update_held(listener);
+        }
+    }
+
+    pub(crate) fn count_forward_error(&self, backend: BackendId) {
+        self.metrics.add_pool(self.backends[backend].metrics, PoolCounter::ForwardError, 1);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use cashew_config::Context;
+
     use super::*;
+    use crate::base::id::ServerId;
+
+    /// An engine whose first listener has the second backend, and the other way round.
+    fn crossed() -> Engine {
+        let text = "global: {worker_processes: 1}
+pools:
+  a: {redis: true, listen: 127.0.0.1:1, servers: ['h:1:1']}
+  b: {redis: true, listen: 127.0.0.1:2, servers: ['h:2:1', 'h:3:1']}";
+        let snapshot = match cashew_config::parse("f", text, &Context::of_system()) {
+            Ok(loaded) => loaded.snapshot,
+            Err(errors) => panic!("{errors}"),
+        };
+        let mut engine = Engine::new(Setup {
+            plan: Plan::whole(&snapshot, 0, 1),
+            metrics: Writer::in_memory(&snapshot),
+            seed: 1,
+            slot: 0,
+            identity: Identity { version: "0", process_id: 1 },
+            now: Time::ZERO,
+        });
+        for (listener, backend) in engine.listeners.iter_mut().zip([1, 0]) {
+            listener.backend = BackendId::new(backend);
+        }
+        engine
+    }
+
+    fn connects(engine: &mut Engine) -> Vec<(ConnId, BackendId, ServerId)> {
+        let actions = std::iter::from_fn(|| engine.poll_action());
+        let connects = actions.filter_map(|action| match action {
+            Action::Connect { conn, backend, server } => Some((conn, backend, server)),
+            _ => None,
+        });
+        connects.collect()
+    }
+
+    fn output(engine: &Engine, conn: ConnId) -> &str {
+        std::str::from_utf8(engine.front(conn).0).unwrap()
+    }
+
+    #[test]
+    fn requests_go_to_the_backend_of_their_listener_whatever_its_number() {
+        let (mut engine, now) = (crossed(), Time::ZERO);
+        let [one, other] = [0, 1].map(ListenerId::new);
+        let client = engine.handle_accepted(one, Admission::Welcome, 1, now);
+        let get = b"*2\r\n$3\r\nGET\r\n$1\r\nb\r\n";
+        engine.handle_received(client, get, now);
+        engine.settle(now);
+        let [(lane, backend, _)] = connects(&mut engine)[..] else { panic!("one server is asked") };
+        assert_eq!(backend, BackendId::new(1));
+        engine.handle_connected(lane, now);
+        engine.settle(now);
+        assert_eq!(output(&engine, lane).as_bytes(), get);
+        engine.handle_sent(lane, get.len() as u64, now);
+
+        // A hold of the backend holds its listener's clients, and nobody else.
+        engine.handle_hold(backend, 1, 1000, now);
+        assert!(engine.listeners[one].held && !engine.listeners[other].held);
+        engine.handle_received(client, get, now);
+        engine.handle_received(lane, b"$1\r\n1\r\n", now);
+        engine.settle(now);
+        assert_eq!((output(&engine, client), output(&engine, lane)), ("$1\r\n1\r\n", ""));
+        engine.handle_release(backend, 1, vec![true, true].into(), now, 0);
+        engine.settle(now);
+        assert_eq!(output(&engine, lane).as_bytes(), get);
+
+        engine.handle_closed(client, CloseReason::Eof, now);
+        assert_eq!((engine.clients_of(one), engine.clients_of(other)), (0, 0));
+    }
+
+    #[test]
+    fn a_lease_is_of_a_server_of_its_backend() {
+        let (mut engine, now) = (crossed(), Time::ZERO);
+        let one = ListenerId::new(0);
+        let conn = engine.handle_accepted(one, Admission::Welcome, 1, now);
+        engine.handle_received(conn, b"*2\r\n$5\r\nWATCH\r\n$1\r\na\r\n", now);
+        engine.settle(now);
+        let client = conn.client();
+        let servers = engine.backends[BackendId::new(1)].servers.ids();
+        let leased: Vec<ServerId> =
+            servers.filter(|&server| engine.leased(client, server).is_some()).collect();
+        assert_eq!(leased.len(), 1, "the client watches a key");
+        // The other backend has a server of the same number, or not: neither is leased.
+        engine.listeners[one].backend = BackendId::new(0);
+        assert_eq!(engine.leased(client, leased[0]), None);
+    }
 
     #[test]
     fn connections_are_dealt_to_workers_and_none_goes_without() {

@@ -5,7 +5,7 @@ use cashew_config::Snapshot;
 use cashew_config::snapshot::{self, Protocol};
 
 use crate::engine::{Engine, lanes_here};
-use crate::upstream::pool::Pool;
+use crate::upstream::backend::Backend;
 use crate::upstream::streaming::PRIVATE_LANES_MAX;
 
 /// The log, the channel to the master, epoll or io_uring with what wakes it, memory that is mapped,
@@ -118,19 +118,19 @@ pub(crate) fn sessions_max(pool: &snapshot::Pool, rank: u32, workers: u32) -> u6
 impl Engine {
     /// As [`Engine::server_connections_max`], for those that clients lease.
     pub fn session_connections_max(&self) -> u64 {
-        let pools = self.pools.iter().map(|pool| &pool.config);
-        pools.map(|pool| sessions_max(pool, self.rank, self.workers)).sum()
+        let backends = self.backends.iter().map(|backend| &backend.config);
+        backends.map(|config| sessions_max(config, self.rank, self.workers)).sum()
     }
 
     /// How many connections to servers there may be at once, those of removed pools that still have
     /// clients among them.
     pub fn server_connections_max(&self) -> u64 {
-        let of_pool = |pool: &Pool| -> u64 {
-            let open = pool.usage.iter().filter(|usage| usage.is_open).count();
-            let servers = pool.servers.iter();
-            servers.map(|server| connections_max(pool.protocol, 1, server.lanes, open)).sum()
+        let of_backend = |backend: &Backend| -> u64 {
+            let open = backend.usage.iter().filter(|usage| usage.is_open).count();
+            let servers = backend.servers.iter();
+            servers.map(|server| connections_max(backend.protocol, 1, server.lanes, open)).sum()
         };
-        self.pools.iter().map(of_pool).sum()
+        self.backends.iter().map(of_backend).sum()
     }
 }
 

@@ -113,7 +113,7 @@ impl Engine {
         let request = &self.requests[index];
         let size = request.arrived + bytes as u64;
         let is_large = size >= BULK_SIZE as u64;
-        let replies = &mut self.pools[request.pool].large_replies;
+        let replies = &mut self.backends[request.backend].large_replies;
         if (is_large || !replies.is_empty()) && is_large != replies.contains(request.mark) {
             replies.learn(request.mark, is_large);
         }
@@ -144,7 +144,7 @@ impl Engine {
                 self.fragment_done(index, parent);
             }
             Role::Probe { server } => {
-                let pool = request.pool;
+                let pool = request.backend;
                 self.probed(pool, server, &reply);
                 self.bufs.give(reply);
                 self.free_request(index);
@@ -209,7 +209,7 @@ impl Engine {
     pub(crate) fn mark_streaming(&mut self, client: ClientId, left: u64) {
         let owner = &self.clients[client];
         // What is kept back must not make a client that reads look like one that does not.
-        let allowed = self.pools[owner.pool].limits.client_output_max / 4;
+        let allowed = self.listeners[owner.listener].limits.client_output_max / 4;
         let len = owner.output.len();
         let ends = (1..=STREAM_END_MAX).contains(&left) && len < 2 * STREAM_WRITE_MIN.min(allowed);
         if len >= STREAM_WRITE_MIN.min(allowed) && !ends {
@@ -259,7 +259,7 @@ impl Engine {
     /// The same without the last so many bytes: part of a reply may be more than the limit by itself.
     fn check_output_before(&mut self, index: ClientId, last: usize) {
         let client = &self.clients[index];
-        let limit = self.pools[client.pool].limits.client_output_max;
+        let limit = self.listeners[client.listener].limits.client_output_max;
         if client.output.len() + client.held - last as u64 > limit {
             self.cut_client(index, PoolCounter::ClientsOverflowed);
         }
@@ -431,10 +431,10 @@ impl Engine {
         };
         self.scratch.places = places;
         if merged.is_none() {
-            let pool = self.requests[parent].pool;
+            let pool = self.requests[parent].backend;
             self.count_forward_error(pool);
             out.clear();
-            Failure::BadReply.write_reply(self.pools[pool].protocol, &mut out);
+            Failure::BadReply.write_reply(self.backends[pool].protocol, &mut out);
         }
         self.bufs.charge(out.capacity() - room);
         out

@@ -8,15 +8,16 @@ use cashew_protocol::redis::Access;
 
 use crate::base::buffer::LARGE;
 use crate::base::failure::Failure;
-use crate::base::id::{ClientId, LaneId, PoolId, RequestId, ServerId};
+use crate::base::id::{BackendId, ClientId, LaneId, RequestId, ServerId};
 use crate::downstream::client::Client;
 use crate::downstream::receive::Plan;
 use crate::downstream::window::UNKNOWN;
 use crate::engine::{Engine, shrink};
 use crate::request::{Due, Gather, Merge, Role};
+use crate::upstream::backend::Backend;
 use crate::upstream::bulk::{BULK_SIZE, Mark};
 use crate::upstream::lane::Link;
-use crate::upstream::pool::{Pool, Server};
+use crate::upstream::server::Server;
 
 /// Larger ones are not kept to be used again.
 const GATHER_KEPT_MAX: usize = 64 * 1024;
@@ -95,8 +96,13 @@ impl Split {
 
 impl Engine {
     #[inline]
-    pub(crate) fn route(&mut self, pool: PoolId, key: &[u8], access: Access) -> Option<ServerId> {
-        let pool = &self.pools[pool];
+    pub(crate) fn route(
+        &mut self,
+        pool: BackendId,
+        key: &[u8],
+        access: Access,
+    ) -> Option<ServerId> {
+        let pool = &self.backends[pool];
         let is_up = |server: ServerId| pool.servers[server].is_up();
         pool.topology.select(key, access, &mut self.rng, is_up)
     }
@@ -111,10 +117,10 @@ impl Engine {
         expect: Expect,
         size: usize,
     ) -> Plan {
-        let pool = self.clients[client].pool;
+        let pool = self.backend_of(client);
         let mark = Mark::of(key);
         let is_presumed = self.clients[client].window == 0 && access == Access::Read;
-        let is_large = (is_presumed || self.pools[pool].large_replies.contains(mark))
+        let is_large = (is_presumed || self.backends[pool].large_replies.contains(mark))
             && self.clients[client].modes.transaction.is_none();
         let server = self.route(pool, key, access);
         let plan = match server.filter(|_| is_large) {
@@ -138,7 +144,8 @@ impl Engine {
         expect: Expect,
         size: usize,
     ) -> Plan {
-        let Client { requests, pool, variant, .. } = self.clients[client];
+        let Client { requests, variant, .. } = self.clients[client];
+        let pool = self.backend_of(client);
         if requests > 0 {
             return Plan::Wait;
         }
@@ -164,7 +171,8 @@ impl Engine {
     /// if the server does not know what is asked.
     #[cold]
     pub(crate) fn forward_alone(&mut self, client: ClientId, key: &[u8], expect: Expect) -> Plan {
-        let Client { requests, pool, variant, .. } = self.clients[client];
+        let Client { requests, variant, .. } = self.clients[client];
+        let pool = self.backend_of(client);
         if requests > 0 {
             return Plan::Wait;
         }
@@ -216,7 +224,7 @@ impl Engine {
     /// Answers a request with the error that kept it from being sent.
     pub(crate) fn fail(&mut self, client: ClientId, failure: Failure) -> Plan {
         let protocol = self.protocol_of(client);
-        self.count_forward_error(self.clients[client].pool);
+        self.count_forward_error(self.backend_of(client));
         if protocol == Protocol::Memcached {
             return self.fail_unsent_memcached(client, failure);
         }
@@ -233,7 +241,8 @@ impl Engine {
         server: ServerId,
         size: usize,
     ) -> Result<LaneId, Failure> {
-        let Client { off_fast_path, pool, variant, lane_choice, .. } = self.clients[client];
+        let Client { off_fast_path, variant, lane_choice, .. } = self.clients[client];
+        let pool = self.backend_of(client);
         if off_fast_path && let Some(lane) = self.leased(client, server) {
             return self.on_leased(client, lane, size);
         }
@@ -249,7 +258,7 @@ impl Engine {
         size: usize,
     ) -> Result<LaneId, Failure> {
         self.align(client, lane);
-        let limits = &self.pools[self.clients[client].pool].limits;
+        let limits = &self.backends[self.backend_of(client)].limits;
         let is_full = self.lane(lane).is_full(limits, size);
         if is_full { Err(Failure::QueueFull) } else { Ok(lane) }
     }
@@ -258,12 +267,12 @@ impl Engine {
     #[inline]
     pub(crate) fn lane_of(
         &mut self,
-        (pool, server): (PoolId, ServerId),
+        (pool, server): (BackendId, ServerId),
         variant: u16,
         choice: u16,
         size: usize,
     ) -> Result<LaneId, Failure> {
-        let pool = &self.pools[pool];
+        let pool = &self.backends[pool];
         let server = &pool.servers[server];
         let index = match size < BULK_SIZE {
             true => server.lane(variant, choice),
@@ -296,8 +305,8 @@ impl Engine {
 
     /// The server for what has no keys.
     pub(crate) fn any_server(&mut self, client: ClientId, access: Access) -> Option<ServerId> {
-        let pool = self.clients[client].pool;
-        let config = &self.pools[pool];
+        let pool = self.backend_of(client);
+        let config = &self.backends[pool];
         if config.topology.is_one_shard() {
             self.route(pool, b"", access)
         } else {
@@ -312,7 +321,7 @@ impl Engine {
 
     /// Whether all of the client's keys are on one server, whichever they are.
     pub(crate) fn is_single(&self, client: ClientId) -> bool {
-        let pool = &self.pools[self.clients[client].pool];
+        let pool = &self.backends[self.backend_of(client)];
         pool.topology.is_one_shard() || pool.servers.len() == 1
     }
 
@@ -341,7 +350,7 @@ impl Engine {
         let lane = &mut self.lanes[index];
         debug_assert!(lane.coalesced.waiting() == 0, "gets wait that stand in front");
         lane.append(request, wire_len, &mut self.requests);
-        let expiry = self.pools[lane.pool].expiry(self.requests[request].started);
+        let expiry = self.backends[lane.backend].expiry(self.requests[request].started);
         lane.arm(index, expiry, &mut self.timers);
         lane.mark(&mut self.dirty_lanes);
     }
@@ -349,12 +358,12 @@ impl Engine {
     /// Deals keys out to servers. `Ok(Some(server))` when one server has them all.
     pub(crate) fn place_keys<'k>(
         &mut self,
-        pool: PoolId,
+        pool: BackendId,
         keys: impl Iterator<Item = &'k [u8]>,
         access: Access,
         split: &mut Split,
     ) -> Result<Option<ServerId>, Failure> {
-        let Pool { topology, servers, .. } = &self.pools[pool];
+        let Backend { topology, servers, .. } = &self.backends[pool];
         let is_up = |server: ServerId| servers[server].is_up();
         split.begin(servers.len());
         for key in keys {
@@ -441,7 +450,7 @@ impl Engine {
             lane.output.push(key, &mut self.bufs);
         }
         let parent = self.new_request(client);
-        let pool = self.clients[client].pool;
+        let pool = self.backend_of(client);
         let mut next = RequestId::NONE;
         let mut pending = 0;
         for part in split.parts.iter().rev() {
@@ -464,7 +473,7 @@ impl Engine {
             next = fragment;
         }
         self.requests[parent].role = Role::Parent { fragments: next, pending, merge };
-        let metrics = self.pools[pool].metrics;
+        let metrics = self.backends[pool].metrics;
         self.metrics.add_pool(metrics, PoolCounter::Fragments, u64::from(pending));
         Plan::Done
     }
@@ -477,7 +486,7 @@ impl Engine {
         expect: Expect,
         failure: Option<Failure>,
     ) -> RequestId {
-        let pool = self.clients[client].pool;
+        let pool = self.backend_of(client);
         let (fragment, _) = self.requests.add(pool, ClientId::NONE, self.now);
         let slot = &mut self.requests[fragment];
         slot.role = Role::Fragment { parent, next };
@@ -507,7 +516,7 @@ impl Engine {
         merge: Merge,
     ) -> Plan {
         let mut split = std::mem::take(&mut self.scratch.split);
-        let pool = &self.pools[self.clients[client].pool];
+        let pool = &self.backends[self.backend_of(client)];
         split.begin(pool.servers.len());
         for (server, &live) in pool.topology.live().iter().enumerate() {
             if live {

@@ -55,7 +55,7 @@ use cashew_protocol::memcached::Expect;
 
 use crate::base::buffer::BufPool;
 use crate::base::failure::Failure;
-use crate::base::id::{ClientId, FlowId, LaneId, PoolId, RequestId, ServerId};
+use crate::base::id::{BackendId, ClientId, FlowId, LaneId, RequestId, ServerId};
 use crate::base::slab::Slab;
 use crate::base::time::Time;
 use crate::base::timers::Timer;
@@ -181,8 +181,8 @@ impl FlowContext<'_> {
         self.engine.requests[self.request].client
     }
 
-    pub(crate) fn pool(&self) -> PoolId {
-        self.engine.requests[self.request].pool
+    pub(crate) fn backend(&self) -> BackendId {
+        self.engine.requests[self.request].backend
     }
 
     /// How many attempts are still on their way.
@@ -243,7 +243,7 @@ impl FlowContext<'_> {
             return Step::Reply(out);
         }
         self.engine.bufs.give(out);
-        let pool = self.pool();
+        let pool = self.backend();
         self.engine.count_forward_error(pool);
         Step::Fail(Failure::BadReply)
     }
@@ -328,7 +328,7 @@ impl Engine {
         (attempts, pending): (RequestId, u32),
     ) {
         self.attach(request, flow, None, (attempts, pending));
-        let metrics = self.pools[self.requests[request].pool].metrics;
+        let metrics = self.backends[self.requests[request].backend].metrics;
         self.metrics.add_pool(metrics, PoolCounter::Fragments, u64::from(pending));
         if pending == 0 {
             let none = (RequestId::NONE, &b""[..]);
@@ -482,9 +482,9 @@ impl Engine {
     #[cold]
     pub(crate) fn fail_attempt(&mut self, attempt: RequestId, failure: Failure) {
         self.drop_reply(attempt);
-        let pool = self.requests[attempt].pool;
+        let pool = self.requests[attempt].backend;
         self.count_forward_error(pool);
-        let protocol = self.pools[pool].protocol;
+        let protocol = self.backends[pool].protocol;
         let mut reply = self.bufs.take();
         failure.write_reply(protocol, &mut reply);
         self.charge(attempt, reply.len());
@@ -555,7 +555,7 @@ impl Engine {
             }
             Step::Fail(failure) => {
                 self.end_flow(request);
-                let protocol = self.pools[self.requests[request].pool].protocol;
+                let protocol = self.backends[self.requests[request].backend].protocol;
                 return self.answer_instead(request, |out| failure.write_reply(protocol, out));
             }
         };
@@ -607,7 +607,7 @@ impl Engine {
 
     /// One more attempt, behind `last`, or in front of all others.
     fn add_attempt(&mut self, request: RequestId, last: RequestId) -> RequestId {
-        let pool = self.requests[request].pool;
+        let pool = self.requests[request].backend;
         let (attempt, _) = self.requests.add(pool, ClientId::NONE, self.now);
         let next = match last {
             RequestId::NONE => match &mut self.requests[request].role {
@@ -623,7 +623,7 @@ impl Engine {
         if let Role::Flow { pending, .. } = &mut self.requests[request].role {
             *pending += 1;
         }
-        let metrics = self.pools[pool].metrics;
+        let metrics = self.backends[pool].metrics;
         self.metrics.add_pool(metrics, PoolCounter::Fragments, 1);
         attempt
     }

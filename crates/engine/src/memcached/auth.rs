@@ -11,8 +11,8 @@ use cashew_protocol::memcached::{RequestParser, Verb, words};
 
 use crate::base::id::ClientId;
 use crate::downstream::session::same_secret;
-use crate::downstream::session_params::WireProtocol;
 use crate::engine::Engine;
+use crate::upstream::session_params::WireProtocol;
 
 pub(super) const UNAUTHENTICATED: &[u8] = b"CLIENT_ERROR unauthenticated\r\n";
 const AUTH_FAILURE: &[u8] = b"CLIENT_ERROR authentication failure\r\n";
@@ -27,7 +27,7 @@ const MECHANISM_SIZE_MAX: u32 = 32;
 impl Engine {
     /// Whether a user of the pool has that password.
     fn knows(&self, client: ClientId, user: &[u8], password: &[u8]) -> bool {
-        let pool = &self.pools[self.clients[client].pool];
+        let pool = self.listener_of(client);
         let users = &pool.config.memcached.client_auth;
         // All are looked at, so that the time tells nothing.
         users.iter().fold(false, |is_known, known| {
@@ -67,7 +67,7 @@ impl Engine {
     pub(super) fn sasl(&mut self, client: ClientId, parser: &BinaryParser, bytes: &[u8]) {
         let header = parser.header();
         let is_asked = {
-            let pool = &self.pools[self.clients[client].pool];
+            let pool = self.listener_of(client);
             !pool.config.memcached.client_auth.is_empty()
         };
         let mut status = Status::UnknownCommand;

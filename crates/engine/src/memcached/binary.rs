@@ -15,11 +15,11 @@ use super::stats::Kind;
 use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::downstream::client::{Parser, State};
 use crate::downstream::receive::{Plan, Step, fills};
-use crate::downstream::session_params::WireProtocol;
 use crate::downstream::upload::{Begun, Extent, Head, Tail, UPLOAD_SIZE_MIN};
 use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
 use crate::request::Merge;
+use crate::upstream::session_params::WireProtocol;
 
 impl Engine {
     /// Parses and dispatches whole requests from the start of `buf`: see [`Engine::consume`].
@@ -180,7 +180,7 @@ impl Engine {
             false => Expect::Packet,
         };
         self.request_ctx.miss.clear();
-        let pool = &self.pools[self.clients[client].pool];
+        let pool = self.listener_of(client);
         if opcode.returns_key() && pool.misses {
             self.request_ctx.miss.extend_from_slice(parser.key().of(bytes));
         }
@@ -280,9 +280,8 @@ impl Engine {
         parser: &RequestParser,
         bytes: &[u8],
     ) -> Plan {
-        let owner = &self.clients[client];
-        let (pool, variant) = (owner.pool, owner.variant);
-        if self.pools[pool].params_set[0].wire_protocol != WireProtocol::Text {
+        let (pool, variant) = (self.backend_of(client), self.clients[client].variant);
+        if self.backends[pool].params_set[0].wire_protocol != WireProtocol::Text {
             let status = Status::UnknownCommand;
             self.answer_binary(client, parser, status, status.text().as_bytes());
             return Plan::Done;

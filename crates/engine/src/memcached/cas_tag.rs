@@ -14,11 +14,11 @@ use super::text::edits;
 use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
+use crate::upstream::backend::Backend;
 use crate::upstream::lane::Scanner;
-use crate::upstream::pool::Pool;
 
 /// The tag of each server of a pool.
-pub(crate) fn tags(pool: &snapshot::Pool) -> impl Iterator<Item = Tag> {
+fn tags(pool: &snapshot::Pool) -> impl Iterator<Item = Tag> {
     let has_tags = match pool.memcached.cas_uniques {
         _ if pool.protocol != snapshot::Protocol::Memcached => false,
         CasUniques::Auto => pool.servers.len() > 1,
@@ -32,7 +32,14 @@ pub(crate) fn tags(pool: &snapshot::Pool) -> impl Iterator<Item = Tag> {
     })
 }
 
-impl Pool {
+impl Backend {
+    /// Gives its servers their tags.
+    pub(crate) fn tag_servers(&mut self) {
+        for (server, tag) in self.servers.iter_mut().zip(tags(&self.config)) {
+            server.tag = tag;
+        }
+    }
+
     /// Whether uniques have tags here.
     #[inline]
     pub(crate) fn has_tags(&self) -> bool {
@@ -42,12 +49,12 @@ impl Pool {
 
 impl Engine {
     pub(super) fn has_tags(&self, client: ClientId) -> bool {
-        self.pools[self.clients[client].pool].has_tags()
+        self.backends[self.backend_of(client)].has_tags()
     }
 
     fn tag_at(&self, lane: LaneId) -> Tag {
         let lane = self.lane(lane);
-        self.pools[lane.pool].servers[lane.server].tag
+        self.backends[lane.backend].servers[lane.server].tag
     }
 
     /// Notes what the request that is being dispatched has to do with uniques.

@@ -50,7 +50,7 @@ impl Engine {
     /// Answers a request that was not sent.
     #[cold]
     pub(crate) fn fail_unsent_memcached(&mut self, client: ClientId, failure: Failure) -> Plan {
-        let misses = self.pools[self.clients[client].pool].misses;
+        let misses = self.listener_of(client).misses;
         let miss = std::mem::take(&mut self.request_ctx.miss);
         let failed = Failed {
             asked: self.request_ctx.asked,
@@ -87,8 +87,10 @@ impl Engine {
     #[cold]
     pub(crate) fn fail_sent_memcached(&mut self, index: RequestId, failure: Failure) {
         let miss = self.miss_notes.take(index, &self.requests);
-        let request = &mut self.requests[index];
-        let misses = self.pools[request.pool].misses;
+        // Without a client nobody hears which it is.
+        let client = self.waiting_client(index);
+        let misses = client != ClientId::NONE && self.listener_of(client).misses;
+        let request = &self.requests[index];
         let failed = Failed { asked: request.asked, expect: request.expect, miss: &miss, failure };
         let mut is_unwanted = false;
         let mut text = self.bufs.take_for(FALLBACK_SIZE + miss.len());

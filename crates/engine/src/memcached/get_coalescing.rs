@@ -466,7 +466,7 @@ impl Engine {
         mut keys: impl Iterator<Item = &'k [u8]>,
         size: usize,
     ) -> bool {
-        let pool = &self.pools[self.clients[client].pool];
+        let pool = &self.backends[self.backend_of(client)];
         let queue_max = pool.limits.server_queue_max;
         let has_large = !pool.large_replies.is_empty()
             && keys.any(|key| pool.large_replies.contains(Mark::of(key)));
@@ -498,8 +498,8 @@ impl Engine {
         words: impl Iterator<Item = &'b [u8]>,
     ) {
         let parent = self.new_request(client);
-        let pool_index = self.clients[client].pool;
-        let pool = &self.pools[pool_index];
+        let pool_index = self.backend_of(client);
+        let pool = &self.backends[pool_index];
         let expiry = pool.expiry(self.now);
         let (mut first, mut last) = (RequestId::NONE, RequestId::NONE);
         for (&owner, word) in split.owners.iter().zip(words) {

@@ -19,7 +19,6 @@ mod stream;
 mod text;
 
 pub(crate) use auth::{greet, is_greeted};
-pub(crate) use cas_tag::tags;
 pub(crate) use fallback::Notes;
 pub(crate) use get_coalescing::{Coalesced, END, Part};
 pub(crate) use multiget_paging::Many;
@@ -29,9 +28,9 @@ use cashew_config::snapshot::{Protocol, Wire};
 use cashew_protocol::memcached::{BINARY_REQUEST, Expect, Reticence};
 
 use crate::base::failure::Failure;
-use crate::base::id::{ClientId, PoolId, RequestId};
-use crate::downstream::session_params::WireProtocol;
+use crate::base::id::{ClientId, ListenerId, RequestId};
 use crate::engine::Engine;
+use crate::upstream::session_params::WireProtocol;
 
 /// How the reply to a request has to look, or when it is left out.
 #[derive(Clone, Copy, Debug, Default)]
@@ -74,8 +73,8 @@ impl Default for RequestCtx {
 
 impl Engine {
     /// Whether the client's first byte is still to tell what it speaks.
-    pub(crate) fn is_undecided(&self, pool: PoolId) -> bool {
-        let config = &self.pools[pool].config;
+    pub(crate) fn is_undecided(&self, listener: ListenerId) -> bool {
+        let config = &self.listeners[listener].config;
         config.protocol == Protocol::Memcached && config.memcached.wire == Wire::Auto
     }
 

@@ -149,7 +149,7 @@ impl Engine {
 
     /// Asks for the next part of the keys whenever the client is owed nothing.
     fn retrieve_parts(&mut self, client: ClientId, bytes: &[u8]) -> Plan {
-        let pool = self.clients[client].pool;
+        let pool = self.backend_of(client);
         while self.clients[client].requests == 0 {
             let Some(many) = self.clients[client].modes.many() else { return Plan::Done };
             let part = many.read_part(bytes);
@@ -189,7 +189,7 @@ impl Engine {
                 many.head = start;
             }
             if let Some(failure) =
-                self.request_ctx.failure.take().filter(|_| !self.pools[pool].misses)
+                self.request_ctx.failure.take().filter(|_| !self.listener_of(client).misses)
             {
                 self.count_forward_error(pool);
                 let mut text = Vec::new();

@@ -87,7 +87,7 @@ impl Engine {
     }
 
     fn has_unix_servers(&self, client: ClientId) -> bool {
-        let servers = &self.pools[self.clients[client].pool].config.servers;
+        let servers = &self.backends[self.backend_of(client)].config.servers;
         servers.iter().any(|server| matches!(server.endpoint, Endpoint::Unix(_)))
     }
 
@@ -102,7 +102,7 @@ impl Engine {
     }
 
     pub(super) fn aggregate(&self, client: ClientId, kind: Kind) -> Box<Aggregate> {
-        let pool = &self.pools[self.clients[client].pool];
+        let pool = &self.backends[self.backend_of(client)];
         let names = |is_live: bool| {
             let servers = pool.config.servers.iter().zip(pool.topology.live());
             let servers = servers.filter(move |&(_, &live)| live == is_live);

@@ -178,7 +178,7 @@ impl Engine {
     pub(super) fn value_size_max(&self, index: ClientId) -> u64 {
         let client = &self.clients[index];
         match client.session.authenticated {
-            true => self.pools[client.pool].limits.request_size_max,
+            true => self.listeners[client.listener].limits.request_size_max,
             false => LOGIN_SIZE_MAX,
         }
     }
@@ -293,7 +293,7 @@ impl Engine {
     ) {
         self.clients[client].noreply = true;
         self.request_ctx.expect = expect;
-        let server = self.route(self.clients[client].pool, key, Access::Write);
+        let server = self.route(self.backend_of(client), key, Access::Write);
         let plan = self.forward_to(client, server, expect, text.len());
         self.clients[client].noreply = false;
         match plan {
@@ -315,7 +315,7 @@ impl Engine {
             return self.retrieve_many(client, parser, bytes);
         }
         let mut split = std::mem::take(&mut self.scratch.split);
-        let pool = self.clients[client].pool;
+        let pool = self.backend_of(client);
         let placed =
             self.place_keys(pool, keys.iter().map(|key| key.of(bytes)), access, &mut split);
         let plan = match placed {
@@ -344,7 +344,7 @@ impl Engine {
                     size: bytes.len(),
                 };
                 let merge = Merge::Values(gather);
-                match self.pools[pool].misses {
+                match self.listener_of(client).misses {
                     true => {
                         self.send_fragments_that_can(client, &mut split, merge, request);
                         self.request_ctx

@@ -15,11 +15,10 @@ use cashew_protocol::redis::{self, Access, Command, Fan, Lookup, Rule, Wait};
 use cashew_protocol::resp::{self, Parsed, Reply, RequestParser, encode};
 
 use crate::base::failure::Failure;
-use crate::base::id::{ClientId, LaneId, PoolId, RequestId};
+use crate::base::id::{BackendId, ClientId, LaneId, RequestId};
 use crate::base::time::Time;
 use crate::downstream::client::{Handoff, State};
 use crate::downstream::receive::Plan;
-use crate::downstream::session_params::WireProtocol;
 use crate::engine::{Closed, Engine};
 use crate::exchange::dispatch::Payload;
 use crate::exchange::flow::{Flow, FlowContext, Step};
@@ -28,6 +27,7 @@ use crate::request::replay::Replay;
 use crate::request::{Due, Own};
 use crate::upstream::exclusive::{Lease, Turn};
 use crate::upstream::lane::Link;
+use crate::upstream::session_params::WireProtocol;
 
 /// So much may come of a client while it is blocked before it is not read any more. It is read at
 /// all so that its end is noticed.
@@ -80,7 +80,7 @@ impl Engine {
             return self.reply_ended(client, command, ending);
         }
         self.with_keys(client, command, bytes, args, |engine, keys, split| {
-            let pool = engine.clients[client].pool;
+            let pool = engine.backend_of(client);
             let texts = keys.iter().map(|key| key.of(bytes));
             let server = match keys {
                 [] => match engine.any_server(client, Access::Write) {
@@ -144,7 +144,7 @@ impl Engine {
         if self.lane(lane).peer_id == 0 {
             self.ask(lane, Own::PeerId { lane }, Due::Integer, &["CLIENT", "ID"]);
         }
-        let pool = &self.pools[self.clients[client].pool];
+        let pool = &self.backends[self.backend_of(client)];
         let (until, ends) = match wait {
             Wait::AtMost { millis } => {
                 let ends = self.now.plus_millis(millis);
@@ -300,10 +300,10 @@ impl Engine {
     fn tell_to_end(&mut self, client: ClientId, ending: Ending) -> bool {
         let Some(blocking) = &self.clients[client].modes.blocking else { return false };
         let (lane, is_told) = (self.lane(blocking.lane), blocking.is_marked);
-        let (peer, pool, server) = (lane.peer_id, lane.pool, lane.server);
+        let (peer, pool, server) = (lane.peer_id, lane.backend, lane.server);
         let is_sent = lane.in_flight > 0 && matches!(lane.link, Link::Ready { .. });
-        let messenger = self.pools[pool].servers[server].lane(0, 0);
-        let is_silent = self.pools[pool].servers[server].is_silent();
+        let messenger = self.backends[pool].servers[server].lane(0, 0);
+        let is_silent = self.backends[pool].servers[server].is_silent();
         let can_tell = !is_silent && !matches!(self.lane(messenger).link, Link::Backoff { .. });
         if peer == 0 || !is_sent || !can_tell {
             return false;
@@ -343,10 +343,10 @@ impl Engine {
     }
 
     /// Withdraws what clients of these pools wait for.
-    pub(crate) fn withdraw_all(&mut self, pools: impl Fn(PoolId) -> bool) {
+    pub(crate) fn withdraw_all(&mut self, pools: impl Fn(BackendId) -> bool) {
         for client in self.clients.indices().collect::<Vec<ClientId>>() {
             let state = &self.clients[client];
-            if state.modes.blocking.is_some() && pools(state.pool) {
+            if state.modes.blocking.is_some() && pools(self.backend_of(client)) {
                 self.withdraw(client);
             }
         }
@@ -398,7 +398,7 @@ impl Engine {
     /// What the client has asked, which is asked anew, or answered here if it has come to its end.
     fn asked_anew(&mut self, client: ClientId, blocking: Blocking) -> Replay {
         let state = &mut self.clients[client];
-        if self.pools[state.pool].is_monitored {
+        if self.listeners[state.listener].is_monitored {
             state.modes.enter().is_observed = true;
         }
         if blocking.ending.is_some() {
@@ -433,7 +433,7 @@ impl Flow for Waiting {
 
     fn on_failure(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, why: Failure) -> Step {
         let FlowContext { engine, request, .. } = cx;
-        let (client, pool) = (engine.requests[*request].client, engine.requests[*request].pool);
+        let (client, pool) = (engine.requests[*request].client, engine.requests[*request].backend);
         if why == Failure::Removed {
             // The server did not get to answer it.
             let Some(blocking) = engine.clients[client].modes.end_blocking() else {
@@ -443,7 +443,7 @@ impl Flow for Waiting {
             return Step::TakeBack(engine.asked_anew(client, *blocking));
         }
         let mut error = Vec::new();
-        why.write_reply(engine.pools[pool].protocol, &mut error);
+        why.write_reply(engine.backends[pool].protocol, &mut error);
         engine.wait_over(*request, &error).map_or(Step::Fail(why), Step::TakeBack)
     }
 }

@@ -2,11 +2,12 @@
 
 use std::fmt::Write;
 
+use cashew_config::snapshot::{self, PolicyBase};
 use cashew_protocol::Span;
 use cashew_protocol::redis::Command;
 use cashew_protocol::resp::{self, encode};
 
-use crate::base::id::{ClientId, ConnId, PoolId, RequestId};
+use crate::base::id::{ClientId, ConnId, ListenerId, RequestId};
 use crate::downstream::client::{Client, Profile, State};
 use crate::engine::{Closed, Engine};
 use crate::redis::blocking::Ending;
@@ -29,6 +30,18 @@ pub(crate) struct Reach {
     pub(crate) kill: bool,
     /// Wherever those come from; else those of the same host.
     pub(crate) unblock: bool,
+}
+
+impl Reach {
+    pub(crate) fn of(config: &snapshot::Pool) -> Self {
+        let policy = config.policy();
+        // Who is let call such a command by its name is let call all of it.
+        let reaches = |command: &str| {
+            let is_named = |entry: &String| entry == "client" || entry == command;
+            policy.base == PolicyBase::Admin || policy.allow.iter().any(is_named)
+        };
+        Self { kill: reaches("client|kill"), unblock: reaches("client|unblock") }
+    }
 }
 
 /// CLIENT UNBLOCK id reason.
@@ -294,7 +307,7 @@ impl Engine {
     /// Answers for the clients that are here.
     pub(crate) fn census(
         &mut self,
-        pool: PoolId,
+        pool: ListenerId,
         by: u64,
         question: &Question<'_>,
         place: &dyn Fn(ConnId) -> Place,
@@ -302,7 +315,7 @@ impl Engine {
         match question {
             Question::List(selection) => {
                 let mut lines = Vec::new();
-                let limit = self.pools[pool].limits.client_output_max;
+                let limit = self.listeners[pool].limits.client_output_max;
                 for client in self.selected(pool, by, selection, place) {
                     if lines.len() as u64 > limit {
                         // Whoever asks is closed for it.
@@ -323,7 +336,7 @@ impl Engine {
             }
             Question::Kill(kill) => {
                 let mut killed = self.selected(pool, by, &kill.selection, place);
-                if !self.pools[pool].reach.kill {
+                if !self.redis_listeners[pool].reach.kill {
                     killed.retain(|&client| self.clients[client].session.id == by);
                 }
                 for &client in &killed {
@@ -346,7 +359,7 @@ impl Engine {
                     Some(asker) => place(self.client_conn(asker)).host().to_owned(),
                     None => String::from_utf8_lossy(from.unwrap_or_default()).into_owned(),
                 };
-                let reaches_all = self.pools[pool].reach.unblock;
+                let reaches_all = self.redis_listeners[pool].reach.unblock;
                 // Who is not to be touched is as good as not there.
                 let is_in_reach = |&client: &ClientId| {
                     reaches_all
@@ -361,14 +374,14 @@ impl Engine {
         }
     }
 
-    pub(crate) fn client_called(&self, pool: PoolId, id: u64) -> Option<ClientId> {
-        let is_it = |client: &Client| client.pool == pool && client.session.id == id;
+    pub(crate) fn client_called(&self, pool: ListenerId, id: u64) -> Option<ClientId> {
+        let is_it = |client: &Client| client.listener == pool && client.session.id == id;
         self.clients.indices().find(|&client| is_it(&self.clients[client]))
     }
 
     fn selected(
         &self,
-        pool: PoolId,
+        pool: ListenerId,
         by: u64,
         selection: &Selection<'_>,
         place: &dyn Fn(ConnId) -> Place,
@@ -376,7 +389,7 @@ impl Engine {
         let is_selected = |&index: &ClientId| {
             let client = &self.clients[index];
             let id = client.session.id;
-            if client.pool != pool
+            if client.listener != pool
                 || (selection.skips_asker && id == by)
                 || selection.ids.as_ref().is_some_and(|ids| ids.binary_search(&id).is_err())
                 || selection.kind.is_some_and(|kind| kind != self.kind_of(client))
@@ -436,7 +449,7 @@ impl Engine {
         let waits = output.len();
         let obl = waits.min(REPLY_BUFFER_SIZE);
         let oll = (waits - obl).div_ceil(REPLY_BUFFER_SIZE);
-        let pool = &self.pools[client.pool];
+        let pool = &self.backends[self.listeners[client.listener].backend];
         let profile = session.profile.as_deref();
         let said = |of: fn(&Profile) -> &[u8]| String::from_utf8_lossy(profile.map_or(b"", of));
         let [channels, patterns, shards] = [Kind::Channel, Kind::Pattern, Kind::Shard]

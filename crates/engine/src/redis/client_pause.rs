@@ -7,14 +7,14 @@
 use cashew_protocol::redis::{self, Access, Command, Local, Lookup, Rule, SessionRule};
 use cashew_protocol::resp::{Parsed, RequestParser};
 
-use crate::base::id::{ClientId, PoolId};
+use crate::base::id::{ClientId, ListenerId};
 use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::downstream::client::State;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
+use crate::redis::state::ListenerState;
 use crate::upstream::exclusive::Turn;
-use crate::upstream::pool::Pool;
 
 /// Longest request that may pass a pause of everything.
 const PASSING_SIZE_MAX: usize = 64 * 1024;
@@ -37,7 +37,7 @@ impl ClientPause {
     }
 }
 
-impl Pool {
+impl ListenerState {
     pub(crate) fn holds_all_back(&self) -> bool {
         self.client_pause.is_some_and(|pause| !pause.writes_only)
     }
@@ -50,22 +50,21 @@ impl Pool {
 
 impl Engine {
     /// How the clients of a pool are held back, if they are.
-    pub fn client_pause(&self, pool: PoolId) -> Option<ClientPause> {
-        self.pools[pool].client_pause
+    pub fn client_pause(&self, pool: ListenerId) -> Option<ClientPause> {
+        self.redis_listeners[pool].client_pause
     }
 
-    pub(crate) fn prolong_client_pause(&mut self, pool: PoolId, pause: ClientPause) {
+    pub(crate) fn prolong_client_pause(&mut self, pool: ListenerId, pause: ClientPause) {
         let before = self.client_pause(pool);
         self.set_client_pause(pool, Some(before.map_or(pause, |it| it.and(pause))), self.now);
     }
 
     /// From now on the clients of the pool are held back like this, or not any more.
-    pub fn set_client_pause(&mut self, pool: PoolId, pause: Option<ClientPause>, now: Time) {
+    pub fn set_client_pause(&mut self, pool: ListenerId, pause: Option<ClientPause>, now: Time) {
         self.now = now;
         let pause = pause.filter(|pause| pause.until > now);
-        let state = &mut self.pools[pool];
-        let before = std::mem::replace(&mut state.client_pause, pause);
-        state.update_held();
+        let before = std::mem::replace(&mut self.redis_listeners[pool].client_pause, pause);
+        self.update_held(pool);
         if let Some(pause) = pause {
             self.timers.arm(pause.until, Timer::ClientPause);
         }
@@ -73,7 +72,7 @@ impl Engine {
             return;
         }
         for client in self.clients.indices().collect::<Vec<ClientId>>() {
-            if self.clients[client].pool == pool {
+            if self.clients[client].listener == pool {
                 self.look_again(client);
             }
         }
@@ -90,7 +89,7 @@ impl Engine {
 
     /// Ends the pauses that have lasted long enough.
     pub(crate) fn end_client_pauses(&mut self) {
-        for pool in self.pools.ids() {
+        for pool in self.listeners.ids() {
             if self.client_pause(pool).is_some_and(|pause| pause.until <= self.now) {
                 self.set_client_pause(pool, None, self.now);
             }
@@ -100,22 +99,24 @@ impl Engine {
     /// Whether its requests may take the express way has perhaps changed.
     pub(crate) fn update_off_fast_path(&mut self, client: ClientId) {
         let state = &mut self.clients[client];
-        state.off_fast_path = state.is_odd() || self.pools[state.pool].holds_writes_back();
+        state.off_fast_path =
+            state.is_odd() || self.redis_listeners[state.listener].holds_writes_back();
     }
 
     /// Whether all that holds the client back is CLIENT PAUSE, and what it asks next goes on all the
     /// same: who may end the pause, and what it has to say before it can.
     #[inline]
     pub(crate) fn passes_pause(&self, client: ClientId, bytes: &[u8]) -> bool {
-        let pool = &self.pools[self.clients[client].pool];
-        pool.held && pool.holds_all_back() && self.is_about_pause(client, bytes)
+        let listener = self.clients[client].listener;
+        self.listeners[listener].held
+            && self.redis_listeners[listener].holds_all_back()
+            && self.is_about_pause(client, bytes)
     }
 
     #[cold]
     fn is_about_pause(&self, client: ClientId, bytes: &[u8]) -> bool {
-        let pool = &self.pools[self.clients[client].pool];
         let state = &self.clients[client];
-        let is_held_otherwise = pool.hold.is_some() || pool.paused;
+        let is_held_otherwise = self.backends[self.backend_of(client)].is_held();
         if is_held_otherwise || state.state == State::Closing || self.is_blocked_itself(client) {
             return false;
         }
@@ -134,7 +135,8 @@ impl Engine {
     /// Whether a command of a special client is to wait for the end of a pause.
     pub(crate) fn is_postponed(&self, client: ClientId, command: &Command) -> bool {
         let state = &self.clients[client];
-        if !self.pools[state.pool].holds_writes_back() || !state.session.authenticated {
+        if !self.redis_listeners[state.listener].holds_writes_back() || !state.session.authenticated
+        {
             return false;
         }
         match command.rule {
@@ -158,7 +160,8 @@ impl Engine {
         let state = &self.clients[client];
         state.paused
             && !state.throttled
-            && (state.modes.turn == Turn::HeldBack || self.pools[state.pool].holds_all_back())
+            && (state.modes.turn == Turn::HeldBack
+                || self.redis_listeners[state.listener].holds_all_back())
     }
 }
 

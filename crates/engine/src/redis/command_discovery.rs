@@ -7,13 +7,13 @@ use cashew_protocol::resp::encode;
 use cashew_protocol::{Span, redis};
 
 use crate::base::failure::Failure;
-use crate::base::id::{ClientId, RequestId};
+use crate::base::id::{ClientId, ListenerId, RequestId};
+use crate::downstream::listener::Listener;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
 use crate::exchange::flow::{Flow, FlowContext, Step};
 use crate::request::{Due, Role};
-use crate::upstream::pool::Pool;
 
 /// What a server is asked about the command of this name.
 #[derive(Debug)]
@@ -21,8 +21,9 @@ struct Discovery(Box<str>);
 
 impl Flow for Discovery {
     fn on_reply(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, reply: &[u8]) -> Step {
-        let pool = cx.pool();
-        cx.engine.pools[pool].learn(&self.0, reply);
+        for listener in cx.engine.listeners_before(cx.backend()).collect::<Vec<ListenerId>>() {
+            cx.engine.listeners[listener].learn(&self.0, reply);
+        }
         // Nothing for the client, which has not asked for it.
         Step::Reply(Vec::new())
     }
@@ -42,7 +43,7 @@ impl Engine {
         args: &[Span],
     ) -> Result<Lookup, Plan> {
         let owner = &mut self.clients[client];
-        let pool = &self.pools[owner.pool];
+        let pool = &self.listeners[owner.listener];
         let asked = std::mem::take(&mut owner.looked_up);
         let lookup = pool.commands.find(bytes, args);
         let Ok(name) = std::str::from_utf8(args[0].of(bytes)) else { return Ok(lookup) };
@@ -64,7 +65,7 @@ impl Engine {
     fn ask_about(&mut self, client: ClientId, name: &str) -> Plan {
         let mut question = Vec::new();
         encode::write_command(&mut question, &[b"COMMAND", b"INFO", name.as_bytes()]);
-        let pool = self.clients[client].pool;
+        let pool = self.backend_of(client);
         let lane = match self.any_server(client, Access::None) {
             Some(server) => self.lane_for(client, server, question.len()),
             None => Err(Failure::NoServer),
@@ -84,7 +85,7 @@ impl Engine {
     }
 }
 
-impl Pool {
+impl Listener {
     /// Takes in what a server told.
     pub(crate) fn learn(&mut self, name: &str, reply: &[u8]) {
         for definition in definitions(name, reply) {

@@ -11,7 +11,7 @@ use cashew_protocol::redis::Command;
 use cashew_protocol::resp::{self, encode};
 
 use crate::base::failure::Failure;
-use crate::base::id::{ClientId, PoolId, RequestId, ServerId};
+use crate::base::id::{BackendId, ClientId, RequestId, ServerId};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::exchange::dispatch::Split;
@@ -67,12 +67,12 @@ impl CrossShardCopy {
         first: Vec<u8>,
         second: Option<Vec<u8>>,
     ) -> Step {
-        let pool = engine.requests[request].pool;
+        let pool = engine.requests[request].backend;
         let size = first.len() + second.as_ref().map_or(0, Vec::len);
         let mut error = Vec::new();
         let lane = if self.is_still_meant(engine, pool) {
             let lane = engine.lane_of((pool, server), self.variant, self.lane_choice, size);
-            let protocol = engine.pools[pool].protocol;
+            let protocol = engine.backends[pool].protocol;
             lane.map_err(|failure| failure.write_reply(protocol, &mut error)).ok()
         } else {
             error.extend_from_slice(SERVERS_CHANGED);
@@ -91,9 +91,9 @@ impl CrossShardCopy {
     }
 
     /// Whether the numbers of servers still mean the same, and the keys still belong to them.
-    fn is_still_meant(&self, engine: &Engine, pool: PoolId) -> bool {
-        let pool = &engine.pools[pool];
-        pool.walk == self.walk && pool.ring_version == self.ring_version
+    fn is_still_meant(&self, engine: &Engine, pool: BackendId) -> bool {
+        engine.redis_backends[pool].walk == self.walk
+            && engine.backends[pool].ring_version == self.ring_version
     }
 
     /// Gives the value to the other server.
@@ -227,7 +227,7 @@ impl Engine {
         keys: &[Span],
         split: &Split,
     ) -> Plan {
-        let config = &self.pools[self.clients[client].pool].config;
+        let config = &self.listener_of(client).config;
         let task = Task::of(command, bytes, args).filter(|_| config.cross_server_copy);
         if let (Some(task), [source, target]) = (task, keys) {
             let keys = [source.of(bytes), target.of(bytes)];
@@ -251,7 +251,7 @@ impl Engine {
         keys: &[Span],
         split: &Split,
     ) -> String {
-        let config = &self.pools[self.clients[client].pool].config;
+        let config = &self.backends[self.backend_of(client)].config;
         // The first key of the second part is the first one that is somewhere else.
         let other = split.owners.iter().position(|&owner| owner != 0).unwrap_or(0);
         let (one, other) = (keys[0].of(bytes), keys[other].of(bytes));
@@ -271,7 +271,7 @@ impl Engine {
         }
         state.fenced = true;
         let (variant, lane_choice) = (state.variant, state.lane_choice);
-        let pool = &self.pools[state.pool];
+        let backend = self.backend_of(client);
         let cross_shard_copy = CrossShardCopy {
             task,
             stage: Stage::Fetch,
@@ -279,8 +279,8 @@ impl Engine {
             target: self.bufs.copy_of(keys[1]),
             from: servers[0],
             to: servers[1],
-            walk: pool.walk,
-            ring_version: pool.ring_version,
+            walk: self.redis_backends[backend].walk,
+            ring_version: self.backends[backend].ring_version,
             variant,
             lane_choice,
         };

@@ -161,9 +161,9 @@ impl Flow for ExecEffects {
 impl Engine {
     /// SELECT in MULTI.
     pub(crate) fn queue_select(&mut self, client: ClientId, index: &[u8], bytes: &[u8]) -> Plan {
-        let pool = self.clients[client].pool;
-        let state = &self.pools[pool];
-        let named = state.database_named(index).ok().map(Selected::from);
+        let pool = self.backend_of(client);
+        let state = &self.backends[pool];
+        let named = self.listener_of(client).database_named(index).ok().map(Selected::from);
         let mut variant = state.variant_of(&self.clients[client].session);
         if let Some(database) = named {
             variant.database = state.database_of(database);
@@ -269,7 +269,8 @@ impl Engine {
         self.send(lane, request, Payload::Bytes(exec));
         if selects {
             let state = &self.lanes[lane];
-            let variant = self.pools[state.pool].params_set[usize::from(state.variant)];
+            let variant =
+                self.backends[self.backend_of(client)].params_set[usize::from(state.variant)];
             let mut text = Vec::new();
             write_select(variant.database.into(), &mut text);
             self.ask_with(lane, Own::Demand { lane }, Due::OK, &text);

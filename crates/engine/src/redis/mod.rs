@@ -13,6 +13,7 @@ pub(crate) mod pubsub;
 pub(crate) mod script_replay;
 pub(crate) mod scripts;
 pub(crate) mod sort_patterns;
+pub(crate) mod state;
 pub(crate) mod transaction;
 pub(crate) mod wait_all;
 pub(crate) mod worker_query;
@@ -26,9 +27,9 @@ use cashew_protocol::redis::{
 use cashew_protocol::resp::{RequestParser, encode};
 use cashew_protocol::{Span, redis as table};
 
+use crate::base::action::Notice;
 use crate::base::id::ClientId;
 use crate::downstream::client::State;
-use crate::downstream::notice::Notice;
 use crate::downstream::receive::Plan;
 use crate::downstream::session::NO_DATABASE;
 use crate::engine::Engine;
@@ -74,7 +75,7 @@ impl Engine {
         {
             return self.refuse_command(client, command);
         }
-        let plan = match self.pools[self.clients[client].pool].is_monitored {
+        let plan = match self.listener_of(client).is_monitored {
             true => self.plan_observed(client, lookup, bytes, args),
             false => self.plan_redis(client, lookup, bytes, args),
         };
@@ -223,7 +224,7 @@ impl Engine {
             if keys.is_empty() {
                 return engine.forward_anywhere(client, access, bytes.len());
             }
-            let pool = engine.clients[client].pool;
+            let pool = engine.backend_of(client);
             let texts = keys.iter().map(|key| key.of(bytes));
             match engine.place_keys(pool, texts, access, split) {
                 Ok(Some(server)) => {
@@ -273,7 +274,7 @@ impl Engine {
         args: &[Span],
     ) -> Plan {
         self.with_keys(client, command, bytes, args, |engine, keys, split| {
-            let pool = engine.clients[client].pool;
+            let pool = engine.backend_of(client);
             let texts = keys.iter().map(|key| key.of(bytes));
             let access = engine.access_of(client, command.access);
             match engine.place_keys(pool, texts, access, split) {
@@ -353,12 +354,12 @@ impl Engine {
             Local::Select => self.select(client, arg(1).unwrap_or_default()),
             Local::Command => {
                 let version = self.resp_of(client);
-                let pool = self.clients[client].pool;
-                let custom = std::mem::take(&mut self.pools[pool].commands);
+                let pool = self.clients[client].listener;
+                let custom = std::mem::take(&mut self.listeners[pool].commands);
                 let plan = self.reply_with(client, |out| {
                     table::command_reply(bytes, args, &custom, version, out)
                 });
-                self.pools[pool].commands = custom;
+                self.listeners[pool].commands = custom;
                 plan
             }
             Local::Client => self.client_command(client, command, bytes, args),

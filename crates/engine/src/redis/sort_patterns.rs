@@ -24,8 +24,8 @@ impl Engine {
         if self.is_single(client) {
             return None;
         }
-        let pool = self.clients[client].pool;
-        let tag = self.pools[pool].config.hash_tag;
+        let pool = self.backend_of(client);
+        let tag = self.backends[pool].config.hash_tag;
         let stays = |engine: &mut Self, pattern: &[u8]| {
             // Only what stands before the asterisk is the same in every key: what takes its place may
             // have a tag itself.

@@ -13,7 +13,7 @@ use cashew_protocol::redis::{Access, Command, Fan, Local, Lookup, Rule, SessionR
 use cashew_protocol::resp::encode;
 use cashew_protocol::{Span, redis as table};
 
-use crate::base::id::{ClientId, LaneId, PoolId, ServerId};
+use crate::base::id::{BackendId, ClientId, LaneId, ServerId};
 use crate::redis::cross_shard_copy::{remedy, shown};
 use crate::redis::script_replay::What;
 use crate::redis::script_replay::queued::called_by;
@@ -27,6 +27,7 @@ use crate::redis::client_pause::may_write;
 use crate::redis::exec_effects::ExecEffects;
 use crate::request::{Due, Own};
 use crate::upstream::exclusive::{Lease, UNSENT_MAX};
+use crate::upstream::lane::Lane;
 
 /// Commands without keys that are kept until a key tells the server: bytes of all of them.
 pub(crate) const EARLY_SIZE_MAX: usize = 64 * 1024;
@@ -158,7 +159,11 @@ impl Engine {
     /// The client's lease, if it has one of this server.
     pub(crate) fn leased(&self, client: ClientId, server: ServerId) -> Option<LaneId> {
         let lane = self.clients[client].modes.transaction.as_ref()?.lane;
-        (lane != LaneId::NONE && self.lane(lane).server == server).then_some(lane)
+        if lane == LaneId::NONE {
+            return None;
+        }
+        let Lane { server: of, backend, .. } = self.lanes[lane];
+        (of == server && backend == self.backend_of(client)).then_some(lane)
     }
 
     /// What the client may touch where it would only read: while it has a transaction it asks the
@@ -228,7 +233,7 @@ impl Engine {
             return self.say(client, OK);
         }
         self.with_keys(client, command, bytes, args, |engine, keys, split| {
-            let pool = engine.clients[client].pool;
+            let pool = engine.backend_of(client);
             let texts = keys.iter().map(|key| key.of(bytes));
             let server = match engine.place_keys(pool, texts, Access::Write, split) {
                 Ok(Some(server)) => server,
@@ -396,7 +401,7 @@ impl Engine {
             }
             Rule::Publish => {
                 let channel = args[1].of(bytes);
-                let pool = self.clients[client].pool;
+                let pool = self.backend_of(client);
                 match self.channel_server(pool, channel) {
                     Some(server) => self.queue_at(client, command, server, channel, bytes, None),
                     None => self.refuse_for(client, Failure::NoServer),
@@ -446,7 +451,7 @@ impl Engine {
         let are_found = command.keys(bytes, args, &mut keys).is_ok() && !keys.is_empty();
         let call = called_by(command, bytes, args);
         let plan = if are_found {
-            let pool = self.clients[client].pool;
+            let pool = self.backend_of(client);
             let texts = keys.iter().map(|key| key.of(bytes));
             match self.place_keys(pool, texts, Access::Write, &mut split) {
                 Ok(Some(server)) => {
@@ -735,9 +740,9 @@ impl Engine {
 
     /// Keys of these pools may live on other servers from now on: what was queued or watched where
     /// they lived is worth nothing, and who waits does so elsewhere.
-    pub(crate) fn invalidate_leases(&mut self, pools: impl Fn(PoolId) -> bool) {
-        for pool in self.pools.ids().filter(|&pool| pools(pool)) {
-            for server in self.pools[pool].servers.ids() {
+    pub(crate) fn invalidate_leases(&mut self, pools: impl Fn(BackendId) -> bool) {
+        for pool in self.backends.ids().filter(|&pool| pools(pool)) {
+            for server in self.backends[pool].servers.ids() {
                 self.dissolve_line(pool, server);
             }
         }
@@ -745,7 +750,7 @@ impl Engine {
             let conn = self.client_conn(client);
             let state = &self.clients[client];
             if let Some(blocking) = &state.modes.blocking
-                && pools(state.pool)
+                && pools(self.backend_of(client))
                 && !blocking.is_withdrawn
                 && !self.requests[blocking.request].has_begun()
             {
@@ -755,9 +760,10 @@ impl Engine {
                     continue;
                 }
             }
+            let is_concerned = pools(self.backend_of(client));
             let state = &mut self.clients[client];
             let Some(transaction) = state.modes.transaction() else { continue };
-            if !pools(state.pool) || (transaction.lane == LaneId::NONE && !transaction.is_begun) {
+            if !is_concerned || (transaction.lane == LaneId::NONE && !transaction.is_begun) {
                 continue;
             }
             let lane = std::mem::replace(&mut transaction.lane, LaneId::NONE);
@@ -803,7 +809,7 @@ impl Engine {
         server: ServerId,
         lane: LaneId,
     ) -> String {
-        let config = &self.pools[self.clients[client].pool].config;
+        let config = &self.backends[self.backend_of(client)].config;
         let servers = &config.servers;
         let (its, first) = (&servers[server.index()], &servers[self.lane(lane).server.index()]);
         let (name, key, remedy) = (name_of(command), shown(key), remedy(config.hash_tag));

@@ -97,13 +97,14 @@ impl Engine {
     }
 
     fn is_tour_valid(&self, client: ClientId, wait_all: &WaitAll) -> bool {
-        let pool = &self.pools[self.clients[client].pool];
-        pool.walk == wait_all.walk && pool.ring_version == wait_all.ring_version
+        let backend = self.backend_of(client);
+        self.redis_backends[backend].walk == wait_all.walk
+            && self.backends[backend].ring_version == wait_all.ring_version
     }
 
     fn new_wait_all(&self, client: ClientId, wait: Wait) -> WaitAll {
-        let pool_index = self.clients[client].pool;
-        let pool = &self.pools[pool_index];
+        let pool_index = self.backend_of(client);
+        let pool = &self.backends[pool_index];
         let until = match wait {
             Wait::AtMost { millis } => self.now.plus_millis(millis),
             Wait::ForEver | Wait::No => Time::NEVER,
@@ -115,7 +116,7 @@ impl Engine {
             least: Vec::new(),
             is_array: false,
             until,
-            walk: pool.walk,
+            walk: self.redis_backends[pool_index].walk,
             ring_version: pool.ring_version,
         }
     }

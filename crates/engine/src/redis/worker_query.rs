@@ -10,7 +10,7 @@ use cashew_protocol::redis::{self as table, Command, Lookup};
 use cashew_protocol::resp::{Parsed, RequestParser, Version, encode};
 
 use crate::base::action::{Action, Scope};
-use crate::base::id::{ClientId, ConnId, PoolId, RequestId};
+use crate::base::id::{ClientId, ConnId, ListenerId, RequestId};
 use crate::base::time::Time;
 use crate::downstream::client::{Client, State};
 use crate::downstream::receive::Plan;
@@ -175,7 +175,7 @@ impl Engine {
         if let Some(text) = self.refusal_of_question(client, &question) {
             return self.reply_error(client, &text);
         }
-        let reach = self.pools[self.clients[client].pool].reach;
+        let reach = self.redis_listeners[self.clients[client].listener].reach;
         if self.clients[client].requests > 0 {
             return Plan::Wait;
         }
@@ -200,9 +200,10 @@ impl Engine {
         client: ClientId,
         question: &Question<'_>,
     ) -> Option<String> {
-        let Client { pool, session, .. } = &self.clients[client];
-        let pool = &self.pools[*pool];
-        question.refusal(session.id, pool.reach, pool.config.client_pause_max_ms)
+        let Client { listener, session, .. } = &self.clients[client];
+        let reach = self.redis_listeners[*listener].reach;
+        let pool = &self.listeners[*listener];
+        question.refusal(session.id, reach, pool.config.client_pause_max_ms)
     }
 
     /// Has all workers do what a client wants of them. Nobody waits for their answers.
@@ -231,8 +232,8 @@ impl Engine {
     fn ask_workers(&mut self, client: ClientId, scope: Scope, request: Vec<u8>) -> u64 {
         self.inquiries.last_ticket += 1;
         let ticket = self.inquiries.last_ticket;
-        let (pool, by) = (self.clients[client].pool, self.clients[client].session.id);
-        self.actions.push_back(Action::Ask { ticket, scope, pool, by, request });
+        let (pool, by) = (self.clients[client].listener, self.clients[client].session.id);
+        self.actions.push_back(Action::Ask { ticket, scope, listener: pool, by, request });
         ticket
     }
 
@@ -246,7 +247,7 @@ impl Engine {
     /// the request of its client `by`. `place` is asked only about those that are told of.
     pub fn handle_question(
         &mut self,
-        pool: PoolId,
+        pool: ListenerId,
         by: u64,
         request: &[u8],
         place: &dyn Fn(ConnId) -> Place,
@@ -269,7 +270,7 @@ impl Engine {
     /// The request of [`Action::Ask`] as other workers are to be asked it.
     pub fn question_for_others(
         &self,
-        pool: PoolId,
+        pool: ListenerId,
         by: u64,
         request: Vec<u8>,
         place: &dyn Fn(ConnId) -> Place,
@@ -289,7 +290,7 @@ impl Engine {
     }
 
     /// The connection of the pool's client of this id, if it is here.
-    pub fn client_of(&self, pool: PoolId, id: u64) -> Option<ConnId> {
+    pub fn client_of(&self, pool: ListenerId, id: u64) -> Option<ConnId> {
         self.client_called(pool, id).map(|client| self.client_conn(client))
     }
 
@@ -313,7 +314,7 @@ impl Engine {
         let WorkerQuery { client, answer, .. } = &self.inquiries.open[at];
         let client = self.clients.get(client.client(), client.generation());
         client.is_some_and(|client| {
-            let limit = self.pools[client.pool].limits.client_output_max;
+            let limit = self.listeners[client.listener].limits.client_output_max;
             matches!(answer, Answer::Lines(lines) if lines.len() as u64 > limit)
         })
     }

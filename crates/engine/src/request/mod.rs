@@ -7,7 +7,7 @@ use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
 
 use crate::base::buffer::BufPool;
-use crate::base::id::{ClientId, FlowId, LaneId, PoolId, RequestId, ServerId};
+use crate::base::id::{BackendId, ClientId, FlowId, LaneId, RequestId, ServerId};
 use crate::base::time::Time;
 use crate::exchange::seal::Seal;
 use crate::memcached::{Aggregate, Asked};
@@ -19,7 +19,7 @@ use crate::upstream::bulk::Mark;
 /// the order of arrival, and that of a lane, in the order of sending. Its slot is free again when
 /// it stands in neither.
 pub(crate) struct Request {
-    pub(crate) pool: PoolId,
+    pub(crate) backend: BackendId,
     /// The client that waits for the reply, or [`ClientId::NONE`]: it has gone, or there never was one.
     pub(crate) client: ClientId,
     pub(crate) next_in_client: RequestId,
@@ -313,7 +313,7 @@ impl Request {
     /// A free slot.
     pub(crate) fn free() -> Self {
         Self {
-            pool: PoolId::new(0),
+            backend: BackendId::new(0),
             client: ClientId::NONE,
             next_in_client: RequestId::NONE,
             next_in_lane: RequestId::NONE,
@@ -351,8 +351,8 @@ impl Request {
 
     /// Makes a request of a free slot, where the reply is empty and the role single.
     #[inline]
-    pub(crate) fn begin(&mut self, pool: PoolId, client: ClientId, started: Time) {
-        self.pool = pool;
+    pub(crate) fn begin(&mut self, backend: BackendId, client: ClientId, started: Time) {
+        self.backend = backend;
         self.client = client;
         self.next_in_client = RequestId::NONE;
         self.next_in_lane = RequestId::NONE;

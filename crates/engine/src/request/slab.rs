@@ -3,7 +3,7 @@
 use std::ops::{Index, IndexMut};
 
 use crate::base::buffer::BufPool;
-use crate::base::id::{ClientId, PoolId, RequestId};
+use crate::base::id::{BackendId, ClientId, RequestId};
 use crate::base::time::Time;
 use crate::request::{Request, Role};
 
@@ -45,7 +45,7 @@ impl Requests {
     #[inline(always)]
     pub(crate) fn add(
         &mut self,
-        pool: PoolId,
+        backend: BackendId,
         client: ClientId,
         started: Time,
     ) -> (RequestId, &mut Request) {
@@ -57,7 +57,7 @@ impl Requests {
         let slot = &mut self.slots[index.index()];
         self.free = slot.next_in_client;
         self.kept -= slot.reply.capacity();
-        slot.begin(pool, client, started);
+        slot.begin(backend, client, started);
         (index, slot)
     }
 
@@ -166,7 +166,7 @@ mod tests {
         let (mut requests, mut bufs) = (Requests::new(), BufPool::default());
         let count = 2 * KEPT_SIZE_MAX / REPLY_KEPT_MAX;
         let all: Vec<RequestId> = (0..count)
-            .map(|_| requests.add(PoolId::new(0), ClientId::NONE, Time::ZERO).0)
+            .map(|_| requests.add(BackendId::new(0), ClientId::NONE, Time::ZERO).0)
             .collect();
         for index in all {
             requests[index].hold(b"+OK\r\n", &mut bufs);
@@ -183,7 +183,7 @@ mod tests {
     fn a_peak_is_forgotten_and_slots_in_use_stay() {
         let mut requests = Requests::new();
         let all: Vec<RequestId> = (0..10_000)
-            .map(|_| requests.add(PoolId::new(0), ClientId::NONE, Time::ZERO).0)
+            .map(|_| requests.add(BackendId::new(0), ClientId::NONE, Time::ZERO).0)
             .collect();
         let (kept, gone) = all.split_at(10);
         gone.iter().for_each(|&index| requests.remove(index, &mut BufPool::default()));
@@ -191,8 +191,9 @@ mod tests {
             requests.shrink(&mut BufPool::default());
         }
         assert!(requests.slots.capacity() <= 1024, "{}", requests.slots.capacity());
-        let fresh: Vec<RequestId> =
-            (0..1000).map(|_| requests.add(PoolId::new(0), ClientId::NONE, Time::ZERO).0).collect();
+        let fresh: Vec<RequestId> = (0..1000)
+            .map(|_| requests.add(BackendId::new(0), ClientId::NONE, Time::ZERO).0)
+            .collect();
         assert!(fresh.iter().all(|index| !kept.contains(index)));
         assert_eq!(requests.len(), 1010);
     }

@@ -10,7 +10,7 @@
 //! failing server about as often as one would, and all go there when one has reached it.
 
 use crate::base::failure::Failure;
-use crate::base::id::{LaneId, PoolId, ServerId};
+use crate::base::id::{BackendId, LaneId, ServerId};
 use crate::base::time::Time;
 use crate::engine::Engine;
 use crate::upstream::lane::{Lane, Link};
@@ -68,7 +68,7 @@ impl Engine {
     pub(crate) fn may_try(&mut self, index: LaneId) -> bool {
         let now = self.now;
         let lane = &self.lanes[index];
-        let server = &mut self.pools[lane.pool].servers[lane.server];
+        let server = &mut self.backends[lane.backend].servers[lane.server];
         let is_silent = server.is_silent();
         let is_soon = now < lane.tried_at.plus_millis(PACE_MS) || now < server.look_at;
         if is_soon || server.ejected || !(is_silent || lane.last_failure.may_pass_soon()) {
@@ -93,10 +93,10 @@ impl Engine {
     pub(crate) fn try_again(&mut self, index: LaneId) {
         let lane = &mut self.lanes[index];
         lane.is_early = matches!(lane.link, Link::Backoff { .. }) && self.now < lane.due_at;
-        let server = &self.pools[lane.pool].servers[lane.server];
+        let server = &self.backends[lane.backend].servers[lane.server];
         let is_trial = server.failing && !server.ejected;
         lane.asks |= is_trial && lane.is_shared();
-        let deadline = is_trial.then(|| self.pools[lane.pool].first_sign(self.now));
+        let deadline = is_trial.then(|| self.backends[lane.backend].first_sign(self.now));
         self.connect_until(index, deadline);
     }
 
@@ -115,10 +115,10 @@ impl Engine {
 
     /// A server that was failing has let itself be connected, or has answered: other workers go there,
     /// too, and so does its feed.
-    pub(crate) fn note_reached(&mut self, pool: PoolId, server: ServerId) {
-        let state = &self.pools[pool].servers[server];
+    pub(crate) fn note_reached(&mut self, backend: BackendId, server: ServerId) {
+        let state = &self.backends[backend].servers[server];
         self.metrics.set_reached(state.metrics, self.now.as_micros());
-        let Some(feed) = state.feed.as_ref().map(|feed| feed.lane) else { return };
+        let Some(feed) = state.feed_lane() else { return };
         if matches!(self.lane(feed).link, Link::Backoff { .. }) && self.is_feed_wanted(feed) {
             self.try_again(feed);
         }

@@ -32,8 +32,8 @@ impl Engine {
     #[cold]
     pub(crate) fn detach_large(&mut self, index: LaneId) -> LaneId {
         let Some(other) = self.lane_to_change_with(index) else {
-            let Lane { pool, server, .. } = self.lanes[index];
-            self.notify_want(pool, server);
+            let Lane { backend, server, .. } = self.lanes[index];
+            self.notify_want(backend, server);
             return index;
         };
         // The list of lanes that the statistics are behind of has their numbers.
@@ -56,17 +56,17 @@ impl Engine {
 
     /// A private lane that nobody has and that can take a shared one's place.
     fn lane_to_change_with(&mut self, index: LaneId) -> Option<LaneId> {
-        let Lane { pool, server, .. } = self.lanes[index];
+        let Lane { backend, server, .. } = self.lanes[index];
         let lane = self.free_lane_to_change_with(index);
-        if lane.is_none() && self.want_streaming_lane(pool, server) {
+        if lane.is_none() && self.want_streaming_lane(backend, server) {
             return self.free_lane_to_change_with(index);
         }
         lane
     }
 
     fn free_lane_to_change_with(&mut self, index: LaneId) -> Option<LaneId> {
-        let Lane { pool, server, variant, .. } = self.lanes[index];
-        let state = &self.pools[pool].servers[server];
+        let Lane { backend, server, variant, .. } = self.lanes[index];
+        let state = &self.backends[backend].servers[server];
         let is_free = |lane: &LaneId| self.lane(*lane).is_free();
         let suits = |lane: &LaneId| {
             let lane = self.lane(*lane);
@@ -79,7 +79,7 @@ impl Engine {
         let lane = match free().find(|&lane| self.lane(lane).link == Link::Idle) {
             Some(lane) => lane,
             None if state.streaming_lanes.len() < PRIVATE_LANES_MAX => {
-                self.add_private_lane(pool, server, variant)
+                self.add_private_lane(backend, server, variant)
             }
             None => free().next()?,
         };

@@ -11,7 +11,7 @@ use cashew_metrics::{PoolCounter, ServerGauge};
 
 use crate::base::action::Action;
 use crate::base::failure::Failure;
-use crate::base::id::{ClientId, ConnId, LaneId, PoolId, RequestId, ServerId};
+use crate::base::id::{BackendId, ClientId, ConnId, LaneId, RequestId, ServerId};
 use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::downstream::client::Client;
@@ -20,8 +20,9 @@ use crate::downstream::slow_clients::{TELL_US, is_due};
 use crate::engine::{Closed, Engine, lanes_here};
 use crate::exchange::dispatch::Payload;
 use crate::request::{Due, Own, Role};
+use crate::upstream::backend::Backend;
 use crate::upstream::lane::{Counted, Link};
-use crate::upstream::pool::{Pool, Queues};
+use crate::upstream::server::Queues;
 
 /// Clients that may wait for a lease of one server, in each worker.
 const LINE_MAX: usize = 4096;
@@ -66,14 +67,15 @@ impl Engine {
     }
 
     /// How many lanes for sessions this worker may have to a server of the pool.
-    pub(crate) fn session_lanes_max(&self, pool: &Pool) -> usize {
-        lanes_here(pool.config.session_connections, self.rank, self.workers) as usize
+    pub(crate) fn session_lanes_max(&self, backend: &Backend) -> usize {
+        lanes_here(backend.config.session_connections, self.rank, self.workers) as usize
     }
 
     /// Gives the client a lane to itself. It is to be called only while the client is owed nothing:
     /// what it asked by other lanes must not be overtaken.
     pub(crate) fn lease(&mut self, client: ClientId, server: ServerId) -> Lease {
-        let Client { pool, variant, ref modes, .. } = self.clients[client];
+        let backend = self.backend_of(client);
+        let Client { variant, ref modes, .. } = self.clients[client];
         match modes.turn {
             Turn::No | Turn::HeldBack => {}
             Turn::Waits => return Lease::InLine,
@@ -84,19 +86,19 @@ impl Engine {
             Turn::Has { lane } => {
                 self.clients[client].modes.end_turn();
                 let state = &self.lanes[lane];
-                if (state.pool, state.server) == (pool, server) {
+                if (state.backend, state.server) == (backend, server) {
                     return self.take(client, lane);
                 }
                 // Its keys have another server by now.
                 self.release(lane);
             }
         }
-        if self.pools[pool].servers[server].is_silent() {
+        if self.backends[backend].servers[server].is_silent() {
             return Lease::Failed(Failure::Silent);
         }
-        let is_first = self.pools[pool].servers[server].line.is_empty();
+        let is_first = self.backends[backend].servers[server].line.is_empty();
         let lane = match is_first {
-            true => self.session_lane(pool, server, variant),
+            true => self.session_lane(backend, server, variant),
             false => None,
         };
         match lane {
@@ -128,13 +130,13 @@ impl Engine {
     /// A lane that nobody has, which best has the right variant and a connection.
     fn session_lane(
         &mut self,
-        pool_index: PoolId,
+        backend_id: BackendId,
         server_index: ServerId,
         variant: u16,
     ) -> Option<LaneId> {
-        let pool = &self.pools[pool_index];
-        let server = &pool.servers[server_index];
-        let may_add = server.session_lanes.len() < self.session_lanes_max(pool);
+        let backend = &self.backends[backend_id];
+        let server = &backend.servers[server_index];
+        let may_add = server.session_lanes.len() < self.session_lanes_max(backend);
         let rank = |lane: &LaneId| {
             let lane = &self.lanes[*lane];
             match lane.link {
@@ -157,15 +159,15 @@ impl Engine {
         if self.session_links >= self.sessions_max && !self.close_idle() {
             return None;
         }
-        Some(best.unwrap_or_else(|| self.add_session_lane(pool_index, server_index, variant)))
+        Some(best.unwrap_or_else(|| self.add_session_lane(backend_id, server_index, variant)))
     }
 
-    fn add_session_lane(&mut self, pool: PoolId, server: ServerId, variant: u16) -> LaneId {
-        let wire_protocol = self.pools[pool].params_set[usize::from(variant)].wire_protocol;
-        let lane = self.add_lanes(1, (pool, server), variant, wire_protocol);
+    fn add_session_lane(&mut self, backend: BackendId, server: ServerId, variant: u16) -> LaneId {
+        let wire_protocol = self.backends[backend].params_set[usize::from(variant)].wire_protocol;
+        let lane = self.add_lanes(1, (backend, server), variant, wire_protocol);
         let state = &mut self.lanes[lane];
         (state.is_private, state.is_session) = (true, true);
-        self.pools[pool].servers[server].session_lanes.push(lane);
+        self.backends[backend].servers[server].session_lanes.push(lane);
         lane
     }
 
@@ -173,7 +175,7 @@ impl Engine {
     /// was one.
     #[cold]
     fn close_idle(&mut self) -> bool {
-        let servers = self.pools.iter().flat_map(|pool| &pool.servers);
+        let servers = self.backends.iter().flat_map(|backend| &backend.servers);
         let mut lanes = servers.flat_map(|server| &server.session_lanes).copied();
         let unused = lanes.find(|&lane| {
             let lane = self.lane(lane);
@@ -213,8 +215,8 @@ impl Engine {
     }
 
     pub(crate) fn ask_with(&mut self, lane: LaneId, own: Own, due: Due, text: &[u8]) {
-        let pool = self.lanes[lane].pool;
-        let (request, slot) = self.requests.add(pool, ClientId::NONE, self.now);
+        let backend = self.lanes[lane].backend;
+        let (request, slot) = self.requests.add(backend, ClientId::NONE, self.now);
         (slot.role, slot.due) = (Role::Own(own), due);
         self.send(lane, request, Payload::Bytes(text));
     }
@@ -248,53 +250,53 @@ impl Engine {
 
     fn join_line(&mut self, client: ClientId, server: ServerId) -> Lease {
         let conn = self.client_conn(client);
-        let pool_index = self.clients[client].pool;
-        let pool = &mut self.pools[pool_index];
-        let until = self.now.plus_millis(pool.config.session_wait_ms);
-        let line = &mut pool.servers[server].line;
+        let backend_id = self.backend_of(client);
+        let backend = &mut self.backends[backend_id];
+        let until = self.now.plus_millis(backend.config.session_wait_ms);
+        let line = &mut backend.servers[server].line;
         if line.len() >= LINE_MAX {
             return Lease::None;
         }
         line.push_back((conn, until));
         self.clients[client].modes.enter().turn = Turn::Waits;
         self.timers.arm(until, Timer::Line);
-        self.publish_line(pool_index, server);
-        self.tell_line(pool_index, server);
+        self.publish_line(backend_id, server);
+        self.tell_line(backend_id, server);
         Lease::InLine
     }
 
     /// Counts and tells that somebody has to wait.
     #[cold]
-    fn tell_line(&mut self, pool_index: PoolId, server_index: ServerId) {
-        let pool = &mut self.pools[pool_index];
-        self.metrics.add_pool(pool.metrics, PoolCounter::SessionWaits, 1);
-        let server = &mut pool.servers[server_index];
+    fn tell_line(&mut self, backend_id: BackendId, server_index: ServerId) {
+        let backend = &mut self.backends[backend_id];
+        self.metrics.add_pool(backend.metrics, PoolCounter::SessionWaits, 1);
+        let server = &mut backend.servers[server_index];
         if is_due(&mut server.line_told_at, self.now, TELL_US) {
             let clients = server.line.len() as u32;
-            let (pool, server) = (pool_index, server_index);
-            self.actions.push_back(Action::SessionsWait { pool, server, clients });
+            let (backend, server) = (backend_id, server_index);
+            self.actions.push_back(Action::SessionsWait { backend, server, clients });
         }
     }
 
     /// Gives lanes that nobody has to those who wait for them.
     #[cold]
-    pub(crate) fn serve_line(&mut self, pool: PoolId, server: ServerId) {
-        while let Some((conn, _)) = self.first_in_line(pool, server) {
+    pub(crate) fn serve_line(&mut self, backend: BackendId, server: ServerId) {
+        while let Some((conn, _)) = self.first_in_line(backend, server) {
             let variant = self.clients[conn.client()].variant;
-            let Some(lane) = self.session_lane(pool, server, variant) else { break };
-            self.pools[pool].servers[server].line.pop_front();
+            let Some(lane) = self.session_lane(backend, server, variant) else { break };
+            self.backends[backend].servers[server].line.pop_front();
             let client = conn.client();
             self.lanes[lane].lease = client;
             self.clients[client].modes.enter().turn = Turn::Has { lane };
             self.count_session(lane);
             self.unblock(client);
         }
-        self.publish_line(pool, server);
+        self.publish_line(backend, server);
     }
 
     /// All in a line are clients that wait: who does not any more is taken out.
-    fn first_in_line(&self, pool: PoolId, server: ServerId) -> Option<(ConnId, Time)> {
-        let first = self.pools[pool].servers[server].line.front().copied();
+    fn first_in_line(&self, backend: BackendId, server: ServerId) -> Option<(ConnId, Time)> {
+        let first = self.backends[backend].servers[server].line.front().copied();
         debug_assert!(first.is_none_or(|(conn, _)| {
             let client = self.clients.get(conn.client(), conn.generation());
             client.is_some_and(|client| client.modes.turn == Turn::Waits)
@@ -304,34 +306,34 @@ impl Engine {
 
     /// Lets those know who have waited long enough. Within a line all wait equally long.
     pub(crate) fn maintain_waiters(&mut self) {
-        for pool in self.pools.ids() {
-            for server in self.pools[pool].servers.ids() {
-                if self.pools[pool].servers[server].line.is_empty() {
+        for backend in self.backends.ids() {
+            for server in self.backends[backend].servers.ids() {
+                if self.backends[backend].servers[server].line.is_empty() {
                     continue;
                 }
-                while let Some((conn, until)) = self.first_in_line(pool, server) {
+                while let Some((conn, until)) = self.first_in_line(backend, server) {
                     let client = &mut self.clients[conn.client()];
                     if until > self.now {
                         self.timers.arm(until, Timer::Line);
                         break;
                     }
                     client.modes.enter().turn = Turn::Over;
-                    self.pools[pool].servers[server].line.pop_front();
+                    self.backends[backend].servers[server].line.pop_front();
                     self.unblock(conn.client());
                 }
-                self.publish_line(pool, server);
+                self.publish_line(backend, server);
             }
         }
     }
 
     /// All of the server's line look again where they belong.
-    pub(crate) fn dissolve_line(&mut self, pool: PoolId, server: ServerId) {
-        let line = std::mem::take(&mut self.pools[pool].servers[server].line);
+    pub(crate) fn dissolve_line(&mut self, backend: BackendId, server: ServerId) {
+        let line = std::mem::take(&mut self.backends[backend].servers[server].line);
         for (conn, _) in line {
             self.clients[conn.client()].modes.end_turn();
             self.unblock(conn.client());
         }
-        self.publish_line(pool, server);
+        self.publish_line(backend, server);
     }
 
     /// The client wants no lease any more.
@@ -347,12 +349,12 @@ impl Engine {
     #[cold]
     fn take_out_of_line(&mut self, client: ClientId) {
         let conn = self.client_conn(client);
-        let pool = self.clients[client].pool;
-        for server in self.pools[pool].servers.ids() {
-            let line = &mut self.pools[pool].servers[server].line;
+        let backend = self.backend_of(client);
+        for server in self.backends[backend].servers.ids() {
+            let line = &mut self.backends[backend].servers[server].line;
             if let Some(at) = line.iter().position(|&(other, _)| other == conn) {
                 line.remove(at);
-                self.publish_line(pool, server);
+                self.publish_line(backend, server);
                 return;
             }
         }
@@ -372,8 +374,8 @@ impl Engine {
         }
     }
 
-    fn publish_line(&mut self, pool: PoolId, server: ServerId) {
-        let server = &self.pools[pool].servers[server];
+    fn publish_line(&mut self, backend: BackendId, server: ServerId) {
+        let server = &self.backends[backend].servers[server];
         self.metrics.set_server(server.metrics, ServerGauge::InLine, server.line.len() as u64);
     }
 
@@ -444,23 +446,23 @@ impl Engine {
     /// Closes connections that nobody needs, makes ready those that somebody will, and takes leases
     /// back of which nothing is made while others wait.
     pub(crate) fn maintain_sessions(&mut self) {
-        for pool in self.pools.ids() {
-            for server in self.pools[pool].servers.ids() {
-                let state = &self.pools[pool].servers[server];
+        for backend in self.backends.ids() {
+            for server in self.backends[backend].servers.ids() {
+                let state = &self.backends[backend].servers[server];
                 if !state.session_lanes.is_empty() {
-                    self.maintain_exclusive_lanes(pool, server);
+                    self.maintain_exclusive_lanes(backend, server);
                 }
-                self.make_ready(pool, server);
+                self.make_ready(backend, server);
                 // There may be room by now that another server's connections left.
-                if !self.pools[pool].servers[server].line.is_empty() {
-                    self.serve_line(pool, server);
+                if !self.backends[backend].servers[server].line.is_empty() {
+                    self.serve_line(backend, server);
                 }
             }
         }
     }
 
-    fn maintain_exclusive_lanes(&mut self, pool: PoolId, server: ServerId) {
-        let state = &self.pools[pool];
+    fn maintain_exclusive_lanes(&mut self, backend: BackendId, server: ServerId) {
+        let state = &self.backends[backend];
         let max = self.session_lanes_max(state);
         let kept = state.config.session_connections_idle as usize;
         let unused_max_us = UNUSED_MAX_US.min(state.config.session_wait_ms * 500);
@@ -483,12 +485,12 @@ impl Engine {
                 let is_ready = matches!(state.link, Link::Ready { .. });
                 unused += usize::from(is_ready);
                 let is_over = is_ready && unused > kept && idle_us >= IDLE_MAX_US;
-                let count = self.pools[pool].servers[server].session_lanes.len();
+                let count = self.backends[backend].servers[server].session_lanes.len();
                 if is_over || (count > max && state.has_connection()) {
                     self.disconnect(lane, Closed::ByUs);
                 }
                 if count > max && self.lane(lane).link == Link::Idle {
-                    let state = &mut self.pools[pool].servers[server];
+                    let state = &mut self.backends[backend].servers[server];
                     state.session_lanes.retain(|&other| other != lane);
                     self.vacate(lane.number()..lane.number() + 1);
                 }
@@ -498,19 +500,19 @@ impl Engine {
 
     /// A client has not used its lease for long, or has had it for long, and others wait.
     fn take_back(&mut self, lane: LaneId, why: Failure) {
-        let pool = self.lane(lane).pool;
-        let metrics = self.pools[pool].metrics;
+        let backend = self.lane(lane).backend;
+        let metrics = self.backends[backend].metrics;
         self.metrics.add_pool(metrics, PoolCounter::SessionsReclaimed, 1);
         self.break_session(lane, why);
     }
 
     /// Connects as many as are to be ready.
-    fn make_ready(&mut self, pool_index: PoolId, server_index: ServerId) {
-        let pool = &self.pools[pool_index];
-        let server = &pool.servers[server_index];
-        let max = self.session_lanes_max(pool);
-        let wanted = (pool.config.session_connections_idle as usize).min(max);
-        if wanted == 0 || !pool.is_in_use() || !server.is_up() {
+    fn make_ready(&mut self, backend_id: BackendId, server_index: ServerId) {
+        let backend = &self.backends[backend_id];
+        let server = &backend.servers[server_index];
+        let max = self.session_lanes_max(backend);
+        let wanted = (backend.config.session_connections_idle as usize).min(max);
+        if wanted == 0 || !backend.is_in_use() || !server.is_up() {
             return;
         }
         let lanes = server.session_lanes.clone();
@@ -524,7 +526,7 @@ impl Engine {
                 Some(lane) => lane,
                 None if count < max => {
                     count += 1;
-                    self.add_session_lane(pool_index, server_index, 0)
+                    self.add_session_lane(backend_id, server_index, 0)
                 }
                 None => return,
             };
@@ -542,9 +544,9 @@ impl Engine {
     pub(crate) fn publish_session(&mut self, index: LaneId) {
         self.count_session(index);
         let lane = &self.lanes[index];
-        let (pool, server) = (lane.pool, lane.server);
-        if !lane.is_taken() && !self.pools[pool].servers[server].line.is_empty() {
-            self.serve_line(pool, server);
+        let (backend, server) = (lane.backend, lane.server);
+        if !lane.is_taken() && !self.backends[backend].servers[server].line.is_empty() {
+            self.serve_line(backend, server);
         }
     }
 
@@ -552,7 +554,7 @@ impl Engine {
         let lane = &mut self.lanes[index];
         let counted = Counted { queues: Queues::of(lane), is_taken: lane.is_taken() };
         let before = std::mem::replace(&mut lane.counted, counted);
-        let server = &mut self.pools[lane.pool].servers[lane.server];
+        let server = &mut self.backends[lane.backend].servers[lane.server];
         server.session_queues.replace(before.queues, counted.queues);
         if before.is_taken != counted.is_taken {
             match counted.is_taken {
@@ -566,12 +568,12 @@ impl Engine {
 
     /// What a client is told that finds no lease.
     pub(crate) fn no_lease(&mut self, client: ClientId, server: ServerId) -> String {
-        let pool = &self.pools[self.clients[client].pool];
-        let name = &pool.config.servers[server.index()].name;
+        let backend = &self.backends[self.backend_of(client)];
+        let name = &backend.config.servers[server.index()].name;
         format!(
             "ERR all connections to server {name} for transactions and blocking calls are in use; \
              session_connections of pool {} is their number",
-            pool.config.name
+            backend.config.name
         )
     }
 

@@ -8,12 +8,12 @@ use crate::base::action::Action;
 use crate::base::failure::Failure;
 use crate::base::id::{ConnId, LaneId};
 use crate::base::time::Time;
-use crate::downstream::session_params::{SessionParams, WireProtocol};
 use crate::engine::{Closed, Engine};
 use crate::memcached::{greet, is_greeted};
 use crate::upstream::lane::{Handshake, Lane, Link, Scan, Scanner};
 use crate::upstream::liveness::question;
 use crate::upstream::low_water::LowWater;
+use crate::upstream::session_params::{SessionParams, WireProtocol};
 
 /// Longest reply to AUTH, HELLO or SELECT; HELLO names all modules.
 const HANDSHAKE_REPLY_MAX: usize = 64 * 1024;
@@ -27,8 +27,8 @@ impl Engine {
     /// As [`connect`](Self::connect), with a deadline that may be shorter.
     pub(crate) fn connect_until(&mut self, index: LaneId, deadline: Option<Time>) {
         let lane = &mut self.lanes[index];
-        let pool = &self.pools[lane.pool];
-        let server = &pool.servers[lane.server];
+        let backend = &self.backends[lane.backend];
+        let server = &backend.servers[lane.server];
         let is_silent = server.is_silent();
         lane.asks |= is_silent && lane.is_shared();
         lane.tried_at = self.now;
@@ -36,19 +36,19 @@ impl Engine {
             self.metrics.set_tried(server.metrics, self.now.as_micros());
         }
         let deadline = match deadline {
-            _ if is_silent => pool.dial_deadline(server, lane.attempts, self.now),
+            _ if is_silent => backend.dial_deadline(server, lane.attempts, self.now),
             Some(deadline) => deadline,
-            None if lane.asks => pool.first_sign(self.now),
-            None => pool.connect_deadline(self.now),
+            None if lane.asks => backend.first_sign(self.now),
+            None => backend.connect_deadline(self.now),
         };
         lane.generation = lane.generation.wrapping_add(1);
         lane.conn = ConnId::of_lane(lane.slot, lane.generation);
         lane.link = Link::Connecting { deadline };
         self.session_links += u64::from(lane.is_session);
         lane.dirty = false;
-        let (pool, server) = (lane.pool, lane.server);
+        let (backend, server) = (lane.backend, lane.server);
         let conn = self.lane_conn(index);
-        self.actions.push_back(Action::Connect { conn, pool, server });
+        self.actions.push_back(Action::Connect { conn, backend, server });
         self.arm_lane(index, deadline);
     }
 
@@ -56,7 +56,7 @@ impl Engine {
     pub(crate) fn lane_connected(&mut self, index: LaneId) {
         let lane = &mut self.lanes[index];
         let Link::Connecting { mut deadline } = lane.link else { return };
-        let pool = &mut self.pools[lane.pool];
+        let pool = &mut self.backends[lane.backend];
         let server = &mut pool.servers[lane.server];
         server.connect_us = self.now.micros_since(lane.tried_at).max(1);
         let is_silent = server.is_silent();
@@ -79,7 +79,7 @@ impl Engine {
                 .output
                 .write_with(&mut self.bufs, 0, |out| greet(wire_protocol, credentials, out));
         }
-        if let Some(password) = &pool.auth {
+        if let Some(password) = &pool.password {
             handshake.replies_owed += 1;
             handshake.output.write_with(&mut self.bufs, 0, |out| {
                 encode::write_command(out, &[b"AUTH", password.as_bytes()]);
@@ -105,11 +105,9 @@ impl Engine {
         }
         let is_greeting = handshake.replies_owed > 0;
         lane.link = Link::Handshaking { deadline };
-        let server = self.server_of(index);
-        // It may be another process that has been started in the place of the last one.
-        server.scripts_seen.clear();
-        server.functions_seen = false;
-        server.connections += 1;
+        let Lane { backend, server, .. } = self.lanes[index];
+        self.redis_backends[backend].servers[server].forget_scripts();
+        self.server_of(index).connections += 1;
         self.publish_connections(index);
         if is_greeting {
             self.mark_lane(index);
@@ -122,12 +120,14 @@ impl Engine {
     /// waits for that: it would mean something else.
     pub(crate) fn greet_again(&mut self, index: LaneId, before: u16) {
         let lane = &mut self.lanes[index];
-        let pool = &self.pools[lane.pool];
-        let (was, is) =
-            (pool.params_set[usize::from(before)], pool.params_set[usize::from(lane.variant)]);
+        let backend = &self.backends[lane.backend];
+        let (was, is) = (
+            backend.params_set[usize::from(before)],
+            backend.params_set[usize::from(lane.variant)],
+        );
         let handshake = &mut lane.handshake;
         if let Link::Ready { .. } = lane.link {
-            lane.link = Link::Handshaking { deadline: pool.connect_deadline(self.now) };
+            lane.link = Link::Handshaking { deadline: backend.connect_deadline(self.now) };
             (handshake.replies_owed, handshake.greetings) = (0, 0);
         }
         if was.wire_protocol != is.wire_protocol {
@@ -164,14 +164,14 @@ impl Engine {
         let was_hindered = server.local_error.take().is_some();
         if server.is_silent() {
             if has_asked {
-                let Lane { pool, server, .. } = self.lanes[index];
-                self.end_silence(pool, server);
-                self.note_reached(pool, server);
+                let Lane { backend, server, .. } = self.lanes[index];
+                self.end_silence(backend, server);
+                self.note_reached(backend, server);
             }
         } else if std::mem::take(&mut server.failing) || was_hindered {
-            let Lane { pool, server, .. } = self.lanes[index];
-            self.actions.push_back(Action::ServerRecovered { pool, server });
-            self.note_reached(pool, server);
+            let Lane { backend, server, .. } = self.lanes[index];
+            self.actions.push_back(Action::ServerRecovered { backend, server });
+            self.note_reached(backend, server);
         }
         if self.lanes[index].unsent > 0 {
             self.mark_lane(index);
@@ -201,7 +201,7 @@ impl Engine {
         }
         if complete {
             let wire_protocol =
-                self.pools[lane.pool].params_set[usize::from(lane.variant)].wire_protocol;
+                self.backends[lane.backend].params_set[usize::from(lane.variant)].wire_protocol;
             let is_sign = lane.asks && handshake.replies_owed == 1;
             let is_of_redis = matches!(wire_protocol, WireProtocol::Resp2 | WireProtocol::Resp3);
             if is_sign && is_of_redis && !matches!(handshake.reply.first(), Some(b'+' | b'-')) {
@@ -239,8 +239,9 @@ impl Engine {
     /// its own affair: what the configuration asks of a server concerns all.
     fn refusal_of(&self, index: LaneId) -> Failure {
         let lane = &self.lanes[index];
-        let pool = &self.pools[lane.pool];
-        let SessionParams { wire_protocol, database } = pool.params_set[usize::from(lane.variant)];
+        let backend = &self.backends[lane.backend];
+        let SessionParams { wire_protocol, database } =
+            backend.params_set[usize::from(lane.variant)];
         let behind = u32::from(lane.asks);
         let is_selecting = database > 0 && lane.handshake.replies_owed == 1 + behind;
         let hello_owed = 1 + u32::from(database > 0) + behind;
@@ -251,7 +252,7 @@ impl Engine {
             Failure::Busy
         } else if reply.starts_with(b"-LOADING") {
             Failure::Loading
-        } else if is_selecting && database != pool.params_set[0].database {
+        } else if is_selecting && database != backend.params_set[0].database {
             Failure::DatabaseRefused
         } else if is_greeting
             && (reply.starts_with(b"-NOPROTO") || reply.starts_with(b"-ERR unknown command"))

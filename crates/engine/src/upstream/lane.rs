@@ -10,16 +10,16 @@ use cashew_protocol::resp;
 use crate::base::buffer::Output;
 use crate::base::failure::Failure;
 use crate::base::fifo::Fifo;
-use crate::base::id::{ClientId, ConnId, LaneId, PoolId, RequestId, ServerId};
+use crate::base::id::{BackendId, ClientId, ConnId, LaneId, RequestId, ServerId};
 use crate::base::pace::Pace;
 use crate::base::time::Time;
 use crate::base::timers::{Timer, Timers};
-use crate::downstream::session_params::WireProtocol;
 use crate::memcached::{Asked, Coalesced};
 use crate::request::Request;
 use crate::request::slab::Requests;
 use crate::upstream::low_water::LowWater;
-use crate::upstream::pool::Queues;
+use crate::upstream::server::Queues;
+use crate::upstream::session_params::WireProtocol;
 
 /// One multiplexed connection to a server; it stays a lane while connections come and go.
 ///
@@ -27,9 +27,9 @@ use crate::upstream::pool::Queues;
 /// owed in this order, from `first_unsent` those not wholly written. `output` holds exactly the
 /// bytes of the latter, less `partial`, but for those that wait in `coalesced`.
 pub(crate) struct Lane {
-    pub(crate) pool: PoolId,
+    pub(crate) backend: BackendId,
     pub(crate) server: ServerId,
-    /// What its connection agrees on, by the pool's numbers.
+    /// What its connection agrees on, by the backend's numbers.
     pub(crate) variant: u16,
     pub(crate) link: Link,
     /// By which its connections are named, together with `generation`. Two lanes exchange theirs,
@@ -259,13 +259,13 @@ impl Scanner {
 
 impl Lane {
     pub(crate) fn new(
-        place: (PoolId, ServerId),
+        place: (BackendId, ServerId),
         variant: u16,
         wire_protocol: WireProtocol,
     ) -> Self {
-        let (pool, server) = place;
+        let (backend, server) = place;
         Self {
-            pool,
+            backend,
             server,
             variant,
             link: Link::Idle,

@@ -6,16 +6,16 @@ use cashew_protocol::memcached::Expect;
 use crate::base::failure::Failure;
 use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::base::time::Time;
-use crate::downstream::session_params::WireProtocol;
 use crate::engine::{Closed, Engine};
 use crate::request::{Due, Role};
 use crate::upstream::lane::{Batch, Lane, Link, Scan, Scanner};
-use crate::upstream::pool::{Queues, Server};
+use crate::upstream::server::{Queues, Server};
+use crate::upstream::session_params::WireProtocol;
 
 impl Engine {
     pub(crate) fn server_of(&mut self, lane: LaneId) -> &mut Server {
-        let Lane { pool, server, .. } = self.lanes[lane];
-        &mut self.pools[pool].servers[server]
+        let Lane { backend, server, .. } = self.lanes[lane];
+        &mut self.backends[backend].servers[server]
     }
 
     /// Something has come from the lane's server.
@@ -254,7 +254,7 @@ impl Engine {
     #[cold]
     fn push_received<'b>(&mut self, index: LaneId, bytes: &'b [u8]) -> &'b [u8] {
         let lane = &mut self.lanes[index];
-        let params_set = &self.pools[lane.pool].params_set;
+        let params_set = &self.backends[lane.backend].params_set;
         let is_resp3 = params_set[usize::from(lane.variant)].wire_protocol == WireProtocol::Resp3;
         match lane.scanner.scan(Expect::Line, bytes) {
             Scan::Complete(len) if is_resp3 => &bytes[len..],
@@ -275,7 +275,7 @@ impl Engine {
         let request = &mut self.requests[answered];
         request.in_lane = false;
         let (wire_len, next_in_lane) = (request.wire_len, request.next_in_lane);
-        let (remnant, _) = self.requests.add(lane.pool, ClientId::NONE, self.now);
+        let (remnant, _) = self.requests.add(lane.backend, ClientId::NONE, self.now);
         let slot = &mut self.requests[remnant];
         slot.in_lane = true;
         slot.done = true;
@@ -331,7 +331,7 @@ impl Engine {
         lane.recorded = lane.answered;
         let batch = lane.batches.front().expect("a batch ends here at the earliest");
         let latency = self.now.micros_since(batch.at);
-        let server = &mut self.pools[lane.pool].servers[lane.server];
+        let server = &mut self.backends[lane.backend].servers[lane.server];
         server.failures = 0;
         self.metrics.record_server(server.metrics, latency, count);
         self.metrics.add_server(server.metrics, ServerCounter::Responses, count);
@@ -344,8 +344,8 @@ impl Engine {
             Link::Idle => {}
             Link::Connecting { deadline } | Link::Handshaking { deadline } => {
                 if self.shows_silence(index, deadline) {
-                    let Lane { pool, server, .. } = self.lanes[index];
-                    self.fall_silent(pool, server);
+                    let Lane { backend, server, .. } = self.lanes[index];
+                    self.fall_silent(backend, server);
                 } else if deadline <= now {
                     if !self.lanes[index].is_shared() {
                         self.suspect(index);
@@ -374,9 +374,9 @@ impl Engine {
     /// [`Engine::probe`] to end, or nobody may want the lane.
     fn retry(&mut self, index: LaneId) {
         let lane = &self.lanes[index];
-        let pool = &self.pools[lane.pool];
-        let is_used = lane.variant == 0 || pool.usage[usize::from(lane.variant)].clients > 0;
-        let server = &pool.servers[lane.server];
+        let backend = &self.backends[lane.backend];
+        let is_used = lane.variant == 0 || backend.usage[usize::from(lane.variant)].clients > 0;
+        let server = &backend.servers[lane.server];
         // Of a silent server only the first lane asks whether it still is.
         let is_vain = server.ejected || (server.is_silent() && index != server.first_lane);
         let is_used = is_used && (!lane.is_feed || self.is_feed_wanted(index));
@@ -394,7 +394,7 @@ impl Engine {
     /// When a connected lane has waited too long: for the oldest reply, or to write anything.
     fn reply_deadline(&self, index: LaneId) -> Time {
         let lane = &self.lanes[index];
-        let pool = &self.pools[lane.pool];
+        let backend = &self.backends[lane.backend];
         if lane.paused {
             return Time::NEVER;
         }
@@ -409,14 +409,14 @@ impl Engine {
         if let Some(batch) = lane.batches.front() {
             // What takes a lane for itself may take its time, as long as it goes on.
             let from = if lane.is_private { batch.at.max(lane.progress_at) } else { batch.at };
-            return pool.expiry(from);
+            return backend.expiry(from);
         }
         if lane.upload != ClientId::NONE {
             return self.upload_deadline(index);
         }
         if lane.unsent > 0 {
             let started = self.requests[lane.first_unsent].started;
-            return pool.expiry(started.max(lane.progress_at));
+            return backend.expiry(started.max(lane.progress_at));
         }
         Time::NEVER
     }
@@ -471,8 +471,8 @@ impl Engine {
             self.publish_session(index);
         }
         let lane = &mut self.lanes[index];
-        let (pool, server_index) = (lane.pool, lane.server);
-        let server = &mut self.pools[pool].servers[server_index];
+        let (backend, server_index) = (lane.backend, lane.server);
+        let server = &mut self.backends[backend].servers[server_index];
         if lane.uncounted_size > 0 {
             let (count, size) = (lane.uncounted, lane.uncounted_size);
             (lane.uncounted, lane.uncounted_size) = (0, 0);
@@ -501,7 +501,7 @@ impl Engine {
             metrics.set_server(id, ServerGauge::OutQueueBytes, in_flight_size);
         }
         if !server.waiting.is_empty() || !server.reading.is_empty() {
-            self.wake_waiting(pool, server_index);
+            self.wake_waiting(backend, server_index);
         }
     }
 }

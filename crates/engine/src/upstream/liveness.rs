@@ -13,12 +13,13 @@ use cashew_protocol::memcached::{Answer, Expect};
 
 use crate::base::action::Action;
 use crate::base::failure::Failure;
-use crate::base::id::{LaneId, PoolId, ServerId};
+use crate::base::id::{BackendId, LaneId, ServerId};
 use crate::base::time::Time;
-use crate::downstream::session_params::WireProtocol;
 use crate::engine::{Closed, Engine};
+use crate::upstream::backend::Backend;
 use crate::upstream::lane::{Lane, Link};
-use crate::upstream::pool::{Pool, Server};
+use crate::upstream::server::Server;
+use crate::upstream::session_params::WireProtocol;
 
 /// So long at most the first sign of life is waited for. Requests wait meanwhile.
 const FIRST_SIGN_MAX_MS: u64 = 250;
@@ -67,7 +68,7 @@ impl Server {
     }
 }
 
-impl Pool {
+impl Backend {
     /// Until when a connection that is begun now has to have brought the first sign of life, while
     /// requests wait.
     pub(crate) fn first_sign(&self, now: Time) -> Time {
@@ -99,8 +100,8 @@ impl Engine {
             lane.asks = true;
             return;
         }
-        let Lane { pool, server, is_feed, .. } = *lane;
-        let server = &self.pools[pool].servers[server];
+        let Lane { backend, server, is_feed, .. } = *lane;
+        let server = &self.backends[backend].servers[server];
         if is_feed || server.is_silent() || server.ejected {
             return;
         }
@@ -123,9 +124,9 @@ impl Engine {
     /// Asks on a connection on which nothing is on its way, or which is being made.
     pub(crate) fn ask_for_sign(&mut self, index: LaneId) {
         let lane = &mut self.lanes[index];
-        let pool = &self.pools[lane.pool];
-        let mut deadline = pool.first_sign(self.now);
-        let (text, _) = question(pool.params_set[usize::from(lane.variant)].wire_protocol);
+        let backend = &self.backends[lane.backend];
+        let mut deadline = backend.first_sign(self.now);
+        let (text, _) = question(backend.params_set[usize::from(lane.variant)].wire_protocol);
         (lane.asks, lane.tried_at) = (true, self.now);
         lane.link = match lane.link {
             // The question is said when it stands.
@@ -152,7 +153,7 @@ impl Engine {
     /// of life in time, or no connection for a request for as long as that may wait.
     pub(crate) fn shows_silence(&self, index: LaneId, deadline: Time) -> bool {
         let lane = self.lane(index);
-        let server = &self.pools[lane.pool].servers[lane.server];
+        let server = &self.backends[lane.backend].servers[lane.server];
         if !lane.is_shared() || server.is_silent() || server.ejected {
             return false;
         }
@@ -165,9 +166,9 @@ impl Engine {
     }
 
     /// All that waits for the server fails, and nothing is sent there until it answers.
-    pub(crate) fn fall_silent(&mut self, pool: PoolId, server: ServerId) {
+    pub(crate) fn fall_silent(&mut self, backend: BackendId, server: ServerId) {
         let now = self.now;
-        let state = &mut self.pools[pool].servers[server];
+        let state = &mut self.backends[backend].servers[server];
         state.silent_since = now;
         let (first, metrics) = (state.first_lane, state.metrics);
         let own: Vec<LaneId> = state.own_lanes().collect();
@@ -177,10 +178,10 @@ impl Engine {
                 self.lane_down(lane, Failure::TimedOut, Closed::ByUs);
             }
         }
-        self.actions.push_back(Action::ServerSilent { pool, server });
+        self.actions.push_back(Action::ServerSilent { backend, server });
         // Who waits for a lane of its own looks again.
-        self.dissolve_line(pool, server);
-        let state = &mut self.pools[pool].servers[server];
+        self.dissolve_line(backend, server);
+        let state = &mut self.backends[backend].servers[server];
         let waiting = std::mem::take(&mut state.waiting);
         let reading = std::mem::take(&mut state.reading);
         self.unblock_all(waiting);
@@ -193,13 +194,13 @@ impl Engine {
     /// A connection that asks ends. Where that is an answer of a kind the server only fails, as
     /// others do; perhaps it is the question that it does not like.
     pub(crate) fn hear_failure(&mut self, index: LaneId, failure: Failure) {
-        let Lane { pool, server, asks, .. } = self.lanes[index];
+        let Lane { backend, server, asks, .. } = self.lanes[index];
         if !asks || !failure.is_sign_of_life() {
             return;
         }
         self.lanes[index].asks = false;
-        if self.pools[pool].servers[server].is_silent() {
-            self.end_silence(pool, server);
+        if self.backends[backend].servers[server].is_silent() {
+            self.end_silence(backend, server);
         }
     }
 
@@ -213,22 +214,22 @@ impl Engine {
         self.lanes[index].asks = false;
         if asks {
             // For ejection each question counts as much as one that waits for its whole time.
-            let wait = self.pools[self.lane(index).pool].sign_deadline(self.now);
+            let wait = self.backends[self.lane(index).backend].sign_deadline(self.now);
             self.back_off(index, wait, is_early);
         }
     }
 
     /// The server has answered, or another worker found it well.
-    pub(crate) fn end_silence(&mut self, pool: PoolId, server: ServerId) {
+    pub(crate) fn end_silence(&mut self, backend: BackendId, server: ServerId) {
         let now = self.now;
-        let state = &mut self.pools[pool].servers[server];
+        let state = &mut self.backends[backend].servers[server];
         let since = std::mem::replace(&mut state.silent_since, Time::NEVER);
         state.failing = false;
         let metrics = state.metrics;
         self.metrics.set_server(metrics, ServerGauge::Silent, 0);
         let lasted_ms = now.micros_since(since) / 1000;
-        self.actions.push_back(Action::ServerSpeaks { pool, server, lasted_ms });
-        let state = &self.pools[pool];
+        self.actions.push_back(Action::ServerSpeaks { backend, server, lasted_ms });
+        let state = &self.backends[backend];
         let is_preconnected = state.preconnect;
         let state = &state.servers[server];
         let mut shared = state.shared_lanes();

@@ -52,7 +52,7 @@ impl Engine {
         sequel: Sequel,
         bytes: &[u8],
     ) {
-        let Lane { pool, server: server_index, .. } = self.lanes[index];
+        let Lane { backend, server: server_index, .. } = self.lanes[index];
         let now = self.now;
         let server = self.server_of(index);
         let id = server.metrics;
@@ -60,7 +60,7 @@ impl Engine {
             server.misfit_at = Some(now);
             let excerpt = bytes[..bytes.len().min(EXCERPT_SIZE)].to_vec();
             let news =
-                Action::ServerMisfit { pool, server: server_index, expected, excerpt, sequel };
+                Action::ServerMisfit { backend, server: server_index, expected, excerpt, sequel };
             self.actions.push_back(news);
         }
         self.metrics.add_server(id, ServerCounter::ProtocolErrors, 1);

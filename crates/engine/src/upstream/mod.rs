@@ -1,5 +1,6 @@
 //! Servers and the connections to them.
 
+pub(crate) mod backend;
 pub(crate) mod bulk;
 pub(crate) mod connect_attempts;
 pub(crate) mod detach_large;
@@ -12,6 +13,7 @@ pub(crate) mod liveness;
 pub(crate) mod low_water;
 pub(crate) mod misfit;
 pub(crate) mod outage;
-pub(crate) mod pool;
 pub(crate) mod probe;
+pub(crate) mod server;
+pub(crate) mod session_params;
 pub(crate) mod streaming;

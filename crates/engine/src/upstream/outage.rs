@@ -82,15 +82,15 @@ impl Engine {
         }
         let is_feed_wanted = self.is_feed_wanted(index);
         let lane = &mut self.lanes[index];
-        let pool = &self.pools[lane.pool];
-        let server = &pool.servers[lane.server];
+        let backend = &self.backends[lane.backend];
+        let server = &backend.servers[lane.server];
         // What fails gets no reads while there are replicas, so nothing but this finds it well.
         let is_missed = server.failing && !server.ejected;
         let is_kept = match lane.is_private {
             true => false,
             false if lane.is_feed => is_feed_wanted,
-            false if lane.variant == 0 => pool.preconnect || is_missed,
-            false => is_missed && pool.usage[usize::from(lane.variant)].clients > 0,
+            false if lane.variant == 0 => backend.preconnect || is_missed,
+            false => is_missed && backend.usage[usize::from(lane.variant)].clients > 0,
         };
         let wanted = lane.unsent > 0 || is_kept;
         if settled || (is_clean && lane.attempts == 0) {
@@ -142,14 +142,14 @@ impl Engine {
     /// Counts a failure of the server and asks for its ejection at the limit.
     fn note_failure(&mut self, index: LaneId, failure: Failure) {
         let now = self.now;
-        let Lane { pool: pool_index, server: server_index, .. } = self.lanes[index];
-        let pool = &mut self.pools[pool_index];
-        let limit = pool.failure_limit;
-        let may_eject = pool.auto_eject && pool.topology.may_eject(server_index);
-        let server = &mut pool.servers[server_index];
+        let Lane { backend: backend_id, server: server_index, .. } = self.lanes[index];
+        let backend = &mut self.backends[backend_id];
+        let limit = backend.failure_limit;
+        let may_eject = backend.auto_eject && backend.topology.may_eject(server_index);
+        let server = &mut backend.servers[server_index];
         if !std::mem::replace(&mut server.failing, true) {
             self.actions.push_back(Action::ServerFailing {
-                pool: pool_index,
+                backend: backend_id,
                 server: server_index,
                 why: failure,
             });
@@ -161,7 +161,7 @@ impl Engine {
         if may_eject && server.failures >= limit && !server.ejected && now >= server.ask_at {
             server.ask_at = now.plus_millis(ASK_AGAIN_MS);
             self.actions.push_back(Action::Eject {
-                pool: pool_index,
+                backend: backend_id,
                 server: server_index,
                 why: failure,
             });
@@ -171,13 +171,13 @@ impl Engine {
     /// This machine failed, which says nothing of the server. The log is told, but not of what goes on
     /// or comes and goes.
     fn note_local_error(&mut self, index: LaneId, failure: Failure) {
-        let Lane { pool, server: server_index, .. } = self.lanes[index];
-        let server = &mut self.pools[pool].servers[server_index];
+        let Lane { backend, server: server_index, .. } = self.lanes[index];
+        let server = &mut self.backends[backend].servers[server_index];
         let is_new = server.local_error != Some(failure);
         if is_new && server.hindered_at.is_none_or(|at| self.now - at >= HINDERED_AGAIN) {
             (server.local_error, server.hindered_at) = (Some(failure), Some(self.now));
             self.actions.push_back(Action::ServerHindered {
-                pool,
+                backend,
                 server: server_index,
                 why: failure,
             });
@@ -277,7 +277,7 @@ impl Engine {
             return None;
         }
         let started = self.requests[lane.first_unsent].started;
-        Some(self.pools[lane.pool].expiry(started))
+        Some(self.backends[lane.backend].expiry(started))
     }
 
     /// Only while nothing is in flight: then the first unsent request is the lane's head. Those that
@@ -336,9 +336,9 @@ impl Engine {
             self.break_off(client);
             return;
         }
-        let pool = request.pool;
-        let protocol = self.pools[pool].protocol;
-        self.count_forward_error(pool);
+        let backend = request.backend;
+        let protocol = self.backends[backend].protocol;
+        self.count_forward_error(backend);
         if protocol == Protocol::Memcached {
             return self.fail_sent_memcached(index, failure);
         }

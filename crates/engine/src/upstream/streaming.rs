@@ -5,9 +5,8 @@
 
 use crate::base::action::Action;
 use crate::base::failure::Failure;
-use crate::base::id::{ClientId, ConnId, LaneId, PoolId, RequestId, ServerId};
+use crate::base::id::{BackendId, ClientId, ConnId, LaneId, RequestId, ServerId};
 use crate::base::pace::Pace;
-use crate::downstream::window::BULK_READS_MAX;
 use crate::engine::{Closed, Engine};
 use crate::upstream::lane::{Lane, Link};
 
@@ -18,29 +17,32 @@ pub(crate) const PRIVATE_LANES_MAX: usize = 4;
 pub(crate) const AHEAD_MAX: u64 = 1 << 20;
 const IDLE_MAX_US: u64 = 10_000_000;
 
+/// Values that may be read at once on a lane of large ones, which nobody has to itself.
+pub(crate) const BULK_READS_MAX: u32 = 16;
+
 impl Engine {
     /// A free lane to the server; `None` when all are taken, even after those who are too slow have
     /// given up theirs.
     pub(crate) fn streaming_lane(
         &mut self,
-        pool: PoolId,
+        backend: BackendId,
         server: ServerId,
         variant: u16,
     ) -> Result<Option<LaneId>, Failure> {
-        let lane = self.free_private_lane(pool, server, variant)?;
-        if lane.is_none() && self.want_streaming_lane(pool, server) {
-            return self.free_private_lane(pool, server, variant);
+        let lane = self.free_private_lane(backend, server, variant)?;
+        if lane.is_none() && self.want_streaming_lane(backend, server) {
+            return self.free_private_lane(backend, server, variant);
         }
         Ok(lane)
     }
 
     fn free_private_lane(
         &mut self,
-        pool_index: PoolId,
+        pool_index: BackendId,
         server_index: ServerId,
         variant: u16,
     ) -> Result<Option<LaneId>, Failure> {
-        let server = &self.pools[pool_index].servers[server_index];
+        let server = &self.backends[pool_index].servers[server_index];
         if server.is_silent() {
             return Err(Failure::Silent);
         }
@@ -86,14 +88,19 @@ impl Engine {
     /// Has the client told when a lane to the server is free.
     pub(crate) fn await_streaming_lane(&mut self, client: ClientId, server: ServerId) {
         let conn = self.client_conn(client);
-        let pool = self.clients[client].pool;
-        self.pools[pool].servers[server].waiting.push(conn);
-        self.notify_want(pool, server);
+        let backend = self.backend_of(client);
+        self.backends[backend].servers[server].waiting.push(conn);
+        self.notify_want(backend, server);
     }
 
     /// Whether as many values are read on the lane of large ones as may be.
-    pub(crate) fn is_bulk_lane_busy(&self, pool: PoolId, server: ServerId, variant: u16) -> bool {
-        let server = &self.pools[pool].servers[server];
+    pub(crate) fn is_bulk_lane_busy(
+        &self,
+        backend: BackendId,
+        server: ServerId,
+        variant: u16,
+    ) -> bool {
+        let server = &self.backends[backend].servers[server];
         let lane = self.lane(server.bulk_lane(variant));
         lane.in_flight + lane.unsent >= BULK_READS_MAX
     }
@@ -101,42 +108,42 @@ impl Engine {
     /// Has the client told when there is room on that lane, or when a lane of its own is free.
     pub(crate) fn await_bulk_lane(&mut self, client: ClientId, server: ServerId) {
         let conn = self.client_conn(client);
-        let pool = self.clients[client].pool;
-        self.count_want(pool, server);
-        self.pools[pool].servers[server].reading.push(conn);
+        let backend = self.backend_of(client);
+        self.count_want(backend, server);
+        self.backends[backend].servers[server].reading.push(conn);
     }
 
     pub(crate) fn add_private_lane(
         &mut self,
-        pool_index: PoolId,
+        backend_id: BackendId,
         server_index: ServerId,
         variant: u16,
     ) -> LaneId {
-        let pool = &self.pools[pool_index];
-        let wire_protocol = pool.params_set[usize::from(variant)].wire_protocol;
-        let lane = self.add_lanes(1, (pool_index, server_index), variant, wire_protocol);
+        let backend = &self.backends[backend_id];
+        let wire_protocol = backend.params_set[usize::from(variant)].wire_protocol;
+        let lane = self.add_lanes(1, (backend_id, server_index), variant, wire_protocol);
         self.lanes[lane].is_private = true;
-        let pool = &mut self.pools[pool_index];
-        pool.servers[server_index].streaming_lanes.push(lane);
+        let backend = &mut self.backends[backend_id];
+        backend.servers[server_index].streaming_lanes.push(lane);
         self.streaming_lanes.push(lane);
         lane
     }
 
     /// Lets clients try again that wait for a lane to the server, if one is free.
     #[cold]
-    pub(crate) fn wake_waiting(&mut self, pool: PoolId, server: ServerId) {
-        let state = &mut self.pools[pool].servers[server];
+    pub(crate) fn wake_waiting(&mut self, backend: BackendId, server: ServerId) {
+        let state = &mut self.backends[backend].servers[server];
         let is_free = state.streaming_lanes.iter().any(|&lane| self.lanes[lane].is_free());
         // All of them: it is not known here who still wants it.
         let waiting = if is_free { std::mem::take(&mut state.waiting) } else { Vec::new() };
         self.unblock_all(waiting);
-        let state = &self.pools[pool].servers[server];
+        let state = &self.backends[backend].servers[server];
         if state.reading.is_empty() {
             return;
         }
         let mut params_set = 0..=state.others.len() as u16;
-        if is_free || params_set.any(|variant| !self.is_bulk_lane_busy(pool, server, variant)) {
-            let state = &mut self.pools[pool].servers[server];
+        if is_free || params_set.any(|variant| !self.is_bulk_lane_busy(backend, server, variant)) {
+            let state = &mut self.backends[backend].servers[server];
             let reading = std::mem::take(&mut state.reading);
             self.unblock_all(reading);
         }
@@ -184,7 +191,7 @@ impl Engine {
         if client != ClientId::NONE {
             let client = &self.clients[client];
             waits = client.output.len();
-            limit = limit.min(self.pools[client.pool].limits.client_output_max / 2);
+            limit = limit.min(self.listeners[client.listener].limits.client_output_max / 2);
         }
         // What was asked behind it, before it was known to be large, must not wait for a client.
         let is_alone = lane.in_flight + lane.unsent <= 1;
@@ -201,7 +208,7 @@ impl Engine {
             }
         } else if lane.paused && waits <= limit / 2 {
             lane.paused = false;
-            let expiry = self.pools[lane.pool].expiry(self.now);
+            let expiry = self.backends[lane.backend].expiry(self.now);
             lane.arm(index, expiry, &mut self.timers);
         }
         if lane.is_muted && !lane.paused && lane.kept.is_empty() {

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use cashew_config::{Context, Snapshot};
 use cashew_engine::{
-    Action, Admission, CloseReason, ConnId, Engine, Export, Identity, Place, Plan, PoolId, Rest,
-    Scope, Setup, Time,
+    Action, Admission, CloseReason, ConnId, Engine, Export, Identity, ListenerId, Place, Plan,
+    Rest, Scope, Setup, Time,
 };
 use cashew_metrics::{Segments, ServerGauge, Writer};
 use cashew_protocol::resp::{ReplyScanner, Scan};
@@ -164,7 +164,7 @@ impl World {
                 self.told_elsewhere.push_str(std::str::from_utf8(&line).unwrap());
             }
             if hearing.here {
-                self.engine.handle_observed(hearing.pool, &line, 0, self.now);
+                self.engine.handle_observed(hearing.listener, &line, 0, self.now);
             }
         }
         self.engine.return_observed(observed);
@@ -189,10 +189,10 @@ impl World {
                 Action::PauseRead { conn } => self.paused.push(conn),
                 Action::ResumeRead { conn } => self.paused.retain(|&other| other != conn),
                 Action::Monitors { ref pool, any: true } if !self.is_unconfirmed => {
-                    let pool = self.engine.pool_named(pool).expect("it is monitored");
+                    let pool = self.engine.listener_named(pool).expect("it is monitored");
                     self.engine.handle_monitored(pool, self.now);
                 }
-                Action::Ask { ticket, scope, pool, by, ref request } => {
+                Action::Ask { ticket, scope, listener: pool, by, ref request } => {
                     let own = self.own_answer(pool, by, request);
                     let is_alone = scope == Scope::Here || !self.has_others;
                     let rest = if is_alone { Rest::None } else { Rest::Awaited };
@@ -208,12 +208,12 @@ impl World {
     /// What this worker answers to a question of another one, or its own: its clients come from
     /// ports that are called like their tokens.
     pub(crate) fn answer(&mut self, pool: u32, by: u64, request: &[u8]) -> Vec<u8> {
-        let answer = self.own_answer(PoolId::new(pool), by, request);
+        let answer = self.own_answer(ListenerId::new(pool), by, request);
         self.tick();
         answer
     }
 
-    fn own_answer(&mut self, pool: PoolId, by: u64, request: &[u8]) -> Vec<u8> {
+    fn own_answer(&mut self, pool: ListenerId, by: u64, request: &[u8]) -> Vec<u8> {
         let place = |conn: ConnId| Place {
             peer: match self.elsewhere.contains(&conn) {
                 true => format!("10.0.0.7:{}", conn.token()),
@@ -309,8 +309,12 @@ impl World {
 
     pub(crate) fn client_of(&mut self, pool: u32) -> ConnId {
         self.ids += 1;
-        let conn =
-            self.engine.handle_accepted(PoolId::new(pool), Admission::Welcome, self.ids, self.now);
+        let conn = self.engine.handle_accepted(
+            ListenerId::new(pool),
+            Admission::Welcome,
+            self.ids,
+            self.now,
+        );
         self.numbers.insert(conn, self.ids);
         self.tick();
         conn
@@ -448,9 +452,9 @@ impl World {
 
     /// A client of another engine comes.
     pub(crate) fn adopt(&mut self, export: Export) -> ConnId {
-        let Export { pool, parts, input, output } = export;
+        let Export { listener, parts, input, output } = export;
         let id = parts.id;
-        let conn = self.engine.handle_adopted(pool, parts, input, output, self.now);
+        let conn = self.engine.handle_adopted(listener, parts, input, output, self.now);
         self.numbers.insert(conn, id);
         self.tick();
         conn

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use cashew_config::snapshot::Endpoint;
 use cashew_control::ToMaster;
 use cashew_driver::{Address, Driver, Token};
-use cashew_engine::{CloseReason, ConnId, Plan, PoolId, ServerId};
+use cashew_engine::{BackendId, CloseReason, ConnId, Plan, ServerId};
 
 use super::Worker;
 use crate::core::{Attempt, Found, WATCH_RESOLVER};
@@ -17,8 +17,8 @@ use crate::resolver::{Name, Resolver};
 const MOVED_PER_MESSAGE_MAX: usize = 1000;
 
 impl<D: Driver> Worker<D> {
-    pub(super) fn connect(&mut self, conn: ConnId, pool: PoolId, server: ServerId) {
-        let endpoint = &self.core.engine.pool_config(pool).servers[server.index()].endpoint;
+    pub(super) fn connect(&mut self, conn: ConnId, backend: BackendId, server: ServerId) {
+        let endpoint = &self.core.engine.backend_config(backend).servers[server.index()].endpoint;
         let token = Token(conn.token());
         match endpoint.clone() {
             Endpoint::Unix(path) => self.start_connecting(token, &Address::Unix(path)),
@@ -93,7 +93,7 @@ impl<D: Driver> Worker<D> {
                 if let Endpoint::Tcp { host, port } = &server.endpoint
                     && left.contains(&(&**host, *port))
                 {
-                    plan.move_server(PoolId::new(at), ServerId::new(place));
+                    plan.move_server(BackendId::new(at), ServerId::new(place));
                     moved.push((at, place));
                 }
             }

@@ -6,7 +6,7 @@ use std::collections::hash_map::Entry;
 
 use cashew_control::ToMaster;
 use cashew_driver::Driver;
-use cashew_engine::{ConnId, Observed, Place, PoolId, Time};
+use cashew_engine::{ConnId, ListenerId, Observed, Place, Time};
 
 use super::Worker;
 use crate::place::place;
@@ -95,10 +95,10 @@ impl<D: Driver> Worker<D> {
             let start = here.len();
             // They are ASCII.
             here.push_str(&String::from_utf8_lossy(head));
-            here.push_str(self.address(hearing.pool, hearing.client));
+            here.push_str(self.address(hearing.listener, hearing.client));
             here.push_str(&String::from_utf8_lossy(tail));
             if hearing.elsewhere
-                && let Some(name) = self.core.engine.pool_name(hearing.pool)
+                && let Some(name) = self.core.engine.listener_name(hearing.listener)
             {
                 self.monitors.batch(name).push(&here[start..]);
                 self.monitors.due.get_or_insert(now.plus_millis(PERIOD_MS));
@@ -106,15 +106,15 @@ impl<D: Driver> Worker<D> {
             if !hearing.here {
                 here.truncate(start);
             }
-            let is_last = lines.peek().is_none_or(|(next, ..)| next.pool != hearing.pool);
+            let is_last = lines.peek().is_none_or(|(next, ..)| next.listener != hearing.listener);
             if is_last && !here.is_empty() {
-                self.core.engine.handle_observed(hearing.pool, here.as_bytes(), 0, now);
+                self.core.engine.handle_observed(hearing.listener, here.as_bytes(), 0, now);
                 here.clear();
             }
         }
     }
 
-    fn address(&mut self, pool: PoolId, client: ConnId) -> &str {
+    fn address(&mut self, pool: ListenerId, client: ConnId) -> &str {
         let addresses = &mut self.monitors.addresses;
         if addresses.len() >= ADDRESSES_MAX {
             addresses.clear();
@@ -123,8 +123,8 @@ impl<D: Driver> Worker<D> {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
                 // The pool may be gone, and its clients with it.
-                let is_there = self.core.engine.pool_name(pool).is_some();
-                let listen = is_there.then(|| &self.core.engine.pool_config(pool).listen);
+                let is_there = self.core.engine.listener_name(pool).is_some();
+                let listen = is_there.then(|| &self.core.engine.listener_config(pool).listen);
                 let place = listen.map(|listen| place(&self.driver, listen, client));
                 entry.insert(address_of(&place.unwrap_or(Place::UNKNOWN)))
             }
@@ -139,7 +139,7 @@ impl<D: Driver> Worker<D> {
         }
         let engine = &mut self.core.engine;
         while let Some((pool, count)) = engine.poll_left_out() {
-            if let Some(name) = engine.pool_name(pool) {
+            if let Some(name) = engine.listener_name(pool) {
                 self.monitors.batch(name).missed += count;
             }
         }
@@ -182,14 +182,14 @@ impl<D: Driver> Worker<D> {
 
     /// All other workers now report to the monitors here.
     pub(super) fn monitored(&mut self, pool: &str) {
-        if let Some(pool) = self.core.engine.pool_named(pool) {
+        if let Some(pool) = self.core.engine.listener_named(pool) {
             self.core.engine.handle_monitored(pool, self.core.now);
         }
     }
 
     /// Clients of other workers monitor a pool, or none do any more.
     pub(super) fn watch(&mut self, pool: String, on: bool) {
-        if let Some(pool) = self.core.engine.pool_named(&pool) {
+        if let Some(pool) = self.core.engine.listener_named(&pool) {
             self.core.engine.handle_watched(pool, on, self.core.now);
             if self.monitors.due.is_none() {
                 self.allow_elsewhere();
@@ -202,7 +202,7 @@ impl<D: Driver> Worker<D> {
 
     /// Delivers commands observed by other workers.
     pub(super) fn relay_observed(&mut self, pool: &str, lines: &str, missed: u64) {
-        if let Some(pool) = self.core.engine.pool_named(pool) {
+        if let Some(pool) = self.core.engine.listener_named(pool) {
             self.core.engine.handle_observed(pool, lines.as_bytes(), missed, self.core.now);
         }
     }

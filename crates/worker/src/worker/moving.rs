@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use cashew_control::{ChildChannel, SESSION_VERSION, SendError, Session, ToMaster, seal};
 use cashew_driver::{CloseKind, Driver, Token};
-use cashew_engine::{ConnId, Export, PoolId, Profile, SessionParts, Silence, WireProtocol};
+use cashew_engine::{ConnId, Export, ListenerId, Profile, SessionParts, Silence, WireProtocol};
 
 use super::Worker;
 use crate::sessions::{Arrived, UNSENT_MAX, unpack};
@@ -41,9 +41,9 @@ impl<D: Driver> Worker<D> {
 
     fn hand_over(&mut self, conn: ConnId, socket: OwnedFd) {
         let export = self.core.engine.export(conn, self.core.now);
-        let Some(Export { pool, parts, input, output }) = export else { return };
-        let quota = self.core.engine.quota(pool);
-        let config = self.core.engine.pool_config(pool);
+        let Some(Export { listener, parts, input, output }) = export else { return };
+        let quota = self.core.engine.quota(listener);
+        let config = self.core.engine.listener_config(listener);
         let session = Session {
             version: SESSION_VERSION,
             pool: config.name.clone(),
@@ -97,7 +97,7 @@ impl<D: Driver> Worker<D> {
                 }
                 Err(error) => {
                     tracing::error!("cannot confirm a session to the master: {error}");
-                    if let Some(pool) = self.core.engine.pool_named(&session.pool) {
+                    if let Some(pool) = self.core.engine.listener_named(&session.pool) {
                         self.core.shared.give(self.core.engine.quota(pool));
                     }
                     self.core.writer.add_sessions_cut(1);
@@ -113,11 +113,11 @@ impl<D: Driver> Worker<D> {
     /// Continues a session from another worker.
     pub(super) fn adopt(&mut self, session: Session, descriptors: Vec<OwnedFd>) {
         let engine = &self.core.engine;
-        let speaks_alike = |pool: &PoolId| {
-            let protocol = engine.pool_config(*pool).protocol;
+        let speaks_alike = |pool: &ListenerId| {
+            let protocol = engine.listener_config(*pool).protocol;
             session.protocol.is_none_or(|spoken| spoken == protocol)
         };
-        let Some(pool) = engine.pool_named(&session.pool).filter(speaks_alike) else {
+        let Some(pool) = engine.listener_named(&session.pool).filter(speaks_alike) else {
             // Its quota went with the pool.
             tracing::warn!("a client of pool {} is closed: there is no such pool", session.pool);
             self.core.writer.add_sessions_cut(1);

@@ -1,16 +1,16 @@
 //! Log lines about clients, with their addresses.
 
 use cashew_driver::Driver;
-use cashew_engine::{ClientPause, ConnId, Notice, PoolId};
+use cashew_engine::{ClientPause, ConnId, ListenerId, Notice};
 
 use super::Worker;
 use crate::place::place;
 
 impl<D: Driver> Worker<D> {
     /// A client here began a pause, extended it, or ended it.
-    pub(super) fn log_pause(&mut self, pool: PoolId, by: u64) {
+    pub(super) fn log_pause(&mut self, pool: ListenerId, by: u64) {
         let engine = &self.core.engine;
-        let config = engine.pool_config(pool);
+        let config = engine.listener_config(pool);
         let peer = engine.client_of(pool, by).map(|conn| place(&self.driver, &config.listen, conn));
         let peer = peer.map_or_else(|| "an address that is gone".to_owned(), |place| place.peer);
         let name = config.name.clone();
@@ -36,7 +36,7 @@ impl<D: Driver> Worker<D> {
         let engine = &self.core.engine;
         self.pauses_begun.retain(|name| {
             let is_paused =
-                engine.pool_named(name).is_some_and(|pool| engine.client_pause(pool).is_some());
+                engine.listener_named(name).is_some_and(|pool| engine.client_pause(pool).is_some());
             if !is_paused {
                 tracing::warn!("pool {name}: CLIENT PAUSE is over: clients go on");
             }
@@ -44,8 +44,14 @@ impl<D: Driver> Worker<D> {
         });
     }
 
-    pub(super) fn log_notice(&mut self, pool: PoolId, conn: ConnId, notice: Notice, times: u64) {
-        let config = self.core.engine.pool_config(pool);
+    pub(super) fn log_notice(
+        &mut self,
+        pool: ListenerId,
+        conn: ConnId,
+        notice: Notice,
+        times: u64,
+    ) {
+        let config = self.core.engine.listener_config(pool);
         let peer = match place(&self.driver, &config.listen, conn).peer {
             peer if peer.is_empty() => "an address that is gone".to_owned(),
             peer => peer,

@@ -1,6 +1,6 @@
 //! Handles the master's messages.
 
-use cashew_engine::PoolId;
+use cashew_engine::{BackendId, ListenerId};
 use std::os::fd::OwnedFd;
 
 use cashew_control::{ChildChannel, ReceiveError, ToChild};
@@ -69,14 +69,14 @@ impl<D: Driver> Worker<D> {
         self.act();
         match message {
             ToChild::Listen { listener, pool } => {
-                self.listen(listener, PoolId::new(pool), descriptors.pop())
+                self.listen(listener, ListenerId::new(pool), descriptors.pop())
             }
             ToChild::Unlisten { listener, drain } => self.unlisten(listener, drain),
             ToChild::Hold { pool, version, drain_ms } => {
-                self.core.engine.handle_hold(PoolId::new(pool), version, drain_ms, now);
+                self.core.engine.handle_hold(BackendId::new(pool), version, drain_ms, now);
             }
             ToChild::Release { pool, version, topology } => {
-                let pool = PoolId::new(pool);
+                let pool = BackendId::new(pool);
                 self.core.engine.handle_release(pool, version, topology, now, wall_us());
             }
             ToChild::Prepare { epoch, rank, workers } => {
@@ -129,7 +129,7 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    fn listen(&mut self, listener: u32, pool: PoolId, socket: Option<OwnedFd>) {
+    fn listen(&mut self, listener: u32, pool: ListenerId, socket: Option<OwnedFd>) {
         let (Some(socket), true) = (socket, pool.index() < self.core.snapshot.pools.len()) else {
             tracing::error!("the master sent a listener without a socket or for no pool");
             return;

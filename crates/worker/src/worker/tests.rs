@@ -9,7 +9,7 @@ use std::time::Instant;
 use cashew_config::Context;
 use cashew_control::{MasterChannel, SESSION_VERSION, Session, ToChild, seal};
 use cashew_driver::{Address, CloseKind, Handler};
-use cashew_engine::{Activity, Plan, PoolId};
+use cashew_engine::{Activity, ListenerId, Plan};
 use cashew_metrics::{Layout, Pause, PoolCounter, Segments, Shared};
 
 use super::*;
@@ -396,7 +396,7 @@ fn clients_get_no_files_that_servers_may_need() {
 #[test]
 fn a_pause_of_another_worker_applies_here() {
     let mut worker = worker(Fake::default());
-    let paused = |worker: &Worker<Fake>| worker.core.engine.client_pause(PoolId::new(0));
+    let paused = |worker: &Worker<Fake>| worker.core.engine.client_pause(ListenerId::new(0));
     let client = worker.core.accepted(7).expect("it is welcome");
     worker.core.received(client, &mut b"CLIENT PAUSE 60000 WRITE\r\n".to_vec());
     worker.end_tick();
@@ -430,7 +430,7 @@ fn a_pause_without_room_applies_to_no_worker() {
     worker.core.received(client, &mut b"CLIENT PAUSE 60000\r\nPING\r\n".to_vec());
     worker.end_tick();
     worker.end_tick();
-    assert_eq!(worker.core.engine.client_pause(PoolId::new(0)), None);
+    assert_eq!(worker.core.engine.client_pause(ListenerId::new(0)), None);
     let written = String::from_utf8_lossy(&worker.driver.written[&client]);
     assert!(written.starts_with("-ERR ") && written.ends_with("\r\n+PONG\r\n"), "{written}");
 }

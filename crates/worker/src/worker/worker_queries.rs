@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use cashew_control::{ToMaster, seal, unseal};
-use cashew_engine::{PoolId, Rest, Scope};
+use cashew_engine::{ListenerId, Rest, Scope};
 
 use super::Worker;
 use crate::clock::now;
@@ -18,7 +18,7 @@ const ANSWERING_MAX: Duration = Duration::from_millis(5);
 pub(super) struct WorkerQuery {
     pub(super) ticket: u64,
     pub(super) scope: Scope,
-    pub(super) pool: PoolId,
+    pub(super) pool: ListenerId,
     /// The id of that client.
     pub(super) by: u64,
     pub(super) request: Vec<u8>,
@@ -74,7 +74,7 @@ impl<D: cashew_driver::Driver> Worker<D> {
             .inspect_err(|error| tracing::error!("the other workers cannot be queried: {error}"));
         match question {
             Ok(question) if self.is_master_alive => {
-                let pool = engine.pool_config(pool).name.clone();
+                let pool = engine.listener_config(pool).name.clone();
                 self.outbox.push_with(ToMaster::Ask { ticket, pool, by }, Some(question));
             }
             Ok(_) | Err(_) => engine.handle_answer(ticket, &[], Rest::Missing, now),
@@ -109,7 +109,7 @@ impl<D: cashew_driver::Driver> Worker<D> {
         // Many queries may come together.
         self.core.show_life();
         // During a reload only one of the two workers may have the pool; then the answer is empty.
-        let answer = match self.core.engine.pool_named(pool) {
+        let answer = match self.core.engine.listener_named(pool) {
             Some(pool) => self.own_answer(pool, by, &request),
             None => Vec::new(),
         };
@@ -122,15 +122,15 @@ impl<D: cashew_driver::Driver> Worker<D> {
         }
     }
 
-    fn question_for_others(&self, pool: PoolId, by: u64, request: Vec<u8>) -> Vec<u8> {
-        let listen = &self.core.engine.pool_config(pool).listen;
+    fn question_for_others(&self, pool: ListenerId, by: u64, request: Vec<u8>) -> Vec<u8> {
+        let listen = &self.core.engine.listener_config(pool).listen;
         let place = |conn| place(&self.driver, listen, conn);
         self.core.engine.question_for_others(pool, by, request, &place)
     }
 
-    fn own_answer(&mut self, pool: PoolId, by: u64, request: &[u8]) -> Vec<u8> {
+    fn own_answer(&mut self, pool: ListenerId, by: u64, request: &[u8]) -> Vec<u8> {
         let driver = &self.driver;
-        let listen = self.core.engine.pool_config(pool).listen.clone();
+        let listen = self.core.engine.listener_config(pool).listen.clone();
         let place = |conn| place(driver, &listen, conn);
         self.core.engine.handle_question(pool, by, request, &place, self.core.now)
     }

@@ -5,7 +5,7 @@ mod world;
 
 use super::*;
 use crate::base::failure::CloseReason;
-use crate::base::id::ConnId;
+use crate::base::id::{ConnId, RequestId, ServerId};
 use world::{World, pool, redis};
 
 /// Goes where the error says.
@@ -42,7 +42,7 @@ impl Flow for Retry {
     }
 
     fn on_failure(&mut self, cx: &mut FlowContext<'_>, _: RequestId, why: Failure) -> Step {
-        let servers = cx.engine.pools[cx.pool()].servers.len() as u32;
+        let servers = cx.engine.backends[cx.backend()].servers.len() as u32;
         if self.next == servers {
             return Step::Fail(why);
         }

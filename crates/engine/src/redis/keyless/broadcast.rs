@@ -6,7 +6,7 @@ use cashew_protocol::resp::{self, Version};
 
 use super::{Way, asks_for_all, info, limit_of, merge, tolerates, write_info};
 use crate::base::failure::Failure;
-use crate::base::id::{ClientId, PoolId, RequestId, ServerId};
+use crate::base::id::{BackendId, ClientId, RequestId, ServerId};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
@@ -82,7 +82,7 @@ impl Broadcast {
         let error = cx.replies().find(|reply| is_error(reply));
         if error.map(|error| out.extend_from_slice(error)).is_some() {
             if let Rule::Load(sha) = &self.0 {
-                let pool = cx.pool();
+                let pool = cx.backend();
                 cx.engine.load_refused(pool, sha, out);
             }
             return Some(());
@@ -90,7 +90,7 @@ impl Broadcast {
         match &self.0 {
             Rule::Fan(fan) => merge::merge(*fan, cx.replies(), out),
             Rule::Load(_) => merge::merge(Fan::Same, cx.replies(), out),
-            Rule::Named(named) => cx.engine.merge_named(cx.pool(), cx.replies(), named, out),
+            Rule::Named(named) => cx.engine.merge_named(cx.backend(), cx.replies(), named, out),
             Rule::Newest(Newest { limit, places, servers }) => {
                 merge::newest(cx.replies(), places, *servers, *limit, out)
             }
@@ -101,7 +101,7 @@ impl Broadcast {
             }
             Rule::Scripts(asked) => {
                 let known: Vec<_> = cx.replies().map(merge::integers).collect();
-                let pool = cx.pool();
+                let pool = cx.backend();
                 cx.engine.note_existing(pool, asked, &known);
                 merge::scripts(cx.replies(), asked.are_there(), out)
             }
@@ -148,7 +148,7 @@ impl Engine {
         args: &[Span],
         way: Way,
     ) -> Plan {
-        let pool = self.clients[client].pool;
+        let pool = self.backend_of(client);
         let live = self.live_servers(pool);
         let mut lanes = Vec::with_capacity(live.len());
         for &server in &live {
@@ -167,7 +167,7 @@ impl Engine {
             (Fan::PerServer, _) => self.named(client, fan, &live, false),
             (Fan::Info, _) => self.named(client, fan, &live, asks_for_all(text, args)),
             (Fan::Newest, _) => {
-                let servers = self.pools[pool].servers.len() as u32;
+                let servers = self.backends[pool].servers.len() as u32;
                 Rule::Newest(Newest { limit: limit_of(text, args), places: live, servers })
             }
             (Fan::Scripts, _) => {
@@ -205,7 +205,7 @@ impl Engine {
 
     fn named(&self, client: ClientId, fan: Fan, servers: &[ServerId], tells_own: bool) -> Rule {
         let client = &self.clients[client];
-        let config = &self.pools[client.pool].config.servers;
+        let config = &self.listeners[client.listener].config.servers;
         let names = servers.iter().map(|&server| config[server.index()].name.as_str().into());
         let version = client.session.wire_protocol.resp();
         Rule::Named(Named { fan, version, tells_own, names: names.collect() })
@@ -214,7 +214,7 @@ impl Engine {
     /// PerServer and INFO.
     fn merge_named<'r>(
         &self,
-        pool: PoolId,
+        pool: BackendId,
         mut replies: impl Iterator<Item = &'r [u8]> + Clone,
         named: &Named,
         out: &mut Vec<u8>,

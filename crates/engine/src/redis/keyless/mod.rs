@@ -20,15 +20,15 @@ use cashew_protocol::redis::{Access, Command, Fan, Group, wrong_arity_error};
 use cashew_protocol::resp::{Version, encode};
 
 use crate::base::failure::Failure;
-use crate::base::id::{ClientId, LaneId, PoolId, ServerId};
+use crate::base::id::{BackendId, ClientId, LaneId, ServerId};
 use crate::downstream::client::Client;
 use crate::downstream::receive::Plan;
-use crate::downstream::session_params::SessionParams;
 use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
 use crate::redis::REDIS_VERSION;
 use crate::upstream::bulk::BULK_SIZE;
-use crate::upstream::pool::Server;
+use crate::upstream::server::Server;
+use crate::upstream::session_params::SessionParams;
 
 pub(crate) use cursor::Walk;
 pub(crate) use merge::{Aggregate, integers, is_null, text};
@@ -126,7 +126,7 @@ impl Engine {
         }
         if fan == Fan::Info && asks_for_own(bytes, args) {
             let version = self.resp_of(client);
-            let info = self.own_info(self.clients[client].pool);
+            let info = self.own_info(self.backend_of(client));
             return self.reply_with(client, |out| write_info(out, version, &info));
         }
         if fan == Fan::AnyServer {
@@ -198,9 +198,11 @@ impl Engine {
         if let Way::Shared(size) = way {
             return self.lane_for(client, server, size).map(Some);
         }
-        let Client { pool, variant, .. } = self.clients[client];
+        let Client { variant, .. } = self.clients[client];
+        let pool = self.backend_of(client);
         // While a script runs the server takes no SELECT, and what may end it is for no database.
-        let SessionParams { wire_protocol, .. } = self.pools[pool].params_set[usize::from(variant)];
+        let SessionParams { wire_protocol, .. } =
+            self.backends[pool].params_set[usize::from(variant)];
         let plain = SessionParams { wire_protocol, database: 0 };
         let variant = self.variant(pool, plain).unwrap_or(variant);
         let lane = self.streaming_lane(pool, server, variant)?;
@@ -211,16 +213,18 @@ impl Engine {
     }
 
     /// Those of the ring, by their places in the pool.
-    pub(crate) fn live_servers(&self, pool: PoolId) -> Vec<ServerId> {
-        let live = self.pools[pool].topology.live().iter().zip((0..).map(ServerId::new));
+    pub(crate) fn live_servers(&self, pool: BackendId) -> Vec<ServerId> {
+        let live = self.backends[pool].topology.live().iter().zip((0..).map(ServerId::new));
         live.filter(|(live, _)| **live).map(|(_, server)| server).collect()
     }
 
     /// What the gateway tells about itself.
-    fn own_info(&self, pool: PoolId) -> String {
+    fn own_info(&self, index: BackendId) -> String {
         let uptime = self.now.micros_since(self.started) / 1_000_000;
-        let pool = &self.pools[pool];
+        let pool = &self.backends[index];
         let servers = &pool.servers;
+        let clients: u64 =
+            self.listeners_before(index).map(|listener| self.listeners[listener].clients).sum();
         let mut text = format!(
             "# Cashew\r\ncashew_version:{}\r\ncashew_redis_version:{REDIS_VERSION}\r\n\
              cashew_process_id:{}\r\ncashew_uptime_in_seconds:{uptime}\r\npool:{}\r\n\
@@ -229,7 +233,7 @@ impl Engine {
             self.identity.version,
             self.identity.process_id,
             pool.config.name,
-            pool.clients,
+            clients,
             self.slot,
             self.workers,
             self.epoch,
@@ -260,7 +264,7 @@ impl Engine {
         if !is_address || rest.is_empty() || !self.clients[client].session.authenticated {
             return None;
         }
-        let servers = &self.pools[self.clients[client].pool].config.servers;
+        let servers = &self.listener_of(client).config.servers;
         let Some(server) = servers.iter().position(|server| server.name.as_bytes() == name) else {
             if self.is_single(client) {
                 // The only server may know better what is meant.

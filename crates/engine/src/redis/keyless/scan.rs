@@ -6,7 +6,7 @@ use cashew_protocol::resp::{self, encode};
 use super::cursor::{self, Cursor, Walk};
 use super::merge;
 use crate::base::failure::Failure;
-use crate::base::id::{ClientId, PoolId, RequestId, ServerId};
+use crate::base::id::{BackendId, ClientId, RequestId, ServerId};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::exchange::flow::{Attempts, Flow, FlowContext, Step, Target, Text};
@@ -20,7 +20,13 @@ struct Page {
 
 impl Page {
     /// The server's page, with a cursor that the client may come back with.
-    fn write(self, engine: &Engine, pool: PoolId, reply: &[u8], out: &mut Vec<u8>) -> Option<()> {
+    fn write(
+        self,
+        engine: &Engine,
+        pool: BackendId,
+        reply: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Option<()> {
         let mut reply = merge::Aggregate::of(reply)?;
         let inner = cursor::number(merge::text(reply.next()?)?)?;
         let next = match inner {
@@ -50,14 +56,14 @@ impl Flow for Page {
         if resp::is_error(reply) {
             return Step::Answer;
         }
-        cx.reply_or_bad(reply.len() + 32, |cx, out| self.write(cx.engine, cx.pool(), reply, out))
+        cx.reply_or_bad(reply.len() + 32, |cx, out| self.write(cx.engine, cx.backend(), reply, out))
     }
 }
 
 impl Engine {
     pub(super) fn scan(&mut self, client: ClientId, bytes: &[u8], args: &[Span]) -> Plan {
-        let pool = &self.pools[self.clients[client].pool];
-        let walk = pool.walk;
+        let backend = self.backend_of(client);
+        let (pool, walk) = (&self.backends[backend], self.redis_backends[backend].walk);
         let live = pool.topology.live();
         let first =
             || live.iter().position(|&live| live).map(|server| ServerId::new(server as u32));
@@ -93,12 +99,12 @@ impl Engine {
     }
 
     /// The beginning of the next server of the ring, if there is one.
-    fn page_behind(&self, pool: PoolId, page: Page) -> Option<Cursor> {
-        let pool = &self.pools[pool];
-        let live = pool.topology.live();
+    fn page_behind(&self, pool: BackendId, page: Page) -> Option<Cursor> {
+        let live = self.backends[pool].topology.live();
+        let walk = self.redis_backends[pool].walk;
         // By a list that has changed nobody will go on: the next cursor is refused.
         let is_next =
-            |&server: &ServerId| pool.walk != page.walk || live.get(server.index()) == Some(&true);
+            |&server: &ServerId| walk != page.walk || live.get(server.index()) == Some(&true);
         let server =
             (page.server.number() + 1..page.walk.servers()).map(ServerId::new).find(is_next)?;
         Some(Cursor { server, inner: 0 })

@@ -21,7 +21,7 @@ struct TryEach {
 impl TryEach {
     /// The next server of the ring, if one is left.
     fn next(&mut self, engine: &Engine, client: ClientId) -> Option<ServerId> {
-        let pool = &engine.pools[engine.clients[client].pool];
+        let pool = &engine.backends[engine.backend_of(client)];
         while self.left > 0 {
             let server = ServerId::new(self.next % pool.servers.len() as u32);
             self.next = server.number() + 1;
@@ -60,7 +60,7 @@ impl Flow for TryEach {
 
 impl Engine {
     pub(super) fn random_key(&mut self, client: ClientId, text: &[u8]) -> Plan {
-        let servers = self.pools[self.clients[client].pool].servers.len() as u32;
+        let servers = self.backends[self.backend_of(client)].servers.len() as u32;
         let mut flow = TryEach { next: self.rng.next() as u32 % servers, left: servers };
         let replay = Replay::new(text, &mut self.bufs);
         // What follows must not overtake it.

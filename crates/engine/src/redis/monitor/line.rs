@@ -3,7 +3,7 @@
 use cashew_protocol::Span;
 use cashew_protocol::redis::{Command, Local, Rule};
 
-use crate::base::id::{ConnId, PoolId};
+use crate::base::id::{ConnId, ListenerId};
 
 /// What is told of one argument.
 const ARGUMENT_MAX: usize = 1024;
@@ -28,7 +28,7 @@ struct Line {
 /// Whose line it is, and who is to be told of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hearing {
-    pub pool: PoolId,
+    pub listener: ListenerId,
     pub client: ConnId,
     /// Monitors of this worker.
     pub here: bool,

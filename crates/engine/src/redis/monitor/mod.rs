@@ -15,7 +15,7 @@ use cashew_protocol::redis::{Access, Command, Group, Local, Lookup, Rule, Sessio
 use cashew_protocol::resp;
 
 use crate::base::action::Action;
-use crate::base::id::{ClientId, ConnId, PoolId, RequestId};
+use crate::base::id::{ClientId, ConnId, ListenerId, RequestId};
 use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::downstream::client::Client;
@@ -125,8 +125,8 @@ impl Engine {
         if self.clients[client].requests > 0 {
             return Plan::Wait;
         }
-        let pool = self.clients[client].pool;
-        if self.pools[pool].watch.monitors.len() >= MONITORS_MAX {
+        let pool = self.clients[client].listener;
+        if self.redis_listeners[pool].watch.monitors.len() >= MONITORS_MAX {
             return self.reply_error(client, "ERR too many clients monitor this pool already");
         }
         // It cannot ask for anything that this would be for.
@@ -142,25 +142,26 @@ impl Engine {
             strained_since: Time::NEVER,
         });
         self.update_off_fast_path(client);
-        let state = &mut self.pools[pool];
-        state.watch.monitors.push(client);
-        state.update_held();
-        if state.watch.is_confirmed {
+        let watch = &mut self.redis_listeners[pool].watch;
+        watch.monitors.push(client);
+        let (is_confirmed, is_first) = (watch.is_confirmed, watch.monitors.len() == 1);
+        self.update_held(pool);
+        if is_confirmed {
             self.confirm_monitors(pool);
-        } else if state.watch.monitors.len() == 1 {
+        } else if is_first {
             self.announce_monitors(pool);
         }
         Plan::Done
     }
 
     /// All other workers tell of the requests of a pool that is monitored here.
-    pub fn handle_monitored(&mut self, pool: PoolId, now: Time) {
+    pub fn handle_monitored(&mut self, pool: ListenerId, now: Time) {
         self.now = now;
         self.confirm_monitors(pool);
     }
 
-    fn confirm_monitors(&mut self, pool: PoolId) {
-        let watch = &mut self.pools[pool].watch;
+    fn confirm_monitors(&mut self, pool: ListenerId) {
+        let watch = &mut self.redis_listeners[pool].watch;
         watch.is_confirmed = !watch.monitors.is_empty();
         let since = watch.window.count;
         for client in watch.monitors.clone() {
@@ -187,7 +188,7 @@ impl Engine {
     pub(crate) fn stop_monitor(&mut self, client: ClientId) -> bool {
         let was_told = self.clients[client].modes.end_monitor().is_some();
         if was_told {
-            self.forget_monitor(client, self.clients[client].pool);
+            self.forget_monitor(client, self.clients[client].listener);
         }
         was_told
     }
@@ -204,22 +205,25 @@ impl Engine {
     }
 
     /// The client is told no more.
-    pub(crate) fn forget_monitor(&mut self, client: ClientId, pool: PoolId) {
-        let state = &mut self.pools[pool];
-        state.watch.monitors.retain(|&other| other != client);
-        state.update_held();
-        if state.watch.monitors.is_empty() {
-            state.watch.missed = 0;
-            state.watch.is_confirmed = false;
-            state.watch.window.release_all();
+    pub(crate) fn forget_monitor(&mut self, client: ClientId, pool: ListenerId) {
+        let watch = &mut self.redis_listeners[pool].watch;
+        watch.monitors.retain(|&other| other != client);
+        let was_last = watch.monitors.is_empty();
+        if was_last {
+            watch.missed = 0;
+            watch.is_confirmed = false;
+            watch.window.release_all();
+        }
+        self.update_held(pool);
+        if was_last {
             self.announce_monitors(pool);
         }
     }
 
-    fn announce_monitors(&mut self, pool: PoolId) {
-        let state = &self.pools[pool];
-        let any = !state.watch.monitors.is_empty();
-        self.actions.push_back(Action::Monitors { pool: state.config.name.clone(), any });
+    fn announce_monitors(&mut self, pool: ListenerId) {
+        let any = !self.redis_listeners[pool].watch.monitors.is_empty();
+        let pool = self.listeners[pool].config.name.clone();
+        self.actions.push_back(Action::Monitors { pool, any });
     }
 
     /// The error for what a monitor may not ask.
@@ -244,26 +248,26 @@ impl Engine {
     }
 
     /// Monitors of other workers want to be told of a pool's requests, for a while; or not any more.
-    pub fn handle_watched(&mut self, pool: PoolId, is_watched: bool, now: Time) {
+    pub fn handle_watched(&mut self, pool: ListenerId, is_watched: bool, now: Time) {
         self.now = now;
-        let state = &mut self.pools[pool];
-        state.watch.elsewhere_until =
-            if is_watched { now.plus_millis(WATCHED_MS) } else { Time::ZERO };
-        state.update_held();
+        let watch = &mut self.redis_listeners[pool].watch;
+        watch.elsewhere_until = if is_watched { now.plus_millis(WATCHED_MS) } else { Time::ZERO };
+        self.update_held(pool);
     }
 
     /// To be called once a second.
     pub(crate) fn maintain_monitors(&mut self) {
-        for pool in self.pools.ids() {
-            let state = &mut self.pools[pool];
-            if !state.watch.is_on() {
+        for pool in self.listeners.ids() {
+            let watch = &mut self.redis_listeners[pool].watch;
+            if !watch.is_on() {
                 continue;
             }
-            if state.watch.elsewhere_until <= self.now {
-                state.watch.elsewhere_until = Time::ZERO;
-                state.update_held();
+            let is_here = !watch.monitors.is_empty();
+            if watch.elsewhere_until <= self.now {
+                watch.elsewhere_until = Time::ZERO;
+                self.update_held(pool);
             }
-            if !state.watch.monitors.is_empty() {
+            if is_here {
                 // Who was not there when it was said first has to know, too.
                 self.announce_monitors(pool);
                 self.confirm_late_monitors(pool);
@@ -276,13 +280,13 @@ impl Engine {
 
 impl Engine {
     /// Some worker hangs, or is too old to tell.
-    fn confirm_late_monitors(&mut self, pool: PoolId) {
+    fn confirm_late_monitors(&mut self, pool: ListenerId) {
         let late = |&client: &ClientId| {
             let monitor = self.clients[client].modes.monitor.as_ref();
             let pending = monitor.and_then(|monitor| monitor.pending.as_ref());
             pending.is_some_and(|pending| self.now.micros_since(pending.since) >= CONFIRM_MS * 1000)
         };
-        if self.pools[pool].watch.monitors.iter().any(late) {
+        if self.redis_listeners[pool].watch.monitors.iter().any(late) {
             self.confirm_monitors(pool);
         }
     }
@@ -351,17 +355,17 @@ impl Engine {
 
     /// Tells of a request that is dispatched now.
     fn observe(&mut self, client: ClientId, database: u32, request: &[u8]) {
-        let pool = self.clients[client].pool;
-        let state = &mut self.pools[pool];
+        let pool = self.clients[client].listener;
+        let watch = &mut self.redis_listeners[pool].watch;
         let has_room = self.monitor_relay.observed.len() < TURN_MAX;
-        let (is_here, is_elsewhere) =
-            (!state.watch.monitors.is_empty(), state.watch.is_elsewhere());
+        let (is_here, is_elsewhere) = (!watch.monitors.is_empty(), watch.is_elsewhere());
         let here = is_here && has_room;
         let elsewhere = is_elsewhere && has_room && self.monitor_relay.allowance > 0;
-        state.watch.left_out += u64::from(is_elsewhere && !elsewhere);
+        watch.left_out += u64::from(is_elsewhere && !elsewhere);
         if here || elsewhere {
             let head = head(self.wall_us(), database);
-            let hearing = Hearing { pool, client: self.client_conn(client), here, elsewhere };
+            let hearing =
+                Hearing { listener: pool, client: self.client_conn(client), here, elsewhere };
             let before = self.monitor_relay.observed.len();
             self.monitor_relay.observed.push(hearing, &head, request);
             if elsewhere {
@@ -376,8 +380,8 @@ impl Engine {
 
     /// By which the client's next request will be executed, if it is queued.
     fn database_of(&self, client: ClientId) -> u32 {
-        let Client { pool, session, modes, .. } = &self.clients[client];
-        let pool = &self.pools[*pool];
+        let Client { session, modes, .. } = &self.clients[client];
+        let pool = &self.backends[self.backend_of(client)];
         let transaction = modes.transaction.as_ref();
         match transaction.and_then(|transaction| transaction.exec_effects.database()) {
             Some(selected) => pool.database_of(selected),
@@ -399,15 +403,15 @@ impl Engine {
         let before = transaction.size();
         let (lines, unheard) = transaction.take_observed();
         self.bufs.discharge(before - transaction.size());
-        let pool = self.clients[client].pool;
-        let state = &mut self.pools[pool];
-        if !state.watch.is_on() {
+        let pool = self.clients[client].listener;
+        let watch = &mut self.redis_listeners[pool].watch;
+        if !watch.is_on() {
             return;
         }
-        if state.watch.is_elsewhere() {
-            state.watch.left_out += u64::from(unheard);
+        if watch.is_elsewhere() {
+            watch.left_out += u64::from(unheard);
         }
-        if !state.watch.monitors.is_empty() {
+        if !watch.monitors.is_empty() {
             self.miss_lines(pool, u64::from(unheard));
         }
         for line in lines.split(|&byte| byte == b'\n') {
@@ -443,23 +447,23 @@ impl Engine {
 
     /// A pool of which other workers were to be told, and how many requests were left out of that
     /// since the last call.
-    pub fn poll_left_out(&mut self) -> Option<(PoolId, u64)> {
-        let mut pools = self.pools.iter_mut().zip((0..).map(PoolId::new));
+    pub fn poll_left_out(&mut self) -> Option<(ListenerId, u64)> {
+        let mut pools = self.redis_listeners.iter_mut().zip((0..).map(ListenerId::new));
         let (state, pool) = pools.find(|(state, _)| state.watch.left_out > 0)?;
         Some((pool, std::mem::take(&mut state.watch.left_out)))
     }
 
     /// Passes lines on to the monitors here; `missed` others were left out on the way.
-    pub fn handle_observed(&mut self, pool: PoolId, lines: &[u8], missed: u64, now: Time) {
+    pub fn handle_observed(&mut self, pool: ListenerId, lines: &[u8], missed: u64, now: Time) {
         self.now = now;
         // It may be gone since.
-        let state = self.pools.get(pool);
+        let state = self.redis_listeners.get(pool);
         if state.is_none_or(|state| state.watch.monitors.is_empty()) {
             return;
         }
         self.miss_lines(pool, missed);
         let wall_us = self.wall_us();
-        let window = &mut self.pools[pool].watch.window;
+        let window = &mut self.redis_listeners[pool].watch.window;
         if self.workers <= 1 && window.is_empty() {
             // They are in order.
             let lines = Released { text: lines.to_vec(), ends: Vec::new() };
@@ -474,15 +478,15 @@ impl Engine {
 
     /// Tells what has been held for long enough, and lets those go who waited for it.
     pub(crate) fn release_lines(&mut self) {
-        for pool in self.pools.ids() {
-            if !self.pools[pool].watch.monitors.is_empty() {
+        for pool in self.listeners.ids() {
+            if !self.redis_listeners[pool].watch.monitors.is_empty() {
                 self.release_lines_of(pool);
             }
         }
     }
 
-    fn release_lines_of(&mut self, pool: PoolId) {
-        let window = &mut self.pools[pool].watch.window;
+    fn release_lines_of(&mut self, pool: ListenerId) {
+        let window = &mut self.redis_listeners[pool].watch.window;
         if window.armed.is_some_and(|armed| armed <= self.now) {
             window.armed = None;
         }
@@ -491,7 +495,7 @@ impl Engine {
         if !released.text.is_empty() {
             self.spread_lines(pool, &released);
         }
-        for client in self.pools[pool].watch.monitors.clone() {
+        for client in self.redis_listeners[pool].watch.monitors.clone() {
             let monitor = self.clients[client].modes.monitor.as_ref();
             let leaves_at = monitor.and_then(|monitor| monitor.leaves_at);
             if leaves_at.is_some_and(|at| at <= self.now) {
@@ -500,8 +504,8 @@ impl Engine {
         }
     }
 
-    fn arm_window(&mut self, pool: PoolId) {
-        let window = &mut self.pools[pool].watch.window;
+    fn arm_window(&mut self, pool: ListenerId) {
+        let window = &mut self.redis_listeners[pool].watch.window;
         if window.armed.is_none()
             && let Some(at) = window.next(self.now)
         {
@@ -510,18 +514,16 @@ impl Engine {
         }
     }
 
-    fn miss_lines(&mut self, pool: PoolId, count: u64) {
-        let state = &mut self.pools[pool];
-        state.watch.missed += count;
-        self.metrics.add_pool(state.metrics, PoolCounter::MonitorDropped, count);
+    fn miss_lines(&mut self, pool: ListenerId, count: u64) {
+        self.redis_listeners[pool].watch.missed += count;
+        self.metrics.add_pool(self.listeners[pool].metrics, PoolCounter::MonitorDropped, count);
     }
 
-    fn spread_lines(&mut self, pool: PoolId, lines: &Released) {
+    fn spread_lines(&mut self, pool: ListenerId, lines: &Released) {
         let wall_us = self.wall_us();
-        let state = &mut self.pools[pool];
-        let limits = state.limits;
+        let limits = self.listeners[pool].limits;
         let allowed = limits.pubsub_output_max.min(limits.client_output_max);
-        let watch = &mut state.watch;
+        let watch = &mut self.redis_listeners[pool].watch;
         let mut notice = Vec::new();
         if watch.missed > 0 && self.now >= watch.missed_told_at.plus_millis(MISSED_MS) {
             write_missed(wall_us, std::mem::take(&mut watch.missed), &mut notice);
@@ -562,9 +564,9 @@ impl Engine {
     }
 
     /// As it is done to subscribers.
-    fn cut_strained_monitors(&mut self, pool: PoolId) {
-        let limits = self.pools[pool].limits;
-        for client in self.pools[pool].watch.monitors.clone() {
+    fn cut_strained_monitors(&mut self, pool: ListenerId) {
+        let limits = self.listeners[pool].limits;
+        for client in self.redis_listeners[pool].watch.monitors.clone() {
             let owner = &mut self.clients[client];
             let waits = owner.output.len() + owner.held;
             let Some(monitor) = owner.modes.monitor() else { continue };

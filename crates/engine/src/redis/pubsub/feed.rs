@@ -10,13 +10,13 @@ use std::sync::Arc;
 use cashew_protocol::memcached::Expect;
 use cashew_protocol::resp::encode;
 
-use crate::base::id::{ConnId, LaneId, PoolId, ServerId};
+use crate::base::id::{BackendId, ConnId, LaneId, ServerId};
 use crate::base::time::Time;
-use crate::downstream::session_params::WireProtocol;
 use crate::engine::{Closed, Engine, QUEUE_KEPT};
 use crate::redis::pubsub::push::{Confirmed, Incoming};
 use crate::redis::pubsub::topics::{Kind, Standing, TopicId};
 use crate::upstream::lane::{Lane, Link, Scan};
+use crate::upstream::session_params::WireProtocol;
 
 /// Questions that may be unanswered on one feed; the others wait here.
 const OWED_MAX: usize = 1024;
@@ -101,44 +101,45 @@ impl Feed {
 
 impl Engine {
     /// The feed of a server, which has one.
-    fn feed_mut(&mut self, pool: PoolId, server: ServerId) -> Option<&mut Feed> {
-        self.pools[pool].servers[server].feed.as_deref_mut()
+    fn feed_mut(&mut self, pool: BackendId, server: ServerId) -> Option<&mut Feed> {
+        self.redis_backends[pool].servers[server].feed.as_deref_mut()
     }
 
     fn feed_on(&mut self, lane: LaneId) -> &mut Feed {
-        let Lane { pool, server, .. } = self.lanes[lane];
+        let Lane { backend: pool, server, .. } = self.lanes[lane];
         self.feed_mut(pool, server).expect("the lane of a feed is its server's")
     }
 
     /// The lane of a server's feed, which is made if there is none.
-    pub(crate) fn feed_lane(&mut self, pool: PoolId, server: ServerId) -> LaneId {
+    pub(crate) fn feed_lane(&mut self, pool: BackendId, server: ServerId) -> LaneId {
         if let Some(feed) = self.feed_mut(pool, server) {
             return feed.lane;
         }
         let lane = self.add_lanes(1, (pool, server), 0, WireProtocol::Resp2);
         self.lanes[lane].is_feed = true;
-        let state = &mut self.pools[pool].servers[server];
+        self.backends[pool].servers[server].feed_lane = lane;
+        let state = &mut self.redis_backends[pool].servers[server];
         state.feed = Some(Box::new(Feed { lane, ..Feed::default() }));
         lane
     }
 
     /// The pool that has the topics which come to servers of this one.
-    fn home_of(&self, pool: PoolId) -> PoolId {
-        match self.pools[pool].pubsub.home {
-            PoolId::NONE => pool,
+    fn home_of(&self, pool: BackendId) -> BackendId {
+        match self.redis_backends[pool].pubsub.home {
+            BackendId::NONE => pool,
             home => home,
         }
     }
 
     /// Whose topics come on a lane, and how they name its server.
     pub(crate) fn source_of(&self, lane: LaneId) -> Source {
-        let Lane { pool, server, .. } = self.lanes[lane];
+        let Lane { backend: pool, server, .. } = self.lanes[lane];
         let home = self.home_of(pool);
         Source { home, server, is_preparing: home != pool }
     }
 
     /// Asks a server for a topic as soon as there is a connection to ask on.
-    pub(crate) fn ask_for(&mut self, pool: PoolId, server: ServerId, topic: TopicId) {
+    pub(crate) fn ask_for(&mut self, pool: BackendId, server: ServerId, topic: TopicId) {
         let lane = self.feed_lane(pool, server);
         let link = self.lane(lane).link;
         match link {
@@ -157,20 +158,25 @@ impl Engine {
     }
 
     /// Whether there is any point in connecting to the server.
-    fn may_ask(&self, pool: PoolId, server: ServerId) -> bool {
-        let server = &self.pools[pool].servers[server];
+    fn may_ask(&self, pool: BackendId, server: ServerId) -> bool {
+        let server = &self.backends[pool].servers[server];
         !server.ejected && !server.is_silent()
     }
 
     /// Asks a server to forget a topic. Returns whether there is an answer to come.
-    pub(crate) fn ask_to_forget(&mut self, pool: PoolId, server: ServerId, topic: TopicId) -> bool {
+    pub(crate) fn ask_to_forget(
+        &mut self,
+        pool: BackendId,
+        server: ServerId,
+        topic: TopicId,
+    ) -> bool {
         let home = self.home_of(pool);
         let Some(feed) = self.feed_mut(pool, server) else { return false };
         let lane = feed.lane;
         if !matches!(self.lane(lane).link, Link::Ready { .. }) {
             return false;
         }
-        let state = self.pools[home].pubsub.topics.get(topic.index);
+        let state = self.redis_backends[home].pubsub.topics.get(topic.index);
         let (kind, name) = (state.kind, state.name.clone());
         self.feed_on(lane).unasked.push_back(Question::Unsubscribe { topic, kind, name });
         self.put_questions(lane);
@@ -179,7 +185,12 @@ impl Engine {
 
     /// Has a server say something that the client is told of ([`Engine::marked`]): what was published
     /// before has come then. Returns whether there is an answer to come.
-    pub(crate) fn ask_for_mark(&mut self, pool: PoolId, server: ServerId, client: ConnId) -> bool {
+    pub(crate) fn ask_for_mark(
+        &mut self,
+        pool: BackendId,
+        server: ServerId,
+        client: ConnId,
+    ) -> bool {
         let Some(feed) = self.feed_mut(pool, server) else { return false };
         let lane = feed.lane;
         if !matches!(self.lane(lane).link, Link::Ready { .. }) {
@@ -208,7 +219,7 @@ impl Engine {
                 Question::Subscribe(topic) => {
                     feed.asked += 1;
                     let number = feed.asked;
-                    let topics = &mut self.pools[home].pubsub.topics;
+                    let topics = &mut self.redis_backends[home].pubsub.topics;
                     if !topics.is_current(topic) {
                         continue;
                     }
@@ -246,8 +257,8 @@ impl Engine {
     /// When what was asked first has to be answered. A server that says anything is well.
     pub(crate) fn feed_deadline(&self, index: LaneId) -> Time {
         let lane = &self.lanes[index];
-        let pool = &self.pools[lane.pool];
-        let feed = pool.servers[lane.server].feed.as_deref();
+        let pool = &self.backends[lane.backend];
+        let feed = self.redis_backends[lane.backend].servers[lane.server].feed.as_deref();
         let first = feed.and_then(|feed| Some((feed, feed.owed.front()?)));
         first.map_or(Time::NEVER, |(feed, owed)| {
             let from = owed.asked_at.max(feed.heard_at);
@@ -259,7 +270,7 @@ impl Engine {
     pub(crate) fn feed_ready(&mut self, lane: LaneId) {
         let Source { home, server, is_preparing } = self.source_of(lane);
         let now = self.now;
-        let topics = &mut self.pools[home].pubsub.topics;
+        let topics = &mut self.redis_backends[home].pubsub.topics;
         let mut here = topics.indices();
         here.retain(|&topic| topics.get_mut(topic).place(server, is_preparing).is_some());
         let questions = here.into_iter().map(|topic| Question::Subscribe(topics.id(topic)));
@@ -303,10 +314,15 @@ impl Engine {
 
     /// Keeps the start of a message, as long as somebody may be sent so much.
     fn keep_part(&mut self, index: LaneId, bytes: &[u8]) {
-        let Lane { pool, server, .. } = self.lanes[index];
-        let pool = &mut self.pools[pool];
-        let limit = pool.limits.client_output_max.min(pool.limits.pubsub_output_max);
-        let Some(feed) = pool.servers[server].feed.as_deref_mut() else { return };
+        let Lane { backend: pool, server, .. } = self.lanes[index];
+        let listeners =
+            self.listeners_before(pool).map(|listener| &self.listeners[listener].limits);
+        let allowed =
+            listeners.map(|limits| limits.client_output_max.min(limits.pubsub_output_max));
+        let limit = allowed.max().unwrap_or(0);
+        let Some(feed) = self.redis_backends[pool].servers[server].feed.as_deref_mut() else {
+            return;
+        };
         feed.is_oversized |= (feed.partial.len() + bytes.len()) as u64 > limit;
         if !feed.is_oversized {
             self.bufs.reserve(&mut feed.partial, bytes.len());
@@ -328,7 +344,7 @@ impl Engine {
         let Some(Owed { answer, .. }) = self.feed_on(index).owed.pop_front() else {
             return self.misfit(index, "nothing: no question is open", b"");
         };
-        let topics = &mut self.pools[home].pubsub.topics;
+        let topics = &mut self.redis_backends[home].pubsub.topics;
         match (answer, confirmed) {
             (
                 Answer::Subscribed { topic, number },
@@ -376,7 +392,7 @@ impl Engine {
         feed.is_oversized = false;
         let partial = std::mem::take(&mut feed.partial);
         self.bufs.give(partial);
-        let topics = &mut self.pools[home].pubsub.topics;
+        let topics = &mut self.redis_backends[home].pubsub.topics;
         let (mut draining, mut away) = (Vec::new(), Vec::new());
         for topic in topics.indices() {
             let state = topics.get_mut(topic);
@@ -407,7 +423,7 @@ impl Engine {
     /// can perhaps be told.
     pub(crate) fn feed_settled(&mut self, index: LaneId) {
         let Source { home, server, is_preparing } = self.source_of(index);
-        let topics = &mut self.pools[home].pubsub.topics;
+        let topics = &mut self.redis_backends[home].pubsub.topics;
         let mut here = topics.indices();
         here.retain(|&topic| {
             let state = topics.get_mut(topic);
@@ -421,8 +437,9 @@ impl Engine {
     /// Whether the connection should be made again when it is lost.
     pub(crate) fn is_feed_wanted(&self, index: LaneId) -> bool {
         let lane = &self.lanes[index];
-        let server = &self.pools[lane.pool].servers[lane.server];
-        server.feed.as_deref().is_some_and(|feed| feed.topics > 0 && !server.ejected)
+        let feed = self.redis_backends[lane.backend].servers[lane.server].feed.as_deref();
+        feed.is_some_and(|feed| feed.topics > 0)
+            && !self.backends[lane.backend].servers[lane.server].ejected
     }
 
     /// Closes feeds that nobody needs and asks those that are silent. To be called once a second.
@@ -443,22 +460,18 @@ impl Engine {
         }
     }
 
-    /// Pools and servers that have feeds.
-    fn feeds(&self) -> Vec<(PoolId, ServerId)> {
+    /// Servers that have feeds, by their backends.
+    fn feeds(&self) -> Vec<(BackendId, ServerId)> {
         let mut feeds = Vec::new();
-        for (pool, state) in self.pools.iter().enumerate() {
-            let servers = state.servers.iter().enumerate();
-            let with_feed = servers.filter(|(_, server)| server.feed.is_some());
-            feeds.extend(
-                with_feed
-                    .map(|(server, _)| (PoolId::new(pool as u32), ServerId::new(server as u32))),
-            );
+        for (backend, state) in self.redis_backends.entries() {
+            let with_feed = state.servers.entries().filter(|(_, server)| server.feed.is_some());
+            feeds.extend(with_feed.map(|(server, _)| (backend, server)));
         }
         feeds
     }
 
     /// Has the servers of a pool say something: what they sent before has come when they have.
-    pub(crate) fn sound_feeds(&mut self, pool: PoolId) {
+    pub(crate) fn sound_feeds(&mut self, pool: BackendId) {
         for (_, server) in self.feeds().into_iter().filter(|&(of, _)| of == pool) {
             let lane = self.feed_lane(pool, server);
             if matches!(self.lane(lane).link, Link::Ready { .. }) {
@@ -468,16 +481,17 @@ impl Engine {
     }
 
     /// Whether servers of the pool that are well have yet to say what they were asked.
-    pub(crate) fn awaits_sound(&self, pool: PoolId) -> bool {
-        let servers = self.pools[pool].servers.iter().filter(|server| server.is_up());
-        servers.filter_map(|server| server.feed.as_deref()).any(|feed| {
+    pub(crate) fn awaits_sound(&self, pool: BackendId) -> bool {
+        let servers = self.backends[pool].servers.iter().zip(&self.redis_backends[pool].servers);
+        let up = servers.filter(|(server, _)| server.is_up());
+        up.filter_map(|(_, state)| state.feed.as_deref()).any(|feed| {
             matches!(self.lane(feed.lane).link, Link::Ready { .. }) && !feed.is_settled()
         })
     }
 
     /// Whether the pool's servers may still be connected and confirm.
-    pub(crate) fn awaits_feeds(&self, pool: PoolId) -> bool {
-        let servers = self.pools[pool].servers.iter();
+    pub(crate) fn awaits_feeds(&self, pool: BackendId) -> bool {
+        let servers = self.redis_backends[pool].servers.iter();
         servers.filter_map(|server| server.feed.as_deref()).any(|feed| {
             match self.lane(feed.lane).link {
                 Link::Ready { .. } => !feed.is_settled(),
@@ -492,7 +506,7 @@ impl Engine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Source {
     /// The pool that has the topics.
-    pub(crate) home: PoolId,
+    pub(crate) home: BackendId,
     pub(crate) server: ServerId,
     /// The server is one of a pool that is being prepared.
     pub(crate) is_preparing: bool,

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use cashew_metrics::PoolGauge;
 
-use crate::base::id::{ClientId, ConnId, PoolId, ServerId, TopicSlot};
+use crate::base::id::{BackendId, ClientId, ConnId, ServerId, TopicSlot};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::redis::pubsub::subscribe::{Line, Subscriber};
@@ -43,8 +43,8 @@ impl Engine {
             }
         } else {
             for topic in self.topics_of(client, kind) {
-                let pool = self.clients[client].pool;
-                let name = self.pools[pool].pubsub.topics.get(topic).name.clone();
+                let pool = self.backend_of(client);
+                let name = self.redis_backends[pool].pubsub.topics.get(topic).name.clone();
                 lines.push_back(self.unsubscribe_one(client, kind, &name, &mut left));
             }
             if lines.is_empty() {
@@ -63,8 +63,8 @@ impl Engine {
         name: &[u8],
         left: &mut Vec<TopicSlot>,
     ) -> Line {
-        let pool = self.clients[client].pool;
-        let topic = self.pools[pool].pubsub.topics.find(kind, name);
+        let pool = self.backend_of(client);
+        let topic = self.redis_backends[pool].pubsub.topics.find(kind, name);
         let topic = topic.and_then(|topic| self.leave_topic(client, topic, left));
         let count = self.subscriptions(client, kind);
         Line::Unsubscribed { kind, name: Some(name.into()), count, topic }
@@ -107,8 +107,8 @@ impl Engine {
                 None
             }
             Left::ToNobody(Some(id)) => {
-                let pool = self.clients[client].pool;
-                let topics = &mut self.pools[pool].pubsub.topics;
+                let pool = self.backend_of(client);
+                let topics = &mut self.redis_backends[pool].pubsub.topics;
                 topics.get_mut(id.index).waiting.add(client);
                 Some(id)
             }
@@ -116,7 +116,7 @@ impl Engine {
     }
 
     fn begin_to_leave(&mut self, client: ClientId, topic: TopicSlot) -> Left {
-        let pool = self.clients[client].pool;
+        let pool = self.backend_of(client);
         let Some(subscriber) = self.clients[client].modes.subscriber() else {
             return Left::Nothing;
         };
@@ -124,7 +124,7 @@ impl Engine {
         if std::mem::replace(&mut membership.is_draining, true) {
             return Left::Nothing;
         }
-        let state = self.pools[pool].pubsub.topics.get_mut(topic);
+        let state = self.redis_backends[pool].pubsub.topics.get_mut(topic);
         subscriber.counts[state.kind as usize] -= 1;
         state.leavers += 1;
         if state.is_wanted() {
@@ -139,8 +139,8 @@ impl Engine {
         if left.is_empty() {
             return;
         }
-        let (pool, conn) = (self.clients[client].pool, self.client_conn(client));
-        let topics = &self.pools[pool].pubsub.topics;
+        let (pool, conn) = (self.backend_of(client), self.client_conn(client));
+        let topics = &self.redis_backends[pool].pubsub.topics;
         let places = left.iter().flat_map(|&topic| &topics.get(topic).places);
         let there = places.filter(|place| place.standing == Standing::Subscribed);
         let mut sources: Vec<(bool, ServerId)> =
@@ -186,7 +186,7 @@ impl Engine {
 
     /// Takes the client out of the topics that it has left to others.
     fn finish_draining(&mut self, client: ClientId) {
-        let pool = self.clients[client].pool;
+        let pool = self.backend_of(client);
         let pending = self.clients[client].modes.subscriber().and_then(|s| s.pending.as_mut());
         let Some(pending) = pending else { return };
         for topic in std::mem::take(&mut pending.left) {
@@ -200,8 +200,8 @@ impl Engine {
     }
 
     /// A topic is gone, and so are those who have left it.
-    pub(super) fn dismiss_leavers(&mut self, home: PoolId, topic: TopicSlot) {
-        let topics = &mut self.pools[home].pubsub.topics;
+    pub(super) fn dismiss_leavers(&mut self, home: BackendId, topic: TopicSlot) {
+        let topics = &mut self.redis_backends[home].pubsub.topics;
         let state = topics.get_mut(topic);
         state.leavers = 0;
         for client in std::mem::take(&mut state.subscribers) {
@@ -214,12 +214,12 @@ impl Engine {
     /// Takes a client out of the topic's list.
     fn take_subscriber(
         &mut self,
-        home: PoolId,
+        home: BackendId,
         topic: TopicSlot,
         membership: Option<super::Membership>,
     ) {
         let Some(membership) = membership else { return };
-        let state = self.pools[home].pubsub.topics.get_mut(topic);
+        let state = self.redis_backends[home].pubsub.topics.get_mut(topic);
         state.leavers -= u32::from(membership.is_draining);
         state.subscribers.swap_remove(membership.at as usize);
         if let Some(&moved) = state.subscribers.get(membership.at as usize) {
@@ -232,19 +232,19 @@ impl Engine {
         self.notify_audience(home, topic);
     }
 
-    fn count_subscriber_out(&mut self, home: PoolId) {
-        let pool = &mut self.pools[home];
-        let topics = &mut pool.pubsub.topics;
+    fn count_subscriber_out(&mut self, home: BackendId) {
+        let metrics = self.backends[home].metrics;
+        let topics = &mut self.redis_backends[home].pubsub.topics;
         topics.subscriptions -= 1;
         self.bufs.discharge(SUBSCRIPTION_SIZE);
-        self.metrics.set_pool(pool.metrics, PoolGauge::Subscriptions, topics.subscriptions);
+        self.metrics.set_pool(metrics, PoolGauge::Subscriptions, topics.subscriptions);
     }
 
     /// A client is gone, and so are its subscriptions.
     pub(crate) fn forget_subscriber(
         &mut self,
         client: ClientId,
-        pool: PoolId,
+        pool: BackendId,
         subscriber: Subscriber,
     ) {
         self.bufs.give(subscriber.held);
@@ -260,7 +260,7 @@ impl Engine {
                 Line::Unsubscribed { topic: Some(topic), .. } | Line::Left(Some(topic)) => topic,
                 Line::Unsubscribed { topic: None, .. } | Line::Left(None) => continue,
             };
-            let topics = &mut self.pools[pool].pubsub.topics;
+            let topics = &mut self.redis_backends[pool].pubsub.topics;
             if topics.is_current(topic) {
                 topics.get_mut(topic.index).waiting.told(client);
                 self.leave_if_unwanted(pool, topic.index);

@@ -33,7 +33,7 @@ use subscribe::Membership;
 pub(crate) use subscribe::Subscriber;
 pub(crate) use topics::Topics;
 
-use crate::base::id::{ConnId, PoolId};
+use crate::base::id::{BackendId, ConnId};
 
 /// The most bytes that a subscription takes.
 pub(crate) fn subscription_size() -> u64 {
@@ -44,7 +44,7 @@ pub(crate) fn subscription_size() -> u64 {
 pub(crate) struct PubSub {
     pub(crate) topics: Topics,
     /// The pool whose topics come to servers of this one: itself, or the one that it is to replace.
-    pub(crate) home: PoolId,
+    pub(crate) home: BackendId,
     /// Where topics will be after a change of the epoch, while that is prepared.
     pub(crate) next: Option<place::Next>,
     /// Clients for which more waits than is good for long.
@@ -62,7 +62,7 @@ impl PubSub {
     pub(crate) fn new(pool: &str) -> Self {
         Self {
             topics: Topics::new(),
-            home: PoolId::NONE,
+            home: BackendId::NONE,
             next: None,
             strained: Vec::new(),
             publishers: Vec::new(),

@@ -9,17 +9,17 @@ use std::collections::HashSet;
 use cashew_config::snapshot;
 
 use crate::base::failure::Failure;
-use crate::base::id::{PoolId, ServerId, TopicSlot};
+use crate::base::id::{BackendId, ServerId, TopicSlot};
 use crate::engine::Engine;
 use crate::redis::pubsub::topics::{Kind, Place, Readiness, Standing, TopicId};
 use crate::topology::Topology;
+use crate::upstream::backend::Backend;
 use crate::upstream::lane::Link;
-use crate::upstream::pool::Pool;
 
 /// Where the topics of a pool will be.
 pub(crate) struct Next {
     /// The pool that has the topology to come, and the servers that are not known yet.
-    pub(crate) preparing: PoolId,
+    pub(crate) preparing: BackendId,
     /// By server to come: which of those in use it is.
     kept: Vec<Option<ServerId>>,
 }
@@ -35,20 +35,20 @@ fn is_of_every_server(kind: Kind, name: &[u8]) -> bool {
 
 impl Engine {
     /// The topic of that name, which is made and asked for if there is none.
-    pub(crate) fn topic(&mut self, pool_index: PoolId, kind: Kind, name: &[u8]) -> TopicSlot {
-        let pool = &mut self.pools[pool_index];
-        if let Some(topic) = pool.pubsub.topics.find(kind, name) {
+    pub(crate) fn topic(&mut self, pool_index: BackendId, kind: Kind, name: &[u8]) -> TopicSlot {
+        let topics = &mut self.redis_backends[pool_index].pubsub.topics;
+        if let Some(topic) = topics.find(kind, name) {
             return topic;
         }
-        let topic = pool.pubsub.topics.insert(kind, name);
-        self.bufs.charge(pool.pubsub.topics.get(topic).size());
+        let topic = topics.insert(kind, name);
+        self.bufs.charge(topics.get(topic).size());
         self.place_topic(pool_index, topic);
         topic
     }
 
     /// The servers that have the channel, or each a part of what is published.
-    fn servers_of(&mut self, pool_index: PoolId, kind: Kind, name: &[u8]) -> Vec<ServerId> {
-        let Pool { topology, config, .. } = &self.pools[pool_index];
+    fn servers_of(&mut self, pool_index: BackendId, kind: Kind, name: &[u8]) -> Vec<ServerId> {
+        let Backend { topology, config, .. } = &self.backends[pool_index];
         if is_of_every_server(kind, name) || topology.is_random() {
             return heads(topology, config);
         }
@@ -56,15 +56,15 @@ impl Engine {
     }
 
     /// Has the topic on the servers where it belongs, and on no others.
-    fn place_topic(&mut self, home: PoolId, topic: TopicSlot) {
-        let state = self.pools[home].pubsub.topics.get(topic);
+    fn place_topic(&mut self, home: BackendId, topic: TopicSlot) {
+        let state = self.redis_backends[home].pubsub.topics.get(topic);
         if state.is_draining {
             return;
         }
         let (kind, name) = (state.kind, state.name.clone());
         let mut wanted: Vec<(ServerId, bool, bool)> =
             self.servers_of(home, kind, &name).into_iter().map(|at| (at, false, false)).collect();
-        if let Some(next) = &self.pools[home].pubsub.next {
+        if let Some(next) = &self.redis_backends[home].pubsub.next {
             let (preparing, kept) = (next.preparing, next.kept.clone());
             for server in self.servers_of(preparing, kind, &name) {
                 let (server, is_preparing) = match kept[server.index()] {
@@ -79,13 +79,13 @@ impl Engine {
                 }
             }
         }
-        let state = self.pools[home].pubsub.topics.get(topic);
+        let state = self.redis_backends[home].pubsub.topics.get(topic);
         let had: Vec<(ServerId, bool)> =
             state.places.iter().map(|place| (place.server, place.is_preparing)).collect();
-        let id = self.pools[home].pubsub.topics.id(topic);
+        let id = self.redis_backends[home].pubsub.topics.id(topic);
         // First there, then not here any more.
         for &(server, is_preparing, is_next) in &wanted {
-            let state = self.pools[home].pubsub.topics.get_mut(topic);
+            let state = self.redis_backends[home].pubsub.topics.get_mut(topic);
             match state.place(server, is_preparing) {
                 Some(place) => place.is_next = is_next,
                 None => {
@@ -106,23 +106,29 @@ impl Engine {
     }
 
     /// The pool that a place of a topic is in.
-    pub(super) fn pool_of(&self, home: PoolId, is_preparing: bool) -> PoolId {
-        match &self.pools[home].pubsub.next {
+    pub(super) fn pool_of(&self, home: BackendId, is_preparing: bool) -> BackendId {
+        match &self.redis_backends[home].pubsub.next {
             Some(next) if is_preparing => next.preparing,
             _ => home,
         }
     }
 
-    fn count_place(&mut self, pool: PoolId, server: ServerId, change: i32) {
-        let server = &mut self.pools[pool].servers[server];
+    fn count_place(&mut self, pool: BackendId, server: ServerId, change: i32) {
+        let server = &mut self.redis_backends[pool].servers[server];
         if let Some(feed) = &mut server.feed {
             feed.topics = feed.topics.saturating_add_signed(change);
         }
     }
 
     /// A topic that clients want is not to be on that server any more.
-    fn leave_place(&mut self, home: PoolId, topic: TopicId, server: ServerId, is_preparing: bool) {
-        let state = self.pools[home].pubsub.topics.get_mut(topic.index);
+    fn leave_place(
+        &mut self,
+        home: BackendId,
+        topic: TopicId,
+        server: ServerId,
+        is_preparing: bool,
+    ) {
+        let state = self.redis_backends[home].pubsub.topics.get_mut(topic.index);
         let Some(place) = state.place(server, is_preparing) else { return };
         let is_known = matches!(place.standing, Standing::Asked(_) | Standing::Subscribed);
         let pool = self.pool_of(home, is_preparing);
@@ -134,13 +140,13 @@ impl Engine {
 
     pub(crate) fn remove_place(
         &mut self,
-        home: PoolId,
+        home: BackendId,
         topic: TopicSlot,
         server: ServerId,
         is_preparing: bool,
     ) {
         let pool = self.pool_of(home, is_preparing);
-        let state = self.pools[home].pubsub.topics.get_mut(topic);
+        let state = self.redis_backends[home].pubsub.topics.get_mut(topic);
         let before = state.places.len();
         state.places.retain(|place| !place.is_at(server, is_preparing));
         if state.places.len() < before {
@@ -150,15 +156,19 @@ impl Engine {
 
     /// Lets go of a topic that nobody wants any more. Returns it if servers have yet to say that they
     /// have forgotten it.
-    pub(crate) fn leave_if_unwanted(&mut self, home: PoolId, topic: TopicSlot) -> Option<TopicId> {
-        let topics = &mut self.pools[home].pubsub.topics;
+    pub(crate) fn leave_if_unwanted(
+        &mut self,
+        home: BackendId,
+        topic: TopicSlot,
+    ) -> Option<TopicId> {
+        let topics = &mut self.redis_backends[home].pubsub.topics;
         let state = topics.get(topic);
         if state.is_wanted() || state.is_draining {
             return None;
         }
         // While it has its name.
         self.notify_audience(home, topic);
-        let topics = &mut self.pools[home].pubsub.topics;
+        let topics = &mut self.redis_backends[home].pubsub.topics;
         topics.begin_draining(topic);
         let id = topics.id(topic);
         for place in topics.get(topic).places.clone() {
@@ -166,7 +176,7 @@ impl Engine {
             let pool = self.pool_of(home, is_preparing);
             let is_known = matches!(standing, Standing::Asked(_) | Standing::Subscribed);
             if is_known && self.ask_to_forget(pool, server, id) {
-                let state = self.pools[home].pubsub.topics.get_mut(topic);
+                let state = self.redis_backends[home].pubsub.topics.get_mut(topic);
                 let place = state.place(server, is_preparing).expect("it is being asked there");
                 place.standing = Standing::Leaving;
             } else {
@@ -178,14 +188,14 @@ impl Engine {
     }
 
     /// Forgets a topic that no server has any more. Returns whether it is gone.
-    pub(crate) fn forget_if_gone(&mut self, home: PoolId, topic: TopicSlot) -> bool {
-        let topics = &mut self.pools[home].pubsub.topics;
+    pub(crate) fn forget_if_gone(&mut self, home: BackendId, topic: TopicSlot) -> bool {
+        let topics = &mut self.redis_backends[home].pubsub.topics;
         let state = topics.get(topic);
         if !state.is_draining || !state.places.is_empty() {
             return false;
         }
         self.dismiss_leavers(home, topic);
-        let state = self.pools[home].pubsub.topics.remove(topic);
+        let state = self.redis_backends[home].pubsub.topics.remove(topic);
         self.bufs.discharge(state.size());
         for client in state.waiting.clients() {
             self.answer_pending(client);
@@ -195,9 +205,8 @@ impl Engine {
     }
 
     /// What can be said to who wants to be subscribed.
-    pub(crate) fn readiness(&self, home: PoolId, topic: TopicSlot) -> Readiness {
-        let pool = &self.pools[home];
-        let state = pool.pubsub.topics.get(topic);
+    pub(crate) fn readiness(&self, home: BackendId, topic: TopicSlot) -> Readiness {
+        let state = self.redis_backends[home].pubsub.topics.get(topic);
         let (mut is_subscribed, mut why) = (false, Failure::NoServer);
         for place in state.places.iter().filter(|place| !place.is_next) {
             match &place.standing {
@@ -216,12 +225,12 @@ impl Engine {
     }
 
     /// Why a server cannot be asked, unless that is only a matter of time.
-    fn absence(&self, home: PoolId, place: &Place) -> Option<Failure> {
-        let pool = &self.pools[self.pool_of(home, place.is_preparing)];
-        let feed = pool.servers[place.server].feed.as_deref();
-        let Some(feed) = feed else { return Some(Failure::NoServer) };
-        let lane = self.lane(feed.lane);
-        if pool.servers[place.server].is_silent() {
+    fn absence(&self, home: BackendId, place: &Place) -> Option<Failure> {
+        let backend = self.pool_of(home, place.is_preparing);
+        let server = &self.backends[backend].servers[place.server];
+        let Some(lane) = server.feed_lane() else { return Some(Failure::NoServer) };
+        let lane = self.lane(lane);
+        if server.is_silent() {
             return Some(Failure::Silent);
         }
         match lane.link {
@@ -231,13 +240,13 @@ impl Engine {
     }
 
     /// Another ring places keys: topics follow.
-    pub(crate) fn place_topics(&mut self, home: PoolId) {
-        for topic in self.pools[home].pubsub.topics.indices() {
+    pub(crate) fn place_topics(&mut self, home: BackendId) {
+        for topic in self.redis_backends[home].pubsub.topics.indices() {
             self.place_topic(home, topic);
         }
         self.notify_audiences(home);
-        for id in self.pools[home].pubsub.topics.ids() {
-            let topics = &self.pools[home].pubsub.topics;
+        for id in self.redis_backends[home].pubsub.topics.ids() {
+            let topics = &self.redis_backends[home].pubsub.topics;
             if topics.is_current(id) && !topics.get(id.index).waiting.is_empty() {
                 self.notify_waiting(home, id.index);
             }
@@ -247,35 +256,35 @@ impl Engine {
     /// The pool is to be replaced by another one: what moves is subscribed there beforehand.
     pub(crate) fn prepare_topics(
         &mut self,
-        home: PoolId,
-        preparing: PoolId,
+        home: BackendId,
+        preparing: BackendId,
         kept: &[Option<ServerId>],
     ) {
-        self.pools[preparing].pubsub.home = home;
-        self.pools[home].pubsub.next = Some(Next { preparing, kept: kept.to_vec() });
+        self.redis_backends[preparing].pubsub.home = home;
+        self.redis_backends[home].pubsub.next = Some(Next { preparing, kept: kept.to_vec() });
         self.place_topics(home);
     }
 
     /// The pool is not to be replaced after all.
-    pub(crate) fn abort_topics(&mut self, home: PoolId) {
+    pub(crate) fn abort_topics(&mut self, home: BackendId) {
         // While it is known what is coming, so that it can be left.
-        for topic in self.pools[home].pubsub.topics.indices() {
-            let topics = &self.pools[home].pubsub.topics;
+        for topic in self.redis_backends[home].pubsub.topics.indices() {
+            let topics = &self.redis_backends[home].pubsub.topics;
             let (id, places) = (topics.id(topic), topics.get(topic).places.clone());
             for place in places.iter().filter(|place| place.is_next || place.is_preparing) {
                 self.leave_place(home, id, place.server, place.is_preparing);
             }
             self.forget_if_gone(home, topic);
         }
-        if let Some(next) = self.pools[home].pubsub.next.take() {
-            self.pools[next.preparing].pubsub.home = PoolId::NONE;
+        if let Some(next) = self.redis_backends[home].pubsub.next.take() {
+            self.redis_backends[next.preparing].pubsub.home = BackendId::NONE;
         }
     }
 
     /// The pool has been replaced: servers have other numbers, and topics are where they will be.
-    pub(crate) fn commit_topics(&mut self, home: PoolId) {
-        let pubsub = &mut self.pools[home].pubsub;
-        pubsub.home = PoolId::NONE;
+    pub(crate) fn commit_topics(&mut self, home: BackendId) {
+        let pubsub = &mut self.redis_backends[home].pubsub;
+        pubsub.home = BackendId::NONE;
         let Some(Next { kept, .. }) = pubsub.next.take() else {
             return self.notify_audiences(home);
         };
@@ -291,28 +300,28 @@ impl Engine {
                 server.is_some()
             });
         }
-        for topic in self.pools[home].pubsub.topics.indices() {
+        for topic in self.redis_backends[home].pubsub.topics.indices() {
             self.forget_if_gone(home, topic);
         }
         self.place_topics(home);
     }
 
     /// Tells other workers of all topics: they are on other servers, or it is told elsewhere from now on.
-    fn notify_audiences(&self, home: PoolId) {
-        for topic in self.pools[home].pubsub.topics.indices() {
+    fn notify_audiences(&self, home: BackendId) {
+        for topic in self.redis_backends[home].pubsub.topics.indices() {
             self.notify_audience(home, topic);
         }
     }
 
     /// Forgets all topics of a pool that has no clients any more.
-    pub(crate) fn drop_topics(&mut self, pool: PoolId) {
-        for topic in self.pools[pool].pubsub.topics.indices() {
-            let state = self.pools[pool].pubsub.topics.get(topic);
+    pub(crate) fn drop_topics(&mut self, pool: BackendId) {
+        for topic in self.redis_backends[pool].pubsub.topics.indices() {
+            let state = self.redis_backends[pool].pubsub.topics.get(topic);
             debug_assert!(state.subscribers.is_empty(), "the pool has no clients");
             self.bufs.discharge(state.size());
         }
-        let pool = &mut self.pools[pool];
-        pool.pubsub = super::PubSub::new(&pool.config.name);
+        let name = &self.backends[pool].config.name;
+        self.redis_backends[pool].pubsub = super::PubSub::new(name);
     }
 }
 

@@ -15,12 +15,11 @@ use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::{Access, Command, Fan, glob_matches};
 use cashew_protocol::resp::{self, Reply, ReplyScanner, Scan, encode};
 
-use crate::base::id::{ClientId, PoolId, RequestId, ServerId, TopicSlot};
+use crate::base::id::{BackendId, ClientId, RequestId, ServerId, TopicSlot};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::exchange::flow::{Flow, FlowContext, Step};
 use crate::redis::pubsub::topics::{Kind, Place, Standing};
-use crate::upstream::pool::{self, Pool};
 
 /// A message that is published, and how many more hear it than its server counts.
 #[derive(Debug)]
@@ -37,7 +36,7 @@ struct Audiences(Box<[i32]>);
 
 impl Flow for Published {
     fn on_reply(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, reply: &[u8]) -> Step {
-        let now = cx.engine.correction(cx.pool(), self.server, self.kind, &self.channel);
+        let now = cx.engine.correction(cx.backend(), self.server, self.kind, &self.channel);
         corrected(cx, |out| correct(reply, now.min(self.more), out), reply.len())
     }
 }
@@ -67,7 +66,7 @@ fn corrected(
 
 impl Engine {
     /// The server that a channel belongs to. It publishes what is published there.
-    pub(crate) fn channel_server(&mut self, pool: PoolId, channel: &[u8]) -> Option<ServerId> {
+    pub(crate) fn channel_server(&mut self, pool: BackendId, channel: &[u8]) -> Option<ServerId> {
         self.route(pool, channel, Access::None)
     }
 
@@ -80,14 +79,14 @@ impl Engine {
     ) -> Plan {
         let channel = args[1].of(bytes);
         let kind = if command.name == "spublish" { Kind::Shard } else { Kind::Channel };
-        let pool = self.clients[client].pool;
-        let topics = &self.pools[pool].pubsub.topics;
+        let pool = self.backend_of(client);
+        let topics = &self.redis_backends[pool].pubsub.topics;
         if topics.has_draining(kind, channel) && self.must_wait_to_publish(client) {
             return Plan::Wait;
         }
         if kind == Kind::Channel {
             // It is held against every pattern, now and when it is answered.
-            let topics = &self.pools[pool].pubsub.topics;
+            let topics = &self.redis_backends[pool].pubsub.topics;
             let patterns = topics.patterns().map(|topic| topics.get(topic).name.len());
             let looked_at: usize = patterns.map(|size| size + channel.len()).sum();
             self.spend(2 * looked_at);
@@ -105,8 +104,8 @@ impl Engine {
     }
 
     /// What is to be added to the number of those who heard, as the server counts them.
-    fn correction(&self, pool: PoolId, server: ServerId, kind: Kind, channel: &[u8]) -> i32 {
-        let pubsub = &self.pools[pool].pubsub;
+    fn correction(&self, pool: BackendId, server: ServerId, kind: Kind, channel: &[u8]) -> i32 {
+        let pubsub = &self.redis_backends[pool].pubsub;
         let topics = &pubsub.topics;
         let correction = |topic: TopicSlot| {
             let topic = topics.get(topic);
@@ -137,9 +136,9 @@ impl Engine {
     }
 
     /// Tells other workers how many clients the subscription to a topic stands for.
-    pub(crate) fn notify_audience(&self, home: PoolId, topic: TopicSlot) {
-        let Pool { pubsub, standing, .. } = &self.pools[home];
-        if self.workers <= 1 || *standing != pool::Standing::InUse {
+    pub(crate) fn notify_audience(&self, home: BackendId, topic: TopicSlot) {
+        let pubsub = &self.redis_backends[home].pubsub;
+        if self.workers <= 1 || !self.backends[home].is_in_use() {
             return;
         }
         let topic = pubsub.topics.get(topic);
@@ -160,7 +159,8 @@ impl Engine {
     /// what has been left before. It waits once: others may go on leaving.
     fn must_wait_to_publish(&mut self, client: ClientId) -> bool {
         let conn = self.client_conn(client);
-        let pubsub = &mut self.pools[self.clients[client].pool].pubsub;
+        let backend = self.backend_of(client);
+        let pubsub = &mut self.redis_backends[backend].pubsub;
         if let Some(at) = pubsub.deferred.iter().position(|&other| other == conn) {
             pubsub.deferred.swap_remove(at);
             return false;
@@ -172,8 +172,8 @@ impl Engine {
     }
 
     /// A server has forgotten what was left: those who wait for that try again.
-    pub(crate) fn wake_publishers(&mut self, pool: PoolId) {
-        let pubsub = &mut self.pools[pool].pubsub;
+    pub(crate) fn wake_publishers(&mut self, pool: BackendId) {
+        let pubsub = &mut self.redis_backends[pool].pubsub;
         if pubsub.publishers.is_empty() {
             return;
         }
@@ -195,8 +195,8 @@ impl Engine {
         bytes: &[u8],
         args: &[Span],
     ) -> Plan {
-        let pool = self.clients[client].pool;
-        let has_draining = self.pools[pool].pubsub.topics.has_any_draining();
+        let pool = self.backend_of(client);
+        let has_draining = self.redis_backends[pool].pubsub.topics.has_any_draining();
         if has_draining && self.must_wait_to_publish(client) {
             return Plan::Wait;
         }
@@ -212,7 +212,7 @@ impl Engine {
     /// What is to be added to the numbers in the reply to PUBSUB NUMSUB, if anything is.
     pub(crate) fn audience_corrections(
         &self,
-        pool: PoolId,
+        pool: BackendId,
         command: &Command,
         bytes: &[u8],
         args: &[Span],
@@ -229,8 +229,8 @@ impl Engine {
     }
 
     /// What is to be added to the number of a channel's subscribers, over all servers.
-    fn audience_correction(&self, pool: PoolId, kind: Kind, channel: &[u8]) -> i32 {
-        let pubsub = &self.pools[pool].pubsub;
+    fn audience_correction(&self, pool: BackendId, kind: Kind, channel: &[u8]) -> i32 {
+        let pubsub = &self.redis_backends[pool].pubsub;
         let here = pubsub.topics.find(kind, channel).map_or(0, |topic| {
             let topic = pubsub.topics.get(topic);
             let subscribed = |place: &&Place| place.standing == Standing::Subscribed;

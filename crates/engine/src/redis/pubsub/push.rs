@@ -9,10 +9,10 @@ use cashew_protocol::resp::{self, Reply};
 
 use crate::base::id::{ClientId, ConnId, LaneId, RequestId, TopicSlot};
 use crate::base::time::Time;
-use crate::downstream::session_params::WireProtocol;
 use crate::engine::Engine;
 use crate::redis::pubsub::feed::Source;
 use crate::redis::pubsub::topics::Kind;
+use crate::upstream::session_params::WireProtocol;
 
 /// What comes on a feed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ impl Engine {
     /// Copies a message to all who are subscribed to the topic.
     pub(crate) fn spread(&mut self, lane: LaneId, kind: Kind, topic: &[u8], message: &[u8]) {
         let source = self.source_of(lane);
-        let topics = &self.pools[source.home].pubsub.topics;
+        let topics = &self.redis_backends[source.home].pubsub.topics;
         let named = topics.find(kind, topic);
         let is_left_here = |&index: &TopicSlot| {
             let topic = topics.get(index);
@@ -91,10 +91,8 @@ impl Engine {
     fn spread_to(&mut self, source: Source, index: TopicSlot, message: &[u8]) {
         // Those for whom there is no room are closed before each has its copy, not after.
         let room = self.buffers_max();
-        let pool = &mut self.pools[source.home];
-        let limits = pool.limits;
-        let allowed = limits.pubsub_output_max.min(limits.client_output_max);
-        let subscribers = &pool.pubsub.topics.get(index).subscribers;
+        let pubsub = &mut self.redis_backends[source.home].pubsub;
+        let subscribers = &pubsub.topics.get(index).subscribers;
         let (mut overflowed, mut shed) = (Vec::new(), Vec::new());
         for &client in subscribers {
             let (owner, generation) = self.clients.entry(client);
@@ -119,18 +117,21 @@ impl Engine {
                 owner.mark(conn, &mut self.dirty_clients, &mut self.deferred_clients);
             }
             let waits = owner.output.len() + owner.held;
+            let limits = &self.listeners[owner.listener].limits;
+            let allowed = limits.pubsub_output_max.min(limits.client_output_max);
             if waits > allowed {
                 overflowed.push(conn);
             } else if waits > limits.pubsub_output_soft_max {
                 let subscriber = owner.modes.subscriber().expect("it is subscribed");
                 if subscriber.strained_since == Time::NEVER {
                     subscriber.strained_since = self.now;
-                    pool.pubsub.strained.push(conn);
+                    pubsub.strained.push(conn);
                 }
             }
         }
         let count = subscribers.len() - shed.len();
-        self.metrics.add_pool(pool.metrics, PoolCounter::MessagesDelivered, count as u64);
+        let metrics = self.backends[source.home].metrics;
+        self.metrics.add_pool(metrics, PoolCounter::MessagesDelivered, count as u64);
         self.spend(message.len().saturating_mul(count));
         self.cut_all(overflowed, PoolCounter::ClientsOverflowed);
         self.cut_all(shed, PoolCounter::ClientsShed);
@@ -139,7 +140,7 @@ impl Engine {
     /// A message of the topic was larger than anybody may be sent: they would have missed it.
     pub(crate) fn overflow_subscribers(&mut self, lane: LaneId, start: &[u8]) {
         let source = self.source_of(lane);
-        let topics = &self.pools[source.home].pubsub.topics;
+        let topics = &self.redis_backends[source.home].pubsub.topics;
         let topic = topic_of_start(start).and_then(|(kind, topic)| topics.find(kind, topic));
         if let Some(topic) = topic {
             let subscribers = topics.get(topic).subscribers.iter();
@@ -173,9 +174,8 @@ impl Engine {
 
     /// Cuts clients for which too much has waited for too long. To be called once a second.
     pub(crate) fn maintain_strained(&mut self) {
-        for pool in self.pools.ids() {
-            let limits = self.pools[pool].limits;
-            let strained = std::mem::take(&mut self.pools[pool].pubsub.strained);
+        for pool in self.backends.ids() {
+            let strained = std::mem::take(&mut self.redis_backends[pool].pubsub.strained);
             let mut still = Vec::new();
             for conn in strained {
                 let (index, now) = (conn.client(), self.now);
@@ -183,6 +183,7 @@ impl Engine {
                     continue;
                 }
                 let client = &mut self.clients[index];
+                let limits = &self.listeners[client.listener].limits;
                 let waits = client.output.len() + client.held;
                 let Some(subscriber) = client.modes.subscriber() else { continue };
                 let since = subscriber.strained_since;
@@ -194,7 +195,7 @@ impl Engine {
                     still.push(conn);
                 }
             }
-            self.pools[pool].pubsub.strained.append(&mut still);
+            self.redis_backends[pool].pubsub.strained.append(&mut still);
         }
     }
 }
@@ -226,9 +227,10 @@ impl Engine {
     /// Whether the message also comes on another feed: a server that the topic moves to may be the
     /// one it is on, by another name or another password.
     fn is_heard_twice(&self, source: Source, topic: TopicSlot) -> bool {
-        let pool = &self.pools[source.home];
-        let Some(next) = &pool.pubsub.next else { return false };
-        let places = &pool.pubsub.topics.get(topic).places;
+        let pool = &self.backends[source.home];
+        let pubsub = &self.redis_backends[source.home].pubsub;
+        let Some(next) = &pubsub.next else { return false };
+        let places = &pubsub.topics.get(topic).places;
         let is_next = |place: &&crate::redis::pubsub::topics::Place| {
             place.is_next && place.is_at(source.server, source.is_preparing)
         };
@@ -236,7 +238,7 @@ impl Engine {
             return false;
         }
         let endpoint = match source.is_preparing {
-            true => &self.pools[next.preparing].config.servers[source.server.index()],
+            true => &self.backends[next.preparing].config.servers[source.server.index()],
             false => &pool.config.servers[source.server.index()],
         };
         places

@@ -7,12 +7,12 @@ use cashew_protocol::Span;
 use cashew_protocol::redis::{Command, Local, Rule, SessionRule, Subscription};
 use cashew_protocol::resp::encode;
 
-use crate::base::id::{ClientId, PoolId, RequestId, TopicSlot};
+use crate::base::id::{BackendId, ClientId, RequestId, TopicSlot};
 use crate::base::time::Time;
 use crate::downstream::receive::Plan;
-use crate::downstream::session_params::WireProtocol;
 use crate::engine::Engine;
 use crate::redis::pubsub::topics::{Kind, Readiness, SUBSCRIPTION_SIZE, TopicId};
+use crate::upstream::session_params::WireProtocol;
 
 /// The longest name of a channel or pattern. Redis has no limit, but here names are kept and sent
 /// again.
@@ -171,12 +171,12 @@ impl Engine {
         if let Some(text) = self.too_many(client, kind, names.clone()) {
             return self.reply_error(client, text);
         }
-        let pool = self.clients[client].pool;
+        let pool = self.backend_of(client);
         let request = self.new_request(client);
         let mut lines = VecDeque::with_capacity(names.len());
         for name in names {
             let topic = self.topic(pool, kind, name);
-            let topics = &mut self.pools[pool].pubsub.topics;
+            let topics = &mut self.redis_backends[pool].pubsub.topics;
             topics.get_mut(topic).waiting.add(client);
             lines.push_back(Line::Subscribe(topics.id(topic)));
         }
@@ -191,14 +191,14 @@ impl Engine {
         kind: Kind,
         mut names: impl ExactSizeIterator<Item = &'n [u8]>,
     ) -> Option<&'static str> {
-        let pool = &self.pools[self.clients[client].pool];
-        let limits = &pool.limits;
+        let limits = &self.listener_of(client).limits;
+        let topics = &self.redis_backends[self.backend_of(client)].pubsub.topics;
         let own = self.clients[client].modes.subscriber.as_deref().map_or(0, |s| s.topics.len());
         let more = names.len();
         if own + more > limits.client_subscriptions_max as usize {
             return Some("ERR max number of subscriptions of a client reached");
         }
-        let all = pool.pubsub.topics.subscriptions.max(pool.pubsub.topics.len() as u64);
+        let all = topics.subscriptions.max(topics.len() as u64);
         if all + more as u64 > u64::from(limits.subscriptions_max) {
             return Some("ERR max number of subscriptions reached");
         }
@@ -231,7 +231,7 @@ impl Engine {
 
     pub(crate) fn topics_of(&self, client: ClientId, kind: Kind) -> Vec<TopicSlot> {
         let owner = &self.clients[client];
-        let topics = &self.pools[owner.pool].pubsub.topics;
+        let topics = &self.redis_backends[self.backend_of(client)].pubsub.topics;
         let subscribed =
             owner.modes.subscriber.iter().flat_map(|subscriber| subscriber.topics.iter());
         subscribed
@@ -252,9 +252,9 @@ impl Engine {
 
     /// Makes a client one of the topic's subscribers, unless it is already.
     fn join_topic(&mut self, client: ClientId, topic: TopicSlot) {
+        let home = self.backend_of(client);
         let owner = &mut self.clients[client];
-        let pool = &mut self.pools[owner.pool];
-        let topics = &mut pool.pubsub.topics;
+        let topics = &mut self.redis_backends[home].pubsub.topics;
         let subscriber = owner.modes.subscriber().expect("it is being subscribed");
         if subscriber.topics.contains_key(&topic) {
             return;
@@ -266,8 +266,8 @@ impl Engine {
         state.subscribers.push(client);
         topics.subscriptions += 1;
         self.bufs.charge(SUBSCRIPTION_SIZE);
-        self.metrics.set_pool(pool.metrics, PoolGauge::Subscriptions, topics.subscriptions);
-        let home = owner.pool;
+        let metrics = self.backends[home].metrics;
+        self.metrics.set_pool(metrics, PoolGauge::Subscriptions, topics.subscriptions);
         self.notify_audience(home, topic);
     }
 
@@ -275,14 +275,14 @@ impl Engine {
     pub(crate) fn answer_pending(&mut self, client: ClientId) {
         loop {
             let owner = &self.clients[client];
-            let pool = owner.pool;
+            let pool = self.backend_of(client);
             let Some(subscriber) = owner.modes.subscriber.as_deref() else { return };
             let Some(pending) = &subscriber.pending else { return };
             let Some(line) = pending.lines.front() else { break };
             let (topic, readiness) = match line {
                 Line::Subscribe(topic) => (Some(*topic), self.readiness(pool, topic.index)),
                 Line::Unsubscribed { .. } | Line::Left(_) => {
-                    let topics = &self.pools[pool].pubsub.topics;
+                    let topics = &self.redis_backends[pool].pubsub.topics;
                     let is_left = |topic| !topics.is_current(topic);
                     match pending.marks == 0 && line.left().is_none_or(is_left) {
                         true => (None, Readiness::Subscribed),
@@ -311,13 +311,13 @@ impl Engine {
 
     /// The client is subscribed to the topic, or could not be.
     fn subscribed(&mut self, client: ClientId, topic: TopicId, readiness: Readiness) {
-        let pool = self.clients[client].pool;
-        let topics = &mut self.pools[pool].pubsub.topics;
+        let pool = self.backend_of(client);
+        let topics = &mut self.redis_backends[pool].pubsub.topics;
         topics.get_mut(topic.index).waiting.told(client);
         match readiness {
             Readiness::Subscribed => {
                 self.join_topic(client, topic.index);
-                let state = self.pools[pool].pubsub.topics.get(topic.index);
+                let state = self.redis_backends[pool].pubsub.topics.get(topic.index);
                 let (kind, name) = (state.kind, state.name.clone());
                 let count = self.subscriptions(client, kind);
                 self.confirm(client, kind.subscribe(), Some(&name), count);
@@ -382,8 +382,8 @@ impl Engine {
     }
 
     /// Tells those who wait for news of the topic.
-    pub(crate) fn notify_waiting(&mut self, pool: PoolId, topic: TopicSlot) {
-        let waiting = self.pools[pool].pubsub.topics.get(topic).waiting.clients();
+    pub(crate) fn notify_waiting(&mut self, pool: BackendId, topic: TopicSlot) {
+        let waiting = self.redis_backends[pool].pubsub.topics.get(topic).waiting.clients();
         for client in waiting {
             self.answer_pending(client);
         }

@@ -19,14 +19,14 @@ use cashew_protocol::redis::Command;
 use cashew_protocol::resp::{self, encode};
 
 use crate::base::failure::Failure;
-use crate::base::id::{ClientId, LaneId, PoolId, RequestId, ServerId};
+use crate::base::id::{BackendId, ClientId, LaneId, RequestId, ServerId};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::exchange::flow::{Attempts, Flow, FlowContext, Step, Target, Text};
 use crate::redis::keyless::{self, Walk};
 use crate::redis::scripts::{Scripts, Sha, is_read_only, parse_sha};
+use crate::redis::state::BackendState;
 use crate::request::replay::Replay;
-use crate::upstream::pool::Pool;
 
 const NO_SCRIPT: &[u8] = b"-NOSCRIPT";
 const NO_FUNCTION: &[u8] = b"-ERR Function not found";
@@ -111,7 +111,7 @@ impl Call {
         let client = cx.client();
         client != ClientId::NONE
             && cx.engine.clients[client].tail == cx.request
-            && cx.engine.pools[cx.pool()].walk == self.walk
+            && cx.engine.redis_backends[cx.backend()].walk == self.walk
     }
 
     /// The server has answered the call.
@@ -122,7 +122,7 @@ impl Call {
             (false, true) => Has::Unknown,
             (false, false) => Has::Yes,
         };
-        let pool = cx.pool();
+        let pool = cx.backend();
         cx.engine.note_called(pool, self, has);
         if has != Has::No || !self.may_heal(cx) {
             return Step::Answer;
@@ -138,7 +138,7 @@ impl Call {
     /// Has the server load the script and answer once more; `None` if it cannot.
     #[cold]
     fn give_script(&mut self, cx: &mut FlowContext<'_>, sha: &Sha) -> Option<Step> {
-        let load = cx.engine.load_command(cx.pool(), sha)?;
+        let load = cx.engine.load_command(cx.backend(), sha)?;
         self.ask_again(cx, load)
     }
 
@@ -157,12 +157,12 @@ impl Call {
     /// Another server's functions are here, or not.
     fn functions_fetched(&mut self, cx: &mut FlowContext<'_>, reply: &[u8]) -> Step {
         let payload = keyless::text(reply).filter(|_| !keyless::is_null(reply));
-        let pool = cx.pool();
-        let is_meant = cx.engine.pools[pool].walk == self.walk;
+        let pool = cx.backend();
+        let is_meant = cx.engine.redis_backends[pool].walk == self.walk;
         if let Some(payload) = payload.filter(|_| is_meant) {
             if cx.engine.is_queueing(cx.client()) {
                 // What it has then is all that can be had.
-                cx.engine.pools[pool].servers[self.server].functions_seen = true;
+                cx.engine.redis_backends[pool].servers[self.server].functions_seen = true;
             }
             let mut restore = cx.engine.bufs.take_for(payload.len() + COMMAND_ROOM);
             encode::write_command(&mut restore, &[b"FUNCTION", b"RESTORE", payload]);
@@ -220,7 +220,7 @@ impl Flow for Call {
         if resp::is_error(start) {
             return true;
         }
-        let pool = cx.pool();
+        let pool = cx.backend();
         cx.engine.note_called(pool, self, Has::Yes);
         false
     }
@@ -247,11 +247,11 @@ impl Engine {
         command: &Command,
         text: &[u8],
     ) -> Option<Sha> {
-        let pool = self.clients[client].pool;
+        let pool = self.backend_of(client);
         match command.name {
             "script|load" => return self.remember_script(pool, text),
             "script|flush" => {
-                let metrics = self.pools[pool].metrics;
+                let metrics = self.backends[pool].metrics;
                 self.metrics.add_pool(metrics, PoolCounter::ScriptFlushes, 1);
                 self.forget_scripts(pool);
             }
@@ -268,8 +268,8 @@ impl Engine {
 
     /// A server has refused a script that was to be loaded: perhaps since it is none.
     #[cold]
-    pub(crate) fn load_refused(&mut self, pool: PoolId, sha: &Sha, error: &[u8]) {
-        let scripts = &mut self.pools[pool].scripts;
+    pub(crate) fn load_refused(&mut self, pool: BackendId, sha: &Sha, error: &[u8]) {
+        let scripts = &mut self.redis_backends[pool].scripts;
         if NO_TEXT.iter().any(|start| error.starts_with(start))
             && let Some(place) = scripts.place(sha)
         {
@@ -277,18 +277,19 @@ impl Engine {
         }
     }
 
-    fn forget_scripts(&mut self, pool: PoolId) {
-        let pool = &mut self.pools[pool];
+    fn forget_scripts(&mut self, pool: BackendId) {
+        let pool = &mut self.redis_backends[pool];
         pool.scripts = Scripts::default();
         pool.servers.iter_mut().for_each(|server| server.scripts_seen.clear());
     }
 
     /// Returns the hash of a script that was not remembered before.
-    fn remember_script(&mut self, pool: PoolId, text: &[u8]) -> Option<Sha> {
-        let pool = &mut self.pools[pool];
+    fn remember_script(&mut self, pool: BackendId, text: &[u8]) -> Option<Sha> {
+        let metrics = self.backends[pool].metrics;
+        let pool = &mut self.redis_backends[pool];
         if pool.scripts.is_empty() {
             let counter = PoolCounter::ScriptFlushes;
-            pool.scripts.begin(self.metrics.sum_pool_counter(pool.metrics, counter));
+            pool.scripts.begin(self.metrics.sum_pool_counter(metrics, counter));
         }
         let place = pool.scripts.insert(text)?;
         pool.servers.iter_mut().for_each(|server| server.scripts_seen.remove(place));
@@ -298,12 +299,12 @@ impl Engine {
     /// Which of these scripts a server of these that lacks one would be given.
     pub(crate) fn remembered<'b>(
         &mut self,
-        pool: PoolId,
+        pool: BackendId,
         shas: impl Iterator<Item = &'b [u8]>,
         servers: &[ServerId],
     ) -> Box<Remembered> {
         self.notice_flush(pool);
-        let Pool { scripts, walk, .. } = &self.pools[pool];
+        let BackendState { scripts, walk, .. } = &self.redis_backends[pool];
         let is_there = |sha: &Sha| scripts.place(sha).is_some();
         let shas = shas.map(|sha| parse_sha(sha).filter(is_there)).collect();
         Box::new(Remembered { shas, servers: servers.into(), walk: *walk })
@@ -313,11 +314,11 @@ impl Engine {
     /// script, and has lost it, is to be given it again.
     pub(crate) fn note_existing(
         &mut self,
-        pool: PoolId,
+        pool: BackendId,
         asked: &Remembered,
         known: &[Option<Vec<i64>>],
     ) {
-        let Pool { scripts, servers, walk, .. } = &mut self.pools[pool];
+        let BackendState { scripts, servers, walk, .. } = &mut self.redis_backends[pool];
         if *walk != asked.walk {
             return;
         }
@@ -335,10 +336,10 @@ impl Engine {
 
     /// Forgets the scripts if a client of another worker has had them flushed: then none is lost that
     /// a server does not have.
-    fn notice_flush(&mut self, pool: PoolId) {
-        let state = &self.pools[pool];
-        let flushes = self.metrics.sum_pool_counter(state.metrics, PoolCounter::ScriptFlushes);
-        if flushes != state.scripts.began_at() {
+    fn notice_flush(&mut self, pool: BackendId) {
+        let metrics = self.backends[pool].metrics;
+        let flushes = self.metrics.sum_pool_counter(metrics, PoolCounter::ScriptFlushes);
+        if flushes != self.redis_backends[pool].scripts.began_at() {
             self.forget_scripts(pool);
         }
     }
@@ -352,7 +353,7 @@ impl Engine {
         args: &[Span],
     ) -> bool {
         let Some(called) = args.get(1).map(|arg| arg.of(bytes)) else { return false };
-        let scripts = &self.pools[self.clients[client].pool].scripts;
+        let scripts = &self.redis_backends[self.backend_of(client)].scripts;
         match command.name {
             "eval" => is_read_only(called),
             "evalsha" => parse_sha(called)
@@ -374,13 +375,14 @@ impl Engine {
         let &Plan::Forward { lane, request } = plan else { return };
         let server = self.lanes[lane].server;
         if let "eval" | "eval_ro" = command.name {
-            let pool = self.clients[client].pool;
+            let pool = self.backend_of(client);
             if let Some(sha) = self.remember_script(pool, args[1].of(bytes)) {
                 self.begin_call(request, What::Text(sha), None, server);
             }
             return;
         }
-        let pool = &mut self.pools[self.clients[client].pool];
+        let backend = self.backend_of(client);
+        let pool = &mut self.redis_backends[backend];
         let state = &pool.servers[server];
         let (what, is_seen) = match command.name {
             "evalsha" | "evalsha_ro" => {
@@ -417,7 +419,7 @@ impl Engine {
         stage: Stage,
         server: ServerId,
     ) -> Box<Call> {
-        let walk = self.pools[self.requests[request].pool].walk;
+        let walk = self.redis_backends[self.requests[request].backend].walk;
         let call = Call { what, stage, server, walk };
         match self.scratch.calls.take() {
             Some(mut spare) => {
@@ -429,8 +431,8 @@ impl Engine {
     }
 
     /// Notes what the reply to a call shows of its server.
-    fn note_called(&mut self, pool: PoolId, call: &Call, has: Has) {
-        let pool = &mut self.pools[pool];
+    fn note_called(&mut self, pool: BackendId, call: &Call, has: Has) {
+        let pool = &mut self.redis_backends[pool];
         if pool.walk != call.walk || has == Has::Unknown {
             return;
         }
@@ -448,9 +450,9 @@ impl Engine {
     }
 
     /// The command that gives a server a script that is remembered.
-    fn load_command(&mut self, pool: PoolId, sha: &Sha) -> Option<Vec<u8>> {
+    fn load_command(&mut self, pool: BackendId, sha: &Sha) -> Option<Vec<u8>> {
         self.notice_flush(pool);
-        let scripts = &self.pools[pool].scripts;
+        let scripts = &self.redis_backends[pool].scripts;
         let script = scripts.text(scripts.place(sha)?);
         let mut load = self.bufs.take_for(script.len() + COMMAND_ROOM);
         encode::write_command(&mut load, &[b"SCRIPT", b"LOAD", script]);
@@ -465,11 +467,12 @@ impl Engine {
 
     /// A server whose functions another one may be given now.
     fn donor_of_functions(&mut self, client: ClientId, to: ServerId) -> Option<ServerId> {
-        let pool = &mut self.pools[self.clients[client].pool];
+        let backend = self.backend_of(client);
+        let pool = &self.backends[backend];
         let lives = pool.topology.live();
         let is_donor = |&at: &ServerId| lives[at.index()] && at != to && pool.servers[at].is_up();
         let donor = pool.servers.ids().find(is_donor)?;
-        let state = &mut pool.servers[to];
+        let state = &mut self.redis_backends[backend].servers[to];
         if self.now < state.functions_at {
             return None;
         }

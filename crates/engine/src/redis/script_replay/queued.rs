@@ -44,7 +44,7 @@ impl Engine {
         let text = |at: usize| args.get(at).map_or(&b""[..], |arg| arg.of(bytes));
         match command.name {
             "eval" | "eval_ro" => {
-                self.remember_script(self.clients[client].pool, text(1));
+                self.remember_script(self.backend_of(client), text(1));
             }
             _ => {
                 self.note_script_command(client, command, text(2));
@@ -76,8 +76,8 @@ impl Engine {
         server: ServerId,
         sha: Sha,
     ) -> Result<bool, Failure> {
-        let pool = self.clients[client].pool;
-        let state = &mut self.pools[pool];
+        let pool = self.backend_of(client);
+        let state = &mut self.redis_backends[pool];
         let Some(place) = state.scripts.find(&sha) else { return Ok(false) };
         if state.servers[server].scripts_seen.contains(place) {
             return Ok(false);
@@ -101,7 +101,7 @@ impl Engine {
     /// the first call.
     fn provide_functions(&mut self, client: ClientId, server: ServerId) -> bool {
         const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
-        let pool = &self.pools[self.clients[client].pool];
+        let pool = &self.redis_backends[self.backend_of(client)];
         if pool.servers.len() == 1 || pool.servers[server].functions_seen {
             return false;
         }
@@ -130,7 +130,8 @@ impl Engine {
         server: ServerId,
         size: usize,
     ) -> Result<LaneId, Failure> {
-        let Client { pool, variant, lane_choice, .. } = self.clients[client];
+        let Client { variant, lane_choice, .. } = self.clients[client];
+        let pool = self.backend_of(client);
         self.lane_of((pool, server), variant, lane_choice, size)
     }
 }

@@ -8,10 +8,11 @@
 use cashew_config::snapshot::{self, Protocol, Wire};
 use cashew_protocol::resp;
 
-use crate::base::id::{ClientId, LaneId, PoolId};
+use crate::base::id::{BackendId, LaneId};
 use crate::base::time::Time;
 use crate::engine::Engine;
-use crate::upstream::pool::{Pool, Server};
+use crate::upstream::backend::Backend;
+use crate::upstream::server::Server;
 
 /// How requests and replies are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,95 +88,86 @@ pub(crate) const VARIANTS_MAX: usize = 64;
 const UNUSED_MAX_US: u64 = 10_000_000;
 
 impl Engine {
-    /// Gives a client that is owed nothing lanes of the dialect and the database it has agreed on.
-    /// `false` if its pool has as many variants as it may have, and all are in use.
-    pub(crate) fn follow_session(&mut self, client: ClientId) -> bool {
-        let pool = self.clients[client].pool;
-        let wanted = self.pools[pool].variant_of(&self.clients[client].session);
-        let Some(index) = self.variant(pool, wanted) else { return false };
-        self.enter_variant(pool, index);
-        let before = std::mem::replace(&mut self.clients[client].variant, index);
-        self.leave_variant(pool, before);
-        true
-    }
-
-    fn enter_variant(&mut self, pool: PoolId, variant: u16) {
+    /// One client more is of the variant.
+    pub(crate) fn enter_variant(&mut self, backend: BackendId, variant: u16) {
         if variant > 0 {
-            self.pools[pool].usage[usize::from(variant)].clients += 1;
+            self.backends[backend].usage[usize::from(variant)].clients += 1;
         }
     }
 
     /// One client less is of the variant.
-    pub(crate) fn leave_variant(&mut self, pool: PoolId, variant: u16) {
+    pub(crate) fn leave_variant(&mut self, backend: BackendId, variant: u16) {
         if variant > 0 {
-            let usage = &mut self.pools[pool].usage[usize::from(variant)];
+            let usage = &mut self.backends[backend].usage[usize::from(variant)];
             usage.clients -= 1;
             usage.left_at = self.now;
         }
     }
 
     /// The index of a variant, whose lanes are made if there are none.
-    pub(crate) fn variant(&mut self, pool_index: PoolId, variant: SessionParams) -> Option<u16> {
-        let pool = &self.pools[pool_index];
-        let known = |&index: &usize| pool.usage[index].is_open && pool.params_set[index] == variant;
-        if let Some(index) = (0..pool.params_set.len()).find(known) {
+    pub(crate) fn variant(&mut self, backend_id: BackendId, variant: SessionParams) -> Option<u16> {
+        let backend = &self.backends[backend_id];
+        let known =
+            |&index: &usize| backend.usage[index].is_open && backend.params_set[index] == variant;
+        if let Some(index) = (0..backend.params_set.len()).find(known) {
             return Some(index as u16);
         }
-        let closed = pool.usage.iter().position(|usage| !usage.is_open);
+        let closed = backend.usage.iter().position(|usage| !usage.is_open);
         let index = match closed {
             Some(index) => index,
-            None if pool.params_set.len() < VARIANTS_MAX => pool.params_set.len(),
-            None => self.close_unused(pool_index)?,
+            None if backend.params_set.len() < VARIANTS_MAX => backend.params_set.len(),
+            None => self.close_unused(backend_id)?,
         };
-        let pool = &mut self.pools[pool_index];
-        if index == pool.params_set.len() {
-            pool.params_set.push(variant);
-            pool.usage.push(Usage::OPEN);
+        let backend = &mut self.backends[backend_id];
+        if index == backend.params_set.len() {
+            backend.params_set.push(variant);
+            backend.usage.push(Usage::OPEN);
         } else {
-            (pool.params_set[index], pool.usage[index]) = (variant, Usage::OPEN);
+            (backend.params_set[index], backend.usage[index]) = (variant, Usage::OPEN);
         }
-        pool.usage[index].left_at = self.now;
-        self.complete_variants(pool_index);
+        backend.usage[index].left_at = self.now;
+        self.complete_variants(backend_id);
         Some(index as u16)
     }
 
     /// Makes room for another variant, if one is of no use any more.
-    fn close_unused(&mut self, pool: PoolId) -> Option<usize> {
-        let all = 1..self.pools[pool].params_set.len();
-        let unused = all.into_iter().find(|&index| self.is_unused(pool, index))?;
-        self.close_variant(pool, unused);
+    fn close_unused(&mut self, backend: BackendId) -> Option<usize> {
+        let all = 1..self.backends[backend].params_set.len();
+        let unused = all.into_iter().find(|&index| self.is_unused(backend, index))?;
+        self.close_variant(backend, unused);
         Some(unused)
     }
 
     /// Gives every server of the pool lanes of all variants.
-    pub(crate) fn complete_variants(&mut self, pool_index: PoolId) {
-        let pool = &self.pools[pool_index];
-        let (servers, params_set) = (pool.servers.ids(), pool.params_set.len());
+    pub(crate) fn complete_variants(&mut self, backend_id: BackendId) {
+        let backend = &self.backends[backend_id];
+        let (servers, params_set) = (backend.servers.ids(), backend.params_set.len());
         for server_index in servers {
-            let server = &mut self.pools[pool_index].servers[server_index];
+            let server = &mut self.backends[backend_id].servers[server_index];
             server.others.resize(params_set - 1, LaneId::NONE);
             for variant in 1..params_set {
-                let pool = &self.pools[pool_index];
-                let server = &pool.servers[server_index];
-                if !pool.usage[variant].is_open || server.others[variant - 1] != LaneId::NONE {
+                let backend = &self.backends[backend_id];
+                let server = &backend.servers[server_index];
+                if !backend.usage[variant].is_open || server.others[variant - 1] != LaneId::NONE {
                     continue;
                 }
                 let (lanes, wire_protocol) =
-                    (server.lanes + 1, pool.params_set[variant].wire_protocol);
-                let place = (pool_index, server_index);
+                    (server.lanes + 1, backend.params_set[variant].wire_protocol);
+                let place = (backend_id, server_index);
                 let first = self.add_lanes(lanes, place, variant as u16, wire_protocol);
-                self.pools[pool_index].servers[server_index].others[variant - 1] = first;
+                self.backends[backend_id].servers[server_index].others[variant - 1] = first;
             }
         }
     }
 
     /// Closes the lanes of variants that nobody has used for a while; for now and then.
     pub(crate) fn maintain_params(&mut self) {
-        for pool in self.pools.ids() {
-            for index in 1..self.pools[pool].params_set.len() {
-                let left_at = self.pools[pool].usage[index].left_at;
-                if self.now.micros_since(left_at) >= UNUSED_MAX_US && self.is_unused(pool, index) {
-                    self.close_variant(pool, index);
+        for backend in self.backends.ids() {
+            for index in 1..self.backends[backend].params_set.len() {
+                let left_at = self.backends[backend].usage[index].left_at;
+                if self.now.micros_since(left_at) >= UNUSED_MAX_US && self.is_unused(backend, index)
+                {
+                    self.close_variant(backend, index);
                 }
             }
         }
@@ -183,32 +175,36 @@ impl Engine {
 
     /// Whether a variant has lanes, and neither clients nor anything on its way: what clients asked
     /// that have gone runs to its end.
-    fn is_unused(&self, pool: PoolId, index: usize) -> bool {
-        let pool = &self.pools[pool];
-        let Usage { is_open, clients, .. } = pool.usage[index];
+    fn is_unused(&self, backend: BackendId, index: usize) -> bool {
+        let backend = &self.backends[backend];
+        let Usage { is_open, clients, .. } = backend.usage[index];
         is_open
             && clients == 0
-            && self.lanes_of(pool, index).all(|lane| !self.lane(lane).is_taken())
+            && self.lanes_of(backend, index).all(|lane| !self.lane(lane).is_taken())
     }
 
-    fn lanes_of<'p>(&'p self, pool: &'p Pool, index: usize) -> impl Iterator<Item = LaneId> + 'p {
-        let lanes = pool.servers.iter().flat_map(Server::all_lanes);
+    fn lanes_of<'p>(
+        &'p self,
+        backend: &'p Backend,
+        index: usize,
+    ) -> impl Iterator<Item = LaneId> + 'p {
+        let lanes = backend.servers.iter().flat_map(Server::all_lanes);
         lanes.filter(move |&lane| usize::from(self.lane(lane).variant) == index)
     }
 
     /// Gives back the lanes of a variant that is not used.
-    fn close_variant(&mut self, pool_index: PoolId, index: usize) {
-        let pool = &self.pools[pool_index];
-        for lane in self.lanes_of(pool, index).collect::<Vec<LaneId>>() {
+    fn close_variant(&mut self, backend_id: BackendId, index: usize) {
+        let backend = &self.backends[backend_id];
+        for lane in self.lanes_of(backend, index).collect::<Vec<LaneId>>() {
             // A private one stays, for whoever comes.
             self.reassign(lane, 0);
         }
-        for server in self.pools[pool_index].servers.ids() {
-            let server = &mut self.pools[pool_index].servers[server];
+        for server in self.backends[backend_id].servers.ids() {
+            let server = &mut self.backends[backend_id].servers[server];
             let first = std::mem::replace(&mut server.others[index - 1], LaneId::NONE);
             let range = first.number()..first.number() + server.lanes + 1;
             self.vacate(range);
         }
-        self.pools[pool_index].usage[index].is_open = false;
+        self.backends[backend_id].usage[index].is_open = false;
     }
 }

@@ -1,0 +1,115 @@
+//! What a port promises its clients, as one worker sees it.
+
+use std::sync::Arc;
+
+use cashew_config::snapshot::{self, Limits, OnFailure, Protocol};
+use cashew_protocol::memcached::ChorePolicy;
+use cashew_protocol::redis::{Clearance, CustomCommands, Definition, Policy, Rules};
+
+use crate::base::id::BackendId;
+use crate::base::standing::Standing;
+use crate::downstream::notice::Notices;
+
+/// It has no servers: its requests go to a [backend](crate::upstream::backend::Backend).
+pub(crate) struct Listener {
+    /// Where its requests go.
+    pub(crate) backend: BackendId,
+    pub(crate) config: Arc<snapshot::Pool>,
+    /// As far as clients are concerned.
+    pub(crate) standing: Standing,
+    /// What its clients speak.
+    pub(crate) protocol: Protocol,
+    pub(crate) metrics: cashew_metrics::PoolId,
+    /// Those of clients count here, those of servers and lanes at the backend.
+    pub(crate) limits: Limits,
+    pub(crate) auth: Option<String>,
+    /// A get whose server fails is a miss.
+    pub(crate) misses: bool,
+    /// Those that are not in the table.
+    pub(crate) commands: CustomCommands,
+    /// What clients may call, by Redis's protocol and by memcached's.
+    pub(crate) policy: Policy,
+    pub(crate) chores: ChorePolicy,
+    pub(crate) notices: Notices,
+    /// Commands that servers told of.
+    pub(crate) learnt: Vec<Definition>,
+    /// Another one when what was learnt is forgotten; never 0.
+    pub(crate) commands_version: u8,
+    pub(crate) clients: u64,
+    /// How many of them count for `client_connections`.
+    pub(crate) places_taken: u64,
+    /// Where they are counted over all workers.
+    pub(crate) quota: u32,
+    /// Nothing of its clients is dispatched: its backend is held, or a client said so.
+    pub(crate) held: bool,
+    /// Somebody is told of its requests.
+    pub(crate) is_monitored: bool,
+    /// Requests may take the express way: it is neither held nor monitored.
+    pub(crate) is_clear: bool,
+}
+
+impl Listener {
+    /// One that comes.
+    pub(crate) fn new(
+        config: Arc<snapshot::Pool>,
+        backend: BackendId,
+        metrics: cashew_metrics::PoolId,
+        quota: u32,
+    ) -> Self {
+        let mut listener = Self {
+            backend,
+            protocol: config.protocol,
+            standing: Standing::Coming,
+            metrics,
+            limits: config.limits,
+            auth: None,
+            misses: false,
+            commands: CustomCommands::default(),
+            policy: Policy::new(&Rules::of(Clearance::Cache), &CustomCommands::default()),
+            chores: ChorePolicy::new(Clearance::Cache, &[], &[]),
+            notices: Notices::default(),
+            learnt: Vec::new(),
+            commands_version: 0,
+            clients: 0,
+            places_taken: 0,
+            quota,
+            held: false,
+            is_monitored: false,
+            is_clear: true,
+            config,
+        };
+        listener.configure();
+        listener
+    }
+
+    /// Goes by what `config` says, but for its clients. What its clients may call is to be decided
+    /// next.
+    pub(crate) fn configure(&mut self) {
+        let config = &*self.config;
+        self.limits = config.limits;
+        self.auth.clone_from(&config.redis_auth);
+        self.misses = config.memcached.on_failure == OnFailure::Miss;
+        self.commands_version = self.commands_version % u8::MAX + 1;
+        self.learnt.clear();
+    }
+
+    /// Whether clients need not say who they are.
+    pub(crate) fn is_open(&self) -> bool {
+        self.auth.is_none() && self.config.memcached.client_auth.is_empty()
+    }
+
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.standing == Standing::InUse
+    }
+
+    /// Whether clients may come.
+    pub(crate) fn serves(&self) -> bool {
+        matches!(self.standing, Standing::InUse | Standing::Leaving { .. })
+    }
+
+    /// Whether its clients' requests wait, and whether somebody is told of them, has changed.
+    pub(crate) fn set_off_fast_path(&mut self, held: bool, is_monitored: bool) {
+        (self.held, self.is_monitored) = (held, is_monitored);
+        self.is_clear = !held && !is_monitored;
+    }
+}

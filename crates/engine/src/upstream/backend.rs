@@ -1,0 +1,130 @@
+//! A set of servers and what places keys on them, as one worker sees it.
+
+use std::sync::Arc;
+
+use cashew_config::snapshot::{self, Limits, Protocol};
+
+use crate::base::id::ServerId;
+use crate::base::standing::Standing;
+use crate::base::table::Table;
+use crate::base::time::Time;
+use crate::topology::Topology;
+use crate::upstream::bulk::LargeReplies;
+use crate::upstream::server::Server;
+use crate::upstream::session_params::{SessionParams, Usage, WireProtocol};
+
+/// It knows no client: the ports whose requests it answers are
+/// [listeners](crate::downstream::listener::Listener).
+pub(crate) struct Backend {
+    pub(crate) config: Arc<snapshot::Pool>,
+    /// As far as lanes are concerned.
+    pub(crate) standing: Standing,
+    /// What its servers speak.
+    pub(crate) protocol: Protocol,
+    pub(crate) metrics: cashew_metrics::PoolId,
+    pub(crate) topology: Topology,
+    pub(crate) servers: Table<ServerId, Server>,
+    /// What clients have agreed on; by index, see [`SessionParams`].
+    pub(crate) params_set: Vec<SessionParams>,
+    /// Who uses them, by the same index.
+    pub(crate) usage: Vec<Usage>,
+    /// How long requests wait, in microseconds; the largest number if there is no limit.
+    timeout_us: u64,
+    /// Those of servers and their lanes count here, those of clients at the listener.
+    pub(crate) limits: Limits,
+    /// What is said to its servers.
+    pub(crate) password: Option<String>,
+    pub(crate) preconnect: bool,
+    pub(crate) auto_eject: bool,
+    pub(crate) retry_ms: u64,
+    pub(crate) failure_limit: u32,
+    pub(crate) large_replies: LargeReplies,
+    /// A server refused RESP3: until then clients are, too.
+    pub(crate) no_resp3_until: Time,
+    /// Number of the ring in use; grows with every change.
+    pub(crate) ring_version: u64,
+    /// The change of the ring that nothing is dispatched for.
+    pub(crate) hold: Option<Hold>,
+    /// Nothing is dispatched for a change of the epoch.
+    pub(crate) paused: bool,
+}
+
+/// First phase of a change of the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hold {
+    pub(crate) version: u64,
+    /// So long what is on its way may take.
+    pub(crate) until: Time,
+    /// [`Action::Held`](crate::Action::Held) has been said.
+    pub(crate) is_told: bool,
+}
+
+impl Backend {
+    /// One that comes; nobody is to be asked to eject its servers before it is in use.
+    pub(crate) fn new(
+        config: Arc<snapshot::Pool>,
+        topology: Topology,
+        metrics: cashew_metrics::PoolId,
+        servers: Table<ServerId, Server>,
+    ) -> Self {
+        let wire_protocol = WireProtocol::first_of(&config);
+        let mut backend = Self {
+            protocol: config.protocol,
+            standing: Standing::Coming,
+            metrics,
+            topology,
+            servers,
+            params_set: vec![SessionParams { wire_protocol, database: config.redis_db }],
+            usage: vec![Usage::OPEN],
+            timeout_us: u64::MAX,
+            limits: config.limits,
+            password: None,
+            preconnect: false,
+            auto_eject: false,
+            retry_ms: 0,
+            failure_limit: 1,
+            large_replies: LargeReplies::new(),
+            no_resp3_until: Time::ZERO,
+            ring_version: 0,
+            hold: None,
+            paused: false,
+            config,
+        };
+        backend.configure();
+        backend.auto_eject = false;
+        backend
+    }
+
+    /// Goes by what `config` says, but for the state of its servers and what places keys.
+    pub(crate) fn configure(&mut self) {
+        let config = &*self.config;
+        let timeout_us = |timeout: u64| timeout.saturating_mul(1000);
+        self.timeout_us = config.timeout_ms.map_or(u64::MAX, timeout_us);
+        self.limits = config.limits;
+        self.password.clone_from(&config.redis_auth);
+        self.params_set[0].database = config.redis_db;
+        self.preconnect = config.preconnect;
+        self.auto_eject = config.auto_eject_hosts;
+        self.retry_ms = config.server_retry_timeout_ms;
+        self.failure_limit = config.server_failure_limit.max(1);
+    }
+
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.standing == Standing::InUse
+    }
+
+    /// Nothing is dispatched: a change of the ring or of the epoch is under way.
+    pub(crate) fn is_held(&self) -> bool {
+        self.hold.is_some() || self.paused
+    }
+
+    /// When a request that starts to wait at `from` has waited long enough.
+    #[inline]
+    pub(crate) fn expiry(&self, from: Time) -> Time {
+        from.plus_micros(self.timeout_us)
+    }
+
+    pub(crate) fn connect_deadline(&self, now: Time) -> Time {
+        now.plus_millis(self.limits.server_connect_timeout_ms).min(self.expiry(now))
+    }
+}

@@ -1,0 +1,203 @@
+//! A server and what waits for it, as one worker sees it.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use cashew_protocol::memcached::Tag;
+
+use crate::base::failure::Failure;
+use crate::base::id::{ConnId, LaneId};
+use crate::base::time::Time;
+use crate::upstream::lane::Lane;
+use crate::upstream::misfit::Unknown;
+
+/// A server as this worker knows it.
+pub(crate) struct Server {
+    pub(crate) metrics: cashew_metrics::ServerId,
+    /// The shared lanes of its backend's first variant come first, then their bulk lane.
+    pub(crate) first_lane: LaneId,
+    pub(crate) lanes: u32,
+    /// The first lanes of the other variants, in their order: as many each, or [`LaneId::NONE`].
+    pub(crate) others: Vec<LaneId>,
+    /// What its CAS uniques are marked with.
+    pub(crate) tag: Tag,
+    pub(crate) connections: u32,
+    /// Failures in a row, over all lanes.
+    pub(crate) failures: u32,
+    /// When the last failure was counted: what fails together counts once.
+    pub(crate) failed_at: Time,
+    /// The last attempt to reach it failed.
+    pub(crate) failing: bool,
+    /// What of this machine the last attempt to reach it failed for, and when the log was last told
+    /// of such.
+    pub(crate) local_error: Option<Failure>,
+    pub(crate) hindered_at: Option<Time>,
+    /// When the log was last told of a reply that did not fit.
+    pub(crate) misfit_at: Option<Time>,
+    /// What it does not know.
+    pub(crate) unknown: Unknown,
+    /// When any bytes came from it last.
+    pub(crate) heard_at: Time,
+    /// How long its last connection took to stand, in microseconds; 0 if there was none.
+    pub(crate) connect_us: u64,
+    /// When the memory that workers share is looked at again for attempts of others.
+    pub(crate) look_at: Time,
+    /// Since when what is for it fails at once, since it answers nothing: see [`crate::upstream::liveness`].
+    pub(crate) silent_since: Time,
+    /// Left out of the ring, by agreement of all workers.
+    pub(crate) ejected: bool,
+    /// When its ejection may be asked for. It was just before, and whoever decides may have reasons
+    /// not to answer.
+    pub(crate) ask_at: Time,
+    /// When it is asked whether it is well, while it is ejected.
+    pub(crate) probe_at: Time,
+    pub(crate) queues: Queues,
+    /// Lanes made for one client at a time.
+    pub(crate) streaming_lanes: Vec<LaneId>,
+    /// Clients that wait for one of these.
+    pub(crate) waiting: Vec<ConnId>,
+    /// Clients that wait to read a large value, on one of these or on the lane for all.
+    pub(crate) reading: Vec<ConnId>,
+    /// When somebody last found all of them taken, and when that was last counted, and told.
+    pub(crate) wanted_at: Option<Time>,
+    pub(crate) want_counted_at: Option<Time>,
+    pub(crate) want_told_at: Option<Time>,
+    /// When the log was last told that clients stand in line.
+    pub(crate) line_told_at: Option<Time>,
+    /// The subscriber lane, or [`LaneId::NONE`].
+    pub(crate) feed_lane: LaneId,
+    /// Lanes for transactions and blocking calls.
+    pub(crate) session_lanes: Vec<LaneId>,
+    /// Clients that wait for one of these, in the order of their coming, and until when.
+    pub(crate) line: VecDeque<(ConnId, Time)>,
+    /// Of `session_lanes`, as counted.
+    pub(crate) session_queues: Queues,
+    /// How many of them are taken.
+    pub(crate) sessions: u32,
+}
+
+/// What waits for a server over all its lanes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Queues {
+    pub(crate) unsent: u64,
+    pub(crate) unsent_size: u64,
+    pub(crate) in_flight: u64,
+    pub(crate) in_flight_size: u64,
+}
+
+impl Queues {
+    #[inline]
+    pub(crate) fn add(&mut self, lane: &Lane) {
+        self.unsent += u64::from(lane.unsent);
+        self.unsent_size += lane.unsent_size();
+        self.in_flight += u64::from(lane.in_flight);
+        self.in_flight_size += lane.in_flight_size;
+    }
+
+    pub(crate) fn of(lane: &Lane) -> Self {
+        let mut queues = Self::default();
+        queues.add(lane);
+        queues
+    }
+
+    /// Takes `other` for what was counted as `before`.
+    pub(crate) fn replace(&mut self, before: Self, other: Self) {
+        self.unsent = self.unsent + other.unsent - before.unsent;
+        self.unsent_size = self.unsent_size + other.unsent_size - before.unsent_size;
+        self.in_flight = self.in_flight + other.in_flight - before.in_flight;
+        self.in_flight_size = self.in_flight_size + other.in_flight_size - before.in_flight_size;
+    }
+}
+
+impl Server {
+    /// A server with lanes from this one on, or with none if that is [`LaneId::NONE`].
+    pub(crate) fn new(metrics: cashew_metrics::ServerId, first_lane: LaneId, lanes: u32) -> Self {
+        Self {
+            metrics,
+            first_lane,
+            lanes,
+            others: Vec::new(),
+            tag: Tag::default(),
+            connections: 0,
+            failures: 0,
+            failed_at: Time::NEVER,
+            failing: false,
+            local_error: None,
+            hindered_at: None,
+            misfit_at: None,
+            unknown: Unknown::default(),
+            heard_at: Time::ZERO,
+            connect_us: 0,
+            look_at: Time::ZERO,
+            silent_since: Time::NEVER,
+            ejected: false,
+            ask_at: Time::ZERO,
+            probe_at: Time::NEVER,
+            queues: Queues::default(),
+            streaming_lanes: Vec::new(),
+            waiting: Vec::new(),
+            reading: Vec::new(),
+            wanted_at: None,
+            want_counted_at: None,
+            want_told_at: None,
+            line_told_at: None,
+            feed_lane: LaneId::NONE,
+            session_lanes: Vec::new(),
+            line: VecDeque::new(),
+            session_queues: Queues::default(),
+            sessions: 0,
+        }
+    }
+
+    /// Those that clients of the first variant share for requests that are not large.
+    pub(crate) fn shared_lanes(&self) -> impl Iterator<Item = LaneId> + use<> {
+        let first = self.first_lane.number();
+        let count = if self.first_lane == LaneId::NONE { 0 } else { self.lanes };
+        (first..first.wrapping_add(count)).map(LaneId::new)
+    }
+
+    /// The numbers of all that are made with the server, and for each variant.
+    pub(crate) fn own_ranges(&self) -> impl Iterator<Item = Range<u32>> {
+        let firsts = std::iter::once(self.first_lane).chain(self.others.iter().copied());
+        let numbers = firsts.filter(|&first| first != LaneId::NONE).map(LaneId::number);
+        numbers.map(|first| first..first + self.lanes + 1)
+    }
+
+    pub(crate) fn own_lanes(&self) -> impl Iterator<Item = LaneId> {
+        self.own_ranges().flatten().map(LaneId::new)
+    }
+
+    pub(crate) fn all_lanes(&self) -> impl Iterator<Item = LaneId> {
+        let private = self.streaming_lanes.iter().chain(&self.session_lanes);
+        self.own_lanes().chain(private.copied()).chain(self.feed_lane())
+    }
+
+    pub(crate) fn feed_lane(&self) -> Option<LaneId> {
+        Some(self.feed_lane).filter(|&lane| lane != LaneId::NONE)
+    }
+
+    #[inline(always)]
+    fn first_of(&self, variant: u16) -> LaneId {
+        match variant.checked_sub(1) {
+            None => self.first_lane,
+            Some(other) => self.others[usize::from(other)],
+        }
+    }
+
+    pub(crate) fn bulk_lane(&self, variant: u16) -> LaneId {
+        LaneId::new(self.first_of(variant).number() + self.lanes)
+    }
+
+    /// The shared lane of a client.
+    #[inline(always)]
+    pub(crate) fn lane(&self, variant: u16, choice: u16) -> LaneId {
+        // A division takes longer than all the rest.
+        let offset = if self.lanes == 1 { 0 } else { u32::from(choice) % self.lanes };
+        LaneId::new(self.first_of(variant).number() + offset)
+    }
+
+    #[inline]
+    pub(crate) fn is_up(&self) -> bool {
+        !self.failing && !self.ejected
+    }
+}
