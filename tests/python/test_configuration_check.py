@@ -55,7 +55,15 @@ CASES = {
     "ejection with a small timeout": (GOOD.replace("400", "5\n  auto_eject_hosts: true"), 0, "4:12",
                                       ["5 ms without a reply get a server ejected"]),
     "tls": (GOOD + "  tls: true\n", 1, "8:3", ["not encrypted"]),
-    "sentinels": (GOOD + "  sentinels: x\n", 1, "8:3", ["Sentinels are not asked"]),
+    "sentinels that are no list": (GOOD + "  sentinels: x\n", 1, "8:14", ["takes a list"]),
+    "a group without sentinels": (
+        GOOD.replace("127.0.0.1:6380:1 two", "{name: two, sentinel: mymaster}"), 1, "7:6",
+        ['"two" is a group of Sentinel\'s', "sentinels: ["]),
+    "a group with an unknown option": (
+        GOOD.replace("127.0.0.1:6380:1 two", "{name: two, sentinel: mymaster, wait: 1}"), 1, "7:38",
+        ['unknown option "wait"']),
+    "sentinel as others write it": (GOOD + "  sentinel_master: x\n", 1, "8:3",
+                                    ["unknown option", "sentinel: mymaster"]),
     "a URL": (GOOD.replace("127.0.0.1:6380:1 two", "redis://:secret@127.0.0.1:6380"), 1, "7:6",
               ["a URL is no server", 'write "127.0.0.1:6380:1"', "redis_auth"]),
     "a URL to listen at": (GOOD.replace("127.0.0.1:22121", "redis://127.0.0.1:22121"), 1, "2:11",

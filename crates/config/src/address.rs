@@ -28,6 +28,8 @@ pub(crate) struct ServerLine {
     pub(crate) name: String,
     pub(crate) endpoint: Endpoint,
     pub(crate) weight: u32,
+    /// What Sentinels call the group that it stands for.
+    pub(crate) group: Option<String>,
 }
 
 impl ServerLine {
@@ -65,7 +67,7 @@ impl ServerLine {
         let weight = parse_weight(weight).map_err(|c| c.offset(weight_offset))?;
         let name = name.map_or(default_name, str::to_owned);
         check_name("server", &name)?;
-        Ok(Self { name, endpoint, weight })
+        Ok(Self { name, endpoint, weight, group: None })
     }
 }
 
@@ -127,7 +129,7 @@ fn parse_mode(text: &str) -> Result<Option<u32>, Complaint> {
     }
 }
 
-fn parse_port(text: &str) -> Result<u16, Complaint> {
+pub(crate) fn parse_port(text: &str) -> Result<u16, Complaint> {
     let port = all_digits(text).then(|| text.parse::<u16>().ok()).flatten();
     port.filter(|port| *port > 0).ok_or_else(|| {
         Complaint::new(format!("\"{text}\" is not a valid port"))
@@ -147,7 +149,7 @@ fn parse_weight(text: &str) -> Result<u32, Complaint> {
 }
 
 /// The host without brackets, if it had any. It may be a name, which is not looked up here.
-fn parse_host(text: &str) -> Result<&str, Complaint> {
+pub(crate) fn parse_host(text: &str) -> Result<&str, Complaint> {
     let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']'));
     let host = bare.unwrap_or(text);
     let is_ipv6 = || {
@@ -222,7 +224,7 @@ mod tests {
             (&format!("{long_path}:1 s"), "s", Endpoint::Unix(long_path.into()), 1),
         ];
         for (text, name, endpoint, weight) in table {
-            let expected = ServerLine { name: name.to_owned(), endpoint, weight };
+            let expected = ServerLine { name: name.to_owned(), endpoint, weight, group: None };
             assert_eq!(ServerLine::parse_line(text).expect(text), expected, "{text}");
         }
     }

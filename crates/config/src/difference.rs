@@ -12,7 +12,7 @@ use crate::policy::shown_policy;
 use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
     Affinity, CasUniques, Credentials, CustomCommand, Endpoint, Global, IoEngine, Limits, Listen,
-    Memcached, OnFailure, Pool, Protocol, Server, Snapshot, Topology, Wire,
+    Memcached, OnFailure, Pool, Protocol, Sentinel, Server, Snapshot, Topology, Wire,
 };
 use crate::value::RoundSize;
 
@@ -75,6 +75,7 @@ impl Difference {
             rebalance_threshold,
             stats_listen: _,
             log_file,
+            sentinel_state,
             log_level: _,
         } = old;
         let shown = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
@@ -120,6 +121,11 @@ impl Difference {
         }
         option.changed("stats_listen", &old.stats_listen(), &new.stats_listen());
         option.changed("log_file", &log(log_file), &log(&new.log_file));
+        option.changed(
+            "sentinel_state",
+            &or_none(&shown(sentinel_state)),
+            &or_none(&shown(&new.sentinel_state)),
+        );
         option.changed("log_level", &old.log_level(), &new.log_level());
     }
 
@@ -157,6 +163,7 @@ impl Difference {
             commands_from_servers,
             command_policy: _,
             client_pause_max_ms,
+            sentinel,
         } = old;
         if *listen != new.listen {
             let line = format!("pool '{name}': listens on {} instead of {listen}", new.listen);
@@ -205,6 +212,7 @@ impl Difference {
         option.changed("command_policy", &shown_policy(old), &shown_policy(new));
         let (old_max, new_max) = (or_none(client_pause_max_ms), or_none(&new.client_pause_max_ms));
         option.changed("client_pause_max", &old_max, &new_max);
+        option.sentinel(sentinel.as_ref(), new.sentinel.as_ref());
         match (topology, new.topology) {
             (Topology::Sharded, Topology::MasterReplica { .. }) => {
                 option.say("one server is the master of the others, which are its replicas");
@@ -314,6 +322,28 @@ impl Options<'_> {
         let some = |auth: &'_ [Credentials]| (!auth.is_empty()).then(|| auth.to_vec());
         self.secret("client_auth", some(client_auth).as_ref(), some(&new.client_auth).as_ref());
         self.secret("server_auth", server_auth.as_ref(), new.server_auth.as_ref());
+    }
+
+    fn sentinel(&mut self, old: Option<&Sentinel>, new: Option<&Sentinel>) {
+        let addresses = |sentinel: Option<&Sentinel>| {
+            let addresses = sentinel.iter().flat_map(|sentinel| &sentinel.addresses);
+            let addresses: Vec<String> = addresses.map(ToString::to_string).collect();
+            if addresses.is_empty() { "none".to_owned() } else { addresses.join(" ") }
+        };
+        self.changed("sentinels", &addresses(old), &addresses(new));
+        let auth = |sentinel: Option<&Sentinel>| sentinel.and_then(|it| it.auth.clone());
+        self.secret("sentinel_auth", auth(old).as_ref(), auth(new).as_ref());
+        let groups = |sentinel: Option<&Sentinel>| -> Vec<(String, String)> {
+            let groups = sentinel.iter().flat_map(|sentinel| &sentinel.groups);
+            groups.map(|group| (group.server.clone(), group.master.clone())).collect()
+        };
+        let (old, new) = (groups(old), groups(new));
+        for (server, master) in new.iter().filter(|group| !old.contains(group)) {
+            self.say(&format!("server '{server}' is the primary of Sentinel's group {master}"));
+        }
+        for (server, master) in old.iter().filter(|group| !new.contains(group)) {
+            self.say(&format!("server '{server}' is no more that of Sentinel's group {master}"));
+        }
     }
 
     /// Reports that it changed, without the values.
@@ -460,6 +490,7 @@ impl fmt::Display for Listen {
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Tcp { port: 0, .. } => f.write_str("an address not known yet"),
             Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
             Self::Tcp { host, port } => write!(f, "{host}:{port}"),
             Self::Unix(path) => write!(f, "{}", path.display()),

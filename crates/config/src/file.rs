@@ -9,6 +9,7 @@ use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::policy::{Entries, PolicyText};
 use crate::secret::Secret;
 use crate::section::{self, OptionInfo, Section, section};
+use crate::sentinel::{Addresses, SentinelAuth};
 use crate::snapshot::{Affinity, CasUniques, IoEngine, OnFailure, PolicyBase, Wire};
 use crate::tree::{Kind, Node};
 use crate::value::{
@@ -79,6 +80,9 @@ section! {
         stats_listen: StatsListen = "0.0.0.0:22222",
         /// File that the log is appended to instead of standard error. The flag `-o` overrides it.
         log_file: FilePath = none,
+        /// File that the master keeps the addresses of the primaries of [groups](#sentinel) in, and reads at a
+        /// start at which no majority of the Sentinels answers. Without it such a group is not served then.
+        sentinel_state: FilePath = none,
         /// How much is logged: 0 to 3 errors, 4 warnings, 5 and 6 information, 7 debugging, 8 to 11
         /// everything. The flag `-v` overrides it.
         log_level: Number<0, 11> = "5",
@@ -110,6 +114,18 @@ section! {
 }
 
 section! {
+    /// A group of servers whose primary Sentinels name.
+    GroupSection {
+        /// The name that the ring and the statistics know the group by.
+        name: Text = required,
+        /// What Sentinels call the group, as in `sentinel monitor`.
+        sentinel: Text = required,
+        /// The group's share of the keys.
+        weight: Number<1, 2147483647> = "1",
+    }
+}
+
+section! {
     /// Where a password is.
     SecretSection {
         /// A file with the password. A line end after it is removed.
@@ -136,7 +152,8 @@ section! {
         /// Address for clients: host and port, or the path of a Unix socket with an optional octal
         /// file mode. A name is resolved once, when the file is loaded, to its first address.
         listen: ListenText = required,
-        /// The servers that share the keys of the pool.
+        /// The servers that share the keys of the pool. A group of servers whose primary
+        /// [Sentinels](#sentinel) name is `{name: s1, sentinel: mymaster, weight: 1}`.
         servers: Servers = required,
         /// Whether the pool uses the Redis protocol; otherwise memcached's.
         redis: Switch = "false",
@@ -269,6 +286,12 @@ section! {
         /// databases, `admin` all that the gateway serves; or a section with `base`, `allow` and
         /// `deny`. See [who may call what](#who-may-call-what).
         command_policy: PolicyText = "application",
+        /// The Sentinels that say where the primaries of the pool's groups are, among them all that
+        /// watch these groups: most of them must agree. See [Sentinel](#sentinel). Redis pools only.
+        sentinels: Addresses = none,
+        /// What Sentinels are given: a password, or `user:password`, or
+        /// [a file](#passwords-in-files) that has it. Servers are given `redis_auth`.
+        sentinel_auth: Secret<SentinelAuth> = none,
         /// Longest CLIENT PAUSE of the pool's clients, in milliseconds. Longer pauses are refused.
         /// Redis pools only.
         client_pause_max: Number<0, 2147483647> = "60000",

@@ -15,8 +15,8 @@ const OPTIONS: [(&[&str], &str); 9] = [
     ),
     (
         &["sentinel", "master_name"],
-        "Sentinels are not asked; servers are lines like \"- 127.0.0.1:6379:1\", and a reload takes \
-         others on",
+        "a pool has \"sentinels: [host:port, …]\", and among its servers groups like \
+         \"- {name: s1, sentinel: mymaster}\"",
     ),
     (
         &["cluster"],

@@ -21,6 +21,7 @@ mod resolve;
 pub mod schema;
 mod secret;
 mod section;
+mod sentinel;
 mod slip;
 pub mod snapshot;
 mod tree;

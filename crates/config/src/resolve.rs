@@ -17,12 +17,13 @@ use crate::loops::{self, numeric_address};
 use crate::memory;
 use crate::policy;
 use crate::secret::{self, Secret, SecretFile};
+use crate::sentinel;
 use crate::snapshot::{
     CasUniques, Endpoint, Global, Limits, Listen, Memcached, OnFailure, Pool, Protocol, Server,
     Snapshot, Topology, Wire,
 };
 use crate::value::{
-    CredentialList, Memory, RoundSize, SizeText, StatsListen, WORKERS_MAX, Workers,
+    CredentialList, FilePath, Memory, RoundSize, SizeText, StatsListen, WORKERS_MAX, Workers,
 };
 
 /// Most pools of one instance.
@@ -38,7 +39,7 @@ pub(crate) const WORKER_MEMORY_MIN: u64 = 8 << 20;
 const EJECTING_TIMEOUT_MIN: u64 = 50;
 
 /// The server name that makes a redis pool of the sectioned dialect one master with replicas.
-const MASTER: &str = "master";
+pub(crate) const MASTER: &str = "master";
 
 /// Databases of a server with the default configuration.
 const DATABASES: u32 = 16;
@@ -130,7 +131,8 @@ pub(crate) fn resolve(
     let pool_lines: Vec<_> = pools.iter().zip(lines).collect();
     loops::check(&pool_lines, context, report);
     let stats_listen = resolve_stats(&file.global, &pools, context, report);
-    check_log_file(&file.global, context, report);
+    check_file("log_file", file.global.log_file.as_ref(), context, report);
+    check_file("sentinel_state", file.global.sentinel_state.as_ref(), context, report);
     accounts::check(Account::User, file.global.user.as_ref(), context, report);
     accounts::check(Account::Group, file.global.group.as_ref(), context, report);
     warn_of_memory(&file, context, report);
@@ -179,6 +181,7 @@ fn resolve_global(section: GlobalSection, context: &Context<'_>) -> Global {
             .then_some(section.rebalance_threshold.value.0 as u32),
         stats_listen: None,
         log_file: section.log_file.map(|path| path.value.0),
+        sentinel_state: section.sentinel_state.map(|path| path.value.0),
         log_level: said(&section.log_level).map(|level| level.0 as u8),
     }
 }
@@ -204,8 +207,14 @@ fn resolve_stats(
     Some(address)
 }
 
-fn check_log_file(section: &GlobalSection, context: &Context<'_>, report: &mut Report<'_>) {
-    let Some(file) = &section.log_file else { return };
+/// Of a file that the master makes.
+fn check_file(
+    key: &str,
+    file: Option<&At<FilePath>>,
+    context: &Context<'_>,
+    report: &mut Report<'_>,
+) {
+    let Some(file) = file else { return };
     let path = &file.value.0;
     let directory = path.parent().filter(|directory| !(context.is_directory)(directory));
     let complaint = match directory {
@@ -213,7 +222,7 @@ fn check_log_file(section: &GlobalSection, context: &Context<'_>, report: &mut R
         None if (context.is_directory)(path) => format!("{} is a directory", path.display()),
         None => return,
     };
-    report.error(file.pos, Complaint::new(format!("option \"log_file\": {complaint}")));
+    report.error(file.pos, Complaint::new(format!("option \"{key}\": {complaint}")));
 }
 
 fn check_pool_names(pools: &[(At<String>, PoolSection)], report: &mut Report<'_>) {
@@ -322,6 +331,7 @@ fn resolve_pool(
     let mut servers: Vec<Server> = lines.iter().map(|line| server(&line.value)).collect();
     servers.sort_by(|a, b| by_length_then_bytes(&a.name, &b.name));
     let topology = topology(protocol, dialect, &servers);
+    let sentinel = sentinel::resolve(section, &servers, dialect, context, report);
     if protocol == Protocol::Redis && dialect == Dialect::Flat {
         warn_of_flat_master(lines, report);
     }
@@ -358,6 +368,7 @@ fn resolve_pool(
         commands_from_servers: section.commands_from_servers.value.0,
         command_policy,
         client_pause_max_ms: Some(section.client_pause_max.value.0),
+        sentinel,
     })
 }
 
@@ -469,7 +480,7 @@ fn warn_of_ejection(section: &PoolSection, report: &mut Report<'_>) {
 /// Warns of one server under two names. Hosts are compared as written.
 fn warn_of_aliases(lines: &[At<ServerLine>], report: &mut Report<'_>) {
     let mut first = HashMap::new();
-    for line in lines {
+    for line in lines.iter().filter(|line| line.value.group.is_none()) {
         let endpoint = &line.value.endpoint;
         let address = match (numeric_address(endpoint), endpoint) {
             (Some(address), _) => address.to_string(),
@@ -572,6 +583,9 @@ fn check_redis_options(section: &PoolSection, protocol: Protocol, report: &mut R
     }
     if let Some(databases) = &section.databases {
         refuse("databases", databases.pos);
+    }
+    if let Some(sentinels) = &section.sentinels {
+        refuse("sentinels", sentinels.pos);
     }
     let given = [
         ("pubsub_output_max", section.pubsub_output_max.pos),

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-use crate::file::{CommandSection, GlobalSection, PolicySection, PoolSection};
+use crate::file::{CommandSection, GlobalSection, GroupSection, PolicySection, PoolSection};
 use crate::section::{self, Section, prose};
 
 /// The JSON Schema of a configuration file in either dialect.
@@ -33,6 +33,11 @@ pub fn command_table() -> String {
 /// The options of a pool's `command_policy`, as a Markdown table.
 pub fn policy_table() -> String {
     table::<PolicySection>()
+}
+
+/// The options of a group among a pool's `servers`, as a Markdown table.
+pub fn group_table() -> String {
+    table::<GroupSection>()
 }
 
 fn table<S: Section>() -> String {

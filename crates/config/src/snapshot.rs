@@ -63,6 +63,9 @@ pub struct Global {
     /// [`LOG_LEVEL`].
     #[serde(default)]
     pub log_level: Option<u8>,
+    /// Where it is kept where the primaries of groups are.
+    #[serde(default)]
+    pub sentinel_state: Option<PathBuf>,
 }
 
 /// nutcracker's address of the statistics.
@@ -171,6 +174,132 @@ pub struct Pool {
     /// The longest CLIENT PAUSE; `None` is without limit, of such a version.
     #[serde(default)]
     pub client_pause_max_ms: Option<u64>,
+    /// Where servers are that Sentinels name. Redis pools only.
+    #[serde(default)]
+    pub sentinel: Option<Sentinel>,
+}
+
+/// The Sentinels of a pool, and the groups of servers whose primaries they name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sentinel {
+    /// Never empty, without duplicates.
+    pub addresses: Vec<Address>,
+    /// What Sentinels are given.
+    pub auth: Option<Credentials>,
+    /// In the order of the pool's servers. Never empty.
+    pub groups: Vec<Group>,
+}
+
+/// A server of a pool that is the primary of a group. The ring knows it by its name; its endpoint is
+/// where the primary is, or [unknown](Endpoint::is_unknown).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Group {
+    /// The server's name.
+    pub server: String,
+    /// What Sentinels call the group.
+    pub master: String,
+    /// Sentinel's number of the configuration by which the server is where it is. `None` while it is
+    /// unknown, or not from a majority of the Sentinels.
+    #[serde(default)]
+    pub config_epoch: Option<u64>,
+}
+
+/// A host, by name or literally, and a port.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Address {
+    pub host: String,
+    pub port: u16,
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.host.contains(':') {
+            true => write!(f, "[{}]:{}", self.host, self.port),
+            false => write!(f, "{}:{}", self.host, self.port),
+        }
+    }
+}
+
+impl From<Address> for Endpoint {
+    fn from(Address { host, port }: Address) -> Self {
+        Self::Tcp { host, port }
+    }
+}
+
+impl Endpoint {
+    /// Stands for the address of a group that no Sentinel has named yet. Nobody listens at port 0, so
+    /// connecting there is refused at once.
+    pub fn unknown() -> Self {
+        Self::Tcp { host: Ipv4Addr::LOCALHOST.to_string(), port: 0 }
+    }
+
+    pub fn is_unknown(&self) -> bool {
+        matches!(self, Self::Tcp { port: 0, .. })
+    }
+
+    /// Of a server that is reached by TCP and whose address is known.
+    pub fn address(&self) -> Option<Address> {
+        match self {
+            Self::Tcp { host, port } if *port > 0 => {
+                Some(Address { host: host.clone(), port: *port })
+            }
+            Self::Tcp { .. } | Self::Unix(_) => None,
+        }
+    }
+}
+
+impl Snapshot {
+    /// The groups of all pools, each with its pool and where its primary is.
+    pub fn groups(&self) -> impl Iterator<Item = (&Pool, &Group, &Endpoint)> {
+        self.pools.iter().flat_map(|pool| {
+            let groups = pool.sentinel.iter().flat_map(|sentinel| &sentinel.groups);
+            groups.filter_map(move |group| {
+                let server = pool.servers.iter().find(|server| server.name == group.server)?;
+                Some((pool, group, &server.endpoint))
+            })
+        })
+    }
+
+    /// Whether any pool asks Sentinels.
+    pub fn has_sentinels(&self) -> bool {
+        self.pools.iter().any(|pool| pool.sentinel.is_some())
+    }
+
+    /// Notes where the primary of a group is. False if there is no such group, or it is there already.
+    pub fn set_primary(
+        &mut self,
+        pool: &str,
+        server: &str,
+        address: &Address,
+        config_epoch: Option<u64>,
+    ) -> bool {
+        let Some(pool) = self.pools.iter_mut().find(|it| it.name == pool) else { return false };
+        let groups = pool.sentinel.iter_mut().flat_map(|sentinel| &mut sentinel.groups);
+        let group = groups.into_iter().find(|group| group.server == server);
+        let server = pool.servers.iter_mut().find(|it| it.name == server);
+        let (Some(group), Some(server)) = (group, server) else { return false };
+        let endpoint = Endpoint::from(address.clone());
+        let has_moved = server.endpoint != endpoint;
+        server.endpoint = endpoint;
+        // It may be lower: of Sentinels that were set up anew.
+        group.config_epoch = config_epoch.or(group.config_epoch);
+        has_moved
+    }
+
+    /// Takes over where the primaries of groups are from another snapshot that has these groups.
+    pub fn keep_primaries(&mut self, from: &Self) {
+        for (pool, group, endpoint) in from.groups() {
+            let is_same = |(its, it, at): &(&Pool, &Group, &Endpoint)| {
+                its.name == pool.name
+                    && (&it.server, &it.master) == (&group.server, &group.master)
+                    && at.is_unknown()
+            };
+            let is_there = self.groups().any(|it| is_same(&it));
+            if let (true, Some(address)) = (is_there, endpoint.address()) {
+                self.set_primary(&pool.name, &group.server, &address, group.config_epoch);
+            }
+        }
+    }
 }
 
 /// What clients may call: what the base lets them, but for what is listed.

@@ -12,6 +12,7 @@ use serde::de::value::{Error as NameError, StrDeserializer};
 use crate::address::{ListenText, ServerLine, UNIX_PATH_SIZE_MAX, unix_path};
 use crate::diagnostic::{At, Complaint, Report, nearest};
 use crate::foreign;
+use crate::sentinel;
 use crate::snapshot::{
     Affinity, CasUniques, Credentials, IoEngine, OnFailure, PROCESSORS_MAX, SERVERS_MAX, Wire,
 };
@@ -657,12 +658,12 @@ impl Value for Servers {
     fn schema() -> Schema {
         json_schema!({
             "type": "array", "minItems": 1, "maxItems": SERVERS_MAX,
-            "items": ServerLine::schema(),
+            "items": { "anyOf": [ServerLine::schema(), sentinel::group_schema()] },
         })
     }
 
     fn describe() -> String {
-        "a list of server lines".to_owned()
+        "a list of server lines and groups".to_owned()
     }
 
     fn read(key: &str, node: &Node, report: &mut Report<'_>) -> Option<Self> {
@@ -690,6 +691,9 @@ fn read_lines(key: &str, items: &[Node], report: &mut Report<'_>) -> Option<Serv
     let lines: Vec<_> = items
         .iter()
         .map(|item| match &item.kind {
+            Kind::Section(entries) if sentinel::is_group(entries) => {
+                sentinel::read_group(item, report).map(|value| At { value, pos: item.pos })
+            }
             Kind::Section(entries) => {
                 report.error(item.pos, foreign::server_section(entries));
                 None

@@ -70,6 +70,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         commands_from_servers: false,
         command_policy: Some(CommandPolicy::of(PolicyBase::Application)),
         client_pause_max_ms: Some(60_000),
+        sentinel: None,
     }
 }
 
@@ -166,6 +167,7 @@ fn the_flat_dialect_loads() {
             stats_listen: None,
             log_file: None,
             log_level: None,
+            sentinel_state: None,
         },
         pools: vec![last, first, second],
     };
@@ -209,6 +211,7 @@ fn the_sectioned_dialect_loads() {
             stats_listen: Some("[::1]:22222".parse().unwrap()),
             log_file: Some(PathBuf::from("/var/log/cashew.log")),
             log_level: Some(5),
+            sentinel_state: None,
         }
     );
     let local = "127.0.0.1";
@@ -286,7 +289,7 @@ fn the_examples_load_without_warnings() {
 #[test]
 fn snapshots_of_versions_before_have_defaults() {
     let text = String::from_utf8(to_json(&load(FLAT).snapshot)).unwrap();
-    let added = r#","stats_listen":null,"log_file":null,"log_level":null"#;
+    let added = r#","stats_listen":null,"log_file":null,"log_level":null,"sentinel_state":null"#;
     let global = from_json(text.replace(added, "").as_bytes()).unwrap().global;
     assert!(text.contains(added), "{text}");
     assert_eq!(global.stats_listen(), "0.0.0.0:22222".parse().unwrap());

@@ -172,6 +172,7 @@ impl Scenario {
                 stats_listen: None,
                 log_file: None,
                 log_level: None,
+                sentinel_state: None,
             },
             pools,
         };
@@ -665,6 +666,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         // The simulation's clients use all commands that the gateway serves.
         command_policy: Some(CommandPolicy::of(PolicyBase::Admin)),
         client_pause_max_ms: Some(60_000),
+        sentinel: None,
     }
 }
 

@@ -1,0 +1,229 @@
+//! Pools whose servers Sentinels name: the options, and groups among the servers.
+
+use std::collections::HashMap;
+
+use schemars::{Schema, SchemaGenerator, json_schema};
+
+use crate::address::{ServerLine, check_name, parse_host, parse_port};
+use crate::diagnostic::{At, Complaint, Pos, Report};
+use crate::file::{Dialect, GroupSection, PoolSection};
+use crate::resolve::{Context, MASTER};
+use crate::secret;
+use crate::section;
+use crate::snapshot::{Address, Credentials, Endpoint, Group, Sentinel, Server};
+use crate::tree::{Kind, Node};
+use crate::value::{Text, Value};
+
+/// Most Sentinels of a pool.
+const SENTINELS_MAX: usize = 32;
+
+/// Who Redis and Sentinel take for whoever gives a password alone.
+const DEFAULT_USER: &str = "default";
+
+/// A list of `host:port`.
+#[derive(Debug)]
+pub(crate) struct Addresses(pub(crate) Vec<At<Address>>);
+
+const ADDRESSES_HINT: &str = "expected a list like \"[10.0.0.1:26379, 10.0.0.2:26379]\"";
+
+impl Value for Addresses {
+    fn parse(_: &str) -> Result<Self, Complaint> {
+        Err(Complaint::new("option \"sentinels\" takes a list").hint(ADDRESSES_HINT))
+    }
+
+    fn schema() -> Schema {
+        json_schema!({
+            "type": "array", "minItems": 1, "maxItems": SENTINELS_MAX,
+            "items": { "type": "string", "pattern": "^.+:0*[1-9][0-9]*$" },
+        })
+    }
+
+    fn describe() -> String {
+        "a list of `host:port`".to_owned()
+    }
+
+    fn read(key: &str, node: &Node, report: &mut Report<'_>) -> Option<Self> {
+        let items = match &node.kind {
+            Kind::List(items) if (1..=SENTINELS_MAX).contains(&items.len()) => items,
+            Kind::List(items) => {
+                let complaint = match items.len() {
+                    0 => Complaint::new("option \"sentinels\" is an empty list"),
+                    many => Complaint::new(format!("{many} Sentinels are too many for one pool"))
+                        .hint(format!("at most {SENTINELS_MAX}")),
+                };
+                report.error(node.pos, complaint);
+                return None;
+            }
+            Kind::Empty | Kind::Scalar { .. } | Kind::Section(_) => {
+                return Self::parse("").map_err(|complaint| report.error(node.pos, complaint)).ok();
+            }
+        };
+        // Every address is read, so that every complaint is made.
+        let addresses: Vec<_> = items.iter().map(|item| address(key, item, report)).collect();
+        addresses.into_iter().collect::<Option<Vec<_>>>().map(Self)
+    }
+}
+
+fn address(key: &str, node: &Node, report: &mut Report<'_>) -> Option<At<Address>> {
+    let text = Text::read(key, node, report)?.0;
+    let parse = || {
+        let (host, port) = text.rsplit_once(':').ok_or_else(|| {
+            let message = format!("\"{text}\" is not the address of a Sentinel");
+            Complaint::new(message).hint("expected host:port, and Sentinel's port is 26379")
+        })?;
+        let port = parse_port(port).map_err(|c| c.offset(host.chars().count() + 1))?;
+        Ok(Address { host: parse_host(host)?.to_owned(), port })
+    };
+    parse()
+        .map(|value| At { value, pos: node.pos })
+        .map_err(|complaint: Complaint| report.error(node.pos_of(complaint.offset), complaint))
+        .ok()
+}
+
+/// A password, or a user and a password.
+#[derive(Clone, Debug)]
+pub(crate) struct SentinelAuth(Credentials);
+
+impl Value for SentinelAuth {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        let (user, password) = text.split_once(':').unwrap_or((DEFAULT_USER, text));
+        if user.is_empty() || password.is_empty() || text.contains(char::is_control) {
+            return Err(Complaint::new("this is no password").hint(Self::expected()));
+        }
+        Ok(Self(Credentials { user: user.to_owned(), password: password.to_owned() }))
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "type": ["string", "number"] })
+    }
+
+    fn describe() -> String {
+        "`password` or `user:password`".to_owned()
+    }
+}
+
+/// Whether a server that is given as a section is meant to be a group.
+pub(crate) fn is_group(entries: &[(At<String>, Node)]) -> bool {
+    entries.iter().any(|(key, _)| key.value.starts_with("sentinel"))
+}
+
+pub(crate) fn group_schema() -> Schema {
+    section::schema::<GroupSection>(&mut SchemaGenerator::default())
+}
+
+/// `None` after a complaint.
+pub(crate) fn read_group(node: &Node, report: &mut Report<'_>) -> Option<ServerLine> {
+    let section: GroupSection = section::read("a group", node.pos, node, report);
+    let (name, master) = (section.name?, section.sentinel?);
+    let checked = check_name("server", &name.value.0).map_err(|c| report.error(name.pos, c));
+    let checked_master = check_master(&master.value.0).map_err(|c| report.error(master.pos, c));
+    (checked.is_ok() && checked_master.is_ok()).then(|| ServerLine {
+        name: name.value.0,
+        endpoint: Endpoint::unknown(),
+        weight: section.weight.value.0 as u32,
+        group: Some(master.value.0),
+    })
+}
+
+/// Sentinel takes no other names.
+fn check_master(name: &str) -> Result<(), Complaint> {
+    check_name("group", name)?;
+    match name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte)) {
+        true => Ok(()),
+        false => Err(Complaint::new(format!("\"{name}\" is no name of a group of Sentinel's"))
+            .hint("Sentinel's names have letters, digits, \".\", \"-\" and \"_\"")),
+    }
+}
+
+/// `None` where the pool asks no Sentinels, or after a complaint. `servers` are sorted.
+pub(crate) fn resolve(
+    section: &PoolSection,
+    servers: &[Server],
+    dialect: Dialect,
+    context: &Context<'_>,
+    report: &mut Report<'_>,
+) -> Option<Sentinel> {
+    let auth = secret::resolve(
+        "sentinel_auth",
+        section.sentinel_auth.as_ref(),
+        context.read_secret,
+        report,
+    );
+    let lines = section.servers.as_ref().map_or(&[][..], |servers| &servers.value.0);
+    let masters: HashMap<&str, (&str, Pos)> = lines
+        .iter()
+        .filter_map(|line| Some((&*line.value.name, (line.value.group.as_deref()?, line.pos))))
+        .collect();
+    let Some(sentinels) = &section.sentinels else {
+        refuse_without_sentinels(section, lines, report);
+        return None;
+    };
+    if masters.is_empty() {
+        let hint = "a group among the servers is \"- {name: s1, sentinel: mymaster}\"";
+        let complaint = Complaint::new("the pool has \"sentinels\" and no group that they name");
+        report.error(sentinels.pos, complaint.hint(hint));
+    }
+    check_masters(&masters, report);
+    if let (Dialect::Sectioned, true, Some((_, pos))) =
+        (dialect, servers.len() > 1, masters.get(MASTER))
+    {
+        let complaint = Complaint::new("a group beside other servers cannot be named \"master\"");
+        let hint = "a server of that name would make the others its replicas";
+        report.error(*pos, complaint.hint(hint));
+    }
+    let mut first_lines = HashMap::new();
+    for At { value, pos } in &sentinels.value.0 {
+        if let Some(first) = first_lines.insert(value, pos.line) {
+            let message = format!("the Sentinel {value} is given twice");
+            report.error(*pos, Complaint::new(message).hint(format!("first on line {first}")));
+        }
+    }
+    if let [only] = &sentinels.value.0[..] {
+        let complaint = Complaint::new("one Sentinel decides alone where the primaries are")
+            .hint("name all that watch the groups: three or more, of which most must agree");
+        report.warning(only.pos, complaint);
+    }
+    let group = |server: &Server| {
+        let (master, _) = masters.get(&*server.name)?;
+        let (server, master) = (server.name.clone(), (*master).to_owned());
+        Some(Group { server, master, config_epoch: None })
+    };
+    Some(Sentinel {
+        addresses: sentinels.value.0.iter().map(|address| address.value.clone()).collect(),
+        auth: auth.map(|auth| auth.0),
+        groups: servers.iter().filter_map(group).collect(),
+    })
+}
+
+fn refuse_without_sentinels(
+    section: &PoolSection,
+    lines: &[At<ServerLine>],
+    report: &mut Report<'_>,
+) {
+    let hint = "for example sentinels: [10.0.0.1:26379, 10.0.0.2:26379, 10.0.0.3:26379]";
+    for line in lines.iter().filter(|line| line.value.group.is_some()) {
+        let message = format!(
+            "server \"{}\" is a group of Sentinel's, and the pool has no \"sentinels\"",
+            line.value.name
+        );
+        report.error(line.pos, Complaint::new(message).hint(hint));
+    }
+    if let Some(auth) = &section.sentinel_auth {
+        let complaint = Complaint::new("the pool has \"sentinel_auth\" and no \"sentinels\"");
+        report.error(auth.pos, complaint.hint(hint));
+    }
+}
+
+/// One group by two names would have two shares of the keys.
+fn check_masters(masters: &HashMap<&str, (&str, Pos)>, report: &mut Report<'_>) {
+    let mut sorted: Vec<_> =
+        masters.iter().map(|(name, (master, pos))| (*pos, name, master)).collect();
+    sorted.sort_unstable_by_key(|(pos, ..)| pos.line);
+    let mut first = HashMap::new();
+    for (pos, name, master) in sorted {
+        if let Some(other) = first.insert(*master, *name) {
+            let message = format!("\"{name}\" is the same group as \"{other}\": {master}");
+            report.error(pos, Complaint::new(message).hint("each group is named once"));
+        }
+    }
+}
