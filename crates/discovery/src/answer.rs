@@ -1,0 +1,241 @@
+//! What Sentinels and servers answer, read. Whatever else comes is nothing.
+
+use cashew_config::snapshot::Address;
+use cashew_protocol::resp::{Reply, reply};
+
+use crate::group::{Event, Report, SERVERS_MAX};
+
+/// Longest name of a host.
+const HOST_SIZE_MAX: usize = 253;
+/// As long as Redis makes them.
+const REPLID_SIZE_MAX: usize = 40;
+
+/// Events of Sentinel that are listened to. Who knows others may say others.
+pub(crate) const EVENTS: [&str; 9] = [
+    "+switch-master",
+    "+selected-slave",
+    "+promoted-slave",
+    "+sdown",
+    "+odown",
+    "+try-failover",
+    "+failover-state-reconf-slaves",
+    "+failover-end",
+    "-failover-abort-no-good-slave",
+];
+
+/// Of `SENTINEL GET-MASTER-ADDR-BY-NAME`.
+pub(crate) fn primary(bytes: &[u8]) -> Option<Address> {
+    let Reply::Array(mut elements) = reply(bytes)? else { return None };
+    let (host, port) = (text(elements.next()?)?, text(elements.next()?)?);
+    elements.is_empty().then(|| address(host, port)).flatten()
+}
+
+/// Of any: why it is none.
+pub(crate) fn refusal(bytes: &[u8]) -> Option<String> {
+    match reply(bytes)? {
+        Reply::Error(error) => Some(format!("refuses: {}", String::from_utf8_lossy(error))),
+        _ => None,
+    }
+}
+
+/// Of `SENTINEL MASTER`.
+pub(crate) fn config_epoch(bytes: &[u8]) -> Option<u64> {
+    field(bytes, "config-epoch")?.parse().ok()
+}
+
+/// Of `SENTINEL REPLICAS`. Not of those that are too many.
+pub(crate) fn replicas(bytes: &[u8]) -> Vec<Address> {
+    let Some(Reply::Array(elements)) = reply(bytes) else { return Vec::new() };
+    let replica = |bytes: &[u8]| address(field(bytes, "ip")?, field(bytes, "port")?);
+    elements.filter_map(replica).take(SERVERS_MAX).collect()
+}
+
+/// Of fields and values by turns.
+fn field<'a>(bytes: &'a [u8], name: &str) -> Option<&'a str> {
+    let (Reply::Array(mut elements) | Reply::Map(mut elements)) = reply(bytes)? else {
+        return None;
+    };
+    loop {
+        let (key, value) = (elements.next()?, elements.next()?);
+        if text(key) == Some(name) {
+            return text(value);
+        }
+    }
+}
+
+/// What a Sentinel has published, of the group that it calls `master`.
+pub(crate) fn event(bytes: &[u8], master: &str) -> Option<Event> {
+    let Reply::Array(mut elements) = reply(bytes)? else { return None };
+    if text(elements.next()?)? != "message" {
+        return None;
+    }
+    let (channel, payload) = (text(elements.next()?)?, text(elements.next()?)?);
+    let mut words = payload.split(' ');
+    if channel == "+switch-master" {
+        let [name, _, _, host, port] = take(&mut words)?;
+        return (name == master).then(|| address(host, port)).flatten().map(Event::Nominated);
+    }
+    let [kind, name, host, port] = take(&mut words)?;
+    let of = match words.next() {
+        Some("@") => words.next()?,
+        Some(_) | None => name,
+    };
+    if of != master {
+        return None;
+    }
+    match channel {
+        "+selected-slave" | "+promoted-slave" if kind == "slave" => {
+            address(host, port).map(Event::Nominated)
+        }
+        _ if EVENTS.contains(&channel) => {
+            let address = address(host, port)?;
+            Some(Event::Trouble(format!("{channel} of the {kind} {address}")))
+        }
+        _ => None,
+    }
+}
+
+fn take<'a, const N: usize>(words: &mut impl Iterator<Item = &'a str>) -> Option<[&'a str; N]> {
+    let words: Vec<&str> = words.take(N).collect();
+    words.try_into().ok()
+}
+
+/// Of `INFO replication`.
+pub(crate) fn report(bytes: &[u8]) -> Report {
+    read_report(bytes).unwrap_or(Report::Other)
+}
+
+fn read_report(bytes: &[u8]) -> Option<Report> {
+    let info = text(bytes)?;
+    let find = |name: &str| {
+        info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+    };
+    let replid = |name: &str| {
+        let id = find(name)?;
+        let is_id = !id.is_empty() && id.len() <= REPLID_SIZE_MAX;
+        (is_id && id.bytes().all(|byte| byte.is_ascii_alphanumeric())).then(|| id.to_owned())
+    };
+    match find("role")? {
+        "master" => {
+            // It is -1 where there is none.
+            let end = find("second_repl_offset").and_then(|offset| offset.parse().ok());
+            let former = replid("master_replid2").zip(end);
+            Some(Report::Primary { replid: replid("master_replid")?, former })
+        }
+        "slave" => Some(Report::Replica {
+            replid: replid("master_replid")?,
+            offset: find("slave_repl_offset")?.parse().ok()?,
+        }),
+        _ => None,
+    }
+}
+
+/// A string of a reply, by its bytes.
+fn text(bytes: &[u8]) -> Option<&str> {
+    match reply(bytes)? {
+        Reply::Bulk(text) | Reply::Status(text) => std::str::from_utf8(text).ok(),
+        _ => None,
+    }
+}
+
+fn address(host: &str, port: &str) -> Option<Address> {
+    let is_host = (1..=HOST_SIZE_MAX).contains(&host.len())
+        && host.bytes().all(|byte| byte.is_ascii_graphic());
+    let port = port.parse().ok().filter(|port| *port > 0)?;
+    is_host.then(|| Address { host: host.to_owned(), port })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(host: &str, port: u16) -> Address {
+        Address { host: host.to_owned(), port }
+    }
+
+    fn bulks(texts: &[&str]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let texts: Vec<&[u8]> = texts.iter().map(|text| text.as_bytes()).collect();
+        cashew_protocol::resp::encode::write_command(&mut bytes, &texts);
+        bytes
+    }
+
+    #[test]
+    fn addresses_are_read_and_nothing_else() {
+        assert_eq!(primary(&bulks(&["10.0.0.1", "6379"])), Some(at("10.0.0.1", 6379)));
+        assert_eq!(primary(&bulks(&["::1", "1"])), Some(at("::1", 1)));
+        let long = "h".repeat(254);
+        for (host, port) in [
+            ("", "1"),
+            ("a b", "1"),
+            ("a", "0"),
+            ("a", "65536"),
+            ("a", "x"),
+            (&*long, "1"),
+            ("a\n", "1"),
+        ] {
+            assert_eq!(primary(&bulks(&[host, port])), None, "{host:?} {port}");
+        }
+        assert_eq!(primary(&bulks(&["a", "1", "2"])), None);
+        for bytes in ["*-1\r\n", "-ERR no\r\n", "$1\r\na\r\n", "", "*2\r\n$1\r\na\r\n"] {
+            assert_eq!(primary(bytes.as_bytes()), None);
+        }
+    }
+
+    #[test]
+    fn fields_are_found_among_others() {
+        let master = bulks(&["name", "m", "ip", "config-epoch", "config-epoch", "7", "odd"]);
+        assert_eq!(config_epoch(&master), Some(7));
+        assert_eq!(config_epoch(&bulks(&["name", "m"])), None);
+        let one = bulks(&["name", "x", "ip", "h", "port", "1"]);
+        let bad = bulks(&["name", "x", "ip", "h"]);
+        let many: Vec<u8> = [b"*40\r\n".to_vec(), bad, one.repeat(39)].concat();
+        assert_eq!(replicas(&many), vec![at("h", 1); SERVERS_MAX]);
+    }
+
+    #[test]
+    fn events_count_of_the_own_group_only() {
+        let event = |channel: &str, payload: &str| {
+            super::event(&bulks(&["message", channel, payload]), "mine")
+        };
+        let nominated = Some(Event::Nominated(at("b", 2)));
+        assert_eq!(event("+switch-master", "mine a 1 b 2"), nominated);
+        assert_eq!(event("+switch-master", "other a 1 b 2"), None);
+        assert_eq!(event("+selected-slave", "slave b:2 b 2 @ mine a 1"), nominated);
+        assert_eq!(event("+promoted-slave", "slave b:2 b 2 @ mine a 1"), nominated);
+        assert_eq!(event("+promoted-slave", "slave b:2 b 2 @ other a 1"), None);
+        // Of a group that is named like a server of another one.
+        assert_eq!(event("+selected-slave", "slave mine b 2 @ other a 1"), None);
+        let trouble = Some(Event::Trouble("+odown of the master a:1".to_owned()));
+        assert_eq!(event("+odown", "master mine a 1 #quorum 2/2"), trouble);
+        assert_eq!(event("+odown", "master other a 1 #quorum 2/2"), None);
+        for (channel, payload) in
+            [("+switch-master", "mine a 1 b"), ("+sdown", "master"), ("+reboot", "master mine a 1")]
+        {
+            assert_eq!(event(channel, payload), None);
+        }
+        assert_eq!(super::event(&bulks(&["subscribe", "+sdown", "master mine a 1"]), "mine"), None);
+    }
+
+    #[test]
+    fn servers_say_what_they_are() {
+        let info = |text: &str| report(format!("${}\r\n{text}\r\n", text.len()).as_bytes());
+        let id = "a".repeat(40);
+        let primary = format!(
+            "# Replication\r\nrole:master\r\nmaster_replid:{id}\r\nmaster_replid2:{id}\r\n\
+             master_repl_offset:9\r\nsecond_repl_offset:5\r\n"
+        );
+        let former = Some((id.clone(), 5));
+        assert_eq!(info(&primary), Report::Primary { replid: id.clone(), former });
+        let first = primary.replace("second_repl_offset:5", "second_repl_offset:-1");
+        assert_eq!(info(&first), Report::Primary { replid: id.clone(), former: None });
+        let replica = format!(
+            "role:slave\r\nmaster_link_status:up\r\nslave_repl_offset:8\r\nmaster_replid:{id}\r\n"
+        );
+        let expected = Report::Replica { replid: id, offset: 8 };
+        assert_eq!(info(&replica), expected);
+        assert_eq!(info("role:master\r\n"), Report::Other);
+        assert_eq!(report(b"-NOPERM no\r\n"), Report::Other);
+        assert_eq!(report(b"-LOADING\r\n"), Report::Other);
+    }
+}

@@ -1,0 +1,14 @@
+//! Where the primaries of groups are: asks Sentinels, and the servers themselves, and says when one
+//! has moved. [`Group`] decides, without any I/O; [`Watch`] keeps the connections.
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
+
+mod answer;
+mod ask;
+mod group;
+mod link;
+mod watch;
+
+pub use ask::ask_once;
+pub use group::{Event, Group, Output, Report, State, View};
+pub use watch::{News, Watch};

@@ -1,0 +1,530 @@
+//! The connections to the Sentinels of all pools and to the servers of their groups, and what comes
+//! of what they say. It never waits but in [`Watch::wait`].
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use cashew_config::Snapshot;
+use cashew_config::snapshot::{Address, Credentials, Pool, Sentinel};
+use cashew_protocol::resp::encode::write_command;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tracing::{info, warn};
+
+use crate::answer::{self, EVENTS};
+use crate::group::{Event, Group, Output, Report, State, View};
+use crate::link::{Fate, Link};
+
+/// How often everybody is asked, as a rule and while anything is suspicious.
+const INTERVAL: Duration = Duration::from_secs(1);
+const URGENT_INTERVAL: Duration = Duration::from_millis(100);
+/// As AUTH without a user means.
+const DEFAULT_USER: &str = "default";
+
+/// What there is to tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum News {
+    /// The primary of a group is there now.
+    Primary { pool: String, server: String, to: Address, config_epoch: Option<u64>, why: String },
+    /// How a group is.
+    Group { pool: String, server: String, state: State, config_epoch: Option<u64> },
+    /// Whether a Sentinel answers, and why not.
+    Sentinel { pool: String, sentinel: Address, failure: Option<String> },
+}
+
+pub struct Watch {
+    pools: Vec<PoolWatch>,
+    news: VecDeque<News>,
+    /// Whether changes are logged.
+    is_loud: bool,
+}
+
+/// What a pool's connections depend on. With anything else they are made anew.
+#[derive(Clone, PartialEq, Eq)]
+struct Settings {
+    name: String,
+    addresses: Vec<Address>,
+    auth: Option<Credentials>,
+    redis_auth: Option<String>,
+    /// Names of servers, and what Sentinels call them.
+    groups: Vec<(String, String)>,
+}
+
+struct PoolWatch {
+    settings: Settings,
+    sentinels: Vec<SentinelWatch>,
+    groups: Vec<GroupWatch>,
+    /// More than half of the Sentinels answer, if it has been said.
+    has_majority: Option<bool>,
+}
+
+struct SentinelWatch {
+    /// Asks.
+    asking: Link,
+    /// What the answers that are still to come are about.
+    expected: VecDeque<(usize, Question)>,
+    /// Where the primary of a group is, while the rest of the answer is to come.
+    named: Option<Address>,
+    config_epoch: Option<u64>,
+    asked_at: Option<Instant>,
+    asked_all_at: Option<Instant>,
+    /// Listens.
+    listening: Link,
+    /// Whether it answers, if it has been said.
+    is_up: Option<bool>,
+    /// Groups that it has said nothing of, when it was asked last, and that it refuses to.
+    unknown: BTreeSet<usize>,
+    refusal: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Question {
+    Primary,
+    ConfigEpoch,
+    Replicas,
+}
+
+struct GroupWatch {
+    server: String,
+    master: String,
+    group: Group,
+    servers: BTreeMap<Address, ServerWatch>,
+    told: Option<(State, Option<u64>)>,
+}
+
+struct ServerWatch {
+    link: Link,
+    asked_at: Option<Instant>,
+}
+
+impl Watch {
+    /// Of all groups of a snapshot, with their primaries as it has them in effect.
+    pub fn new(snapshot: &Snapshot, now: Instant) -> Self {
+        let mut watch = Self { pools: Vec::new(), news: VecDeque::new(), is_loud: true };
+        watch.put_into_effect(snapshot, now);
+        watch
+    }
+
+    /// Without a word in the log.
+    pub(crate) fn quiet(snapshot: &Snapshot, now: Instant) -> Self {
+        Self { is_loud: false, ..Self::new(snapshot, now) }
+    }
+
+    /// Goes by another snapshot: it is in effect.
+    pub fn put_into_effect(&mut self, snapshot: &Snapshot, now: Instant) {
+        let mut before = std::mem::take(&mut self.pools);
+        for pool in &snapshot.pools {
+            let Some(sentinel) = &pool.sentinel else { continue };
+            let settings = Settings::new(pool, sentinel);
+            let same = before.iter().position(|it| it.settings == settings);
+            let mut watched = match same {
+                Some(at) => before.swap_remove(at),
+                None => PoolWatch::new(settings, pool, sentinel, now),
+            };
+            for group in &mut watched.groups {
+                let primary = address_of(pool, &group.server);
+                group.group.put_into_effect(primary, now);
+            }
+            self.pools.push(watched);
+        }
+    }
+
+    /// What has come about since it was asked last.
+    pub fn poll_news(&mut self) -> Option<News> {
+        self.news.pop_front()
+    }
+
+    /// Waits until there is something to do, or `control` is readable.
+    pub fn wait(&self, control: Option<BorrowedFd<'_>>, until: Option<Instant>) -> io::Result<()> {
+        let now = Instant::now();
+        let mut fds: Vec<PollFd<'_>> = Vec::new();
+        let mut wake = until.unwrap_or(now + INTERVAL).min(now + INTERVAL);
+        if let Some(control) = &control {
+            fds.push(PollFd::from_borrowed_fd(*control, PollFlags::IN));
+        }
+        for pool in &self.pools {
+            let is_urgent = pool.groups.iter().any(|group| group.group.is_urgent());
+            if is_urgent {
+                wake = wake.min(now + URGENT_INTERVAL / 4);
+            }
+            for link in pool.links() {
+                if let Some((fd, flags)) = link.interest() {
+                    fds.push(PollFd::from_borrowed_fd(fd, flags));
+                }
+                wake = link.poll_timeout(now).map_or(wake, |at| wake.min(at));
+            }
+            for (link, asked_at, interval) in pool.asking() {
+                if link.is_open() && link.is_at_rest() {
+                    wake = wake.min(asked_at.map_or(now, |at| at + interval));
+                }
+            }
+        }
+        // A millisecond at least: what is due at once is done before this is called.
+        let left = wake.saturating_duration_since(now).max(Duration::from_millis(1));
+        let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Does all there is to do without waiting.
+    pub fn advance(&mut self, now: Instant) {
+        for pool in &mut self.pools {
+            pool.advance(self.is_loud, &mut self.news, now);
+        }
+    }
+}
+
+fn address_of(pool: &Pool, server: &str) -> Option<Address> {
+    pool.servers.iter().find(|it| it.name == server)?.endpoint.address()
+}
+
+impl Settings {
+    fn new(pool: &Pool, sentinel: &Sentinel) -> Self {
+        let names =
+            |group: &cashew_config::snapshot::Group| (group.server.clone(), group.master.clone());
+        Self {
+            name: pool.name.clone(),
+            addresses: sentinel.addresses.clone(),
+            auth: sentinel.auth.clone(),
+            redis_auth: pool.redis_auth.clone(),
+            groups: sentinel.groups.iter().map(names).collect(),
+        }
+    }
+
+    /// What a Sentinel is told first.
+    fn greeting(&self) -> (Vec<u8>, usize) {
+        let mut bytes = Vec::new();
+        match &self.auth {
+            None => return (bytes, 0),
+            Some(Credentials { user, password }) if user == DEFAULT_USER => {
+                write_command(&mut bytes, &[b"AUTH", password.as_bytes()]);
+            }
+            Some(Credentials { user, password }) => {
+                write_command(&mut bytes, &[b"AUTH", user.as_bytes(), password.as_bytes()]);
+            }
+        }
+        (bytes, 1)
+    }
+
+    fn subscribing_greeting(&self) -> (Vec<u8>, usize) {
+        let (mut bytes, answers) = self.greeting();
+        let events = EVENTS.iter().map(|event| event.as_bytes());
+        let words: Vec<&[u8]> = std::iter::once(&b"SUBSCRIBE"[..]).chain(events).collect();
+        write_command(&mut bytes, &words);
+        (bytes, answers + EVENTS.len())
+    }
+
+    /// What a server is told first.
+    fn server_greeting(&self) -> (Vec<u8>, usize) {
+        let mut bytes = Vec::new();
+        match &self.redis_auth {
+            None => (bytes, 0),
+            Some(password) => {
+                write_command(&mut bytes, &[b"AUTH", password.as_bytes()]);
+                (bytes, 1)
+            }
+        }
+    }
+}
+
+impl PoolWatch {
+    fn new(settings: Settings, pool: &Pool, sentinel: &Sentinel, now: Instant) -> Self {
+        let sentinels = settings.addresses.iter().map(|address| SentinelWatch {
+            asking: Link::new(address.clone(), settings.greeting(), now),
+            expected: VecDeque::new(),
+            named: None,
+            config_epoch: None,
+            asked_at: None,
+            asked_all_at: None,
+            listening: Link::new(address.clone(), settings.subscribing_greeting(), now),
+            is_up: None,
+            unknown: BTreeSet::new(),
+            refusal: None,
+        });
+        let groups = sentinel.groups.iter().map(|group| {
+            let primary = address_of(pool, &group.server);
+            GroupWatch {
+                server: group.server.clone(),
+                master: group.master.clone(),
+                group: Group::new(settings.addresses.len(), primary, group.config_epoch),
+                servers: BTreeMap::new(),
+                told: None,
+            }
+        });
+        let (sentinels, groups) = (sentinels.collect(), groups.collect());
+        Self { settings, sentinels, groups, has_majority: None }
+    }
+
+    fn links(&self) -> impl Iterator<Item = &Link> {
+        let sentinels = self.sentinels.iter().flat_map(|it| [&it.asking, &it.listening]);
+        let servers = self.groups.iter().flat_map(|group| group.servers.values());
+        sentinels.chain(servers.map(|server| &server.link))
+    }
+
+    /// Who is asked, when it was last, and how often it is.
+    fn asking(&self) -> impl Iterator<Item = (&Link, Option<Instant>, Duration)> {
+        let interval = self.interval();
+        let sentinels = self.sentinels.iter().flat_map(move |it| {
+            [(&it.asking, it.asked_at, interval), (&it.listening, it.asked_at, INTERVAL)]
+        });
+        let servers = self.groups.iter().flat_map(|group| {
+            let interval = group.interval();
+            group.servers.values().map(move |server| (&server.link, server.asked_at, interval))
+        });
+        sentinels.chain(servers)
+    }
+
+    fn interval(&self) -> Duration {
+        self.groups.iter().map(GroupWatch::interval).min().unwrap_or(INTERVAL)
+    }
+
+    fn advance(&mut self, is_loud: bool, news: &mut VecDeque<News>, now: Instant) {
+        let interval = self.interval();
+        let name = &self.settings.name;
+        for (index, sentinel) in self.sentinels.iter_mut().enumerate() {
+            for master in sentinel.advance(index, &mut self.groups, interval, now) {
+                let address = sentinel.asking.address();
+                if is_loud {
+                    warn!("pool '{name}': the Sentinel {address} does not know {master}");
+                }
+            }
+            if let Some(failure) = sentinel.tell(name, is_loud) {
+                let sentinel = sentinel.asking.address().clone();
+                news.push_back(News::Sentinel { pool: name.clone(), sentinel, failure });
+            }
+        }
+        self.tell_majority(is_loud);
+        let greeting = self.settings.server_greeting();
+        for group in &mut self.groups {
+            group.advance(&greeting, now);
+            group.tell(&self.settings.name, is_loud, news);
+        }
+    }
+
+    fn tell_majority(&mut self, is_loud: bool) {
+        let up = self.sentinels.iter().filter(|it| it.is_up == Some(true)).count();
+        if self.sentinels.iter().any(|it| it.is_up.is_none()) {
+            return;
+        }
+        let (all, has_majority) = (self.sentinels.len(), up > self.sentinels.len() / 2);
+        let before = self.has_majority.replace(has_majority);
+        let name = &self.settings.name;
+        match is_loud {
+            true if !has_majority && before != Some(false) => warn!(
+                "pool '{name}': {up} of {all} Sentinels answer: no majority, so primaries stay where \
+                 they are"
+            ),
+            true if has_majority && before == Some(false) => {
+                info!("pool '{name}': {up} of {all} Sentinels answer again");
+            }
+            _ => {}
+        }
+    }
+}
+
+impl SentinelWatch {
+    /// Returns the groups that it has turned out not to know.
+    fn advance(
+        &mut self,
+        index: usize,
+        groups: &mut [GroupWatch],
+        interval: Duration,
+        now: Instant,
+    ) -> Vec<String> {
+        let Self { asking, expected, named, config_epoch, unknown, refusal, .. } = self;
+        let mut strangers = Vec::new();
+        let fate = asking.advance(now, &mut |bytes| {
+            let Some((at, question)) = expected.pop_front() else { return };
+            let Some(group) = groups.get_mut(at) else { return };
+            match question {
+                Question::Primary => {
+                    *named = answer::primary(bytes);
+                    *refusal = answer::refusal(bytes);
+                    if named.is_some() || refusal.is_some() {
+                        unknown.remove(&at);
+                    } else if unknown.insert(at) {
+                        strangers.push(group.master.clone());
+                    }
+                }
+                Question::ConfigEpoch => *config_epoch = answer::config_epoch(bytes),
+                Question::Replicas => {
+                    let view = |(primary, config_epoch)| View {
+                        primary,
+                        config_epoch,
+                        replicas: answer::replicas(bytes),
+                    };
+                    let view = named.take().zip(config_epoch.take()).map(view);
+                    group.group.sentinel_says(index, view, now);
+                }
+            }
+        });
+        match fate {
+            Fate::Lost(_) => {
+                self.expected.clear();
+                (self.named, self.config_epoch) = (None, None);
+            }
+            Fate::Opened => (self.asked_at, self.asked_all_at) = (None, None),
+            Fate::Same => {}
+        }
+        self.listen(groups, now);
+        if self.asking.is_open()
+            && self.asking.is_at_rest()
+            && self.asked_at.is_none_or(|at| now >= at + interval)
+        {
+            self.ask(groups, now);
+        }
+        strangers
+    }
+
+    fn listen(&mut self, groups: &mut [GroupWatch], now: Instant) {
+        let mut events = false;
+        self.listening.advance(now, &mut |bytes| {
+            for group in groups.iter_mut() {
+                let Some(event) = answer::event(bytes, &group.master) else { continue };
+                if matches!(event, Event::Nominated(_)) {
+                    group.ask_at_once();
+                }
+                group.group.sentinel_tells(event, now);
+                events = true;
+            }
+        });
+        if events {
+            self.asked_at = None;
+        }
+    }
+
+    /// Asks for all groups, or for those that are urgent.
+    fn ask(&mut self, groups: &[GroupWatch], now: Instant) {
+        let all = self.asked_all_at.is_none_or(|at| now >= at + INTERVAL);
+        let mut requests = Vec::new();
+        for (at, group) in groups.iter().enumerate() {
+            if !all && !group.group.is_urgent() {
+                continue;
+            }
+            let master = group.master.as_bytes();
+            write_command(&mut requests, &[b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", master]);
+            write_command(&mut requests, &[b"SENTINEL", b"MASTER", master]);
+            // As Sentinels of all versions call it.
+            write_command(&mut requests, &[b"SENTINEL", b"SLAVES", master]);
+            for question in [Question::Primary, Question::ConfigEpoch, Question::Replicas] {
+                self.expected.push_back((at, question));
+            }
+        }
+        self.asked_at = Some(now);
+        if all {
+            self.asked_all_at = Some(now);
+            if self.listening.is_open() && self.listening.is_at_rest() {
+                let mut ping = Vec::new();
+                write_command(&mut ping, &[b"PING"]);
+                self.listening.ask(&ping, 1, now);
+            }
+        }
+        let answers = self.expected.len();
+        self.asking.ask(&requests, answers, now);
+    }
+
+    /// Whether it answers, if that is news: the failure if it does not.
+    fn tell(&mut self, pool: &str, is_loud: bool) -> Option<Option<String>> {
+        let failure = self.asking.failure.clone().or_else(|| self.refusal.clone());
+        let is_up = match (&failure, self.asking.is_open()) {
+            (Some(_), _) => false,
+            (None, true) => true,
+            // It is being connected to.
+            (None, false) => return None,
+        };
+        let before = self.is_up.replace(is_up);
+        if before == Some(is_up) {
+            return None;
+        }
+        let address = self.asking.address();
+        match &failure {
+            _ if !is_loud => {}
+            Some(why) => warn!("pool '{pool}': the Sentinel {address} {why}"),
+            None => info!("pool '{pool}': the Sentinel {address} answers"),
+        }
+        Some(failure)
+    }
+}
+
+impl GroupWatch {
+    fn interval(&self) -> Duration {
+        if self.group.is_urgent() { URGENT_INTERVAL } else { INTERVAL }
+    }
+
+    fn ask_at_once(&mut self) {
+        self.servers.values_mut().for_each(|server| server.asked_at = None);
+    }
+
+    fn advance(&mut self, greeting: &(Vec<u8>, usize), now: Instant) {
+        let wanted = self.group.servers();
+        self.servers.retain(|address, _| wanted.contains(address));
+        for address in wanted {
+            self.servers.entry(address.clone()).or_insert_with(|| ServerWatch {
+                link: Link::new(address, greeting.clone(), now),
+                asked_at: None,
+            });
+        }
+        let interval = self.interval();
+        for (address, server) in &mut self.servers {
+            server.advance(address, &mut self.group, interval, now);
+        }
+        self.group.handle_timeout(now);
+    }
+
+    fn tell(&mut self, pool: &str, is_loud: bool, news: &mut VecDeque<News>) {
+        let (server, master) = (&self.server, &self.master);
+        while let Some(output) = self.group.poll_output() {
+            match output {
+                Output::Switch { to, config_epoch, why } => {
+                    let (pool, server) = (pool.to_owned(), server.clone());
+                    news.push_back(News::Primary { pool, server, to, config_epoch, why });
+                }
+                Output::Changed { from, to, why } if is_loud => {
+                    info!("pool '{pool}': group '{server}' ({master}): {from} -> {to}: {why}");
+                }
+                Output::Unconfirmed { primary } if is_loud => warn!(
+                    "pool '{pool}': group '{server}' ({master}): the Sentinels have not confirmed \
+                     {primary}; it stays the primary"
+                ),
+                Output::Changed { .. } | Output::Unconfirmed { .. } => {}
+            }
+        }
+        let now = (self.group.state(), self.group.config_epoch());
+        if self.told.replace(now) != Some(now) {
+            let (state, config_epoch) = now;
+            let (pool, server) = (pool.to_owned(), server.clone());
+            news.push_back(News::Group { pool, server, state, config_epoch });
+        }
+    }
+}
+
+impl ServerWatch {
+    fn advance(&mut self, address: &Address, group: &mut Group, interval: Duration, now: Instant) {
+        let mut reports: Vec<Report> = Vec::new();
+        let fate = self.link.advance(now, &mut |bytes| reports.push(answer::report(bytes)));
+        for report in reports {
+            group.server_says(address, report, now);
+        }
+        match fate {
+            Fate::Lost(why) => {
+                group.server_lost(address, &why, now);
+                self.asked_at = None;
+            }
+            Fate::Opened => self.asked_at = None,
+            Fate::Same => {}
+        }
+        if group.is_urgent() {
+            self.link.hurry(now, URGENT_INTERVAL);
+        }
+        let is_due = self.asked_at.is_none_or(|at| now >= at + interval);
+        if is_due && self.link.is_open() && self.link.is_at_rest() {
+            let mut request = Vec::new();
+            write_command(&mut request, &[b"INFO", b"replication"]);
+            self.link.ask(&request, 1, now);
+            self.asked_at = Some(now);
+        }
+    }
+}
