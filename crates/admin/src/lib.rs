@@ -8,6 +8,7 @@
 
 mod connection;
 mod describe;
+mod discovery;
 mod http;
 mod json;
 mod prometheus;
@@ -19,5 +20,6 @@ mod stats;
 mod testing;
 
 pub use describe::describe;
+pub use discovery::{Discovery, GroupState};
 pub use server::{Change, Changer, Changes, changes, serve};
 pub use source::Source;

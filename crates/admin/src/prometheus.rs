@@ -6,6 +6,7 @@ use cashew_metrics::{
     Histogram, PoolCounter, PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId, SlotHeader,
 };
 
+use crate::discovery::Group;
 use crate::source::{Source, Worker};
 
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -84,6 +85,7 @@ pub(crate) fn exposition(source: &Source) -> String {
     instance(&mut text, source);
     pools(&mut text, source);
     servers(&mut text, source);
+    groups(&mut text, source);
     text.0
 }
 
@@ -200,6 +202,61 @@ fn servers(text: &mut Exposition, source: &Source) {
     }
 }
 
+/// Of pools that ask Sentinels; nothing where there are none.
+fn groups(text: &mut Exposition, source: &Source) {
+    if !source.snapshot().has_sentinels() {
+        return;
+    }
+    let name = "cashew_sentinel_up";
+    text.family(name, "gauge", "Whether the Sentinel answers");
+    for sentinel in source.sentinels() {
+        if let Some(is_answering) = sentinel.is_answering {
+            let (pool, address) =
+                (label("pool", sentinel.pool), label("sentinel", &sentinel.address));
+            text.sample(name, &format!("{pool},{address}"), u64::from(is_answering));
+        }
+    }
+    let groups = source.groups();
+    let labels = |group: &Group<'_>| {
+        format!("{},{}", label("pool", group.pool), label("server", group.server))
+    };
+    let name = "cashew_group_primary_info";
+    text.family(name, "gauge", "Where the primary of the group is");
+    for group in &groups {
+        if let Some(primary) = &group.primary {
+            text.sample(name, &format!("{},{}", labels(group), label("address", primary)), 1);
+        }
+    }
+    let name = "cashew_group_stable";
+    text.family(name, "gauge", "Whether nothing suspicious is known of the group");
+    for group in &groups {
+        text.sample(name, &labels(group), u64::from(group.state.state == "stable"));
+    }
+    let name = "cashew_group_config_epoch";
+    text.family(
+        name,
+        "gauge",
+        "Sentinel's number of the configuration by which the primary is there",
+    );
+    for group in &groups {
+        if let Some(config_epoch) = group.state.config_epoch {
+            text.sample(name, &labels(group), config_epoch);
+        }
+    }
+    let name = "cashew_group_switches_total";
+    text.family(name, "counter", "Times that the primary of the group has moved");
+    for group in &groups {
+        text.sample(name, &labels(group), group.state.switches);
+    }
+    let name = "cashew_group_last_switch_timestamp_seconds";
+    text.family(name, "gauge", "When the primary of the group moved last, since 1970");
+    for group in &groups {
+        if let Some(at) = group.state.switched_at {
+            text.sample(name, &labels(group), at);
+        }
+    }
+}
+
 struct Exposition(String);
 
 impl Exposition {
@@ -255,7 +312,7 @@ mod tests {
     use std::collections::{BTreeMap, HashMap, HashSet};
 
     use super::*;
-    use crate::testing::{busy_source, snapshot, source_of};
+    use crate::testing::{busy_source, snapshot, source_of, watched_source};
 
     #[derive(Debug)]
     struct Sample {
@@ -387,6 +444,28 @@ mod tests {
         segments.writer(0).add_pool(id, PoolCounter::Requests, 9);
         let samples = parse(&exposition(&source));
         assert_eq!(value(&samples, "cashew_requests_total", &[("pool", odd)]), 9.0);
+    }
+
+    #[test]
+    fn groups_are_told_of_where_there_are_any() {
+        assert!(!exposition(&busy_source()).contains("cashew_group"));
+        let samples = parse(&exposition(&watched_source()));
+        let group = [("pool", "alpha"), ("server", "s1")];
+        assert_eq!(value(&samples, "cashew_group_stable", &group), 1.0);
+        assert_eq!(value(&samples, "cashew_group_config_epoch", &group), 4.0);
+        assert_eq!(value(&samples, "cashew_group_switches_total", &group), 2.0);
+        let name = "cashew_group_last_switch_timestamp_seconds";
+        assert_eq!(value(&samples, name, &group), 1_700_000_300.0);
+        let address = [("pool", "alpha"), ("server", "s1"), ("address", "10.0.0.1:6379")];
+        assert_eq!(value(&samples, "cashew_group_primary_info", &address), 1.0);
+        let unknown = [("pool", "alpha"), ("server", "s2")];
+        assert_eq!(value(&samples, "cashew_group_stable", &unknown), 0.0);
+        for (sentinel, is_up) in [("10.0.0.7:26379", 1.0), ("10.0.0.8:26379", 0.0)] {
+            let labels = [("pool", "alpha"), ("sentinel", sentinel)];
+            assert_eq!(value(&samples, "cashew_sentinel_up", &labels), is_up);
+        }
+        let ups = samples.iter().filter(|sample| sample.name == "cashew_sentinel_up");
+        assert_eq!(ups.count(), 2);
     }
 
     #[test]

@@ -9,6 +9,8 @@ use cashew_metrics::{
     ServerGauge, ServerId, Shared, SlotHeader, monotonic_ms,
 };
 
+use crate::discovery::{Discovery, Group, Sentinel};
+
 /// A worker whose heartbeat is older is not healthy.
 const HEARTBEAT_AGE_MAX_MS: u64 = 10_000;
 
@@ -16,6 +18,7 @@ pub struct Source {
     snapshot: Arc<Snapshot>,
     segments: Arc<Segments>,
     shared: Shared,
+    discovery: Discovery,
     started_at: u64,
     version: String,
     host: String,
@@ -39,7 +42,21 @@ impl Source {
         );
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let version = version.into();
-        Self { snapshot, segments, shared, started_at: unix_seconds(started), version, host }
+        let (discovery, started_at) = (Discovery::default(), unix_seconds(started));
+        Self { snapshot, segments, shared, discovery, started_at, version, host }
+    }
+
+    /// Tells of what is told there, too.
+    pub fn with_discovery(self, discovery: Discovery) -> Self {
+        Self { discovery, ..self }
+    }
+
+    pub(crate) fn groups(&self) -> Vec<Group<'_>> {
+        self.discovery.groups(&self.snapshot.pools)
+    }
+
+    pub(crate) fn sentinels(&self) -> Vec<Sentinel<'_>> {
+        self.discovery.sentinels(&self.snapshot.pools)
     }
 
     pub(crate) fn snapshot(&self) -> &Snapshot {

@@ -10,6 +10,7 @@ use cashew_metrics::{
     Stat,
 };
 
+use crate::discovery::{Group, Sentinel};
 use crate::json::{Json, Object};
 use crate::source::{Numbers, Source, Worker, unix_seconds};
 
@@ -283,6 +284,35 @@ fn cashew(source: &Source) -> Object<'_> {
         "workers",
         source.workers().map(|worker| worker_state(&worker)).collect::<Json<'_>>(),
     );
+    if source.snapshot().has_sentinels() {
+        let groups = source.groups().into_iter().map(group);
+        object.insert("groups", groups.collect::<Json<'_>>());
+        let sentinels = source.sentinels().into_iter().map(sentinel);
+        object.insert("sentinels", sentinels.collect::<Json<'_>>());
+    }
+    object
+}
+
+fn group(group: Group<'_>) -> Object<'_> {
+    let mut object = Object::default();
+    object.insert("pool", group.pool);
+    object.insert("server", group.server);
+    object.insert("master", group.master);
+    object.insert("primary", group.primary);
+    object.insert("config_epoch", group.state.config_epoch);
+    object.insert("state", Some(group.state.state));
+    object.insert("switches", group.state.switches);
+    object.insert("switched_at", group.state.switched_at);
+    object.insert("why", Some(group.state.why).filter(|why| !why.is_empty()));
+    object
+}
+
+fn sentinel(sentinel: Sentinel<'_>) -> Object<'_> {
+    let mut object = Object::default();
+    object.insert("pool", sentinel.pool);
+    object.insert("address", Some(sentinel.address));
+    // As Prometheus has it.
+    object.insert("up", sentinel.is_answering.map(u64::from));
     object
 }
 
@@ -320,7 +350,25 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::testing::{busy_source, snapshot, source_of};
+    use crate::testing::{busy_source, snapshot, source_of, watched_source};
+
+    #[test]
+    fn groups_are_told_of_where_there_are_any() {
+        assert!(parse(&twemproxy_shape(&busy_source()))["cashew"].get("groups").is_none());
+        let source = watched_source();
+        let told = parse(&twemproxy_shape(&source));
+        let groups = serde_json::json!([
+            {"pool": "alpha", "server": "s1", "master": "one", "primary": "10.0.0.1:6379",
+             "config_epoch": 4, "state": "stable", "switches": 2,
+             "switched_at": 1_700_000_300, "why": "they say so"},
+            {"pool": "alpha", "server": "s2", "master": "two", "primary": null,
+             "config_epoch": null, "state": "not watched", "switches": 0,
+             "switched_at": null, "why": null},
+        ]);
+        assert_eq!(told["cashew"]["groups"], groups);
+        let ups = told["cashew"]["sentinels"].as_array().unwrap().iter().map(|it| &it["up"]);
+        assert_eq!(ups.collect::<Vec<_>>(), [&1.into(), &0.into(), &Value::Null]);
+    }
 
     /// What nutcracker 0.5.0 of Debian shows for the same two pools.
     const NUTCRACKER: &str = include_str!("../tests/nutcracker.json");

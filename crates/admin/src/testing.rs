@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use cashew_config::snapshot::{Pool, Server};
+use cashew_config::snapshot::{Address, Pool, Server};
 use cashew_config::{Context, Snapshot};
 use cashew_metrics::{
     Layout, PoolCounter, PoolGauge, Segments, ServerCounter, ServerGauge, Shared, monotonic_ms,
 };
 
-use crate::Source;
+use crate::{Discovery, GroupState, Source};
 
 /// The pools of `tests/nutcracker.json`, and two workers, in slots 0 and 2 of 3, that worked for
 /// pool alpha and its server one.
@@ -76,4 +76,36 @@ pools: {p: {listen: '127.0.0.1:22121', redis: true, servers: ['127.0.0.1:6379:1 
     };
     snapshot.pools = pools.iter().map(named).collect();
     snapshot
+}
+
+/// Of a pool with two groups, of one of which it is known where the primary is.
+pub(crate) fn watched_source() -> Source {
+    let yaml = "alpha:
+  listen: 127.0.0.1:1
+  redis: true
+  sentinels: [10.0.0.7:26379, 10.0.0.8:26379, 10.0.0.9:26379]
+  servers:
+   - {name: s1, sentinel: one}
+   - {name: s2, sentinel: two}
+";
+    let loaded = cashew_config::parse("test.yml", yaml, &Context::of_system());
+    let mut snapshot = loaded.unwrap_or_else(|errors| panic!("{errors}")).snapshot;
+    let primary = Address { host: "10.0.0.1".to_owned(), port: 6379 };
+    assert!(snapshot.set_primary("alpha", "s1", &primary, Some(3)));
+    let discovery = Discovery::default();
+    let state = GroupState {
+        state: "stable".to_owned(),
+        config_epoch: Some(4),
+        switches: 2,
+        switched_at: Some(1_700_000_300),
+        why: "they say so".to_owned(),
+    };
+    let alpha = || "alpha".to_owned();
+    discovery.group(alpha(), "s1".to_owned(), state.clone());
+    discovery.group(alpha(), "gone".to_owned(), state);
+    discovery.sentinel(alpha(), "10.0.0.7:26379".to_owned(), Some(true));
+    discovery.sentinel(alpha(), "10.0.0.8:26379".to_owned(), Some(false));
+    discovery.sentinel(alpha(), "10.0.0.9:26379".to_owned(), Some(true));
+    discovery.sentinel(alpha(), "10.0.0.9:26379".to_owned(), None);
+    source_of(snapshot, 1).0.with_discovery(discovery)
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use cashew_admin::{Change, Changer, Source};
+use cashew_admin::{Change, Changer, Discovery, GroupState, Source};
 use cashew_config::Snapshot;
 use cashew_control::{ChildChannel, Epoch, ReceiveError, SendError, ToChild, ToMaster};
 use cashew_metrics::{Layout, Segments, Shared};
@@ -57,7 +57,8 @@ fn prepare(
                     .map_err(|_| "the epoch, the metrics or what all share is missing")?;
                 let snapshot = Epoch::unseal(epoch)?.snapshot;
                 drop_privileges(snapshot.global.user.as_deref(), snapshot.global.group.as_deref())?;
-                let instance = Instance { shared: Shared::open(memory)?, started };
+                let shared = Shared::open(memory)?;
+                let instance = Instance { shared, started, discovery: Discovery::default() };
                 source = Some((instance.open(snapshot, metrics)?, instance));
             }
             ToChild::Listen { .. } => listener = descriptors.pop().map(TcpListener::from),
@@ -79,13 +80,15 @@ fn prepare(
 struct Instance {
     shared: Shared,
     started: SystemTime,
+    discovery: Discovery,
 }
 
 impl Instance {
     fn open(&self, snapshot: Snapshot, metrics: OwnedFd) -> Result<Source> {
         let segments = Arc::new(Segments::open(metrics, &Layout::new(&snapshot))?);
         let (snapshot, shared) = (Arc::new(snapshot), self.shared.clone());
-        Ok(Source::new(snapshot, segments, shared, self.started, VERSION))
+        let source = Source::new(snapshot, segments, shared, self.started, VERSION);
+        Ok(source.with_discovery(self.discovery.clone()))
     }
 
     fn open_epoch(&self, descriptors: Vec<OwnedFd>) -> Result<Source> {
@@ -165,6 +168,15 @@ impl Control {
                 self.prepared = None;
                 Ok(())
             }
+            ToChild::Group { pool, server, state, config_epoch, switches, switched_at, why } => {
+                let state = GroupState { state, config_epoch, switches, switched_at, why };
+                self.instance.discovery.group(pool, server, state);
+                Ok(())
+            }
+            ToChild::Sentinel { pool, address, is_answering } => {
+                self.instance.discovery.sentinel(pool, address, is_answering);
+                Ok(())
+            }
             ToChild::Listen { .. } => {
                 let socket = descriptors.pop().ok_or("a socket to listen at is missing")?;
                 Ok(self.changer.change(Change::Listener(TcpListener::from(socket)))?)
@@ -187,7 +199,7 @@ impl Control {
     }
 }
 
-fn log_or_warn(message: ToChild, descriptors: &[OwnedFd]) {
+pub(crate) fn log_or_warn(message: ToChild, descriptors: &[OwnedFd]) {
     match message {
         ToChild::LogLevel { level } => log::set_level(level),
         ToChild::LogReopen => match descriptors.first().map(log::redirect) {

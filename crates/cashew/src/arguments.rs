@@ -149,6 +149,11 @@ pub(crate) enum CommandArguments {
         #[arg(long)]
         started_at: u64,
     },
+    #[command(hide = true)]
+    Discovery {
+        #[arg(long)]
+        log_level: u8,
+    },
     /// Run by a master before it becomes this program. Other versions run it too, so it must not
     /// change.
     #[command(hide = true)]

@@ -12,7 +12,7 @@ use cashew_process::log;
 use cashew_supervisor::{Role, Spawn};
 use tracing::error;
 
-use crate::admin;
+use crate::{admin, discovery};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -25,6 +25,7 @@ pub(crate) fn spawn_processes() -> Spawn {
         command.arg0("cashew:");
         match role {
             Role::Worker { slot } => command.args(["worker", "--slot", &slot.to_string()]),
+            Role::Discovery => command.arg("discovery"),
             Role::Admin => command.args(["admin", "--started-at", &started_at.to_string()]),
         };
         command.args(["--log-level", &log_level.to_string()]);
@@ -36,6 +37,7 @@ pub(crate) fn spawn_threads() -> Spawn {
     Spawn::Threads {
         worker: serve_worker,
         admin: |control| admin::serve(control, SystemTime::now()),
+        discovery: discovery::serve,
     }
 }
 
@@ -46,6 +48,10 @@ pub(crate) fn worker(slot: u32, log_level: u8) -> ExitCode {
 pub(crate) fn admin(log_level: u8, started_at: u64) -> ExitCode {
     let started = UNIX_EPOCH + Duration::from_secs(started_at);
     child("admin".into(), log_level, |control| admin::serve(control, started))
+}
+
+pub(crate) fn discovery(log_level: u8) -> ExitCode {
+    child("discovery".into(), log_level, discovery::serve)
 }
 
 fn serve_worker(control: OwnedFd) -> Result<()> {

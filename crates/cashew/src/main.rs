@@ -7,6 +7,7 @@ mod admin;
 mod arguments;
 mod children;
 mod daemon;
+mod discovery;
 mod operate;
 mod output;
 mod rehearse;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         Some(CommandArguments::Admin { log_level, started_at }) => {
             children::admin(log_level, started_at)
         }
+        Some(CommandArguments::Discovery { log_level }) => children::discovery(log_level),
         Some(CommandArguments::Rehearse) => rehearse::rehearse(),
         Some(CommandArguments::Reload { instance, dry_run }) => operate::reload(&instance, dry_run),
         Some(CommandArguments::Upgrade { instance, binary }) => operate::upgrade(&instance, binary),

@@ -174,10 +174,12 @@ fn describe(status: &Status) -> String {
             worker.restarts.to_string(),
         ]
     }));
-    if let Some(admin) = &status.admin {
-        let restarts = admin.restarts.to_string();
-        let process = process(admin.pid);
-        rows.push(row(["admin", "", &process, &admin.state, "", "", "", &restarts]));
+    for (name, child) in [("admin", &status.admin), ("discovery", &status.discovery)] {
+        if let Some(child) = child {
+            let restarts = child.restarts.to_string();
+            let process = process(child.pid);
+            rows.push(row([name, "", &process, &child.state, "", "", "", &restarts]));
+        }
     }
     text += &format!("\n{}", table(&rows));
     let mut rows = vec![row(["POOL", "LISTENS ON", "SERVERS", "RING", "DIGEST"])];
@@ -194,11 +196,46 @@ fn describe(status: &Status) -> String {
         ]
     }));
     text += &format!("\n{}", table(&rows));
+    text += &describe_groups(&status.pools);
     let notes: String = status.pools.iter().map(describe_permissions).collect();
     if !notes.is_empty() {
         text += &format!("\n{notes}");
     }
     text.trim_end().to_owned()
+}
+
+/// The groups whose primaries Sentinels name, and these Sentinels; nothing where there are none.
+fn describe_groups(pools: &[PoolStatus]) -> String {
+    let mut groups =
+        vec![row(["POOL", "GROUP", "SENTINEL NAME", "PRIMARY", "EPOCH", "STATE", "LAST SWITCH"])];
+    let mut sentinels = vec![row(["POOL", "SENTINEL", "STATE"])];
+    for pool in pools {
+        groups.extend(pool.groups.iter().map(|group| {
+            let last = group.last_switch.as_ref();
+            vec![
+                pool.name.clone(),
+                group.server.clone(),
+                group.master.clone(),
+                group.primary.clone().unwrap_or_else(|| "unknown".to_owned()),
+                group.config_epoch.map_or_else(|| "-".to_owned(), |epoch| epoch.to_string()),
+                group.state.clone(),
+                last.map_or_else(|| "-".to_owned(), |it| format!("{}: {}", time(it.at), it.why)),
+            ]
+        }));
+        sentinels.extend(pool.sentinels.iter().map(|sentinel| {
+            let state = match (sentinel.is_answering, &sentinel.failure) {
+                (Some(true), _) => "answers".to_owned(),
+                (Some(false), Some(why)) => why.clone(),
+                (Some(false), None) => "does not answer".to_owned(),
+                (None, _) => "not asked yet".to_owned(),
+            };
+            vec![pool.name.clone(), sentinel.address.clone(), state]
+        }));
+    }
+    if groups.len() == 1 {
+        return String::new();
+    }
+    format!("\n{}\n{}", table(&groups), table(&sentinels))
 }
 
 /// A pool's command policy and pause; nothing if all is as usual.
@@ -225,14 +262,19 @@ fn describe_permissions(pool: &PoolStatus) -> String {
 }
 
 fn describe_outcome(outcome: &Outcome) -> String {
-    let at = i64::try_from(outcome.at).ok().and_then(|at| DateTime::from_timestamp(at, 0));
-    let at = at.map_or_else(String::new, |at| {
-        at.with_timezone(&Local).format("%Y-%m-%d %H:%M:%S").to_string()
-    });
+    let at = time(outcome.at);
     match &outcome.failed {
         None => format!("{at}, done"),
         Some(why) => format!("{at}, failed: {why}"),
     }
+}
+
+/// Of seconds since 1970.
+fn time(at: u64) -> String {
+    let at = i64::try_from(at).ok().and_then(|at| DateTime::from_timestamp(at, 0));
+    at.map_or_else(String::new, |at| {
+        at.with_timezone(&Local).format("%Y-%m-%d %H:%M:%S").to_string()
+    })
 }
 
 /// The two largest units.
@@ -271,7 +313,7 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::os::unix::net::{UnixListener, UnixStream};
 
-    use cashew_supervisor::{AdminStatus, WorkerStatus};
+    use cashew_supervisor::{AdminStatus, GroupStatus, SentinelStatus, SwitchStatus, WorkerStatus};
 
     use super::*;
 
@@ -358,6 +400,7 @@ mod tests {
             epoch: 3,
             workers: vec![worker(0, Some(71), "serving"), worker(1, None, "restarting")],
             admin: Some(AdminStatus { pid: Some(72), state: "serving".to_owned(), restarts: 0 }),
+            discovery: None,
             pools: vec![PoolStatus {
                 name: "alpha".to_owned(),
                 listen: "127.0.0.1:22121".to_owned(),
@@ -371,6 +414,8 @@ mod tests {
                 auth_failures: 2,
                 paused_ms: 1500,
                 paused_writes_only: true,
+                groups: Vec::new(),
+                sentinels: Vec::new(),
             }],
             statistics: Some("127.0.0.1:22222".parse().unwrap()),
             log_file: Some("/var/log/cashew.log".into()),
@@ -406,6 +451,45 @@ pool alpha: CLIENT PAUSE holds clients that write back for 1500 ms more"
             ..status.clone()
         };
         assert!(describe(&reloaded(None)).contains("\nlast reload: 19"));
+        let mut watched = status.clone();
+        watched.discovery =
+            Some(AdminStatus { pid: Some(73), state: "serving".to_owned(), restarts: 1 });
+        let switch = SwitchStatus { why: "they say so".to_owned(), ..SwitchStatus::default() };
+        let group = |server: &str, primary: Option<&str>| GroupStatus {
+            server: server.to_owned(),
+            master: "mymaster".to_owned(),
+            primary: primary.map(str::to_owned),
+            config_epoch: primary.map(|_| 4),
+            state: "stable".to_owned(),
+            last_switch: primary.map(|_| switch.clone()),
+        };
+        watched.pools[0].groups = vec![group("s1", Some("10.0.0.1:6379")), group("s2", None)];
+        let sentinel = |address: &str, is_answering, failure: Option<&str>| SentinelStatus {
+            address: address.to_owned(),
+            is_answering,
+            failure: failure.map(str::to_owned),
+        };
+        watched.pools[0].sentinels = vec![
+            sentinel("10.0.0.7:26379", Some(true), None),
+            sentinel("10.0.0.8:26379", Some(false), Some("refuses connections")),
+            sentinel("10.0.0.9:26379", None, None),
+        ];
+        let text = describe(&watched);
+        assert!(text.contains("\ndiscovery        73       serving"), "{text}");
+        let at = time(0);
+        let tables = format!(
+            "
+POOL   GROUP  SENTINEL NAME  PRIMARY        EPOCH  STATE   LAST SWITCH
+alpha  s1     mymaster       10.0.0.1:6379  4      stable  {at}: they say so
+alpha  s2     mymaster       unknown        -      stable  -
+
+POOL   SENTINEL        STATE
+alpha  10.0.0.7:26379  answers
+alpha  10.0.0.8:26379  refuses connections
+alpha  10.0.0.9:26379  not asked yet
+"
+        );
+        assert!(text.contains(&tables), "{text}");
         assert!(describe(&reloaded(Some("it would not"))).contains(", failed: it would not\n"));
     }
 }

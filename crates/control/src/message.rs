@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::session::Session;
 
-/// From the master to a worker or to the admin process.
+/// From the master to a worker, to the admin process or to discovery.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ToChild {
@@ -91,6 +91,19 @@ pub enum ToChild {
     Question { number: u64, pool: String, by: u64 },
     /// One worker's answer to [`ToMaster::Ask`], in a sealed memfd unless it is empty.
     Answer { ticket: u64, rest: Rest },
+    /// How a group is, by the names of its pool and of its server: to the admin process.
+    Group {
+        pool: String,
+        server: String,
+        state: String,
+        config_epoch: Option<u64>,
+        /// How often its primary has moved, and when it did last, in seconds since 1970, and why.
+        switches: u64,
+        switched_at: Option<u64>,
+        why: String,
+    },
+    /// Whether a Sentinel of the pool of that name answers, if that is known: to the admin process.
+    Sentinel { pool: String, address: String, is_answering: Option<bool> },
     /// Set the log level (0..=11 as nutcracker's `-v`).
     LogLevel { level: u8 },
     /// Carries the newly opened log file, which replaces the current one.
@@ -110,7 +123,7 @@ pub enum Rest {
     Missing,
 }
 
-/// From a worker or the admin process to the master.
+/// From a worker, the admin process or discovery to the master.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ToMaster {
@@ -191,6 +204,30 @@ pub enum ToMaster {
     /// A session at rest, for another worker. Carries what [`ToChild::Adopt`] does.
     HandOver {
         session: Session,
+    },
+    /// The primary of a group is at another address than the epoch in effect says: the server of that
+    /// name, of the pool of that name. Only discovery says this and the next two.
+    Primary {
+        pool: String,
+        server: String,
+        host: String,
+        port: u16,
+        config_epoch: Option<u64>,
+        why: String,
+    },
+    /// How a group is.
+    Group {
+        pool: String,
+        server: String,
+        state: String,
+        config_epoch: Option<u64>,
+    },
+    /// Whether a Sentinel of the pool of that name answers, and why not.
+    Sentinel {
+        pool: String,
+        host: String,
+        port: u16,
+        failure: Option<String>,
     },
     /// Serves the next of the sessions that it was sent with [`ToChild::Adopt`].
     Adopted,

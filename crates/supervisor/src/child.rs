@@ -26,14 +26,24 @@ pub enum Spawn {
     /// time. The child's end of the control channel becomes its standard input.
     Processes(Box<dyn Fn(Role, u8, SystemTime) -> Command>),
     /// As threads of the master's process.
-    Threads { worker: Serve, admin: Serve },
+    Threads { worker: Serve, admin: Serve, discovery: Serve },
 }
 
 /// Workers sort first, by slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    Worker { slot: u32 },
+    Worker {
+        slot: u32,
+    },
     Admin,
+    /// Asks where the primaries of groups are.
+    Discovery,
+}
+
+impl Role {
+    pub(crate) fn is_worker(self) -> bool {
+        matches!(self, Self::Worker { .. })
+    }
 }
 
 #[derive(Debug)]
@@ -80,10 +90,11 @@ impl Spawn {
                 }
                 spawn_process(command)
             }
-            Self::Threads { worker, admin } => {
+            Self::Threads { worker, admin, discovery } => {
                 let serve = match role {
                     Role::Worker { .. } => *worker,
                     Role::Admin => *admin,
+                    Role::Discovery => *discovery,
                 };
                 spawn_thread(role, serve, control)
             }
@@ -193,6 +204,7 @@ impl fmt::Display for Role {
         match self {
             Self::Worker { slot } => write!(f, "worker {slot}"),
             Self::Admin => f.write_str("admin"),
+            Self::Discovery => f.write_str("discovery"),
         }
     }
 }

@@ -16,6 +16,7 @@ mod command;
 mod command_line;
 mod control_socket;
 mod deal;
+mod discovered;
 mod epochs;
 mod fleet;
 mod handover;
@@ -28,6 +29,7 @@ mod monitors;
 mod names;
 mod notify;
 mod pid_file;
+mod primaries;
 mod quotas;
 mod rehearsal;
 mod ring;
@@ -54,7 +56,10 @@ pub use command_line::CommandLine;
 pub use control_socket::{AskError, ControlSocketError, ask, default_paths};
 pub use listeners::ListenError;
 pub use rehearsal::{Rehearsal, rehearse};
-pub use status::{AdminStatus, Outcome, PoolStatus, Status, WorkerStatus};
+pub use status::{
+    AdminStatus, GroupStatus, Outcome, PoolStatus, SentinelStatus, Status, SwitchStatus,
+    WorkerStatus,
+};
 pub use trial::{Program, Verdict};
 
 /// Options of an instance.

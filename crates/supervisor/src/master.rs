@@ -3,6 +3,7 @@
 
 mod children;
 mod clients;
+mod discovery;
 mod failover;
 mod log;
 mod monitors;
@@ -22,6 +23,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
 
 use cashew_config::Snapshot;
+use cashew_config::snapshot::Address;
 use cashew_control::{Rest, ToChild, ToMaster};
 use cashew_metrics::{Layout, Segments, Shared};
 use cashew_process::log::take_lost;
@@ -34,6 +36,7 @@ use crate::balance::Balance;
 use crate::child::{Role, Spawn};
 use crate::command::{Command, Nobody};
 use crate::deal::Deal;
+use crate::discovered::{Discovered, Move};
 use crate::epochs::Epochs;
 use crate::handover;
 use crate::interests::Interests;
@@ -120,6 +123,7 @@ struct Master {
     sessions: Sessions,
     monitors: Monitors,
     worker_queries: WorkerQueries,
+    discovered: Discovered,
     balance: Balance,
     members: BTreeMap<Role, Member>,
     /// Workers of an earlier generation are replaced.
@@ -184,6 +188,7 @@ impl Master {
             Some(wanted) => files.want(wanted),
             None => files.raise_own(),
         }
+        discovery::find_primaries(&mut snapshot);
         let workers = workers_of(&snapshot);
         let given =
             activation::take().step("take the sockets that were opened for the instance")?;
@@ -203,10 +208,12 @@ impl Master {
         let metrics = (Rc::new(metrics), Rc::new(segments));
         let watchdog = Watchdog::new(snapshot.global.worker_heartbeat_timeout_ms, now);
         let last_epoch = snapshot.epoch;
+        let has_discovery = snapshot.has_sentinels();
         let current = InEffect::new(snapshot, BTreeMap::new(), metrics, &quotas, &rings)
             .step("seal the configuration")?;
         let ranks = (0..workers).map(|slot| (Role::Worker { slot }, slot));
         let admin = has_admin.then_some((Role::Admin, 0));
+        let discovery = has_discovery.then_some((Role::Discovery, 0));
         let member = |(role, rank)| (role, Member::new(role, rank, now));
         Ok(Self {
             spawn,
@@ -234,8 +241,9 @@ impl Master {
             sessions: Sessions::default(),
             monitors: Monitors::default(),
             worker_queries: WorkerQueries::after(0),
+            discovered: Discovered::default(),
             balance: Balance::new(),
-            members: ranks.chain(admin).map(member).collect(),
+            members: ranks.chain(admin).chain(discovery).map(member).collect(),
             generation: 0,
             is_unsettled: true,
             look_at: now,
@@ -316,6 +324,7 @@ impl Master {
             .chain(self.rings.poll_timeout())
             .chain(self.epochs.poll_timeout())
             .chain(self.reload.poll_timeout())
+            .chain(self.discovered.poll_timeout())
             .chain(self.upgrade.poll_timeout())
             .chain(self.operators.poll_timeout())
             .chain(self.failovers.poll_timeout())
@@ -432,13 +441,35 @@ impl Master {
             (ToMaster::Committed { epoch }, Role::Worker { slot }) => {
                 self.epochs.committed(slot, epoch, now);
             }
-            // No worker waits for the admin process: it serves no clients, and its messages are in
+            // No worker waits for the admin or for discovery: they serve no clients, and take part in
             // order.
-            (ToMaster::Prepared { .. }, Role::Admin) => {}
+            (ToMaster::Prepared { .. }, Role::Admin | Role::Discovery) => {}
+            (ToMaster::Committed { .. }, Role::Discovery) => {}
             (ToMaster::Committed { epoch }, Role::Admin) => self.admin_notified(epoch),
             (ToMaster::Refused { why, .. }, Role::Admin) => {
                 warn!("admin cannot apply the new configuration and is restarted: {why}");
-                self.restart_admin(now);
+                self.restart(Role::Admin, now);
+            }
+            (ToMaster::Refused { why, .. }, Role::Discovery) => {
+                warn!("discovery cannot apply the new configuration and is restarted: {why}");
+                self.restart(Role::Discovery, now);
+            }
+            (
+                ToMaster::Primary { pool, server, host, port, config_epoch, why },
+                Role::Discovery,
+            ) => {
+                let to = Address { host, port };
+                self.primary_moved(Move { pool, server, to, config_epoch, why });
+            }
+            (ToMaster::Group { pool, server, state, config_epoch }, Role::Discovery) => {
+                let name = (pool.clone(), server.clone());
+                self.discovered.group(pool, server, state, config_epoch);
+                self.publish_group(&name.0, &name.1, now);
+            }
+            (ToMaster::Sentinel { pool, host, port, failure }, Role::Discovery) => {
+                let address = Address { host, port };
+                self.discovered.sentinel(pool.clone(), address.clone(), failure);
+                self.publish_sentinel(pool, &address, now);
             }
             (ToMaster::HandOver { session }, Role::Worker { slot }) => {
                 // It continues without its socket: the adopting worker uncounts it.
@@ -490,8 +521,14 @@ impl Master {
                 | ToMaster::Answer { .. }
                 | ToMaster::Adopted
                 | ToMaster::Kept),
-                Role::Admin,
-            ) => warn!("unexpected message from admin: {message:?}"),
+                Role::Admin | Role::Discovery,
+            )
+            | (
+                message @ (ToMaster::Primary { .. }
+                | ToMaster::Group { .. }
+                | ToMaster::Sentinel { .. }),
+                Role::Admin | Role::Worker { .. },
+            ) => warn!("unexpected message from {role}: {message:?}"),
         }
         Ok(())
     }
@@ -501,6 +538,7 @@ impl Master {
         let pools = self.current.snapshot.pools.len();
         info!(pools, workers = workers_of(&self.current.snapshot), "serving");
         self.write_pid_file()?;
+        self.save_primaries();
         if let Some(on_ready) = self.on_ready.take() {
             on_ready();
         }
@@ -589,7 +627,7 @@ impl Master {
     fn workers(&self) -> impl Iterator<Item = (u32, &Member)> {
         self.members.iter().filter_map(|(&role, member)| match role {
             Role::Worker { slot } => Some((slot, member)),
-            Role::Admin => None,
+            Role::Admin | Role::Discovery => None,
         })
     }
 }

@@ -192,7 +192,7 @@ impl Member {
         Ok(MemberState {
             slot: match self.role {
                 Role::Worker { slot } => Some(slot),
-                Role::Admin => None,
+                Role::Admin | Role::Discovery => None,
             },
             rank: self.rank,
             generation: self.generation,

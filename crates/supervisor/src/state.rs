@@ -56,6 +56,9 @@ pub(crate) struct State {
     /// Which workers accept from which listening socket.
     pub(crate) owners: BTreeMap<u32, BTreeSet<u32>>,
     pub(crate) members: Vec<MemberState>,
+    /// Apart from the others, of which one without a slot is the admin.
+    #[serde(default)]
+    pub(crate) discovery: Option<MemberState>,
     pub(crate) generation: u64,
     pub(crate) rings: RingsState,
     /// The quota number of each pool, by the pool's name.

@@ -22,6 +22,8 @@ pub struct Status {
     pub workers: Vec<WorkerStatus>,
     /// Without an admin process there are no statistics.
     pub admin: Option<AdminStatus>,
+    /// Where there are groups whose primaries Sentinels name.
+    pub discovery: Option<AdminStatus>,
     pub pools: Vec<PoolStatus>,
     /// Address of the statistics.
     pub statistics: Option<SocketAddr>,
@@ -83,6 +85,46 @@ pub struct PoolStatus {
     pub paused_ms: u64,
     /// The pause covers only writes.
     pub paused_writes_only: bool,
+    /// Servers whose addresses Sentinels tell.
+    pub groups: Vec<GroupStatus>,
+    pub sentinels: Vec<SentinelStatus>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GroupStatus {
+    pub server: String,
+    /// What Sentinels call it.
+    pub master: String,
+    /// Where those who serve take its primary to be.
+    pub primary: Option<String>,
+    /// Sentinel's number of the configuration in which it is.
+    pub config_epoch: Option<u64>,
+    /// `stable`, `suspect`, `switching`, `unknown`, or `not watched` while discovery does not run.
+    pub state: String,
+    /// The last time that the primary moved, since the master was started.
+    pub last_switch: Option<SwitchStatus>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SwitchStatus {
+    /// Seconds since 1970.
+    pub at: u64,
+    pub from: Option<String>,
+    pub to: String,
+    pub why: String,
+    /// How many there were.
+    pub switches: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SentinelStatus {
+    pub address: String,
+    /// `None` while that is not known.
+    pub is_answering: Option<bool>,
+    pub failure: Option<String>,
 }
 
 /// The outcome of a reload or an upgrade.
@@ -97,7 +139,11 @@ pub struct Outcome {
 
 impl Outcome {
     pub(crate) fn new(failed: Option<String>) -> Self {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { at: since.as_secs(), failed }
+        Self { at: now(), failed }
     }
+}
+
+/// Seconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }

@@ -34,7 +34,7 @@ impl Master {
                 continue;
             }
             match self.member(role).slot.poll(now) {
-                // Only the admin's slot can ask for it: those of workers are closed.
+                // Only the admin and discovery can ask for it: the slots of workers are closed.
                 Some(Order::Spawn) if self.phase == Phase::Stopping => {
                     self.member(role).slot.stop(now);
                 }
@@ -59,7 +59,7 @@ impl Master {
                 self.brief(role, now);
                 Ok(())
             }
-            Err(error) if self.phase == Phase::Starting => {
+            Err(error) if self.phase == Phase::Starting && role != Role::Discovery => {
                 Err(Error::Start { role, why: format!("cannot be run: {error}") })
             }
             Err(error) => {
@@ -86,7 +86,15 @@ impl Master {
     fn outbox_max(&self) -> usize {
         let pools = self.current.snapshot.pools.len();
         let sockets = self.listeners.as_ref().map_or(0, Listeners::dealt);
-        2 * pools + sockets + self.deal.owners().len() + OUTBOX_SPARE
+        let watched: usize = self
+            .current
+            .snapshot
+            .pools
+            .iter()
+            .flat_map(|pool| &pool.sentinel)
+            .map(|sentinel| sentinel.groups.len() + sentinel.addresses.len())
+            .sum();
+        2 * (pools + watched) + sockets + self.deal.owners().len() + OUTBOX_SPARE
     }
 
     /// Call this before more or other sockets are dealt than before.
@@ -101,7 +109,7 @@ impl Master {
     fn brief(&mut self, role: Role, now: Instant) {
         let (slot, rank) = match role {
             Role::Worker { slot } => (slot, self.members[&role].rank),
-            Role::Admin => (0, 0),
+            Role::Admin | Role::Discovery => (0, 0),
         };
         let init = ToChild::Init { slot, rank, workers: workers_of(&self.current.snapshot) };
         let current = &self.current;
@@ -117,10 +125,13 @@ impl Master {
                 let is_told = self.publish_stats_socket(now);
                 assert!(is_told, "there is an admin only where there is a stats socket");
             }
+            Role::Discovery => {}
         }
         self.post(role, ToChild::Start, Vec::new(), now);
-        if let Role::Worker { slot } = role {
-            self.notify_of_monitors(slot, now);
+        match role {
+            Role::Worker { slot } => self.notify_of_monitors(slot, now),
+            Role::Admin => self.publish_discovered(now),
+            Role::Discovery => {}
         }
     }
 
@@ -132,10 +143,11 @@ impl Master {
         true
     }
 
-    /// Has this program's admin process started anew. One that does not end by itself is killed.
-    pub(super) fn restart_admin(&mut self, now: Instant) {
-        self.post(Role::Admin, ToChild::Shutdown, Vec::new(), now);
-        if let Some(member) = self.members.get_mut(&Role::Admin) {
+    /// Has the admin, or discovery, started anew, by this program. One that does not end by itself is
+    /// killed.
+    pub(super) fn restart(&mut self, role: Role, now: Instant) {
+        self.post(role, ToChild::Shutdown, Vec::new(), now);
+        if let Some(member) = self.members.get_mut(&role) {
             member.slot.mark_dying(now);
         }
     }
@@ -148,10 +160,16 @@ impl Master {
             running.is_ready = true;
         }
         self.is_unsettled = true;
-        if self.phase == Phase::Starting && self.members.values().all(|it| it.slot.is_serving()) {
+        if self.phase == Phase::Starting && self.is_everybody_ready() {
             self.started()?;
         }
         Ok(())
+    }
+
+    /// Nobody waits for discovery.
+    fn is_everybody_ready(&self) -> bool {
+        let mut needed = self.members.values().filter(|it| it.role != Role::Discovery);
+        needed.all(|member| member.slot.is_serving())
     }
 
     pub(super) fn handle_death(&mut self, role: Role, now: Instant) -> Result<(), Error> {
@@ -171,12 +189,16 @@ impl Master {
             Some(why) => format!("failed: {why}"),
             None => exit.to_string(),
         };
-        if self.phase == Phase::Starting {
+        if self.phase == Phase::Starting && role != Role::Discovery {
             return Err(Error::Start { role, why: how });
+        }
+        if role == Role::Discovery {
+            self.discovered.forget_state();
+            self.publish_discovered(now);
         }
         match self.vacate(role, now) {
             // It ends by itself only in order to be started anew.
-            Some(_) if role == Role::Admin && is_clean(&exit) => {
+            Some(_) if !role.is_worker() && is_clean(&exit) => {
                 info!("{role} ({name}) has stopped")
             }
             Some(pause) => {
@@ -189,6 +211,10 @@ impl Master {
             None => warn!("{role} ({name}) has stopped: {how}"),
         }
         self.forget_closed();
+        if role == Role::Discovery {
+            // It may be needed again since it was told to stop.
+            self.adjust_discovery(now);
+        }
         Ok(())
     }
 

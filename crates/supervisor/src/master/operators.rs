@@ -249,11 +249,14 @@ impl Master {
             Phase::Serving => "serving",
         };
         let workers = self.workers().map(|(slot, member)| self.worker_status(slot, member));
-        let admin = self.members.get(&Role::Admin).map(|member| AdminStatus {
-            pid: pid(member),
-            state: state_of(member).into(),
-            restarts: member.restarts,
-        });
+        let single = |role| {
+            self.members.get(&role).map(|member| AdminStatus {
+                pid: pid(member),
+                state: state_of(member).into(),
+                restarts: member.restarts,
+            })
+        };
+        let (admin, discovery) = (single(Role::Admin), single(Role::Discovery));
         let now_ms = monotonic_ms();
         let pause_of = |pool: &str| self.shared.pause(self.quotas.number(pool)?, now_ms);
         let segments = &self.current.segments;
@@ -265,6 +268,8 @@ impl Master {
             commands_refused: count(index, PoolCounter::CommandsRefused),
             auth_failures: count(index, PoolCounter::AuthFailures),
             paused_ms: pause_of(&pool.name).map_or(0, |pause| pause.until_ms - now_ms),
+            groups: self.discovered.groups_of(pool),
+            sentinels: self.discovered.sentinels_of(pool),
             paused_writes_only: pause_of(&pool.name).is_some_and(|pause| pause.writes_only),
             name: pool.name.clone(),
             listen: pool.listen.to_string(),
@@ -283,6 +288,7 @@ impl Master {
             epoch: self.current.snapshot.epoch,
             workers: workers.collect(),
             admin,
+            discovery,
             pools: (0..).zip(&self.current.snapshot.pools).map(pool).collect(),
             statistics: self.listeners.as_ref().and_then(Listeners::stats_address),
             log_file: self.current.snapshot.global.log_file.clone(),

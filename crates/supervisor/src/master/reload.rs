@@ -11,11 +11,13 @@ use std::time::{Duration, Instant};
 use cashew_config::{Difference, Snapshot};
 use tracing::{error, info, warn};
 
+use super::discovery::MOVE_DRAIN_MS;
 use super::{Master, Phase};
 use crate::CommandLine;
 use crate::background_task::BackgroundTask;
 use crate::child::{Role, Spawn};
 use crate::command::{self, Command, Nobody, Reply};
+use crate::discovered::Move;
 use crate::names::Names;
 use crate::state::{Pack, ReloadAsker, Unpack, WantedReload};
 use crate::status::Outcome;
@@ -42,7 +44,7 @@ enum Stage {
     /// the old epoch when the others do not any more.
     Quieting { askers: Vec<Asker>, wanted: Box<Wanted> },
     /// The workers are changing.
-    Changing { askers: Vec<Asker> },
+    Changing { askers: Vec<Asker>, is_of_file: bool, moves: Vec<Move> },
     /// All workers have changed; the admin process is being told, so that statistics read after the
     /// reload are those of the new epoch.
     Notifying { askers: Vec<Asker>, deadline: Instant },
@@ -76,6 +78,10 @@ struct Wanted {
     addresses: BTreeMap<String, Vec<IpAddr>>,
     /// The configuration is unchanged: only server addresses may have changed.
     is_same: bool,
+    /// It is of the file, and not only that primaries have moved.
+    is_of_file: bool,
+    /// Primaries that have moved.
+    moves: Vec<Move>,
 }
 
 impl Reload {
@@ -142,7 +148,7 @@ impl Reload {
             Stage::Idle => return,
             Stage::Loading { askers, .. }
             | Stage::Quieting { askers, .. }
-            | Stage::Changing { askers }
+            | Stage::Changing { askers, .. }
             | Stage::Notifying { askers, .. } => askers,
         };
         askers.iter_mut().for_each(|asker| asker.reply.line(line));
@@ -153,7 +159,7 @@ impl Reload {
             Stage::Idle => Vec::new(),
             Stage::Loading { askers, .. }
             | Stage::Quieting { askers, .. }
-            | Stage::Changing { askers }
+            | Stage::Changing { askers, .. }
             | Stage::Notifying { askers, .. } => askers,
         }
     }
@@ -182,6 +188,18 @@ impl Master {
             Stage::Idle if !self.reload.waiting.is_empty() && !self.upgrade.is_in_the_way() => {
                 self.load(now);
             }
+            // Primaries that have moved do not wait for a file.
+            Stage::Loading { askers, .. } if self.discovered.has_moves(now) => {
+                self.reload.waiting.splice(0..0, askers);
+                self.begin_moves(now);
+            }
+            Stage::Notifying { askers, .. } if self.discovered.has_moves(now) => {
+                self.succeed(askers);
+                self.begin_moves(now);
+            }
+            Stage::Idle if self.discovered.has_moves(now) && !self.upgrade.has_frozen() => {
+                self.begin_moves(now);
+            }
             // The thread is abandoned.
             Stage::Loading { askers, deadline, .. } if deadline <= now => {
                 let seconds = LOAD_TIMEOUT.as_secs();
@@ -194,16 +212,18 @@ impl Master {
             Stage::Quieting { askers, wanted }
                 if self.rings.is_quiet() && !self.is_anybody_dying() =>
             {
-                let Wanted { snapshot, addresses, is_same } = *wanted;
-                match self.prepare_next(snapshot, addresses) {
-                    Ok(next) => {
-                        self.reload.stage = Stage::Changing { askers };
-                        self.begin_switch(next, is_same, now);
-                    }
+                let Wanted { mut snapshot, addresses, is_same, is_of_file, mut moves } = *wanted;
+                // Some may have moved meanwhile.
+                moves.extend(self.discovered.take_moves(&mut snapshot));
+                let is_same = is_same && moves.is_empty();
+                let drain_max_ms = if is_of_file { u64::MAX } else { MOVE_DRAIN_MS };
+                let prepared = self.prepare_next(snapshot, addresses);
+                self.reload.stage = Stage::Changing { askers, is_of_file, moves };
+                match prepared {
+                    Ok(next) => self.begin_switch(next, is_same, drain_max_ms, now),
                     Err(why) => {
-                        self.reload.stage = Stage::Changing { askers };
                         self.rings.thaw(now);
-                        self.reload_failed(&why);
+                        self.reload_failed(&why, now);
                     }
                 }
             }
@@ -220,6 +240,20 @@ impl Master {
     fn is_admin_notified(&self) -> bool {
         let admin = self.members.get(&Role::Admin).and_then(|admin| admin.running.as_ref());
         admin.is_some_and(|running| running.mail().is_some())
+    }
+
+    /// Puts it into effect that primaries have moved.
+    fn begin_moves(&mut self, now: Instant) {
+        let mut snapshot = Snapshot::clone(&self.current.snapshot);
+        let moves = self.discovered.take_moves(&mut snapshot);
+        if moves.is_empty() {
+            return;
+        }
+        self.rings.freeze();
+        let (addresses, is_same, is_of_file) = (BTreeMap::new(), false, false);
+        let wanted = Box::new(Wanted { snapshot, addresses, is_same, is_of_file, moves });
+        self.reload.stage = Stage::Quieting { askers: Vec::new(), wanted };
+        self.advance_reload(now);
     }
 
     fn load(&mut self, now: Instant) {
@@ -277,7 +311,8 @@ impl Master {
         }
         loaded.difference.lines().iter().for_each(|line| info!("{line}"));
         self.rings.freeze();
-        let wanted = Box::new(Wanted { snapshot: loaded.snapshot, addresses, is_same });
+        let (snapshot, is_of_file, moves) = (loaded.snapshot, true, Vec::new());
+        let wanted = Box::new(Wanted { snapshot, addresses, is_same, is_of_file, moves });
         self.reload.stage = Stage::Quieting { askers, wanted };
         self.advance_reload(now);
     }
@@ -302,10 +337,17 @@ impl Master {
         Ok(())
     }
 
-    /// All workers have changed.
-    pub(super) fn reload_done(&mut self, now: Instant) {
-        let askers = self.reload.take_askers();
+    /// All workers have changed, to what is in effect from what was before.
+    pub(super) fn reload_done(&mut self, before: Option<Arc<Snapshot>>, now: Instant) {
+        let (askers, is_of_file, moves) = self.take_change();
         info!("epoch {} is in effect", self.current.snapshot.epoch);
+        if let Some(before) = before {
+            self.moves_done(moves, &before, now);
+        }
+        self.save_primaries();
+        if !is_of_file {
+            return;
+        }
         if self.phase != Phase::Serving || !self.is_admin_notified() {
             return self.succeed(askers);
         }
@@ -334,9 +376,29 @@ impl Master {
         self.succeed(askers);
     }
 
-    pub(super) fn reload_failed(&mut self, why: &str) {
-        let askers = self.reload.take_askers();
-        self.fail(askers, why);
+    pub(super) fn reload_failed(&mut self, why: &str, now: Instant) {
+        let (askers, is_of_file, moves) = self.take_change();
+        for it in &moves {
+            let Move { pool, server, to, .. } = it;
+            error!("pool '{pool}': the primary of '{server}' is not taken to be {to} yet: {why}");
+        }
+        if !moves.is_empty() {
+            self.discovered.failed(moves, now);
+        }
+        if is_of_file {
+            self.fail(askers, why);
+        }
+    }
+
+    /// What is being changed, which is over.
+    fn take_change(&mut self) -> (Vec<Asker>, bool, Vec<Move>) {
+        match std::mem::take(&mut self.reload.stage) {
+            Stage::Changing { askers, is_of_file, moves } => (askers, is_of_file, moves),
+            stage => {
+                self.reload.stage = stage;
+                (self.reload.take_askers(), true, Vec::new())
+            }
+        }
     }
 
     fn succeed(&mut self, mut askers: Vec<Asker>) {
@@ -379,6 +441,10 @@ fn load(
     let mut warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
     warnings.extend(command_line.overrule(&mut snapshot.global));
     warnings.extend(cashew_config::warnings_of_change(current, &snapshot));
+    snapshot.keep_primaries(current);
+    if !is_dry {
+        warnings.extend(super::discovery::find(&mut snapshot));
+    }
     let difference = Difference::between(current, &snapshot);
     let names = if is_dry { Names::default() } else { Names::look_up(current, &snapshot) };
     Ok(Loaded { snapshot, warnings, difference, names })

@@ -43,6 +43,7 @@ impl Master {
         self.deliver_rings(now);
         self.sessions.clear();
         self.listeners = None;
+        self.stop_discovery(now);
     }
 
     /// The admin process ends last, so that statistics show the workers stopping.

@@ -131,17 +131,24 @@ impl Master {
     }
 
     /// Starts the change with all running children.
-    pub(super) fn begin_switch(&mut self, next: Next, only_if_moved: bool, now: Instant) {
+    pub(super) fn begin_switch(
+        &mut self,
+        next: Next,
+        only_if_moved: bool,
+        drain_max_ms: u64,
+        now: Instant,
+    ) {
         let runs = self.workers().filter(|(_, member)| member.running.is_some());
         let workers: Vec<u32> = runs.map(|(slot, _)| slot).collect();
         let snapshot = &next.in_effect.snapshot;
-        let drain_ms = snapshot.global.reload_drain_timeout_ms;
+        let drain_ms = snapshot.global.reload_drain_timeout_ms.min(drain_max_ms);
         self.epochs.begin(snapshot.epoch, workers, drain_ms, now);
         self.next = Some(next);
         if only_if_moved {
             self.epochs.only_if_wanted();
         }
         self.publish_prepare(Role::Admin, now);
+        self.publish_prepare(Role::Discovery, now);
     }
 
     pub(super) fn act_on_epochs(&mut self, now: Instant) {
@@ -160,6 +167,7 @@ impl Master {
                 }
                 Output::Done => {
                     let stats = |it: InEffect| it.snapshot.global.stats_listen();
+                    let before = self.previous.as_ref().map(|it| Arc::clone(&it.snapshot));
                     let stats_before = self.previous.take().map(stats);
                     if stats_before != Some(self.current.snapshot.global.stats_listen()) {
                         self.publish_stats_socket(now);
@@ -167,9 +175,11 @@ impl Master {
                     // Only now: a worker's new counters are lower than the old ones until it has
                     // carried them over.
                     self.send_step(Role::Admin, Step::Commit, now);
+                    self.send_step(Role::Discovery, Step::Commit, now);
+                    self.adjust_discovery(now);
                     self.rings.thaw(now);
                     self.is_unsettled = true;
-                    self.reload_done(now);
+                    self.reload_done(before, now);
                 }
                 Output::Needless => {
                     self.end_change(now);
@@ -177,7 +187,7 @@ impl Master {
                 }
                 Output::Aborted(why) => {
                     self.end_change(now);
-                    self.reload_failed(&why);
+                    self.reload_failed(&why, now);
                 }
             }
         }
@@ -187,6 +197,7 @@ impl Master {
     fn end_change(&mut self, now: Instant) {
         self.next = None;
         self.send_step(Role::Admin, Step::Abort, now);
+        self.send_step(Role::Discovery, Step::Abort, now);
         self.rings.thaw(now);
         // The fleet was not adjusted meanwhile.
         self.is_unsettled = true;

@@ -30,6 +30,7 @@ use super::{Master, Phase, workers_of};
 use crate::child::{Role, Spawn};
 use crate::command::Reply;
 use crate::deal::Deal;
+use crate::discovered::Discovered;
 use crate::limits::OpenFiles;
 use crate::listeners::Listeners;
 use crate::member::{Letter, Member, Running};
@@ -327,7 +328,7 @@ impl Master {
     fn keep_sessions(&mut self, now: Instant) -> Option<String> {
         self.upgrade.kept_since.get_or_insert(now);
         let mut late = None;
-        for (&role, member) in self.members.iter_mut().filter(|(role, _)| **role != Role::Admin) {
+        for (&role, member) in self.members.iter_mut().filter(|(role, _)| role.is_worker()) {
             let Some(running) = &mut member.running else { continue };
             if running.keeps() {
                 continue;
@@ -396,9 +397,11 @@ impl Master {
         let running =
             rustix::fs::open("/proc/self/exe", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let program = pack.put(&Rc::new(running));
-        let members = self.members.values();
+        let members = self.members.values().filter(|member| member.role != Role::Discovery);
         let members =
             members.map(|member| member.state(&mut pack, now)).collect::<io::Result<_>>()?;
+        let discovery = self.members.get(&Role::Discovery);
+        let discovery = discovery.map(|member| member.state(&mut pack, now)).transpose()?;
         let listeners = self.listeners.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         let listeners = listeners.state(&mut pack);
         let sockets = self.upgrade.askers.iter().filter_map(|asker| asker.socket());
@@ -421,6 +424,7 @@ impl Master {
             listeners,
             owners: self.deal.owners().clone(),
             members,
+            discovery,
             generation: self.generation,
             rings: self.rings.state(now),
             quotas: self.quotas.numbers().clone(),
@@ -455,6 +459,13 @@ impl Master {
             {
                 members.insert(member.role, member);
             }
+        }
+        if let Some(discovery) = state.discovery
+            && let Some(mut member) =
+                Member::resume(discovery, descriptors, now).map_err(Error::TakeOver)?
+        {
+            member.role = Role::Discovery;
+            members.insert(member.role, member);
         }
         let is_there = |slot| {
             let member = members.get(&Role::Worker { slot });
@@ -497,7 +508,7 @@ impl Master {
         let operators = operators.map(|it| descriptors.copy(it.socket)).transpose();
         let operators = operators.map_err(Error::TakeOver)?;
         if !is_back {
-            let taken = members.keys().filter(|&&role| role != Role::Admin).count() as u32;
+            let taken = members.keys().filter(|role| role.is_worker()).count() as u32;
             places_for(workers, taken).map_err(Error::TakeOver)?;
         }
         // These come last, since dropping them would remove files.
@@ -534,6 +545,7 @@ impl Master {
             // Workers with monitors report them again.
             monitors: Default::default(),
             worker_queries: WorkerQueries::after(monotonic_ms() << 20),
+            discovered: Discovered::default(),
             balance: crate::balance::Balance::new(),
             members,
             generation: state.generation,
@@ -614,7 +626,9 @@ impl Master {
         let version = self.program.version.clone();
         info!("the upgrade is done: this is cashew {version}, the previous workers retire");
         self.let_sessions_go(now);
-        self.restart_admin(now);
+        self.restart(Role::Admin, now);
+        self.restart(Role::Discovery, now);
+        self.adjust_discovery(now);
         let done = format!("this is cashew {version}");
         for mut asker in std::mem::take(&mut self.upgrade.askers) {
             asker.line(&done);

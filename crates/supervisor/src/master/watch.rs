@@ -38,6 +38,10 @@ impl Master {
         let beat_ms = match role {
             Role::Worker { slot } => self.epoch_of(slot).segments.header(slot).heartbeat_ms,
             Role::Admin => self.shared.admin_beat_ms(),
+            // It does not beat: what is stopped is killed.
+            Role::Discovery => {
+                return self.watchdog.judge_start(role, since, now, watchdog::look(pid));
+            }
         };
         let age = Duration::from_millis(monotonic_ms().saturating_sub(beat_ms));
         if role == Role::Admin && age > now.saturating_duration_since(since) + LAG_MAX {

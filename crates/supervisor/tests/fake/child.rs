@@ -262,6 +262,7 @@ impl Worker {
                 cashew_process::log::redirect(&descriptors[0]).unwrap();
                 note("log is reopened here\n");
             }
+            ToChild::Group { .. } | ToChild::Sentinel { .. } => unreachable!("none are configured"),
             ToChild::Shutdown => {}
         }
     }

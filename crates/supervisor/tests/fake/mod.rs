@@ -311,13 +311,18 @@ pub(crate) fn master() {
     cashew_process::log::init("master", 5);
     let takes_over = std::env::args().any(|argument| argument == TAKE_OVER);
     let spawn = if scenario.starts_with("threads") {
-        Spawn::Threads { worker: child::serve_thread, admin: child::serve_thread }
+        Spawn::Threads {
+            worker: child::serve_thread,
+            admin: child::serve_thread,
+            discovery: child::serve_thread,
+        }
     } else {
         let (scenario, directory) = (scenario.clone(), directory.clone());
         Spawn::Processes(Box::new(move |role, _, _| {
             let test = match role {
                 Role::Worker { .. } => "child_process",
                 Role::Admin => "admin_process",
+                Role::Discovery => unreachable!("no pool of these tests asks Sentinels"),
             };
             let mut command = myself(test, &scenario, &directory);
             if takes_over {

@@ -123,7 +123,11 @@ impl<D: Driver> Worker<D> {
             ToChild::LogLevel { level } => cashew_process::log::set_level(level),
             ToChild::LogReopen => reopen_log(&descriptors),
             ToChild::Shutdown => self.begin_shutdown(),
-            other @ (ToChild::Init { .. } | ToChild::Start | ToChild::Adopt { .. }) => {
+            other @ (ToChild::Init { .. }
+            | ToChild::Start
+            | ToChild::Adopt { .. }
+            | ToChild::Group { .. }
+            | ToChild::Sentinel { .. }) => {
                 tracing::warn!("unexpected message from the master: {other:?}");
             }
         }

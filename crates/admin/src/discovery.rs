@@ -1,0 +1,104 @@
+//! What the master tells of groups whose primaries Sentinels name.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cashew_config::snapshot::Pool;
+
+/// Kept over all epochs; each of its copies is the same.
+#[derive(Clone, Debug, Default)]
+pub struct Discovery(Arc<Mutex<Told>>);
+
+#[derive(Debug, Default)]
+struct Told {
+    /// By the names of the pool and of the server.
+    groups: BTreeMap<(String, String), GroupState>,
+    /// By the name of the pool and the address.
+    sentinels: BTreeMap<(String, String), bool>,
+}
+
+/// How a group is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GroupState {
+    pub state: String,
+    pub config_epoch: Option<u64>,
+    /// How often its primary has moved, and when it did last, in seconds since 1970, and why.
+    pub switches: u64,
+    pub switched_at: Option<u64>,
+    pub why: String,
+}
+
+/// A group as it is told of.
+pub(crate) struct Group<'a> {
+    pub(crate) pool: &'a str,
+    pub(crate) server: &'a str,
+    pub(crate) master: &'a str,
+    pub(crate) primary: Option<String>,
+    pub(crate) state: GroupState,
+}
+
+/// A Sentinel as it is told of.
+pub(crate) struct Sentinel<'a> {
+    pub(crate) pool: &'a str,
+    pub(crate) address: String,
+    /// `None` while that is not known.
+    pub(crate) is_answering: Option<bool>,
+}
+
+impl Discovery {
+    pub fn group(&self, pool: String, server: String, state: GroupState) {
+        self.told().groups.insert((pool, server), state);
+    }
+
+    pub fn sentinel(&self, pool: String, address: String, is_answering: Option<bool>) {
+        let sentinels = &mut self.told().sentinels;
+        match is_answering {
+            Some(answers) => _ = sentinels.insert((pool, address), answers),
+            None => _ = sentinels.remove(&(pool, address)),
+        }
+    }
+
+    /// Those of a snapshot: what was told of others is of an earlier one.
+    pub(crate) fn groups<'a>(&self, pools: &'a [Pool]) -> Vec<Group<'a>> {
+        let told = self.told();
+        let of_pool = |pool: &'a Pool| {
+            let groups = pool.sentinel.iter().flat_map(|sentinel| &sentinel.groups);
+            groups.map(move |group| (pool, group))
+        };
+        let group = |(pool, group): (&'a Pool, &'a cashew_config::snapshot::Group)| {
+            let server = pool.servers.iter().find(|server| server.name == group.server);
+            let primary = server.and_then(|server| server.endpoint.address());
+            let name = (pool.name.clone(), group.server.clone());
+            let unknown = || GroupState {
+                state: "not watched".to_owned(),
+                config_epoch: group.config_epoch,
+                ..GroupState::default()
+            };
+            Group {
+                pool: &pool.name,
+                server: &group.server,
+                master: &group.master,
+                primary: primary.map(|address| address.to_string()),
+                state: told.groups.get(&name).cloned().unwrap_or_else(unknown),
+            }
+        };
+        pools.iter().flat_map(of_pool).map(group).collect()
+    }
+
+    pub(crate) fn sentinels<'a>(&self, pools: &'a [Pool]) -> Vec<Sentinel<'a>> {
+        let told = self.told();
+        let of_pool = |pool: &'a Pool| {
+            let addresses = pool.sentinel.iter().flat_map(|sentinel| &sentinel.addresses);
+            addresses.map(move |address| (pool, address.to_string()))
+        };
+        let sentinel = |(pool, address): (&'a Pool, String)| {
+            let is_answering = told.sentinels.get(&(pool.name.clone(), address.clone())).copied();
+            Sentinel { pool: &pool.name, address, is_answering }
+        };
+        pools.iter().flat_map(of_pool).map(sentinel).collect()
+    }
+
+    fn told(&self) -> MutexGuard<'_, Told> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,153 @@
+//! Groups whose primaries Sentinels name: found before anybody serves, followed afterwards.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cashew_config::Snapshot;
+use cashew_config::snapshot::Address;
+use cashew_control::ToChild;
+use tracing::{error, info, warn};
+
+use super::{Master, Phase};
+use crate::child::Role;
+use crate::discovered::Move;
+use crate::member::Member;
+use crate::primaries;
+use crate::slots::KILL_GRACE;
+use crate::status::{GroupStatus, SentinelStatus};
+
+/// How long Sentinels have to say where primaries are, at the start and in a reload.
+const FIND_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long requests on their way are waited for when a primary has moved: nothing that comes of them
+/// at a dead one, and little at one that was superseded.
+pub(super) const MOVE_DRAIN_MS: u64 = 50;
+
+/// Asks where the primaries of groups are of which that is not known.
+pub(super) fn find_primaries(snapshot: &mut Snapshot) {
+    let missing = find(snapshot);
+    for line in &missing {
+        error!("{line}");
+    }
+    if let (false, Some(path)) = (missing.is_empty(), snapshot.global.sentinel_state.clone()) {
+        match primaries::load(&path, snapshot) {
+            Ok(lines) => lines.iter().for_each(|line| warn!("{line}")),
+            Err(why) => warn!("{} cannot be read: {why}", path.display()),
+        }
+    }
+    for (pool, group, endpoint) in snapshot.groups().filter(|(.., it)| !it.is_unknown()) {
+        let (pool, server, master) = (&pool.name, &group.server, &group.master);
+        info!("pool '{pool}': the primary of '{server}' ({master}) is {endpoint}");
+    }
+}
+
+/// Returns a line for each that was not found.
+pub(super) fn find(snapshot: &mut Snapshot) -> Vec<String> {
+    cashew_discovery::ask_once(snapshot, FIND_TIMEOUT)
+}
+
+impl Master {
+    /// Has discovery run where there is something for it, and only there.
+    pub(super) fn adjust_discovery(&mut self, now: Instant) {
+        if self.phase == Phase::Stopping {
+            return;
+        }
+        self.discovered.keep(&self.current.snapshot);
+        match self.current.snapshot.has_sentinels() {
+            true => {
+                let member = || Member::new(Role::Discovery, 0, now);
+                let member = self.members.entry(Role::Discovery).or_insert_with(member);
+                if member.slot.is_closed() {
+                    *member = Member::new(Role::Discovery, 0, now);
+                }
+            }
+            false => self.stop_discovery(now),
+        }
+    }
+
+    pub(super) fn stop_discovery(&mut self, now: Instant) {
+        if !self.members.contains_key(&Role::Discovery) {
+            return;
+        }
+        self.post(Role::Discovery, ToChild::Shutdown, Vec::new(), now);
+        self.member(Role::Discovery).slot.stop(now + KILL_GRACE);
+    }
+
+    pub(super) fn primary_moved(&mut self, to: Move) {
+        let is_news = Snapshot::clone(&self.current.snapshot).set_primary(
+            &to.pool,
+            &to.server,
+            &to.to,
+            to.config_epoch,
+        );
+        // Or it is about to be somewhere else.
+        if is_news || self.epochs.is_changing() || self.reload.is_under_way() {
+            self.discovered.moved(to);
+        }
+    }
+
+    /// Tells the admin of a group.
+    pub(super) fn publish_group(&mut self, pool: &str, server: &str, now: Instant) {
+        let Some(found) = self.current.snapshot.pools.iter().find(|it| it.name == pool) else {
+            return;
+        };
+        let groups = self.discovered.groups_of(found);
+        if let Some(group) = groups.into_iter().find(|group| group.server == server) {
+            self.post(Role::Admin, group_message(pool.to_owned(), group), Vec::new(), now);
+        }
+    }
+
+    pub(super) fn publish_sentinel(&mut self, pool: String, address: &Address, now: Instant) {
+        let (address, is_answering) =
+            (address.to_string(), self.discovered.is_answering(&pool, address));
+        let message = ToChild::Sentinel { pool, address, is_answering };
+        self.post(Role::Admin, message, Vec::new(), now);
+    }
+
+    /// Tells the admin of all of them.
+    pub(super) fn publish_discovered(&mut self, now: Instant) {
+        let snapshot = Arc::clone(&self.current.snapshot);
+        for pool in snapshot.pools.iter().filter(|pool| pool.sentinel.is_some()) {
+            for group in self.discovered.groups_of(pool) {
+                self.post(Role::Admin, group_message(pool.name.clone(), group), Vec::new(), now);
+            }
+            for status in self.discovered.sentinels_of(pool) {
+                let SentinelStatus { address, is_answering, .. } = status;
+                let message = ToChild::Sentinel { pool: pool.name.clone(), address, is_answering };
+                self.post(Role::Admin, message, Vec::new(), now);
+            }
+        }
+    }
+
+    /// Keeps where primaries are, for a start without Sentinels.
+    pub(super) fn save_primaries(&self) {
+        let snapshot = &self.current.snapshot;
+        let Some(path) = snapshot.global.sentinel_state.as_ref() else { return };
+        if snapshot.has_sentinels()
+            && let Err(error) = primaries::save(path, snapshot)
+        {
+            warn!("{} cannot be written: {error}", path.display());
+        }
+    }
+
+    /// They are in effect since the last switch, before which this was.
+    pub(super) fn moves_done(&mut self, moves: Vec<Move>, before: &Arc<Snapshot>, now: Instant) {
+        for Move { pool, server, to, why, .. } in &moves {
+            warn!("pool '{pool}': the primary of '{server}' is {to} now: {why}");
+        }
+        let names: Vec<_> = moves.iter().map(|it| (it.pool.clone(), it.server.clone())).collect();
+        self.discovered.done(moves, before);
+        for (pool, server) in names {
+            self.publish_group(&pool, &server, now);
+        }
+    }
+}
+
+fn group_message(pool: String, group: GroupStatus) -> ToChild {
+    let GroupStatus { server, state, config_epoch, last_switch, .. } = group;
+    let (switches, switched_at, why) = match last_switch {
+        Some(last) => (last.switches, Some(last.at), last.why),
+        None => (0, None, String::new()),
+    };
+    ToChild::Group { pool, server, state, config_epoch, switches, switched_at, why }
+}

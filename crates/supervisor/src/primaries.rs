@@ -1,0 +1,141 @@
+//! Where the primaries of groups are, on disk: for a start at which no majority of the Sentinels answers.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use cashew_config::Snapshot;
+use cashew_config::snapshot::Address;
+use rustix::fs::OFlags;
+use serde::{Deserialize, Serialize};
+
+/// Largest file that is read.
+const SIZE_MAX: u64 = 16 << 20;
+
+/// What is unknown is ignored, so that another version may say more.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+struct Primaries {
+    groups: Vec<Primary>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Primary {
+    pool: String,
+    server: String,
+    /// What Sentinels call the group.
+    master: String,
+    address: Address,
+    config_epoch: Option<u64>,
+}
+
+/// Writes where they are, all of it or nothing.
+pub(crate) fn save(path: &Path, snapshot: &Snapshot) -> io::Result<()> {
+    let group = |(pool, group, endpoint): (
+        &cashew_config::snapshot::Pool,
+        &cashew_config::snapshot::Group,
+        &cashew_config::snapshot::Endpoint,
+    )| {
+        Some(Primary {
+            pool: pool.name.clone(),
+            server: group.server.clone(),
+            master: group.master.clone(),
+            address: endpoint.address()?,
+            config_epoch: group.config_epoch,
+        })
+    };
+    let primaries = Primaries { groups: snapshot.groups().filter_map(group).collect() };
+    let mut text = serde_json::to_vec_pretty(&primaries).map_err(io::Error::other)?;
+    text.push(b'\n');
+    let beside = beside(path);
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o644);
+    options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+    let mut file = options.open(&beside)?;
+    file.write_all(&text)?;
+    file.sync_all()?;
+    fs::rename(&beside, path)
+}
+
+/// Takes from there where the primaries are of which that is not known. Returns a line for each.
+pub(crate) fn load(path: &Path, snapshot: &mut Snapshot) -> Result<Vec<String>, String> {
+    let read = || -> io::Result<Vec<u8>> {
+        if !fs::metadata(path)?.is_file() {
+            return Err(io::Error::other("it is no regular file"));
+        }
+        let mut text = Vec::new();
+        File::open(path)?.take(SIZE_MAX).read_to_end(&mut text)?;
+        Ok(text)
+    };
+    let text = read().map_err(|error| error.to_string())?;
+    let primaries: Primaries = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+    let mut lines = Vec::new();
+    for Primary { pool, server, master, address, config_epoch } in primaries.groups {
+        let is_wanted = snapshot.groups().any(|(its, group, endpoint)| {
+            (&its.name, &group.server, &group.master) == (&pool, &server, &master)
+                && endpoint.is_unknown()
+        });
+        if is_wanted && address.port > 0 && !address.host.is_empty() {
+            snapshot.set_primary(&pool, &server, &address, config_epoch);
+            let path = path.display();
+            lines.push(format!(
+                "pool '{pool}': the primary of '{server}' ({master}) is taken to be {address}, as {path} says"
+            ));
+        }
+    }
+    Ok(lines)
+}
+
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn snapshot() -> Snapshot {
+        let yaml = "alpha:\n  listen: 127.0.0.1:1\n  redis: true\n  sentinels: [a:1, b:1]\n  servers:\n   - \
+                    {name: s1, sentinel: one}\n   - {name: s2, sentinel: two}\n";
+        let loaded = cashew_config::parse("t.yml", yaml, &cashew_config::Context::of_system());
+        loaded.unwrap_or_else(|errors| panic!("{errors}")).snapshot
+    }
+
+    #[test]
+    fn what_was_saved_is_loaded_where_it_is_not_known() {
+        let directory =
+            std::env::temp_dir().join(format!("cashew-primaries-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let path = directory.join("state");
+        assert!(load(&path, &mut snapshot()).unwrap_err().contains("No such file"));
+        let at = |port| Address { host: "10.0.0.1".to_owned(), port };
+        let mut saved = snapshot();
+        saved.set_primary("alpha", "s1", &at(1), Some(3));
+        saved.set_primary("alpha", "s2", &at(2), None);
+        for _ in 0..2 {
+            save(&path, &saved).unwrap();
+        }
+        let mut loaded = snapshot();
+        assert!(loaded.set_primary("alpha", "s2", &at(9), Some(9)));
+        let lines = load(&path, &mut loaded).unwrap();
+        assert_eq!(lines.len(), 1);
+        assert!(lines[0].contains("'s1' (one) is taken to be 10.0.0.1:1"), "{lines:?}");
+        let found: Vec<_> =
+            loaded.groups().map(|(_, group, at)| (group.config_epoch, at.address())).collect();
+        assert_eq!(found, [(Some(3), Some(at(1))), (Some(9), Some(at(9)))]);
+        // A group of another name is another one.
+        let mut other = snapshot();
+        other.pools[0].sentinel.as_mut().unwrap().groups[0].master = "another".to_owned();
+        assert_eq!(load(&path, &mut other).unwrap().len(), 1);
+        for text in ["", "{\"groups\":[{}]}", "{\"groups\":[{\"pool\":1}]}"] {
+            fs::write(&path, text).unwrap();
+            load(&path, &mut snapshot()).unwrap_err();
+        }
+        fs::write(&path, "{\"colour\":\"green\"}").unwrap();
+        assert_eq!(load(&path, &mut snapshot()).unwrap(), Vec::<String>::new());
+        fs::remove_dir_all(&directory).unwrap();
+    }
+}
