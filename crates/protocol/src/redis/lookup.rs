@@ -38,6 +38,11 @@ pub fn find(buf: &[u8], args: &[Span]) -> Lookup {
 #[cold]
 fn subcommand(buf: &[u8], args: &[Span], at: usize, container: &'static Command) -> Lookup {
     let name = args[1].of(buf);
+    // Servers compare words that no table of theirs has as C strings, which end at a NUL.
+    let name = match container.facts.is_open {
+        true => name.split(|&byte| byte == 0).next().unwrap_or_default(),
+        false => name,
+    };
     match subcommands(at).find(|command| subcommand_name(command).eq_ignore_ascii_case(name)) {
         Some(command) if !container.facts.is_open => command.checked(args),
         Some(command) if command.takes(args.len()) => Lookup::Found(command),
@@ -407,6 +412,15 @@ mod tests {
         }
         assert!(far.iter().all(|&(_, distance)| distance <= 3), "{far:?}");
         assert!(far.len() * 4 < COMMANDS.len(), "{far:?}");
+    }
+
+    #[test]
+    fn a_word_of_debug_ends_at_a_nul_as_for_the_server() {
+        for words in [&[&b"DEBUG"[..], b"assert\0"], &[b"debug", b"ASSERT\0 and more"]] {
+            let Lookup::Found(command) = lookup(words) else { panic!("{words:?}") };
+            assert_eq!(command.name, "debug|assert");
+        }
+        assert!(matches!(lookup(&[b"CONFIG", b"GET\0", b"a"]), Lookup::UnknownSubcommand(_)));
     }
 
     #[test]
