@@ -64,7 +64,9 @@ class Kind:
     def server(self, place):
         if self.is_redis:
             return place.redis()
-        return place.memcached("-I", "1024m", "-m", "4096")
+        # A thread of memcached reads a value to its end before it serves its other connections. With
+        # so many threads none of them has the large value and the small requests.
+        return place.memcached("-I", "1024m", "-m", "4096", "-t", "32")
 
     def gateway(self, place, server, **options):
         options = {"servers": server_lines([server]), "redis": self.is_redis, **options}
