@@ -77,7 +77,7 @@ pub(crate) struct Client {
     pub(crate) wrong_passwords: u8,
     pub(crate) skip: Skip,
     /// Its requests have to be looked at one by one, see [`Engine::update_off_fast_path`]: none takes the
-    /// express way.
+    /// fast path.
     ///
     /// [`Engine::update_off_fast_path`]: crate::Engine::update_special
     pub(crate) off_fast_path: bool,

@@ -44,7 +44,7 @@ pub(crate) struct Listener {
     pub(crate) held: bool,
     /// Somebody is told of its requests.
     pub(crate) is_monitored: bool,
-    /// Requests may take the express way: it is neither held nor monitored.
+    /// Requests may take the fast path: it is neither held nor monitored.
     pub(crate) is_clear: bool,
 }
 

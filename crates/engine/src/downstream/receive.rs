@@ -104,7 +104,7 @@ impl Engine {
         }
     }
 
-    /// What the express way leaves of the bytes that arrived.
+    /// What the fast path leaves of the bytes that arrived.
     #[inline(never)]
     fn consume_rest(&mut self, index: ClientId, mut bytes: &[u8]) {
         if self.widen(index) {

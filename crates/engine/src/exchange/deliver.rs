@@ -144,8 +144,8 @@ impl Engine {
                 self.fragment_done(index, parent);
             }
             Role::Probe { server } => {
-                let pool = request.backend;
-                self.probed(pool, server, &reply);
+                let backend = request.backend;
+                self.probed(backend, server, &reply);
                 self.bufs.give(reply);
                 self.free_request(index);
             }
@@ -431,10 +431,10 @@ impl Engine {
         };
         self.scratch.places = places;
         if merged.is_none() {
-            let pool = self.requests[parent].backend;
-            self.count_forward_error(pool);
+            let backend = self.requests[parent].backend;
+            self.count_forward_error(backend);
             out.clear();
-            Failure::BadReply.write_reply(self.backends[pool].protocol, &mut out);
+            Failure::BadReply.write_reply(self.backends[backend].protocol, &mut out);
         }
         self.bufs.charge(out.capacity() - room);
         out

@@ -98,13 +98,13 @@ impl Engine {
     #[inline]
     pub(crate) fn route(
         &mut self,
-        pool: BackendId,
+        backend: BackendId,
         key: &[u8],
         access: Access,
     ) -> Option<ServerId> {
-        let pool = &self.backends[pool];
-        let is_up = |server: ServerId| pool.servers[server].is_up();
-        pool.topology.select(key, access, &mut self.rng, is_up)
+        let backend = &self.backends[backend];
+        let is_up = |server: ServerId| backend.servers[server].is_up();
+        backend.topology.select(key, access, &mut self.rng, is_up)
     }
 
     /// Sends a request with one key as it is.
@@ -117,12 +117,12 @@ impl Engine {
         expect: Expect,
         size: usize,
     ) -> Plan {
-        let pool = self.backend_of(client);
+        let backend = self.backend_of(client);
         let mark = Mark::of(key);
         let is_presumed = self.clients[client].window == 0 && access == Access::Read;
-        let is_large = (is_presumed || self.backends[pool].large_replies.contains(mark))
+        let is_large = (is_presumed || self.backends[backend].large_replies.contains(mark))
             && self.clients[client].modes.transaction.is_none();
-        let server = self.route(pool, key, access);
+        let server = self.route(backend, key, access);
         let plan = match server.filter(|_| is_large) {
             Some(server) => self.forward_large(client, server, access, expect, size),
             None => self.forward_to(client, server, expect, size),
@@ -145,14 +145,14 @@ impl Engine {
         size: usize,
     ) -> Plan {
         let Client { requests, variant, .. } = self.clients[client];
-        let pool = self.backend_of(client);
+        let backend = self.backend_of(client);
         if requests > 0 {
             return Plan::Wait;
         }
-        let private = self.streaming_lane(pool, server, variant);
+        let private = self.streaming_lane(backend, server, variant);
         if let Ok(None) = private
             && access == Access::Read
-            && self.is_bulk_lane_busy(pool, server, variant)
+            && self.is_bulk_lane_busy(backend, server, variant)
         {
             self.await_bulk_lane(client, server);
             return Plan::Wait;
@@ -172,14 +172,14 @@ impl Engine {
     #[cold]
     pub(crate) fn forward_alone(&mut self, client: ClientId, key: &[u8], expect: Expect) -> Plan {
         let Client { requests, variant, .. } = self.clients[client];
-        let pool = self.backend_of(client);
+        let backend = self.backend_of(client);
         if requests > 0 {
             return Plan::Wait;
         }
-        let Some(server) = self.route(pool, key, Access::Write) else {
+        let Some(server) = self.route(backend, key, Access::Write) else {
             return self.fail(client, Failure::NoServer);
         };
-        match self.streaming_lane(pool, server, variant) {
+        match self.streaming_lane(backend, server, variant) {
             Ok(Some(lane)) => {
                 self.clients[client].fenced = true;
                 let plan = self.forward_on(client, lane, expect);
@@ -242,11 +242,11 @@ impl Engine {
         size: usize,
     ) -> Result<LaneId, Failure> {
         let Client { off_fast_path, variant, lane_choice, .. } = self.clients[client];
-        let pool = self.backend_of(client);
+        let backend = self.backend_of(client);
         if off_fast_path && let Some(lane) = self.leased(client, server) {
             return self.on_leased(client, lane, size);
         }
-        self.lane_of((pool, server), variant, lane_choice, size)
+        self.lane_of((backend, server), variant, lane_choice, size)
     }
 
     /// A lane that the client has for itself, if it can take `size` more bytes.
@@ -267,19 +267,19 @@ impl Engine {
     #[inline]
     pub(crate) fn lane_of(
         &mut self,
-        (pool, server): (BackendId, ServerId),
+        (backend, server): (BackendId, ServerId),
         variant: u16,
         choice: u16,
         size: usize,
     ) -> Result<LaneId, Failure> {
-        let pool = &self.backends[pool];
-        let server = &pool.servers[server];
+        let backend = &self.backends[backend];
+        let server = &backend.servers[server];
         let index = match size < BULK_SIZE {
             true => server.lane(variant, choice),
             false => server.bulk_lane(variant),
         };
         let lane = &self.lanes[index];
-        if lane.is_full(&pool.limits, size) {
+        if lane.is_full(&backend.limits, size) {
             return Err(Failure::QueueFull);
         }
         match lane.link {
@@ -305,10 +305,10 @@ impl Engine {
 
     /// The server for what has no keys.
     pub(crate) fn any_server(&mut self, client: ClientId, access: Access) -> Option<ServerId> {
-        let pool = self.backend_of(client);
-        let config = &self.backends[pool];
+        let backend = self.backend_of(client);
+        let config = &self.backends[backend];
         if config.topology.is_one_shard() {
-            self.route(pool, b"", access)
+            self.route(backend, b"", access)
         } else {
             let servers = &config.servers;
             let server = servers
@@ -321,8 +321,8 @@ impl Engine {
 
     /// Whether all of the client's keys are on one server, whichever they are.
     pub(crate) fn is_single(&self, client: ClientId) -> bool {
-        let pool = &self.backends[self.backend_of(client)];
-        pool.topology.is_one_shard() || pool.servers.len() == 1
+        let backend = &self.backends[self.backend_of(client)];
+        backend.topology.is_one_shard() || backend.servers.len() == 1
     }
 
     /// Puts a request's bytes at the end of a lane.
@@ -358,12 +358,12 @@ impl Engine {
     /// Deals keys out to servers. `Ok(Some(server))` when one server has them all.
     pub(crate) fn place_keys<'k>(
         &mut self,
-        pool: BackendId,
+        backend: BackendId,
         keys: impl Iterator<Item = &'k [u8]>,
         access: Access,
         split: &mut Split,
     ) -> Result<Option<ServerId>, Failure> {
-        let Backend { topology, servers, .. } = &self.backends[pool];
+        let Backend { topology, servers, .. } = &self.backends[backend];
         let is_up = |server: ServerId| servers[server].is_up();
         split.begin(servers.len());
         for key in keys {
@@ -450,7 +450,7 @@ impl Engine {
             lane.output.push(key, &mut self.bufs);
         }
         let parent = self.new_request(client);
-        let pool = self.backend_of(client);
+        let backend = self.backend_of(client);
         let mut next = RequestId::NONE;
         let mut pending = 0;
         for part in split.parts.iter().rev() {
@@ -462,7 +462,7 @@ impl Engine {
             let output = &mut self.lanes[part.lane].output;
             output.push(request.foot, &mut self.bufs);
             let wire_len = output.len() - part.start;
-            let (fragment, _) = self.requests.add(pool, ClientId::NONE, self.now);
+            let (fragment, _) = self.requests.add(backend, ClientId::NONE, self.now);
             let slot = &mut self.requests[fragment];
             slot.role = Role::Fragment { parent, next };
             slot.expect = request.expect;
@@ -473,7 +473,7 @@ impl Engine {
             next = fragment;
         }
         self.requests[parent].role = Role::Parent { fragments: next, pending, merge };
-        let metrics = self.backends[pool].metrics;
+        let metrics = self.backends[backend].metrics;
         self.metrics.add_pool(metrics, PoolCounter::Fragments, u64::from(pending));
         Plan::Done
     }
@@ -486,8 +486,8 @@ impl Engine {
         expect: Expect,
         failure: Option<Failure>,
     ) -> RequestId {
-        let pool = self.backend_of(client);
-        let (fragment, _) = self.requests.add(pool, ClientId::NONE, self.now);
+        let backend = self.backend_of(client);
+        let (fragment, _) = self.requests.add(backend, ClientId::NONE, self.now);
         let slot = &mut self.requests[fragment];
         slot.role = Role::Fragment { parent, next };
         slot.done = true;
@@ -496,7 +496,7 @@ impl Engine {
         match failure.filter(|_| expect != Expect::Values) {
             None => text.extend_from_slice(b"END\r\n"),
             Some(failure) => {
-                self.count_forward_error(pool);
+                self.count_forward_error(backend);
                 self.write_memcached_failure(expect, failure, &mut text);
             }
         }
@@ -516,9 +516,9 @@ impl Engine {
         merge: Merge,
     ) -> Plan {
         let mut split = std::mem::take(&mut self.scratch.split);
-        let pool = &self.backends[self.backend_of(client)];
-        split.begin(pool.servers.len());
-        for (server, &live) in pool.topology.live().iter().enumerate() {
+        let backend = &self.backends[self.backend_of(client)];
+        split.begin(backend.servers.len());
+        for (server, &live) in backend.topology.live().iter().enumerate() {
             if live {
                 split.add(ServerId::new(server as u32));
             }

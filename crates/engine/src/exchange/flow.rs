@@ -482,9 +482,9 @@ impl Engine {
     #[cold]
     pub(crate) fn fail_attempt(&mut self, attempt: RequestId, failure: Failure) {
         self.drop_reply(attempt);
-        let pool = self.requests[attempt].backend;
-        self.count_forward_error(pool);
-        let protocol = self.backends[pool].protocol;
+        let backend = self.requests[attempt].backend;
+        self.count_forward_error(backend);
+        let protocol = self.backends[backend].protocol;
         let mut reply = self.bufs.take();
         failure.write_reply(protocol, &mut reply);
         self.charge(attempt, reply.len());
@@ -607,8 +607,8 @@ impl Engine {
 
     /// One more attempt, behind `last`, or in front of all others.
     fn add_attempt(&mut self, request: RequestId, last: RequestId) -> RequestId {
-        let pool = self.requests[request].backend;
-        let (attempt, _) = self.requests.add(pool, ClientId::NONE, self.now);
+        let backend = self.requests[request].backend;
+        let (attempt, _) = self.requests.add(backend, ClientId::NONE, self.now);
         let next = match last {
             RequestId::NONE => match &mut self.requests[request].role {
                 Role::Flow { attempts, .. } => std::mem::replace(attempts, attempt),
@@ -623,7 +623,7 @@ impl Engine {
         if let Role::Flow { pending, .. } = &mut self.requests[request].role {
             *pending += 1;
         }
-        let metrics = self.backends[pool].metrics;
+        let metrics = self.backends[backend].metrics;
         self.metrics.add_pool(metrics, PoolCounter::Fragments, 1);
         attempt
     }

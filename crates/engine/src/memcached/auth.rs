@@ -27,8 +27,8 @@ const MECHANISM_SIZE_MAX: u32 = 32;
 impl Engine {
     /// Whether a user of the pool has that password.
     fn knows(&self, client: ClientId, user: &[u8], password: &[u8]) -> bool {
-        let pool = self.listener_of(client);
-        let users = &pool.config.memcached.client_auth;
+        let listener = self.listener_of(client);
+        let users = &listener.config.memcached.client_auth;
         // All are looked at, so that the time tells nothing.
         users.iter().fold(false, |is_known, known| {
             let is_same = known.user.as_bytes() == user;
@@ -67,8 +67,8 @@ impl Engine {
     pub(super) fn sasl(&mut self, client: ClientId, parser: &BinaryParser, bytes: &[u8]) {
         let header = parser.header();
         let is_asked = {
-            let pool = self.listener_of(client);
-            !pool.config.memcached.client_auth.is_empty()
+            let listener = self.listener_of(client);
+            !listener.config.memcached.client_auth.is_empty()
         };
         let mut status = Status::UnknownCommand;
         let mut value = &b""[..];

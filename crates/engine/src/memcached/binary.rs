@@ -180,8 +180,8 @@ impl Engine {
             false => Expect::Packet,
         };
         self.request_ctx.miss.clear();
-        let pool = self.listener_of(client);
-        if opcode.returns_key() && pool.misses {
+        let listener = self.listener_of(client);
+        if opcode.returns_key() && listener.misses {
             self.request_ctx.miss.extend_from_slice(parser.key().of(bytes));
         }
     }
@@ -280,8 +280,8 @@ impl Engine {
         parser: &RequestParser,
         bytes: &[u8],
     ) -> Plan {
-        let (pool, variant) = (self.backend_of(client), self.clients[client].variant);
-        if self.backends[pool].params_set[0].wire_protocol != WireProtocol::Text {
+        let (backend, variant) = (self.backend_of(client), self.clients[client].variant);
+        if self.backends[backend].params_set[0].wire_protocol != WireProtocol::Text {
             let status = Status::UnknownCommand;
             self.answer_binary(client, parser, status, status.text().as_bytes());
             return Plan::Done;

@@ -466,10 +466,10 @@ impl Engine {
         mut keys: impl Iterator<Item = &'k [u8]>,
         size: usize,
     ) -> bool {
-        let pool = &self.backends[self.backend_of(client)];
-        let queue_max = pool.limits.server_queue_max;
-        let has_large = !pool.large_replies.is_empty()
-            && keys.any(|key| pool.large_replies.contains(Mark::of(key)));
+        let backend = &self.backends[self.backend_of(client)];
+        let queue_max = backend.limits.server_queue_max;
+        let has_large = !backend.large_replies.is_empty()
+            && keys.any(|key| backend.large_replies.contains(Mark::of(key)));
         let can_join = !has_large
             && (0..split.parts.len()).all(|at| {
                 let found = self.lane_for(client, split.parts[at].server, size);
@@ -498,12 +498,12 @@ impl Engine {
         words: impl Iterator<Item = &'b [u8]>,
     ) {
         let parent = self.new_request(client);
-        let pool_index = self.backend_of(client);
-        let pool = &self.backends[pool_index];
-        let expiry = pool.expiry(self.now);
+        let backend_id = self.backend_of(client);
+        let backend = &self.backends[backend_id];
+        let expiry = backend.expiry(self.now);
         let (mut first, mut last) = (RequestId::NONE, RequestId::NONE);
         for (&owner, word) in split.owners.iter().zip(words) {
-            let (fragment, slot) = self.requests.add(pool_index, ClientId::NONE, self.now);
+            let (fragment, slot) = self.requests.add(backend_id, ClientId::NONE, self.now);
             slot.role = Role::Fragment { parent, next: RequestId::NONE };
             slot.mark = Mark::of(&word[1..]);
             slot.expect = Expect::Values;
@@ -524,7 +524,7 @@ impl Engine {
         let pending = gather.owners.len() as u32;
         let merge = Merge::Values(gather);
         self.requests[parent].role = Role::Parent { fragments: first, pending, merge };
-        self.metrics.add_pool(pool.metrics, PoolCounter::Fragments, split.parts.len() as u64);
+        self.metrics.add_pool(backend.metrics, PoolCounter::Fragments, split.parts.len() as u64);
     }
 
     /// Takes bytes of the reply to a get of several keys; returns what is left of them.

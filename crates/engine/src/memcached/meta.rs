@@ -57,8 +57,8 @@ impl Engine {
         };
         self.request_ctx.asked.quiet = quiet;
         self.request_ctx.expect = expect;
-        let pool = self.listener_of(client);
-        if parser.verb() == Verb::MetaGet && pool.misses {
+        let listener = self.listener_of(client);
+        if parser.verb() == Verb::MetaGet && listener.misses {
             write_meta_miss(parser.line().of(bytes), &mut self.request_ctx.miss);
         }
         let is_given = parser.expect() == Expect::Answer(Answer::MetaSetGiven);
@@ -80,9 +80,9 @@ impl Engine {
         parser: &RequestParser,
         key: &[u8],
     ) -> Option<&'static [u8]> {
-        let (pool, now) = (self.backend_of(client), self.now);
-        let server = self.route(pool, key, Access::Write)?;
-        let unknown = self.backends[pool].servers[server].unknown;
+        let (backend, now) = (self.backend_of(client), self.now);
+        let server = self.route(backend, key, Access::Write)?;
+        let unknown = self.backends[backend].servers[server].unknown;
         let is_given = parser.expect() == Expect::Answer(Answer::MetaSetGiven);
         if now < unknown.sets {
             return Some(UNKNOWN_SET);

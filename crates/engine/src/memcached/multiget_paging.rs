@@ -149,7 +149,7 @@ impl Engine {
 
     /// Asks for the next part of the keys whenever the client is owed nothing.
     fn retrieve_parts(&mut self, client: ClientId, bytes: &[u8]) -> Plan {
-        let pool = self.backend_of(client);
+        let backend = self.backend_of(client);
         while self.clients[client].requests == 0 {
             let Some(many) = self.clients[client].modes.many() else { return Plan::Done };
             let part = many.read_part(bytes);
@@ -163,7 +163,7 @@ impl Engine {
             let access = access(many.verb);
             let mut split = std::mem::take(&mut self.scratch.split);
             let texts = part.iter().map(|key| key.of(bytes));
-            match self.place_keys(pool, texts, access, &mut split) {
+            match self.place_keys(backend, texts, access, &mut split) {
                 Ok(_) => {
                     let mut gather = self.gather_with_keys(&split, &part, bytes);
                     gather.is_part = true;
@@ -191,7 +191,7 @@ impl Engine {
             if let Some(failure) =
                 self.request_ctx.failure.take().filter(|_| !self.listener_of(client).misses)
             {
-                self.count_forward_error(pool);
+                self.count_forward_error(backend);
                 let mut text = Vec::new();
                 failure.write_text(&mut text);
                 self.end_with(client, &text);

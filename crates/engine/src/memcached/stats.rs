@@ -102,9 +102,9 @@ impl Engine {
     }
 
     pub(super) fn aggregate(&self, client: ClientId, kind: Kind) -> Box<Aggregate> {
-        let pool = &self.backends[self.backend_of(client)];
+        let backend = &self.backends[self.backend_of(client)];
         let names = |is_live: bool| {
-            let servers = pool.config.servers.iter().zip(pool.topology.live());
+            let servers = backend.config.servers.iter().zip(backend.topology.live());
             let servers = servers.filter(move |&(_, &live)| live == is_live);
             servers.map(|(server, _)| server.name.clone()).collect()
         };

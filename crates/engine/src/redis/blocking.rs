@@ -80,14 +80,14 @@ impl Engine {
             return self.reply_ended(client, command, ending);
         }
         self.with_keys(client, command, bytes, args, |engine, keys, split| {
-            let pool = engine.backend_of(client);
+            let backend = engine.backend_of(client);
             let texts = keys.iter().map(|key| key.of(bytes));
             let server = match keys {
                 [] => match engine.any_server(client, Access::Write) {
                     Some(server) => server,
                     None => return engine.fail(client, Failure::NoServer),
                 },
-                _ => match engine.place_keys(pool, texts, Access::Write, split) {
+                _ => match engine.place_keys(backend, texts, Access::Write, split) {
                     Ok(Some(server)) => server,
                     Ok(None) => {
                         let text = engine.crossing(client, command, bytes, keys, split);
@@ -144,11 +144,11 @@ impl Engine {
         if self.lane(lane).peer_id == 0 {
             self.ask(lane, Own::PeerId { lane }, Due::Integer, &["CLIENT", "ID"]);
         }
-        let pool = &self.backends[self.backend_of(client)];
+        let backend = &self.backends[self.backend_of(client)];
         let (until, ends) = match wait {
             Wait::AtMost { millis } => {
                 let ends = self.now.plus_millis(millis);
-                (pool.expiry(ends), ends)
+                (backend.expiry(ends), ends)
             }
             Wait::ForEver | Wait::No => (Time::NEVER, Time::NEVER),
         };

@@ -307,7 +307,7 @@ impl Engine {
     /// Answers for the clients that are here.
     pub(crate) fn census(
         &mut self,
-        pool: ListenerId,
+        listener: ListenerId,
         by: u64,
         question: &Question<'_>,
         place: &dyn Fn(ConnId) -> Place,
@@ -315,8 +315,8 @@ impl Engine {
         match question {
             Question::List(selection) => {
                 let mut lines = Vec::new();
-                let limit = self.listeners[pool].limits.client_output_max;
-                for client in self.selected(pool, by, selection, place) {
+                let limit = self.listeners[listener].limits.client_output_max;
+                for client in self.selected(listener, by, selection, place) {
                     if lines.len() as u64 > limit {
                         // Whoever asks is closed for it.
                         break;
@@ -328,15 +328,15 @@ impl Engine {
             }
             Question::Info => {
                 let mut lines = Vec::new();
-                if let Some(client) = self.client_called(pool, by) {
+                if let Some(client) = self.client_called(listener, by) {
                     let place = place(self.client_conn(client));
                     self.write_line(client, &place, &mut lines);
                 }
                 Answer::Lines(lines)
             }
             Question::Kill(kill) => {
-                let mut killed = self.selected(pool, by, &kill.selection, place);
-                if !self.redis_listeners[pool].reach.kill {
+                let mut killed = self.selected(listener, by, &kill.selection, place);
+                if !self.redis_listeners[listener].reach.kill {
                     killed.retain(|&client| self.clients[client].session.id == by);
                 }
                 for &client in &killed {
@@ -346,27 +346,27 @@ impl Engine {
             }
             &Question::Pause { millis, writes_only } => {
                 let pause = ClientPause { until: self.now.plus_millis(millis), writes_only };
-                self.prolong_client_pause(pool, pause);
+                self.prolong_client_pause(listener, pause);
                 Answer::Done
             }
             Question::Unpause => {
-                self.set_client_pause(pool, None, self.now);
+                self.set_client_pause(listener, None, self.now);
                 Answer::Done
             }
             &Question::Unblock { id, with_error, from } => {
-                let asker = self.client_called(pool, by);
+                let asker = self.client_called(listener, by);
                 let from = match asker {
                     Some(asker) => place(self.client_conn(asker)).host().to_owned(),
                     None => String::from_utf8_lossy(from.unwrap_or_default()).into_owned(),
                 };
-                let reaches_all = self.redis_listeners[pool].reach.unblock;
+                let reaches_all = self.redis_listeners[listener].reach.unblock;
                 // Who is not to be touched is as good as not there.
                 let is_in_reach = |&client: &ClientId| {
                     reaches_all
                         || Some(client) == asker
                         || !from.is_empty() && place(self.client_conn(client)).host() == from
                 };
-                let client = self.client_called(pool, id).filter(is_in_reach);
+                let client = self.client_called(listener, id).filter(is_in_reach);
                 let ending = if with_error { Ending::Error } else { Ending::TimeOver };
                 let has_ended = client.is_some_and(|client| self.end_wait(client, ending));
                 Answer::Count(u64::from(has_ended))
@@ -374,14 +374,14 @@ impl Engine {
         }
     }
 
-    pub(crate) fn client_called(&self, pool: ListenerId, id: u64) -> Option<ClientId> {
-        let is_it = |client: &Client| client.listener == pool && client.session.id == id;
+    pub(crate) fn client_called(&self, listener: ListenerId, id: u64) -> Option<ClientId> {
+        let is_it = |client: &Client| client.listener == listener && client.session.id == id;
         self.clients.indices().find(|&client| is_it(&self.clients[client]))
     }
 
     fn selected(
         &self,
-        pool: ListenerId,
+        listener: ListenerId,
         by: u64,
         selection: &Selection<'_>,
         place: &dyn Fn(ConnId) -> Place,
@@ -389,7 +389,7 @@ impl Engine {
         let is_selected = |&index: &ClientId| {
             let client = &self.clients[index];
             let id = client.session.id;
-            if client.listener != pool
+            if client.listener != listener
                 || (selection.skips_asker && id == by)
                 || selection.ids.as_ref().is_some_and(|ids| ids.binary_search(&id).is_err())
                 || selection.kind.is_some_and(|kind| kind != self.kind_of(client))
@@ -449,7 +449,7 @@ impl Engine {
         let waits = output.len();
         let obl = waits.min(REPLY_BUFFER_SIZE);
         let oll = (waits - obl).div_ceil(REPLY_BUFFER_SIZE);
-        let pool = &self.backends[self.listeners[client.listener].backend];
+        let backend = &self.backends[self.listeners[client.listener].backend];
         let profile = session.profile.as_deref();
         let said = |of: fn(&Profile) -> &[u8]| String::from_utf8_lossy(profile.map_or(b"", of));
         let [channels, patterns, shards] = [Kind::Channel, Kind::Pattern, Kind::Shard]
@@ -471,7 +471,7 @@ impl Engine {
             self.age(client),
             self.idle(client),
             self.flags(index, place),
-            pool.variant_of(session).database,
+            backend.variant_of(session).database,
             input.len(),
             input.capacity() - input.len(),
             waits - obl,

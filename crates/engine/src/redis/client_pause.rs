@@ -50,21 +50,26 @@ impl ListenerState {
 
 impl Engine {
     /// How the clients of a pool are held back, if they are.
-    pub fn client_pause(&self, pool: ListenerId) -> Option<ClientPause> {
-        self.redis_listeners[pool].client_pause
+    pub fn client_pause(&self, listener: ListenerId) -> Option<ClientPause> {
+        self.redis_listeners[listener].client_pause
     }
 
-    pub(crate) fn prolong_client_pause(&mut self, pool: ListenerId, pause: ClientPause) {
-        let before = self.client_pause(pool);
-        self.set_client_pause(pool, Some(before.map_or(pause, |it| it.and(pause))), self.now);
+    pub(crate) fn prolong_client_pause(&mut self, listener: ListenerId, pause: ClientPause) {
+        let before = self.client_pause(listener);
+        self.set_client_pause(listener, Some(before.map_or(pause, |it| it.and(pause))), self.now);
     }
 
     /// From now on the clients of the pool are held back like this, or not any more.
-    pub fn set_client_pause(&mut self, pool: ListenerId, pause: Option<ClientPause>, now: Time) {
+    pub fn set_client_pause(
+        &mut self,
+        listener: ListenerId,
+        pause: Option<ClientPause>,
+        now: Time,
+    ) {
         self.now = now;
         let pause = pause.filter(|pause| pause.until > now);
-        let before = std::mem::replace(&mut self.redis_listeners[pool].client_pause, pause);
-        self.update_held(pool);
+        let before = std::mem::replace(&mut self.redis_listeners[listener].client_pause, pause);
+        self.update_held(listener);
         if let Some(pause) = pause {
             self.timers.arm(pause.until, Timer::ClientPause);
         }
@@ -72,7 +77,7 @@ impl Engine {
             return;
         }
         for client in self.clients.indices().collect::<Vec<ClientId>>() {
-            if self.clients[client].listener == pool {
+            if self.clients[client].listener == listener {
                 self.look_again(client);
             }
         }
@@ -89,14 +94,14 @@ impl Engine {
 
     /// Ends the pauses that have lasted long enough.
     pub(crate) fn end_client_pauses(&mut self) {
-        for pool in self.listeners.ids() {
-            if self.client_pause(pool).is_some_and(|pause| pause.until <= self.now) {
-                self.set_client_pause(pool, None, self.now);
+        for listener in self.listeners.ids() {
+            if self.client_pause(listener).is_some_and(|pause| pause.until <= self.now) {
+                self.set_client_pause(listener, None, self.now);
             }
         }
     }
 
-    /// Whether its requests may take the express way has perhaps changed.
+    /// Whether its requests may take the fast path has perhaps changed.
     pub(crate) fn update_off_fast_path(&mut self, client: ClientId) {
         let state = &mut self.clients[client];
         state.off_fast_path =

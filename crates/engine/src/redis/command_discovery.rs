@@ -43,20 +43,20 @@ impl Engine {
         args: &[Span],
     ) -> Result<Lookup, Plan> {
         let owner = &mut self.clients[client];
-        let pool = &self.listeners[owner.listener];
+        let listener = &self.listeners[owner.listener];
         let asked = std::mem::take(&mut owner.looked_up);
-        let lookup = pool.commands.find(bytes, args);
+        let lookup = listener.commands.find(bytes, args);
         let Ok(name) = std::str::from_utf8(args[0].of(bytes)) else { return Ok(lookup) };
         let is_worth_asking = matches!(lookup, Lookup::UnknownCommand)
-            && pool.config.commands_from_servers
-            && pool.learnt.len() < CUSTOM_MAX
+            && listener.config.commands_from_servers
+            && listener.learnt.len() < CUSTOM_MAX
             && owner.session.authenticated
-            && asked != pool.commands_version
+            && asked != listener.commands_version
             && name.len() <= CUSTOM_NAME_MAX;
         if !is_worth_asking {
             return Ok(lookup);
         }
-        owner.looked_up = pool.commands_version;
+        owner.looked_up = listener.commands_version;
         Err(self.ask_about(client, name))
     }
 
@@ -65,7 +65,7 @@ impl Engine {
     fn ask_about(&mut self, client: ClientId, name: &str) -> Plan {
         let mut question = Vec::new();
         encode::write_command(&mut question, &[b"COMMAND", b"INFO", name.as_bytes()]);
-        let pool = self.backend_of(client);
+        let backend = self.backend_of(client);
         let lane = match self.any_server(client, Access::None) {
             Some(server) => self.lane_for(client, server, question.len()),
             None => Err(Failure::NoServer),
@@ -75,7 +75,7 @@ impl Engine {
             Err(failure) => return self.fail(client, failure),
         };
         let parent = self.new_request(client);
-        let (fragment, _) = self.requests.add(pool, ClientId::NONE, self.now);
+        let (fragment, _) = self.requests.add(backend, ClientId::NONE, self.now);
         self.requests[fragment].role = Role::Fragment { parent, next: RequestId::NONE };
         self.requests[fragment].expect = Expect::Line;
         self.requests[fragment].due = Due::Anything;

@@ -67,12 +67,12 @@ impl CrossShardCopy {
         first: Vec<u8>,
         second: Option<Vec<u8>>,
     ) -> Step {
-        let pool = engine.requests[request].backend;
+        let backend = engine.requests[request].backend;
         let size = first.len() + second.as_ref().map_or(0, Vec::len);
         let mut error = Vec::new();
-        let lane = if self.is_still_meant(engine, pool) {
-            let lane = engine.lane_of((pool, server), self.variant, self.lane_choice, size);
-            let protocol = engine.backends[pool].protocol;
+        let lane = if self.is_still_meant(engine, backend) {
+            let lane = engine.lane_of((backend, server), self.variant, self.lane_choice, size);
+            let protocol = engine.backends[backend].protocol;
             lane.map_err(|failure| failure.write_reply(protocol, &mut error)).ok()
         } else {
             error.extend_from_slice(SERVERS_CHANGED);
@@ -91,9 +91,9 @@ impl CrossShardCopy {
     }
 
     /// Whether the numbers of servers still mean the same, and the keys still belong to them.
-    fn is_still_meant(&self, engine: &Engine, pool: BackendId) -> bool {
-        engine.redis_backends[pool].walk == self.walk
-            && engine.backends[pool].ring_version == self.ring_version
+    fn is_still_meant(&self, engine: &Engine, backend: BackendId) -> bool {
+        engine.redis_backends[backend].walk == self.walk
+            && engine.backends[backend].ring_version == self.ring_version
     }
 
     /// Gives the value to the other server.

@@ -161,8 +161,8 @@ impl Flow for ExecEffects {
 impl Engine {
     /// SELECT in MULTI.
     pub(crate) fn queue_select(&mut self, client: ClientId, index: &[u8], bytes: &[u8]) -> Plan {
-        let pool = self.backend_of(client);
-        let state = &self.backends[pool];
+        let backend = self.backend_of(client);
+        let state = &self.backends[backend];
         let named = self.listener_of(client).database_named(index).ok().map(Selected::from);
         let mut variant = state.variant_of(&self.clients[client].session);
         if let Some(database) = named {
@@ -179,7 +179,7 @@ impl Engine {
         }
         let plan = if self.is_affected_most(client) {
             self.refuse_queued(client, "ERR too many SELECTs in one transaction")
-        } else if self.variant(pool, variant).is_none() {
+        } else if self.variant(backend, variant).is_none() {
             // Its lanes are there when the client is to go on with it.
             self.refuse_queued(client, NO_VARIANT)
         } else {

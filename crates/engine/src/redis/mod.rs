@@ -224,9 +224,9 @@ impl Engine {
             if keys.is_empty() {
                 return engine.forward_anywhere(client, access, bytes.len());
             }
-            let pool = engine.backend_of(client);
+            let backend = engine.backend_of(client);
             let texts = keys.iter().map(|key| key.of(bytes));
-            match engine.place_keys(pool, texts, access, split) {
+            match engine.place_keys(backend, texts, access, split) {
                 Ok(Some(server)) => {
                     match engine.stray_pattern(client, command, server, bytes, args) {
                         Some(text) => engine.reply_error(client, &text),
@@ -274,10 +274,10 @@ impl Engine {
         args: &[Span],
     ) -> Plan {
         self.with_keys(client, command, bytes, args, |engine, keys, split| {
-            let pool = engine.backend_of(client);
+            let backend = engine.backend_of(client);
             let texts = keys.iter().map(|key| key.of(bytes));
             let access = engine.access_of(client, command.access);
-            match engine.place_keys(pool, texts, access, split) {
+            match engine.place_keys(backend, texts, access, split) {
                 Ok(Some(server)) => {
                     return engine.forward_to(client, Some(server), Expect::Line, bytes.len());
                 }
@@ -354,12 +354,12 @@ impl Engine {
             Local::Select => self.select(client, arg(1).unwrap_or_default()),
             Local::Command => {
                 let version = self.resp_of(client);
-                let pool = self.clients[client].listener;
-                let custom = std::mem::take(&mut self.listeners[pool].commands);
+                let listener = self.clients[client].listener;
+                let custom = std::mem::take(&mut self.listeners[listener].commands);
                 let plan = self.reply_with(client, |out| {
                     table::command_reply(bytes, args, &custom, version, out)
                 });
-                self.listeners[pool].commands = custom;
+                self.listeners[listener].commands = custom;
                 plan
             }
             Local::Client => self.client_command(client, command, bytes, args),

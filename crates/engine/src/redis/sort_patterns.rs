@@ -24,14 +24,14 @@ impl Engine {
         if self.is_single(client) {
             return None;
         }
-        let pool = self.backend_of(client);
-        let tag = self.backends[pool].config.hash_tag;
+        let backend = self.backend_of(client);
+        let tag = self.backends[backend].config.hash_tag;
         let stays = |engine: &mut Self, pattern: &[u8]| {
             // Only what stands before the asterisk is the same in every key: what takes its place may
             // have a tag itself.
             let fixed = pattern.split(|&byte| byte == b'*').next().unwrap_or(pattern);
             let is_fixed = tag.is_some_and(|tag| tag.part(fixed).len() < fixed.len());
-            is_fixed && engine.route(pool, pattern, Access::Write) == Some(server)
+            is_fixed && engine.route(backend, pattern, Access::Write) == Some(server)
         };
         let stray = command.patterns(bytes, args).find(|pattern| !stays(self, pattern))?;
         let (name, pattern, remedy) =

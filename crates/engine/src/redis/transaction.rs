@@ -233,9 +233,9 @@ impl Engine {
             return self.say(client, OK);
         }
         self.with_keys(client, command, bytes, args, |engine, keys, split| {
-            let pool = engine.backend_of(client);
+            let backend = engine.backend_of(client);
             let texts = keys.iter().map(|key| key.of(bytes));
-            let server = match engine.place_keys(pool, texts, Access::Write, split) {
+            let server = match engine.place_keys(backend, texts, Access::Write, split) {
                 Ok(Some(server)) => server,
                 Ok(None) => {
                     let text = engine.crossing(client, command, bytes, keys, split);
@@ -401,8 +401,8 @@ impl Engine {
             }
             Rule::Publish => {
                 let channel = args[1].of(bytes);
-                let pool = self.backend_of(client);
-                match self.channel_server(pool, channel) {
+                let backend = self.backend_of(client);
+                match self.channel_server(backend, channel) {
                     Some(server) => self.queue_at(client, command, server, channel, bytes, None),
                     None => self.refuse_for(client, Failure::NoServer),
                 }
@@ -451,9 +451,9 @@ impl Engine {
         let are_found = command.keys(bytes, args, &mut keys).is_ok() && !keys.is_empty();
         let call = called_by(command, bytes, args);
         let plan = if are_found {
-            let pool = self.backend_of(client);
+            let backend = self.backend_of(client);
             let texts = keys.iter().map(|key| key.of(bytes));
-            match self.place_keys(pool, texts, Access::Write, &mut split) {
+            match self.place_keys(backend, texts, Access::Write, &mut split) {
                 Ok(Some(server)) => {
                     match self.stray_pattern(client, command, server, bytes, args) {
                         Some(text) => self.refuse_queued(client, &text),
@@ -741,9 +741,9 @@ impl Engine {
     /// Keys of these pools may live on other servers from now on: what was queued or watched where
     /// they lived is worth nothing, and who waits does so elsewhere.
     pub(crate) fn invalidate_leases(&mut self, pools: impl Fn(BackendId) -> bool) {
-        for pool in self.backends.ids().filter(|&pool| pools(pool)) {
-            for server in self.backends[pool].servers.ids() {
-                self.dissolve_line(pool, server);
+        for backend in self.backends.ids().filter(|&backend| pools(backend)) {
+            for server in self.backends[backend].servers.ids() {
+                self.dissolve_line(backend, server);
             }
         }
         for client in self.clients.indices().collect::<Vec<ClientId>>() {

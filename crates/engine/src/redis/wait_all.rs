@@ -103,21 +103,21 @@ impl Engine {
     }
 
     fn new_wait_all(&self, client: ClientId, wait: Wait) -> WaitAll {
-        let pool_index = self.backend_of(client);
-        let pool = &self.backends[pool_index];
+        let backend_id = self.backend_of(client);
+        let backend = &self.backends[backend_id];
         let until = match wait {
             Wait::AtMost { millis } => self.now.plus_millis(millis),
             Wait::ForEver | Wait::No => Time::NEVER,
         };
-        let mut left = self.live_servers(pool_index);
+        let mut left = self.live_servers(backend_id);
         left.reverse();
         WaitAll {
             left,
             least: Vec::new(),
             is_array: false,
             until,
-            walk: self.redis_backends[pool_index].walk,
-            ring_version: pool.ring_version,
+            walk: self.redis_backends[backend_id].walk,
+            ring_version: backend.ring_version,
         }
     }
 

@@ -232,8 +232,8 @@ impl Engine {
     fn ask_workers(&mut self, client: ClientId, scope: Scope, request: Vec<u8>) -> u64 {
         self.inquiries.last_ticket += 1;
         let ticket = self.inquiries.last_ticket;
-        let (pool, by) = (self.clients[client].listener, self.clients[client].session.id);
-        self.actions.push_back(Action::Ask { ticket, scope, listener: pool, by, request });
+        let (listener, by) = (self.clients[client].listener, self.clients[client].session.id);
+        self.actions.push_back(Action::Ask { ticket, scope, listener, by, request });
         ticket
     }
 
@@ -247,7 +247,7 @@ impl Engine {
     /// the request of its client `by`. `place` is asked only about those that are told of.
     pub fn handle_question(
         &mut self,
-        pool: ListenerId,
+        listener: ListenerId,
         by: u64,
         request: &[u8],
         place: &dyn Fn(ConnId) -> Place,
@@ -262,7 +262,7 @@ impl Engine {
             return Vec::new();
         };
         match Question::passed_on(command, request, parser.args()) {
-            Ok(question) => self.census(pool, by, &question, place).into_bytes(),
+            Ok(question) => self.census(listener, by, &question, place).into_bytes(),
             Err(_) => Vec::new(),
         }
     }
@@ -270,7 +270,7 @@ impl Engine {
     /// The request of [`Action::Ask`] as other workers are to be asked it.
     pub fn question_for_others(
         &self,
-        pool: ListenerId,
+        listener: ListenerId,
         by: u64,
         request: Vec<u8>,
         place: &dyn Fn(ConnId) -> Place,
@@ -280,7 +280,7 @@ impl Engine {
             return request;
         };
         let Lookup::Found(command) = table::find(&request, parser.args()) else { return request };
-        let asker = self.client_called(pool, by).map(|asker| place(self.client_conn(asker)));
+        let asker = self.client_called(listener, by).map(|asker| place(self.client_conn(asker)));
         match (Question::parse(command, &request, parser.args()), asker) {
             (Ok(Question::Unblock { id, with_error, .. }), Some(asker)) => {
                 Question::unblock_by(id, with_error, asker.host())
@@ -290,8 +290,8 @@ impl Engine {
     }
 
     /// The connection of the pool's client of this id, if it is here.
-    pub fn client_of(&self, pool: ListenerId, id: u64) -> Option<ConnId> {
-        self.client_called(pool, id).map(|client| self.client_conn(client))
+    pub fn client_of(&self, listener: ListenerId, id: u64) -> Option<ConnId> {
+        self.client_called(listener, id).map(|client| self.client_conn(client))
     }
 
     /// What one worker answered to [`Action::Ask`], this one included.

@@ -148,8 +148,8 @@ impl Engine {
         args: &[Span],
         way: Way,
     ) -> Plan {
-        let pool = self.backend_of(client);
-        let live = self.live_servers(pool);
+        let backend = self.backend_of(client);
+        let live = self.live_servers(backend);
         let mut lanes = Vec::with_capacity(live.len());
         for &server in &live {
             match self.lane_by(client, server, way) {
@@ -167,14 +167,14 @@ impl Engine {
             (Fan::PerServer, _) => self.named(client, fan, &live, false),
             (Fan::Info, _) => self.named(client, fan, &live, asks_for_all(text, args)),
             (Fan::Newest, _) => {
-                let servers = self.backends[pool].servers.len() as u32;
+                let servers = self.backends[backend].servers.len() as u32;
                 Rule::Newest(Newest { limit: limit_of(text, args), places: live, servers })
             }
             (Fan::Scripts, _) => {
                 let shas = args.get(2..).unwrap_or_default().iter().map(|arg| arg.of(text));
-                Rule::Scripts(self.remembered(pool, shas, &live))
+                Rule::Scripts(self.remembered(backend, shas, &live))
             }
-            (Fan::SumPairs, _) => match self.audience_corrections(pool, command, text, args) {
+            (Fan::SumPairs, _) => match self.audience_corrections(backend, command, text, args) {
                 Some(corrections) => Rule::Numsub(corrections),
                 None => Rule::Fan(fan),
             },
@@ -184,7 +184,7 @@ impl Engine {
         let request = self.new_request(client);
         let (mut attempts, mut pending) = (RequestId::NONE, 0);
         for &lane in lanes.iter().rev() {
-            let (attempt, slot) = self.requests.add(pool, ClientId::NONE, self.now);
+            let (attempt, slot) = self.requests.add(backend, ClientId::NONE, self.now);
             slot.role = Role::Fragment { parent: request, next: attempts };
             slot.due = due;
             attempts = attempt;
@@ -214,7 +214,7 @@ impl Engine {
     /// PerServer and INFO.
     fn merge_named<'r>(
         &self,
-        pool: BackendId,
+        backend: BackendId,
         mut replies: impl Iterator<Item = &'r [u8]> + Clone,
         named: &Named,
         out: &mut Vec<u8>,
@@ -232,7 +232,7 @@ impl Engine {
         let mut info = info::merge(texts, self.identity.process_id);
         if named.tells_own {
             info.push_str("\r\n");
-            info.push_str(&self.own_info(pool));
+            info.push_str(&self.own_info(backend));
         }
         write_info(out, named.version, &info);
         Some(())

@@ -199,13 +199,13 @@ impl Engine {
             return self.lane_for(client, server, size).map(Some);
         }
         let Client { variant, .. } = self.clients[client];
-        let pool = self.backend_of(client);
+        let backend = self.backend_of(client);
         // While a script runs the server takes no SELECT, and what may end it is for no database.
         let SessionParams { wire_protocol, .. } =
-            self.backends[pool].params_set[usize::from(variant)];
+            self.backends[backend].params_set[usize::from(variant)];
         let plain = SessionParams { wire_protocol, database: 0 };
-        let variant = self.variant(pool, plain).unwrap_or(variant);
-        let lane = self.streaming_lane(pool, server, variant)?;
+        let variant = self.variant(backend, plain).unwrap_or(variant);
+        let lane = self.streaming_lane(backend, server, variant)?;
         if lane.is_none() {
             self.await_streaming_lane(client, server);
         }
@@ -213,16 +213,16 @@ impl Engine {
     }
 
     /// Those of the ring, by their places in the pool.
-    pub(crate) fn live_servers(&self, pool: BackendId) -> Vec<ServerId> {
-        let live = self.backends[pool].topology.live().iter().zip((0..).map(ServerId::new));
+    pub(crate) fn live_servers(&self, backend: BackendId) -> Vec<ServerId> {
+        let live = self.backends[backend].topology.live().iter().zip((0..).map(ServerId::new));
         live.filter(|(live, _)| **live).map(|(_, server)| server).collect()
     }
 
     /// What the gateway tells about itself.
     fn own_info(&self, index: BackendId) -> String {
         let uptime = self.now.micros_since(self.started) / 1_000_000;
-        let pool = &self.backends[index];
-        let servers = &pool.servers;
+        let backend = &self.backends[index];
+        let servers = &backend.servers;
         let clients: u64 =
             self.listeners_before(index).map(|listener| self.listeners[listener].clients).sum();
         let mut text = format!(
@@ -232,7 +232,7 @@ impl Engine {
              servers_ejected:{}\r\nservers_failing:{}\r\n",
             self.identity.version,
             self.identity.process_id,
-            pool.config.name,
+            backend.config.name,
             clients,
             self.slot,
             self.workers,
@@ -241,7 +241,7 @@ impl Engine {
             servers.iter().filter(|server| server.ejected).count(),
             servers.iter().filter(|server| server.failing).count(),
         );
-        let names = pool.config.servers.iter().map(|server| &server.name);
+        let names = backend.config.servers.iter().map(|server| &server.name);
         for (at, (server, name)) in servers.iter().zip(names).enumerate().take(SERVERS_TOLD_MAX) {
             let state = state_of(server);
             text.push_str(&format!("server{at}:name={name},state={state}\r\n"));

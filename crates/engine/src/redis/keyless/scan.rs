@@ -23,14 +23,14 @@ impl Page {
     fn write(
         self,
         engine: &Engine,
-        pool: BackendId,
+        backend: BackendId,
         reply: &[u8],
         out: &mut Vec<u8>,
     ) -> Option<()> {
         let mut reply = merge::Aggregate::of(reply)?;
         let inner = cursor::number(merge::text(reply.next()?)?)?;
         let next = match inner {
-            0 => engine.page_behind(pool, self),
+            0 => engine.page_behind(backend, self),
             inner => Some(Cursor { server: self.server, inner }),
         };
         let number = match next {
@@ -99,9 +99,9 @@ impl Engine {
     }
 
     /// The beginning of the next server of the ring, if there is one.
-    fn page_behind(&self, pool: BackendId, page: Page) -> Option<Cursor> {
-        let live = self.backends[pool].topology.live();
-        let walk = self.redis_backends[pool].walk;
+    fn page_behind(&self, backend: BackendId, page: Page) -> Option<Cursor> {
+        let live = self.backends[backend].topology.live();
+        let walk = self.redis_backends[backend].walk;
         // By a list that has changed nobody will go on: the next cursor is refused.
         let is_next =
             |&server: &ServerId| walk != page.walk || live.get(server.index()) == Some(&true);

@@ -1,7 +1,7 @@
 //! MONITOR: clients that are told what others of their pool ask, of this worker and of all others.
 //!
 //! Requests are told of when they are dispatched. Of a pool that anybody monitors, here or
-//! elsewhere, no request takes the express way. What is overheard is collected, up to a limit for
+//! elsewhere, no request takes the fast path. What is overheard is collected, up to a limit for
 //! each turn: whoever drives the engine fetches it ([`Engine::take_observed`]), fills the clients'
 //! addresses in, and passes the lines to the monitors here ([`Engine::handle_observed`]) and to the
 //! other workers. What finds no room is left out, and counted.
@@ -125,8 +125,8 @@ impl Engine {
         if self.clients[client].requests > 0 {
             return Plan::Wait;
         }
-        let pool = self.clients[client].listener;
-        if self.redis_listeners[pool].watch.monitors.len() >= MONITORS_MAX {
+        let listener = self.clients[client].listener;
+        if self.redis_listeners[listener].watch.monitors.len() >= MONITORS_MAX {
             return self.reply_error(client, "ERR too many clients monitor this pool already");
         }
         // It cannot ask for anything that this would be for.
@@ -142,26 +142,26 @@ impl Engine {
             strained_since: Time::NEVER,
         });
         self.update_off_fast_path(client);
-        let watch = &mut self.redis_listeners[pool].watch;
+        let watch = &mut self.redis_listeners[listener].watch;
         watch.monitors.push(client);
         let (is_confirmed, is_first) = (watch.is_confirmed, watch.monitors.len() == 1);
-        self.update_held(pool);
+        self.update_held(listener);
         if is_confirmed {
-            self.confirm_monitors(pool);
+            self.confirm_monitors(listener);
         } else if is_first {
-            self.announce_monitors(pool);
+            self.announce_monitors(listener);
         }
         Plan::Done
     }
 
     /// All other workers tell of the requests of a pool that is monitored here.
-    pub fn handle_monitored(&mut self, pool: ListenerId, now: Time) {
+    pub fn handle_monitored(&mut self, listener: ListenerId, now: Time) {
         self.now = now;
-        self.confirm_monitors(pool);
+        self.confirm_monitors(listener);
     }
 
-    fn confirm_monitors(&mut self, pool: ListenerId) {
-        let watch = &mut self.redis_listeners[pool].watch;
+    fn confirm_monitors(&mut self, listener: ListenerId) {
+        let watch = &mut self.redis_listeners[listener].watch;
         watch.is_confirmed = !watch.monitors.is_empty();
         let since = watch.window.count;
         for client in watch.monitors.clone() {
@@ -205,8 +205,8 @@ impl Engine {
     }
 
     /// The client is told no more.
-    pub(crate) fn forget_monitor(&mut self, client: ClientId, pool: ListenerId) {
-        let watch = &mut self.redis_listeners[pool].watch;
+    pub(crate) fn forget_monitor(&mut self, client: ClientId, listener: ListenerId) {
+        let watch = &mut self.redis_listeners[listener].watch;
         watch.monitors.retain(|&other| other != client);
         let was_last = watch.monitors.is_empty();
         if was_last {
@@ -214,16 +214,16 @@ impl Engine {
             watch.is_confirmed = false;
             watch.window.release_all();
         }
-        self.update_held(pool);
+        self.update_held(listener);
         if was_last {
-            self.announce_monitors(pool);
+            self.announce_monitors(listener);
         }
     }
 
-    fn announce_monitors(&mut self, pool: ListenerId) {
-        let any = !self.redis_listeners[pool].watch.monitors.is_empty();
-        let pool = self.listeners[pool].config.name.clone();
-        self.actions.push_back(Action::Monitors { pool, any });
+    fn announce_monitors(&mut self, listener: ListenerId) {
+        let any = !self.redis_listeners[listener].watch.monitors.is_empty();
+        let listener = self.listeners[listener].config.name.clone();
+        self.actions.push_back(Action::Monitors { pool: listener, any });
     }
 
     /// The error for what a monitor may not ask.
@@ -248,31 +248,31 @@ impl Engine {
     }
 
     /// Monitors of other workers want to be told of a pool's requests, for a while; or not any more.
-    pub fn handle_watched(&mut self, pool: ListenerId, is_watched: bool, now: Time) {
+    pub fn handle_watched(&mut self, listener: ListenerId, is_watched: bool, now: Time) {
         self.now = now;
-        let watch = &mut self.redis_listeners[pool].watch;
+        let watch = &mut self.redis_listeners[listener].watch;
         watch.elsewhere_until = if is_watched { now.plus_millis(WATCHED_MS) } else { Time::ZERO };
-        self.update_held(pool);
+        self.update_held(listener);
     }
 
     /// To be called once a second.
     pub(crate) fn maintain_monitors(&mut self) {
-        for pool in self.listeners.ids() {
-            let watch = &mut self.redis_listeners[pool].watch;
+        for listener in self.listeners.ids() {
+            let watch = &mut self.redis_listeners[listener].watch;
             if !watch.is_on() {
                 continue;
             }
             let is_here = !watch.monitors.is_empty();
             if watch.elsewhere_until <= self.now {
                 watch.elsewhere_until = Time::ZERO;
-                self.update_held(pool);
+                self.update_held(listener);
             }
             if is_here {
                 // Who was not there when it was said first has to know, too.
-                self.announce_monitors(pool);
-                self.confirm_late_monitors(pool);
-                self.spread_lines(pool, &Released::default());
-                self.cut_strained_monitors(pool);
+                self.announce_monitors(listener);
+                self.confirm_late_monitors(listener);
+                self.spread_lines(listener, &Released::default());
+                self.cut_strained_monitors(listener);
             }
         }
     }
@@ -280,14 +280,14 @@ impl Engine {
 
 impl Engine {
     /// Some worker hangs, or is too old to tell.
-    fn confirm_late_monitors(&mut self, pool: ListenerId) {
+    fn confirm_late_monitors(&mut self, listener: ListenerId) {
         let late = |&client: &ClientId| {
             let monitor = self.clients[client].modes.monitor.as_ref();
             let pending = monitor.and_then(|monitor| monitor.pending.as_ref());
             pending.is_some_and(|pending| self.now.micros_since(pending.since) >= CONFIRM_MS * 1000)
         };
-        if self.redis_listeners[pool].watch.monitors.iter().any(late) {
-            self.confirm_monitors(pool);
+        if self.redis_listeners[listener].watch.monitors.iter().any(late) {
+            self.confirm_monitors(listener);
         }
     }
 }
@@ -355,8 +355,8 @@ impl Engine {
 
     /// Tells of a request that is dispatched now.
     fn observe(&mut self, client: ClientId, database: u32, request: &[u8]) {
-        let pool = self.clients[client].listener;
-        let watch = &mut self.redis_listeners[pool].watch;
+        let listener = self.clients[client].listener;
+        let watch = &mut self.redis_listeners[listener].watch;
         let has_room = self.monitor_relay.observed.len() < TURN_MAX;
         let (is_here, is_elsewhere) = (!watch.monitors.is_empty(), watch.is_elsewhere());
         let here = is_here && has_room;
@@ -364,8 +364,7 @@ impl Engine {
         watch.left_out += u64::from(is_elsewhere && !elsewhere);
         if here || elsewhere {
             let head = head(self.wall_us(), database);
-            let hearing =
-                Hearing { listener: pool, client: self.client_conn(client), here, elsewhere };
+            let hearing = Hearing { listener, client: self.client_conn(client), here, elsewhere };
             let before = self.monitor_relay.observed.len();
             self.monitor_relay.observed.push(hearing, &head, request);
             if elsewhere {
@@ -374,18 +373,18 @@ impl Engine {
             }
         }
         if is_here && !here {
-            self.miss_lines(pool, 1);
+            self.miss_lines(listener, 1);
         }
     }
 
     /// By which the client's next request will be executed, if it is queued.
     fn database_of(&self, client: ClientId) -> u32 {
         let Client { session, modes, .. } = &self.clients[client];
-        let pool = &self.backends[self.backend_of(client)];
+        let backend = &self.backends[self.backend_of(client)];
         let transaction = modes.transaction.as_ref();
         match transaction.and_then(|transaction| transaction.exec_effects.database()) {
-            Some(selected) => pool.database_of(selected),
-            None => pool.database_of(session.database),
+            Some(selected) => backend.database_of(selected),
+            None => backend.database_of(session.database),
         }
     }
 
@@ -403,8 +402,8 @@ impl Engine {
         let before = transaction.size();
         let (lines, unheard) = transaction.take_observed();
         self.bufs.discharge(before - transaction.size());
-        let pool = self.clients[client].listener;
-        let watch = &mut self.redis_listeners[pool].watch;
+        let listener = self.clients[client].listener;
+        let watch = &mut self.redis_listeners[listener].watch;
         if !watch.is_on() {
             return;
         }
@@ -412,7 +411,7 @@ impl Engine {
             watch.left_out += u64::from(unheard);
         }
         if !watch.monitors.is_empty() {
-            self.miss_lines(pool, u64::from(unheard));
+            self.miss_lines(listener, u64::from(unheard));
         }
         for line in lines.split(|&byte| byte == b'\n') {
             let mut parts = line.splitn(2, |&byte| byte == b' ');
@@ -454,48 +453,48 @@ impl Engine {
     }
 
     /// Passes lines on to the monitors here; `missed` others were left out on the way.
-    pub fn handle_observed(&mut self, pool: ListenerId, lines: &[u8], missed: u64, now: Time) {
+    pub fn handle_observed(&mut self, listener: ListenerId, lines: &[u8], missed: u64, now: Time) {
         self.now = now;
         // It may be gone since.
-        let state = self.redis_listeners.get(pool);
+        let state = self.redis_listeners.get(listener);
         if state.is_none_or(|state| state.watch.monitors.is_empty()) {
             return;
         }
-        self.miss_lines(pool, missed);
+        self.miss_lines(listener, missed);
         let wall_us = self.wall_us();
-        let window = &mut self.redis_listeners[pool].watch.window;
+        let window = &mut self.redis_listeners[listener].watch.window;
         if self.workers <= 1 && window.is_empty() {
             // They are in order.
             let lines = Released { text: lines.to_vec(), ends: Vec::new() };
-            return self.spread_lines(pool, &lines);
+            return self.spread_lines(listener, &lines);
         }
         window.push(lines, wall_us, now);
         match window.is_full() {
-            true => self.release_lines_of(pool),
-            false => self.arm_window(pool),
+            true => self.release_lines_of(listener),
+            false => self.arm_window(listener),
         }
     }
 
     /// Tells what has been held for long enough, and lets those go who waited for it.
     pub(crate) fn release_lines(&mut self) {
-        for pool in self.listeners.ids() {
-            if !self.redis_listeners[pool].watch.monitors.is_empty() {
-                self.release_lines_of(pool);
+        for listener in self.listeners.ids() {
+            if !self.redis_listeners[listener].watch.monitors.is_empty() {
+                self.release_lines_of(listener);
             }
         }
     }
 
-    fn release_lines_of(&mut self, pool: ListenerId) {
-        let window = &mut self.redis_listeners[pool].watch.window;
+    fn release_lines_of(&mut self, listener: ListenerId) {
+        let window = &mut self.redis_listeners[listener].watch.window;
         if window.armed.is_some_and(|armed| armed <= self.now) {
             window.armed = None;
         }
         let released = window.release(self.now);
-        self.arm_window(pool);
+        self.arm_window(listener);
         if !released.text.is_empty() {
-            self.spread_lines(pool, &released);
+            self.spread_lines(listener, &released);
         }
-        for client in self.redis_listeners[pool].watch.monitors.clone() {
+        for client in self.redis_listeners[listener].watch.monitors.clone() {
             let monitor = self.clients[client].modes.monitor.as_ref();
             let leaves_at = monitor.and_then(|monitor| monitor.leaves_at);
             if leaves_at.is_some_and(|at| at <= self.now) {
@@ -504,8 +503,8 @@ impl Engine {
         }
     }
 
-    fn arm_window(&mut self, pool: ListenerId) {
-        let window = &mut self.redis_listeners[pool].watch.window;
+    fn arm_window(&mut self, listener: ListenerId) {
+        let window = &mut self.redis_listeners[listener].watch.window;
         if window.armed.is_none()
             && let Some(at) = window.next(self.now)
         {
@@ -514,16 +513,16 @@ impl Engine {
         }
     }
 
-    fn miss_lines(&mut self, pool: ListenerId, count: u64) {
-        self.redis_listeners[pool].watch.missed += count;
-        self.metrics.add_pool(self.listeners[pool].metrics, PoolCounter::MonitorDropped, count);
+    fn miss_lines(&mut self, listener: ListenerId, count: u64) {
+        self.redis_listeners[listener].watch.missed += count;
+        self.metrics.add_pool(self.listeners[listener].metrics, PoolCounter::MonitorDropped, count);
     }
 
-    fn spread_lines(&mut self, pool: ListenerId, lines: &Released) {
+    fn spread_lines(&mut self, listener: ListenerId, lines: &Released) {
         let wall_us = self.wall_us();
-        let limits = self.listeners[pool].limits;
+        let limits = self.listeners[listener].limits;
         let allowed = limits.pubsub_output_max.min(limits.client_output_max);
-        let watch = &mut self.redis_listeners[pool].watch;
+        let watch = &mut self.redis_listeners[listener].watch;
         let mut notice = Vec::new();
         if watch.missed > 0 && self.now >= watch.missed_told_at.plus_millis(MISSED_MS) {
             write_missed(wall_us, std::mem::take(&mut watch.missed), &mut notice);
@@ -564,9 +563,9 @@ impl Engine {
     }
 
     /// As it is done to subscribers.
-    fn cut_strained_monitors(&mut self, pool: ListenerId) {
-        let limits = self.listeners[pool].limits;
-        for client in self.redis_listeners[pool].watch.monitors.clone() {
+    fn cut_strained_monitors(&mut self, listener: ListenerId) {
+        let limits = self.listeners[listener].limits;
+        for client in self.redis_listeners[listener].watch.monitors.clone() {
             let owner = &mut self.clients[client];
             let waits = owner.output.len() + owner.held;
             let Some(monitor) = owner.modes.monitor() else { continue };

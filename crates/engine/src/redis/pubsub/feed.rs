@@ -101,54 +101,54 @@ impl Feed {
 
 impl Engine {
     /// The feed of a server, which has one.
-    fn feed_mut(&mut self, pool: BackendId, server: ServerId) -> Option<&mut Feed> {
-        self.redis_backends[pool].servers[server].feed.as_deref_mut()
+    fn feed_mut(&mut self, backend: BackendId, server: ServerId) -> Option<&mut Feed> {
+        self.redis_backends[backend].servers[server].feed.as_deref_mut()
     }
 
     fn feed_on(&mut self, lane: LaneId) -> &mut Feed {
-        let Lane { backend: pool, server, .. } = self.lanes[lane];
-        self.feed_mut(pool, server).expect("the lane of a feed is its server's")
+        let Lane { backend, server, .. } = self.lanes[lane];
+        self.feed_mut(backend, server).expect("the lane of a feed is its server's")
     }
 
     /// The lane of a server's feed, which is made if there is none.
-    pub(crate) fn feed_lane(&mut self, pool: BackendId, server: ServerId) -> LaneId {
-        if let Some(feed) = self.feed_mut(pool, server) {
+    pub(crate) fn feed_lane(&mut self, backend: BackendId, server: ServerId) -> LaneId {
+        if let Some(feed) = self.feed_mut(backend, server) {
             return feed.lane;
         }
-        let lane = self.add_lanes(1, (pool, server), 0, WireProtocol::Resp2);
+        let lane = self.add_lanes(1, (backend, server), 0, WireProtocol::Resp2);
         self.lanes[lane].is_feed = true;
-        self.backends[pool].servers[server].feed_lane = lane;
-        let state = &mut self.redis_backends[pool].servers[server];
+        self.backends[backend].servers[server].feed_lane = lane;
+        let state = &mut self.redis_backends[backend].servers[server];
         state.feed = Some(Box::new(Feed { lane, ..Feed::default() }));
         lane
     }
 
     /// The pool that has the topics which come to servers of this one.
-    fn home_of(&self, pool: BackendId) -> BackendId {
-        match self.redis_backends[pool].pubsub.home {
-            BackendId::NONE => pool,
+    fn home_of(&self, backend: BackendId) -> BackendId {
+        match self.redis_backends[backend].pubsub.home {
+            BackendId::NONE => backend,
             home => home,
         }
     }
 
     /// Whose topics come on a lane, and how they name its server.
     pub(crate) fn source_of(&self, lane: LaneId) -> Source {
-        let Lane { backend: pool, server, .. } = self.lanes[lane];
-        let home = self.home_of(pool);
-        Source { home, server, is_preparing: home != pool }
+        let Lane { backend, server, .. } = self.lanes[lane];
+        let home = self.home_of(backend);
+        Source { home, server, is_preparing: home != backend }
     }
 
     /// Asks a server for a topic as soon as there is a connection to ask on.
-    pub(crate) fn ask_for(&mut self, pool: BackendId, server: ServerId, topic: TopicId) {
-        let lane = self.feed_lane(pool, server);
+    pub(crate) fn ask_for(&mut self, backend: BackendId, server: ServerId, topic: TopicId) {
+        let lane = self.feed_lane(backend, server);
         let link = self.lane(lane).link;
         match link {
             Link::Ready { .. } => {
                 self.feed_on(lane).unasked.push_back(Question::Subscribe(topic));
                 self.put_questions(lane);
             }
-            Link::Idle if self.may_ask(pool, server) => self.connect(lane),
-            Link::Backoff { .. } if self.may_ask(pool, server) && self.may_try(lane) => {
+            Link::Idle if self.may_ask(backend, server) => self.connect(lane),
+            Link::Backoff { .. } if self.may_ask(backend, server) && self.may_try(lane) => {
                 self.try_again(lane);
             }
             // When it is connected all topics are asked for that should be there.
@@ -158,20 +158,20 @@ impl Engine {
     }
 
     /// Whether there is any point in connecting to the server.
-    fn may_ask(&self, pool: BackendId, server: ServerId) -> bool {
-        let server = &self.backends[pool].servers[server];
+    fn may_ask(&self, backend: BackendId, server: ServerId) -> bool {
+        let server = &self.backends[backend].servers[server];
         !server.ejected && !server.is_silent()
     }
 
     /// Asks a server to forget a topic. Returns whether there is an answer to come.
     pub(crate) fn ask_to_forget(
         &mut self,
-        pool: BackendId,
+        backend: BackendId,
         server: ServerId,
         topic: TopicId,
     ) -> bool {
-        let home = self.home_of(pool);
-        let Some(feed) = self.feed_mut(pool, server) else { return false };
+        let home = self.home_of(backend);
+        let Some(feed) = self.feed_mut(backend, server) else { return false };
         let lane = feed.lane;
         if !matches!(self.lane(lane).link, Link::Ready { .. }) {
             return false;
@@ -187,11 +187,11 @@ impl Engine {
     /// before has come then. Returns whether there is an answer to come.
     pub(crate) fn ask_for_mark(
         &mut self,
-        pool: BackendId,
+        backend: BackendId,
         server: ServerId,
         client: ConnId,
     ) -> bool {
-        let Some(feed) = self.feed_mut(pool, server) else { return false };
+        let Some(feed) = self.feed_mut(backend, server) else { return false };
         let lane = feed.lane;
         if !matches!(self.lane(lane).link, Link::Ready { .. }) {
             return false;
@@ -257,12 +257,12 @@ impl Engine {
     /// When what was asked first has to be answered. A server that says anything is well.
     pub(crate) fn feed_deadline(&self, index: LaneId) -> Time {
         let lane = &self.lanes[index];
-        let pool = &self.backends[lane.backend];
+        let backend = &self.backends[lane.backend];
         let feed = self.redis_backends[lane.backend].servers[lane.server].feed.as_deref();
         let first = feed.and_then(|feed| Some((feed, feed.owed.front()?)));
         first.map_or(Time::NEVER, |(feed, owed)| {
             let from = owed.asked_at.max(feed.heard_at);
-            pool.expiry(from).min(from.plus_millis(ANSWER_MAX_MS))
+            backend.expiry(from).min(from.plus_millis(ANSWER_MAX_MS))
         })
     }
 
@@ -314,13 +314,13 @@ impl Engine {
 
     /// Keeps the start of a message, as long as somebody may be sent so much.
     fn keep_part(&mut self, index: LaneId, bytes: &[u8]) {
-        let Lane { backend: pool, server, .. } = self.lanes[index];
+        let Lane { backend, server, .. } = self.lanes[index];
         let listeners =
-            self.listeners_before(pool).map(|listener| &self.listeners[listener].limits);
+            self.listeners_before(backend).map(|listener| &self.listeners[listener].limits);
         let allowed =
             listeners.map(|limits| limits.client_output_max.min(limits.pubsub_output_max));
         let limit = allowed.max().unwrap_or(0);
-        let Some(feed) = self.redis_backends[pool].servers[server].feed.as_deref_mut() else {
+        let Some(feed) = self.redis_backends[backend].servers[server].feed.as_deref_mut() else {
             return;
         };
         feed.is_oversized |= (feed.partial.len() + bytes.len()) as u64 > limit;
@@ -444,8 +444,8 @@ impl Engine {
 
     /// Closes feeds that nobody needs and asks those that are silent. To be called once a second.
     pub(crate) fn maintain_feeds(&mut self) {
-        for (pool, server) in self.feeds() {
-            let lane = self.feed_lane(pool, server);
+        for (backend, server) in self.feeds() {
+            let lane = self.feed_lane(backend, server);
             let (Link::Ready { .. }, now) = (self.lane(lane).link, self.now) else { continue };
             let feed = self.feed_on(lane);
             if !feed.is_settled() {
@@ -471,9 +471,9 @@ impl Engine {
     }
 
     /// Has the servers of a pool say something: what they sent before has come when they have.
-    pub(crate) fn sound_feeds(&mut self, pool: BackendId) {
-        for (_, server) in self.feeds().into_iter().filter(|&(of, _)| of == pool) {
-            let lane = self.feed_lane(pool, server);
+    pub(crate) fn sound_feeds(&mut self, backend: BackendId) {
+        for (_, server) in self.feeds().into_iter().filter(|&(of, _)| of == backend) {
+            let lane = self.feed_lane(backend, server);
             if matches!(self.lane(lane).link, Link::Ready { .. }) {
                 self.question(lane, &[b"PING"], Answer::Pong);
             }
@@ -481,8 +481,9 @@ impl Engine {
     }
 
     /// Whether servers of the pool that are well have yet to say what they were asked.
-    pub(crate) fn awaits_sound(&self, pool: BackendId) -> bool {
-        let servers = self.backends[pool].servers.iter().zip(&self.redis_backends[pool].servers);
+    pub(crate) fn awaits_sound(&self, backend: BackendId) -> bool {
+        let servers =
+            self.backends[backend].servers.iter().zip(&self.redis_backends[backend].servers);
         let up = servers.filter(|(server, _)| server.is_up());
         up.filter_map(|(_, state)| state.feed.as_deref()).any(|feed| {
             matches!(self.lane(feed.lane).link, Link::Ready { .. }) && !feed.is_settled()
@@ -490,8 +491,8 @@ impl Engine {
     }
 
     /// Whether the pool's servers may still be connected and confirm.
-    pub(crate) fn awaits_feeds(&self, pool: BackendId) -> bool {
-        let servers = self.redis_backends[pool].servers.iter();
+    pub(crate) fn awaits_feeds(&self, backend: BackendId) -> bool {
+        let servers = self.redis_backends[backend].servers.iter();
         servers.filter_map(|server| server.feed.as_deref()).any(|feed| {
             match self.lane(feed.lane).link {
                 Link::Ready { .. } => !feed.is_settled(),

@@ -43,8 +43,8 @@ impl Engine {
             }
         } else {
             for topic in self.topics_of(client, kind) {
-                let pool = self.backend_of(client);
-                let name = self.redis_backends[pool].pubsub.topics.get(topic).name.clone();
+                let backend = self.backend_of(client);
+                let name = self.redis_backends[backend].pubsub.topics.get(topic).name.clone();
                 lines.push_back(self.unsubscribe_one(client, kind, &name, &mut left));
             }
             if lines.is_empty() {
@@ -63,8 +63,8 @@ impl Engine {
         name: &[u8],
         left: &mut Vec<TopicSlot>,
     ) -> Line {
-        let pool = self.backend_of(client);
-        let topic = self.redis_backends[pool].pubsub.topics.find(kind, name);
+        let backend = self.backend_of(client);
+        let topic = self.redis_backends[backend].pubsub.topics.find(kind, name);
         let topic = topic.and_then(|topic| self.leave_topic(client, topic, left));
         let count = self.subscriptions(client, kind);
         Line::Unsubscribed { kind, name: Some(name.into()), count, topic }
@@ -107,8 +107,8 @@ impl Engine {
                 None
             }
             Left::ToNobody(Some(id)) => {
-                let pool = self.backend_of(client);
-                let topics = &mut self.redis_backends[pool].pubsub.topics;
+                let backend = self.backend_of(client);
+                let topics = &mut self.redis_backends[backend].pubsub.topics;
                 topics.get_mut(id.index).waiting.add(client);
                 Some(id)
             }
@@ -116,7 +116,7 @@ impl Engine {
     }
 
     fn begin_to_leave(&mut self, client: ClientId, topic: TopicSlot) -> Left {
-        let pool = self.backend_of(client);
+        let backend = self.backend_of(client);
         let Some(subscriber) = self.clients[client].modes.subscriber() else {
             return Left::Nothing;
         };
@@ -124,14 +124,14 @@ impl Engine {
         if std::mem::replace(&mut membership.is_draining, true) {
             return Left::Nothing;
         }
-        let state = self.redis_backends[pool].pubsub.topics.get_mut(topic);
+        let state = self.redis_backends[backend].pubsub.topics.get_mut(topic);
         subscriber.counts[state.kind as usize] -= 1;
         state.leavers += 1;
         if state.is_wanted() {
-            self.notify_audience(pool, topic);
+            self.notify_audience(backend, topic);
             return Left::ToOthers(topic);
         }
-        Left::ToNobody(self.leave_if_unwanted(pool, topic))
+        Left::ToNobody(self.leave_if_unwanted(backend, topic))
     }
 
     /// Asks the servers that have these topics for marks: each of them once.
@@ -139,8 +139,8 @@ impl Engine {
         if left.is_empty() {
             return;
         }
-        let (pool, conn) = (self.backend_of(client), self.client_conn(client));
-        let topics = &self.redis_backends[pool].pubsub.topics;
+        let (backend, conn) = (self.backend_of(client), self.client_conn(client));
+        let topics = &self.redis_backends[backend].pubsub.topics;
         let places = left.iter().flat_map(|&topic| &topics.get(topic).places);
         let there = places.filter(|place| place.standing == Standing::Subscribed);
         let mut sources: Vec<(bool, ServerId)> =
@@ -149,7 +149,7 @@ impl Engine {
         sources.dedup();
         let mut marks = 0;
         for (is_preparing, server) in sources {
-            let of = self.pool_of(pool, is_preparing);
+            let of = self.pool_of(backend, is_preparing);
             marks += u32::from(self.ask_for_mark(of, server, conn));
         }
         let pending = self.clients[client].modes.subscriber().and_then(|s| s.pending.as_mut());
@@ -186,7 +186,7 @@ impl Engine {
 
     /// Takes the client out of the topics that it has left to others.
     fn finish_draining(&mut self, client: ClientId) {
-        let pool = self.backend_of(client);
+        let backend = self.backend_of(client);
         let pending = self.clients[client].modes.subscriber().and_then(|s| s.pending.as_mut());
         let Some(pending) = pending else { return };
         for topic in std::mem::take(&mut pending.left) {
@@ -194,7 +194,7 @@ impl Engine {
             // Others may have left it meanwhile, too.
             if subscriber.topics.get(&topic).is_some_and(|membership| membership.is_draining) {
                 let membership = subscriber.topics.remove(&topic);
-                self.take_subscriber(pool, topic, membership);
+                self.take_subscriber(backend, topic, membership);
             }
         }
     }
@@ -244,15 +244,15 @@ impl Engine {
     pub(crate) fn forget_subscriber(
         &mut self,
         client: ClientId,
-        pool: BackendId,
+        backend: BackendId,
         subscriber: Subscriber,
     ) {
         self.bufs.give(subscriber.held);
         // One client may have many thousands, and many may go at once.
         self.spend(TOPIC_EFFORT * subscriber.topics.len());
         for (topic, membership) in subscriber.topics {
-            self.take_subscriber(pool, topic, Some(membership));
-            self.leave_if_unwanted(pool, topic);
+            self.take_subscriber(backend, topic, Some(membership));
+            self.leave_if_unwanted(backend, topic);
         }
         for line in subscriber.pending.into_iter().flat_map(|pending| pending.lines) {
             let topic = match line {
@@ -260,10 +260,10 @@ impl Engine {
                 Line::Unsubscribed { topic: Some(topic), .. } | Line::Left(Some(topic)) => topic,
                 Line::Unsubscribed { topic: None, .. } | Line::Left(None) => continue,
             };
-            let topics = &mut self.redis_backends[pool].pubsub.topics;
+            let topics = &mut self.redis_backends[backend].pubsub.topics;
             if topics.is_current(topic) {
                 topics.get_mut(topic.index).waiting.told(client);
-                self.leave_if_unwanted(pool, topic.index);
+                self.leave_if_unwanted(backend, topic.index);
             }
         }
     }

@@ -113,8 +113,8 @@ impl Engine {
         }
     }
 
-    fn count_place(&mut self, pool: BackendId, server: ServerId, change: i32) {
-        let server = &mut self.redis_backends[pool].servers[server];
+    fn count_place(&mut self, backend: BackendId, server: ServerId, change: i32) {
+        let server = &mut self.redis_backends[backend].servers[server];
         if let Some(feed) = &mut server.feed {
             feed.topics = feed.topics.saturating_add_signed(change);
         }
@@ -314,14 +314,14 @@ impl Engine {
     }
 
     /// Forgets all topics of a pool that has no clients any more.
-    pub(crate) fn drop_topics(&mut self, pool: BackendId) {
-        for topic in self.redis_backends[pool].pubsub.topics.indices() {
-            let state = self.redis_backends[pool].pubsub.topics.get(topic);
+    pub(crate) fn drop_topics(&mut self, backend: BackendId) {
+        for topic in self.redis_backends[backend].pubsub.topics.indices() {
+            let state = self.redis_backends[backend].pubsub.topics.get(topic);
             debug_assert!(state.subscribers.is_empty(), "the pool has no clients");
             self.bufs.discharge(state.size());
         }
-        let name = &self.backends[pool].config.name;
-        self.redis_backends[pool].pubsub = super::PubSub::new(name);
+        let name = &self.backends[backend].config.name;
+        self.redis_backends[backend].pubsub = super::PubSub::new(name);
     }
 }
 

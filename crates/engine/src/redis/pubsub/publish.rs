@@ -66,8 +66,12 @@ fn corrected(
 
 impl Engine {
     /// The server that a channel belongs to. It publishes what is published there.
-    pub(crate) fn channel_server(&mut self, pool: BackendId, channel: &[u8]) -> Option<ServerId> {
-        self.route(pool, channel, Access::None)
+    pub(crate) fn channel_server(
+        &mut self,
+        backend: BackendId,
+        channel: &[u8],
+    ) -> Option<ServerId> {
+        self.route(backend, channel, Access::None)
     }
 
     pub(crate) fn publish(
@@ -79,22 +83,22 @@ impl Engine {
     ) -> Plan {
         let channel = args[1].of(bytes);
         let kind = if command.name == "spublish" { Kind::Shard } else { Kind::Channel };
-        let pool = self.backend_of(client);
-        let topics = &self.redis_backends[pool].pubsub.topics;
+        let backend = self.backend_of(client);
+        let topics = &self.redis_backends[backend].pubsub.topics;
         if topics.has_draining(kind, channel) && self.must_wait_to_publish(client) {
             return Plan::Wait;
         }
         if kind == Kind::Channel {
             // It is held against every pattern, now and when it is answered.
-            let topics = &self.redis_backends[pool].pubsub.topics;
+            let topics = &self.redis_backends[backend].pubsub.topics;
             let patterns = topics.patterns().map(|topic| topics.get(topic).name.len());
             let looked_at: usize = patterns.map(|size| size + channel.len()).sum();
             self.spend(2 * looked_at);
         }
-        let server = self.channel_server(pool, channel);
+        let server = self.channel_server(backend, channel);
         let plan = self.forward_to(client, server, Expect::Line, bytes.len());
         if let (Plan::Forward { request, .. }, Some(server)) = (&plan, server) {
-            let more = self.correction(pool, server, kind, channel);
+            let more = self.correction(backend, server, kind, channel);
             if more != 0 {
                 let published = Published { server, kind, channel: channel.into(), more };
                 self.watch_reply(*request, Box::new(published), None);
@@ -104,8 +108,8 @@ impl Engine {
     }
 
     /// What is to be added to the number of those who heard, as the server counts them.
-    fn correction(&self, pool: BackendId, server: ServerId, kind: Kind, channel: &[u8]) -> i32 {
-        let pubsub = &self.redis_backends[pool].pubsub;
+    fn correction(&self, backend: BackendId, server: ServerId, kind: Kind, channel: &[u8]) -> i32 {
+        let pubsub = &self.redis_backends[backend].pubsub;
         let topics = &pubsub.topics;
         let correction = |topic: TopicSlot| {
             let topic = topics.get(topic);
@@ -172,8 +176,8 @@ impl Engine {
     }
 
     /// A server has forgotten what was left: those who wait for that try again.
-    pub(crate) fn wake_publishers(&mut self, pool: BackendId) {
-        let pubsub = &mut self.redis_backends[pool].pubsub;
+    pub(crate) fn wake_publishers(&mut self, backend: BackendId) {
+        let pubsub = &mut self.redis_backends[backend].pubsub;
         if pubsub.publishers.is_empty() {
             return;
         }
@@ -195,14 +199,14 @@ impl Engine {
         bytes: &[u8],
         args: &[Span],
     ) -> Plan {
-        let pool = self.backend_of(client);
-        let has_draining = self.redis_backends[pool].pubsub.topics.has_any_draining();
+        let backend = self.backend_of(client);
+        let has_draining = self.redis_backends[backend].pubsub.topics.has_any_draining();
         if has_draining && self.must_wait_to_publish(client) {
             return Plan::Wait;
         }
         let plan = self.broadcast_redis(client, command, fan, bytes, args);
         if let Plan::Forward { request, .. } = plan
-            && let Some(corrections) = self.audience_corrections(pool, command, bytes, args)
+            && let Some(corrections) = self.audience_corrections(backend, command, bytes, args)
         {
             self.watch_reply(request, Box::new(Audiences(corrections)), None);
         }
@@ -212,7 +216,7 @@ impl Engine {
     /// What is to be added to the numbers in the reply to PUBSUB NUMSUB, if anything is.
     pub(crate) fn audience_corrections(
         &self,
-        pool: BackendId,
+        backend: BackendId,
         command: &Command,
         bytes: &[u8],
         args: &[Span],
@@ -224,13 +228,13 @@ impl Engine {
         };
         let channels = args[2..].iter().map(|span| span.of(bytes));
         let corrections: Box<[i32]> =
-            channels.map(|channel| self.audience_correction(pool, kind, channel)).collect();
+            channels.map(|channel| self.audience_correction(backend, kind, channel)).collect();
         corrections.iter().any(|&correction| correction != 0).then_some(corrections)
     }
 
     /// What is to be added to the number of a channel's subscribers, over all servers.
-    fn audience_correction(&self, pool: BackendId, kind: Kind, channel: &[u8]) -> i32 {
-        let pubsub = &self.redis_backends[pool].pubsub;
+    fn audience_correction(&self, backend: BackendId, kind: Kind, channel: &[u8]) -> i32 {
+        let pubsub = &self.redis_backends[backend].pubsub;
         let here = pubsub.topics.find(kind, channel).map_or(0, |topic| {
             let topic = pubsub.topics.get(topic);
             let subscribed = |place: &&Place| place.standing == Standing::Subscribed;

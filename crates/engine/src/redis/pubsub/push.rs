@@ -174,8 +174,8 @@ impl Engine {
 
     /// Cuts clients for which too much has waited for too long. To be called once a second.
     pub(crate) fn maintain_strained(&mut self) {
-        for pool in self.backends.ids() {
-            let strained = std::mem::take(&mut self.redis_backends[pool].pubsub.strained);
+        for backend in self.backends.ids() {
+            let strained = std::mem::take(&mut self.redis_backends[backend].pubsub.strained);
             let mut still = Vec::new();
             for conn in strained {
                 let (index, now) = (conn.client(), self.now);
@@ -195,7 +195,7 @@ impl Engine {
                     still.push(conn);
                 }
             }
-            self.redis_backends[pool].pubsub.strained.append(&mut still);
+            self.redis_backends[backend].pubsub.strained.append(&mut still);
         }
     }
 }
@@ -227,7 +227,7 @@ impl Engine {
     /// Whether the message also comes on another feed: a server that the topic moves to may be the
     /// one it is on, by another name or another password.
     fn is_heard_twice(&self, source: Source, topic: TopicSlot) -> bool {
-        let pool = &self.backends[source.home];
+        let backend = &self.backends[source.home];
         let pubsub = &self.redis_backends[source.home].pubsub;
         let Some(next) = &pubsub.next else { return false };
         let places = &pubsub.topics.get(topic).places;
@@ -239,12 +239,12 @@ impl Engine {
         }
         let endpoint = match source.is_preparing {
             true => &self.backends[next.preparing].config.servers[source.server.index()],
-            false => &pool.config.servers[source.server.index()],
+            false => &backend.config.servers[source.server.index()],
         };
         places
             .iter()
             .filter(|place| !place.is_next)
-            .any(|place| pool.config.servers[place.server.index()].endpoint == endpoint.endpoint)
+            .any(|place| backend.config.servers[place.server.index()].endpoint == endpoint.endpoint)
     }
 }
 

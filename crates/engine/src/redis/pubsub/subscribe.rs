@@ -171,12 +171,12 @@ impl Engine {
         if let Some(text) = self.too_many(client, kind, names.clone()) {
             return self.reply_error(client, text);
         }
-        let pool = self.backend_of(client);
+        let backend = self.backend_of(client);
         let request = self.new_request(client);
         let mut lines = VecDeque::with_capacity(names.len());
         for name in names {
-            let topic = self.topic(pool, kind, name);
-            let topics = &mut self.redis_backends[pool].pubsub.topics;
+            let topic = self.topic(backend, kind, name);
+            let topics = &mut self.redis_backends[backend].pubsub.topics;
             topics.get_mut(topic).waiting.add(client);
             lines.push_back(Line::Subscribe(topics.id(topic)));
         }
@@ -275,14 +275,14 @@ impl Engine {
     pub(crate) fn answer_pending(&mut self, client: ClientId) {
         loop {
             let owner = &self.clients[client];
-            let pool = self.backend_of(client);
+            let backend = self.backend_of(client);
             let Some(subscriber) = owner.modes.subscriber.as_deref() else { return };
             let Some(pending) = &subscriber.pending else { return };
             let Some(line) = pending.lines.front() else { break };
             let (topic, readiness) = match line {
-                Line::Subscribe(topic) => (Some(*topic), self.readiness(pool, topic.index)),
+                Line::Subscribe(topic) => (Some(*topic), self.readiness(backend, topic.index)),
                 Line::Unsubscribed { .. } | Line::Left(_) => {
-                    let topics = &self.redis_backends[pool].pubsub.topics;
+                    let topics = &self.redis_backends[backend].pubsub.topics;
                     let is_left = |topic| !topics.is_current(topic);
                     match pending.marks == 0 && line.left().is_none_or(is_left) {
                         true => (None, Readiness::Subscribed),
@@ -311,29 +311,29 @@ impl Engine {
 
     /// The client is subscribed to the topic, or could not be.
     fn subscribed(&mut self, client: ClientId, topic: TopicId, readiness: Readiness) {
-        let pool = self.backend_of(client);
-        let topics = &mut self.redis_backends[pool].pubsub.topics;
+        let backend = self.backend_of(client);
+        let topics = &mut self.redis_backends[backend].pubsub.topics;
         topics.get_mut(topic.index).waiting.told(client);
         match readiness {
             Readiness::Subscribed => {
                 self.join_topic(client, topic.index);
-                let state = self.redis_backends[pool].pubsub.topics.get(topic.index);
+                let state = self.redis_backends[backend].pubsub.topics.get(topic.index);
                 let (kind, name) = (state.kind, state.name.clone());
                 let count = self.subscriptions(client, kind);
                 self.confirm(client, kind.subscribe(), Some(&name), count);
             }
             Readiness::Failed(failure) => {
                 let protocol = self.protocol_of(client);
-                self.count_forward_error(pool);
+                self.count_forward_error(backend);
                 let output = &mut self.clients[client].output;
                 output.write_with(&mut self.bufs, 64, |out| failure.write_reply(protocol, out));
                 self.mark_client(client);
-                self.leave_if_unwanted(pool, topic.index);
+                self.leave_if_unwanted(backend, topic.index);
             }
             Readiness::Refused(text) => {
                 self.clients[client].output.push(&text, &mut self.bufs);
                 self.mark_client(client);
-                self.leave_if_unwanted(pool, topic.index);
+                self.leave_if_unwanted(backend, topic.index);
             }
             Readiness::Waiting => unreachable!("there is something to say"),
         }
@@ -382,8 +382,8 @@ impl Engine {
     }
 
     /// Tells those who wait for news of the topic.
-    pub(crate) fn notify_waiting(&mut self, pool: BackendId, topic: TopicSlot) {
-        let waiting = self.redis_backends[pool].pubsub.topics.get(topic).waiting.clients();
+    pub(crate) fn notify_waiting(&mut self, backend: BackendId, topic: TopicSlot) {
+        let waiting = self.redis_backends[backend].pubsub.topics.get(topic).waiting.clients();
         for client in waiting {
             self.answer_pending(client);
         }

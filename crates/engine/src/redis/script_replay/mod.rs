@@ -247,13 +247,13 @@ impl Engine {
         command: &Command,
         text: &[u8],
     ) -> Option<Sha> {
-        let pool = self.backend_of(client);
+        let backend = self.backend_of(client);
         match command.name {
-            "script|load" => return self.remember_script(pool, text),
+            "script|load" => return self.remember_script(backend, text),
             "script|flush" => {
-                let metrics = self.backends[pool].metrics;
+                let metrics = self.backends[backend].metrics;
                 self.metrics.add_pool(metrics, PoolCounter::ScriptFlushes, 1);
-                self.forget_scripts(pool);
+                self.forget_scripts(backend);
             }
             _ => {}
         }
@@ -268,8 +268,8 @@ impl Engine {
 
     /// A server has refused a script that was to be loaded: perhaps since it is none.
     #[cold]
-    pub(crate) fn load_refused(&mut self, pool: BackendId, sha: &Sha, error: &[u8]) {
-        let scripts = &mut self.redis_backends[pool].scripts;
+    pub(crate) fn load_refused(&mut self, backend: BackendId, sha: &Sha, error: &[u8]) {
+        let scripts = &mut self.redis_backends[backend].scripts;
         if NO_TEXT.iter().any(|start| error.starts_with(start))
             && let Some(place) = scripts.place(sha)
         {
@@ -299,12 +299,12 @@ impl Engine {
     /// Which of these scripts a server of these that lacks one would be given.
     pub(crate) fn remembered<'b>(
         &mut self,
-        pool: BackendId,
+        backend: BackendId,
         shas: impl Iterator<Item = &'b [u8]>,
         servers: &[ServerId],
     ) -> Box<Remembered> {
-        self.notice_flush(pool);
-        let BackendState { scripts, walk, .. } = &self.redis_backends[pool];
+        self.notice_flush(backend);
+        let BackendState { scripts, walk, .. } = &self.redis_backends[backend];
         let is_there = |sha: &Sha| scripts.place(sha).is_some();
         let shas = shas.map(|sha| parse_sha(sha).filter(is_there)).collect();
         Box::new(Remembered { shas, servers: servers.into(), walk: *walk })
@@ -314,11 +314,11 @@ impl Engine {
     /// script, and has lost it, is to be given it again.
     pub(crate) fn note_existing(
         &mut self,
-        pool: BackendId,
+        backend: BackendId,
         asked: &Remembered,
         known: &[Option<Vec<i64>>],
     ) {
-        let BackendState { scripts, servers, walk, .. } = &mut self.redis_backends[pool];
+        let BackendState { scripts, servers, walk, .. } = &mut self.redis_backends[backend];
         if *walk != asked.walk {
             return;
         }
@@ -336,11 +336,11 @@ impl Engine {
 
     /// Forgets the scripts if a client of another worker has had them flushed: then none is lost that
     /// a server does not have.
-    fn notice_flush(&mut self, pool: BackendId) {
-        let metrics = self.backends[pool].metrics;
+    fn notice_flush(&mut self, backend: BackendId) {
+        let metrics = self.backends[backend].metrics;
         let flushes = self.metrics.sum_pool_counter(metrics, PoolCounter::ScriptFlushes);
-        if flushes != self.redis_backends[pool].scripts.began_at() {
-            self.forget_scripts(pool);
+        if flushes != self.redis_backends[backend].scripts.began_at() {
+            self.forget_scripts(backend);
         }
     }
 
@@ -450,9 +450,9 @@ impl Engine {
     }
 
     /// The command that gives a server a script that is remembered.
-    fn load_command(&mut self, pool: BackendId, sha: &Sha) -> Option<Vec<u8>> {
-        self.notice_flush(pool);
-        let scripts = &self.redis_backends[pool].scripts;
+    fn load_command(&mut self, backend: BackendId, sha: &Sha) -> Option<Vec<u8>> {
+        self.notice_flush(backend);
+        let scripts = &self.redis_backends[backend].scripts;
         let script = scripts.text(scripts.place(sha)?);
         let mut load = self.bufs.take_for(script.len() + COMMAND_ROOM);
         encode::write_command(&mut load, &[b"SCRIPT", b"LOAD", script]);

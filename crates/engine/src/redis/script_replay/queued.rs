@@ -76,13 +76,13 @@ impl Engine {
         server: ServerId,
         sha: Sha,
     ) -> Result<bool, Failure> {
-        let pool = self.backend_of(client);
-        let state = &mut self.redis_backends[pool];
+        let backend = self.backend_of(client);
+        let state = &mut self.redis_backends[backend];
         let Some(place) = state.scripts.find(&sha) else { return Ok(false) };
         if state.servers[server].scripts_seen.contains(place) {
             return Ok(false);
         }
-        let Some(load) = self.load_command(pool, &sha) else { return Ok(false) };
+        let Some(load) = self.load_command(backend, &sha) else { return Ok(false) };
         let lane = match self.lane_beside(client, server, load.len()) {
             Ok(lane) => lane,
             Err(failure) => {
@@ -131,7 +131,7 @@ impl Engine {
         size: usize,
     ) -> Result<LaneId, Failure> {
         let Client { variant, lane_choice, .. } = self.clients[client];
-        let pool = self.backend_of(client);
-        self.lane_of((pool, server), variant, lane_choice, size)
+        let backend = self.backend_of(client);
+        self.lane_of((backend, server), variant, lane_choice, size)
     }
 }
