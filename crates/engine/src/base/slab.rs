@@ -13,6 +13,8 @@ const NONE: u32 = u32::MAX;
 pub(crate) struct Slab<I, T> {
     entries: Vec<Entry<T>>,
     id: PhantomData<I>,
+    /// Used slots whose values are gone, see [`Slab::retire`]. Empty but for the rest of a tick.
+    retired: Vec<u32>,
     free: u32,
     len: u32,
     /// The largest `len` since the last [`Slab::shrink`].
@@ -31,7 +33,15 @@ impl<I: Id, T> Slab<I, T> {
     pub(crate) const SLOT_SIZE: usize = size_of::<Entry<T>>();
 
     pub(crate) const fn new() -> Self {
-        Self { entries: Vec::new(), id: PhantomData, free: NONE, len: 0, peak: 0, generation: 0 }
+        Self {
+            entries: Vec::new(),
+            id: PhantomData,
+            retired: Vec::new(),
+            free: NONE,
+            len: 0,
+            peak: 0,
+            generation: 0,
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -72,6 +82,41 @@ impl<I: Id, T> Slab<I, T> {
             }
             Entry::Free { .. } => panic!("slot {index} is removed twice"),
         }
+    }
+
+    /// Takes a value out and has another stand in for it until [`Slab::free_retired`]: whoever still
+    /// has the index finds that, and no other value. It has a generation of its own, so ids of the
+    /// value that is gone are stale at once; it is neither counted nor listed.
+    pub(crate) fn retire(&mut self, index: I, stand_in: T) -> T {
+        self.generation = self.generation.wrapping_add(1);
+        let entry = Entry::Used { generation: self.generation, value: stand_in };
+        debug_assert!(!self.is_retired(index), "a slot is retired twice");
+        match std::mem::replace(&mut self.entries[index.number() as usize], entry) {
+            Entry::Used { value, .. } => {
+                self.retired.push(index.number());
+                self.len -= 1;
+                value
+            }
+            Entry::Free { .. } => free_slot(index.number()),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn has_retired(&self) -> bool {
+        !self.retired.is_empty()
+    }
+
+    /// Whether the value is gone, and its slot not free yet.
+    pub(crate) fn is_retired(&self, index: I) -> bool {
+        self.retired.contains(&index.number())
+    }
+
+    /// Frees the slot of a value that is gone; returns what stood in for it.
+    pub(crate) fn free_retired(&mut self) -> Option<T> {
+        let index = self.retired.pop()?;
+        // It is counted for a moment, as what is removed was.
+        self.len += 1;
+        Some(self.remove(I::new(index)))
     }
 
     /// The value that was given this generation, if the slot still holds it.
@@ -122,7 +167,8 @@ impl<I: Id, T> Slab<I, T> {
 
     pub(crate) fn indices(&self) -> impl Iterator<Item = I> + '_ {
         let used = |(i, e): (usize, &Entry<T>)| {
-            matches!(e, Entry::Used { .. }).then_some(I::new(i as u32))
+            let index = I::new(i as u32);
+            (matches!(e, Entry::Used { .. }) && !self.is_retired(index)).then_some(index)
         };
         self.entries.iter().enumerate().filter_map(used)
     }
@@ -195,6 +241,21 @@ mod tests {
         assert_eq!(a, b);
         assert!(!slab.is_current(a, first));
         assert!(slab.is_current(b, second));
+    }
+
+    #[test]
+    fn a_retired_slot_has_its_stand_in_until_it_is_freed() {
+        let mut slab: Slab<ClientId, _> = Slab::new();
+        let (a, first) = slab.insert('a');
+        assert_eq!(slab.retire(a, '-'), 'a');
+        assert_eq!((slab[a], slab.len(), slab.indices().count()), ('-', 0, 0));
+        assert!(slab.is_retired(a) && !slab.is_current(a, first) && slab.get(a, first).is_none());
+        let (b, second) = slab.insert('b');
+        assert_ne!(a, b);
+        assert_eq!(slab.free_retired(), Some('-'));
+        assert_eq!(slab.free_retired(), None);
+        let (c, third) = slab.insert('c');
+        assert!(a == c && slab.is_current(c, third) && slab.is_current(b, second));
     }
 
     #[test]

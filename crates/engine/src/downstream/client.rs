@@ -316,6 +316,29 @@ impl Client {
         no_more && self.requests == 0 && self.output.is_empty()
     }
 
+    /// What stands in for a client that is gone: it asks nothing, is owed nothing and is not read.
+    pub(crate) fn closed(&self) -> Self {
+        let Session { id, protocol, wire_protocol, database, since_us, .. } = self.session;
+        let session = Session {
+            id,
+            protocol,
+            wire_protocol,
+            database,
+            authenticated: false,
+            profile: None,
+            no_evict: false,
+            since_us,
+        };
+        Self {
+            variant: self.variant,
+            state: State::Closing,
+            paused: true,
+            off_fast_path: true,
+            is_muted: true,
+            ..Self::new(self.listener, self.lane_choice, session)
+        }
+    }
+
     pub(crate) fn new(listener: ListenerId, lane_choice: u16, session: Session) -> Self {
         Self {
             listener,

@@ -423,11 +423,7 @@ impl Engine {
             self.leave_window(index);
         }
         if !self.clients[index].input.is_empty() {
-            let conn = self.client_conn(index);
             self.consume_input(index);
-            if !self.clients.is_current(conn.client(), conn.generation()) {
-                return;
-            }
         }
         if !self.clients[index].paused {
             self.unmute(index);
@@ -589,11 +585,7 @@ impl Engine {
         client.paused = false;
         let input = std::mem::take(&mut client.input);
         self.bufs.give(input);
-        let conn = self.client_conn(index);
         self.withdraw(index);
-        if !self.clients.is_current(index, conn.generation()) {
-            return;
-        }
         self.close_if_finished(index);
     }
 
@@ -616,14 +608,21 @@ impl Engine {
     }
 
     /// Forgets the client. Its requests run to their end on the servers; nobody reads the replies.
+    ///
+    /// Until the end of the tick a closed client stands in for it, to which nothing happens: whoever
+    /// goes on with its id need not ask whether it is there.
     pub(crate) fn drop_client(&mut self, index: ClientId, closed: Closed) {
+        if self.clients.is_retired(index) {
+            return;
+        }
         let conn = self.client_conn(index);
         self.leave_line(index);
         if !self.tours.is_empty() {
             self.tours.remove(&index);
         }
         let backend = self.backend_of(index);
-        let mut client = self.clients.remove(index);
+        let stand_in = self.clients[index].closed();
+        let mut client = self.clients.retire(index, stand_in);
         let blocking = client.modes.end_blocking();
         let waited_on = blocking.as_ref().map_or(LaneId::NONE, |blocking| blocking.lane);
         if let Some(blocking) = blocking {
@@ -675,6 +674,19 @@ impl Engine {
         }
         if closed == Closed::ByUs {
             self.actions.push_back(Action::Close { conn });
+        }
+    }
+
+    /// Frees the slots of clients that were dropped in this tick.
+    #[cold]
+    pub(crate) fn free_dropped(&mut self) {
+        while let Some(mut client) = self.clients.free_retired() {
+            self.orphan_all(client.head);
+            client.output.clear(&mut self.bufs);
+            self.bufs.give(client.input);
+            if let Some(parser) = client.parser {
+                self.bufs.discharge(parser.size());
+            }
         }
     }
 

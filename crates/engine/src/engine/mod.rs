@@ -584,6 +584,9 @@ impl Engine {
         }
         self.latency_batch.publish(&self.metrics);
         self.activity.tick(now);
+        if self.clients.has_retired() {
+            self.free_dropped();
+        }
     }
 
     /// Lets those go on who may. What becomes resumable now is for the next tick, so that one tick
