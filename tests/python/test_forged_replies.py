@@ -147,6 +147,20 @@ def test_line_ends_in_errors_are_for_nobody(gateway, protocol):
     assert "closed" not in "".join(line for line in gateway.log().splitlines() if "does not fit" in line)
 
 
+def test_a_transaction_whose_reply_cannot_be_read_fails_nobody_elses(gateway):
+    """Two such errors within EXEC: newer servers send no array of so many replies then."""
+    scripts = resp("EVAL", r"error('boom\r\n$5\r\nhello')", 1, "k") * 2
+    with gateway.connect() as conn, gateway.connect() as other:
+        for _ in range(20):
+            conn.send(resp("MULTI") + scripts + resp("EXEC"))
+            for _ in range(4):
+                with contextlib.suppress(ReplyError):
+                    conn.reply()
+            for _ in range(2):
+                other.send(resp("MULTI") + resp("SET", "k", "v") + resp("EXEC"))
+                assert [other.reply() for _ in range(3)] == ["OK", "QUEUED", ["OK"]]
+
+
 def test_what_was_dropped_is_counted_and_told(gateway):
     raw = answer(gateway.redis[0], "FUNCTION", "LOAD", library(QUOTED))
     assert raw.startswith("ERR Error compiling function") and not raw.endswith("+forged")

@@ -69,7 +69,12 @@ impl Engine {
         if failure == Failure::WireProtocolRefused {
             self.wire_protocol_refused(index);
         }
-        let is_counted = !(is_early && self.server_of(index).failing);
+        // One client's scripts can bring it about: it says nothing of the server, and concerns nobody
+        // who comes next.
+        let is_clients_fault = failure == Failure::BadReply
+            && self.lane(index).is_private
+            && matches!(link, Link::Ready { .. });
+        let is_counted = !(is_early && self.server_of(index).failing) && !is_clients_fault;
         if !is_clean && failure.is_of_server() && is_counted {
             self.note_failure(index, failure);
         }
@@ -93,8 +98,8 @@ impl Engine {
             false => is_missed && backend.usage[usize::from(lane.variant)].clients > 0,
         };
         let wanted = lane.unsent > 0 || is_kept;
-        if settled || (is_clean && lane.attempts == 0) {
-            lane.attempts = u32::from(!settled);
+        if settled || is_clients_fault || (is_clean && lane.attempts == 0) {
+            lane.attempts = u32::from(!settled && !is_clients_fault);
             if wanted {
                 self.connect(index);
             }
