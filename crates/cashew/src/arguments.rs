@@ -114,16 +114,20 @@ pub(crate) enum CommandArguments {
         #[arg(long, value_name = "PATH")]
         binary: Option<PathBuf>,
     },
-    /// Have another server of a pool take the writes, which has the data already
+    /// Have another server of a group take the writes, which has the data already
+    #[command(override_usage = "cashew failover [OPTIONS] POOL [GROUP] SERVER")]
     Failover {
         #[command(flatten)]
         instance: InstanceArguments,
-        /// The pool: one whose servers are a master and its replicas
+        /// The pool: one that has a master and its replicas, or groups with replicas
         #[arg(value_name = "POOL")]
         pool: String,
-        /// The server, by its name; it has been promoted, as by REPLICAOF NO ONE
+        /// The group, if the pool has several; else the server
+        #[arg(value_name = "GROUP")]
+        first: String,
+        /// The server, by its name or address; it has been promoted, as by REPLICAOF NO ONE
         #[arg(value_name = "SERVER")]
-        server: String,
+        second: Option<String>,
     },
     /// Print the status of the running instance
     Status {

@@ -27,8 +27,16 @@ pub(crate) fn upgrade(instance: &InstanceArguments, binary: Option<PathBuf>) -> 
     finish(binary.and_then(|binary| ask(instance, &Command::Upgrade { binary }, |_| {})))
 }
 
-pub(crate) fn fail_over(instance: &InstanceArguments, pool: String, server: String) -> ExitCode {
-    finish(ask(instance, &Command::Failover { pool, server }, |_| {}))
+pub(crate) fn fail_over(
+    instance: &InstanceArguments,
+    pool: String,
+    (first, second): (String, Option<String>),
+) -> ExitCode {
+    let (group, server) = match second {
+        Some(server) => (Some(first), server),
+        None => (None, first),
+    };
+    finish(ask(instance, &Command::Failover { pool, group, server }, |_| {}))
 }
 
 pub(crate) fn status(instance: &InstanceArguments, json: bool) -> ExitCode {
@@ -196,12 +204,25 @@ fn describe(status: &Status) -> String {
         ]
     }));
     text += &format!("\n{}", table(&rows));
+    text += &describe_shards(&status.pools);
     text += &describe_groups(&status.pools);
     let notes: String = status.pools.iter().map(describe_permissions).collect();
     if !notes.is_empty() {
         text += &format!("\n{notes}");
     }
     text.trim_end().to_owned()
+}
+
+/// The groups of a primary and replicas that the file names; nothing where there are none.
+fn describe_shards(pools: &[PoolStatus]) -> String {
+    let mut rows = vec![row(["POOL", "GROUP", "PRIMARY", "REPLICAS"])];
+    for pool in pools {
+        rows.extend(pool.shards.iter().map(|shard| {
+            let replicas = shard.replicas.join(", ");
+            vec![pool.name.clone(), shard.name.clone(), shard.primary.clone(), replicas]
+        }));
+    }
+    if rows.len() == 1 { String::new() } else { format!("\n{}", table(&rows)) }
 }
 
 /// The groups whose primaries Sentinels name, and these Sentinels; nothing where there are none.
@@ -402,6 +423,7 @@ mod tests {
             admin: Some(AdminStatus { pid: Some(72), state: "serving".to_owned(), restarts: 0 }),
             discovery: None,
             pools: vec![PoolStatus {
+                shards: Vec::new(),
                 name: "alpha".to_owned(),
                 listen: "127.0.0.1:22121".to_owned(),
                 servers: 3,

@@ -4,8 +4,9 @@
 use std::net::Ipv6Addr;
 use std::path::PathBuf;
 
-use crate::diagnostic::Complaint;
+use crate::diagnostic::{At, Complaint};
 use crate::foreign;
+use crate::groups::Member;
 use crate::snapshot::Endpoint;
 use crate::value::{INT_MAX, all_digits};
 
@@ -23,16 +24,24 @@ const MEMCACHED_PORT: u16 = 11211;
 const LINE_FORMAT: &str = "expected host:port:weight [name] or /path:weight [name]";
 
 /// One item of `servers:`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct ServerLine {
     pub(crate) name: String,
     pub(crate) endpoint: Endpoint,
     pub(crate) weight: u32,
     /// What Sentinels call the group that it stands for.
     pub(crate) group: Option<String>,
+    pub(crate) zone: Option<String>,
+    /// Servers with copies. Then this one is their primary, and the name is that of the group.
+    pub(crate) replicas: Vec<At<Member>>,
 }
 
 impl ServerLine {
+    /// Whether it is one server, whose address the file says.
+    pub(crate) fn is_single(&self) -> bool {
+        self.group.is_none() && self.replicas.is_empty()
+    }
+
     pub(crate) fn parse_line(text: &str) -> Result<Self, Complaint> {
         if let Some(complaint) = foreign::url(text, "server", ":1") {
             return Err(complaint);
@@ -67,7 +76,7 @@ impl ServerLine {
         let weight = parse_weight(weight).map_err(|c| c.offset(weight_offset))?;
         let name = name.map_or(default_name, str::to_owned);
         check_name("server", &name)?;
-        Ok(Self { name, endpoint, weight, group: None })
+        Ok(Self { name, endpoint, weight, group: None, zone: None, replicas: Vec::new() })
     }
 }
 
@@ -224,8 +233,9 @@ mod tests {
             (&format!("{long_path}:1 s"), "s", Endpoint::Unix(long_path.into()), 1),
         ];
         for (text, name, endpoint, weight) in table {
-            let expected = ServerLine { name: name.to_owned(), endpoint, weight, group: None };
-            assert_eq!(ServerLine::parse_line(text).expect(text), expected, "{text}");
+            let line = ServerLine::parse_line(text).expect(text);
+            assert_eq!((&*line.name, &line.endpoint, line.weight), (name, &endpoint, weight));
+            assert!(line.group.is_none() && line.zone.is_none() && line.replicas.is_empty());
         }
     }
 

@@ -12,7 +12,7 @@ use crate::policy::shown_policy;
 use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
     Affinity, CasUniques, Credentials, CustomCommand, Endpoint, Global, IoEngine, Limits, Listen,
-    Memcached, OnFailure, Pool, Protocol, Sentinel, Server, Snapshot, Topology, Wire,
+    Memcached, OnFailure, Pool, Protocol, Sentinel, Server, ServerGroup, Snapshot, Topology, Wire,
 };
 use crate::value::RoundSize;
 
@@ -164,12 +164,16 @@ impl Difference {
             command_policy: _,
             client_pause_max_ms,
             sentinel,
+            zone,
         } = old;
         if *listen != new.listen {
             let line = format!("pool '{name}': listens on {} instead of {listen}", new.listen);
             self.lines.push(line);
         }
-        self.servers(name, servers, &new.servers);
+        match (topology, &new.topology) {
+            (Topology::Groups(_), _) | (_, Topology::Groups(_)) => self.groups(old, new),
+            _ => self.servers(name, servers, &new.servers),
+        }
         let mut option = Options { lines: &mut self.lines, pool: Some(name) };
         let is_redis = |protocol: Protocol| protocol == Protocol::Redis;
         option.changed("redis", &is_redis(*protocol), &is_redis(new.protocol));
@@ -213,15 +217,16 @@ impl Difference {
         let (old_max, new_max) = (or_none(client_pause_max_ms), or_none(&new.client_pause_max_ms));
         option.changed("client_pause_max", &old_max, &new_max);
         option.sentinel(sentinel.as_ref(), new.sentinel.as_ref());
-        match (topology, new.topology) {
-            (Topology::Sharded, Topology::MasterReplica { .. }) => {
+        option.changed("zone", &or_none(zone), &or_none(&new.zone));
+        match (topology, &new.topology) {
+            (Topology::Sharded | Topology::Groups(_), Topology::MasterReplica { .. }) => {
                 option.say("one server is the master of the others, which are its replicas");
             }
-            (Topology::MasterReplica { .. }, Topology::Sharded) => {
+            (Topology::MasterReplica { .. }, Topology::Sharded | Topology::Groups(_)) => {
                 option.say("the servers share the keys, none is the master of the others");
             }
             // Its index changes with the number of replicas; its name cannot.
-            (Topology::Sharded, Topology::Sharded)
+            (Topology::Sharded | Topology::Groups(_), Topology::Sharded | Topology::Groups(_))
             | (Topology::MasterReplica { .. }, Topology::MasterReplica { .. }) => {}
         }
         self.keys(old, new);
@@ -234,7 +239,7 @@ impl Difference {
         self.list(pool, "removed", removed.map(|server| format!("'{}' removed", server.name)));
         let added = new.iter().filter(|s| !old_servers.contains_key(s.name.as_str()));
         let added = added.map(|server| {
-            let Server { name, endpoint, weight } = server;
+            let Server { name, endpoint, weight, zone: _ } = server;
             format!("'{name}' added, at {endpoint} with weight {weight}")
         });
         self.list(pool, "added", added);
@@ -248,6 +253,40 @@ impl Difference {
             moved.into_iter().chain(weighed)
         });
         self.list(pool, "changed", changes);
+    }
+
+    /// What is new where groups share the keys, a server alone being a group of one.
+    fn groups(&mut self, old: &Pool, new: &Pool) {
+        let (old_groups, new_groups) = (old.shards(), new.shards());
+        let old_by_name = by_name(&old_groups, |group| &group.name);
+        let new_by_name = by_name(&new_groups, |group| &group.name);
+        let name = &new.name;
+        let shown = |pool: &Pool, group: &ServerGroup| {
+            let at = |server: u32| pool.servers[server as usize].endpoint.to_string();
+            let replicas: Vec<String> = group.replicas.iter().map(|&it| at(it)).collect();
+            (at(group.primary), replicas)
+        };
+        let described = |pool: &Pool, group: &ServerGroup| match shown(pool, group) {
+            (primary, replicas) if replicas.is_empty() => format!("at {primary}"),
+            (primary, replicas) => format!("{primary} with replicas {}", replicas.join(", ")),
+        };
+        let removed = old_groups.iter().filter(|it| !new_by_name.contains_key(&*it.name));
+        self.list(name, "removed", removed.map(|group| format!("'{}' removed", group.name)));
+        let added = new_groups.iter().filter(|it| !old_by_name.contains_key(&*it.name));
+        let added = added.map(|group| {
+            let (name, weight) = (&group.name, group.weight);
+            format!("'{name}' added, {} with weight {weight}", described(new, group))
+        });
+        self.list(name, "added", added);
+        let both = new_groups.iter().filter_map(|it| Some((*old_by_name.get(&*it.name)?, it)));
+        let changes = both.flat_map(|(old_group, group)| {
+            let (was, is) = (described(old, old_group), described(new, group));
+            let moved = (was != is).then(|| format!("'{}': {is} instead of {was}", group.name));
+            let (was, is) = (old_group.weight, group.weight);
+            let weighed = (was != is).then(|| format!("'{}': weight {was} -> {is}", group.name));
+            moved.into_iter().chain(weighed)
+        });
+        self.list(name, "changed", changes);
     }
 
     fn list(&mut self, pool: &str, what: &str, mut items: impl Iterator<Item = String>) {
@@ -776,6 +815,6 @@ pool 'moves': listens on /gone 0600 instead of 127.0.0.1:1"
 
     pub(super) fn server(name: &str, port: u16, weight: u32) -> Server {
         let endpoint = Endpoint::Tcp { host: "h".to_owned(), port };
-        Server { name: name.to_owned(), endpoint, weight }
+        Server { name: name.to_owned(), endpoint, weight, zone: None }
     }
 }

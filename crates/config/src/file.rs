@@ -6,6 +6,7 @@ use cashew_placement::{Distribution, Hash, HashTag};
 use crate::address::ListenText;
 use crate::commands::{Commands, Whole, Words};
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
+use crate::groups::{Member, MemberAddress, Members};
 use crate::policy::{Entries, PolicyText};
 use crate::secret::Secret;
 use crate::section::{self, OptionInfo, Section, section};
@@ -126,6 +127,30 @@ section! {
 }
 
 section! {
+    /// Servers that hold the same share of the keys.
+    ServerGroupSection {
+        /// The name that the ring knows the group by.
+        name: Text = required,
+        /// The server that takes the writes, until `cashew failover` names another one.
+        primary: Member = required,
+        /// Servers that have copies of what the primary has.
+        replicas: Members = none,
+        /// The group's share of the keys.
+        weight: Number<1, 2147483647> = "1",
+    }
+}
+
+section! {
+    /// A server of a group.
+    MemberSection {
+        /// Where it is.
+        address: MemberAddress = required,
+        /// The zone that it is in.
+        zone: Text = none,
+    }
+}
+
+section! {
     /// Where a password is.
     SecretSection {
         /// A file with the password. A line end after it is removed.
@@ -152,8 +177,9 @@ section! {
         /// Address for clients: host and port, or the path of a Unix socket with an optional octal
         /// file mode. A name is resolved once, when the file is loaded, to its first address.
         listen: ListenText = required,
-        /// The servers that share the keys of the pool. A group of servers whose primary
-        /// [Sentinels](#sentinel) name is `{name: s1, sentinel: mymaster, weight: 1}`.
+        /// The servers that share the keys of the pool. A [group](#groups) of servers that hold the
+        /// same keys is `{name: s1, weight: 1, primary: host:port, replicas: [host:port]}`, one whose
+        /// primary [Sentinels](#sentinel) name `{name: s1, sentinel: mymaster, weight: 1}`.
         servers: Servers = required,
         /// Whether the pool uses the Redis protocol; otherwise memcached's.
         redis: Switch = "false",
@@ -292,6 +318,8 @@ section! {
         /// What Sentinels are given: a password, or `user:password`, or
         /// [a file](#passwords-in-files) that has it. Servers are given `redis_auth`.
         sentinel_auth: Secret<SentinelAuth> = none,
+        /// The zone that the gateway is in, as the servers of [groups](#groups) may have one.
+        zone: Text = none,
         /// Longest CLIENT PAUSE of the pool's clients, in milliseconds. Longer pauses are refused.
         /// Redis pools only.
         client_pause_max: Number<0, 2147483647> = "60000",

@@ -14,6 +14,7 @@ mod diagnostic;
 mod difference;
 mod file;
 mod foreign;
+mod groups;
 mod loops;
 mod memory;
 mod policy;

@@ -18,8 +18,11 @@ pub(crate) fn check(pools: &[PoolLines<'_>], context: &Context<'_>, report: &mut
     let mut edges = Vec::new();
     for (from, (_, lines)) in pools.iter().enumerate() {
         for line in *lines {
-            if let Some(to) = listeners.find(&line.value.endpoint) {
-                edges.push(Edge { from, to, pos: line.pos });
+            let replicas = line.value.replicas.iter().map(|it| (&it.value.endpoint, it.pos));
+            for (endpoint, pos) in [(&line.value.endpoint, line.pos)].into_iter().chain(replicas) {
+                if let Some(to) = listeners.find(endpoint) {
+                    edges.push(Edge { from, to, pos });
+                }
             }
         }
     }

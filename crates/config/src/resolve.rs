@@ -13,14 +13,14 @@ use crate::accounts::{self, Account};
 use crate::address::{ListenText, ServerLine, check_name};
 use crate::diagnostic::{At, Complaint, Pos, Report};
 use crate::file::{Dialect, File, GlobalSection, PoolSection};
-use crate::loops::{self, numeric_address};
+use crate::groups;
+use crate::loops;
 use crate::memory;
 use crate::policy;
 use crate::secret::{self, Secret, SecretFile};
 use crate::sentinel;
 use crate::snapshot::{
-    CasUniques, Endpoint, Global, Limits, Listen, Memcached, OnFailure, Pool, Protocol, Server,
-    Snapshot, Topology, Wire,
+    CasUniques, Global, Limits, Listen, Memcached, OnFailure, Pool, Protocol, Snapshot, Wire,
 };
 use crate::value::{
     CredentialList, FilePath, Memory, RoundSize, SizeText, StatsListen, WORKERS_MAX, Workers,
@@ -145,7 +145,7 @@ pub(crate) fn resolve(
 }
 
 /// twemproxy's order of pools and servers.
-fn by_length_then_bytes(a: &str, b: &str) -> Ordering {
+pub(crate) fn by_length_then_bytes(a: &str, b: &str) -> Ordering {
     a.len().cmp(&b.len()).then_with(|| a.as_bytes().cmp(b.as_bytes()))
 }
 
@@ -328,9 +328,8 @@ fn resolve_pool(
     let lines = section.servers.as_ref().map(|servers| servers.value.0.as_slice())?;
     check_servers(name, lines, section.distribution.value, report);
     warn_of_aliases(lines, report);
-    let mut servers: Vec<Server> = lines.iter().map(|line| server(&line.value)).collect();
-    servers.sort_by(|a, b| by_length_then_bytes(&a.name, &b.name));
-    let topology = topology(protocol, dialect, &servers);
+    groups::check(section, lines, protocol, dialect, report);
+    let (servers, topology) = groups::resolve(lines, protocol, dialect);
     let sentinel = sentinel::resolve(section, &servers, dialect, context, report);
     if protocol == Protocol::Redis && dialect == Dialect::Flat {
         warn_of_flat_master(lines, report);
@@ -369,6 +368,7 @@ fn resolve_pool(
         command_policy,
         client_pause_max_ms: Some(section.client_pause_max.value.0),
         sentinel,
+        zone: section.zone.clone().and_then(|zone| groups::check_zone(zone, report)),
     })
 }
 
@@ -423,19 +423,6 @@ fn memcached(section: &PoolSection, context: &Context<'_>, report: &mut Report<'
     }
 }
 
-fn server(line: &ServerLine) -> Server {
-    Server { name: line.name.clone(), endpoint: line.endpoint.clone(), weight: line.weight }
-}
-
-/// Only the forks that have `pools:` know masters. In a flat file a server of that name has always
-/// held its share of the keys, and must keep it.
-fn topology(protocol: Protocol, dialect: Dialect, servers: &[Server]) -> Topology {
-    let may_replicate =
-        protocol == Protocol::Redis && dialect == Dialect::Sectioned && servers.len() > 1;
-    let master = servers.iter().position(|server| may_replicate && server.name == MASTER);
-    master.map_or(Topology::Sharded, |index| Topology::MasterReplica { master: index as u32 })
-}
-
 fn warn_of_flat_master(lines: &[At<ServerLine>], report: &mut Report<'_>) {
     if let Some(line) = lines.iter().find(|line| line.value.name == MASTER && lines.len() > 1) {
         let complaint = Complaint::new("this server holds a share of the keys like any other")
@@ -480,14 +467,8 @@ fn warn_of_ejection(section: &PoolSection, report: &mut Report<'_>) {
 /// Warns of one server under two names. Hosts are compared as written.
 fn warn_of_aliases(lines: &[At<ServerLine>], report: &mut Report<'_>) {
     let mut first = HashMap::new();
-    for line in lines.iter().filter(|line| line.value.group.is_none()) {
-        let endpoint = &line.value.endpoint;
-        let address = match (numeric_address(endpoint), endpoint) {
-            (Some(address), _) => address.to_string(),
-            (None, Endpoint::Tcp { host, port }) => format!("{}:{port}", host.to_ascii_lowercase()),
-            (None, Endpoint::Unix(path)) => path.display().to_string(),
-        };
-        match first.entry(address) {
+    for line in lines.iter().filter(|line| line.value.is_single()) {
+        match first.entry(groups::address_of(&line.value.endpoint)) {
             Entry::Vacant(entry) => {
                 entry.insert(line);
             }

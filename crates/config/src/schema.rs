@@ -5,7 +5,9 @@ use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-use crate::file::{CommandSection, GlobalSection, GroupSection, PolicySection, PoolSection};
+use crate::file::{
+    CommandSection, GlobalSection, GroupSection, PolicySection, PoolSection, ServerGroupSection,
+};
 use crate::section::{self, Section, prose};
 
 /// The JSON Schema of a configuration file in either dialect.
@@ -38,6 +40,11 @@ pub fn policy_table() -> String {
 /// The options of a group among a pool's `servers`, as a Markdown table.
 pub fn group_table() -> String {
     table::<GroupSection>()
+}
+
+/// The options of a group with replicas among a pool's `servers`, as a Markdown table.
+pub fn server_group_table() -> String {
+    table::<ServerGroupSection>()
 }
 
 fn table<S: Section>() -> String {

@@ -122,6 +122,8 @@ pub(crate) fn read_group(node: &Node, report: &mut Report<'_>) -> Option<ServerL
         endpoint: Endpoint::unknown(),
         weight: section.weight.value.0 as u32,
         group: Some(master.value.0),
+        zone: None,
+        replicas: Vec::new(),
     })
 }
 

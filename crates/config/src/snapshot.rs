@@ -2,15 +2,18 @@
 //! set. The master hands it to the workers as JSON in a sealed memfd.
 
 mod live;
+mod topology;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-use cashew_placement::{Distribution, Hash, HashTag, Node, Ring};
+use cashew_placement::{Distribution, Hash, HashTag};
 use cashew_protocol::memcached::ChorePolicy;
 use cashew_protocol::redis::{Clearance, Definition, KeyPlaces, Rules};
 use serde::{Deserialize, Serialize};
+
+pub use self::topology::{Promoted, ServerGroup, Topology, TopologyState};
 
 /// One numbered configuration of the whole instance.
 ///
@@ -177,6 +180,9 @@ pub struct Pool {
     /// Where servers are that Sentinels name. Redis pools only.
     #[serde(default)]
     pub sentinel: Option<Sentinel>,
+    /// Where the gateway is.
+    #[serde(default)]
+    pub zone: Option<String>,
 }
 
 /// The Sentinels of a pool, and the groups of servers whose primaries they name.
@@ -429,24 +435,6 @@ impl Pool {
     pub fn policy(&self) -> CommandPolicy {
         self.command_policy.clone().unwrap_or_else(|| CommandPolicy::of(PolicyBase::Admin))
     }
-
-    /// The ring over the servers that are live; with a primary, over its replicas.
-    pub fn ring(&self, state: &TopologyState) -> Ring {
-        let nodes: Vec<Node<'_>> = self
-            .servers
-            .iter()
-            .map(|server| Node { name: server.name.as_bytes(), weight: server.weight })
-            .collect();
-        match self.topology {
-            Topology::Sharded => Ring::build(self.distribution, &nodes, &state.live),
-            Topology::MasterReplica { master } => {
-                let mut replicas = state.live.clone();
-                let primary = state.primaries.first().map_or(master, |promoted| promoted.server);
-                replicas[primary as usize] = false;
-                Ring::build(self.distribution, &nodes, &replicas)
-            }
-        }
-    }
 }
 
 /// Largest number of servers in one pool.
@@ -528,70 +516,16 @@ pub enum Listen {
     },
 }
 
-/// How servers share the keys of a pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Topology {
-    /// Every server holds its own share of the keys.
-    Sharded,
-    /// One server, by index, takes the writes; the others are its replicas and share the reads
-    /// by the pool's ring.
-    MasterReplica { master: u32 },
-}
-
-/// What of a pool's topology changes while its snapshot is in use. It is always handed on whole: who
-/// gets it needs to know nothing of what was before.
-///
-/// Versions of before it had `primaries` read and write the same where there are none.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TopologyState {
-    /// By server: whether it is on the ring.
-    #[serde(with = "live")]
-    pub live: Vec<bool>,
-    /// Shards whose primary is another of their servers than the configured one.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub primaries: Vec<Promoted>,
-}
-
-/// A server that takes the writes of a shard in the place of the configured one, by their indices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Promoted {
-    pub shard: u32,
-    pub server: u32,
-}
-
-impl TopologyState {
-    /// As configured, with all servers on the ring.
-    pub fn whole(pool: &Pool) -> Self {
-        vec![true; pool.servers.len()].into()
-    }
-
-    /// Whether it can be that of this pool: a flag for each server, and primaries that are servers of
-    /// their shards.
-    pub fn is_of(&self, pool: &Pool) -> bool {
-        let servers = pool.servers.len();
-        let is_member = |&Promoted { shard, server }: &Promoted| match pool.topology {
-            Topology::Sharded => shard == server,
-            Topology::MasterReplica { .. } => shard == 0,
-        } && (server as usize) < servers;
-        self.live.len() == servers && self.primaries.iter().all(is_member)
-    }
-}
-
-impl From<Vec<bool>> for TopologyState {
-    /// With the configured primaries.
-    fn from(live: Vec<bool>) -> Self {
-        Self { live, primaries: Vec::new() }
-    }
-}
-
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Server {
     /// The name in the ring, the statistics and the check for duplicates.
     pub name: String,
     pub endpoint: Endpoint,
-    /// At least 1.
+    /// At least 1. Of a group, each of its servers has the group's.
     pub weight: u32,
+    /// Where it is, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zone: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -12,6 +12,7 @@ use serde::de::value::{Error as NameError, StrDeserializer};
 use crate::address::{ListenText, ServerLine, UNIX_PATH_SIZE_MAX, unix_path};
 use crate::diagnostic::{At, Complaint, Report, nearest};
 use crate::foreign;
+use crate::groups;
 use crate::sentinel;
 use crate::snapshot::{
     Affinity, CasUniques, Credentials, IoEngine, OnFailure, PROCESSORS_MAX, SERVERS_MAX, Wire,
@@ -658,7 +659,9 @@ impl Value for Servers {
     fn schema() -> Schema {
         json_schema!({
             "type": "array", "minItems": 1, "maxItems": SERVERS_MAX,
-            "items": { "anyOf": [ServerLine::schema(), sentinel::group_schema()] },
+            "items": {
+                "anyOf": [ServerLine::schema(), groups::schema(), sentinel::group_schema()],
+            },
         })
     }
 
@@ -693,6 +696,9 @@ fn read_lines(key: &str, items: &[Node], report: &mut Report<'_>) -> Option<Serv
         .map(|item| match &item.kind {
             Kind::Section(entries) if sentinel::is_group(entries) => {
                 sentinel::read_group(item, report).map(|value| At { value, pos: item.pos })
+            }
+            Kind::Section(entries) if groups::is_group(entries) => {
+                groups::read(item, report).map(|value| At { value, pos: item.pos })
             }
             Kind::Section(entries) => {
                 report.error(item.pos, foreign::server_section(entries));

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use cashew_config::snapshot::{
     Affinity, CommandKeys, CommandPolicy, CustomCommand, Endpoint, Global, IoEngine, Limits,
-    Listen, PolicyBase, Pool, Protocol, Server, Snapshot, Topology,
+    Listen, PolicyBase, Pool, Protocol, Server, Snapshot, Topology, TopologyState,
 };
-use cashew_config::{Context, Loaded, SecretFile, from_json, parse, to_json};
+use cashew_config::{Context, Difference, Loaded, SecretFile, from_json, parse, to_json};
 use cashew_placement::{Distribution, Hash, HashTag};
 
 const FLAT: &str = include_str!("good/flat.yml");
@@ -71,6 +71,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         command_policy: Some(CommandPolicy::of(PolicyBase::Application)),
         client_pause_max_ms: Some(60_000),
         sentinel: None,
+        zone: None,
     }
 }
 
@@ -80,7 +81,7 @@ fn tcp(address: &str) -> Listen {
 
 fn server(name: &str, host: &str, port: u16, weight: u32) -> Server {
     let endpoint = Endpoint::Tcp { host: host.to_owned(), port };
-    Server { name: name.to_owned(), endpoint, weight }
+    Server { name: name.to_owned(), endpoint, weight, zone: None }
 }
 
 #[test]
@@ -142,6 +143,7 @@ fn the_flat_dialect_loads() {
                     name: "/tmp/memcached:".to_owned(),
                     endpoint: Endpoint::Unix(path),
                     weight: 2,
+                    zone: None,
                 },
                 server("127.0.0.1:11214", local, 11214, 1),
             ],
@@ -405,4 +407,58 @@ fn what_older_versions_know_nothing_of_is_as_it_was_there() {
     let [warning] = &warnings[..] else { panic!("{warnings:?}") };
     assert!(warning.starts_with("pool 'alpha': by command_policy clients may no longer call "));
     assert!(cashew_config::warnings_of_change(&snapshot, &old).is_empty());
+}
+
+/// A line that becomes a group of its name moves no key, whatever the distribution, also where the
+/// name is the one that the line has of its address.
+#[test]
+fn a_line_that_becomes_a_group_of_its_name_keeps_its_keys() {
+    let lines = "['10.0.0.1:6379:1', '10.0.0.2:6379:2 two', '10.0.0.3:11211:1', '/s:3 s', \
+                 '10.0.0.4:6379:1 s10']";
+    let groups = "[{name: '10.0.0.1:6379', primary: '10.0.0.1:6379', replicas: ['10.0.1.1:6379']}, \
+                  {name: two, weight: 2, primary: '10.0.0.2:6379', replicas: ['10.0.1.2:6379', '/r']}, \
+                  {name: 10.0.0.3, primary: '10.0.0.3:11211'}, \
+                  {name: s, primary: /s, weight: 3, replicas: ['10.0.1.3:6379']}, \
+                  '10.0.0.4:6379:1 s10']";
+    for (distribution, dialect) in
+        ["ketama", "modula", "random"].into_iter().flat_map(|it| [(it, "pools: "), (it, "")])
+    {
+        let of = |servers: &str| {
+            let pool = format!(
+                "{{a: {{listen: 127.0.0.1:22121, redis: true, distribution: {distribution}, servers: {servers}}}}}"
+            );
+            load(&format!("{dialect}{pool}\n")).snapshot
+        };
+        let (by_lines, by_groups) = (of(lines), of(groups));
+        let (before, after) = (&by_lines.pools[0], &by_groups.pools[0]);
+        let at = |pool: &Pool, shard: u32| {
+            let primary = pool.shards()[shard as usize].primary;
+            pool.servers[primary as usize].endpoint.clone()
+        };
+        let rings = [before, after].map(|pool| pool.ring(&TopologyState::whole(pool)));
+        for point in (0..=u32::MAX).step_by(65_521) {
+            let [was, is] = rings.each_ref().map(|ring| ring.select(point).unwrap());
+            assert_eq!(at(before, was), at(after, is), "{distribution} {point}");
+        }
+        assert_eq!(after.servers.len(), 9);
+        let names: Vec<&str> = after.servers.iter().map(|server| &*server.name).collect();
+        let expected = [
+            "s10",
+            "s//s",
+            "two//r",
+            "10.0.0.3",
+            "s/10.0.1.3:6379",
+            "two/10.0.0.2:6379",
+            "two/10.0.1.2:6379",
+            "10.0.0.1:6379/10.0.0.1:6379",
+            "10.0.0.1:6379/10.0.1.1:6379",
+        ];
+        assert_eq!(names, expected);
+        let told = Difference::between(&by_lines, &by_groups).to_string();
+        let moved = told.contains("keys go to another server");
+        assert!(!moved, "{told}");
+        assert!(
+            told.contains("'two': 10.0.0.2:6379 with replicas 10.0.1.2:6379, /r instead of at")
+        );
+    }
 }

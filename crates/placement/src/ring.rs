@@ -87,6 +87,13 @@ impl Ring {
         Self { modulus, marks, starts, needs_hash, names: names(distribution, &members) }
     }
 
+    /// The same ring with other indices, for those who go on from them: not to be compared by its
+    /// digest.
+    pub fn with_indices(mut self, index: impl Fn(u32) -> u32) -> Self {
+        self.marks.iter_mut().for_each(|mark| mark.server = index(mark.server));
+        self
+    }
+
     /// The point of `key`, to be given to `select`. An empty key and a pool of one server have
     /// point 0 without being hashed. With `Distribution::Random` a point is a random number
     /// instead.

@@ -94,7 +94,7 @@ fn change(next: &mut Snapshot, universe: &[Pool], removed: &[u32], random: &mut 
 fn edit_servers(pool: &mut Pool, edit: impl FnOnce(&mut Vec<cashew_config::snapshot::Server>)) {
     let master = match pool.topology {
         Topology::MasterReplica { master } => Some(pool.servers[master as usize].name.clone()),
-        Topology::Sharded => None,
+        Topology::Sharded | Topology::Groups(_) => None,
     };
     edit(&mut pool.servers);
     if let Some(name) = master {

@@ -154,6 +154,7 @@ impl Rings {
         let Reign { config, live, .. } = reign;
         let all = 0..config.servers.len() as u32;
         match config.topology {
+            Topology::Groups(_) => unreachable!("scenarios have none"),
             Topology::MasterReplica { master } => match access {
                 Access::Write => vec![master],
                 // Any replica may stand in for another, and the master for all.

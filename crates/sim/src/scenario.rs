@@ -667,6 +667,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         command_policy: Some(CommandPolicy::of(PolicyBase::Admin)),
         client_pause_max_ms: Some(60_000),
         sentinel: None,
+        zone: None,
     }
 }
 
@@ -677,6 +678,7 @@ fn server(pool: u64, index: u64) -> Server {
         name: format!("s{index}"),
         endpoint: Endpoint::Tcp { host: "127.0.0.1".into(), port },
         weight: 1 + (index % 2) as u32,
+        zone: None,
     }
 }
 

@@ -29,9 +29,12 @@ pub enum Command {
         binary: Option<PathBuf>,
     },
     Status,
-    /// Have another server of a pool, which has its data already, take the writes.
+    /// Have another server of a group, which has its data already, take the writes.
     Failover {
         pool: String,
+        /// `None` where the server's name says it, or there is one group.
+        #[serde(default)]
+        group: Option<String>,
         server: String,
     },
 }

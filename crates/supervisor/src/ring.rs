@@ -21,7 +21,7 @@ mod pool;
 #[cfg(test)]
 mod simulation;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
@@ -127,12 +127,12 @@ impl Rings {
         self.pools[pool as usize].topology()
     }
 
-    /// Who takes the writes of a pool that has one primary and replicas.
-    pub(crate) fn primary(&self, pool: u32) -> Option<u32> {
-        self.pools[pool as usize].primary
+    /// Who takes the writes of each group of several servers of a pool: by shard.
+    pub(crate) fn primaries(&self, pool: u32) -> &BTreeMap<u32, u32> {
+        &self.pools[pool as usize].primaries
     }
 
-    /// Has one of its replicas take the writes of a pool. An error says why it can't.
+    /// Has a replica take the writes of its group. An error says why it can't.
     pub(crate) fn promote(
         &mut self,
         pool: u32,
@@ -145,14 +145,17 @@ impl Rings {
         if self.halted {
             return Err("the instance stops".into());
         }
-        if ring.primary.is_none() {
-            return Err("the pool has no replicas: each of its servers has keys of its own".into());
-        }
-        if ring.primary == Some(server) && ring.change.is_none() {
+        let Some(shard) = ring.group_of(server) else {
+            return Err(match ring.primaries.is_empty() {
+                true => "the pool has no replicas: each of its servers has keys of its own".into(),
+                false => format!("server '{name}' is no replica: it has keys of its own"),
+            });
+        };
+        if ring.primaries[&shard] == server && ring.change.is_none() {
             return Err(format!("server '{name}' is the primary already"));
         }
         ring.wanted.remove(&server);
-        ring.promotion = Some(Promotion { server, why });
+        ring.promotions.insert(shard, Promotion { server, why });
         self.advance(pool as usize, now);
         Ok(())
     }
@@ -267,7 +270,7 @@ impl Rings {
         self.halted = true;
         for pool in 0..self.pools.len() {
             self.pools[pool].wanted.clear();
-            self.pools[pool].promotion = None;
+            self.pools[pool].promotions.clear();
             if self.pools[pool].change.take().is_some() {
                 self.release(pool);
             }
@@ -333,7 +336,7 @@ impl Rings {
         ring.not_before = None;
         ring.change = Some(Change {
             servers: std::mem::take(&mut ring.wanted),
-            promotion: ring.promotion.take(),
+            promotions: std::mem::take(&mut ring.promotions),
             waiting: self.workers.clone(),
             deadline: now + HOLD_TIMEOUT,
         });
@@ -347,8 +350,8 @@ impl Rings {
         for (server, wanted) in change.servers {
             ring.change_server(server, wanted, now);
         }
-        if let Some(promotion) = change.promotion {
-            ring.promote(promotion);
+        for (shard, promotion) in change.promotions {
+            ring.promote(shard, promotion);
         }
         if !ring.servers.iter().any(|server| server.live) {
             warn!("pool '{}': all servers are ejected", ring.config.name);
@@ -370,7 +373,9 @@ impl Rings {
             }
         }
         // The latest order counts.
-        ring.promotion = ring.promotion.take().or(change.promotion);
+        for (shard, promotion) in change.promotions {
+            ring.promotions.entry(shard).or_insert(promotion);
+        }
         ring.not_before = Some(now + RETRY_PAUSE);
         self.release(pool);
     }
@@ -387,10 +392,10 @@ impl Rings {
 
 #[cfg(test)]
 mod tests {
-    use cashew_config::snapshot::Endpoint;
+    use cashew_config::snapshot::{Endpoint, Promoted};
 
     use super::flaps::{FLAP_MEMORY, FLAP_PAUSE_MAX, FLAP_WINDOW};
-    use super::pool::ServerConfig;
+    use super::pool::{GroupConfig, ServerConfig};
     use super::*;
 
     #[test]
@@ -742,6 +747,7 @@ mod tests {
     pub(super) fn pool<const N: usize>(name: &str, servers: [&str; N]) -> RingConfig {
         let server = |name: &str| ServerConfig {
             name: name.into(),
+            group: name.into(),
             endpoint: endpoint(name),
             may_eject: true,
         };
@@ -749,7 +755,8 @@ mod tests {
             name: name.into(),
             retry_timeout_ms: RETRY_TIMEOUT.as_millis() as u64,
             servers: servers.into_iter().map(server).collect(),
-            primary: None,
+            groups: BTreeMap::new(),
+            is_one_shard: false,
         }
     }
 
@@ -806,8 +813,16 @@ mod tests {
     }
 
     /// A pool of a primary and its replicas.
-    fn replicated<const N: usize>(servers: [&str; N], primary: u32) -> RingConfig {
-        RingConfig { primary: Some(primary), ..pool("alpha", servers) }
+    pub(super) fn replicated<const N: usize>(servers: [&str; N], primary: u32) -> RingConfig {
+        let replicas = (0..N as u32).filter(|&it| it != primary).collect();
+        let group = GroupConfig { name: "master".into(), primary, replicas };
+        let groups = BTreeMap::from([(0, group)]);
+        RingConfig { groups, is_one_shard: true, ..pool("alpha", servers) }
+    }
+
+    /// Who takes the writes of the pool's first group.
+    fn primary(rings: &Rings) -> Option<u32> {
+        rings.primaries(0).get(&0).copied()
     }
 
     fn primary_of(message: &ToChild) -> Option<u32> {
@@ -826,11 +841,11 @@ mod tests {
         rings.promote(0, 2, "asked for".into(), now).unwrap();
         assert_eq!(messages(&mut rings), [(0, hold(0, 1)), (1, hold(0, 1))]);
         rings.held(0, 0, 1, now);
-        assert_eq!((messages(&mut rings), rings.primary(0)), (vec![], Some(0)));
+        assert_eq!((messages(&mut rings), primary(&rings)), (vec![], Some(0)));
         rings.held(1, 0, 1, now);
         let releases = messages(&mut rings);
         assert!(releases.len() == 2 && releases.iter().all(|(_, it)| primary_of(it) == Some(2)));
-        assert_eq!(rings.primary(0), Some(2));
+        assert_eq!(primary(&rings), Some(2));
         assert!(rings.promote(0, 2, String::new(), now).is_err(), "it is the primary already");
         // The primary may not be ejected, and who was it may.
         rings.server_down(0, 2, "refused".into(), now);
@@ -858,7 +873,7 @@ mod tests {
         let again = late + RETRY_PAUSE;
         rings.handle_timeout(again);
         settle(&mut rings, again);
-        assert_eq!(rings.primary(0), Some(1));
+        assert_eq!(primary(&rings), Some(1));
     }
 
     #[test]
@@ -866,21 +881,59 @@ mod tests {
         let mut rings = Rings::new(vec![replicated(["a", "b", "c"], 0)]);
         let now = Instant::now();
         rings.promote(0, 2, "asked for".into(), now).unwrap();
-        assert_eq!(rings.primary(0), Some(2), "there is no worker to wait for");
+        assert_eq!(primary(&rings), Some(2), "there is no worker to wait for");
         rings.freeze();
         let state: RingsState =
             serde_json::from_slice(&serde_json::to_vec(&rings.state(now)).unwrap()).unwrap();
         let mut rings = Rings::from_state(state, &[replicated(["a", "b", "c"], 0)], |_| true, now);
-        assert_eq!(rings.primary(0), Some(2));
+        assert_eq!(primary(&rings), Some(2));
         rings.switch(vec![replicated(["c", "a", "d"], 1)]);
-        assert_eq!(rings.primary(0), Some(0), "by its name");
+        assert_eq!(primary(&rings), Some(0), "by its name");
         let other = rings.switched(vec![replicated(["a", "c", "d"], 2)]);
-        assert_eq!(other.primary(0), Some(2), "the file names d");
+        assert_eq!(primary(&other), Some(2), "the file names d");
         let gone = rings.switched(vec![replicated(["a", "b"], 0)]);
-        assert_eq!(gone.primary(0), Some(0), "c is not there any more");
+        assert_eq!(primary(&gone), Some(0), "c is not there any more");
         rings.switch(vec![pool("alpha", ["a", "c"])]);
-        assert_eq!(rings.primary(0), None);
+        assert_eq!(primary(&rings), None);
         assert!(rings.promote(0, 1, String::new(), now).is_err(), "each has keys of its own");
+    }
+
+    /// Two shards: one of "a" alone, the other of the rest, of which the first is the primary.
+    fn grouped<const N: usize>(servers: [&str; N], alone: u32, primary: u32) -> RingConfig {
+        let replicas = (0..N as u32).filter(|&it| it != primary && it != alone).collect();
+        let group = GroupConfig { name: "s1".into(), primary, replicas };
+        let mut config = pool("alpha", servers);
+        let of_group = |(at, server): (u32, &mut ServerConfig)| {
+            server.group = if at == alone { "s0".into() } else { "s1".into() };
+        };
+        (0..).zip(&mut config.servers).for_each(of_group);
+        RingConfig { groups: BTreeMap::from([(1, group)]), ..config }
+    }
+
+    #[test]
+    fn each_group_has_a_primary_of_its_own() {
+        let mut rings = Rings::new(vec![grouped(["a", "b", "c", "d"], 0, 1)]);
+        let now = Instant::now();
+        rings.joined(0);
+        assert!(rings.promote(0, 0, String::new(), now).unwrap_err().contains("is no replica"));
+        rings.promote(0, 3, "asked for".into(), now).unwrap();
+        settle(&mut rings, now);
+        let promoted = Promoted { shard: 1, server: 3 };
+        assert_eq!(rings.topology(0).primaries, [promoted]);
+        // A primary may be ejected where there are other shards.
+        eject(&mut rings, 3, now);
+        rings.freeze();
+        settle(&mut rings, now);
+        // Servers are known by their groups and endpoints.
+        let mut next = grouped(["c", "d", "b", "a"], 3, 2);
+        next.servers[0].name = "s1/c".into();
+        rings.switch(vec![next]);
+        let topology = rings.topology(0);
+        assert_eq!(topology.primaries, [Promoted { shard: 1, server: 1 }]);
+        assert_eq!(topology.live, [true, false, true, true]);
+        // The file names another primary.
+        rings.switch(vec![grouped(["c", "d", "b", "a"], 3, 0)]);
+        assert_eq!(rings.topology(0).primaries, []);
     }
 
     /// Answers what is asked, and returns the last message.

@@ -72,6 +72,8 @@ pub struct PoolStatus {
     pub live: u32,
     /// Who takes the writes, where the others are its replicas; else empty.
     pub primary: String,
+    /// The groups of several servers, unless there is one that has them all.
+    pub shards: Vec<ShardStatus>,
     pub ring_version: u64,
     /// Digest of the ring, in hex: the same on every machine that sends keys to the same servers.
     pub digest: String,
@@ -88,6 +90,16 @@ pub struct PoolStatus {
     /// Servers whose addresses Sentinels tell.
     pub groups: Vec<GroupStatus>,
     pub sentinels: Vec<SentinelStatus>,
+}
+
+/// A group of servers that hold the same keys.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ShardStatus {
+    pub name: String,
+    /// Who takes the writes.
+    pub primary: String,
+    pub replicas: Vec<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,7 +5,7 @@ use std::fmt;
 
 use cashew_placement::{Distribution, Hash, Ring};
 
-use crate::snapshot::{Endpoint, Pool, Topology};
+use crate::snapshot::{Endpoint, Pool, Topology, TopologyState};
 
 /// Rings whose comparison takes more steps than this are compared at samples only.
 const STEPS_MAX: u64 = 1 << 22;
@@ -57,9 +57,7 @@ pub(crate) struct Moved {
 /// A server is identified by its address: under another name it is the same server, at another
 /// address it is not.
 pub(crate) fn moved(old: &Pool, new: &Pool) -> Option<Moved> {
-    let is_random = |pool: &Pool| {
-        pool.distribution == Distribution::Random && pool.topology == Topology::Sharded
-    };
+    let is_random = |pool: &Pool| pool.distribution == Distribution::Random && !pool.is_one_shard();
     if is_same(old, new) || is_random(old) && is_random(new) {
         return None;
     }
@@ -69,8 +67,8 @@ pub(crate) fn moved(old: &Pool, new: &Pool) -> Option<Moved> {
 }
 
 fn is_same(old: &Pool, new: &Pool) -> bool {
-    let placement = |pool: &Pool| (pool.hash, pool.distribution, pool.topology);
-    placement(old) == placement(new) && old.servers == new.servers
+    let placement = |pool: &Pool| (pool.hash, pool.distribution);
+    placement(old) == placement(new) && old.topology == new.topology && old.servers == new.servers
 }
 
 /// Numbers for what must be equal for a key not to move.
@@ -81,6 +79,16 @@ impl<'a> Places<'a> {
     fn number(&mut self, endpoint: &'a Endpoint) -> u32 {
         let next = self.0.len() as u32;
         *self.0.entry(endpoint).or_insert(next)
+    }
+
+    /// Of servers that have the same keys, the primary first: what any of them had is there.
+    fn number_of_group(&mut self, members: &[&'a Endpoint]) -> u32 {
+        let known = members.iter().find_map(|member| self.0.get(member).copied());
+        let number = known.unwrap_or(self.0.len() as u32);
+        members.iter().for_each(|&member| {
+            self.0.entry(member).or_insert(number);
+        });
+        number
     }
 }
 
@@ -99,7 +107,7 @@ enum Way {
         ring: Ring,
         hash: Hash,
         is_random: bool,
-        /// By the index of the server.
+        /// By the index that the ring has: of the shard, or the replica.
         places: Vec<u32>,
     },
 }
@@ -107,11 +115,19 @@ enum Way {
 impl Map {
     /// As in the engine's router: with a master, the ring has its replicas.
     fn new<'a>(pool: &'a Pool, places: &mut Places<'a>) -> Self {
-        let numbers: Vec<u32> =
-            pool.servers.iter().map(|server| places.number(&server.endpoint)).collect();
+        let endpoint = |server: u32| &pool.servers[server as usize].endpoint;
+        let numbers: Vec<u32> = match &pool.topology {
+            Topology::Sharded | Topology::MasterReplica { .. } => {
+                pool.servers.iter().map(|server| places.number(&server.endpoint)).collect()
+            }
+            Topology::Groups(groups) => {
+                let members = groups.iter().map(|it| it.members().map(endpoint).collect());
+                members.map(|members: Vec<_>| places.number_of_group(&members)).collect()
+            }
+        };
         let mut on_ring = vec![true; numbers.len()];
         let master = match pool.topology {
-            Topology::Sharded => None,
+            Topology::Sharded | Topology::Groups(_) => None,
             Topology::MasterReplica { master } => {
                 on_ring[master as usize] = false;
                 Some(numbers[master as usize])
@@ -122,7 +138,7 @@ impl Map {
         let reads = match first {
             Some(place) if shares.all(|(other, _)| *other == place) => Way::Straight(place),
             _ => Way::Ring {
-                ring: pool.ring(&on_ring.into()),
+                ring: pool.ring(&TopologyState::whole(pool)),
                 hash: pool.hash,
                 is_random: pool.distribution == Distribution::Random,
                 places: numbers,

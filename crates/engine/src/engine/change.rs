@@ -2,7 +2,7 @@
 //!
 //! It is prepared beside the epoch in use, which nothing is taken from before the commit: pools
 //! that come stand behind those in use, with lanes for the servers that are new. From one epoch to
-//! the other a pool is known by its name and protocol, a server by its name and endpoint, unless it
+//! the other a pool is known by its name and protocol, a server by the name of its group and its endpoint, unless it
 //! has [moved](Plan::move_server).
 //!
 //! Only pools that may send a key elsewhere after the commit are *rerouted*: they dispatch nothing
@@ -1020,18 +1020,18 @@ fn places_alike(old: &Backend, new: &PlannedPool) -> bool {
         && was.hash_tag == is.hash_tag
         && was.distribution == is.distribution
         && was.topology == is.topology
-        && old.topology.live() == new.topology.live()
+        && old.topology.state() == new.topology.state()
 }
 
 /// By new server: which of the old ones it is, with its lanes.
 fn servers_kept(old: &Backend, new: &PlannedPool) -> Vec<Option<ServerId>> {
     let alike = lanes_alike(old, new);
-    let servers = old.config.servers.iter().zip((0..).map(ServerId::new)).filter(|_| alike);
-    let by_name: HashMap<&str, (&snapshot::Server, ServerId)> =
-        servers.map(|(server, index)| (&*server.name, (server, index))).collect();
-    let kept = |(server, place): (&snapshot::Server, ServerId)| {
-        let &(old, index) = by_name.get(&*server.name)?;
-        (old.endpoint == server.endpoint && !new.moved.contains(&place)).then_some(index)
+    let of = |config: &snapshot::Pool| {
+        let groups: Vec<String> = config.group_names().into_iter().map(str::to_owned).collect();
+        let endpoints = config.servers.iter().map(|server| server.endpoint.clone());
+        groups.into_iter().zip(endpoints).zip((0..).map(ServerId::new)).collect::<Vec<_>>()
     };
-    new.config.servers.iter().zip((0..).map(ServerId::new)).map(kept).collect()
+    let old: HashMap<_, ServerId> = of(&old.config).into_iter().filter(|_| alike).collect();
+    let kept = |(server, place)| old.get(&server).copied().filter(|_| !new.moved.contains(&place));
+    of(&new.config).into_iter().map(kept).collect()
 }

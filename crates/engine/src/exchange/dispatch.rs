@@ -17,7 +17,6 @@ use crate::request::{Due, Gather, Merge, Role};
 use crate::upstream::backend::Backend;
 use crate::upstream::bulk::{BULK_SIZE, Mark};
 use crate::upstream::lane::Link;
-use crate::upstream::server::Server;
 
 /// Larger ones are not kept to be used again.
 const GATHER_KEPT_MAX: usize = 64 * 1024;
@@ -310,12 +309,9 @@ impl Engine {
         if config.topology.is_one_shard() {
             self.route(backend, b"", access)
         } else {
-            let servers = &config.servers;
-            let server = servers
-                .iter()
-                .position(Server::is_up)
-                .or_else(|| servers.iter().position(|server| !server.ejected));
-            server.map(|server| ServerId::new(server as u32))
+            let is_up = |&server: &ServerId| config.servers[server].is_up();
+            let topology = &config.topology;
+            topology.heads().find(is_up).or_else(|| topology.heads().next())
         }
     }
 

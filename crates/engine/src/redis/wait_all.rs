@@ -109,7 +109,7 @@ impl Engine {
             Wait::AtMost { millis } => self.now.plus_millis(millis),
             Wait::ForEver | Wait::No => Time::NEVER,
         };
-        let mut left = self.live_servers(backend_id);
+        let mut left = self.heads(backend_id);
         left.reverse();
         WaitAll {
             left,

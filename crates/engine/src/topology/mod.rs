@@ -19,19 +19,21 @@ pub(crate) struct Topology {
     hash: Hash,
     tag: Option<HashTag>,
     distribution: Distribution,
+    /// What is on the ring: shards, or the servers of the only one.
     nodes: Vec<(String, u32)>,
     /// As configured: changes of primaries begin with them.
     configured: Table<ShardId, Shard>,
     shards: Table<ShardId, Shard>,
+    /// By server: its shard.
+    homes: Table<ServerId, ShardId>,
     locate: Locate,
     reads: ReadPolicy,
-    /// Of shards, or of the replicas of the only one.
+    /// Names the primary of the shard that has a point, or one of the replicas of the only shard.
     ring: Ring,
     state: TopologyState,
-    /// Every shard is the server of its number, and nothing but the ring over FNV-1a of the key
-    /// decides, as by default.
+    /// Nothing but the ring over FNV-1a of the key decides, as by default.
     is_default: bool,
-    /// The server of a pool that has but one, while it is live.
+    /// The only server that is ever asked, while it is live.
     only: Option<ServerId>,
 }
 
@@ -40,7 +42,7 @@ pub(crate) struct Topology {
 enum Locate {
     /// There is one shard.
     Only,
-    /// Shards are one server each, by the same numbers, and are on the ring while that is live.
+    /// Shards are on the ring while their primaries are live.
     Ring,
 }
 
@@ -59,19 +61,23 @@ impl Topology {
     /// Unless `state` is of the pool.
     pub(crate) fn new(pool: &snapshot::Pool, state: TopologyState) -> Self {
         assert!(state.is_of(pool), "one flag for each server");
-        let nodes = pool.servers.iter().map(|s| (s.name.clone(), s.weight)).collect();
-        let servers = (0..pool.servers.len() as u32).map(ServerId::new);
-        let (shards, locate, reads): (Table<ShardId, Shard>, _, _) = match pool.topology {
-            snapshot::Topology::Sharded => {
-                (servers.map(Shard::of_one).collect(), Locate::Ring, ReadPolicy::Primary)
+        let groups = pool.shards();
+        let shards: Table<ShardId, Shard> = groups.iter().map(Shard::of).collect();
+        let mut homes = vec![ShardId::new(0); pool.servers.len()];
+        for (number, group) in (0..).map(ShardId::new).zip(groups.iter()) {
+            group.members().for_each(|member| homes[member as usize] = number);
+        }
+        let (nodes, reads) = match pool.topology {
+            snapshot::Topology::Sharded | snapshot::Topology::Groups(_) => {
+                let nodes = groups.iter().map(|group| (group.name.clone(), group.weight));
+                (nodes.collect(), ReadPolicy::Primary)
             }
-            snapshot::Topology::MasterReplica { master } => {
-                let primary = ServerId::new(master);
-                let replicas = servers.filter(|&server| server != primary).collect();
-                let shard = Shard { primary, replicas };
-                (vec![shard].into(), Locate::Only, ReadPolicy::RingOfReplicas)
+            snapshot::Topology::MasterReplica { .. } => {
+                let nodes = pool.servers.iter().map(|server| (server.name.clone(), server.weight));
+                (nodes.collect(), ReadPolicy::RingOfReplicas)
             }
         };
+        let locate = if pool.is_one_shard() { Locate::Only } else { Locate::Ring };
         let mut topology = Self {
             hash: pool.hash,
             tag: pool.hash_tag,
@@ -79,6 +85,7 @@ impl Topology {
             nodes,
             configured: shards.clone(),
             shards,
+            homes: homes.into(),
             locate,
             reads,
             ring: Ring::build(pool.distribution, &[], &[]),
@@ -94,7 +101,7 @@ impl Topology {
         &self.state
     }
 
-    /// By server: whether it is on the ring.
+    /// By server: whether it is not ejected.
     pub(crate) fn live(&self) -> &[bool] {
         &self.state.live
     }
@@ -106,8 +113,34 @@ impl Topology {
 
     /// Servers of which each takes the writes of a share of the keys, as far as they are in the ring.
     pub(crate) fn heads(&self) -> impl Iterator<Item = ServerId> {
-        let is_in_ring = |server: &ServerId| self.is_one_shard() || self.live()[server.index()];
-        self.shards.iter().map(|shard| shard.primary).filter(is_in_ring)
+        self.heads_of(self.shards.iter())
+    }
+
+    /// Those of the shards behind this one.
+    pub(crate) fn heads_behind(&self, shard: ShardId) -> impl Iterator<Item = ServerId> {
+        self.heads_of(self.shards.iter().skip(shard.index() + 1))
+    }
+
+    fn heads_of<'a>(
+        &'a self,
+        shards: impl Iterator<Item = &'a Shard>,
+    ) -> impl Iterator<Item = ServerId> {
+        let primaries = shards.map(|shard| shard.primary);
+        primaries.filter(|&server| self.is_on_ring(server))
+    }
+
+    /// Whether it is one of [`Topology::heads`].
+    pub(crate) fn is_head(&self, server: ServerId) -> bool {
+        self.shards[self.shard_of(server)].primary == server && self.is_on_ring(server)
+    }
+
+    fn is_on_ring(&self, primary: ServerId) -> bool {
+        self.is_one_shard() || self.live()[primary.index()]
+    }
+
+    /// The shard that a server is of.
+    pub(crate) fn shard_of(&self, server: ServerId) -> ShardId {
+        self.homes[server]
     }
 
     /// Whether it is left to chance which server gets a key that is written.
@@ -126,7 +159,7 @@ impl Topology {
     ///
     /// Unless it has one flag for each server.
     pub(crate) fn set_state(&mut self, state: TopologyState) {
-        assert_eq!(state.live.len(), self.nodes.len(), "one flag for each server");
+        assert_eq!(state.live.len(), self.homes.len(), "one flag for each server");
         self.state = state;
         self.rebuild();
     }
@@ -143,18 +176,30 @@ impl Topology {
             .iter()
             .map(|(name, weight)| Node { name: name.as_bytes(), weight: *weight })
             .collect();
-        let mut on_ring = self.state.live.clone();
-        if self.reads == ReadPolicy::RingOfReplicas {
-            for shard in &self.shards {
-                on_ring[shard.primary.index()] = false;
+        let primary_of = |shard: u32| self.shards[ShardId::new(shard)].primary;
+        self.ring = match self.reads {
+            ReadPolicy::RingOfReplicas => {
+                let mut on_ring = self.state.live.clone();
+                on_ring[primary_of(0).index()] = false;
+                Ring::build(self.distribution, &nodes, &on_ring)
             }
-        }
-        self.ring = Ring::build(self.distribution, &nodes, &on_ring);
+            ReadPolicy::Primary => {
+                let primaries = self.shards.iter().map(|shard| shard.primary);
+                let on_ring: Vec<bool> = primaries.map(|it| self.is_on_ring(it)).collect();
+                Ring::build(self.distribution, &nodes, &on_ring)
+                    .with_indices(|shard| primary_of(shard).number())
+            }
+        };
         let is_ring = self.locate == Locate::Ring;
-        self.is_default =
-            is_ring && self.ring.needs_hash() && self.hash == Hash::Fnv1a64 && self.tag.is_none();
-        let is_only = is_ring && matches!(self.state.live[..], [true]);
-        self.only = is_only.then_some(ServerId::new(0));
+        let is_by_primaries = self.reads == ReadPolicy::Primary;
+        self.is_default = is_ring
+            && is_by_primaries
+            && self.ring.needs_hash()
+            && self.hash == Hash::Fnv1a64
+            && self.tag.is_none();
+        let is_only = is_by_primaries && self.shards.len() == 1;
+        let first = self.heads().next();
+        self.only = first.filter(|_| is_only);
     }
 
     /// The server for `key`, or `None` when all that could answer are ejected. `is_up` says
@@ -184,19 +229,16 @@ impl Topology {
         rng: &mut Rng,
         is_up: impl Fn(ServerId) -> bool,
     ) -> Option<ServerId> {
-        let shard = &self.shards[self.shard(key, rng)?];
+        let primary = match self.locate {
+            Locate::Only => self.shards[ShardId::new(0)].primary,
+            Locate::Ring => self.ring.select(self.point(key, rng)).map(ServerId::new)?,
+        };
         Some(match (access, self.reads) {
-            (Access::Read, ReadPolicy::RingOfReplicas) => self.replica(shard, key, rng, is_up),
-            _ => shard.primary,
+            (Access::Read, ReadPolicy::RingOfReplicas) => {
+                self.replica(&self.shards[self.shard_of(primary)], key, rng, is_up)
+            }
+            _ => primary,
         })
-    }
-
-    /// The shard of a key, or `None` when none is on the ring.
-    fn shard(&self, key: &[u8], rng: &mut Rng) -> Option<ShardId> {
-        match self.locate {
-            Locate::Only => Some(ShardId::new(0)),
-            Locate::Ring => self.ring.select(self.point(key, rng)).map(ShardId::new),
-        }
     }
 
     fn replica(

@@ -1,5 +1,7 @@
 //! Servers that hold the same share of the keys.
 
+use cashew_config::snapshot::ServerGroup;
+
 use crate::base::id::ServerId;
 
 /// One share of a pool's keys, and who has it.
@@ -12,9 +14,9 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
-    /// Of one server, which has no copies.
-    pub(crate) fn of_one(primary: ServerId) -> Self {
-        Self { primary, replicas: Vec::new() }
+    pub(crate) fn of(group: &ServerGroup) -> Self {
+        let replicas = group.replicas.iter().map(|&server| ServerId::new(server)).collect();
+        Self { primary: ServerId::new(group.primary), replicas }
     }
 
     /// Has another of its servers take the writes; the one that did so becomes a replica. Any other

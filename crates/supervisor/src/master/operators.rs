@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::TopologyState;
+use cashew_config::snapshot::{ServerGroup, TopologyState};
 use cashew_metrics::{PoolCounter, monotonic_ms};
 use rustix::event::PollFlags;
 use tracing::{error, info, warn};
@@ -25,7 +25,7 @@ use crate::interests::Interests;
 use crate::listeners::Listeners;
 use crate::member::Member;
 use crate::state::{OperatorsState, Pack};
-use crate::status::{AdminStatus, Outcome, PoolStatus, Status, WorkerStatus};
+use crate::status::{AdminStatus, Outcome, PoolStatus, ShardStatus, Status, WorkerStatus};
 use crate::unix_socket::UnixSocket;
 use crate::watchdog::STARVED_MAX;
 
@@ -182,11 +182,18 @@ impl Master {
         }
     }
 
-    /// The name of the primary of a pool that has one and replicas.
-    fn primary_of(&self, pool: u32) -> String {
-        let servers = &self.current.snapshot.pools[pool as usize].servers;
-        let primary = self.rings.primary(pool);
-        primary.map_or_else(String::new, |primary| servers[primary as usize].name.clone())
+    /// The groups of several servers of a pool, and who is who in them.
+    fn shards_of(&self, index: u32) -> Vec<ShardStatus> {
+        let pool = &self.current.snapshot.pools[index as usize];
+        let primaries = self.rings.primaries(index);
+        let name = |server: u32| pool.servers[server as usize].name.clone();
+        let shard = |(number, group): (u32, ServerGroup)| {
+            let primary = primaries.get(&number).copied().unwrap_or(group.primary);
+            let replicas = group.members().filter(|&server| server != primary);
+            let replicas = replicas.map(name).collect();
+            ShardStatus { name: group.name, primary: name(primary), replicas }
+        };
+        pool.replicated().into_iter().map(shard).collect()
     }
 
     pub(super) fn publish_status(&mut self, reply: Box<dyn Reply>) {
@@ -263,21 +270,27 @@ impl Master {
         let count = |index: u32, counter| {
             segments.sum_pool_counter(segments.layout().pool(index as usize), counter)
         };
-        let pool = |(index, pool): (u32, &cashew_config::snapshot::Pool)| PoolStatus {
-            command_policy: pool.policy().to_string(),
-            commands_refused: count(index, PoolCounter::CommandsRefused),
-            auth_failures: count(index, PoolCounter::AuthFailures),
-            paused_ms: pause_of(&pool.name).map_or(0, |pause| pause.until_ms - now_ms),
-            groups: self.discovered.groups_of(pool),
-            sentinels: self.discovered.sentinels_of(pool),
-            paused_writes_only: pause_of(&pool.name).is_some_and(|pause| pause.writes_only),
-            name: pool.name.clone(),
-            listen: pool.listen.to_string(),
-            servers: pool.servers.len() as u32,
-            live: self.rings.live(index).iter().filter(|live| **live).count() as u32,
-            primary: self.primary_of(index),
-            ring_version: self.rings.version(index),
-            digest: String::new(),
+        let pool = |(index, pool): (u32, &cashew_config::snapshot::Pool)| {
+            let mut shards = self.shards_of(index);
+            // One that has all servers is told beside their number.
+            let only = shards.pop_if(|_| pool.is_one_shard());
+            PoolStatus {
+                command_policy: pool.policy().to_string(),
+                commands_refused: count(index, PoolCounter::CommandsRefused),
+                auth_failures: count(index, PoolCounter::AuthFailures),
+                paused_ms: pause_of(&pool.name).map_or(0, |pause| pause.until_ms - now_ms),
+                groups: self.discovered.groups_of(pool),
+                sentinels: self.discovered.sentinels_of(pool),
+                paused_writes_only: pause_of(&pool.name).is_some_and(|pause| pause.writes_only),
+                name: pool.name.clone(),
+                listen: pool.listen.to_string(),
+                servers: pool.servers.len() as u32,
+                live: self.rings.live(index).iter().filter(|live| **live).count() as u32,
+                primary: only.map_or_else(String::new, |only| only.primary),
+                shards,
+                ring_version: self.rings.version(index),
+                digest: String::new(),
+            }
         };
         Status {
             version: self.program.version.clone(),

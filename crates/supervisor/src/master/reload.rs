@@ -173,7 +173,9 @@ impl Master {
             }
             Command::Reload { dry_run } => self.reload.waiting.push(Asker { dry_run, reply }),
             Command::Status => self.publish_status(reply),
-            Command::Failover { pool, server } => self.fail_over(pool, server, reply, now),
+            Command::Failover { pool, group, server } => {
+                self.fail_over(pool, group.as_deref(), &server, reply, now);
+            }
             Command::Upgrade { binary } => self.begin_upgrade(binary, reply, now),
         }
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{Endpoint, Pool, Promoted, Topology, TopologyState};
+use cashew_config::snapshot::{Endpoint, Pool, Promoted, ServerGroup, TopologyState};
 use cashew_control::ToChild;
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
@@ -18,15 +18,35 @@ pub(crate) struct RingConfig {
     pub(crate) name: String,
     pub(crate) retry_timeout_ms: u64,
     pub(crate) servers: Vec<ServerConfig>,
-    /// Of a pool whose servers are one primary and its replicas: who is configured to be the primary.
+    /// The groups of several servers, by their numbers among the shards.
     #[serde(default)]
-    pub(crate) primary: Option<u32>,
+    pub(crate) groups: BTreeMap<u32, GroupConfig>,
+    /// Nothing can stand in for the only primary.
+    #[serde(default)]
+    pub(crate) is_one_shard: bool,
 }
 
-/// A server is the same in another epoch if its name and endpoint are.
+/// A primary and its replicas, as configured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct GroupConfig {
+    pub(crate) name: String,
+    pub(crate) primary: u32,
+    pub(crate) replicas: Vec<u32>,
+}
+
+impl GroupConfig {
+    fn has(&self, server: u32) -> bool {
+        self.primary == server || self.replicas.contains(&server)
+    }
+}
+
+/// A server is the same in another epoch if the name of its group and its endpoint are.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ServerConfig {
     pub(crate) name: String,
+    /// The server's own name, unless there are several in its group.
+    #[serde(default)]
+    pub(crate) group: String,
     pub(crate) endpoint: Endpoint,
     pub(crate) may_eject: bool,
 }
@@ -38,11 +58,11 @@ pub(super) struct RingState {
     /// One for each server.
     servers: Vec<ServerState>,
     wanted: BTreeMap<u32, Wanted>,
-    /// `None` is the configured one.
+    /// Who is promoted: by shard.
     #[serde(default)]
-    primary: Option<u32>,
+    primaries: BTreeMap<u32, u32>,
     #[serde(default)]
-    promotion: Option<Promotion>,
+    promotions: BTreeMap<u32, Promotion>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,10 +84,10 @@ pub(super) struct Ring {
     /// Servers to be ejected or readmitted by the next change. Has no entry that is already true or
     /// that the current change makes true.
     pub(super) wanted: BTreeMap<u32, Wanted>,
-    /// Who is the primary, of a pool that has one.
-    pub(super) primary: Option<u32>,
-    /// Who is to become it by the next change.
-    pub(super) promotion: Option<Promotion>,
+    /// Who takes the writes of each group: by shard.
+    pub(super) primaries: BTreeMap<u32, u32>,
+    /// Who is to take them by the next change: by shard.
+    pub(super) promotions: BTreeMap<u32, Promotion>,
     pub(super) not_before: Option<Instant>,
 }
 
@@ -81,7 +101,7 @@ pub(super) struct Server {
 #[derive(Clone)]
 pub(super) struct Change {
     pub(super) servers: BTreeMap<u32, Wanted>,
-    pub(super) promotion: Option<Promotion>,
+    pub(super) promotions: BTreeMap<u32, Promotion>,
     /// Workers that may still dispatch by the old ring.
     pub(super) waiting: BTreeSet<Slot>,
     pub(super) deadline: Instant,
@@ -106,8 +126,15 @@ impl RingState {
         self.config.name == pool.name
             && (self.config.servers.len(), pool.servers.len()) == (servers, servers)
             && self.wanted.keys().all(|&server| (server as usize) < servers)
-            && self.primary.is_none_or(|server| (server as usize) < servers)
-            && self.promotion.as_ref().is_none_or(|it| (it.server as usize) < servers)
+            && self.promoted().is_of(pool)
+    }
+
+    /// Who is promoted, or is to be.
+    fn promoted(&self) -> TopologyState {
+        let promotions = self.promotions.iter().map(|(shard, it)| (shard, &it.server));
+        let all = self.primaries.iter().chain(promotions);
+        let primaries = all.map(|(&shard, &server)| Promoted { shard, server }).collect();
+        TopologyState { live: vec![true; self.servers.len()], primaries }
     }
 }
 
@@ -115,23 +142,31 @@ impl RingConfig {
     /// The pools of a snapshot.
     pub(crate) fn of(snapshot: &Snapshot) -> Vec<Self> {
         let of_pool = |pool: &Pool| {
-            let master = match pool.topology {
-                Topology::Sharded => None,
-                Topology::MasterReplica { master } => Some(master),
-            };
-            let of_server = |server: &cashew_config::snapshot::Server| {
+            let of_server = |(server, group): (&cashew_config::snapshot::Server, &str)| {
                 let may_eject = pool.auto_eject_hosts;
                 let (name, endpoint) = (server.name.clone(), server.endpoint.clone());
-                ServerConfig { name, endpoint, may_eject }
+                ServerConfig { name, group: group.to_owned(), endpoint, may_eject }
+            };
+            let of_group = |(shard, group): (u32, ServerGroup)| {
+                let ServerGroup { name, primary, replicas, .. } = group;
+                (shard, GroupConfig { name, primary, replicas })
             };
             Self {
                 name: pool.name.clone(),
                 retry_timeout_ms: pool.server_retry_timeout_ms,
-                servers: pool.servers.iter().map(of_server).collect(),
-                primary: master,
+                servers: pool.servers.iter().zip(pool.group_names()).map(of_server).collect(),
+                groups: pool.replicated().into_iter().map(of_group).collect(),
+                is_one_shard: pool.is_one_shard(),
             }
         };
         snapshot.pools.iter().map(of_pool).collect()
+    }
+}
+
+impl RingConfig {
+    /// By shard: the configured primary.
+    fn configured(&self) -> BTreeMap<u32, u32> {
+        self.groups.iter().map(|(&shard, group)| (shard, group.primary)).collect()
     }
 }
 
@@ -140,11 +175,11 @@ impl Ring {
         Self {
             version: 0,
             servers: vec![Server { live: true, flaps: Flaps::default() }; config.servers.len()],
-            primary: config.primary,
+            primaries: config.configured(),
             config,
             change: None,
             wanted: BTreeMap::new(),
-            promotion: None,
+            promotions: BTreeMap::new(),
             not_before: None,
         }
     }
@@ -153,31 +188,41 @@ impl Ring {
     pub(super) fn reconfigured(mut self, config: RingConfig, halted: bool) -> Self {
         let old: HashMap<(&str, &Endpoint), u32> = (0..)
             .zip(&self.config.servers)
-            .map(|(index, server)| ((&*server.name, &server.endpoint), index))
+            .map(|(index, server)| ((&*server.group, &server.endpoint), index))
             .collect();
         let mut ring =
             Self { version: self.version, not_before: self.not_before, ..Self::new(config) };
-        let named = |config: &RingConfig, server: Option<u32>| {
-            server.map(|server| config.servers[server as usize].name.clone())
+        let new: HashMap<u32, u32> = (0..)
+            .zip(&ring.config.servers)
+            .filter_map(|(index, it)| Some((*old.get(&(&*it.group, &it.endpoint))?, index)))
+            .collect();
+        let primary = |config: &RingConfig, group: &GroupConfig| {
+            config.servers[group.primary as usize].name.clone()
         };
         // Who is promoted stays so until the file names another.
-        let is_as_before =
-            named(&self.config, self.config.primary) == named(&ring.config, ring.config.primary);
-        for (index, server) in (0..).zip(&ring.config.servers) {
-            let Some(&before) = old.get(&(&*server.name, &server.endpoint)) else { continue };
-            if is_as_before && ring.primary.is_some() {
-                if self.primary == Some(before) {
-                    ring.primary = Some(index);
-                }
-                if let Some(promotion) = self.promotion.take_if(|it| it.server == before) {
-                    ring.promotion = Some(Promotion { server: index, ..promotion });
-                }
+        for (&shard, group) in &ring.config.groups {
+            let is_same = |before: &&u32| {
+                let before = &self.config.groups[before];
+                before.name == group.name
+                    && primary(&self.config, before) == primary(&ring.config, group)
+            };
+            let Some(&before) = self.config.groups.keys().find(is_same) else { continue };
+            if let Some(&promoted) = new.get(&self.primaries[&before]) {
+                ring.primaries.insert(shard, promoted);
             }
+            if let Some(promotion) = self.promotions.remove(&before)
+                && let Some(&server) = new.get(&promotion.server)
+            {
+                ring.promotions.insert(shard, Promotion { server, ..promotion });
+            }
+        }
+        for (index, server) in (0..).zip(&ring.config.servers) {
+            let Some(&before) = old.get(&(&*server.group, &server.endpoint)) else { continue };
             let state = self.servers[before as usize];
             ring.servers[index as usize] = state;
             let wanted = self.wanted.remove(&before);
-            let is_primary = ring.primary == Some(index);
-            if server.may_eject && !is_primary {
+            let is_only = ring.is_only_primary(index);
+            if server.may_eject && !is_only {
                 ring.wanted.extend(wanted.map(|wanted| (index, wanted)));
             } else if !state.live && !halted {
                 let why = "it is not to be ejected any more".to_owned();
@@ -199,8 +244,8 @@ impl Ring {
             version: self.version,
             servers: self.servers.iter().map(of_server).collect(),
             wanted: self.wanted.clone(),
-            primary: self.primary.filter(|_| self.primary != self.config.primary),
-            promotion: self.promotion.clone(),
+            primaries: self.promoted(),
+            promotions: self.promotions.clone(),
         }
     }
 
@@ -214,8 +259,8 @@ impl Ring {
             Server { live: server.live, flaps }
         };
         Self {
-            primary: state.primary.or(config.primary),
-            promotion: state.promotion,
+            primaries: config.configured().into_iter().chain(state.primaries).collect(),
+            promotions: state.promotions,
             config,
             version: state.version,
             servers: state.servers.into_iter().map(of_server).collect(),
@@ -226,9 +271,20 @@ impl Ring {
     }
 
     pub(super) fn topology(&self) -> TopologyState {
-        let promoted = self.primary.filter(|_| self.primary != self.config.primary);
-        let primaries = promoted.map(|server| Promoted { shard: 0, server }).into_iter().collect();
+        let promoted = self.promoted().into_iter();
+        let primaries = promoted.map(|(shard, server)| Promoted { shard, server }).collect();
         TopologyState { live: self.live(), primaries }
+    }
+
+    /// The shards whose primary is not the configured one.
+    fn promoted(&self) -> BTreeMap<u32, u32> {
+        let groups = &self.config.groups;
+        let is_other = |(shard, primary): &(u32, u32)| groups[shard].primary != *primary;
+        self.primaries.iter().map(|(&shard, &primary)| (shard, primary)).filter(is_other).collect()
+    }
+
+    fn is_only_primary(&self, server: u32) -> bool {
+        self.config.is_one_shard && self.primaries.values().any(|&primary| primary == server)
     }
 
     pub(super) fn live(&self) -> Vec<bool> {
@@ -264,30 +320,40 @@ impl Ring {
         }
     }
 
-    /// Whether the server may be left out of the ring: the primary has no substitute.
+    /// Whether the server may be left out of the ring: the only primary has no substitute, and who is to
+    /// become one is needed.
     pub(super) fn may_eject(&self, server: u32) -> bool {
         let config = self.config.servers.get(server as usize);
-        let promotions = self
-            .promotion
-            .iter()
-            .chain(self.change.iter().filter_map(|change| change.promotion.as_ref()));
+        let changed = self.change.iter().flat_map(|change| change.promotions.values());
+        let mut promotions = self.promotions.values().chain(changed);
         config.is_some_and(|config| config.may_eject)
-            && self.primary != Some(server)
-            && promotions.into_iter().all(|it| it.server != server)
+            && !self.is_only_primary(server)
+            && promotions.all(|it| it.server != server)
     }
 
-    /// Another server takes the writes.
-    pub(super) fn promote(&mut self, Promotion { server, why }: Promotion) {
+    /// The shard that a server is of, if it has several servers.
+    pub(super) fn group_of(&self, server: u32) -> Option<u32> {
+        self.config.groups.iter().find(|(_, group)| group.has(server)).map(|(&shard, _)| shard)
+    }
+
+    /// Another server takes the writes of a shard.
+    pub(super) fn promote(&mut self, shard: u32, Promotion { server, why }: Promotion) {
         let name_of = |server: u32| &self.config.servers[server as usize].name;
         let (pool, name) = (&self.config.name, name_of(server));
-        let before = self.primary.map_or("", |before| name_of(before));
-        warn!("pool '{pool}': server '{name}' is the primary now, no more '{before}': {why}");
-        self.primary = Some(server);
+        let before = name_of(self.primaries[&shard]);
+        let group = match self.config.is_one_shard {
+            true => String::new(),
+            false => format!(" of group '{}'", self.config.groups[&shard].name),
+        };
+        warn!(
+            "pool '{pool}': server '{name}' is the primary{group} now, no more '{before}': {why}"
+        );
+        self.primaries.insert(shard, server);
         self.servers[server as usize].live = true;
     }
 
     pub(super) fn has_wishes(&self) -> bool {
-        !self.wanted.is_empty() || self.promotion.is_some()
+        !self.wanted.is_empty() || !self.promotions.is_empty()
     }
 
     pub(super) fn hold(&self, pool: u32) -> ToChild {

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use cashew_config::snapshot::TopologyState;
 use cashew_control::ToChild;
 
+use super::Rings;
 use super::flaps::FLAP_PAUSE_MAX;
-use super::tests::pool;
-use super::{RingConfig, Rings};
+use super::tests::replicated;
 
 /// Workers that read their messages late, die and are replaced at random moments, while epochs
 /// change, never dispatch by two rings of one pool at once.
@@ -17,11 +17,6 @@ fn no_two_workers_ever_dispatch_by_different_rings() {
     for seed in 1..=300 {
         Simulation::new(seed).run();
     }
-}
-
-/// The first server is configured to be the primary.
-fn replicated(servers: [&str; 3]) -> RingConfig {
-    RingConfig { primary: Some(0), ..pool("alpha", servers) }
 }
 
 /// Epochs are switched while nobody reads: rings do not ensure that all workers switch together.
@@ -49,7 +44,7 @@ impl Simulation {
     fn new(seed: u64) -> Self {
         Self {
             random: seed,
-            rings: Rings::new(vec![replicated(["a", "b", "c"])]),
+            rings: Rings::new(vec![replicated(["a", "b", "c"], 0)]),
             now: Instant::now(),
             workers: [(); 3].map(|()| None),
             servers: vec!["a", "b", "c"],
@@ -136,7 +131,7 @@ impl Simulation {
                 .find(|name| !self.servers.contains(name))
                 .unwrap();
         }
-        let next = vec![replicated([self.servers[0], self.servers[1], self.servers[2]])];
+        let next = vec![replicated([self.servers[0], self.servers[1], self.servers[2]], 0)];
         let preview = self.rings.switched(next.clone());
         self.rings.switch(next);
         let live = self.rings.live(0);

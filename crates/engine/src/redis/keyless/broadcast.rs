@@ -149,7 +149,7 @@ impl Engine {
         way: Way,
     ) -> Plan {
         let backend = self.backend_of(client);
-        let live = self.live_servers(backend);
+        let live = self.heads(backend);
         let mut lanes = Vec::with_capacity(live.len());
         for &server in &live {
             match self.lane_by(client, server, way) {

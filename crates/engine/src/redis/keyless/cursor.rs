@@ -123,6 +123,7 @@ mod tests {
             name: (*name).to_owned(),
             endpoint: snapshot::Endpoint::Tcp { host: "h".to_owned(), port: 1 },
             weight: 1,
+            zone: None,
         };
         names.iter().map(server).collect()
     }

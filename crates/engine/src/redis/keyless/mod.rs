@@ -1,8 +1,7 @@
 //! Commands without keys, where a pool has several servers: to all of them or to one after the
 //! other, and their replies made one.
 //!
-//! Who is asked are the servers of the ring. With one server, or one master with replicas, there is
-//! nothing to merge: the bytes go there as they are, and so does the reply.
+//! Who is asked are the primaries of the shards on the ring. With one shard there is nothing to merge: the bytes go there as they are, and so does the reply.
 //!
 //! Nothing is undone: if one of several servers answers an error, that is the answer, and what the
 //! others have done stays.
@@ -212,10 +211,9 @@ impl Engine {
         Ok(lane)
     }
 
-    /// Those of the ring, by their places in the pool.
-    pub(crate) fn live_servers(&self, backend: BackendId) -> Vec<ServerId> {
-        let live = self.backends[backend].topology.live().iter().zip((0..).map(ServerId::new));
-        live.filter(|(live, _)| **live).map(|(_, server)| server).collect()
+    /// The primaries of the shards on the ring, in the order of the shards.
+    pub(crate) fn heads(&self, backend: BackendId) -> Vec<ServerId> {
+        self.backends[backend].topology.heads().collect()
     }
 
     /// What the gateway tells about itself.

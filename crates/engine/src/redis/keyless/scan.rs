@@ -64,9 +64,8 @@ impl Engine {
     pub(super) fn scan(&mut self, client: ClientId, bytes: &[u8], args: &[Span]) -> Plan {
         let backend = self.backend_of(client);
         let (pool, walk) = (&self.backends[backend], self.redis_backends[backend].walk);
-        let live = pool.topology.live();
-        let first =
-            || live.iter().position(|&live| live).map(|server| ServerId::new(server as u32));
+        let topology = &pool.topology;
+        let first = || topology.heads().next();
         let cursor = match walk.read(args[1].of(bytes)) {
             Ok(Some(cursor)) => Some(cursor),
             Ok(None) => first().map(|server| Cursor { server, inner: 0 }),
@@ -75,11 +74,14 @@ impl Engine {
         let Some(Cursor { server, inner }) = cursor else {
             return self.fail(client, Failure::NoServer);
         };
-        if !live[server.index()] {
+        if !topology.is_head(server) {
             let name = &pool.config.servers[server.index()].name;
+            let why = match topology.live()[server.index()] {
+                true => "is no primary any more",
+                false => "has been ejected",
+            };
             let text = format!(
-                "ERR the server that this SCAN was at, '{name}', has been ejected; start again \
-                 with cursor 0"
+                "ERR the server that this SCAN was at, '{name}', {why}; start again with cursor 0"
             );
             return self.reply_error(client, &text);
         }
@@ -98,15 +100,16 @@ impl Engine {
         Plan::Done
     }
 
-    /// The beginning of the next server of the ring, if there is one.
+    /// The beginning of the next shard on the ring, if there is one.
     fn page_behind(&self, backend: BackendId, page: Page) -> Option<Cursor> {
-        let live = self.backends[backend].topology.live();
-        let walk = self.redis_backends[backend].walk;
-        // By a list that has changed nobody will go on: the next cursor is refused.
-        let is_next =
-            |&server: &ServerId| walk != page.walk || live.get(server.index()) == Some(&true);
-        let server =
-            (page.server.number() + 1..page.walk.servers()).map(ServerId::new).find(is_next)?;
+        let topology = &self.backends[backend].topology;
+        let server = if self.redis_backends[backend].walk == page.walk {
+            topology.heads_behind(topology.shard_of(page.server)).next()?
+        } else {
+            // By a list that has changed nobody will go on: the next cursor is refused.
+            let next = page.server.number() + 1;
+            (next < page.walk.servers()).then_some(ServerId::new(next))?
+        };
         Some(Cursor { server, inner: 0 })
     }
 }

@@ -19,14 +19,14 @@ struct TryEach {
 }
 
 impl TryEach {
-    /// The next server of the ring, if one is left.
+    /// The next primary on the ring, if one is left.
     fn next(&mut self, engine: &Engine, client: ClientId) -> Option<ServerId> {
         let pool = &engine.backends[engine.backend_of(client)];
         while self.left > 0 {
             let server = ServerId::new(self.next % pool.servers.len() as u32);
             self.next = server.number() + 1;
             self.left -= 1;
-            if pool.topology.live()[server.index()] {
+            if pool.topology.is_head(server) {
                 return Some(server);
             }
         }

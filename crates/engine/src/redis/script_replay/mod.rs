@@ -469,9 +469,8 @@ impl Engine {
     fn donor_of_functions(&mut self, client: ClientId, to: ServerId) -> Option<ServerId> {
         let backend = self.backend_of(client);
         let pool = &self.backends[backend];
-        let lives = pool.topology.live();
-        let is_donor = |&at: &ServerId| lives[at.index()] && at != to && pool.servers[at].is_up();
-        let donor = pool.servers.ids().find(is_donor)?;
+        let is_donor = |&at: &ServerId| at != to && pool.servers[at].is_up();
+        let donor = pool.topology.heads().find(is_donor)?;
         let state = &mut self.redis_backends[backend].servers[to];
         if self.now < state.functions_at {
             return None;

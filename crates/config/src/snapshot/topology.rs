@@ -1,0 +1,177 @@
+//! How servers share the keys of a pool, and what of that changes while a snapshot is in use.
+
+use std::borrow::Cow;
+
+use cashew_placement::{Node, Ring};
+use serde::{Deserialize, Serialize};
+
+use super::{Pool, live};
+
+/// How servers share the keys of a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Topology {
+    /// Every server holds its own share of the keys.
+    Sharded,
+    /// One server, by index, takes the writes; the others are its replicas and share the reads
+    /// by the pool's ring.
+    MasterReplica { master: u32 },
+    /// Groups share the keys; the servers of a group hold the same ones. In the order of their
+    /// names, as the ring numbers them. Each server is of one group, and some group has several.
+    Groups(Vec<ServerGroup>),
+}
+
+/// Servers that hold the same share of the keys. Servers are given by their index in the pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerGroup {
+    /// What the ring knows it by.
+    pub name: String,
+    /// At least 1.
+    pub weight: u32,
+    /// Who takes the writes.
+    pub primary: u32,
+    /// Who has copies, in the order of the file.
+    pub replicas: Vec<u32>,
+}
+
+impl ServerGroup {
+    pub fn has(&self, server: u32) -> bool {
+        self.primary == server || self.replicas.contains(&server)
+    }
+
+    /// The configured primary first.
+    pub fn members(&self) -> impl Iterator<Item = u32> {
+        std::iter::once(self.primary).chain(self.replicas.iter().copied())
+    }
+}
+
+/// What of a pool's topology changes while its snapshot is in use. It is always handed on whole: who
+/// gets it needs to know nothing of what was before.
+///
+/// Versions of before it had `primaries` read and write the same where there are none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TopologyState {
+    /// By server: whether it is not ejected. A shard is on the ring while its primary is not; a
+    /// replica that is gets no reads.
+    #[serde(with = "live")]
+    pub live: Vec<bool>,
+    /// Shards whose primary is another of their servers than the configured one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub primaries: Vec<Promoted>,
+}
+
+/// A server that takes the writes of a shard in the place of the configured one, by their indices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Promoted {
+    pub shard: u32,
+    pub server: u32,
+}
+
+impl TopologyState {
+    /// As configured, with all servers on the ring.
+    pub fn whole(pool: &Pool) -> Self {
+        vec![true; pool.servers.len()].into()
+    }
+
+    /// Whether it can be that of this pool: a flag for each server, and primaries that are servers of
+    /// their shards.
+    pub fn is_of(&self, pool: &Pool) -> bool {
+        let servers = pool.servers.len();
+        let is_member = |&Promoted { shard, server }: &Promoted| match &pool.topology {
+            Topology::Sharded => shard == server,
+            Topology::MasterReplica { .. } => shard == 0,
+            Topology::Groups(groups) => {
+                groups.get(shard as usize).is_some_and(|group| group.has(server))
+            }
+        } && (server as usize) < servers;
+        self.live.len() == servers && self.primaries.iter().all(is_member)
+    }
+
+    /// Who takes the writes of a shard.
+    pub fn primary_of(&self, shard: u32, configured: u32) -> u32 {
+        let promoted = self.primaries.iter().find(|promoted| promoted.shard == shard);
+        promoted.map_or(configured, |promoted| promoted.server)
+    }
+}
+
+impl From<Vec<bool>> for TopologyState {
+    /// With the configured primaries.
+    fn from(live: Vec<bool>) -> Self {
+        Self { live, primaries: Vec::new() }
+    }
+}
+
+impl Pool {
+    /// The shares of the keys by their numbers, each with its servers. Where each server has its own,
+    /// that is a group of one of its name.
+    pub fn shards(&self) -> Cow<'_, [ServerGroup]> {
+        let group = |primary: u32, replicas: Vec<u32>| {
+            let server = &self.servers[primary as usize];
+            ServerGroup { name: server.name.clone(), weight: server.weight, primary, replicas }
+        };
+        let servers = 0..self.servers.len() as u32;
+        match &self.topology {
+            Topology::Sharded => servers.map(|server| group(server, Vec::new())).collect(),
+            Topology::MasterReplica { master } => {
+                let replicas = servers.filter(|server| server != master).collect();
+                vec![group(*master, replicas)].into()
+            }
+            Topology::Groups(groups) => groups.into(),
+        }
+    }
+
+    /// The groups of several servers, each with its number among the shards.
+    pub fn replicated(&self) -> Vec<(u32, ServerGroup)> {
+        if self.topology == Topology::Sharded {
+            return Vec::new();
+        }
+        let shards = self.shards().into_owned();
+        (0..).zip(shards).filter(|(_, shard)| !shard.replicas.is_empty()).collect()
+    }
+
+    /// Whether any server that may answer for one key may answer for all.
+    pub fn is_one_shard(&self) -> bool {
+        match &self.topology {
+            Topology::Sharded => false,
+            Topology::MasterReplica { .. } => true,
+            Topology::Groups(groups) => groups.len() == 1,
+        }
+    }
+
+    /// By server: the name of its group. A server is the same in another snapshot if this name and its
+    /// endpoint are, also where a line has become a group.
+    pub fn group_names(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = self.servers.iter().map(|server| &*server.name).collect();
+        if let Topology::Groups(groups) = &self.topology {
+            for group in groups {
+                group.members().for_each(|member| names[member as usize] = &group.name);
+            }
+        }
+        names
+    }
+
+    /// The ring over the shards whose primaries are live; with one master, over its replicas.
+    pub fn ring(&self, state: &TopologyState) -> Ring {
+        let shards = self.shards();
+        let (nodes, on_ring): (Vec<Node<'_>>, Vec<bool>) = match self.topology {
+            Topology::MasterReplica { master } => {
+                let mut replicas = state.live.clone();
+                replicas[state.primary_of(0, master) as usize] = false;
+                let servers = self.servers.iter();
+                let nodes = servers
+                    .map(|server| Node { name: server.name.as_bytes(), weight: server.weight });
+                (nodes.collect(), replicas)
+            }
+            Topology::Sharded | Topology::Groups(_) => {
+                let nodes = shards
+                    .iter()
+                    .map(|shard| Node { name: shard.name.as_bytes(), weight: shard.weight });
+                let is_live = |(number, shard): (u32, &ServerGroup)| {
+                    state.live[state.primary_of(number, shard.primary) as usize]
+                };
+                (nodes.collect(), (0..).zip(shards.iter()).map(is_live).collect())
+            }
+        };
+        Ring::build(self.distribution, &nodes, &on_ring)
+    }
+}
