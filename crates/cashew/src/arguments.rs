@@ -137,6 +137,9 @@ pub(crate) enum CommandArguments {
         #[arg(long)]
         json: bool,
     },
+    /// Print where keys live: by the file, and by the primaries of the instance if it runs
+    #[command(override_usage = "cashew route [OPTIONS] KEY...")]
+    Route(RouteArguments),
     /// Started by the master, as is the admin. Standard input is the control channel.
     #[command(hide = true)]
     Worker {
@@ -162,6 +165,24 @@ pub(crate) enum CommandArguments {
     /// change.
     #[command(hide = true)]
     Rehearse,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct RouteArguments {
+    #[command(flatten)]
+    pub(crate) instance: InstanceArguments,
+    /// Only this pool [default: each]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) pool: Option<String>,
+    /// Show where keys go while this server, by its name or address, does not answer
+    #[arg(long, value_name = "SERVER=down")]
+    pub(crate) as_if: Vec<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Keys; `-` reads them from standard input, one a line
+    #[arg(value_name = "KEY", required = true)]
+    pub(crate) keys: Vec<String>,
 }
 
 /// Selects the instance.

@@ -11,6 +11,7 @@ mod discovery;
 mod operate;
 mod output;
 mod rehearse;
+mod route;
 mod run;
 
 use std::process::ExitCode;
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         Some(CommandArguments::Failover { instance, pool, first, second }) => {
             operate::fail_over(&instance, pool, (first, second))
         }
+        Some(CommandArguments::Route(arguments)) => route::route(&arguments),
         Some(CommandArguments::Status { instance, json }) => operate::status(&instance, json),
         None if arguments.help || arguments.version || arguments.describe_stats => {
             output::about(&arguments)

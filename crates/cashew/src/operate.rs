@@ -50,6 +50,22 @@ pub(crate) fn status(instance: &InstanceArguments, json: bool) -> ExitCode {
     }))
 }
 
+/// The status of the instance; `None` if none answers.
+pub(crate) fn status_if_running(instance: &InstanceArguments) -> Option<Status> {
+    let mut status = None;
+    for path in sockets(instance).ok()? {
+        let mut keep = |answer| {
+            if let Answer::Status(answer) = answer {
+                status = Some(*answer);
+            }
+        };
+        if ask_until_answered(&path, &Command::Status, CUT_RETRY, &mut keep).is_ok() {
+            break;
+        }
+    }
+    status
+}
+
 fn finish(result: Result<(), String>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -314,7 +330,7 @@ fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
 }
 
 /// Aligns the columns.
-fn table(rows: &[Vec<String>]) -> String {
+pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column));

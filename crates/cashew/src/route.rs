@@ -1,0 +1,236 @@
+//! `cashew route`: where a key lives, by the configuration file.
+
+use std::io::{self, BufRead, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use cashew_config::snapshot::{Pool, Promoted, ServerGroup, Topology, TopologyState};
+use cashew_placement::Distribution;
+use serde::Serialize;
+
+use crate::arguments::RouteArguments;
+use crate::operate::{self, table};
+use crate::output::print_line;
+
+/// Where one key of one pool lives.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Route {
+    pool: String,
+    key: String,
+    /// The group, or the server where each is a group of one. `None`: it is left to chance, or no
+    /// server is left.
+    group: Option<String>,
+    /// Name and address.
+    writes: Option<Place>,
+    reads: Option<Place>,
+    /// What decides.
+    why: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Place {
+    server: String,
+    address: String,
+}
+
+pub(crate) fn route(arguments: &RouteArguments) -> ExitCode {
+    match routes(arguments) {
+        Ok(routes) => {
+            let text = match arguments.json {
+                true => serde_json::to_string_pretty(&routes).expect("routes are plain JSON"),
+                false => describe(&routes),
+            };
+            // The reader may be gone, as with `head`.
+            let _ = writeln!(io::stdout(), "{}", text.trim_end());
+            ExitCode::SUCCESS
+        }
+        Err(why) => {
+            print_line(format_args!("cashew: {why}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn routes(arguments: &RouteArguments) -> Result<Vec<Route>, String> {
+    let file = &arguments.instance.conf_file;
+    let pools = pools(file, arguments.pool.as_deref())?;
+    let mut states: Vec<TopologyState> = pools.iter().map(TopologyState::whole).collect();
+    if let Some(status) = operate::status_if_running(&arguments.instance) {
+        for (pool, state) in pools.iter().zip(&mut states) {
+            let status = status.pools.iter().find(|status| status.name == pool.name);
+            let Some(status) =
+                status.filter(|status| status.servers as usize == pool.servers.len())
+            else {
+                print_line(format_args!("cashew: pool '{}' is not in use like this", pool.name));
+                continue;
+            };
+            let shards = status.shards.iter().map(|shard| (&*shard.name, &*shard.primary));
+            take_primaries(pool, state, &status.primary, shards);
+            let ejected = status.servers - status.live;
+            if ejected > 0 {
+                print_line(format_args!(
+                    "cashew: pool '{}': {ejected} of its servers are ejected now: keys of these are \
+                     elsewhere; --as-if SERVER=down shows where",
+                    pool.name
+                ));
+            }
+        }
+    }
+    for wish in &arguments.as_if {
+        let name = wish.strip_suffix("=down").ok_or_else(|| {
+            format!("--as-if {wish}: expected SERVER=down, with a server's name or address")
+        })?;
+        let mut is_known = false;
+        for (pool, state) in pools.iter().zip(&mut states) {
+            for (server, is_live) in pool.servers.iter().zip(&mut state.live) {
+                if server.name == name || server.endpoint.to_string() == name {
+                    *is_live = false;
+                    is_known = true;
+                }
+            }
+        }
+        if !is_known {
+            return Err(format!("--as-if {wish}: there is no server \"{name}\""));
+        }
+    }
+    let keys = keys(&arguments.keys)?;
+    let of_pool = |(pool, state): (&Pool, &TopologyState)| -> Vec<Route> {
+        keys.iter().map(|key| of(pool, state, key)).collect()
+    };
+    Ok(pools.iter().zip(&states).flat_map(of_pool).collect())
+}
+
+fn pools(file: &Path, name: Option<&str>) -> Result<Vec<Pool>, String> {
+    let loaded = cashew_config::load(file).map_err(|errors| errors.to_string())?;
+    let mut pools = loaded.snapshot.pools.clone();
+    let known: Vec<String> = pools.iter().map(|pool| pool.name.clone()).collect();
+    pools.retain(|pool| name.is_none_or(|name| pool.name == name));
+    match (name, pools.is_empty()) {
+        (Some(name), true) => {
+            Err(format!("there is no pool \"{name}\"; there are {}", known.join(", ")))
+        }
+        _ => Ok(pools),
+    }
+}
+
+/// `-` stands for the lines of standard input.
+fn keys(words: &[String]) -> Result<Vec<String>, String> {
+    let mut keys = Vec::new();
+    for word in words {
+        if word != "-" {
+            keys.push(word.clone());
+            continue;
+        }
+        for line in io::stdin().lock().lines() {
+            keys.push(line.map_err(|error| format!("standard input: {error}"))?);
+        }
+    }
+    Ok(keys)
+}
+
+/// The primaries that a running instance has made others than the file names.
+fn take_primaries<'a>(
+    pool: &Pool,
+    state: &mut TopologyState,
+    primary: &str,
+    shards: impl Iterator<Item = (&'a str, &'a str)>,
+) {
+    let of_groups: Vec<(&str, &str)> = shards.collect();
+    for (number, group) in pool.replicated() {
+        let named = of_groups.iter().find(|(name, _)| *name == group.name);
+        let named = named.map_or(primary, |(_, primary)| primary);
+        let is_named = |&member: &u32| {
+            let server = &pool.servers[member as usize];
+            server.name == named || server.endpoint.to_string() == named
+        };
+        if let Some(server) = group.members().find(is_named)
+            && server != group.primary
+        {
+            state.primaries.push(Promoted { shard: number, server });
+        }
+    }
+}
+
+/// `state` has who is down, and who the primaries are.
+fn of(pool: &Pool, state: &TopologyState, key: &str) -> Route {
+    // Where nothing is ejected, who is down keeps its keys.
+    let on_ring = match pool.auto_eject_hosts {
+        true => state.clone(),
+        false => TopologyState { live: vec![true; pool.servers.len()], ..state.clone() },
+    };
+    let ring = pool.ring(&on_ring);
+    let is_random = pool.distribution == Distribution::Random;
+    let named = || ring.select(ring.point(pool.hash, pool.hash_tag, key.as_bytes()));
+    let shards = pool.shards();
+    let shard = match pool.topology {
+        _ if shards.len() == 1 => Some(0),
+        Topology::Sharded | Topology::Groups(_) if is_random => None,
+        _ => named(),
+    };
+    let mut route = Route {
+        pool: pool.name.clone(),
+        key: key.to_owned(),
+        group: None,
+        writes: None,
+        reads: None,
+        why: why(pool, key),
+    };
+    let Some(number) = shard else { return route };
+    let shard: &ServerGroup = &shards[number as usize];
+    let primary = state.primary_of(number, shard.primary);
+    let is_up = |server: &u32| state.live[*server as usize];
+    let reader = match pool.topology {
+        Topology::MasterReplica { .. } if is_random => None,
+        Topology::MasterReplica { .. } => {
+            let others = shard.members().filter(|&server| server != primary);
+            named().filter(is_up).or_else(|| others.into_iter().find(is_up)).or(Some(primary))
+        }
+        Topology::Sharded | Topology::Groups(_) => Some(primary),
+    };
+    let place = |server: u32| {
+        let server = &pool.servers[server as usize];
+        Place { server: server.name.clone(), address: server.endpoint.to_string() }
+    };
+    route.group = Some(shard.name.clone());
+    route.writes = Some(place(primary));
+    route.reads = reader.map(place);
+    if !is_up(&primary) {
+        route.why += "; writes fail: it is down";
+    }
+    route
+}
+
+fn why(pool: &Pool, key: &str) -> String {
+    let hashed = pool.hash_tag.map_or(key.as_bytes(), |tag| tag.part(key.as_bytes()));
+    let hashed = String::from_utf8_lossy(hashed);
+    match (&pool.topology, pool.distribution) {
+        (_, Distribution::Random) if pool.servers.len() > 1 => "random".to_owned(),
+        _ if pool.servers.len() == 1 => "the only server".to_owned(),
+        (Topology::Groups(groups), _) if groups.len() == 1 => "the only group".to_owned(),
+        (_, distribution) => {
+            format!("{}, {} of \"{hashed}\"", distribution.name(), pool.hash.name())
+        }
+    }
+}
+
+fn describe(routes: &[Route]) -> String {
+    let head = ["POOL", "KEY", "GROUP", "WRITES GO TO", "READS GO TO", "WHY"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let place = |place: &Option<Place>, route: &Route| match (place, &*route.why) {
+        (Some(Place { server, address }), _) if server.contains(&**address) => server.clone(),
+        (Some(Place { server, address }), _) => format!("{server} ({address})"),
+        (None, "random") => "any".to_owned(),
+        (None, _) => "none is left".to_owned(),
+    };
+    rows.extend(routes.iter().map(|route| {
+        vec![
+            route.pool.clone(),
+            route.key.clone(),
+            route.group.clone().unwrap_or_else(|| "-".to_owned()),
+            place(&route.writes, route),
+            place(&route.reads, route),
+            route.why.clone(),
+        ]
+    }));
+    table(&rows)
+}

@@ -1,0 +1,69 @@
+"""`cashew route` names the servers that have the keys."""
+
+import json
+import subprocess
+
+import pytest
+
+from harness import CASHEW, HOST, server_lines
+from test_groups import group, pool, replica_of
+
+
+def route(gateway, *arguments, stdin=""):
+    command = [CASHEW, "route", "-c", gateway.config_path, *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=30)
+
+
+def routes(gateway, *arguments, **named):
+    result = route(gateway, "--json", *arguments, **named)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("options", [
+    {"distribution": "ketama"},
+    {"distribution": "modula", "hash": "murmur"},
+    {"distribution": "ketama", "hash": "md5", "hash_tag": '"{}"'},
+], ids=["ketama", "modula", "tag"])
+def test_every_key_is_where_it_says(place, options):
+    servers = {f"s{n}": place.redis() for n in range(3)}
+    lines = server_lines(servers.values(), names=list(servers), weights=[1, 2, 3])
+    gateway = place.cashew(pool(*lines, **options), {"worker_processes": 1})
+    keys = [f"key-{n}{{tag{n % 7}}}" for n in range(100)] + ["with space", "ключ"]
+    for key in keys:
+        assert gateway.call("SET", key, "v") == "OK"
+    found = routes(gateway, "-", stdin="".join(f"{key}\n" for key in keys))
+    assert [it["key"] for it in found] == keys
+    for it in found:
+        assert it["writes"] == it["reads"] and it["group"] == it["writes"]["server"]
+        assert servers[it["group"]].call("EXISTS", it["key"]) == 1, it
+
+
+def test_a_primary_by_failover_is_named_and_so_is_what_would_be(place):
+    alone, one = place.redis(), place.redis()
+    two = replica_of(place, one)
+    gateway = place.cashew(pool(*server_lines([alone], names=["s0"]), group("s1", one, two),
+                                auto_eject_hosts=True), {"worker_processes": 1})
+    of_group = [it for it in routes(gateway, *map(str, range(20))) if it["group"] == "s1"]
+    assert {it["writes"]["address"] for it in of_group} == {f"{HOST}:{one.port}"}
+    key = of_group[0]["key"]
+    two.call("REPLICAOF", "NO", "ONE")
+    assert subprocess.run([CASHEW, "failover", "-c", gateway.config_path, "alpha", "s1",
+                           f"{HOST}:{two.port}"], timeout=30).returncode == 0
+    assert routes(gateway, key)[0]["writes"]["address"] == f"{HOST}:{two.port}"
+    [down] = routes(gateway, "--as-if", f"{HOST}:{two.port}=down", key)
+    assert down["group"] == "s0"
+    text = route(gateway, key)
+    assert text.stdout.split()[:4] == ["POOL", "KEY", "GROUP", "WRITES"] and key in text.stdout
+
+
+def test_what_it_does_not_know_it_says(place):
+    gateway = place.cashew(pool(*server_lines([place.redis()], names=["s0"])))
+    for arguments, why in [
+        (["--pool", "beta", "k"], 'there is no pool "beta"; there are alpha'),
+        (["--as-if", "s9=down", "k"], 'there is no server "s9"'),
+        (["--as-if", "s0", "k"], "expected SERVER=down"),
+        ([], "required"),
+    ]:
+        result = route(gateway, *arguments)
+        assert result.returncode == 1 and why in result.stderr, result.stderr
