@@ -102,7 +102,7 @@ fn routes(arguments: &RouteArguments) -> Result<Vec<Route>, String> {
 
 fn pools(file: &Path, name: Option<&str>) -> Result<Vec<Pool>, String> {
     let loaded = cashew_config::load(file).map_err(|errors| errors.to_string())?;
-    let mut pools = loaded.snapshot.pools.clone();
+    let mut pools = loaded.snapshot.pools;
     let known: Vec<String> = pools.iter().map(|pool| pool.name.clone()).collect();
     pools.retain(|pool| name.is_none_or(|name| pool.name == name));
     match (name, pools.is_empty()) {

@@ -74,7 +74,7 @@ impl Engine {
         let is_clients_fault = failure == Failure::BadReply
             && self.lane(index).is_private
             && matches!(link, Link::Ready { .. });
-        let is_counted = !(is_early && self.server_of(index).failing) && !is_clients_fault;
+        let is_counted = !(is_clients_fault || is_early && self.server_of(index).failing);
         if !is_clean && failure.is_of_server() && is_counted {
             self.note_failure(index, failure);
         }
