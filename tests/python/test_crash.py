@@ -13,6 +13,7 @@ import pytest
 
 from harness import (
     alive,
+    children,
     connect,
     holders,
     resp,
@@ -87,7 +88,7 @@ def test_workers_killed_in_a_loop(place):
     assert gateway.stats()["alpha"]["forward_error"] == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGTERM], ids=["ABRT", "TERM"])
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGQUIT], ids=["ABRT", "QUIT"])
 def test_a_worker_that_ends_otherwise(place, number):
     gateway = start(place, 2)
     with Load(gateway.address, may_lose=True) as load:
@@ -96,6 +97,29 @@ def test_a_worker_that_ends_otherwise(place, number):
         replaced(gateway, [victim], 2, time.monotonic())
         load.turn()
         assert set(load.lost) == mine
+
+
+def test_signals_to_all_processes_are_the_masters(place):
+    """`pkill -HUP cashew`, and what a service manager sends to a unit."""
+    gateway = start(place, 2)
+    family = children(gateway.pid)
+    with Load(gateway.address) as load:
+        for number in (signal.SIGHUP, signal.SIGUSR1):
+            for pid in (*family, gateway.pid):
+                os.kill(pid, number)
+            load.turn()
+        wait_until(lambda: "configuration has not changed" in gateway.log(), "the master has heard it")
+        load.turn()
+        assert children(gateway.pid) == family
+    with gateway.connect() as conn:
+        conn.call("SET", "k", "v")
+        for pid in (*family, gateway.pid):
+            os.kill(pid, signal.SIGTERM)
+        # It is at rest, so it ends; nothing ended before the master said so.
+        assert conn.read_to_end() == b""
+    wait_until(lambda: not gateway.process.running(), "it ends", 30)
+    assert gateway.process.stop() == 0
+    assert not any("died" in line or "killed by" in line for line in gateway.log().splitlines())
 
 
 def test_all_workers_killed_at_once(place):

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cashew_process::log;
 use cashew_supervisor::{Role, Spawn};
-use tracing::error;
+use tracing::{error, warn};
 
 use crate::{admin, discovery};
 
@@ -60,6 +60,9 @@ fn serve_worker(control: OwnedFd) -> Result<()> {
 
 fn child(name: String, log_level: u8, serve: impl FnOnce(OwnedFd) -> Result<()>) -> ExitCode {
     log::init(name, log_level);
+    if let Err(error) = cashew_process::leave_signals_to_master() {
+        warn!("signals to all processes of the instance end this one: {error}");
+    }
     match take_control().map_err(Into::into).and_then(serve) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -9,6 +9,8 @@ mod file_size;
 pub mod log;
 pub mod memory;
 mod privileges;
+mod signals;
 
 pub use file_size::{explain_limit, is_out_of_room, survive_limit};
 pub use privileges::{PrivilegesError, drop_privileges};
+pub use signals::leave_signals_to_master;
