@@ -649,6 +649,13 @@ def listening_ports(pid):
 # ----------------------------------------------------------------------------------- bare sockets
 
 
+def unnamed(error):
+    """The words of an error of the gateway's about a server, which has to name that."""
+    words, named, rest = str(error).partition(" (server ")
+    assert named and rest.endswith(")"), f"no server is named: {error}"
+    return words
+
+
 class ReplyError(Exception):
     """An error reply of a Redis server; compares as its text."""
 

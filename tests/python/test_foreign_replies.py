@@ -267,7 +267,8 @@ def test_a_reply_that_does_not_fit_ends_the_connection_and_is_told(place):
         gateway = place.cashew(pools, {"worker_processes": 1})
         with gateway.connect() as conn:
             conn.send(b"get mine\r\n")
-            conn.expect(b"SERVER_ERROR Server sent an invalid reply\r\n")
+            conn.expect(b"SERVER_ERROR Server sent an invalid reply (server odd, %b:%d)\r\n"
+                        % (HOST.encode(), odd.port))
             wait_until(lambda: errors(gateway, "beta") == 1, "it is counted")
             sample = ("cashew_server_protocol_errors_total", ("pool", "beta"), ("server", "odd"))
             assert metrics(gateway)[sample] == 1

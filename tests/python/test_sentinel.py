@@ -14,7 +14,7 @@ import pytest
 
 from harness import (
     CASHEW, HOST, Conn, FakeServer, Process, ReplyError, commands, connect, free_port, in_time, measured,
-    resp, wait_until,
+    resp, wait_until, unnamed,
 )
 
 from test_upgrade import BUMPED, upgrade
@@ -22,7 +22,7 @@ from test_upgrade import BUMPED, upgrade
 MASTER = "mymaster"
 #: What clients may be told while there is no primary.
 ERRORS = {b"-ERR Connection refused", b"-ERR Connection timed out", b"-ERR Connection reset by peer",
-          b"-ERR Server closed the connection", b"-ERR Server was removed from the configuration"}
+          b"-ERR Server closed the connection", b"-ERR Server was replaced by another"}
 #: Longer than a failover takes on a machine that is busy with other things.
 FAILOVER_MAX = 40.0
 
@@ -246,7 +246,7 @@ def run_failed_primary(place, settings, how):
           f"that; errors: {len(writer.errors())}, the first one {ms(first_error[1] - killed)} after "
           f"the kill, {len(writer.answers)} writes in all; {why}")
     assert late == [], late[:3]
-    assert {it[2].split(b"\r")[0] for it in writer.errors()} <= ERRORS, writer.errors()[:3]
+    assert {it[2].split(b" (server s1, ")[0] for it in writer.errors()} <= ERRORS, writer.errors()[:3]
     # Nothing that was acknowledged by the new primary is missing there.
     assert writer.lost(new, again - 0.0005) == []
     in_time(again - promoted, 0.5, "from the promotion to the first write")
@@ -446,7 +446,7 @@ def test_a_start_without_sentinels_serves_as_soon_as_they_say_where_the_primary_
     now = group_status(gateway)
     assert (now["primary"], now["state"]) == (None, "unknown")
     with gateway.connect() as conn:
-        assert conn.error("SET", "a", "b") == "ERR Connection refused"
+        assert unnamed(conn.error("SET", "a", "b")) == "ERR Connection refused"
     # One alone is not enough.
     group.sentinels[0].start()
     wait_until(lambda: status(gateway)["pools"][0]["sentinels"][0]["is_answering"], "it answers")

@@ -163,6 +163,7 @@ impl Difference {
             commands_from_servers,
             command_policy: _,
             client_pause_max_ms,
+            hide_topology,
             sentinel,
             zone,
         } = old;
@@ -216,6 +217,7 @@ impl Difference {
         option.changed("command_policy", &shown_policy(old), &shown_policy(new));
         let (old_max, new_max) = (or_none(client_pause_max_ms), or_none(&new.client_pause_max_ms));
         option.changed("client_pause_max", &old_max, &new_max);
+        option.changed("hide_topology", hide_topology, &new.hide_topology);
         option.sentinel(sentinel.as_ref(), new.sentinel.as_ref());
         option.changed("zone", &or_none(zone), &or_none(&new.zone));
         match (topology, &new.topology) {
@@ -638,6 +640,7 @@ mod tests {
                 "command_policy: application -> application, allow CONFIG|SET",
             ),
             ("client_pause_max: 5", "client_pause_max: 60000 -> 5"),
+            ("hide_topology: true", "hide_topology: false -> true"),
             ("request_size_max: 1mb", "request_size_max: 1.0 GiB -> 1.0 MiB"),
             ("client_requests_max: 1", "client_requests_max: 1024 -> 1"),
             ("client_output_pause: 5kb", "client_output_pause: 1.0 MiB -> 5.0 KiB"),

@@ -320,6 +320,9 @@ section! {
         sentinel_auth: Secret<SentinelAuth> = none,
         /// The zone that the gateway is in, as the servers of [groups](#groups) may have one.
         zone: Text = none,
+        /// Whether errors leave out which server they are about. Otherwise they end with its name and
+        /// address, as in `Connection refused (server r2, 10.0.0.2:6379)`.
+        hide_topology: Switch = "false",
         /// Longest CLIENT PAUSE of the pool's clients, in milliseconds. Longer pauses are refused.
         /// Redis pools only.
         client_pause_max: Number<0, 2147483647> = "60000",

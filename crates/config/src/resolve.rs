@@ -367,6 +367,7 @@ fn resolve_pool(
         commands_from_servers: section.commands_from_servers.value.0,
         command_policy,
         client_pause_max_ms: Some(section.client_pause_max.value.0),
+        hide_topology: section.hide_topology.value.0,
         sentinel,
         zone: section.zone.clone().and_then(|zone| groups::check_zone(zone, report)),
     })

@@ -177,6 +177,9 @@ pub struct Pool {
     /// The longest CLIENT PAUSE; `None` is without limit, of such a version.
     #[serde(default)]
     pub client_pause_max_ms: Option<u64>,
+    /// Errors do not name servers.
+    #[serde(default)]
+    pub hide_topology: bool,
     /// Where servers are that Sentinels name. Redis pools only.
     #[serde(default)]
     pub sentinel: Option<Sentinel>,

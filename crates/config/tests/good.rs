@@ -70,6 +70,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         commands_from_servers: false,
         command_policy: Some(CommandPolicy::of(PolicyBase::Application)),
         client_pause_max_ms: Some(60_000),
+        hide_topology: false,
         sentinel: None,
         zone: None,
     }

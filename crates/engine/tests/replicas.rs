@@ -14,7 +14,7 @@ const MASTER: u32 = 3;
 
 fn replicated(options: &str) -> cashew_config::Snapshot {
     snapshot(&format!(
-        "pools:\n  p:\n    listen: 127.0.0.1:6000\n    redis: true\n    distribution: modula\n{options}\
+        "pools:\n  p:\n    listen: 127.0.0.1:6000\n    redis: true\n    hide_topology: true\n    distribution: modula\n{options}\
          \x20   servers:\n\
          \x20   - 127.0.0.1:7003:1 master\n\
          \x20   - 127.0.0.1:7000:1 r1\n\

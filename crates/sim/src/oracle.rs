@@ -539,10 +539,14 @@ impl Oracle {
         if let Answer::Local(_) = entry.request.answer {
             return false;
         }
-        if reply.ends_with(b"Server was removed from the configuration\r\n") {
+        let said = without_server(reply.strip_suffix(b"\r\n").unwrap_or(reply));
+        let is_cut = |text: &[u8]| said.ends_with(text);
+        if is_cut(b"Server was removed from the configuration")
+            || is_cut(b"Server was replaced by another")
+        {
             return self.is_cut_short(client, entry.sent_at, now);
         }
-        if self.tight_queues && reply.ends_with(b"Server queue is full\r\n") {
+        if self.tight_queues && said.ends_with(b"Server queue is full") {
             return true;
         }
         self.is_in_trouble(client, index, now)
@@ -851,7 +855,7 @@ fn is_session_refusal(request: &Request, reply: &[u8]) -> bool {
 }
 
 fn is_gateway_error(reply: &[u8]) -> bool {
-    const TEXTS: [&str; 14] = [
+    const TEXTS: [&str; 15] = [
         "the server is too old for ms",
         "Connection was taken back, since it was not used while others waited",
         "DB index is out of range",
@@ -866,13 +870,21 @@ fn is_gateway_error(reply: &[u8]) -> bool {
         "Server queue is full",
         "Server does not answer",
         "Server was removed from the configuration",
+        "Server was replaced by another",
     ];
     let text = reply.strip_suffix(b"\r\n").unwrap_or(reply);
     let text = text.strip_prefix(b"-ERR ").or_else(|| text.strip_prefix(b"SERVER_ERROR "));
     // The error of a broadcast names the server that failed.
     let colon = text.and_then(|text| text.windows(2).position(|two| two == b": "));
-    let text = text.map(|text| &text[colon.map_or(0, |colon| colon + 2)..]);
+    let text = text.map(|text| without_server(&text[colon.map_or(0, |colon| colon + 2)..]));
     text.is_some_and(|text| TEXTS.iter().any(|known| known.as_bytes() == text))
+}
+
+/// The gateway's words without the server that they name, if they do.
+fn without_server(text: &[u8]) -> &[u8] {
+    const NAMED: &[u8] = b" (server ";
+    let named = text.windows(NAMED.len()).position(|part| part == NAMED);
+    named.filter(|_| text.ends_with(b")")).map_or(text, |at| &text[..at])
 }
 
 pub(crate) fn show(bytes: &[u8]) -> String {

@@ -273,7 +273,7 @@ fn it_reports_a_server_that_fails() {
     let mut worker = Worker::start(&address, options);
     let mut client = worker.client();
     client.write_all(GET).unwrap();
-    expect(&mut client, b"-ERR Connection refused\r\n");
+    expect(&mut client, format!("-ERR Connection refused (server {address})\r\n").as_bytes());
     let why = "Connection refused".to_owned();
     let message = worker.message();
     assert!(matches!(&message, ToMaster::ServerDown { pool: 0, why: told, .. } if *told == why));

@@ -1,5 +1,7 @@
 //! Why a request got no reply from its server, and why a connection ended.
 
+use std::sync::Arc;
+
 use cashew_config::snapshot::Protocol;
 
 /// Why a connection ended, as the driver saw it.
@@ -69,6 +71,8 @@ pub enum Failure {
     NoServer,
     /// The server is not configured any more.
     Removed,
+    /// Another server has its name and its keys now, as after a failover.
+    Replaced,
     /// Nothing was made of it while others waited.
     Unused,
     /// It was held for long while others waited.
@@ -115,6 +119,7 @@ impl Failure {
                  transfer_stall_timeout allow"
             }
             Self::Removed => "Server was removed from the configuration",
+            Self::Replaced => "Server was replaced by another",
         }
     }
 
@@ -150,13 +155,6 @@ impl Failure {
         matches!(self, Self::DatabaseRefused | Self::WireProtocolRefused)
     }
 
-    pub(crate) fn write_reply(self, protocol: Protocol, out: &mut Vec<u8>) {
-        match protocol {
-            Protocol::Redis => self.write_line(self.code(), out),
-            Protocol::Memcached => self.write_text(out),
-        }
-    }
-
     /// The word by which Redis's clients tell errors apart.
     fn code(self) -> &'static [u8] {
         match self {
@@ -166,15 +164,56 @@ impl Failure {
             _ => b"-ERR ",
         }
     }
+}
+
+/// A failure as clients are told of it, with the server that failed where one did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NamedFailure {
+    pub(crate) why: Failure,
+    /// As [`label`] makes it.
+    server: Option<Arc<str>>,
+}
+
+impl From<Failure> for NamedFailure {
+    fn from(why: Failure) -> Self {
+        Self { why, server: None }
+    }
+}
+
+/// What errors about a server end with.
+pub(crate) fn label(name: &str, address: &str) -> Arc<str> {
+    match name == address {
+        true => format!(" (server {address})").into(),
+        false => format!(" (server {name}, {address})").into(),
+    }
+}
+
+impl NamedFailure {
+    pub(crate) fn of(why: Failure, server: Option<&Arc<str>>) -> Self {
+        Self { why, server: server.cloned() }
+    }
+
+    pub(crate) fn write_reply(&self, protocol: Protocol, out: &mut Vec<u8>) {
+        match protocol {
+            Protocol::Redis => self.write_line(self.why.code(), out),
+            Protocol::Memcached => self.write_text(out),
+        }
+    }
 
     /// As memcached's text protocol has it.
-    pub(crate) fn write_text(self, out: &mut Vec<u8>) {
+    pub(crate) fn write_text(&self, out: &mut Vec<u8>) {
         self.write_line(b"SERVER_ERROR ", out);
     }
 
-    fn write_line(self, prefix: &[u8], out: &mut Vec<u8>) {
+    /// Without what protocols put around it.
+    pub(crate) fn write_words(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self.why.text().as_bytes());
+        out.extend_from_slice(self.server.as_deref().unwrap_or_default().as_bytes());
+    }
+
+    fn write_line(&self, prefix: &[u8], out: &mut Vec<u8>) {
         out.extend_from_slice(prefix);
-        out.extend_from_slice(self.text().as_bytes());
+        self.write_words(out);
         out.extend_from_slice(b"\r\n");
     }
 }

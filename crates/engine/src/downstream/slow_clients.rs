@@ -115,7 +115,7 @@ impl Engine {
             self.metrics.add_pool(metrics, PoolCounter::SlowClients, 1);
             self.detach_upload(index);
             let request = self.abandon(index);
-            self.fail_request(request, Failure::TooSlow);
+            self.fail_request(request, Failure::TooSlow.into());
             SlowEnd::Refused
         } else if !is_stalled && self.may_collect(index, client) {
             self.metrics.add_pool(metrics, PoolCounter::SlowClients, 1);

@@ -11,7 +11,7 @@ use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::{self, Access, Command, Rule};
 use cashew_protocol::{Span, resp};
 
-use crate::base::failure::Failure;
+use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::base::pace::Pace;
 use crate::base::time::Time;
@@ -192,9 +192,11 @@ impl Engine {
         };
         let backend = self.backend_of(client);
         let variant = self.clients[client].variant;
-        let server = self.route(backend, key, access).ok_or(Failure::NoServer);
-        let placed =
-            server.and_then(|server| Ok((server, self.streaming_lane(backend, server, variant)?)));
+        let server = self.route(backend, key, access).ok_or(NamedFailure::from(Failure::NoServer));
+        let placed = server.and_then(|server| {
+            let lane = self.streaming_lane(backend, server, variant);
+            Ok((server, lane.map_err(|why| self.backends[backend].named(server, why))?))
+        });
         let lane = match placed {
             Ok((_, Some(lane))) => {
                 let request = self.new_request(client);

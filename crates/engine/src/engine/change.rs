@@ -480,7 +480,7 @@ impl Engine {
     fn close_pool(&mut self, pool: PoolId) {
         let index = pool.backend();
         for server in self.backends[index].servers.ids() {
-            self.close_server(index, server);
+            self.close_server(index, server, Failure::Removed);
         }
         self.drop_topics(index);
         self.listeners[pool.listener()].standing = Standing::Gone;
@@ -514,7 +514,7 @@ impl Engine {
     }
 
     /// Ends all connections to a server. What is still on them fails.
-    fn close_server(&mut self, backend: BackendId, server: ServerId) {
+    fn close_server(&mut self, backend: BackendId, server: ServerId, why: Failure) {
         let state = &mut self.backends[backend].servers[server];
         // Who waits here finds another server.
         state.waiting.clear();
@@ -528,9 +528,9 @@ impl Engine {
             }
             self.lanes[lane].link = Link::Idle;
             let holder = self.lane(lane).lease;
-            self.fail_sent(lane, Failure::Removed);
-            self.fail_unsent(lane, Failure::Removed);
-            self.lose_lease(lane, holder, Failure::Removed);
+            self.fail_sent(lane, why);
+            self.fail_unsent(lane, why);
+            self.lose_lease(lane, holder, why);
         }
         let state = &mut self.backends[backend].servers[server];
         let private = std::mem::take(&mut state.streaming_lanes);
@@ -593,7 +593,12 @@ impl Engine {
         self.invalidate_leases(|backend| rerouted.contains(&backend));
         for (servers, backend) in places.servers.iter().zip(self.backends.ids()) {
             for server in (0..servers.len()).filter(|&server| servers[server] == ServerId::NONE) {
-                self.close_server(backend, ServerId::new(server as u32));
+                let server = ServerId::new(server as u32);
+                let why = match successor_of(&steps, &self.backends, (backend, server)) {
+                    Some(_) => Failure::Replaced,
+                    None => Failure::Removed,
+                };
+                self.close_server(backend, server, why);
             }
         }
         self.renumber_actions(&places, in_use);
@@ -968,6 +973,20 @@ impl Engine {
         }
         self.forget_gone();
     }
+}
+
+/// The server that takes the place of one that ends: in the pool that comes, the one of its name.
+fn successor_of(
+    steps: &[Step],
+    backends: &[Backend],
+    (backend, server): (BackendId, ServerId),
+) -> Option<(BackendId, ServerId)> {
+    let is_of = |step: &&Step| step.old().is_some_and(|pool| pool.backend() == backend);
+    let next = steps.iter().find(is_of)?.preparing()?.backend();
+    let name = &backends[backend.index()].config.servers[server.index()].name;
+    let servers = &backends[next.index()].config.servers;
+    let place = servers.iter().position(|it| it.name == *name)?;
+    Some((next, ServerId::new(place as u32)))
 }
 
 /// Puts what is kept in its new place among what is fresh.

@@ -5,7 +5,7 @@ use cashew_protocol::memcached;
 use cashew_protocol::resp::{self, Reply, encode};
 
 use crate::base::buffer::LARGE;
-use crate::base::failure::Failure;
+use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{ClientId, RequestId};
 use crate::engine::Engine;
 use crate::memcached::{merge_packets, merge_stats};
@@ -434,7 +434,8 @@ impl Engine {
             let backend = self.requests[parent].backend;
             self.count_forward_error(backend);
             out.clear();
-            Failure::BadReply.write_reply(self.backends[backend].protocol, &mut out);
+            NamedFailure::from(Failure::BadReply)
+                .write_reply(self.backends[backend].protocol, &mut out);
         }
         self.bufs.charge(out.capacity() - room);
         out

@@ -7,7 +7,7 @@ use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::Access;
 
 use crate::base::buffer::LARGE;
-use crate::base::failure::Failure;
+use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{BackendId, ClientId, LaneId, RequestId, ServerId};
 use crate::downstream::client::Client;
 use crate::downstream::receive::Plan;
@@ -191,7 +191,7 @@ impl Engine {
                 self.await_streaming_lane(client, server);
                 Plan::Wait
             }
-            Err(failure) => self.fail(client, failure),
+            Err(failure) => self.fail_for(client, server, failure),
         }
     }
 
@@ -204,13 +204,10 @@ impl Engine {
         expect: Expect,
         size: usize,
     ) -> Plan {
-        let lane = match server {
-            Some(server) => self.lane_for(client, server, size),
-            None => Err(Failure::NoServer),
-        };
-        match lane {
+        let Some(server) = server else { return self.fail(client, Failure::NoServer) };
+        match self.lane_for(client, server, size) {
             Ok(lane) => self.forward_on(client, lane, expect),
-            Err(failure) => self.fail(client, failure),
+            Err(failure) => self.fail_for(client, server, failure),
         }
     }
 
@@ -221,7 +218,19 @@ impl Engine {
     }
 
     /// Answers a request with the error that kept it from being sent.
-    pub(crate) fn fail(&mut self, client: ClientId, failure: Failure) -> Plan {
+    pub(crate) fn fail(&mut self, client: ClientId, failure: impl Into<NamedFailure>) -> Plan {
+        self.fail_named(client, &failure.into())
+    }
+
+    /// The same where it is a server's.
+    #[cold]
+    pub(crate) fn fail_for(&mut self, client: ClientId, server: ServerId, why: Failure) -> Plan {
+        let failure = self.backends[self.backend_of(client)].named(server, why);
+        self.fail_named(client, &failure)
+    }
+
+    #[cold]
+    fn fail_named(&mut self, client: ClientId, failure: &NamedFailure) -> Plan {
         let protocol = self.protocol_of(client);
         self.count_forward_error(self.backend_of(client));
         if protocol == Protocol::Memcached {
@@ -389,7 +398,7 @@ impl Engine {
                 Ok(lane) => split.parts[at].lane = lane,
                 Err(failure) => {
                     self.recycle_merge(merge);
-                    return self.fail(client, failure);
+                    return self.fail_for(client, split.parts[at].server, failure);
                 }
             }
         }
@@ -412,7 +421,9 @@ impl Engine {
                 Ok(lane) => split.parts[at].lane = lane,
                 Err(failure) => {
                     split.parts[at].failure = Some(failure);
-                    self.request_ctx.failure = Some(failure);
+                    let named = self.backends[self.backend_of(client)]
+                        .named(split.parts[at].server, failure);
+                    self.request_ctx.failure = Some(named);
                 }
             }
         }
@@ -451,7 +462,9 @@ impl Engine {
         let mut pending = 0;
         for part in split.parts.iter().rev() {
             if part.lane == LaneId::NONE {
-                next = self.missing_fragment(client, (parent, next), request.expect, part.failure);
+                let failure =
+                    part.failure.map(|why| self.backends[backend].named(part.server, why));
+                next = self.missing_fragment(client, (parent, next), request.expect, failure);
                 continue;
             }
             pending += 1;
@@ -480,7 +493,7 @@ impl Engine {
         client: ClientId,
         (parent, next): (RequestId, RequestId),
         expect: Expect,
-        failure: Option<Failure>,
+        failure: Option<NamedFailure>,
     ) -> RequestId {
         let backend = self.backend_of(client);
         let (fragment, _) = self.requests.add(backend, ClientId::NONE, self.now);
@@ -493,7 +506,7 @@ impl Engine {
             None => text.extend_from_slice(b"END\r\n"),
             Some(failure) => {
                 self.count_forward_error(backend);
-                self.write_memcached_failure(expect, failure, &mut text);
+                self.write_memcached_failure(expect, &failure, &mut text);
             }
         }
         self.requests[fragment].hold(&text, &mut self.bufs);

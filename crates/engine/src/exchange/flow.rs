@@ -54,7 +54,7 @@ use cashew_metrics::PoolCounter;
 use cashew_protocol::memcached::Expect;
 
 use crate::base::buffer::BufPool;
-use crate::base::failure::Failure;
+use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{BackendId, ClientId, FlowId, LaneId, RequestId, ServerId};
 use crate::base::slab::Slab;
 use crate::base::time::Time;
@@ -70,7 +70,12 @@ pub(crate) trait Flow: Debug {
     fn on_reply(&mut self, cx: &mut FlowContext<'_>, attempt: RequestId, reply: &[u8]) -> Step;
 
     /// An attempt got no reply, or nothing could be sent ([`RequestId::NONE`]).
-    fn on_failure(&mut self, _cx: &mut FlowContext<'_>, _attempt: RequestId, why: Failure) -> Step {
+    fn on_failure(
+        &mut self,
+        _cx: &mut FlowContext<'_>,
+        _attempt: RequestId,
+        why: NamedFailure,
+    ) -> Step {
         Step::Fail(why)
     }
 
@@ -113,7 +118,7 @@ pub(crate) enum Step {
     /// The answer, in a buffer of the pool's: see [`FlowContext::reply`].
     Reply(Vec<u8>),
     /// The answer is an error of the gateway's.
-    Fail(Failure),
+    Fail(NamedFailure),
     /// The client's only request is taken back, as if it had just been received.
     TakeBack(Replay),
 }
@@ -245,7 +250,7 @@ impl FlowContext<'_> {
         self.engine.bufs.give(out);
         let pool = self.backend();
         self.engine.count_forward_error(pool);
-        Step::Fail(Failure::BadReply)
+        Step::Fail(Failure::BadReply.into())
     }
 }
 
@@ -333,7 +338,7 @@ impl Engine {
         if pending == 0 {
             let none = (RequestId::NONE, &b""[..]);
             let step = self.consult(request, none, |flow, cx| {
-                flow.on_failure(cx, RequestId::NONE, Failure::NoServer)
+                flow.on_failure(cx, RequestId::NONE, Failure::NoServer.into())
             });
             self.take_step(request, RequestId::NONE, step);
         }
@@ -419,8 +424,8 @@ impl Engine {
     pub(crate) fn watched_failure(
         &mut self,
         request: RequestId,
-        failure: Failure,
-    ) -> Option<Failure> {
+        failure: NamedFailure,
+    ) -> Option<NamedFailure> {
         let none = (RequestId::NONE, &b""[..]);
         match self.consult(request, none, |flow, cx| flow.on_failure(cx, request, failure)) {
             Step::Fail(failure) => {
@@ -451,7 +456,7 @@ impl Engine {
         &mut self,
         request: RequestId,
         attempt: RequestId,
-        failure: Option<Failure>,
+        failure: Option<NamedFailure>,
     ) {
         let slot = &mut self.requests[request];
         let Role::Flow { flow, pending, .. } = &mut slot.role else {
@@ -470,17 +475,17 @@ impl Engine {
 
     /// An attempt, which has left its lane, got no reply.
     #[cold]
-    pub(crate) fn attempt_failed(&mut self, attempt: RequestId, failure: Failure) {
+    pub(crate) fn attempt_failed(&mut self, attempt: RequestId, failure: NamedFailure) {
         let Role::Fragment { parent, .. } = self.requests[attempt].role else {
             unreachable!("it is an attempt");
         };
-        self.fail_attempt(attempt, failure);
+        self.fail_attempt(attempt, &failure);
         self.attempt_done(parent, attempt, Some(failure));
     }
 
     /// An attempt gets the gateway's words for a reply.
     #[cold]
-    pub(crate) fn fail_attempt(&mut self, attempt: RequestId, failure: Failure) {
+    pub(crate) fn fail_attempt(&mut self, attempt: RequestId, failure: &NamedFailure) {
         self.drop_reply(attempt);
         let backend = self.requests[attempt].backend;
         self.count_forward_error(backend);
@@ -498,7 +503,7 @@ impl Engine {
         &mut self,
         request: RequestId,
         attempt: RequestId,
-        failure: Option<Failure>,
+        failure: Option<NamedFailure>,
     ) -> Step {
         let reply = std::mem::take(&mut self.requests[attempt].reply);
         let step = self.consult(request, (attempt, &reply), |flow, cx| match failure {
@@ -562,7 +567,11 @@ impl Engine {
         self.deliver_buf(request, reply);
     }
 
-    fn send_attempts(&mut self, request: RequestId, mut attempts: Attempts) -> Result<(), Failure> {
+    fn send_attempts(
+        &mut self,
+        request: RequestId,
+        mut attempts: Attempts,
+    ) -> Result<(), NamedFailure> {
         debug_assert!(!self.requests[request].in_lane, "it is on its way itself");
         let Request { client, role: Role::Flow { flow, .. }, .. } = self.requests[request] else {
             unreachable!("it has a flow");
@@ -577,10 +586,12 @@ impl Engine {
         let lane = match attempts.to {
             Target::Lane(lane) => Ok(lane),
             Target::Server(server) if client != ClientId::NONE => {
-                self.lane_for(client, server, size)
+                let backend = self.backend_of(client);
+                let lane = self.lane_for(client, server, size);
+                lane.map_err(|why| self.backends[backend].named(server, why))
             }
             // Only the client could say for which database.
-            Target::Server(_) => Err(Failure::NoServer),
+            Target::Server(_) => Err(Failure::NoServer.into()),
         };
         let sent = lane.map(|lane| {
             self.forget_answered(request);

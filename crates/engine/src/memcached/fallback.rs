@@ -6,7 +6,7 @@ use cashew_protocol::memcached::Expect;
 use cashew_protocol::memcached::binary::{Opcode, Response, Status, write_response};
 
 use super::Asked;
-use crate::base::failure::Failure;
+use crate::base::failure::NamedFailure;
 use crate::base::id::{ClientId, RequestId};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
@@ -43,13 +43,17 @@ struct Failed<'a> {
     asked: Asked,
     expect: Expect,
     miss: &'a [u8],
-    failure: Failure,
+    failure: &'a NamedFailure,
 }
 
 impl Engine {
     /// Answers a request that was not sent.
     #[cold]
-    pub(crate) fn fail_unsent_memcached(&mut self, client: ClientId, failure: Failure) -> Plan {
+    pub(crate) fn fail_unsent_memcached(
+        &mut self,
+        client: ClientId,
+        failure: &NamedFailure,
+    ) -> Plan {
         let misses = self.listener_of(client).misses;
         let miss = std::mem::take(&mut self.request_ctx.miss);
         let failed = Failed {
@@ -76,7 +80,7 @@ impl Engine {
     pub(crate) fn write_memcached_failure(
         &self,
         expect: Expect,
-        failure: Failure,
+        failure: &NamedFailure,
         out: &mut Vec<u8>,
     ) {
         let failed = Failed { asked: self.request_ctx.asked, expect, miss: b"", failure };
@@ -85,7 +89,7 @@ impl Engine {
 
     /// Answers a request that has left its lane without a reply.
     #[cold]
-    pub(crate) fn fail_sent_memcached(&mut self, index: RequestId, failure: Failure) {
+    pub(crate) fn fail_sent_memcached(&mut self, index: RequestId, failure: &NamedFailure) {
         let miss = self.miss_notes.take(index, &self.requests);
         // Without a client nobody hears which it is.
         let client = self.waiting_client(index);
@@ -111,12 +115,9 @@ impl Failed<'_> {
         }
         match self.expect {
             Expect::Packet | Expect::PacketQuiet | Expect::Packets => {
-                self.write_packet(
-                    Status::TemporaryFailure,
-                    b"",
-                    self.failure.text().as_bytes(),
-                    out,
-                );
+                let mut words = Vec::new();
+                self.failure.write_words(&mut words);
+                self.write_packet(Status::TemporaryFailure, b"", &words, out);
             }
             Expect::Line
             | Expect::Answer(_)

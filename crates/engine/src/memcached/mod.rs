@@ -27,7 +27,7 @@ pub(crate) use stats::{Aggregate, merge_packets, merge_stats};
 use cashew_config::snapshot::{Protocol, Wire};
 use cashew_protocol::memcached::{BINARY_REQUEST, Expect, Reticence};
 
-use crate::base::failure::Failure;
+use crate::base::failure::NamedFailure;
 use crate::base::id::{ClientId, ListenerId, RequestId};
 use crate::engine::Engine;
 use crate::upstream::session_params::WireProtocol;
@@ -55,7 +55,7 @@ pub(crate) struct RequestCtx {
     /// What a server that has not got the key would say, where that is more than the words for it.
     pub(crate) miss: Vec<u8>,
     /// Why some of its fragments were not sent.
-    pub(crate) failure: Option<Failure>,
+    pub(crate) failure: Option<NamedFailure>,
 }
 
 impl Default for RequestCtx {

@@ -182,7 +182,7 @@ impl Engine {
                         request,
                     );
                 }
-                Err(failure) => self.request_ctx.failure = Some(failure),
+                Err(failure) => self.request_ctx.failure = Some(failure.into()),
             }
             self.scratch.split = split;
             if let Some(many) = self.clients[client].modes.many() {

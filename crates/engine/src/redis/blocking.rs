@@ -14,7 +14,7 @@ use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::{self, Access, Command, Fan, Lookup, Rule, Wait};
 use cashew_protocol::resp::{self, Parsed, Reply, RequestParser, encode};
 
-use crate::base::failure::Failure;
+use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{BackendId, ClientId, LaneId, RequestId};
 use crate::base::time::Time;
 use crate::downstream::client::{Handoff, State};
@@ -431,10 +431,15 @@ impl Flow for Waiting {
         cx.engine.wait_over(cx.request, reply).map_or(Step::Answer, Step::TakeBack)
     }
 
-    fn on_failure(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, why: Failure) -> Step {
+    fn on_failure(
+        &mut self,
+        cx: &mut FlowContext<'_>,
+        _attempt: RequestId,
+        why: NamedFailure,
+    ) -> Step {
         let FlowContext { engine, request, .. } = cx;
         let (client, pool) = (engine.requests[*request].client, engine.requests[*request].backend);
-        if why == Failure::Removed {
+        if matches!(why.why, Failure::Removed | Failure::Replaced) {
             // The server did not get to answer it.
             let Some(blocking) = engine.clients[client].modes.end_blocking() else {
                 return Step::Fail(why);

@@ -6,7 +6,7 @@ use cashew_protocol::redis::{Access, CUSTOM_MAX, CUSTOM_NAME_MAX, Lookup, defini
 use cashew_protocol::resp::encode;
 use cashew_protocol::{Span, redis};
 
-use crate::base::failure::Failure;
+use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{ClientId, ListenerId, RequestId};
 use crate::downstream::listener::Listener;
 use crate::downstream::receive::Plan;
@@ -28,7 +28,12 @@ impl Flow for Discovery {
         Step::Reply(Vec::new())
     }
 
-    fn on_failure(&mut self, cx: &mut FlowContext<'_>, attempt: RequestId, _: Failure) -> Step {
+    fn on_failure(
+        &mut self,
+        cx: &mut FlowContext<'_>,
+        attempt: RequestId,
+        _: NamedFailure,
+    ) -> Step {
         self.on_reply(cx, attempt, b"")
     }
 }

@@ -10,7 +10,7 @@ use cashew_protocol::Span;
 use cashew_protocol::redis::Command;
 use cashew_protocol::resp::{self, encode};
 
-use crate::base::failure::Failure;
+use crate::base::failure::NamedFailure;
 use crate::base::id::{BackendId, ClientId, RequestId, ServerId};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
@@ -73,7 +73,8 @@ impl CrossShardCopy {
         let lane = if self.is_still_meant(engine, backend) {
             let lane = engine.lane_of((backend, server), self.variant, self.lane_choice, size);
             let protocol = engine.backends[backend].protocol;
-            lane.map_err(|failure| failure.write_reply(protocol, &mut error)).ok()
+            let named = |why| engine.backends[backend].named(server, why);
+            lane.map_err(|why| named(why).write_reply(protocol, &mut error)).ok()
         } else {
             error.extend_from_slice(SERVERS_CHANGED);
             None
@@ -157,7 +158,12 @@ impl Flow for CrossShardCopy {
         }
     }
 
-    fn on_failure(&mut self, cx: &mut FlowContext<'_>, attempt: RequestId, _: Failure) -> Step {
+    fn on_failure(
+        &mut self,
+        cx: &mut FlowContext<'_>,
+        attempt: RequestId,
+        _: NamedFailure,
+    ) -> Step {
         self.on_reply(cx, attempt, b"")
     }
 

@@ -18,7 +18,7 @@ use crate::redis::cross_shard_copy::{remedy, shown};
 use crate::redis::script_replay::What;
 use crate::redis::script_replay::queued::called_by;
 
-use crate::base::failure::Failure;
+use crate::base::failure::{Failure, NamedFailure};
 use crate::downstream::receive::Plan;
 use crate::downstream::session::NO_DATABASE;
 use crate::engine::Engine;
@@ -75,7 +75,7 @@ pub(crate) struct Transaction {
 }
 
 /// What EXEC will come to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Fate {
     Good,
     /// A command was refused while it was queued.
@@ -85,7 +85,7 @@ enum Fate {
     /// Keys may live on other servers now than those that commands were queued at.
     Moved,
     /// The connection with the queued commands is gone.
-    Lost(Failure),
+    Lost(NamedFailure),
 }
 
 impl Transaction {
@@ -489,7 +489,7 @@ impl Engine {
     ) -> Plan {
         let transaction = self.transaction(client);
         let lane = transaction.lane;
-        match transaction.fate {
+        match transaction.fate.clone() {
             Fate::Lost(failure) => return self.refuse_for(client, failure),
             Fate::Unwatched | Fate::Moved => return self.say(client, QUEUED),
             // It is for no server any more.
@@ -515,7 +515,7 @@ impl Engine {
     ) -> Plan {
         let transaction = self.transaction(client);
         let lane = transaction.lane;
-        match transaction.fate {
+        match transaction.fate.clone() {
             Fate::Lost(failure) => return self.refuse_for(client, failure),
             Fate::Unwatched | Fate::Moved => return self.say(client, QUEUED),
             Fate::Refused if lane == LaneId::NONE => return self.say(client, QUEUED),
@@ -580,7 +580,10 @@ impl Engine {
                     self.transaction(client).is_provided = true;
                     return Err(Plan::Wait);
                 }
-                Err(failure) => return Err(self.refuse_for(client, failure)),
+                Err(failure) => {
+                    let failure = self.backends[self.backend_of(client)].named(server, failure);
+                    return Err(self.refuse_for(client, failure));
+                }
             }
         }
         let transaction = self.transaction(client);
@@ -724,12 +727,14 @@ impl Engine {
     }
 
     /// The lease is gone.
-    pub(crate) fn lose_transaction(&mut self, client: ClientId, failure: Failure) {
+    pub(crate) fn lose_transaction(&mut self, client: ClientId, failure: NamedFailure) {
         let Some(transaction) = self.clients[client].modes.transaction() else { return };
         transaction.lane = LaneId::NONE;
         let fate = match transaction.is_open {
             // Clients know what to do when what they watch has changed.
-            _ if matches!(failure, Failure::Unused | Failure::Held) && transaction.has_watched => {
+            _ if matches!(failure.why, Failure::Unused | Failure::Held)
+                && transaction.has_watched =>
+            {
                 Fate::Unwatched
             }
             false => Fate::Unwatched,
@@ -796,7 +801,7 @@ impl Engine {
         self.refuse_with(client, |out| encode::write_error(out, text.as_bytes()))
     }
 
-    fn refuse_for(&mut self, client: ClientId, failure: Failure) -> Plan {
+    fn refuse_for(&mut self, client: ClientId, failure: impl Into<NamedFailure>) -> Plan {
         self.doom(client, Fate::Refused);
         self.fail(client, failure)
     }

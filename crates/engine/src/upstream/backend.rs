@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cashew_config::snapshot::{self, Limits, Protocol};
 
+use crate::base::failure::{Failure, NamedFailure, label};
 use crate::base::id::ServerId;
 use crate::base::standing::Standing;
 use crate::base::table::Table;
@@ -107,6 +108,10 @@ impl Backend {
         self.auto_eject = config.auto_eject_hosts;
         self.retry_ms = config.server_retry_timeout_ms;
         self.failure_limit = config.server_failure_limit.max(1);
+        for (server, named) in self.servers.iter_mut().zip(&config.servers) {
+            let label = || label(&named.name, &named.endpoint.to_string());
+            server.label = (!config.hide_topology).then(label);
+        }
     }
 
     pub(crate) fn is_in_use(&self) -> bool {
@@ -122,6 +127,11 @@ impl Backend {
     #[inline]
     pub(crate) fn expiry(&self, from: Time) -> Time {
         from.plus_micros(self.timeout_us)
+    }
+
+    /// A failure of that server, as clients are told of it.
+    pub(crate) fn named(&self, server: ServerId, why: Failure) -> NamedFailure {
+        NamedFailure::of(why, self.servers[server].label.as_ref())
     }
 
     pub(crate) fn connect_deadline(&self, now: Time) -> Time {

@@ -407,7 +407,7 @@ impl Engine {
                 self.unblock(client);
             }
             Turn::No | Turn::Waits | Turn::Over | Turn::HeldBack => {
-                self.lose_transaction(client, failure)
+                self.lose_transaction(client, self.named_of(index, failure))
             }
         }
         self.publish_session(index);
@@ -590,7 +590,7 @@ impl Engine {
                 let text = self.no_lease(client, server);
                 self.reply_error(client, &text)
             }
-            Lease::Failed(failure) => self.fail(client, failure),
+            Lease::Failed(failure) => self.fail_for(client, server, failure),
         }
     }
 }

@@ -11,7 +11,7 @@ use cashew_metrics::ServerCounter;
 use cashew_protocol::memcached::Expect;
 
 use crate::base::action::Action;
-use crate::base::failure::Failure;
+use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::base::time::Time;
 use crate::engine::{Closed, Engine};
@@ -214,7 +214,7 @@ impl Engine {
         while at != end {
             let next = self.requests[at].next_in_lane;
             self.forget_key(index, at);
-            self.fail_request(at, failure);
+            self.fail_request(at, self.named_of(index, failure));
             at = next;
         }
         self.publish_queues(index);
@@ -306,12 +306,18 @@ impl Engine {
         self.detach_upload(index);
         self.forget_key(index, request);
         let expect = self.requests[request].expect;
-        self.fail_request(request, failure);
+        self.fail_request(request, self.named_of(index, failure));
         expect
     }
 
+    /// A failure of the lane's server.
+    pub(crate) fn named_of(&self, index: LaneId, why: Failure) -> NamedFailure {
+        let lane = self.lane(index);
+        self.backends[lane.backend].named(lane.server, why)
+    }
+
     /// Answers a request in its server's place.
-    pub(crate) fn fail_request(&mut self, index: RequestId, mut failure: Failure) {
+    pub(crate) fn fail_request(&mut self, index: RequestId, mut failure: NamedFailure) {
         let request = &mut self.requests[index];
         if request.is_remnant() {
             // It was answered; that the rest of it was not written is nobody's failure.
@@ -345,7 +351,7 @@ impl Engine {
         let protocol = self.backends[backend].protocol;
         self.count_forward_error(backend);
         if protocol == Protocol::Memcached {
-            return self.fail_sent_memcached(index, failure);
+            return self.fail_sent_memcached(index, &failure);
         }
         self.answer_instead(index, |out| failure.write_reply(protocol, out));
     }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 
 use cashew_protocol::memcached::Tag;
 
@@ -14,6 +15,8 @@ use crate::upstream::misfit::Unknown;
 /// A server as this worker knows it.
 pub(crate) struct Server {
     pub(crate) metrics: cashew_metrics::ServerId,
+    /// What errors about it end with, unless they are to name no servers.
+    pub(crate) label: Option<Arc<str>>,
     /// The shared lanes of its backend's first variant come first, then their bulk lane.
     pub(crate) first_lane: LaneId,
     pub(crate) lanes: u32,
@@ -114,6 +117,7 @@ impl Server {
     pub(crate) fn new(metrics: cashew_metrics::ServerId, first_lane: LaneId, lanes: u32) -> Self {
         Self {
             metrics,
+            label: None,
             first_lane,
             lanes,
             others: Vec::new(),

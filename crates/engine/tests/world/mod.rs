@@ -34,9 +34,11 @@ pub(crate) fn pool(options: &str, servers: usize) -> Snapshot {
     let servers: String =
         (0..servers).map(|n| format!("   - 127.0.0.1:{}:1 s{n}\n", 7000 + n)).collect();
     // Pipelines are as long as they are, but in tests about that.
+    // Errors are compared by their words.
+    let hidden = if options.contains("hide_topology") { "" } else { "  hide_topology: true\n" };
     let window = if options.contains("pipeline_start") { "" } else { "  pipeline_start: 0\n" };
     snapshot(&format!(
-        "p:\n  listen: 127.0.0.1:6000\n  distribution: modula\n{window}{options}  servers:\n{servers}"
+        "p:\n  listen: 127.0.0.1:6000\n  distribution: modula\n{window}{hidden}{options}  servers:\n{servers}"
     ))
 }
 

@@ -541,7 +541,10 @@ fn other_addresses_are_for_connecting_only() {
     assert_eq!(worker.driver.written[&conn], GET);
     worker.core.closed(conn, CloseKind::Reset);
     worker.end_tick();
-    assert_eq!(worker.driver.written[&client], b"-ERR Connection reset by peer\r\n");
+    assert_eq!(
+        worker.driver.written[&client],
+        b"-ERR Connection reset by peer (server name.test:2)\r\n"
+    );
     assert!(worker.driver.connects.is_empty());
     assert!(worker.core.attempts.is_empty());
 }
@@ -569,7 +572,7 @@ fn a_local_error_hides_no_failure_of_the_server() {
         }
         worker.end_tick();
         let told = String::from_utf8_lossy(&worker.driver.written[&client]);
-        assert_eq!(told, format!("-ERR {text}\r\n"));
+        assert_eq!(told, format!("-ERR {text} (server name.test:2)\r\n"));
     }
 }
 
@@ -581,7 +584,8 @@ fn a_failed_lookup_is_no_failure_of_the_server() {
     worker.core.received(client, &mut GET.to_vec());
     worker.end_tick();
     let told = String::from_utf8_lossy(&worker.driver.written[&client]);
-    assert_eq!(told, "-ERR Cannot look up the server's name: no descriptor or memory for it\r\n");
+    let words = "Cannot look up the server's name: no descriptor or memory for it";
+    assert_eq!(told, format!("-ERR {words} (server name.test:2)\r\n"));
 }
 
 #[test]
@@ -606,7 +610,7 @@ fn a_failed_write_is_answered_in_the_same_tick() {
     worker.core.received(client, &mut GET.to_vec());
     worker.driver.broken.push(conn);
     worker.end_tick();
-    let told = b"-ERR Connection reset by peer\r\n".repeat(2);
+    let told = b"-ERR Connection reset by peer (server 127.0.0.1:2)\r\n".repeat(2);
     assert_eq!(worker.driver.written[&client], told);
 }
 

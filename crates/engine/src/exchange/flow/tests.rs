@@ -41,7 +41,7 @@ impl Flow for Retry {
         Step::Answer
     }
 
-    fn on_failure(&mut self, cx: &mut FlowContext<'_>, _: RequestId, why: Failure) -> Step {
+    fn on_failure(&mut self, cx: &mut FlowContext<'_>, _: RequestId, why: NamedFailure) -> Step {
         let servers = cx.engine.backends[cx.backend()].servers.len() as u32;
         if self.next == servers {
             return Step::Fail(why);
@@ -61,7 +61,7 @@ impl Flow for Hedge {
         Step::Answer
     }
 
-    fn on_failure(&mut self, cx: &mut FlowContext<'_>, _: RequestId, why: Failure) -> Step {
+    fn on_failure(&mut self, cx: &mut FlowContext<'_>, _: RequestId, why: NamedFailure) -> Step {
         if cx.pending() > 0 { Step::Wait } else { Step::Fail(why) }
     }
 

@@ -5,7 +5,7 @@ use cashew_protocol::redis::{Command, Fan};
 use cashew_protocol::resp::{self, Version};
 
 use super::{Way, asks_for_all, info, limit_of, merge, tolerates, write_info};
-use crate::base::failure::Failure;
+use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{BackendId, ClientId, RequestId, ServerId};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
@@ -119,7 +119,12 @@ impl Flow for Broadcast {
         cx.reply_or_bad(room, |cx, out| self.merge(cx, out))
     }
 
-    fn on_failure(&mut self, cx: &mut FlowContext<'_>, attempt: RequestId, _: Failure) -> Step {
+    fn on_failure(
+        &mut self,
+        cx: &mut FlowContext<'_>,
+        attempt: RequestId,
+        _: NamedFailure,
+    ) -> Step {
         self.on_reply(cx, attempt, b"")
     }
 
@@ -155,8 +160,10 @@ impl Engine {
             match self.lane_by(client, server, way) {
                 Ok(Some(lane)) => lanes.push(Ok(lane)),
                 Ok(None) => return Plan::Wait,
-                Err(failure) if tolerates(fan) => lanes.push(Err(failure)),
-                Err(failure) => return self.fail(client, failure),
+                Err(why) if tolerates(fan) => {
+                    lanes.push(Err(self.backends[backend].named(server, why)));
+                }
+                Err(why) => return self.fail_for(client, server, why),
             }
         }
         if lanes.is_empty() {
@@ -183,7 +190,7 @@ impl Engine {
         let due = rule.due();
         let request = self.new_request(client);
         let (mut attempts, mut pending) = (RequestId::NONE, 0);
-        for &lane in lanes.iter().rev() {
+        for lane in lanes.into_iter().rev() {
             let (attempt, slot) = self.requests.add(backend, ClientId::NONE, self.now);
             slot.role = Role::Fragment { parent: request, next: attempts };
             slot.due = due;
@@ -196,7 +203,7 @@ impl Engine {
                         self.seal(lane);
                     }
                 }
-                Err(failure) => self.fail_attempt(attempt, failure),
+                Err(failure) => self.fail_attempt(attempt, &failure),
             }
         }
         self.go_on_with(request, Box::new(Broadcast(rule)), (attempts, pending));

@@ -183,7 +183,7 @@ impl Engine {
         match self.lane_by(client, server, way) {
             Ok(Some(lane)) => self.forward_on(client, lane, Expect::Line),
             Ok(None) => Plan::Wait,
-            Err(failure) => self.fail(client, failure),
+            Err(failure) => self.fail_for(client, server, failure),
         }
     }
 
@@ -275,9 +275,10 @@ impl Engine {
         if !command.takes(rest.len()) {
             return Some(self.reply_with(client, |out| wrong_arity_error(out, command)));
         }
-        let lane = match self.lane_for(client, ServerId::new(server as u32), bytes.len()) {
+        let server = ServerId::new(server as u32);
+        let lane = match self.lane_for(client, server, bytes.len()) {
             Ok(lane) => lane,
-            Err(failure) => return Some(self.fail(client, failure)),
+            Err(failure) => return Some(self.fail_for(client, server, failure)),
         };
         let mut text = self.bufs.take_for(bytes.len());
         encode::write_array_header(&mut text, rest.len());

@@ -87,7 +87,7 @@ impl Engine {
         }
         let lane = match self.lane_for(client, server, bytes.len()) {
             Ok(lane) => lane,
-            Err(failure) => return self.fail(client, failure),
+            Err(failure) => return self.fail_for(client, server, failure),
         };
         let mut text = self.bufs.take_for(bytes.len() + 32);
         encode::write_array_header(&mut text, args.len());

@@ -207,7 +207,7 @@ impl Engine {
     /// What can be said to who wants to be subscribed.
     pub(crate) fn readiness(&self, home: BackendId, topic: TopicSlot) -> Readiness {
         let state = self.redis_backends[home].pubsub.topics.get(topic);
-        let (mut is_subscribed, mut why) = (false, Failure::NoServer);
+        let (mut is_subscribed, mut why) = (false, (ServerId::NONE, Failure::NoServer));
         for place in state.places.iter().filter(|place| !place.is_next) {
             match &place.standing {
                 Standing::Asked(_) | Standing::Leaving => return Readiness::Waiting,
@@ -215,13 +215,13 @@ impl Engine {
                 Standing::Subscribed => is_subscribed = true,
                 Standing::Away => match self.absence(home, place) {
                     None => return Readiness::Waiting,
-                    Some(failure) => why = failure,
+                    Some(failure) => why = (place.server, failure),
                 },
             }
         }
         // Where several servers have the topic those that can be reached are enough: the others
         // follow when they are back.
-        if is_subscribed { Readiness::Subscribed } else { Readiness::Failed(why) }
+        if is_subscribed { Readiness::Subscribed } else { Readiness::Failed(why.0, why.1) }
     }
 
     /// Why a server cannot be asked, unless that is only a matter of time.

@@ -7,7 +7,7 @@ use cashew_protocol::Span;
 use cashew_protocol::redis::{Command, Local, Rule, SessionRule, Subscription};
 use cashew_protocol::resp::encode;
 
-use crate::base::id::{BackendId, ClientId, RequestId, TopicSlot};
+use crate::base::id::{BackendId, ClientId, RequestId, ServerId, TopicSlot};
 use crate::base::time::Time;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
@@ -322,9 +322,13 @@ impl Engine {
                 let count = self.subscriptions(client, kind);
                 self.confirm(client, kind.subscribe(), Some(&name), count);
             }
-            Readiness::Failed(failure) => {
+            Readiness::Failed(server, why) => {
                 let protocol = self.protocol_of(client);
                 self.count_forward_error(backend);
+                let failure = match server {
+                    ServerId::NONE => why.into(),
+                    server => self.backends[backend].named(server, why),
+                };
                 let output = &mut self.clients[client].output;
                 output.write_with(&mut self.bufs, 64, |out| failure.write_reply(protocol, out));
                 self.mark_client(client);

@@ -104,7 +104,7 @@ pub(crate) enum Standing {
 pub(crate) enum Readiness {
     Waiting,
     Subscribed,
-    Failed(Failure),
+    Failed(ServerId, Failure),
     Refused(Box<[u8]>),
 }
 

@@ -18,7 +18,7 @@ use cashew_protocol::Span;
 use cashew_protocol::redis::Command;
 use cashew_protocol::resp::{self, encode};
 
-use crate::base::failure::Failure;
+use crate::base::failure::NamedFailure;
 use crate::base::id::{BackendId, ClientId, LaneId, RequestId, ServerId};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
@@ -207,7 +207,12 @@ impl Flow for Call {
         }
     }
 
-    fn on_failure(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, why: Failure) -> Step {
+    fn on_failure(
+        &mut self,
+        cx: &mut FlowContext<'_>,
+        _attempt: RequestId,
+        why: NamedFailure,
+    ) -> Step {
         match self.stage {
             Stage::Functions => self.functions_fetched(cx, b""),
             Stage::Again if cx.pending() > 0 => Step::Wait,
