@@ -545,6 +545,102 @@ def test_reload_and_upgrade_keep_what_sentinels_have_said(place, binary):
     assert [it["up"] for it in told["sentinels"]] == [1, 1, 1]
 
 
+def promote_unheard(group, gateway):
+    """A failover that only the Sentinel that has begun it knows of: the others go on naming the former
+    primary, which takes writes. Returns the new one, which the gateway has gone to, and the old one."""
+    leader, old = group.sentinels[0], group.server(group.sentinels[0].primary())
+    moves = gateway.log().count("the primary of 's1' is")
+
+    def asked():
+        try:
+            return leader.call("SENTINEL", "FAILOVER", MASTER) == "OK"
+        except ReplyError as error:
+            assert "NOGOODSLAVE" in str(error) or "INPROG" in str(error), error
+            return False
+
+    wait_until(asked, "it begins", FAILOVER_MAX, pause=0.2)
+    wait_until(lambda: gateway.log().count("the primary of 's1' is") > moves, "the switch", FAILOVER_MAX)
+    leader.process.signal(signal.SIGSTOP)
+    new = group.server(int(group_status(gateway)["primary"].rsplit(":", 1)[1]))
+    assert new is not old
+    # Else the others would make it a replica again, after eight seconds.
+    new.call("ACL", "SETUSER", "default", "-replicaof", "-slaveof")
+    assert [it.primary() for it in group.sentinels[1:]] == [old.port] * 2
+    return new, old
+
+
+class Succession:
+    """A gateway that follows a promotion of which most of the Sentinels have not heard, after another
+    failover."""
+
+    def __init__(self, place, **settings):
+        self.group = Group(place)
+        self.gateway = place.cashew(pools(self.group.addresses(), timeout=2000), {
+            "worker_processes": 2, "worker_shutdown_timeout": 1, **settings})
+        self.gateway.wait_serving()
+        first = fail_over(self.group)
+        wait_primary(self.gateway, first.port)
+        # By the Sentinels' word, too.
+        wait_until(lambda: (group_status(self.gateway)["config_epoch"] or 0) > 0, "it is confirmed")
+        self.new, self.old = promote_unheard(self.group, self.gateway)
+
+    def check(self):
+        """Nothing goes to the superseded primary, though Sentinels name it, once discovery has heard
+        them."""
+        wait_until(lambda: (status(self.gateway)["discovery"] or {}).get("state") == "serving", "discovery")
+        answering = lambda: all(it["is_answering"] for pool in status(self.gateway)["pools"]
+                                for it in pool["sentinels"]
+                                if it["address"] != f"{HOST}:{self.group.sentinels[0].port}")
+        wait_until(answering, "they are heard")
+        end = time.monotonic() + 0.7
+        before = self.old.stat("set")
+        while time.monotonic() < end:
+            for pool in self.gateway.addresses:
+                with self.gateway.connect(pool) as conn:
+                    assert conn.call("SET", "a", "b") == "OK"
+            time.sleep(0.01)
+        assert self.old.stat("set") == before
+        for pool in status(self.gateway)["pools"]:
+            assert pool["groups"][0]["primary"] == f"{HOST}:{self.new.port}"
+
+
+def test_a_promotion_that_sentinels_have_not_confirmed_outlives_discovery_and_reloads(place):
+    it = Succession(place)
+    it.check()
+    os.kill(status(it.gateway)["discovery"]["pid"], signal.SIGKILL)
+    wait_until(lambda: (status(it.gateway)["discovery"] or {}).get("restarts") == 1, "another discovery")
+    it.check()
+    # Other Sentinels, another name of the group, and another pool that has it.
+    fewer = pools(addresses(it.group.sentinels[1:]), timeout=2000)
+    it.gateway.configure(fewer)
+    it.gateway.reload()
+    it.check()
+    fewer["alpha"]["servers"] = [f"{{name: s9, sentinel: {MASTER}}}"]
+    it.gateway.configure({**fewer, "beta": pools(addresses(it.group.sentinels[1:]))["alpha"]})
+    it.gateway.reload()
+    it.check()
+
+
+def test_a_promotion_that_sentinels_have_not_confirmed_outlives_an_upgrade_and_a_restart(place):
+    file = place.directory / "primaries.json"
+    it = Succession(place, sentinel_state=file)
+    upgrade(it.gateway, 0, "--binary", CASHEW)
+    wait_until(lambda: (status(it.gateway)["discovery"] or {}).get("state") == "serving", "discovery serves")
+    it.check()
+    it.gateway.stop()
+    it.gateway.process.start()
+    wait_until(lambda: it.gateway.log().count(" serving ") >= 2, "it serves again")
+    it.check()
+    # What a majority has said since by a higher number counts.
+    it.gateway.stop()
+    told = json.loads(file.read_text())
+    assert told["groups"][0]["lineage"]["superseded"] == [{"host": HOST, "port": it.old.port}]
+    told["groups"][0]["config_epoch"] -= 1
+    file.write_text(json.dumps(told))
+    it.gateway.process.start()
+    wait_primary(it.gateway, it.old.port)
+
+
 def test_a_line_becomes_a_group_of_its_name_and_no_key_moves(place):
     group = Group(place, replicas=1)
     other = place.redis()

@@ -119,8 +119,9 @@ fn message(news: News) -> ToMaster {
         News::Primary { pool, server, to, config_epoch, why } => {
             ToMaster::Primary { pool, server, host: to.host, port: to.port, config_epoch, why }
         }
-        News::Group { pool, server, state, config_epoch } => {
-            ToMaster::Group { pool, server, state: state.name().to_owned(), config_epoch }
+        News::Group { pool, server, state, config_epoch, primary, lineage } => {
+            let state = state.name().to_owned();
+            ToMaster::Group { pool, server, state, config_epoch, primary, lineage }
         }
         News::Sentinel { pool, sentinel, failure } => {
             ToMaster::Sentinel { pool, host: sentinel.host, port: sentinel.port, failure }

@@ -10,7 +10,7 @@ use crate::file::{Dialect, GroupSection, PoolSection};
 use crate::resolve::{Context, MASTER};
 use crate::secret;
 use crate::section;
-use crate::snapshot::{Address, Credentials, Endpoint, Group, Sentinel, Server};
+use crate::snapshot::{Address, Credentials, Endpoint, Group, Lineage, Sentinel, Server};
 use crate::tree::{Kind, Node};
 use crate::value::{Text, Value};
 
@@ -188,7 +188,7 @@ pub(crate) fn resolve(
     let group = |server: &Server| {
         let (master, _) = masters.get(&*server.name)?;
         let (server, master) = (server.name.clone(), (*master).to_owned());
-        Some(Group { server, master, config_epoch: None })
+        Some(Group { server, master, config_epoch: None, lineage: Lineage::default() })
     };
     Some(Sentinel {
         addresses: sentinels.value.0.iter().map(|address| address.value.clone()).collect(),

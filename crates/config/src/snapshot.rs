@@ -211,6 +211,21 @@ pub struct Group {
     /// unknown, or not from a majority of the Sentinels.
     #[serde(default)]
     pub config_epoch: Option<u64>,
+    #[serde(default)]
+    pub lineage: Lineage,
+}
+
+/// What the primary of a group succeeds to. Whoever watches the group next goes on from it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Lineage {
+    /// The primaries before this one, since the last that a majority of the Sentinels has named. While
+    /// there are any, the Sentinels have not confirmed this one.
+    pub superseded: Vec<Address>,
+    /// The id of the history that the primary's data has.
+    pub replid: Option<String>,
+    /// Replicas that were seen to follow that history, and how far they had come.
+    pub followers: Vec<(Address, u64)>,
 }
 
 /// A host, by name or literally, and a port.
@@ -292,23 +307,68 @@ impl Snapshot {
         server.endpoint = endpoint;
         // It may be lower: of Sentinels that were set up anew.
         group.config_epoch = config_epoch.or(group.config_epoch);
+        if has_moved {
+            group.lineage = Lineage::default();
+        }
         has_moved
     }
 
-    /// Takes over where the primaries of groups are from another snapshot that has these groups.
-    pub fn keep_primaries(&mut self, from: &Self) {
-        for (pool, group, endpoint) in from.groups() {
-            let is_same = |(its, it, at): &(&Pool, &Group, &Endpoint)| {
-                its.name == pool.name
-                    && (&it.server, &it.master) == (&group.server, &group.master)
-                    && at.is_unknown()
-            };
-            let is_there = self.groups().any(|it| is_same(&it));
-            if let (true, Some(address)) = (is_there, endpoint.address()) {
-                self.set_primary(&pool.name, &group.server, &address, group.config_epoch);
-            }
+    /// Notes what the primary of a group succeeds to, if it is there.
+    pub fn set_lineage(
+        &mut self,
+        pool: &str,
+        server: &str,
+        address: &Address,
+        config_epoch: Option<u64>,
+        lineage: &Lineage,
+    ) {
+        let is_there = self.groups().any(|(its, group, endpoint)| {
+            (&*its.name, &*group.server) == (pool, server)
+                && endpoint.address().as_ref() == Some(address)
+        });
+        let Some(pool) = self.pools.iter_mut().find(|it| is_there && it.name == pool) else {
+            return;
+        };
+        let mut groups = pool.sentinel.iter_mut().flat_map(|sentinel| &mut sentinel.groups);
+        if let Some(group) = groups.find(|group| group.server == server) {
+            (group.config_epoch, group.lineage) = (config_epoch, lineage.clone());
         }
     }
+
+    /// Takes over where the primaries of groups are from another snapshot that has these groups. Their
+    /// pools and servers may have other names there.
+    pub fn keep_primaries(&mut self, from: &Self) {
+        let mut found = Vec::new();
+        for (pool, group, _) in self.groups() {
+            let is_named = |(its, it, _): &(&Pool, &Group, &Endpoint)| {
+                (&its.name, &it.server) == (&pool.name, &group.server)
+            };
+            let same = || {
+                let known = from.groups().filter(|(.., endpoint)| !endpoint.is_unknown());
+                known.filter(|(its, it, _)| is_same_group((pool, group), (its, it)))
+            };
+            let kept = same().find(is_named).or_else(|| same().next());
+            if let Some((_, kept, endpoint)) = kept
+                && let Some(address) = endpoint.address()
+            {
+                found.push((pool.name.clone(), group.server.clone(), address, kept.clone()));
+            }
+        }
+        for (pool, server, address, Group { config_epoch, lineage, .. }) in found {
+            self.set_primary(&pool, &server, &address, config_epoch);
+            self.set_lineage(&pool, &server, &address, config_epoch, &lineage);
+        }
+    }
+}
+
+/// Whether Sentinels mean the same group: they call it so, and some of them are the same, or the server
+/// is.
+pub fn is_same_group((pool, group): (&Pool, &Group), (other, its): (&Pool, &Group)) -> bool {
+    let addresses =
+        |pool: &Pool| pool.sentinel.iter().flat_map(|it| it.addresses.clone()).collect();
+    let (ours, theirs): (Vec<Address>, Vec<Address>) = (addresses(pool), addresses(other));
+    let is_named_so = (&pool.name, &group.server) == (&other.name, &its.server);
+    group.master == its.master && (is_named_so || ours.iter().any(|it| theirs.contains(it)))
 }
 
 /// What clients may call: what the base lets them, but for what is listed.

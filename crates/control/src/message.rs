@@ -13,7 +13,7 @@
 //! by [`ToMaster::Committed`]. Until the commit [`ToChild::Abort`] undoes it all, and is not
 //! answered.
 
-use cashew_config::snapshot::TopologyState;
+use cashew_config::snapshot::{Address, Lineage, TopologyState};
 use serde::{Deserialize, Serialize};
 
 use crate::session::Session;
@@ -215,12 +215,17 @@ pub enum ToMaster {
         config_epoch: Option<u64>,
         why: String,
     },
-    /// How a group is.
+    /// How a group is, and what whoever watches it next has to know. Comes before the primary that it
+    /// is about does.
     Group {
         pool: String,
         server: String,
         state: String,
         config_epoch: Option<u64>,
+        #[serde(default)]
+        primary: Option<Address>,
+        #[serde(default)]
+        lineage: Lineage,
     },
     /// Whether a Sentinel of the pool of that name answers, and why not.
     Sentinel {

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use cashew_config::snapshot::Address;
+use cashew_config::snapshot::{Address, Lineage};
 
 /// What a Sentinel has said longer ago is not its view any more.
 const VIEW_MAX_AGE: Duration = Duration::from_secs(3);
@@ -119,7 +119,7 @@ impl fmt::Display for State {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Group {
     /// By Sentinel.
     views: Vec<Option<(View, Instant)>>,
@@ -142,7 +142,7 @@ pub struct Group {
     outputs: VecDeque<Output>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Server {
     report: Option<(Report, Instant)>,
     /// It has closed its connection or does not answer, and has not said anything since.
@@ -151,7 +151,7 @@ struct Server {
     followed: Option<(String, u64)>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Promotion {
     since: Instant,
     /// Who was the primary before this one, and before those that were not confirmed either. A majority
@@ -162,7 +162,7 @@ struct Promotion {
 }
 
 /// A majority goes on naming a server that was the primary before this one.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Contrary {
     address: Address,
     is_demoted: bool,
@@ -170,8 +170,51 @@ struct Contrary {
 }
 
 impl Group {
-    /// Watched by so many Sentinels, with a primary that is in effect already, if any is.
-    pub fn new(sentinels: usize, primary: Option<Address>, config_epoch: Option<u64>) -> Self {
+    /// Watched by so many Sentinels, with a primary that is in effect already, if any is, and what was
+    /// known of it before.
+    pub fn new(
+        sentinels: usize,
+        primary: Option<Address>,
+        config_epoch: Option<u64>,
+        lineage: &Lineage,
+        now: Instant,
+    ) -> Self {
+        let mut group = Self::unknown(sentinels, primary.clone(), config_epoch);
+        if primary.is_some() {
+            group.succeed(lineage, now);
+        }
+        group
+    }
+
+    /// The same group by the word of other Sentinels, or by another name.
+    pub fn watched_by(&self, sentinels: usize) -> Self {
+        Self { views: vec![None; sentinels], asked: None, ..self.clone() }
+    }
+
+    fn succeed(&mut self, lineage: &Lineage, now: Instant) {
+        let Lineage { superseded, replid, followers } = lineage;
+        self.replid = replid.clone();
+        for (address, offset) in replid.iter().flat_map(|_| followers).take(SERVERS_MAX) {
+            let server = self.servers.entry(address.clone()).or_default();
+            server.followed = replid.clone().map(|replid| (replid, *offset));
+        }
+        let former: BTreeSet<_> = superseded.iter().take(SERVERS_MAX).cloned().collect();
+        self.promotion =
+            (!former.is_empty()).then_some(Promotion { since: now, former, is_told: false });
+    }
+
+    /// What the primary succeeds to.
+    pub fn lineage(&self) -> Lineage {
+        let superseded = self.promotion.iter().flat_map(|it| it.former.iter().cloned()).collect();
+        let follower = |(address, server): (&Address, &Server)| {
+            let (followed, offset) = server.followed.as_ref()?;
+            (Some(followed) == self.replid.as_ref()).then(|| (address.clone(), *offset))
+        };
+        let followers = self.servers.iter().filter_map(follower).take(SERVERS_MAX).collect();
+        Lineage { superseded, replid: self.replid.clone(), followers }
+    }
+
+    fn unknown(sentinels: usize, primary: Option<Address>, config_epoch: Option<u64>) -> Self {
         let state = if primary.is_some() { State::Stable } else { State::Unknown };
         Self {
             views: vec![None; sentinels],
@@ -227,8 +270,23 @@ impl Group {
         servers
     }
 
-    /// Those who serve go by this primary now.
-    pub fn put_into_effect(&mut self, primary: Option<Address>, now: Instant) {
+    /// Those who serve go by this primary now. The rest is what is known of it. If that is newer than
+    /// what is known here it is by the word of the one who watched before.
+    pub fn put_into_effect(
+        &mut self,
+        primary: Option<Address>,
+        config_epoch: Option<u64>,
+        lineage: &Lineage,
+        now: Instant,
+    ) {
+        let is_superseded = |own: &Address| lineage.superseded.contains(own);
+        let is_newer =
+            self.primary.as_ref().is_none_or(is_superseded) || config_epoch > self.config_epoch;
+        if primary.is_some() && primary != self.primary && is_newer {
+            (self.primary, self.config_epoch) = (primary.clone(), config_epoch);
+            (self.asked, self.contrary) = (None, None);
+            self.succeed(lineage, now);
+        }
         self.in_effect = primary;
         self.decide(now);
     }
@@ -356,6 +414,9 @@ impl Group {
             let mut former = self.promotion.take().map(|it| it.former).unwrap_or_default();
             former.extend(self.primary.clone());
             former.remove(&address);
+            while former.len() > SERVERS_MAX {
+                former.pop_first();
+            }
             self.switch(address, None, why, now);
             self.promotion = Some(Promotion { since: now, former, is_told: false });
         }
@@ -380,7 +441,9 @@ impl Group {
     fn forget(&mut self, now: Instant) {
         self.nominees.retain(|_, at| now.saturating_duration_since(*at) < NOMINATION_MAX_AGE);
         let servers = self.servers();
-        self.servers.retain(|address, _| servers.contains(address));
+        // Nobody has said yet who there is, where another one watched before.
+        let is_awaited = self.views.iter().all(Option::is_none);
+        self.servers.retain(|address, _| is_awaited || servers.contains(address));
     }
 
     fn fresh_views(&self, now: Instant) -> impl Iterator<Item = &View> {

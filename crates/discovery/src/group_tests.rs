@@ -38,7 +38,7 @@ fn switches(group: &mut Group) -> Vec<u16> {
 
 /// Of three Sentinels, with the primary 1 and replicas 2 and 3 of its history "a", at offset 100.
 fn stable(now: Instant) -> Group {
-    let mut group = Group::new(3, Some(at(1)), Some(0));
+    let mut group = Group::new(3, Some(at(1)), Some(0), &Lineage::default(), now);
     for sentinel in 0..3 {
         group.sentinel_says(sentinel, view(1, 0), now);
     }
@@ -52,7 +52,7 @@ fn stable(now: Instant) -> Group {
 #[test]
 fn the_first_primary_is_what_a_majority_names() {
     let now = Instant::now();
-    let mut group = Group::new(3, None, None);
+    let mut group = Group::new(3, None, None, &Lineage::default(), now);
     assert_eq!(group.state(), State::Unknown);
     group.sentinel_says(0, view(2, 9), now);
     group.sentinel_says(0, view(2, 9), now);
@@ -61,7 +61,7 @@ fn the_first_primary_is_what_a_majority_names() {
     assert_eq!(switches(&mut group), NONE);
     group.sentinel_says(2, view(1, 4), now);
     assert_eq!((switches(&mut group), group.state()), (vec![1], State::Switching));
-    group.put_into_effect(Some(at(1)), now);
+    group.put_into_effect(Some(at(1)), None, &Lineage::default(), now);
     assert_eq!((switches(&mut group), group.state()), (vec![], State::Stable));
     assert_eq!(group.config_epoch(), Some(4));
 }
@@ -80,7 +80,7 @@ fn a_majority_with_a_new_epoch_switches() {
     group.handle_timeout(now + SWITCH_TIMEOUT);
     assert_eq!(switches(&mut group), [2]);
     // What the former primary says, when it returns, is all the same.
-    group.put_into_effect(Some(at(2)), now);
+    group.put_into_effect(Some(at(2)), None, &Lineage::default(), now);
     group.server_says(&at(1), primary("a", None), now);
     group.sentinel_says(0, view(1, 0), now);
     assert_eq!((switches(&mut group), group.primary()), (vec![], Some(&at(2))));
@@ -120,7 +120,7 @@ fn a_promotion_switches_before_the_sentinels_agree() {
     assert_eq!((switches(&mut group), group.state()), (vec![], State::Suspect));
     group.server_says(&at(2), primary("b", Some(("a", 101))), now);
     assert_eq!(switches(&mut group), [2]);
-    group.put_into_effect(Some(at(2)), now);
+    group.put_into_effect(Some(at(2)), None, &Lineage::default(), now);
     assert!(group.is_urgent());
     // The majority still names the former one, by the former epoch.
     for sentinel in 0..3 {
@@ -175,7 +175,7 @@ fn a_promotion_that_was_taken_back_is_left_again() {
     let mut group = stable(now);
     group.sentinel_tells(Event::Nominated(at(2)), now);
     group.server_says(&at(2), primary("b", Some(("a", 101))), now);
-    group.put_into_effect(Some(at(2)), now);
+    group.put_into_effect(Some(at(2)), None, &Lineage::default(), now);
     assert_eq!(switches(&mut group), [2]);
     let mut said = |group: &mut Group, two: Report, seconds: u64| {
         let mut switched = Vec::new();
@@ -194,10 +194,64 @@ fn a_promotion_that_was_taken_back_is_left_again() {
     assert_eq!(said(&mut group, replica("a", 200), 2), [1]);
 }
 
+/// After a promotion that no majority has confirmed; the primary 1 was at epoch 3.
+fn promoted(now: Instant) -> Group {
+    let mut group = stable(now);
+    (0..3).for_each(|sentinel| group.sentinel_says(sentinel, view(1, 3), now));
+    group.sentinel_tells(Event::Nominated(at(2)), now);
+    group.server_says(&at(2), primary("b", Some(("a", 101))), now);
+    group.server_says(&at(3), replica("b", 120), now);
+    assert_eq!(switches(&mut group), [2]);
+    group.put_into_effect(Some(at(2)), None, &Lineage::default(), now);
+    group
+}
+
+#[test]
+fn who_watches_next_goes_on_from_what_was_known() {
+    let now = Instant::now();
+    let group = promoted(now);
+    let lineage = group.lineage();
+    assert_eq!(
+        (lineage.superseded.clone(), lineage.followers.clone()),
+        (vec![at(1)], vec![(at(3), 120)])
+    );
+    let next = Group::new(3, group.primary().cloned(), group.config_epoch(), &lineage, now);
+    // As does one that began with the primary before, when the change comes into effect.
+    let mut late = Group::new(3, Some(at(1)), Some(0), &Lineage::default(), now);
+    late.put_into_effect(Some(at(2)), Some(3), &lineage, now);
+    for mut next in [next, late, group.watched_by(3)] {
+        for epoch in [3, 4] {
+            (0..3).for_each(|sentinel| next.sentinel_says(sentinel, view(1, epoch), now));
+            assert_eq!((switches(&mut next), next.primary()), (vec![], Some(&at(2))));
+        }
+        // A promotion that goes on from there is followed.
+        next.sentinel_tells(Event::Nominated(at(3)), now);
+        next.server_says(&at(3), primary("c", Some(("b", 119))), now);
+        assert_eq!(switches(&mut next), NONE, "it had come further");
+        next.server_says(&at(3), primary("c", Some(("b", 121))), now);
+        assert_eq!(switches(&mut next), [3]);
+        assert_eq!(next.lineage().superseded, [at(1), at(2)]);
+        (0..3).for_each(|sentinel| next.sentinel_says(sentinel, view(3, 5), now));
+        assert_eq!((switches(&mut next), next.config_epoch()), (vec![], Some(5)));
+        assert_eq!(next.lineage().superseded, []);
+    }
+}
+
+#[test]
+fn what_is_in_effect_by_what_was_known_before_is_left_again() {
+    let now = Instant::now();
+    let mut group = promoted(now);
+    // Of a reload that began before the promotion.
+    group.put_into_effect(Some(at(1)), Some(3), &Lineage::default(), now);
+    assert_eq!(group.primary(), Some(&at(2)));
+    group.handle_timeout(now + SWITCH_TIMEOUT);
+    assert_eq!(switches(&mut group), [2]);
+}
+
 #[test]
 fn sentinels_that_were_set_up_anew_are_followed_when_the_primary_is_gone() {
     let mut now = Instant::now();
-    let mut group = Group::new(3, Some(at(1)), Some(7));
+    let mut group = Group::new(3, Some(at(1)), Some(7), &Lineage::default(), now);
     let mut switched = Vec::new();
     for half_second in 0..24 {
         now += ms(500);
@@ -328,7 +382,7 @@ impl World {
         let mut servers = vec![None; usize::from(SERVERS) + 1];
         servers[1] = Some(("h0".to_owned(), None));
         Self {
-            group: Group::new(3, Some(at(1)), Some(0)),
+            group: Group::new(3, Some(at(1)), Some(0), &Lineage::default(), now),
             now,
             primaries: vec![1],
             known: [0; 3],
@@ -412,7 +466,7 @@ impl World {
             }
             Step::Effect => {
                 let primary = self.group.primary().cloned();
-                self.group.put_into_effect(primary, now);
+                self.group.put_into_effect(primary, None, &Lineage::default(), now);
             }
             Step::Wait { milliseconds } => {
                 self.now += ms(milliseconds);

@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{Address, Credentials, Pool, Sentinel};
+use cashew_config::snapshot::{Address, Credentials, Lineage, Pool, Sentinel};
 use cashew_protocol::resp::encode::write_command;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{info, warn};
@@ -19,6 +19,8 @@ use crate::link::{Fate, Link};
 /// How often everybody is asked, as a rule and while anything is suspicious.
 const INTERVAL: Duration = Duration::from_secs(1);
 const URGENT_INTERVAL: Duration = Duration::from_millis(100);
+/// How often it is told how far replicas have come. Other news is told at once.
+const OFFSETS_INTERVAL: Duration = Duration::from_secs(5);
 /// As AUTH without a user means.
 const DEFAULT_USER: &str = "default";
 
@@ -27,8 +29,15 @@ const DEFAULT_USER: &str = "default";
 pub enum News {
     /// The primary of a group is there now.
     Primary { pool: String, server: String, to: Address, config_epoch: Option<u64>, why: String },
-    /// How a group is.
-    Group { pool: String, server: String, state: State, config_epoch: Option<u64> },
+    /// How a group is, and what whoever watches it next has to know.
+    Group {
+        pool: String,
+        server: String,
+        state: State,
+        config_epoch: Option<u64>,
+        primary: Option<Address>,
+        lineage: Lineage,
+    },
     /// Whether a Sentinel answers, and why not.
     Sentinel { pool: String, sentinel: Address, failure: Option<String> },
 }
@@ -57,6 +66,14 @@ struct PoolWatch {
     groups: Vec<GroupWatch>,
     /// More than half of the Sentinels answer, if it has been said.
     has_majority: Option<bool>,
+}
+
+/// What is known of a group, and where.
+struct Known {
+    settings: Settings,
+    server: String,
+    master: String,
+    group: Group,
 }
 
 struct SentinelWatch {
@@ -90,7 +107,16 @@ struct GroupWatch {
     master: String,
     group: Group,
     servers: BTreeMap<Address, ServerWatch>,
-    told: Option<(State, Option<u64>)>,
+    told: Option<Told>,
+}
+
+#[derive(Clone)]
+struct Told {
+    at: Instant,
+    state: State,
+    config_epoch: Option<u64>,
+    primary: Option<Address>,
+    lineage: Lineage,
 }
 
 struct ServerWatch {
@@ -114,17 +140,22 @@ impl Watch {
     /// Goes by another snapshot: it is in effect.
     pub fn put_into_effect(&mut self, snapshot: &Snapshot, now: Instant) {
         let mut before = std::mem::take(&mut self.pools);
+        let known: Vec<Known> = before.iter().flat_map(PoolWatch::known).collect();
         for pool in &snapshot.pools {
             let Some(sentinel) = &pool.sentinel else { continue };
             let settings = Settings::new(pool, sentinel);
             let same = before.iter().position(|it| it.settings == settings);
             let mut watched = match same {
                 Some(at) => before.swap_remove(at),
-                None => PoolWatch::new(settings, pool, sentinel, now),
+                None => {
+                    let mut watched = PoolWatch::new(settings, pool, sentinel, now);
+                    watched.inherit(&known);
+                    watched
+                }
             };
-            for group in &mut watched.groups {
+            for (group, its) in watched.groups.iter_mut().zip(&sentinel.groups) {
                 let primary = address_of(pool, &group.server);
-                group.group.put_into_effect(primary, now);
+                group.group.put_into_effect(primary, its.config_epoch, &its.lineage, now);
             }
             self.pools.push(watched);
         }
@@ -230,6 +261,16 @@ impl Settings {
     }
 }
 
+impl Known {
+    /// Whether that is the group that a pool has at that server.
+    fn is_of(&self, settings: &Settings, server: &str, master: &str) -> bool {
+        let is_named = (&*self.settings.name, &*self.server) == (&*settings.name, server);
+        let mut addresses = self.settings.addresses.iter();
+        self.master == master
+            && (is_named || addresses.any(|address| settings.addresses.contains(address)))
+    }
+}
+
 impl PoolWatch {
     fn new(settings: Settings, pool: &Pool, sentinel: &Sentinel, now: Instant) -> Self {
         let sentinels = settings.addresses.iter().map(|address| SentinelWatch {
@@ -249,13 +290,44 @@ impl PoolWatch {
             GroupWatch {
                 server: group.server.clone(),
                 master: group.master.clone(),
-                group: Group::new(settings.addresses.len(), primary, group.config_epoch),
+                group: Group::new(
+                    settings.addresses.len(),
+                    primary,
+                    group.config_epoch,
+                    &group.lineage,
+                    now,
+                ),
                 servers: BTreeMap::new(),
                 told: None,
             }
         });
         let (sentinels, groups) = (sentinels.collect(), groups.collect());
         Self { settings, sentinels, groups, has_majority: None }
+    }
+
+    fn known(&self) -> impl Iterator<Item = Known> {
+        self.groups.iter().map(|watched| Known {
+            settings: self.settings.clone(),
+            server: watched.server.clone(),
+            master: watched.master.clone(),
+            group: watched.group.clone(),
+        })
+    }
+
+    /// Goes on with what is known of its groups, if that is under another name or from other
+    /// Sentinels.
+    fn inherit(&mut self, known: &[Known]) {
+        let sentinels = self.sentinels.len();
+        for watched in &mut self.groups {
+            let is_same = |it: &&Known| it.is_of(&self.settings, &watched.server, &watched.master);
+            let is_named = |it: &&Known| {
+                (&it.settings.name, &it.server) == (&self.settings.name, &watched.server)
+            };
+            let same = || known.iter().filter(is_same);
+            if let Some(same) = same().find(is_named).or_else(|| same().next()) {
+                watched.group = same.group.watched_by(sentinels);
+            }
+        }
     }
 
     fn links(&self) -> impl Iterator<Item = &Link> {
@@ -300,7 +372,7 @@ impl PoolWatch {
         let greeting = self.settings.server_greeting();
         for group in &mut self.groups {
             group.advance(&greeting, now);
-            group.tell(&self.settings.name, is_loud, news);
+            group.tell(&self.settings.name, is_loud, news, now);
         }
     }
 
@@ -474,7 +546,8 @@ impl GroupWatch {
         self.group.handle_timeout(now);
     }
 
-    fn tell(&mut self, pool: &str, is_loud: bool, news: &mut VecDeque<News>) {
+    fn tell(&mut self, pool: &str, is_loud: bool, news: &mut VecDeque<News>, now: Instant) {
+        self.tell_standing(pool, news, now);
         let (server, master) = (&self.server, &self.master);
         while let Some(output) = self.group.poll_output() {
             match output {
@@ -492,12 +565,30 @@ impl GroupWatch {
                 Output::Changed { .. } | Output::Unconfirmed { .. } => {}
             }
         }
-        let now = (self.group.state(), self.group.config_epoch());
-        if self.told.replace(now) != Some(now) {
-            let (state, config_epoch) = now;
-            let (pool, server) = (pool.to_owned(), server.clone());
-            news.push_back(News::Group { pool, server, state, config_epoch });
+    }
+
+    fn tell_standing(&mut self, pool: &str, news: &mut VecDeque<News>, now: Instant) {
+        let (state, config_epoch) = (self.group.state(), self.group.config_epoch());
+        let (primary, lineage) = (self.group.primary().cloned(), self.group.lineage());
+        let is_same = |told: &Told| {
+            let addresses = |lineage: &Lineage| {
+                lineage.followers.iter().map(|(address, _)| address.clone()).collect::<Vec<_>>()
+            };
+            let is_recent = now.saturating_duration_since(told.at) < OFFSETS_INTERVAL;
+            (told.state, told.config_epoch, &told.primary) == (state, config_epoch, &primary)
+                && told.lineage.superseded == lineage.superseded
+                && told.lineage.replid == lineage.replid
+                && addresses(&told.lineage) == addresses(&lineage)
+                && (is_recent || told.lineage == lineage)
+        };
+        if self.told.as_ref().is_some_and(is_same) {
+            return;
         }
+        let told = Told { at: now, state, config_epoch, primary, lineage };
+        let Told { primary, lineage, .. } = told.clone();
+        self.told = Some(told);
+        let (pool, server) = (pool.to_owned(), self.server.clone());
+        news.push_back(News::Group { pool, server, state, config_epoch, primary, lineage });
     }
 }
 

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{Address, Pool};
+use cashew_config::snapshot::{Address, Lineage, Pool};
+use serde::{Deserialize, Serialize};
 
 use crate::status::{GroupStatus, SentinelStatus, SwitchStatus, now};
 
@@ -26,6 +27,19 @@ pub(crate) struct Move {
 /// A group by the names of its pool and of its server.
 type Name = (String, String);
 
+/// What discovery knows of a group, for the one that watches it next: after a death, a reload or an
+/// upgrade.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Known {
+    pub(crate) pool: String,
+    pub(crate) server: String,
+    pub(crate) primary: Address,
+    #[serde(default)]
+    pub(crate) config_epoch: Option<u64>,
+    #[serde(default)]
+    pub(crate) lineage: Lineage,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Discovered {
     /// Not put into effect yet, the last of each group.
@@ -35,9 +49,53 @@ pub(crate) struct Discovered {
     groups: BTreeMap<Name, (String, Option<u64>)>,
     sentinels: BTreeMap<(String, Address), Option<String>>,
     switches: BTreeMap<Name, SwitchStatus>,
+    known: BTreeMap<Name, Known>,
 }
 
 impl Discovered {
+    /// As the program before has left it. What it could not put into effect any more is left to do.
+    pub(crate) fn resume(known: Vec<Known>, snapshot: &Snapshot) -> Self {
+        let mut discovered = Self::default();
+        for known in known {
+            let Known { pool, server, primary, config_epoch, .. } = known.clone();
+            if Snapshot::clone(snapshot).set_primary(&pool, &server, &primary, config_epoch) {
+                let why = "discovery knew it before the upgrade".to_owned();
+                discovered.moved(Move { pool, server, to: primary, config_epoch, why });
+            }
+            discovered.know(known);
+        }
+        discovered
+    }
+
+    /// Returns whether that is worth to be kept on disk.
+    pub(crate) fn know(&mut self, known: Known) -> bool {
+        let name = (known.pool.clone(), known.server.clone());
+        let main =
+            |it: &Known| (it.primary.clone(), it.config_epoch, it.lineage.superseded.clone());
+        let main_now = main(&known);
+        self.known.insert(name, known).as_ref().map(main) != Some(main_now)
+    }
+
+    pub(crate) fn known(&self) -> Vec<Known> {
+        self.known.values().cloned().collect()
+    }
+
+    /// Notes in a snapshot what is known of its groups' primaries.
+    pub(crate) fn fill(&self, snapshot: &mut Snapshot) {
+        for Known { pool, server, primary, config_epoch, lineage } in self.known.values() {
+            snapshot.set_lineage(pool, server, primary, *config_epoch, lineage);
+        }
+    }
+
+    /// A snapshot with everything that has been told, in effect or not.
+    pub(crate) fn told(&self, mut snapshot: Snapshot) -> Snapshot {
+        for it in self.moves.values() {
+            snapshot.set_primary(&it.pool, &it.server, &it.to, it.config_epoch);
+        }
+        self.fill(&mut snapshot);
+        snapshot
+    }
+
     pub(crate) fn moved(&mut self, to: Move) {
         self.moves.insert((to.pool.clone(), to.server.clone()), to);
     }
@@ -52,7 +110,9 @@ impl Discovered {
         let moves = std::mem::take(&mut self.moves).into_values();
         let is_news =
             |it: &Move| snapshot.set_primary(&it.pool, &it.server, &it.to, it.config_epoch);
-        moves.filter(is_news).collect()
+        let moves = moves.filter(is_news).collect();
+        self.fill(snapshot);
+        moves
     }
 
     /// They are in effect.
@@ -109,6 +169,7 @@ impl Discovered {
         };
         self.groups.retain(|name, _| is_group(name));
         self.switches.retain(|name, _| is_group(name));
+        self.known.retain(|name, _| is_group(name));
         self.moves.retain(|name, _| is_group(name));
         self.sentinels.retain(|(pool, sentinel), _| {
             let pool = snapshot.pools.iter().find(|it| it.name == *pool);
@@ -258,11 +319,62 @@ mod tests {
         let found: Vec<_> =
             new.groups().map(|(_, group, at)| (group.config_epoch, at.address())).collect();
         assert_eq!(found, [(Some(3), Some(at(1))), (None, None)]);
-        // Nothing of a pool of another name.
-        let mut other = snapshot();
-        other.pools[0].name = "beta".to_owned();
-        other.keep_primaries(&old);
-        assert!(other.groups().all(|(.., at)| at.is_unknown()));
+        // A group is known by what its Sentinels call it, whatever its pool and its server are called.
+        let lineage = Lineage { superseded: vec![at(7)], ..Lineage::default() };
+        old.set_lineage("alpha", "s1", &at(1), Some(3), &lineage);
+        let renamed = |addresses: &[Address]| {
+            let mut other = snapshot();
+            other.pools[0].name = "beta".to_owned();
+            other.pools[0].servers.iter_mut().filter(|it| it.name == "s1").for_each(|it| {
+                it.name = "s9".to_owned();
+            });
+            let sentinel = other.pools[0].sentinel.as_mut().unwrap();
+            sentinel.groups[0].server = "s9".to_owned();
+            sentinel.addresses = addresses.to_vec();
+            other.keep_primaries(&old);
+            other
+        };
+        let same = old.pools[0].sentinel.as_ref().unwrap().addresses[1].clone();
+        let other = renamed(&[same, at(5)]);
+        let (_, group, found) = other.groups().next().unwrap();
+        assert_eq!((found.address(), &group.lineage), (Some(at(1)), &lineage));
+        assert!(renamed(&[at(5)]).groups().all(|(.., at)| at.is_unknown()));
+    }
+
+    #[test]
+    fn what_is_known_of_a_group_is_handed_on() {
+        let (mut discovered, mut snapshot) = (Discovered::default(), snapshot());
+        let lineage = Lineage { superseded: vec![at(1)], ..Lineage::default() };
+        let known = Known {
+            pool: "alpha".to_owned(),
+            server: "s1".to_owned(),
+            primary: at(2),
+            config_epoch: Some(1),
+            lineage: lineage.clone(),
+        };
+        assert!(snapshot.set_primary("alpha", "s1", &at(1), Some(1)));
+        assert!(discovered.know(known.clone()));
+        // It is about another primary than the one in effect.
+        discovered.fill(&mut snapshot);
+        assert_eq!(snapshot.groups().next().unwrap().1.lineage, Lineage::default());
+        discovered.moved(to("s1", 2, None));
+        let moved = discovered.told(snapshot.clone());
+        assert_eq!(moved.groups().next().unwrap().1.lineage, lineage);
+        assert!(discovered.has_moves(Instant::now()));
+        // How far replicas have come is not worth a write to the disk; a confirmation is.
+        let mut further = known.clone();
+        further.lineage.followers = vec![(at(3), 9)];
+        assert!(!discovered.know(further.clone()));
+        assert_eq!(discovered.known(), [further.clone()]);
+        let confirmed =
+            Known { config_epoch: Some(2), lineage: Lineage::default(), ..known.clone() };
+        assert!(discovered.know(confirmed));
+        // The next program goes on with it, also with what is not in effect yet.
+        let mut next = Discovered::resume(vec![further], &snapshot);
+        assert_eq!(next.take_moves(&mut snapshot).len(), 1);
+        let (_, group, found) = snapshot.groups().next().unwrap();
+        assert_eq!((found.address(), group.config_epoch), (Some(at(2)), Some(1)));
+        assert_eq!(group.lineage.superseded, [at(1)]);
     }
 
     #[test]

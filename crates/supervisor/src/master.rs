@@ -36,7 +36,7 @@ use crate::balance::Balance;
 use crate::child::{Role, Spawn};
 use crate::command::{Command, Nobody};
 use crate::deal::Deal;
-use crate::discovered::{Discovered, Move};
+use crate::discovered::{Discovered, Known, Move};
 use crate::epochs::Epochs;
 use crate::handover;
 use crate::interests::Interests;
@@ -461,10 +461,16 @@ impl Master {
                 let to = Address { host, port };
                 self.primary_moved(Move { pool, server, to, config_epoch, why });
             }
-            (ToMaster::Group { pool, server, state, config_epoch }, Role::Discovery) => {
-                let name = (pool.clone(), server.clone());
-                self.discovered.group(pool, server, state, config_epoch);
-                self.publish_group(&name.0, &name.1, now);
+            (
+                ToMaster::Group { pool, server, state, config_epoch, primary, lineage },
+                Role::Discovery,
+            ) => {
+                self.discovered.group(pool.clone(), server.clone(), state, config_epoch);
+                self.publish_group(&pool, &server, now);
+                // A discovery of an older version does not tell.
+                if let Some(primary) = primary {
+                    self.know(Known { pool, server, primary, config_epoch, lineage });
+                }
             }
             (ToMaster::Sentinel { pool, host, port, failure }, Role::Discovery) => {
                 let address = Address { host, port };

@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::Address;
+use cashew_config::snapshot::{Address, Lineage};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +28,8 @@ struct Primary {
     master: String,
     address: Address,
     config_epoch: Option<u64>,
+    #[serde(default)]
+    lineage: Lineage,
 }
 
 /// Writes where they are, all of it or nothing.
@@ -43,6 +45,7 @@ pub(crate) fn save(path: &Path, snapshot: &Snapshot) -> io::Result<()> {
             master: group.master.clone(),
             address: endpoint.address()?,
             config_epoch: group.config_epoch,
+            lineage: group.lineage.clone(),
         })
     };
     let primaries = Primaries { groups: snapshot.groups().filter_map(group).collect() };
@@ -58,7 +61,9 @@ pub(crate) fn save(path: &Path, snapshot: &Snapshot) -> io::Result<()> {
     fs::rename(&beside, path)
 }
 
-/// Takes from there where the primaries are of which that is not known. Returns a line for each.
+/// Takes from there where the primaries are of which that is not known. Also where a majority of the
+/// Sentinels names a server that was superseded, as they do until they have heard of a promotion.
+/// Returns a line for each.
 pub(crate) fn load(path: &Path, snapshot: &mut Snapshot) -> Result<Vec<String>, String> {
     let read = || -> io::Result<Vec<u8>> {
         if !fs::metadata(path)?.is_file() {
@@ -71,13 +76,17 @@ pub(crate) fn load(path: &Path, snapshot: &mut Snapshot) -> Result<Vec<String>, 
     let text = read().map_err(|error| error.to_string())?;
     let primaries: Primaries = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
     let mut lines = Vec::new();
-    for Primary { pool, server, master, address, config_epoch } in primaries.groups {
+    for Primary { pool, server, master, address, config_epoch, lineage } in primaries.groups {
         let is_wanted = snapshot.groups().any(|(its, group, endpoint)| {
+            let is_superseded = |named: &Address| {
+                lineage.superseded.contains(named) && group.config_epoch <= config_epoch
+            };
             (&its.name, &group.server, &group.master) == (&pool, &server, &master)
-                && endpoint.is_unknown()
+                && endpoint.address().as_ref().is_none_or(is_superseded)
         });
         if is_wanted && address.port > 0 && !address.host.is_empty() {
             snapshot.set_primary(&pool, &server, &address, config_epoch);
+            snapshot.set_lineage(&pool, &server, &address, config_epoch, &lineage);
             let path = path.display();
             lines.push(format!(
                 "pool '{pool}': the primary of '{server}' ({master}) is taken to be {address}, as {path} says"
@@ -126,6 +135,19 @@ mod tests {
         let found: Vec<_> =
             loaded.groups().map(|(_, group, at)| (group.config_epoch, at.address())).collect();
         assert_eq!(found, [(Some(3), Some(at(1))), (Some(9), Some(at(9)))]);
+        // Sentinels name the one before until they have heard of a promotion, by a number that was so
+        // before it.
+        let lineage = Lineage { superseded: vec![at(9)], ..Lineage::default() };
+        saved.set_lineage("alpha", "s2", &at(2), Some(9), &lineage);
+        save(&path, &saved).unwrap();
+        for (epoch, expected) in [(9, 2), (10, 9)] {
+            let mut named = snapshot();
+            assert!(named.set_primary("alpha", "s1", &at(1), Some(3)));
+            assert!(named.set_primary("alpha", "s2", &at(9), Some(epoch)));
+            load(&path, &mut named).unwrap();
+            let (.., found) = named.groups().nth(1).unwrap();
+            assert_eq!(found.address(), Some(at(expected)));
+        }
         // A group of another name is another one.
         let mut other = snapshot();
         other.pools[0].sentinel.as_mut().unwrap().groups[0].master = "another".to_owned();

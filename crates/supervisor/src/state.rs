@@ -19,6 +19,7 @@ use cashew_metrics::{QUOTAS_MAX, SLOTS_MAX};
 use serde::{Deserialize, Serialize};
 
 use crate::child::Role;
+use crate::discovered::Known;
 use crate::listeners::ListenersState;
 use crate::ring::RingsState;
 use crate::status::Outcome;
@@ -56,6 +57,9 @@ pub(crate) struct State {
     /// Which workers accept from which listening socket.
     pub(crate) owners: BTreeMap<u32, BTreeSet<u32>>,
     pub(crate) members: Vec<MemberState>,
+    /// What discovery knows of groups.
+    #[serde(default)]
+    pub(crate) known: Vec<Known>,
     /// Apart from the others, of which one without a slot is the admin.
     #[serde(default)]
     pub(crate) discovery: Option<MemberState>,

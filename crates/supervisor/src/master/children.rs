@@ -113,8 +113,12 @@ impl Master {
         };
         let init = ToChild::Init { slot, rank, workers: workers_of(&self.current.snapshot) };
         let current = &self.current;
-        let memfds = [&current.sealed, &current.metrics, &self.shared_memfd].map(Rc::clone);
-        self.post(role, init, memfds.into(), now);
+        let sealed = match role {
+            Role::Discovery => self.sealed_for_discovery(),
+            Role::Worker { .. } | Role::Admin => Rc::clone(&current.sealed),
+        };
+        let memfds = vec![sealed, Rc::clone(&current.metrics), Rc::clone(&self.shared_memfd)];
+        self.post(role, init, memfds, now);
         match role {
             Role::Worker { slot } => {
                 self.rings.joined(slot);

@@ -1,16 +1,19 @@
 //! Groups whose primaries Sentinels name: found before anybody serves, followed afterwards.
 
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::Address;
-use cashew_control::ToChild;
+use cashew_control::{Epoch, ToChild};
 use tracing::{error, info, warn};
 
 use super::{Master, Phase};
 use crate::child::Role;
-use crate::discovered::Move;
+use crate::discovered::{Known, Move};
 use crate::member::Member;
 use crate::primaries;
 use crate::slots::KILL_GRACE;
@@ -29,7 +32,9 @@ pub(super) fn find_primaries(snapshot: &mut Snapshot) {
     for line in &missing {
         error!("{line}");
     }
-    if let (false, Some(path)) = (missing.is_empty(), snapshot.global.sentinel_state.clone()) {
+    // Before the first start there is none.
+    let file = snapshot.global.sentinel_state.clone();
+    if let Some(path) = file.filter(|path| !missing.is_empty() || path.exists()) {
         match primaries::load(&path, snapshot) {
             Ok(lines) => lines.iter().for_each(|line| warn!("{line}")),
             Err(why) => warn!("{} cannot be read: {why}", path.display()),
@@ -71,6 +76,13 @@ impl Master {
         }
         self.post(Role::Discovery, ToChild::Shutdown, Vec::new(), now);
         self.member(Role::Discovery).slot.stop(now + KILL_GRACE);
+    }
+
+    pub(super) fn know(&mut self, known: Known) {
+        let is_for_disk = self.discovered.know(known);
+        if is_for_disk && self.phase == Phase::Serving {
+            self.save_primaries();
+        }
     }
 
     pub(super) fn primary_moved(&mut self, to: Move) {
@@ -119,12 +131,30 @@ impl Master {
         }
     }
 
+    /// The epoch in effect, with what the discovery before has come to know.
+    pub(super) fn sealed_for_discovery(&self) -> Rc<OwnedFd> {
+        let fill = || -> io::Result<OwnedFd> {
+            let mut epoch = Epoch::unseal(&self.current.sealed)?;
+            self.discovered.fill(&mut epoch.snapshot);
+            epoch.seal()
+        };
+        match fill() {
+            Ok(sealed) => Rc::new(sealed),
+            Err(error) => {
+                warn!("discovery starts without what was known of the groups: {error}");
+                Rc::clone(&self.current.sealed)
+            }
+        }
+    }
+
     /// Keeps where primaries are, for a start without Sentinels.
     pub(super) fn save_primaries(&self) {
-        let snapshot = &self.current.snapshot;
-        let Some(path) = snapshot.global.sentinel_state.as_ref() else { return };
-        if snapshot.has_sentinels()
-            && let Err(error) = primaries::save(path, snapshot)
+        let Some(path) = self.current.snapshot.global.sentinel_state.as_ref() else { return };
+        if self.current.snapshot.has_sentinels()
+            && let Err(error) = primaries::save(
+                path,
+                &self.discovered.told(Snapshot::clone(&self.current.snapshot)),
+            )
         {
             warn!("{} cannot be written: {error}", path.display());
         }

@@ -215,8 +215,12 @@ impl Master {
                 if self.rings.is_quiet() && !self.is_anybody_dying() =>
             {
                 let Wanted { mut snapshot, addresses, is_same, is_of_file, mut moves } = *wanted;
-                // Some may have moved meanwhile.
+                // Some may have moved meanwhile: also those that have other names in this snapshot.
+                let told = self.discovered.told(Snapshot::clone(&self.current.snapshot));
                 moves.extend(self.discovered.take_moves(&mut snapshot));
+                if is_of_file {
+                    snapshot.keep_primaries(&told);
+                }
                 let is_same = is_same && moves.is_empty();
                 let drain_max_ms = if is_of_file { u64::MAX } else { MOVE_DRAIN_MS };
                 let prepared = self.prepare_next(snapshot, addresses);
@@ -265,7 +269,8 @@ impl Master {
         if !is_dry {
             self.notify.reloading();
         }
-        let (path, current) = (self.conf_file.clone(), Arc::clone(&self.current.snapshot));
+        let path = self.conf_file.clone();
+        let current = self.discovered.told(Snapshot::clone(&self.current.snapshot));
         let command_line = self.command_line.clone();
         match BackgroundTask::start("load", move || load(&path, &command_line, &current, is_dry)) {
             Ok(loading) => {

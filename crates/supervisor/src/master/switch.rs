@@ -100,6 +100,7 @@ impl Master {
         let log = self.open_log(&snapshot.global)?;
         self.last_epoch += 1;
         snapshot.epoch = self.last_epoch;
+        self.discovered.fill(&mut snapshot);
         let quotas = self.quotas.switched(&snapshot, |quota| self.shared.taken(quota));
         let added = quotas.numbers().iter().filter(|(pool, _)| self.quotas.number(pool).is_none());
         for (_, &quota) in added {

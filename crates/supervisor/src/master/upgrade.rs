@@ -426,6 +426,7 @@ impl Master {
             members,
             discovery,
             generation: self.generation,
+            known: self.discovered.known(),
             rings: self.rings.state(now),
             quotas: self.quotas.numbers().clone(),
             log_level: self.log.level(),
@@ -495,6 +496,7 @@ impl Master {
                 pool.name
             );
         }
+        let discovered = Discovered::resume(state.known, &snapshot);
         let workers = workers_of(&snapshot);
         let heartbeat_timeout_ms = snapshot.global.worker_heartbeat_timeout_ms;
         let current =
@@ -545,7 +547,7 @@ impl Master {
             // Workers with monitors report them again.
             monitors: Default::default(),
             worker_queries: WorkerQueries::after(monotonic_ms() << 20),
-            discovered: Discovered::default(),
+            discovered,
             balance: crate::balance::Balance::new(),
             members,
             generation: state.generation,
