@@ -1,10 +1,11 @@
 """Groups: shards of a primary and its replicas, with real replication."""
 
+import signal
 import threading
 
 import pytest
 
-from harness import HOST, free_port, server_lines, wait_until
+from harness import HOST, ReplyError, server_lines, wait_until
 
 KEYS = [f"{n}:key" for n in range(60)]
 
@@ -13,11 +14,18 @@ def is_linked(replica):
     return b"master_link_status:up" in replica.call("INFO", "replication")
 
 
-def replica_of(place, primary):
-    replica = place.redis()
-    replica.call("REPLICAOF", HOST, str(primary.port))
-    wait_until(lambda: is_linked(replica), "the replica has a copy")
-    return replica
+def replicate(replicas, primary):
+    """Has them become replicas, at once: servers wait five seconds for more by default."""
+    primary.call("CONFIG", "SET", "repl-diskless-sync-delay", "0")
+    for replica in replicas:
+        replica.call("REPLICAOF", HOST, str(primary.port))
+    wait_until(lambda: all(map(is_linked, replicas)), "the replicas have a copy")
+
+
+def replicas_of(place, primary, count):
+    replicas = [place.redis() for _ in range(count)]
+    replicate(replicas, primary)
+    return replicas
 
 
 def group(name, primary, *replicas, weight=1):
@@ -31,7 +39,7 @@ def pool(*servers, **options):
 
 
 class Load(threading.Thread):
-    """Writes and reads all the time, and keeps what is no good answer."""
+    """Writes and reads all the time, and keeps the errors."""
 
     def __init__(self, gateway, seed):
         super().__init__()
@@ -42,9 +50,12 @@ class Load(threading.Thread):
         with self.gateway.connect() as conn:
             while not self.stopped.is_set():
                 key = f"load:{self.seed}:{self.count % 50}"
-                set_to, got = conn.call("SET", key, str(self.count)), conn.call("GET", key)
-                if set_to != "OK" or not (got is None or isinstance(got, bytes)):
-                    self.bad.append((set_to, got))
+                try:
+                    conn.call("SET", key, str(self.count))
+                    # What was written between a promotion and the failover is not there.
+                    conn.call("GET", key)
+                except ReplyError as error:
+                    self.bad.append(error)
                 self.count += 1
 
     def __enter__(self):
@@ -75,7 +86,7 @@ def test_lines_become_groups_and_groups_lines_and_no_key_moves_and_no_request_fa
         assert gateway.call("SET", key, "old") == "OK"
     before = [keys_of(server) for server in (alone, one, two)]
     assert all(before)
-    replicas = [replica_of(place, one), replica_of(place, one), replica_of(place, two)]
+    replicas = replicas_of(place, one, 2) + replicas_of(place, two, 1)
     with Load(gateway, 1) as first, Load(gateway, 2) as second:
         for servers in (
             [lines[0], group("s1", one, *replicas[:2], weight=2), lines[2]],
@@ -97,7 +108,7 @@ def test_lines_become_groups_and_groups_lines_and_no_key_moves_and_no_request_fa
 
 def test_another_server_of_a_group_takes_the_writes(place):
     alone, primary = place.redis(), place.redis()
-    replicas = [replica_of(place, primary) for _ in range(2)]
+    replicas = replicas_of(place, primary, 2)
     servers = [*server_lines([alone], names=["s0"]), group("s1", primary, *replicas)]
     gateway = place.cashew(pool(*servers), {"worker_processes": 2})
     for key in KEYS:
@@ -135,8 +146,7 @@ def test_another_server_of_a_group_takes_the_writes(place):
     gateway.reload()
     assert row(gateway.order("status").stdout, "s1")[2] == names[2]
     # The old form, by the server's name; or its address, where there is one group.
-    primary.call("REPLICAOF", HOST, str(replicas[1].port))
-    wait_until(lambda: is_linked(primary), "it has a copy")
+    replicate([primary], replicas[1])
     primary.call("REPLICAOF", "NO", "ONE")
     assert gateway.order("failover", "alpha", names[0]).returncode == 0
     assert row(gateway.order("status").stdout, "s1")[2] == names[0]
@@ -169,7 +179,7 @@ def row(status, name):
 
 def test_an_ejected_primary_takes_its_group_out_and_a_replica_does_not(place):
     alone, primary = place.redis(), place.redis()
-    replica = replica_of(place, primary)
+    [replica] = replicas_of(place, primary, 1)
     servers = [*server_lines([alone], names=["s0"]), group("s1", primary, replica)]
     gateway = place.cashew(
         pool(*servers, auto_eject_hosts=True, server_failure_limit=1, timeout=400,
@@ -188,3 +198,135 @@ def test_an_ejected_primary_takes_its_group_out_and_a_replica_does_not(place):
     wait_until(lambda: gateway.stats()["alpha"][f"s1/{HOST}:{primary.port}"]["ejected"]
                or gateway.call("GET", here[0]) is None, "the primary is ejected")
     assert [gateway.call("GET", key) for key in here] == [None] * len(here)
+
+
+class Readers:
+    """Clients that read all the time, each on a connection of its own."""
+
+    def __init__(self, gateway, keys, clients=12):
+        self.stopped = threading.Event()
+        self.errors, self.counts = [[] for _ in range(clients)], [0] * clients
+        self.threads = [threading.Thread(target=self.read, args=(gateway, keys, number))
+                        for number in range(clients)]
+
+    def read(self, gateway, keys, number):
+        with gateway.connect() as conn:
+            while not self.stopped.is_set():
+                try:
+                    reply = conn.call("GET", keys[self.counts[number] % len(keys)])
+                except ReplyError as error:
+                    reply = error
+                if reply != b"old":
+                    self.errors[number].append(reply)
+                self.counts[number] += 1
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stopped.set()
+        for thread in self.threads:
+            thread.join()
+
+    def go_on(self, count=30):
+        before = list(self.counts)
+        wait_until(lambda: all(now > then + count for now, then in zip(self.counts, before)),
+                   "all go on")
+
+
+def gets(*servers):
+    return [server.stat("get") for server in servers]
+
+
+@pytest.fixture
+def trio(place):
+    """A group of a primary and two replicas, which have all keys."""
+    primary = place.redis()
+    for key in KEYS:
+        primary.call("SET", key, "old")
+    return primary, *replicas_of(place, primary, 2)
+
+
+def test_replicas_are_read_and_one_that_stops_costs_what_was_on_its_way(place, trio):
+    primary, *replicas = trio
+    gateway = place.cashew(
+        pool(group("s1", *trio), reads="prefer_replica", timeout=300), {"worker_processes": 2}
+    )
+    with Readers(gateway, KEYS) as readers:
+        readers.go_on()
+        before = gets(*trio)
+        readers.go_on()
+        after = gets(*trio)
+        assert after[0] == before[0]
+        shares = [now - then for now, then in zip(after[1:], before[1:])]
+        assert min(shares) > 0.3 * sum(shares), shares
+        assert not any(readers.errors)
+        # It stops: its clients wait for `timeout` once, and nobody does after that.
+        replicas[0].process.signal(signal.SIGSTOP)
+        try:
+            readers.go_on()
+            readers.go_on()
+            assert all(len(errors) <= 1 for errors in readers.errors), readers.errors
+            told = [len(errors) for errors in readers.errors]
+            readers.go_on()
+            assert [len(errors) for errors in readers.errors] == told
+        finally:
+            replicas[0].process.signal(signal.SIGCONT)
+        # It answers, and is read again.
+        before = gets(replicas[0])
+        wait_until(lambda: gets(replicas[0]) > before, "it is read again")
+        # None is left but the primary: nothing waits for one that refuses.
+        told = [len(errors) for errors in readers.errors]
+        for replica in replicas:
+            replica.stop()
+            readers.go_on()
+        assert gets(primary)[0] > 0
+        for errors, before in zip(readers.errors, told):
+            assert len(errors) <= before + 2, errors
+
+
+@pytest.mark.parametrize("reads, expected", [
+    ("primary", {0}), ("prefer_primary", {0}), ("replica", {1, 2}), ("prefer_replica", {1, 2}),
+    ("any", {0, 1, 2}), ("nearest", {0, 1, 2}), ("zone", {2}),
+])
+def test_each_policy_reads_where_it_should(place, trio, reads, expected):
+    primary, far, near = trio
+    servers = (f"{{name: s1, primary: {HOST}:{primary.port}, replicas: [{HOST}:{far.port}, "
+               f"{{address: {HOST}:{near.port}, zone: here}}]}}")
+    gateway = place.cashew(pool(servers, reads=reads, zone="here"), {"worker_processes": 1})
+    before = gets(*trio)
+    for key in KEYS:
+        assert gateway.call("GET", key) == b"old"
+    shares = [now - then for now, then in zip(gets(*trio), before)]
+    assert sum(shares) == len(KEYS)
+    assert {at for at, share in enumerate(shares) if share} == expected, shares
+    # Writes, cursors and transactions are the primary's, as the server says.
+    assert gateway.call("SADD", "set", "a") == 1
+    assert gateway.call("SSCAN", "set", "0") == [b"0", [b"a"]]
+    assert primary.stat("sscan") == 1
+    with gateway.connect() as conn:
+        assert conn.call("MULTI") == "OK"
+        assert conn.call("GET", KEYS[0]) == "QUEUED"
+        told = gets(primary)
+        assert conn.call("EXEC") == [b"old"]
+        assert gets(primary) == [told[0] + 1]
+
+
+def test_a_reload_changes_who_is_read(place, trio):
+    gateway = place.cashew(pool(group("s1", *trio)), {"worker_processes": 2})
+    with Readers(gateway, KEYS, clients=4) as readers:
+        readers.go_on()
+        assert gets(*trio)[1:] == [0, 0]
+        gateway.configure(pool(group("s1", *trio), reads="replica"))
+        assert "reads: by default -> replica" in gateway.reload()
+        told = gets(trio[0])
+        readers.go_on()
+        assert gets(trio[0]) == told
+        gateway.configure(pool(group("s1", *trio), reads="primary"))
+        gateway.reload()
+        told = gets(*trio[1:])
+        readers.go_on()
+        assert gets(*trio[1:]) == told
+    assert not any(readers.errors)

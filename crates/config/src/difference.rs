@@ -12,7 +12,8 @@ use crate::policy::shown_policy;
 use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
     Affinity, CasUniques, Credentials, CustomCommand, Endpoint, Global, IoEngine, Limits, Listen,
-    Memcached, OnFailure, Pool, Protocol, Sentinel, Server, ServerGroup, Snapshot, Topology, Wire,
+    Memcached, OnFailure, Pool, Protocol, Reads, Sentinel, Server, ServerGroup, Snapshot, Topology,
+    Wire,
 };
 use crate::value::RoundSize;
 
@@ -166,6 +167,7 @@ impl Difference {
             hide_topology,
             sentinel,
             zone,
+            reads,
         } = old;
         if *listen != new.listen {
             let line = format!("pool '{name}': listens on {} instead of {listen}", new.listen);
@@ -219,6 +221,11 @@ impl Difference {
         option.changed("client_pause_max", &old_max, &new_max);
         option.changed("hide_topology", hide_topology, &new.hide_topology);
         option.sentinel(sentinel.as_ref(), new.sentinel.as_ref());
+        let by_default = |reads: &Option<Reads>| match reads {
+            None => "by default".to_owned(),
+            Some(reads) => reads.to_string(),
+        };
+        option.changed("reads", &by_default(reads), &by_default(&new.reads));
         option.changed("zone", &or_none(zone), &or_none(&new.zone));
         match (topology, &new.topology) {
             (Topology::Sharded | Topology::Groups(_), Topology::MasterReplica { .. }) => {

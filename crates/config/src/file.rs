@@ -11,7 +11,7 @@ use crate::policy::{Entries, PolicyText};
 use crate::secret::Secret;
 use crate::section::{self, OptionInfo, Section, section};
 use crate::sentinel::{Addresses, SentinelAuth};
-use crate::snapshot::{Affinity, CasUniques, IoEngine, OnFailure, PolicyBase, Wire};
+use crate::snapshot::{Affinity, CasUniques, IoEngine, OnFailure, PolicyBase, Reads, Wire};
 use crate::tree::{Kind, Node};
 use crate::value::{
     CredentialList, FilePath, Heartbeat, Memory, Number, Servers, Size, SocketPath, StatsListen,
@@ -318,6 +318,9 @@ section! {
         /// What Sentinels are given: a password, or `user:password`, or
         /// [a file](#passwords-in-files) that has it. Servers are given `redis_auth`.
         sentinel_auth: Secret<SentinelAuth> = none,
+        /// Which server of a [group](#groups) answers [reads](#reads-from-replicas). Without it the primary
+        /// does; of one server named `master` with replicas, those. Redis pools only.
+        reads: Reads = none,
         /// The zone that the gateway is in, as the servers of [groups](#groups) may have one.
         zone: Text = none,
         /// Whether errors leave out which server they are about. Otherwise they end with its name and

@@ -11,7 +11,7 @@ use crate::foreign;
 use crate::loops::numeric_address;
 use crate::resolve::{MASTER, by_length_then_bytes};
 use crate::section;
-use crate::snapshot::{Endpoint, Protocol, SERVERS_MAX, Server, ServerGroup, Topology};
+use crate::snapshot::{Endpoint, Protocol, Reads, SERVERS_MAX, Server, ServerGroup, Topology};
 use crate::tree::{Kind, Node};
 use crate::value::Value;
 
@@ -246,6 +246,53 @@ fn check_addresses(lines: &[At<ServerLine>], report: &mut Report<'_>) {
             let hint = format!("the other is on line {at}; a server has one share of the keys");
             report.error(pos, Complaint::new(message).hint(hint));
         }
+    }
+}
+
+/// What is wrong with the choice of servers for reads.
+pub(crate) fn check_reads(
+    section: &PoolSection,
+    lines: &[At<ServerLine>],
+    topology: &Topology,
+    report: &mut Report<'_>,
+) {
+    let Some(reads) = &section.reads else { return };
+    let zones = |line: &At<ServerLine>| {
+        let replicas = line.value.replicas.iter().map(|it| it.value.zone.clone());
+        replicas.chain([line.value.zone.clone()]).flatten().collect::<Vec<_>>()
+    };
+    match (reads.value, topology) {
+        (Reads::Primary, _) => {}
+        (reads_from, Topology::Sharded) => {
+            let complaint = Complaint::new(format!("\"reads: {reads_from}\" and no replicas"));
+            let hint = "a group with replicas is \"- {name: s1, primary: host:port, replicas: [host:port]}\"";
+            report.error(reads.pos, complaint.hint(hint));
+        }
+        (Reads::Replica, Topology::Groups(_)) => {
+            for line in lines.iter().filter(|line| line.value.replicas.is_empty()) {
+                let message = format!(
+                    "\"{}\" has no replicas, and \"reads\" is \"replica\"",
+                    line.value.name
+                );
+                let hint = "reads: prefer_replica has the primary answer where there is no replica";
+                report.error(line.pos, Complaint::new(message).hint(hint));
+            }
+        }
+        (Reads::Zone, _) => match &section.zone {
+            None => {
+                let complaint =
+                    Complaint::new("\"reads: zone\" needs \"zone\", that of the gateway");
+                report.error(reads.pos, complaint.hint("for example zone: eu-1a"));
+            }
+            Some(zone) if !lines.iter().flat_map(zones).any(|it| it == zone.value.0) => {
+                let complaint =
+                    Complaint::new(format!("no server is in zone \"{}\"", zone.value.0));
+                let hint = "servers have zones in groups: {address: host:port, zone: eu-1a}";
+                report.warning(zone.pos, complaint.hint(hint));
+            }
+            Some(_) => {}
+        },
+        _ => {}
     }
 }
 

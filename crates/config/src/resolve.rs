@@ -330,6 +330,7 @@ fn resolve_pool(
     warn_of_aliases(lines, report);
     groups::check(section, lines, protocol, dialect, report);
     let (servers, topology) = groups::resolve(lines, protocol, dialect);
+    groups::check_reads(section, lines, &topology, report);
     let sentinel = sentinel::resolve(section, &servers, dialect, context, report);
     if protocol == Protocol::Redis && dialect == Dialect::Flat {
         warn_of_flat_master(lines, report);
@@ -369,6 +370,7 @@ fn resolve_pool(
         client_pause_max_ms: Some(section.client_pause_max.value.0),
         hide_topology: section.hide_topology.value.0,
         sentinel,
+        reads: section.reads.as_ref().map(|reads| reads.value),
         zone: section.zone.clone().and_then(|zone| groups::check_zone(zone, report)),
     })
 }
@@ -568,6 +570,9 @@ fn check_redis_options(section: &PoolSection, protocol: Protocol, report: &mut R
     }
     if let Some(sentinels) = &section.sentinels {
         refuse("sentinels", sentinels.pos);
+    }
+    if let Some(reads) = &section.reads {
+        refuse("reads", reads.pos);
     }
     let given = [
         ("pubsub_output_max", section.pubsub_output_max.pos),

@@ -13,7 +13,7 @@ use cashew_protocol::memcached::ChorePolicy;
 use cashew_protocol::redis::{Clearance, Definition, KeyPlaces, Rules};
 use serde::{Deserialize, Serialize};
 
-pub use self::topology::{Promoted, ServerGroup, Topology, TopologyState};
+pub use self::topology::{Promoted, Reads, ServerGroup, Topology, TopologyState};
 
 /// One numbered configuration of the whole instance.
 ///
@@ -186,6 +186,9 @@ pub struct Pool {
     /// Where the gateway is.
     #[serde(default)]
     pub zone: Option<String>,
+    /// Who answers reads. `None` is the primary, or with one master the ring of its replicas.
+    #[serde(default)]
+    pub reads: Option<Reads>,
 }
 
 /// The Sentinels of a pool, and the groups of servers whose primaries they name.

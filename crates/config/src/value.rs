@@ -15,7 +15,8 @@ use crate::foreign;
 use crate::groups;
 use crate::sentinel;
 use crate::snapshot::{
-    Affinity, CasUniques, Credentials, IoEngine, OnFailure, PROCESSORS_MAX, SERVERS_MAX, Wire,
+    Affinity, CasUniques, Credentials, IoEngine, OnFailure, PROCESSORS_MAX, Reads, SERVERS_MAX,
+    Wire,
 };
 use crate::tree::{Kind, Node};
 
@@ -589,6 +590,24 @@ impl Value for OnFailure {
 
     fn describe() -> String {
         list_of(&FAILURES)
+    }
+}
+
+/// As [`Reads`] are serialized.
+const READS: [&str; 7] =
+    ["primary", "prefer_primary", "replica", "prefer_replica", "any", "nearest", "zone"];
+
+impl Value for Reads {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        named(text, "way to read", &READS)
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "enum": READS })
+    }
+
+    fn describe() -> String {
+        list_of(&READS)
     }
 }
 

@@ -73,6 +73,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         hide_topology: false,
         sentinel: None,
         zone: None,
+        reads: None,
     }
 }
 

@@ -6,7 +6,7 @@ use cashew_config::Context;
 use cashew_config::snapshot::{Promoted, TopologyState};
 use cashew_engine::{Action, BackendId, CloseReason, ConnId};
 use cashew_placement::Hash;
-use cashew_protocol::redis::{Access, COMMANDS, Keys, Rule};
+use cashew_protocol::redis::{COMMANDS, Keys, Rule};
 use world::{World, redis, snapshot};
 
 /// Servers are numbered by the order of their names: `r1`, `r2`, `r3`, `master`.
@@ -107,14 +107,14 @@ fn example(name: &str, arity: i16, keys: Keys, key: &str) -> String {
 fn reads_go_to_the_replica_of_the_key_and_all_else_to_the_master() {
     let (mut world, client, lanes) = connected("    command_policy: admin\n");
     let master = lanes[MASTER as usize];
-    let mut tried = [0; 3];
+    let mut tried = [0; 4];
     for command in COMMANDS {
         if !matches!(command.rule, Rule::Forward | Rule::Split(_) | Rule::Single(_)) {
             continue;
         }
         for replica in 0..3 {
             let request = example(command.name, command.arity, command.keys, &key_of(replica));
-            let is_read = command.access == Access::Read;
+            let is_read = command.access.reads();
             let lane = if is_read { lanes[replica] } else { master };
             goes_to(&mut world, client, &lanes, &request, lane);
         }

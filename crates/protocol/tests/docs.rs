@@ -146,7 +146,7 @@ fn keys(command: &Command) -> String {
 
 fn access(command: &Command) -> &'static str {
     match command.access {
-        Access::Read => "read",
+        Access::Read | Access::Walk => "read",
         Access::Write => "write",
         Access::None if command.keys == Keys::None => "–",
         Access::None => "as write",

@@ -669,6 +669,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         hide_topology: index % 2 == 1,
         sentinel: None,
         zone: None,
+        reads: None,
     }
 }
 

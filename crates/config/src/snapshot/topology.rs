@@ -1,6 +1,7 @@
 //! How servers share the keys of a pool, and what of that changes while a snapshot is in use.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use cashew_placement::{Node, Ring};
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,45 @@ pub enum Topology {
     /// Groups share the keys; the servers of a group hold the same ones. In the order of their
     /// names, as the ring numbers them. Each server is of one group, and some group has several.
     Groups(Vec<ServerGroup>),
+}
+
+/// Which server of a shard answers reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reads {
+    Primary,
+    /// A replica while the primary cannot be reached.
+    PreferPrimary,
+    /// Replicas in turn, and nobody else.
+    Replica,
+    /// The primary while no replica can be reached.
+    PreferReplica,
+    /// All in turn.
+    Any,
+    /// Of two at random, the one that answers sooner.
+    Nearest,
+    /// Those in the gateway's zone first, replicas before the primary.
+    Zone,
+}
+
+impl Reads {
+    pub const ALL: [(Self, &'static str); 7] = [
+        (Self::Primary, "primary"),
+        (Self::PreferPrimary, "prefer_primary"),
+        (Self::Replica, "replica"),
+        (Self::PreferReplica, "prefer_replica"),
+        (Self::Any, "any"),
+        (Self::Nearest, "nearest"),
+        (Self::Zone, "zone"),
+    ];
+}
+
+impl fmt::Display for Reads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (_, name) =
+            Self::ALL.into_iter().find(|(reads, _)| reads == self).expect("all are there");
+        f.write_str(name)
+    }
 }
 
 /// Servers that hold the same share of the keys. Servers are given by their index in the pool.

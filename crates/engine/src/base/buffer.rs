@@ -305,6 +305,19 @@ impl Output {
         self.len == 0
     }
 
+    /// Copies the first bytes, of which there are so many.
+    pub(crate) fn copy_front(&self, mut size: usize, out: &mut Vec<u8>) {
+        let mut skip = self.written;
+        for buf in self.front.iter().flat_map(|front| front.iter()).chain([&self.tail]) {
+            let part = &buf[skip..];
+            let part = &part[..part.len().min(size)];
+            out.extend_from_slice(part);
+            size -= part.len();
+            skip = 0;
+        }
+        debug_assert_eq!(size, 0, "so many bytes are there");
+    }
+
     #[inline(always)]
     pub(crate) fn push(&mut self, bytes: &[u8], pool: &mut BufPool) {
         self.len += bytes.len() as u64;

@@ -1039,6 +1039,8 @@ fn places_alike(old: &Backend, new: &PlannedPool) -> bool {
         && was.hash_tag == is.hash_tag
         && was.distribution == is.distribution
         && was.topology == is.topology
+        && was.reads == is.reads
+        && was.zone == is.zone
         && old.topology.state() == new.topology.state()
 }
 

@@ -10,12 +10,13 @@ use cashew_protocol::redis::{self, Access, Policy};
 use cashew_protocol::resp;
 
 use crate::base::buffer::LARGE;
-use crate::base::id::{ClientId, ConnId, LaneId, RequestId, ServerId};
+use crate::base::id::{ClientId, ConnId, LaneId, RequestId};
 use crate::downstream::client::{Handoff, State};
 use crate::engine::Engine;
 use crate::memcached::{Asked, END};
-use crate::request::{Request, Role};
+use crate::request::{MOVES_MAX, Request, Role};
 use crate::upstream::bulk::Mark;
+use crate::upstream::health::Servers;
 use crate::upstream::lane::{Link, Scanner};
 use crate::upstream::session_params::WireProtocol;
 
@@ -208,6 +209,7 @@ impl Engine {
         let backend = &self.backends[backend_id];
         let expiry = backend.expiry(self.now);
         let has_tags = R::TAGS && backend.has_tags();
+        let moves_reads = backend.topology.moves_reads();
         while client.requests < client.window
             && let Some(plain) = R::request(buf, &listener.policy)
             && plain.bytes.len() <= size_max
@@ -219,9 +221,9 @@ impl Engine {
             if backend.large_replies.contains(mark) {
                 break;
             }
-            let is_up = |server: ServerId| backend.servers[server].is_up();
+            let health = Servers { servers: &backend.servers, now: self.now };
             let Some(server) =
-                backend.topology.select(plain.key, plain.access, &mut self.rng, is_up)
+                backend.topology.select(plain.key, plain.access, &health, &mut self.rng)
             else {
                 break;
             };
@@ -229,6 +231,10 @@ impl Engine {
             let lane = &mut self.lanes[lane_index];
             let is_ready = matches!(lane.link, Link::Ready { .. });
             if !is_ready || lane.is_full(&backend.limits, plain.bytes.len()) {
+                if moves_reads {
+                    // The general way chooses anew.
+                    backend.topology.give_turn_back(server);
+                }
                 break;
             }
             if R::JOINS
@@ -240,6 +246,9 @@ impl Engine {
             let (request, slot) = self.requests.add(backend_id, index, self.now);
             slot.mark = mark;
             slot.expect = plain.expect;
+            if moves_reads && plain.access == Access::Read {
+                slot.moves_left = MOVES_MAX;
+            }
             if let Some(asked) = R::asked(plain.bytes) {
                 slot.asked = asked;
             }

@@ -13,9 +13,10 @@ use crate::downstream::client::Client;
 use crate::downstream::receive::Plan;
 use crate::downstream::window::UNKNOWN;
 use crate::engine::{Engine, shrink};
-use crate::request::{Due, Gather, Merge, Role};
+use crate::request::{Due, Gather, MOVES_MAX, Merge, Role};
 use crate::upstream::backend::Backend;
 use crate::upstream::bulk::{BULK_SIZE, Mark};
+use crate::upstream::health::Servers;
 use crate::upstream::lane::Link;
 
 /// Larger ones are not kept to be used again.
@@ -32,9 +33,11 @@ pub(crate) enum Payload<'a> {
 /// The distribution of one request's keys over servers. Reused from request to request.
 #[derive(Default)]
 pub(crate) struct Split {
-    /// By server: the fragment that has it, if `stamp` is current.
+    /// By server, or by shard: the fragment that has it, if `stamp` is current.
     seen: Vec<Seen>,
     stamp: u64,
+    /// Its parts are reads that another server may answer, too.
+    pub(crate) may_move: bool,
     pub(crate) parts: Vec<Part>,
     /// By key: its part.
     pub(crate) owners: Vec<u32>,
@@ -61,6 +64,7 @@ pub(crate) struct Part {
 impl Split {
     fn begin(&mut self, servers: usize) {
         self.stamp += 1;
+        self.may_move = false;
         if self.seen.len() < servers {
             self.seen.resize(servers, Seen::default());
         }
@@ -83,9 +87,16 @@ impl Split {
 
     #[inline(always)]
     fn add(&mut self, server: ServerId) {
-        let seen = &mut self.seen[server.index()];
+        self.add_at(server.index(), || server);
+    }
+
+    /// Adds to the part of this number, whose server is chosen when it is new.
+    #[inline(always)]
+    fn add_at(&mut self, number: usize, server: impl FnOnce() -> ServerId) {
+        let seen = &mut self.seen[number];
         if seen.stamp != self.stamp {
             *seen = Seen { stamp: self.stamp, part: self.parts.len() as u32 };
+            let server = server();
             self.parts.push(Part { server, lane: LaneId::NONE, keys: 0, failure: None, start: 0 });
         }
         self.parts[seen.part as usize].keys += 1;
@@ -102,8 +113,8 @@ impl Engine {
         access: Access,
     ) -> Option<ServerId> {
         let backend = &self.backends[backend];
-        let is_up = |server: ServerId| backend.servers[server].is_up();
-        backend.topology.select(key, access, &mut self.rng, is_up)
+        let health = Servers { servers: &backend.servers, now: self.now };
+        backend.topology.select(key, access, &health, &mut self.rng)
     }
 
     /// Sends a request with one key as it is.
@@ -118,7 +129,7 @@ impl Engine {
     ) -> Plan {
         let backend = self.backend_of(client);
         let mark = Mark::of(key);
-        let is_presumed = self.clients[client].window == 0 && access == Access::Read;
+        let is_presumed = self.clients[client].window == 0 && access.reads();
         let is_large = (is_presumed || self.backends[backend].large_replies.contains(mark))
             && self.clients[client].modes.transaction.is_none();
         let server = self.route(backend, key, access);
@@ -128,8 +139,17 @@ impl Engine {
         };
         if let Plan::Forward { request, .. } = plan {
             self.requests[request].mark = mark;
+            self.note_access(backend, request, access);
         }
         plan
+    }
+
+    /// A read may go on with another server where there is a choice.
+    #[inline]
+    pub(crate) fn note_access(&mut self, backend: BackendId, request: RequestId, access: Access) {
+        if access == Access::Read && self.backends[backend].topology.moves_reads() {
+            self.requests[request].moves_left = MOVES_MAX;
+        }
     }
 
     /// Sends a request alone whose reply is likely to be large: on a lane of its own, or if all are
@@ -150,7 +170,7 @@ impl Engine {
         }
         let private = self.streaming_lane(backend, server, variant);
         if let Ok(None) = private
-            && access == Access::Read
+            && access.reads()
             && self.is_bulk_lane_busy(backend, server, variant)
         {
             self.await_bulk_lane(client, server);
@@ -369,14 +389,22 @@ impl Engine {
         split: &mut Split,
     ) -> Result<Option<ServerId>, Failure> {
         let Backend { topology, servers, .. } = &self.backends[backend];
-        let is_up = |server: ServerId| servers[server].is_up();
+        let health = Servers { servers, now: self.now };
         split.begin(servers.len());
-        for key in keys {
-            let server = match split.parts.first() {
-                Some(part) if topology.is_one_shard() => part.server,
-                _ => topology.select(key, access, &mut self.rng, is_up).ok_or(Failure::NoServer)?,
-            };
-            split.add(server);
+        if access.reads() && topology.has_choice() {
+            split.may_move = access == Access::Read && topology.moves_reads();
+            // One server answers for all keys of a shard.
+            for key in keys {
+                let shard = topology.shard(key, &mut self.rng).ok_or(Failure::NoServer)?;
+                split.add_at(shard.index(), || {
+                    topology.server(shard, key, access, &health, &mut self.rng)
+                });
+            }
+        } else {
+            for key in keys {
+                let server = topology.select(key, access, &health, &mut self.rng);
+                split.add(server.ok_or(Failure::NoServer)?);
+            }
         }
         Ok(match split.parts[..] {
             [part] => Some(part.server),
@@ -478,6 +506,9 @@ impl Engine {
             slot.is_tagged = self.request_ctx.is_tagged;
             slot.asked = self.request_ctx.asked;
             slot.due = Due::of(&merge, part.keys);
+            if split.may_move {
+                slot.moves_left = MOVES_MAX;
+            }
             self.enqueue(part.lane, fragment, wire_len);
             next = fragment;
         }

@@ -22,13 +22,13 @@ use std::borrow::Cow;
 
 use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::{
-    self, Command, CommandId, Fan, Group, Local, Lookup, Rule, SessionRule,
+    self, Access, Command, CommandId, Fan, Group, Local, Lookup, Rule, SessionRule,
 };
 use cashew_protocol::resp::{RequestParser, encode};
 use cashew_protocol::{Span, redis as table};
 
 use crate::base::action::Notice;
-use crate::base::id::ClientId;
+use crate::base::id::{BackendId, ClientId};
 use crate::downstream::client::State;
 use crate::downstream::receive::Plan;
 use crate::downstream::session::NO_DATABASE;
@@ -230,7 +230,11 @@ impl Engine {
                 Ok(Some(server)) => {
                     match engine.stray_pattern(client, command, server, bytes, args) {
                         Some(text) => engine.reply_error(client, &text),
-                        None => engine.forward_to(client, Some(server), Expect::Line, bytes.len()),
+                        None => {
+                            let size = bytes.len();
+                            let plan = engine.forward_to(client, Some(server), Expect::Line, size);
+                            engine.noted(plan, backend, access)
+                        }
                     }
                 }
                 Ok(None) => engine.cross_servers(client, command, bytes, args, keys, split),
@@ -239,6 +243,14 @@ impl Engine {
         });
         if command.group == Group::Scripting {
             self.note_call(client, command, bytes, args, &plan);
+        }
+        plan
+    }
+
+    /// A plan of which it is noted what it does.
+    fn noted(&mut self, plan: Plan, backend: BackendId, access: Access) -> Plan {
+        if let Plan::Forward { request, .. } = plan {
+            self.note_access(backend, request, access);
         }
         plan
     }
@@ -279,7 +291,8 @@ impl Engine {
             let access = engine.access_of(client, command.access);
             match engine.place_keys(backend, texts, access, split) {
                 Ok(Some(server)) => {
-                    return engine.forward_to(client, Some(server), Expect::Line, bytes.len());
+                    let plan = engine.forward_to(client, Some(server), Expect::Line, bytes.len());
+                    return engine.noted(plan, backend, access);
                 }
                 Ok(None) => {}
                 Err(failure) => return engine.fail(client, failure),

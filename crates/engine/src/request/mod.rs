@@ -13,6 +13,9 @@ use crate::exchange::seal::Seal;
 use crate::memcached::{Aggregate, Asked};
 use crate::upstream::bulk::Mark;
 
+/// How often a read that is not sent may go to another server.
+pub(crate) const MOVES_MAX: u8 = 3;
+
 /// A request of a client, one per-server part of it, or a question of the gateway's own.
 ///
 /// It stands in up to two queues at once, linked through its own fields: that of its client, in
@@ -38,6 +41,9 @@ pub(crate) struct Request {
     pub(crate) is_noted: bool,
     /// Uniques of its server come in the reply in text and get a tag.
     pub(crate) is_tagged: bool,
+    /// How often it may still go to another server that has the same keys while it is not sent: it is
+    /// a read.
+    pub(crate) moves_left: u8,
     pub(crate) expect: Expect,
     /// Only where `expect` is of the binary protocol, or of a reply that is sifted.
     pub(crate) asked: Asked,
@@ -325,6 +331,7 @@ impl Request {
             silent: false,
             is_noted: false,
             is_tagged: false,
+            moves_left: 0,
             expect: Expect::Line,
             asked: Asked::default(),
             due: Due::Anything,
@@ -363,6 +370,7 @@ impl Request {
         self.silent = false;
         self.is_noted = false;
         self.is_tagged = false;
+        self.moves_left = 0;
         self.expect = Expect::Line;
         self.due = Due::Anything;
         self.started = started;

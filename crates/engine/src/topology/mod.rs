@@ -1,11 +1,17 @@
 //! From a key to a shard to a server: pure, and the only way there is.
 
+mod health;
+mod reads;
 mod shard;
 
-use cashew_config::snapshot::{self, Promoted, TopologyState};
+use std::cell::Cell;
+
+use cashew_config::snapshot::{self, Promoted, Reads, TopologyState};
 use cashew_placement::{Distribution, Hash, HashTag, Node, Ring};
 use cashew_protocol::redis::Access;
 
+pub(crate) use self::health::Health;
+use self::reads::{Choice, ReadPolicy};
 use self::shard::Shard;
 use crate::base::id::{ServerId, ShardId};
 use crate::base::rng::Rng;
@@ -31,6 +37,10 @@ pub(crate) struct Topology {
     /// Names the primary of the shard that has a point, or one of the replicas of the only shard.
     ring: Ring,
     state: TopologyState,
+    /// By server: whether it is in the gateway's zone.
+    is_near: Vec<bool>,
+    /// By shard: whose turn it is to answer.
+    turns: Vec<Cell<u32>>,
     /// Nothing but the ring over FNV-1a of the key decides, as by default.
     is_default: bool,
     /// The only server that is ever asked, while it is live.
@@ -46,15 +56,6 @@ enum Locate {
     Ring,
 }
 
-/// Who answers reads of a shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ReadPolicy {
-    Primary,
-    /// The replica that the ring over the replicas names, or another that is up; the primary when
-    /// none is.
-    RingOfReplicas,
-}
-
 impl Topology {
     /// # Panics
     ///
@@ -67,16 +68,17 @@ impl Topology {
         for (number, group) in (0..).map(ShardId::new).zip(groups.iter()) {
             group.members().for_each(|member| homes[member as usize] = number);
         }
-        let (nodes, reads) = match pool.topology {
-            snapshot::Topology::Sharded | snapshot::Topology::Groups(_) => {
-                let nodes = groups.iter().map(|group| (group.name.clone(), group.weight));
-                (nodes.collect(), ReadPolicy::Primary)
+        let reads = ReadPolicy::of(pool);
+        let nodes = match reads {
+            ReadPolicy::By(_) => {
+                groups.iter().map(|group| (group.name.clone(), group.weight)).collect()
             }
-            snapshot::Topology::MasterReplica { .. } => {
-                let nodes = pool.servers.iter().map(|server| (server.name.clone(), server.weight));
-                (nodes.collect(), ReadPolicy::RingOfReplicas)
+            ReadPolicy::RingOfReplicas => {
+                let servers = pool.servers.iter();
+                servers.map(|server| (server.name.clone(), server.weight)).collect()
             }
         };
+        let is_near = |server: &snapshot::Server| server.zone.is_some() && server.zone == pool.zone;
         let locate = if pool.is_one_shard() { Locate::Only } else { Locate::Ring };
         let mut topology = Self {
             hash: pool.hash,
@@ -84,6 +86,8 @@ impl Topology {
             distribution: pool.distribution,
             nodes,
             configured: shards.clone(),
+            turns: vec![Cell::new(0); shards.len()],
+            is_near: pool.servers.iter().map(is_near).collect(),
             shards,
             homes: homes.into(),
             locate,
@@ -183,7 +187,7 @@ impl Topology {
                 on_ring[primary_of(0).index()] = false;
                 Ring::build(self.distribution, &nodes, &on_ring)
             }
-            ReadPolicy::Primary => {
+            ReadPolicy::By(_) => {
                 let primaries = self.shards.iter().map(|shard| shard.primary);
                 let on_ring: Vec<bool> = primaries.map(|it| self.is_on_ring(it)).collect();
                 Ring::build(self.distribution, &nodes, &on_ring)
@@ -191,7 +195,7 @@ impl Topology {
             }
         };
         let is_ring = self.locate == Locate::Ring;
-        let is_by_primaries = self.reads == ReadPolicy::Primary;
+        let is_by_primaries = self.reads.is_primary();
         self.is_default = is_ring
             && is_by_primaries
             && self.ring.needs_hash()
@@ -202,22 +206,39 @@ impl Topology {
         self.only = first.filter(|_| is_only);
     }
 
-    /// The server for `key`, or `None` when all that could answer are ejected. `is_up` says
-    /// whether a replica can be reached as far as this worker knows.
+    /// Whether a read may be answered by another server than the primary.
+    #[inline]
+    pub(crate) fn has_choice(&self) -> bool {
+        !self.reads.is_primary()
+    }
+
+    /// Whether a read that is not sent may go on with another server: not with the fork's replicas.
+    #[inline]
+    pub(crate) fn moves_reads(&self) -> bool {
+        self.has_choice() && self.reads != ReadPolicy::RingOfReplicas
+    }
+
+    /// Whether it is of interest how long servers take to answer.
+    #[inline]
+    pub(crate) fn is_by_latency(&self) -> bool {
+        self.reads == ReadPolicy::By(Reads::Nearest)
+    }
+
+    /// The server for `key`, or `None` when all that could answer are ejected.
     #[inline(always)]
     pub(crate) fn select(
         &self,
         key: &[u8],
         access: Access,
+        health: &impl Health,
         rng: &mut Rng,
-        is_up: impl Fn(ServerId) -> bool,
     ) -> Option<ServerId> {
         if self.is_default && !key.is_empty() {
             return self.ring.select(Hash::Fnv1a64.hash(key)).map(ServerId::new);
         }
         match self.only {
             Some(server) => Some(server),
-            None => self.select_otherwise(key, access, rng, is_up),
+            None => self.select_otherwise(key, access, health, rng),
         }
     }
 
@@ -226,35 +247,72 @@ impl Topology {
         &self,
         key: &[u8],
         access: Access,
+        health: &impl Health,
         rng: &mut Rng,
-        is_up: impl Fn(ServerId) -> bool,
     ) -> Option<ServerId> {
-        let primary = match self.locate {
-            Locate::Only => self.shards[ShardId::new(0)].primary,
-            Locate::Ring => self.ring.select(self.point(key, rng)).map(ServerId::new)?,
-        };
-        Some(match (access, self.reads) {
-            (Access::Read, ReadPolicy::RingOfReplicas) => {
-                self.replica(&self.shards[self.shard_of(primary)], key, rng, is_up)
-            }
-            _ => primary,
-        })
+        let shard = self.shard(key, rng)?;
+        Some(self.server(shard, key, access, health, rng))
     }
 
-    fn replica(
+    /// The shard of a key, or `None` when none is on the ring.
+    pub(crate) fn shard(&self, key: &[u8], rng: &mut Rng) -> Option<ShardId> {
+        match self.locate {
+            Locate::Only => Some(ShardId::new(0)),
+            Locate::Ring => {
+                let primary = self.ring.select(self.point(key, rng)).map(ServerId::new)?;
+                Some(self.shard_of(primary))
+            }
+        }
+    }
+
+    /// Who of a shard gets a request: the only place where that is decided. The key matters only where
+    /// replicas are on a ring.
+    pub(crate) fn server(
         &self,
-        shard: &Shard,
+        id: ShardId,
         key: &[u8],
+        access: Access,
+        health: &impl Health,
         rng: &mut Rng,
-        is_up: impl Fn(ServerId) -> bool,
     ) -> ServerId {
-        let usable = |&server: &ServerId| self.state.live[server.index()] && is_up(server);
+        let shard = &self.shards[id];
+        let turn = &self.turns[id.index()];
+        let choice = Choice { shard, live: &self.state.live, is_near: &self.is_near, health, turn };
+        match (access, self.reads) {
+            (Access::Read | Access::Walk, ReadPolicy::RingOfReplicas) => {
+                self.replica(&choice, key, rng)
+            }
+            (Access::Read, ReadPolicy::By(reads)) => choice.by(reads, rng),
+            (Access::Walk | Access::Write | Access::None, _) => shard.primary,
+        }
+    }
+
+    /// Nothing was sent to the server that was chosen: it is its turn again.
+    #[cold]
+    pub(crate) fn give_turn_back(&self, server: ServerId) {
+        let turn = &self.turns[self.shard_of(server).index()];
+        turn.set(turn.get().wrapping_sub(1));
+    }
+
+    /// Another server for a read that was for this one, which cannot be reached.
+    pub(crate) fn another(
+        &self,
+        server: ServerId,
+        health: &impl Health,
+        rng: &mut Rng,
+    ) -> Option<ServerId> {
+        let other = self.server(self.shard_of(server), b"", Access::Read, health, rng);
+        (other != server && health.is_up(other)).then_some(other)
+    }
+
+    fn replica(&self, choice: &Choice<'_, impl Health>, key: &[u8], rng: &mut Rng) -> ServerId {
+        let usable = |&server: &ServerId| choice.is_usable(server);
         self.ring
             .select(self.point(key, rng))
             .map(ServerId::new)
             .filter(usable)
-            .or_else(|| shard.replicas.iter().copied().find(usable))
-            .unwrap_or(shard.primary)
+            .or_else(|| choice.shard.replicas.iter().copied().find(usable))
+            .unwrap_or(choice.shard.primary)
     }
 
     #[inline]

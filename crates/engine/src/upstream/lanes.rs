@@ -331,8 +331,12 @@ impl Engine {
         lane.recorded = lane.answered;
         let batch = lane.batches.front().expect("a batch ends here at the earliest");
         let latency = self.now.micros_since(batch.at);
-        let server = &mut self.backends[lane.backend].servers[lane.server];
+        let backend = &mut self.backends[lane.backend];
+        let server = &mut backend.servers[lane.server];
         server.failures = 0;
+        if backend.topology.is_by_latency() {
+            server.latency.add(latency, self.now);
+        }
         self.metrics.record_server(server.metrics, latency, count);
         self.metrics.add_server(server.metrics, ServerCounter::Responses, count);
     }

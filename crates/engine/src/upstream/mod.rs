@@ -6,6 +6,7 @@ pub(crate) mod connect_attempts;
 pub(crate) mod detach_large;
 pub(crate) mod exclusive;
 pub(crate) mod handshake;
+pub(crate) mod health;
 pub(crate) mod inspect;
 pub(crate) mod lane;
 pub(crate) mod lanes;

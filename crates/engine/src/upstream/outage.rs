@@ -15,7 +15,8 @@ use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::base::time::Time;
 use crate::engine::{Closed, Engine};
-use crate::request::Role;
+use crate::request::{Request, Role};
+use crate::upstream::health::Servers;
 use crate::upstream::lane::{Lane, Link};
 
 /// Backoff after the first failed attempt to connect; it doubles with every further one.
@@ -115,7 +116,7 @@ impl Engine {
                 return;
             }
         } else {
-            self.fail_unsent(index, failure);
+            self.fail_or_move_unsent(index, failure);
         }
         self.back_off(index, self.now, is_early);
     }
@@ -255,6 +256,65 @@ impl Engine {
             self.fail_first_unsent(index, failure);
         }
         self.publish_queues(index);
+    }
+
+    /// The same, but reads go on with another server that has the keys.
+    fn fail_or_move_unsent(&mut self, index: LaneId, failure: Failure) {
+        let Lane { backend, .. } = self.lanes[index];
+        if !self.lanes[index].is_shared() || !self.backends[backend].topology.moves_reads() {
+            return self.fail_unsent(index, failure);
+        }
+        while self.lanes[index].unsent > 0 {
+            if !self.move_first_unsent(index) {
+                self.fail_first_unsent(index, failure);
+            }
+        }
+        self.publish_queues(index);
+    }
+
+    /// Has another server answer the first request that waits to be sent on a lane, if that is a read
+    /// and there is one. Only while nothing is in flight there.
+    pub(crate) fn move_first_unsent(&mut self, index: LaneId) -> bool {
+        let Lane { backend, server, variant, first_unsent: request, upload, .. } =
+            self.lanes[index];
+        let Request { moves_left, wire_len, client, .. } = self.requests[request];
+        let is_wanted = client != ClientId::NONE || self.is_fragment(request);
+        if moves_left == 0 || !is_wanted || upload != ClientId::NONE {
+            return false;
+        }
+        let state = &self.backends[backend];
+        let health = Servers { servers: &state.servers, now: self.now };
+        let Some(other) = state.topology.another(server, &health, &mut self.rng) else {
+            return false;
+        };
+        let choice = if client == ClientId::NONE { 0 } else { self.clients[client].lane_choice };
+        let Ok(size) = usize::try_from(wire_len) else { return false };
+        let Ok(to) = self.lane_of((backend, other), variant, choice, size) else { return false };
+        let lane = &mut self.lanes[index];
+        assert!(lane.in_flight == 0 && lane.partial == 0 && lane.head == lane.first_unsent);
+        let mut text = self.bufs.take_for(size);
+        lane.output.copy_front(size, &mut text);
+        lane.output.advance(wire_len, &mut self.bufs);
+        lane.unsent -= 1;
+        lane.head = self.requests[request].next_in_lane;
+        lane.first_unsent = lane.head;
+        if lane.head == RequestId::NONE {
+            lane.tail = RequestId::NONE;
+        }
+        let slot = &mut self.requests[request];
+        slot.moves_left -= 1;
+        slot.in_lane = false;
+        slot.next_in_lane = RequestId::NONE;
+        let lane = &mut self.lanes[to];
+        lane.close_gets(&mut self.bufs);
+        lane.output.push(&text, &mut self.bufs);
+        self.bufs.give(text);
+        self.enqueue(to, request, wire_len);
+        true
+    }
+
+    fn is_fragment(&self, request: RequestId) -> bool {
+        matches!(self.requests[request].role, Role::Fragment { .. })
     }
 
     /// Fails what has waited to be sent longer than the timeout.

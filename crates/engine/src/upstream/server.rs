@@ -9,6 +9,7 @@ use cashew_protocol::memcached::Tag;
 use crate::base::failure::Failure;
 use crate::base::id::{ConnId, LaneId};
 use crate::base::time::Time;
+use crate::upstream::health::Latency;
 use crate::upstream::lane::Lane;
 use crate::upstream::misfit::Unknown;
 
@@ -43,6 +44,8 @@ pub(crate) struct Server {
     pub(crate) heard_at: Time,
     /// How long its last connection took to stand, in microseconds; 0 if there was none.
     pub(crate) connect_us: u64,
+    /// How long it takes to answer, where that matters for who gets reads.
+    pub(crate) latency: Latency,
     /// When the memory that workers share is looked at again for attempts of others.
     pub(crate) look_at: Time,
     /// Since when what is for it fails at once, since it answers nothing: see [`crate::upstream::liveness`].
@@ -132,6 +135,7 @@ impl Server {
             unknown: Unknown::default(),
             heard_at: Time::ZERO,
             connect_us: 0,
+            latency: Latency::new(),
             look_at: Time::ZERO,
             silent_since: Time::NEVER,
             ejected: false,

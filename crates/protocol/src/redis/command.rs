@@ -56,6 +56,15 @@ pub enum Access {
     Write,
     /// Redis does not define it: scripts, which may write, and commands without keys.
     None,
+    /// Reads by a cursor that only the server knows that gave it.
+    Walk,
+}
+
+impl Access {
+    /// Whether it changes nothing, and is known not to.
+    pub fn reads(self) -> bool {
+        matches!(self, Self::Read | Self::Walk)
+    }
 }
 
 /// Where the keys are among the arguments. Indexes count the command's name as 0.

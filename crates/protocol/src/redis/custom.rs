@@ -174,7 +174,7 @@ impl Definition {
 /// As COMMAND shows it for modules that only declare whether they write.
 fn uses(access: Access) -> &'static str {
     match access {
-        Access::Read => "RO access",
+        Access::Read | Access::Walk => "RO access",
         Access::Write | Access::None => "RW access update",
     }
 }

@@ -263,7 +263,7 @@ impl Answer<'_> {
 impl Command {
     fn flags(&self) -> Vec<&'static str> {
         let access = match self.access {
-            Access::Read => Some("readonly"),
+            Access::Read | Access::Walk => Some("readonly"),
             Access::Write => Some("write"),
             Access::None => None,
         };
@@ -276,7 +276,7 @@ impl Command {
         let has = |flag: &str| self.has_flag(flag);
         let implied = [
             ("@write", self.access == Access::Write),
-            ("@read", self.access == Access::Read && self.group != Group::Scripting),
+            ("@read", self.access.reads() && self.group != Group::Scripting),
             ("@admin", has("admin")),
             ("@dangerous", has("admin")),
             ("@pubsub", has("pubsub")),

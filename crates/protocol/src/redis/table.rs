@@ -2,7 +2,7 @@
 //!
 //! Clients cannot use commands that are not in it.
 
-use super::Access::{Read, Write};
+use super::Access::{Read, Walk, Write};
 use super::Clearance::{Admin, Application};
 use super::Group::{
     Array, Bitmap, Cluster, Connection, Generic, Geo, Hash, Hyperloglog, List, Module, Pubsub,
@@ -311,7 +311,7 @@ pub static COMMANDS: &[Command] = &numbered([
     command("hpexpiretime", -5, Read, KEY, "RO access", Forward, Hash, "fast").since("7.4"),
     command("hpttl", -5, Read, KEY, "RO access", Forward, Hash, "fast").tips("nondeterministic_output").since("7.4"),
     command("hrandfield", -2, Read, KEY, "RO access", Forward, Hash, "").tips("nondeterministic_output"),
-    command("hscan", -3, Read, KEY, "RO access", Forward, Hash, "").tips("nondeterministic_output"),
+    command("hscan", -3, Walk, KEY, "RO access", Forward, Hash, "").tips("nondeterministic_output"),
     command("hset", -4, Write, KEY, "RW update", Forward, Hash, "denyoom fast"),
     command("hsetex", -6, Write, KEY, "RW update", Forward, Hash, "denyoom fast").since("8.0"),
     command("hsetnx", 4, Write, KEY, "RW insert", Forward, Hash, "denyoom fast"),
@@ -359,7 +359,7 @@ pub static COMMANDS: &[Command] = &numbered([
     command("spop", -2, Write, KEY, "RW access delete", Forward, Set, "fast").tips("nondeterministic_output"),
     command("srandmember", -2, Read, KEY, "RO access", Forward, Set, "").tips("nondeterministic_output"),
     command("srem", -3, Write, KEY, "RW delete", Forward, Set, "fast"),
-    command("sscan", -3, Read, KEY, "RO access", Forward, Set, "").tips("nondeterministic_output"),
+    command("sscan", -3, Walk, KEY, "RO access", Forward, Set, "").tips("nondeterministic_output"),
     command("sunion", -2, Read, ALL_KEYS, "RO access", Forward, Set, "").tips("nondeterministic_output_order"),
     command("sunioncard", -3, Read, SINTERCARD, "RO access", Forward, Set, "").since("8.10"),
     command("sunionstore", -3, Write, ALL_KEYS, "OW update, RO access", Forward, Set, "denyoom"),
@@ -395,7 +395,7 @@ pub static COMMANDS: &[Command] = &numbered([
     command("zrevrangebylex", -4, Read, KEY, "RO access", Forward, SortedSet, ""),
     command("zrevrangebyscore", -4, Read, KEY, "RO access", Forward, SortedSet, ""),
     command("zrevrank", -3, Read, KEY, "RO access", Forward, SortedSet, "fast"),
-    command("zscan", -3, Read, KEY, "RO access", Forward, SortedSet, "").tips("nondeterministic_output"),
+    command("zscan", -3, Walk, KEY, "RO access", Forward, SortedSet, "").tips("nondeterministic_output"),
     command("zscore", 3, Read, KEY, "RO access", Forward, SortedSet, "fast"),
     command("zunion", -3, Read, zset_keys!("zunion", 1, 0), "RO access", Forward, SortedSet, ""),
     command("zunionstore", -4, Write, zset_keys!("zunionstore", 2, 1), "OW update, RO access", Forward, SortedSet, "denyoom"),

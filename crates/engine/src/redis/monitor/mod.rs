@@ -242,7 +242,9 @@ impl Engine {
         }
         Some(match command.access {
             // In Redis's words: there a monitor is a kind of replica.
-            Access::Read | Access::Write => "ERR Replica can't interact with the keyspace",
+            Access::Read | Access::Walk | Access::Write => {
+                "ERR Replica can't interact with the keyspace"
+            }
             Access::None => "ERR a client that monitors may ask this gateway only, no server",
         })
     }

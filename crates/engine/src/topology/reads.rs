@@ -1,0 +1,124 @@
+//! Who answers reads of a shard.
+
+use std::cell::Cell;
+
+use cashew_config::snapshot::{self, Reads};
+
+use super::health::Health;
+use super::shard::Shard;
+use crate::base::id::ServerId;
+use crate::base::rng::Rng;
+
+/// Which of a shard's servers answers a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReadPolicy {
+    /// The replica that the ring over the replicas names, or another that is up; the primary when
+    /// none is.
+    RingOfReplicas,
+    /// The one that the configuration names.
+    By(Reads),
+}
+
+impl ReadPolicy {
+    pub(crate) fn of(pool: &snapshot::Pool) -> Self {
+        let by_default = match pool.topology {
+            snapshot::Topology::MasterReplica { .. } => Self::RingOfReplicas,
+            snapshot::Topology::Sharded | snapshot::Topology::Groups(_) => Self::By(Reads::Primary),
+        };
+        // Where each server has keys of its own there is no choice.
+        let reads = pool.reads.filter(|_| pool.topology != snapshot::Topology::Sharded);
+        reads.map_or(by_default, Self::By)
+    }
+
+    /// Primaries answer everything.
+    pub(crate) fn is_primary(self) -> bool {
+        self == Self::By(Reads::Primary)
+    }
+}
+
+/// One choice among the servers of a shard.
+pub(crate) struct Choice<'a, H> {
+    pub(crate) shard: &'a Shard,
+    /// By server: whether it is not ejected.
+    pub(crate) live: &'a [bool],
+    /// By server: whether it is in the gateway's zone.
+    pub(crate) is_near: &'a [bool],
+    pub(crate) health: &'a H,
+    /// Whose turn it is.
+    pub(crate) turn: &'a Cell<u32>,
+}
+
+impl<H: Health> Choice<'_, H> {
+    /// The server for a read. One that cannot answer is chosen only where no other may.
+    pub(crate) fn by(&self, reads: Reads, rng: &mut Rng) -> ServerId {
+        let primary = self.shard.primary;
+        match reads {
+            Reads::Primary => primary,
+            Reads::PreferPrimary if self.is_usable(primary) => primary,
+            Reads::PreferPrimary | Reads::PreferReplica => self.replica().unwrap_or(primary),
+            Reads::Replica => self.replica().or_else(|| self.any_replica()).unwrap_or(primary),
+            Reads::Any => self.in_turn(self.members()).unwrap_or(primary),
+            Reads::Nearest => self.nearest(rng).unwrap_or(primary),
+            Reads::Zone => {
+                let near = |server: &ServerId| self.is_near[server.index()];
+                let near_primary = || Some(primary).filter(|it| near(it) && self.is_usable(*it));
+                self.in_turn(self.replicas().filter(near))
+                    .or_else(near_primary)
+                    .or_else(|| self.replica())
+                    .unwrap_or(primary)
+            }
+        }
+    }
+
+    pub(crate) fn is_usable(&self, server: ServerId) -> bool {
+        self.live[server.index()]
+            && self.health.is_up(server)
+            && (server == self.shard.primary || self.health.is_fit(server))
+    }
+
+    fn replicas(&self) -> impl Iterator<Item = ServerId> + Clone {
+        self.shard.replicas.iter().copied()
+    }
+
+    fn members(&self) -> impl Iterator<Item = ServerId> + Clone {
+        std::iter::once(self.shard.primary).chain(self.replicas())
+    }
+
+    fn replica(&self) -> Option<ServerId> {
+        self.in_turn(self.replicas())
+    }
+
+    /// For its error.
+    fn any_replica(&self) -> Option<ServerId> {
+        self.shard.replicas.first().copied()
+    }
+
+    /// The one of those that are usable whose turn it is.
+    fn in_turn(&self, servers: impl Iterator<Item = ServerId> + Clone) -> Option<ServerId> {
+        let usable = servers.filter(|&server| self.is_usable(server));
+        let count = usable.clone().count() as u32;
+        let turn = self.turn.get();
+        self.turn.set(turn.wrapping_add(1));
+        usable.clone().nth(turn.checked_rem(count)? as usize)
+    }
+
+    /// Of two that are usable, at random, the one that has answered sooner lately: so that many
+    /// gateways do not all take the same one. What is not known is found out first.
+    fn nearest(&self, rng: &mut Rng) -> Option<ServerId> {
+        let usable = self.members().filter(|&server| self.is_usable(server));
+        if let Some(due) = usable.clone().find(|&server| self.health.takes_measurement(server)) {
+            return Some(due);
+        }
+        let count = usable.clone().count() as u64;
+        let random = rng.next() >> 16;
+        let first = random.checked_rem(count)?;
+        let second = match count {
+            1 => first,
+            count => (first + 1 + (random >> 16) % (count - 1)) % count,
+        };
+        let pick = |at: u64| usable.clone().nth(at as usize);
+        let (first, second) = (pick(first)?, pick(second)?);
+        let is_nearer = self.health.latency(second) < self.health.latency(first);
+        Some(if is_nearer { second } else { first })
+    }
+}
