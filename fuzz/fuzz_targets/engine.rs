@@ -558,10 +558,8 @@ impl World {
                 | Action::SessionsWait { .. }
                 | Action::SlowClient { .. }
                 | Action::ServerMisfit { .. }
-                | Action::ServerFailing { .. }
+                | Action::ServerState { .. }
                 | Action::ServerHindered { .. }
-                | Action::ServerSilent { .. }
-                | Action::ServerSpeaks { .. }
                 | Action::ServerRecovered { .. } => {}
             }
         }

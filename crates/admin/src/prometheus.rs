@@ -7,7 +7,7 @@ use cashew_metrics::{
 };
 
 use crate::discovery::Group;
-use crate::source::{Source, Worker};
+use crate::source::{ServerStatus, Source, Worker};
 
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -85,6 +85,7 @@ pub(crate) fn exposition(source: &Source) -> String {
     instance(&mut text, source);
     pools(&mut text, source);
     servers(&mut text, source);
+    server_states(&mut text, source);
     groups(&mut text, source);
     text.0
 }
@@ -199,6 +200,48 @@ fn servers(text: &mut Exposition, source: &Source) {
     for (labels, id) in &servers {
         source.beat();
         text.histogram(name, labels, &numbers.server_latency(*id));
+    }
+}
+
+/// How the servers are.
+fn server_states(text: &mut Exposition, source: &Source) {
+    let servers: Vec<(String, ServerStatus<'_>)> = source
+        .servers()
+        .map(|server| {
+            let labels = [label("pool", server.pool), label("server", server.name)].join(",");
+            (labels, server)
+        })
+        .collect();
+    source.beat();
+    let name = "cashew_server_up";
+    text.family(name, "gauge", "Whether the last that is known of the server is good");
+    for (labels, server) in &servers {
+        text.sample(name, labels, u64::from(server.state.health.is_up()));
+    }
+    let name = "cashew_server_state_info";
+    text.family(name, "gauge", "Where the server is, how it is, and what last went wrong with it");
+    for (labels, server) in &servers {
+        let labels = [
+            labels.clone(),
+            label("address", &server.address),
+            label("state", server.state.health.name()),
+            label("last_error", server.last_error.map_or("", |(why, _)| why)),
+        ];
+        text.sample(name, &labels.join(","), 1);
+    }
+    let name = "cashew_server_state_since_timestamp_seconds";
+    text.family(name, "gauge", "Since when the server has been so, since 1970");
+    for (labels, server) in &servers {
+        if let Some(since_ms) = server.since_ms {
+            text.sample(name, labels, Seconds(since_ms * 1000));
+        }
+    }
+    let name = "cashew_server_last_error_timestamp_seconds";
+    text.family(name, "gauge", "When something last went wrong with the server, since 1970");
+    for (labels, server) in &servers {
+        if let Some((_, at_ms)) = server.last_error {
+            text.sample(name, labels, Seconds(at_ms * 1000));
+        }
     }
 }
 
@@ -413,6 +456,26 @@ mod tests {
         assert_eq!(value(&samples, name, &le("0.005")), 0.0);
         assert_eq!(value(&samples, name, &le("0.01")), 2.0);
         assert_eq!(value(&samples, "cashew_server_duration_seconds_sum", &server), 0.02);
+    }
+
+    #[test]
+    fn the_state_of_each_server_is_told() {
+        let samples = parse(&exposition(&busy_source()));
+        let server = |name| [("pool", "alpha"), ("server", name)];
+        let (one, other) = (server("one"), server("127.0.0.1:26380"));
+        for of in [one, other, [("pool", "beta"), ("server", "127.0.0.1:21211")]] {
+            assert_eq!(value(&samples, "cashew_server_up", &of), 0.0);
+        }
+        let since = value(&samples, "cashew_server_state_since_timestamp_seconds", &one);
+        assert!(since > 1e9);
+        assert_eq!(value(&samples, "cashew_server_last_error_timestamp_seconds", &one), since);
+        let state_of = |name: &str| {
+            let mut infos = samples.iter().filter(|it| it.name == "cashew_server_state_info");
+            let info = infos.find(|it| it.labels["server"] == name).unwrap();
+            ["address", "state", "last_error"].map(|label| info.labels[label].clone())
+        };
+        assert_eq!(state_of("one"), ["127.0.0.1:6379", "out", "Connection refused"]);
+        assert_eq!(state_of("127.0.0.1:26380"), ["127.0.0.1:6379", "untried", ""]);
     }
 
     #[test]

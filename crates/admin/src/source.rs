@@ -5,8 +5,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
 use cashew_metrics::{
-    Histogram, Layout, PoolCounter, PoolGauge, PoolId, Reloads, Segments, ServerCounter,
-    ServerGauge, ServerId, Shared, SlotHeader, monotonic_ms,
+    Histogram, LastError, Layout, PoolCounter, PoolGauge, PoolId, Reloads, Segments, ServerCounter,
+    ServerGauge, ServerId, ServerState, Shared, SlotHeader, WallClock, monotonic_ms,
 };
 
 use crate::discovery::{Discovery, Group, Sentinel};
@@ -22,6 +22,19 @@ pub struct Source {
     started_at: u64,
     version: String,
     host: String,
+    clock: WallClock,
+}
+
+/// A server, how it is, and what last went wrong with it.
+pub(crate) struct ServerStatus<'a> {
+    pub(crate) pool: &'a str,
+    pub(crate) name: &'a str,
+    pub(crate) address: String,
+    pub(crate) state: ServerState,
+    /// In milliseconds since 1970; `None` if it was never tried.
+    pub(crate) since_ms: Option<u64>,
+    /// In milliseconds since 1970.
+    pub(crate) last_error: Option<(&'static str, u64)>,
 }
 
 impl Source {
@@ -43,12 +56,35 @@ impl Source {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let version = version.into();
         let (discovery, started_at) = (Discovery::default(), unix_seconds(started));
-        Self { snapshot, segments, shared, discovery, started_at, version, host }
+        let clock = WallClock::now();
+        Self { snapshot, segments, shared, discovery, started_at, version, host, clock }
     }
 
     /// Tells of what is told there, too.
     pub fn with_discovery(self, discovery: Discovery) -> Self {
         Self { discovery, ..self }
+    }
+
+    /// All servers of all pools.
+    pub(crate) fn servers(&self) -> impl Iterator<Item = ServerStatus<'_>> {
+        let pools = self.snapshot.pools.iter().enumerate();
+        pools.flat_map(move |(pool_index, pool)| {
+            let servers = pool.servers.iter().enumerate();
+            servers.map(move |(index, server)| {
+                let id = self.layout().server(pool_index, index);
+                let state = self.segments.server_state(id);
+                let unix_ms = |ms| self.clock.unix_ms(ms);
+                let told = |LastError { cause, at_ms }| (cause.text(), unix_ms(at_ms));
+                ServerStatus {
+                    pool: &pool.name,
+                    name: &server.name,
+                    address: server.endpoint.to_string(),
+                    state,
+                    since_ms: Some(state.since_ms).filter(|&ms| ms > 0).map(unix_ms),
+                    last_error: self.segments.last_error(id).map(told),
+                }
+            })
+        })
     }
 
     pub(crate) fn groups(&self) -> Vec<Group<'_>> {

@@ -12,7 +12,7 @@ use cashew_metrics::{
 
 use crate::discovery::{Group, Sentinel};
 use crate::json::{Json, Object};
-use crate::source::{Numbers, Source, Worker, unix_seconds};
+use crate::source::{Numbers, ServerStatus, Source, Worker, unix_seconds};
 
 /// What monitoring of twemproxy looks for, whatever the name of the program.
 const SERVICE: &str = "nutcracker";
@@ -284,12 +284,29 @@ fn cashew(source: &Source) -> Object<'_> {
         "workers",
         source.workers().map(|worker| worker_state(&worker)).collect::<Json<'_>>(),
     );
+    object.insert("servers", source.servers().map(server_status).collect::<Json<'_>>());
     if source.snapshot().has_sentinels() {
         let groups = source.groups().into_iter().map(group);
         object.insert("groups", groups.collect::<Json<'_>>());
         let sentinels = source.sentinels().into_iter().map(sentinel);
         object.insert("sentinels", sentinels.collect::<Json<'_>>());
     }
+    object
+}
+
+fn server_status(server: ServerStatus<'_>) -> Object<'_> {
+    let mut object = Object::default();
+    object.insert("pool", server.pool);
+    object.insert("server", server.name);
+    object.insert("address", Some(server.address));
+    // As Prometheus has it.
+    object.insert("up", u64::from(server.state.health.is_up()));
+    object.insert("state", server.state.health.name());
+    let cause = server.state.cause.text().to_owned();
+    object.insert("cause", Some(cause).filter(|text| !text.is_empty()));
+    object.insert("since", server.since_ms.map(|ms| ms / 1000));
+    object.insert("last_error", server.last_error.map(|(why, _)| why.to_owned()));
+    object.insert("last_error_at", server.last_error.map(|(_, ms)| ms / 1000));
     object
 }
 
@@ -502,6 +519,15 @@ mod tests {
             "last_result": "ok",
             "last_failure": "it is \"too\" hard",
         });
+        let servers = ours["cashew"]["servers"].as_array().unwrap();
+        let one = servers.iter().find(|server| server["server"] == "one").unwrap();
+        assert_eq!((&one["up"], &one["state"]), (&0.into(), &"out".into()));
+        assert_eq!(one["cause"], "Connection refused");
+        assert_eq!(one["last_error"], "Connection refused");
+        assert!(one["since"].as_u64() > Some(1_000_000_000));
+        let other = servers.iter().find(|server| server["server"] == "127.0.0.1:26380").unwrap();
+        assert_eq!((&other["up"], &other["state"]), (&0.into(), &"untried".into()));
+        assert!(other["since"].is_null() && other["last_error"].is_null());
         assert_eq!(ours["cashew"]["reloads"], reloads);
     }
 

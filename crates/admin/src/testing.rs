@@ -6,7 +6,8 @@ use std::time::{Duration, UNIX_EPOCH};
 use cashew_config::snapshot::{Address, Pool, Server};
 use cashew_config::{Context, Snapshot};
 use cashew_metrics::{
-    Layout, PoolCounter, PoolGauge, Segments, ServerCounter, ServerGauge, Shared, monotonic_ms,
+    Cause, Evidence, Layout, PoolCounter, PoolGauge, Segments, ServerCounter, ServerGauge, Shared,
+    monotonic_ms,
 };
 
 use crate::{Discovery, GroupState, Source};
@@ -46,6 +47,8 @@ pub(crate) fn busy_source() -> Source {
         worker.set_server(server, ServerGauge::EjectedAt, 1_700_000_000_000_000 + 250_000 * times);
         worker.record_server(server, 10_000, 1);
     }
+    let gone = Evidence::Unreachable(Cause::Refused);
+    segments.writer(0).note(server, gone, monotonic_ms() * 1000);
     segments.writer(0).beat(monotonic_ms());
     source
 }

@@ -211,15 +211,13 @@ fn describe(status: &Status) -> String {
         vec![
             pool.name.clone(),
             pool.listen.clone(),
-            match pool.primary.as_str() {
-                "" => format!("{} of {}", pool.live, pool.servers),
-                primary => format!("{} of {}, primary {primary}", pool.live, pool.servers),
-            },
+            describe_servers(pool),
             pool.ring_version.to_string(),
             pool.digest.clone(),
         ]
     }));
     text += &format!("\n{}", table(&rows));
+    text += &describe_server_states(&status.pools);
     text += &describe_shards(&status.pools);
     text += &describe_groups(&status.pools);
     let notes: String = status.pools.iter().map(describe_permissions).collect();
@@ -227,6 +225,64 @@ fn describe(status: &Status) -> String {
         text += &format!("\n{notes}");
     }
     text.trim_end().to_owned()
+}
+
+/// How many servers are well, how many of those that are to serve are on the ring if not all are, and who
+/// takes the writes.
+fn describe_servers(pool: &PoolStatus) -> String {
+    let PoolStatus { servers, live, primary, server_states, .. } = pool;
+    let mut text = match server_states.as_slice() {
+        // Of a version that does not say.
+        [] => format!("{live} of {servers}"),
+        states => {
+            let up = states.iter().filter(|server| server.is_up).count();
+            format!("{up} of {servers} up")
+        }
+    };
+    if !server_states.is_empty() && live < servers {
+        text += &format!(", {live} on the ring");
+    }
+    if !primary.is_empty() {
+        text += &format!(", primary {primary}");
+    }
+    text
+}
+
+/// A row for each server.
+fn describe_server_states(pools: &[PoolStatus]) -> String {
+    let mut servers = pools.iter().flat_map(|pool| &pool.server_states);
+    let has_roles = servers.any(|server| !server.role.is_empty());
+    let mut head = row(["POOL", "SERVER", "ADDRESS", "STATE", "SINCE", "LAST ERROR"]);
+    if has_roles {
+        head.insert(3, "ROLE".to_owned());
+    }
+    let mut rows = vec![head];
+    for pool in pools {
+        rows.extend(pool.server_states.iter().map(|server| {
+            let state = match server.cause.as_str() {
+                "" => server.state.clone(),
+                cause => format!("{}: {cause}", server.state),
+            };
+            let at = server.last_error_at.map(time);
+            let error = server.last_error.as_ref().zip(at);
+            let mut row = vec![
+                pool.name.clone(),
+                server.name.clone(),
+                server.address.clone(),
+                state,
+                server.since.map_or_else(|| "-".to_owned(), time),
+                error.map_or_else(|| "-".to_owned(), |(why, at)| format!("{at}: {why}")),
+            ];
+            if has_roles {
+                row.insert(3, server.role.clone());
+            }
+            row
+        }));
+    }
+    if rows.len() == 1 {
+        return String::new();
+    }
+    format!("\n{}", table(&rows))
 }
 
 /// The groups of a primary and replicas that the file names; nothing where there are none.
@@ -350,7 +406,9 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::os::unix::net::{UnixListener, UnixStream};
 
-    use cashew_supervisor::{AdminStatus, GroupStatus, SentinelStatus, SwitchStatus, WorkerStatus};
+    use cashew_supervisor::{
+        AdminStatus, GroupStatus, SentinelStatus, ServerStatus, SwitchStatus, WorkerStatus,
+    };
 
     use super::*;
 
@@ -452,6 +510,7 @@ mod tests {
                 auth_failures: 2,
                 paused_ms: 1500,
                 paused_writes_only: true,
+                server_states: Vec::new(),
                 groups: Vec::new(),
                 sentinels: Vec::new(),
             }],
@@ -481,6 +540,43 @@ pool alpha: requests refused by command_policy: 3
 pool alpha: attempts with a wrong password: 2
 pool alpha: CLIENT PAUSE holds clients that write back for 1500 ms more"
         );
+        let mut known = status.clone();
+        let server = |name: &str, state: &str, cause: &str, error: Option<&str>| ServerStatus {
+            name: name.to_owned(),
+            address: "10.0.0.1:6379".to_owned(),
+            state: state.to_owned(),
+            is_up: state == "well",
+            since: (state != "untried").then_some(0),
+            cause: cause.to_owned(),
+            last_error: error.map(str::to_owned),
+            last_error_at: error.map(|_| 0),
+            role: String::new(),
+        };
+        known.pools[0].server_states = vec![
+            server("a", "well", "", Some("Connection timed out")),
+            server("b", "out", "Connection refused", Some("Connection refused")),
+            server("c", "untried", "", None),
+        ];
+        let at = time(0);
+        let gap = " ".repeat(at.len() - "SINCE".len() + 2);
+        let never = " ".repeat(at.len() + 1);
+        let tables = format!(
+            "
+POOL   LISTENS ON       SERVERS                   RING  DIGEST
+alpha  127.0.0.1:22121  1 of 3 up, 2 on the ring  7     0123456789abcdef
+
+POOL   SERVER  ADDRESS        STATE                    SINCE{gap}LAST ERROR
+alpha  a       10.0.0.1:6379  well                     {at}  {at}: Connection timed out
+alpha  b       10.0.0.1:6379  out: Connection refused  {at}  {at}: Connection refused
+alpha  c       10.0.0.1:6379  untried                  -{never}-
+"
+        );
+        let text = describe(&known);
+        assert!(text.contains(&tables), "{text}");
+        known.pools[0].primary = "a".to_owned();
+        known.pools[0].server_states[0].role = "primary".to_owned();
+        let text = describe(&known);
+        assert!(text.contains("\nalpha  a       10.0.0.1:6379  primary  well "), "{text}");
         let lost = Status { log_lines_lost: 7, ..status.clone() };
         let line = "\nlog: /var/log/cashew.log, level 5; 7 lines could not be written\n";
         assert!(describe(&lost).contains(line));

@@ -123,7 +123,7 @@ fn an_instance_shows_its_status_and_what_would_change() {
         let told = stdout(&cashew(&["status", "-c", &file]));
         assert!(told.contains(" serving for "), "{told}");
         assert!(told.contains(&format!(": process {pid}, epoch 1, {file}\n")), "{told}");
-        assert!(told.contains(&format!("\nalpha  {}  1 of 1 ", place.address)), "{told}");
+        assert!(told.contains(&format!("\nalpha  {}  0 of 1 up ", place.address)), "{told}");
         let told = stdout(&cashew(&["status", "--json", "-c", &file]));
         assert!(told.contains(&format!("\n  \"pid\": {pid},\n")), "{told}");
         assert_eq!(told.matches("\"slot\"").count(), workers.max(1) as usize, "{told}");

@@ -158,6 +158,7 @@ impl Difference {
             session_wait_ms,
             server_retry_timeout_ms,
             server_failure_limit,
+            server_check_interval_ms,
             cross_server_copy,
             limits,
             commands,
@@ -207,6 +208,11 @@ impl Difference {
             "server_retry_timeout",
             server_retry_timeout_ms,
             &new.server_retry_timeout_ms,
+        );
+        option.changed(
+            "server_check_interval",
+            server_check_interval_ms,
+            &new.server_check_interval_ms,
         );
         option.changed("server_failure_limit", server_failure_limit, &new.server_failure_limit);
         option.changed("cross_server_copy", cross_server_copy, &new.cross_server_copy);
@@ -639,6 +645,7 @@ mod tests {
             ("session_connections_idle: 7", "session_connections_idle: 0 -> 7"),
             ("session_wait_timeout: 7", "session_wait_timeout: 5000 -> 7"),
             ("server_retry_timeout: 1", "server_retry_timeout: 30000 -> 1"),
+            ("server_check_interval: 0", "server_check_interval: 1000 -> 0"),
             ("server_failure_limit: 3", "server_failure_limit: 2 -> 3"),
             ("cross_server_copy: true", "cross_server_copy: false -> true"),
             ("command_policy: admin", "command_policy: application -> admin"),

@@ -361,6 +361,7 @@ fn resolve_pool(
         session_connections_idle: section.session_connections_idle.value.0 as u32,
         session_wait_ms: section.session_wait_timeout.value.0,
         server_retry_timeout_ms: section.server_retry_timeout.value.0,
+        server_check_interval_ms: section.server_check_interval.value.0,
         server_failure_limit: (section.server_failure_limit.value.0 as u32).max(1),
         cross_server_copy: section.cross_server_copy.value.0,
         limits: limits(section),

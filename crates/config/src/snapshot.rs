@@ -161,6 +161,9 @@ pub struct Pool {
     pub session_wait_ms: u64,
     pub server_retry_timeout_ms: u64,
     pub server_failure_limit: u32,
+    /// How often servers that nobody uses are looked after; 0 is never.
+    #[serde(default)]
+    pub server_check_interval_ms: u64,
     /// RENAME, RENAMENX and COPY copy keys from one server to another.
     #[serde(default)]
     pub cross_server_copy: bool,

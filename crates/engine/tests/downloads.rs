@@ -245,7 +245,7 @@ fn what_nobody_reads_any_more_is_not_read_here_either() {
     world.close(client, CloseReason::Reset);
     assert!(world.closed.contains(&lane));
     world.assert_idle();
-    let failing = |action: &Action| matches!(action, Action::ServerFailing { .. });
+    let failing = world::is_failure;
     assert!(!world.actions.iter().any(failing), "it is not the server's fault");
     let other = world.client();
     ask(&mut world, other);

@@ -166,7 +166,7 @@ fn nothing_is_executed_when_the_client_vanishes() {
         }
         assert!(world.closed.contains(&lane));
         world.assert_idle();
-        let failing = |action: &Action| matches!(action, Action::ServerFailing { .. });
+        let failing = world::is_failure;
         assert!(!world.actions.iter().any(failing), "it is not the server's fault");
         let connections = world.metrics.server(0, 0);
         assert_eq!(world.metrics.server_gauge(connections, ServerGauge::ServerConnections), 1);

@@ -1,6 +1,7 @@
 //! Where in a slot's segment each number lies.
 //!
-//! First comes a page that all slots share, then the segments of [`SLOTS_MAX`] slots.
+//! First comes what all slots share, a page and the [states](crate::ServerState) of all servers, padded to
+//! whole pages, then the segments of [`SLOTS_MAX`] slots.
 //!
 //! A segment is, in words of 8 bytes: a header; then per pool its counters, gauges and histogram,
 //! followed by the same for each of its servers; then the void, a pool and a server that are never
@@ -15,13 +16,14 @@ use cashew_config::Snapshot;
 use crate::audience;
 use crate::histogram;
 use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
+use crate::server_state;
 
 /// Raised whenever the same snapshot would be laid out differently, or a number changes its
 /// meaning.
 ///
 /// With `CASHEW_TEST_BUMP` in the compiler's environment it is one more, as in a later release.
 /// This is for tests of upgrades only.
-const VERSION: u64 = 7 + option_env!("CASHEW_TEST_BUMP").is_some() as u64;
+const VERSION: u64 = 8 + option_env!("CASHEW_TEST_BUMP").is_some() as u64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"cashew\0\0") | VERSION << 56;
 
@@ -34,6 +36,7 @@ pub(crate) mod common {
     pub(crate) const FINGERPRINT: usize = 1;
     /// Slots ever used: the highest index plus one.
     pub(crate) const SLOTS: usize = 2;
+    /// Behind them are the states of the servers.
     pub(crate) const WORDS: usize = super::PAGE_WORDS;
 }
 
@@ -75,7 +78,11 @@ pub struct PoolId(u32);
 
 /// A server's place in every segment of one layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ServerId(u32);
+pub struct ServerId {
+    base: u32,
+    /// Among the servers of all pools.
+    number: u32,
+}
 
 impl PoolId {
     #[inline]
@@ -87,7 +94,13 @@ impl PoolId {
 impl ServerId {
     #[inline]
     pub(crate) fn base(self) -> usize {
-        self.0 as usize
+        self.base as usize
+    }
+
+    /// Where its state is, among what all slots share.
+    pub(crate) fn state(self) -> Range<usize> {
+        let start = common::WORDS + self.number as usize * server_state::WORDS;
+        start..start + server_state::WORDS
     }
 }
 
@@ -97,6 +110,8 @@ pub struct Layout {
     void_pool: u32,
     void_server: u32,
     audience: u32,
+    /// Servers of all pools.
+    servers: u32,
     slot_words: usize,
     fingerprint: u64,
 }
@@ -105,6 +120,8 @@ pub struct Layout {
 struct PoolLayout {
     base: u32,
     servers: usize,
+    /// The number of its first server among those of all pools.
+    first_server: u32,
 }
 
 impl Layout {
@@ -114,9 +131,12 @@ impl Layout {
     pub fn new(snapshot: &Snapshot) -> Self {
         let mut end = header::WORDS;
         let mut pools = Vec::with_capacity(snapshot.pools.len());
+        let mut servers: u32 = 0;
         for pool in &snapshot.pools {
             let base = u32::try_from(end).expect("a segment has at most 2^32 words");
-            pools.push(PoolLayout { base, servers: pool.servers.len() });
+            let count = pool.servers.len();
+            pools.push(PoolLayout { base, servers: count, first_server: servers });
+            servers += u32::try_from(count).expect("a segment has at most 2^32 words");
             end += POOL_WORDS + pool.servers.len() * SERVER_WORDS;
         }
         let void_pool = u32::try_from(end).expect("a segment has at most 2^32 words");
@@ -128,12 +148,19 @@ impl Layout {
         assert!(u32::try_from(end).is_ok(), "a segment has at most 2^32 words");
         let slot_words = end.next_multiple_of(PAGE_WORDS);
         let fingerprint = fingerprint(snapshot);
-        Self { pools, void_pool, void_server, audience, slot_words, fingerprint }
+        Self { pools, void_pool, void_server, audience, servers, slot_words, fingerprint }
     }
 
     /// Size of one slot's segment in words of 8 bytes.
     pub fn slot_words(&self) -> usize {
         self.slot_words
+    }
+
+    /// Words that all slots share.
+    pub(crate) fn common_words(&self) -> usize {
+        // The void has a state, too.
+        let states = (self.servers as usize + 1) * server_state::WORDS;
+        (common::WORDS + states).next_multiple_of(PAGE_WORDS)
     }
 
     /// A digest of the pools and servers, by name and order, and of their statistics.
@@ -152,9 +179,10 @@ impl Layout {
     ///
     /// If the snapshot has no such pool or the pool no such server.
     pub fn server(&self, pool: usize, server: usize) -> ServerId {
-        let PoolLayout { base, servers } = self.pools[pool];
+        let PoolLayout { base, servers, first_server } = self.pools[pool];
         assert!(server < servers, "pool {pool} has {servers} servers, not one of index {server}");
-        ServerId(base + (POOL_WORDS + server * SERVER_WORDS) as u32)
+        let base = base + (POOL_WORDS + server * SERVER_WORDS) as u32;
+        ServerId { base, number: first_server + server as u32 }
     }
 
     /// Where a pool counts that the snapshot no longer has; never shown.
@@ -164,7 +192,7 @@ impl Layout {
 
     /// Where a server counts that the snapshot no longer has; never shown.
     pub fn void_server(&self) -> ServerId {
-        ServerId(self.void_server)
+        ServerId { base: self.void_server, number: self.servers }
     }
 
     pub(crate) fn audience(&self) -> Range<usize> {

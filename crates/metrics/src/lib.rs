@@ -9,6 +9,8 @@
 //! The numbers belong to that snapshot's pools and servers. A snapshot with other pools or servers
 //! needs its own segments, and takes over the counters of those that both have.
 //!
+//! Beside the segments is what all workers write of each server: its [state](ServerState).
+//!
 //! [`Shared`] has what all workers write: client ids, limits of clients, and the outcomes of
 //! reloads.
 #![deny(unsafe_code)]
@@ -21,6 +23,7 @@ mod ids;
 mod layout;
 mod mapping;
 mod segments;
+mod server_state;
 mod shared;
 mod writer;
 
@@ -28,10 +31,11 @@ mod writer;
 mod testing;
 
 pub use audience::PATTERN_MAX;
-pub use clock::monotonic_ms;
+pub use clock::{WallClock, monotonic_ms};
 pub use histogram::Histogram;
 pub use ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge, Stat};
 pub use layout::{Layout, PoolId, SLOTS_MAX, ServerId};
 pub use segments::{Attempts, Segments, SlotHeader};
+pub use server_state::{Cause, Evidence, Health, LastError, ServerState, StateChange};
 pub use shared::{FAILURE_MAX, LastReload, PAUSES_MAX, Pause, QUOTAS_MAX, Reloads, Shared};
 pub use writer::Writer;

@@ -21,6 +21,7 @@ use crate::layout::{
     header,
 };
 use crate::mapping::{Mapping, View};
+use crate::server_state::{LastError, ServerState, SharedState};
 use crate::{Histogram, Writer};
 
 /// All slots' segments, for reading; [`Segments::writer`] writes one of them.
@@ -112,7 +113,7 @@ impl Segments {
 
     /// Private segments of this process, with so many slots, all used.
     pub fn in_memory(layout: &Layout, slots: u32) -> Self {
-        let mapping = Mapping::heap(common::WORDS + layout.slot_words() * slots as usize);
+        let mapping = Mapping::heap(layout.common_words() + layout.slot_words() * slots as usize);
         let segments = Self::initialized(mapping, layout, slots);
         segments.common()[common::SLOTS].store(u64::from(slots), Relaxed);
         segments
@@ -237,6 +238,20 @@ impl Segments {
         Attempts { tried_us: newest(SERVER_TRIED), reached_us: newest(SERVER_REACHED) }
     }
 
+    /// What all workers together know of a server.
+    pub fn server_state(&self, server: ServerId) -> ServerState {
+        self.shared_state(server).get()
+    }
+
+    /// What last went wrong with a server.
+    pub fn last_error(&self, server: ServerId) -> Option<LastError> {
+        self.shared_state(server).last_error()
+    }
+
+    pub(crate) fn shared_state(&self, server: ServerId) -> SharedState<'_> {
+        SharedState(&self.common()[server.state()])
+    }
+
     pub fn sum_server_latency(&self, server: ServerId) -> Histogram {
         self.histogram(0..self.slots(), server.base() + SERVER_HISTOGRAM)
     }
@@ -264,6 +279,7 @@ impl Segments {
             let Some(&old_pool) = old_pools.get(config.name.as_str()) else { continue };
             let base = self.layout.pool(pool).base();
             copy(from.layout.pool(old_pool).base(), base, POOL_WORDS);
+            let old_config = &old.pools[old_pool].servers;
             let old_servers: HashMap<&str, usize> = old.pools[old_pool]
                 .servers
                 .iter()
@@ -273,7 +289,13 @@ impl Segments {
             for (server, config) in config.servers.iter().enumerate() {
                 if let Some(&old_server) = old_servers.get(config.name.as_str()) {
                     let base = self.layout.server(pool, server).base();
-                    copy(from.layout.server(old_pool, old_server).base(), base, SERVER_WORDS);
+                    let old_id = from.layout.server(old_pool, old_server);
+                    copy(old_id.base(), base, SERVER_WORDS);
+                    // Of another address nothing is known.
+                    if old_config[old_server].endpoint == config.endpoint {
+                        let state = from.shared_state(old_id);
+                        self.shared_state(self.layout.server(pool, server)).carry(&state);
+                    }
                 }
             }
         }
@@ -357,12 +379,12 @@ impl Segments {
     }
 
     fn range(&self, slot: u32) -> Range<usize> {
-        let start = common::WORDS + slot as usize * self.layout.slot_words();
+        let start = self.layout.common_words() + slot as usize * self.layout.slot_words();
         start..start + self.layout.slot_words()
     }
 
     fn common(&self) -> &[AtomicU64] {
-        &self.mapping.words()[..common::WORDS]
+        &self.mapping.words()[..self.layout.common_words()]
     }
 }
 
@@ -376,7 +398,7 @@ fn words(layout: &Layout) -> io::Result<usize> {
     layout
         .slot_words()
         .checked_mul(SLOTS_MAX as usize)
-        .and_then(|words| words.checked_add(common::WORDS))
+        .and_then(|words| words.checked_add(layout.common_words()))
         .filter(|words| words.checked_mul(8).is_some_and(|bytes| i64::try_from(bytes).is_ok()))
         .ok_or_else(|| invalid("metrics of so many servers fit in no memory"))
 }

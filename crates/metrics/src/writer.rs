@@ -15,6 +15,7 @@ use crate::layout::{
     SERVER_TRIED, ServerId, header,
 };
 use crate::mapping::View;
+use crate::server_state::{Evidence, LastError, ServerState, StateChange};
 use crate::{Attempts, Histogram, Segments};
 
 /// Writes the numbers of one slot.
@@ -97,6 +98,34 @@ impl Writer {
     /// The newest attempts of all workers.
     pub fn attempts(&self, server: ServerId) -> Attempts {
         self.segments.attempts(server)
+    }
+
+    /// Has a server's state follow from what was seen of it. The change, if this made one: exactly one
+    /// worker is told of each. Of a server that is no longer configured there is no state.
+    pub fn note(&self, server: ServerId, evidence: Evidence, now_us: u64) -> Option<StateChange> {
+        if server == self.void_server() {
+            return None;
+        }
+        self.segments.shared_state(server).note(evidence, now_us)
+    }
+
+    pub fn last_error(&self, server: ServerId) -> Option<LastError> {
+        self.segments.last_error(server)
+    }
+
+    pub fn server_state(&self, server: ServerId) -> ServerState {
+        self.segments.server_state(server)
+    }
+
+    /// Whether this worker is the one to check the server now: nobody has for so long.
+    pub fn claim_check(&self, server: ServerId, now_us: u64, interval_us: u64) -> bool {
+        server != self.void_server()
+            && self.segments.shared_state(server).claim_check(now_us, interval_us)
+    }
+
+    /// Over all workers.
+    pub fn sum_server_gauge(&self, server: ServerId, gauge: ServerGauge) -> u64 {
+        self.segments.sum_server_gauge(server, gauge)
     }
 
     /// Counts requests by the time from their arrival to their reply.

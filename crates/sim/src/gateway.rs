@@ -514,11 +514,9 @@ impl Gateway {
                     self.wishes.push(Wish::Answer { epoch, answer: Answer::Prepared });
                 }
                 Action::Paused { epoch, unfinished } => self.paused(epoch, unfinished, fabric),
-                Action::ServerFailing { backend, server, .. }
+                Action::ServerState { backend, server, .. }
                 | Action::ServerHindered { backend, server, .. }
                 | Action::ServerMisfit { backend, server, .. }
-                | Action::ServerSilent { backend, server }
-                | Action::ServerSpeaks { backend, server, .. }
                 | Action::ServerRecovered { backend, server } => {
                     self.place(backend, server);
                 }

@@ -87,6 +87,8 @@ pub struct PoolStatus {
     pub paused_ms: u64,
     /// The pause covers only writes.
     pub paused_writes_only: bool,
+    /// How each server is. Empty if that is not known.
+    pub server_states: Vec<ServerStatus>,
     /// Servers whose addresses Sentinels tell.
     pub groups: Vec<GroupStatus>,
     pub sentinels: Vec<SentinelStatus>,
@@ -100,6 +102,27 @@ pub struct ShardStatus {
     /// Who takes the writes.
     pub primary: String,
     pub replicas: Vec<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ServerStatus {
+    pub name: String,
+    pub address: String,
+    /// `primary` or `replica`, where servers have roles; else empty.
+    pub role: String,
+    /// `untried`, `well`, `suspect`, `out` or `trial`.
+    pub state: String,
+    /// Whether the last that is known of it is good.
+    pub is_up: bool,
+    /// Seconds since 1970; `None` if it was never tried.
+    pub since: Option<u64>,
+    /// Why it is not well; else empty.
+    pub cause: String,
+    /// What last went wrong, however it is now.
+    pub last_error: Option<String>,
+    /// Seconds since 1970.
+    pub last_error_at: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

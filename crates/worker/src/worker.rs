@@ -21,7 +21,7 @@ use cashew_engine::{
     Action, BackendId, ConnId, Engine, Identity, ListenerId, OpenFiles, Sequel, ServerId, Setup,
     SlowEnd, Time,
 };
-use cashew_metrics::monotonic_ms;
+use cashew_metrics::{Cause, Health, StateChange, monotonic_ms};
 
 use rustix::thread::set_current_timer_slack;
 
@@ -493,9 +493,8 @@ impl<D: Driver> Worker<D> {
                     );
                 }
             }
-            Action::ServerFailing { backend, server, why } => {
-                let (pool, server) = self.names(backend, server);
-                tracing::warn!("pool {pool}: server {server} fails: {}", why.text());
+            Action::ServerState { backend, server, change } => {
+                self.log_server_state(backend, server, change);
             }
             Action::ServerHindered { backend, server, why } => {
                 let (pool, server) = self.names(backend, server);
@@ -517,23 +516,40 @@ impl<D: Driver> Worker<D> {
                      {expected}, got {excerpt} (hex)"
                 );
             }
-            Action::ServerSilent { backend, server } => {
-                let (pool, server) = self.names(backend, server);
-                tracing::warn!(
-                    "pool {pool}: server {server} does not answer: its requests fail at once"
-                );
-            }
-            Action::ServerSpeaks { backend, server, lasted_ms } => {
-                let (pool, server) = self.names(backend, server);
-                let (seconds, millis) = (lasted_ms / 1000, lasted_ms % 1000);
-                tracing::info!(
-                    "pool {pool}: server {server} answers again, after {seconds}.{millis:03} s"
-                );
-            }
             Action::ServerRecovered { backend, server } => {
                 let (pool, server) = self.names(backend, server);
                 tracing::info!("pool {pool}: server {server} is connected again");
             }
+        }
+    }
+
+    fn log_server_state(&self, backend: BackendId, server: ServerId, change: StateChange) {
+        let (pool, server) = self.names(backend, server);
+        let why = change.cause.text();
+        match (change.to, change.cause) {
+            _ if change.is_relapse => {
+                tracing::debug!("pool {pool}: server {server} fails again: {why}");
+            }
+            // The master says so, and why.
+            (Health::Out, Cause::Ejected) => {}
+            (Health::Out, Cause::Silent) => tracing::warn!(
+                "pool {pool}: server {server} does not answer: its requests fail at once"
+            ),
+            (Health::Out, _) => tracing::warn!(
+                "pool {pool}: server {server} fails: {why}; it is out until it answers"
+            ),
+            (Health::Suspect, _) => tracing::warn!("pool {pool}: server {server} fails: {why}"),
+            (Health::Well, _) if change.lasted_ms > 0 => {
+                let (seconds, millis) = (change.lasted_ms / 1000, change.lasted_ms % 1000);
+                tracing::info!(
+                    "pool {pool}: server {server} answers again, after {seconds}.{millis:03} s"
+                );
+            }
+            (Health::Well, _) => tracing::debug!("pool {pool}: server {server} answers"),
+            (Health::Trial, _) => {
+                tracing::debug!("pool {pool}: server {server} accepts connections");
+            }
+            (Health::Untried, _) => {}
         }
     }
 
@@ -551,6 +567,7 @@ impl<D: Driver> Worker<D> {
         self.core.shared.add_log_lines_lost(cashew_process::log::take_lost());
         self.core.engine.tell_time(wall_us(), now);
         self.core.follow_pauses();
+        self.core.engine.check_servers(now);
         if self.next_return <= now {
             self.next_return = now + RETURN;
             self.monitors.forget_addresses();

@@ -1,5 +1,7 @@
 //! What the engine wants done.
 
+use cashew_metrics::StateChange;
+
 use crate::base::failure::Failure;
 use crate::base::id::{BackendId, ConnId, ListenerId, ServerId};
 
@@ -134,11 +136,11 @@ pub enum Action {
         id: u64,
         end: SlowEnd,
     },
-    /// News for the log: a server that answered so far failed.
-    ServerFailing {
+    /// News for the log: how a server is has changed, for all workers. One of them is told.
+    ServerState {
         backend: BackendId,
         server: ServerId,
-        why: Failure,
+        change: StateChange,
     },
     /// News for the log: something that is wrong with this machine keeps it from connecting to a
     /// server. Said again when the cause is another, or after a connection was made in between, every
@@ -157,18 +159,7 @@ pub enum Action {
         excerpt: Vec<u8>,
         sequel: Sequel,
     },
-    /// News for the log: a server that let requests wait for too long gives no sign of life.
-    ServerSilent {
-        backend: BackendId,
-        server: ServerId,
-    },
-    /// News for the log: it does again, after so many milliseconds.
-    ServerSpeaks {
-        backend: BackendId,
-        server: ServerId,
-        lasted_ms: u64,
-    },
-    /// News for the log: a failing server, or one that could not be connected to, is again.
+    /// News for the log: a server that this machine could not connect to is connected again.
     ServerRecovered {
         backend: BackendId,
         server: ServerId,

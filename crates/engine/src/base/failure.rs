@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use cashew_config::snapshot::Protocol;
+use cashew_metrics::Cause;
 
 /// Why a connection ended, as the driver saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -233,6 +234,39 @@ impl From<CloseReason> for Failure {
             CloseReason::Forbidden => Self::Forbidden,
             CloseReason::NoSocket => Self::NoSocket,
             CloseReason::NoLookUp => Self::NoLookUp,
+        }
+    }
+}
+
+impl From<Failure> for Cause {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Refused => Self::Refused,
+            Failure::TimedOut => Self::TimedOut,
+            Failure::Reset => Self::Reset,
+            Failure::Unreachable => Self::Unreachable,
+            Failure::Unresolved => Self::Unresolved,
+            Failure::Closed => Self::Closed,
+            Failure::BadReply => Self::BadReply,
+            Failure::Busy => Self::Busy,
+            Failure::Loading => Self::Loading,
+            Failure::Silent => Self::Silent,
+            Failure::HandshakeRefused | Failure::DatabaseRefused | Failure::WireProtocolRefused => {
+                Self::HandshakeRefused
+            }
+            Failure::Exhausted
+            | Failure::NoMemory
+            | Failure::NoPort
+            | Failure::Forbidden
+            | Failure::NoSocket
+            | Failure::NoLookUp => Self::Local,
+            Failure::QueueFull
+            | Failure::NoServer
+            | Failure::Removed
+            | Failure::Replaced
+            | Failure::Unused
+            | Failure::Held
+            | Failure::TooSlow => Self::None,
         }
     }
 }

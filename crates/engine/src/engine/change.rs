@@ -495,7 +495,7 @@ impl Engine {
                 false
             }
             Action::Close { conn } => !never.contains(&conn),
-            Action::ServerFailing { backend: of, .. }
+            Action::ServerState { backend: of, .. }
             | Action::ServerHindered { backend: of, .. }
             | Action::ServerMisfit { backend: of, .. }
             | Action::ServerRecovered { backend: of, .. } => of != index,
@@ -693,14 +693,12 @@ impl Engine {
                     None => false,
                 }
             }
-            Action::ServerFailing { backend: pool, server, .. }
+            Action::ServerState { backend: pool, server, .. }
             | Action::ServerHindered { backend: pool, server, .. }
             | Action::ServerMisfit { backend: pool, server, .. }
             | Action::LargeWaits { backend: pool, server }
             | Action::SessionsWait { backend: pool, server, .. }
             | Action::SlowClient { backend: pool, server, .. }
-            | Action::ServerSilent { backend: pool, server }
-            | Action::ServerSpeaks { backend: pool, server, .. }
             | Action::ServerRecovered { backend: pool, server } => {
                 match places.server(*pool, *server) {
                     Some(place) => {

@@ -1,7 +1,7 @@
 //! Changes of one pool's ring: hold, then release.
 
 use cashew_config::snapshot::TopologyState;
-use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge};
+use cashew_metrics::{Evidence, PoolCounter, PoolGauge, ServerGauge};
 
 use crate::base::action::Action;
 use crate::base::id::{BackendId, ClientId, LaneId, ServerId};
@@ -79,10 +79,14 @@ impl Engine {
         server.ejected = ejected;
         server.failures = 0;
         self.metrics.set_server(server.metrics, ServerGauge::Ejected, u64::from(ejected));
+        let evidence = if ejected { Evidence::Ejected } else { Evidence::Returned };
+        self.note_evidence(backend_id, index, evidence);
         if !ejected {
             self.readmitted(backend_id, index);
             return;
         }
+        let backend = &self.backends[backend_id];
+        let server = &backend.servers[index];
         self.metrics.set_server(server.metrics, ServerGauge::EjectedAt, wall_us);
         // All workers eject, one counts.
         if self.rank == 0 {

@@ -1,6 +1,6 @@
 //! A connection to a server from its beginning until requests may be sent on it.
 
-use cashew_metrics::ServerCounter;
+use cashew_metrics::{Evidence, ServerCounter};
 use cashew_protocol::memcached::Expect;
 use cashew_protocol::resp::encode;
 
@@ -160,19 +160,24 @@ impl Engine {
         lane.link = Link::Ready { since: self.now };
         let has_asked = std::mem::take(&mut lane.asks);
         lane.is_early = false;
+        let tried_at = lane.tried_at;
+        let Lane { backend, server: number, .. } = *lane;
         let server = self.server_of(index);
         let was_hindered = server.local_error.take().is_some();
+        let has_answered = has_asked || server.heard_at >= tried_at;
         if server.is_silent() {
             if has_asked {
-                let Lane { backend, server, .. } = self.lanes[index];
-                self.end_silence(backend, server);
-                self.note_reached(backend, server);
+                self.end_silence(backend, number);
+                self.note_reached(backend, number);
             }
         } else if std::mem::take(&mut server.failing) || was_hindered {
-            let Lane { backend, server, .. } = self.lanes[index];
-            self.actions.push_back(Action::ServerRecovered { backend, server });
-            self.note_reached(backend, server);
+            if was_hindered {
+                self.actions.push_back(Action::ServerRecovered { backend, server: number });
+            }
+            self.note_reached(backend, number);
         }
+        let evidence = if has_answered { Evidence::Answered } else { Evidence::Connected };
+        self.note_evidence(backend, number, evidence);
         if self.lanes[index].unsent > 0 {
             self.mark_lane(index);
         }

@@ -178,12 +178,16 @@ impl Engine {
             }
             match scan {
                 Scan::Complete(len) => {
-                    if let Role::Flow { .. } = self.requests[request].role
-                        && self.blocked_at(index).is_some()
-                        && let Some(batch) = self.lanes[index].batches.front_mut()
-                    {
-                        // What a client waited for is not the time that its server took.
-                        batch.at = self.now;
+                    match self.requests[request].role {
+                        Role::Flow { .. } if self.blocked_at(index).is_some() => {
+                            if let Some(batch) = self.lanes[index].batches.front_mut() {
+                                // What a client waited for is not the time that its server took.
+                                batch.at = self.now;
+                            }
+                        }
+                        // What no client asked for is in no statistics.
+                        Role::Probe { .. } => self.lanes[index].recorded += 1,
+                        _ => {}
                     }
                     if is_half_sent {
                         self.leave_remnant(index);
@@ -337,8 +341,12 @@ impl Engine {
         if backend.topology.is_by_latency() {
             server.latency.add(latency, self.now);
         }
+        let is_news = server.is_in_doubt;
         self.metrics.record_server(server.metrics, latency, count);
         self.metrics.add_server(server.metrics, ServerCounter::Responses, count);
+        if is_news {
+            self.note_answered(index);
+        }
     }
 
     pub(crate) fn lane_timeout(&mut self, index: LaneId) {

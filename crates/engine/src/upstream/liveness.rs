@@ -8,10 +8,9 @@
 //! Lanes for sessions, messages and large values neither ask nor are closed for it; while the server
 //! is silent none is taken.
 
-use cashew_metrics::ServerGauge;
+use cashew_metrics::{Evidence, ServerGauge};
 use cashew_protocol::memcached::{Answer, Expect};
 
-use crate::base::action::Action;
 use crate::base::failure::Failure;
 use crate::base::id::{BackendId, LaneId, ServerId};
 use crate::base::time::Time;
@@ -173,12 +172,12 @@ impl Engine {
         let (first, metrics) = (state.first_lane, state.metrics);
         let own: Vec<LaneId> = state.own_lanes().collect();
         self.metrics.set_server(metrics, ServerGauge::Silent, 1);
+        self.note_evidence(backend, server, Evidence::Silent);
         for lane in own {
             if self.lane(lane).has_connection() {
                 self.lane_down(lane, Failure::TimedOut, Closed::ByUs);
             }
         }
-        self.actions.push_back(Action::ServerSilent { backend, server });
         // Who waits for a lane of its own looks again.
         self.dissolve_line(backend, server);
         let state = &mut self.backends[backend].servers[server];
@@ -221,14 +220,11 @@ impl Engine {
 
     /// The server has answered, or another worker found it well.
     pub(crate) fn end_silence(&mut self, backend: BackendId, server: ServerId) {
-        let now = self.now;
         let state = &mut self.backends[backend].servers[server];
-        let since = std::mem::replace(&mut state.silent_since, Time::NEVER);
+        state.silent_since = Time::NEVER;
         state.failing = false;
         let metrics = state.metrics;
         self.metrics.set_server(metrics, ServerGauge::Silent, 0);
-        let lasted_ms = now.micros_since(since) / 1000;
-        self.actions.push_back(Action::ServerSpeaks { backend, server, lasted_ms });
         let state = &self.backends[backend];
         let is_preconnected = state.preconnect;
         let state = &state.servers[server];

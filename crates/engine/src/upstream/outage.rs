@@ -79,6 +79,9 @@ impl Engine {
         if !is_clean && failure.is_of_server() && is_counted {
             self.note_failure(index, failure);
         }
+        if !is_clean && (failure.is_of_server() || failure.is_local()) {
+            self.note_end(index, link, failure);
+        }
         if failure.is_local() {
             self.note_local_error(index, failure);
         }
@@ -153,13 +156,7 @@ impl Engine {
         let limit = backend.failure_limit;
         let may_eject = backend.auto_eject && backend.topology.may_eject(server_index);
         let server = &mut backend.servers[server_index];
-        if !std::mem::replace(&mut server.failing, true) {
-            self.actions.push_back(Action::ServerFailing {
-                backend: backend_id,
-                server: server_index,
-                why: failure,
-            });
-        }
+        server.failing = true;
         if server.failed_at != now {
             server.failed_at = now;
             server.failures = server.failures.saturating_add(1);

@@ -42,6 +42,10 @@ pub(crate) struct Server {
     pub(crate) unknown: Unknown,
     /// When any bytes came from it last.
     pub(crate) heard_at: Time,
+    /// When it was last asked, for no client, whether it answers.
+    pub(crate) asked_at: Time,
+    /// Its next reply is news for the state that workers share.
+    pub(crate) is_in_doubt: bool,
     /// How long its last connection took to stand, in microseconds; 0 if there was none.
     pub(crate) connect_us: u64,
     /// How long it takes to answer, where that matters for who gets reads.
@@ -134,6 +138,8 @@ impl Server {
             misfit_at: None,
             unknown: Unknown::default(),
             heard_at: Time::ZERO,
+            asked_at: Time::ZERO,
+            is_in_doubt: true,
             connect_us: 0,
             latency: Latency::new(),
             look_at: Time::ZERO,

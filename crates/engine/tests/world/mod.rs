@@ -12,7 +12,7 @@ use cashew_engine::{
     Action, Admission, CloseReason, ConnId, Engine, Export, Identity, ListenerId, Place, Plan,
     Rest, Scope, Setup, Time,
 };
-use cashew_metrics::{Segments, ServerGauge, Writer};
+use cashew_metrics::{Health, Segments, ServerGauge, Writer};
 use cashew_protocol::resp::{ReplyScanner, Scan};
 
 /// The configuration in `yaml`, a flat file.
@@ -52,6 +52,12 @@ pub(crate) fn redis(line: &str) -> String {
 /// Redis requests, one for each line.
 pub(crate) fn all(lines: &[&str]) -> String {
     lines.iter().map(|line| redis(line)).collect()
+}
+
+/// Whether the log is told that a server is not well.
+pub(crate) fn is_failure(action: &Action) -> bool {
+    matches!(action, Action::ServerState { change, .. }
+        if matches!(change.to, Health::Suspect | Health::Out))
 }
 
 pub(crate) struct World {

@@ -10,7 +10,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{ServerGroup, TopologyState};
-use cashew_metrics::{PoolCounter, monotonic_ms};
+use cashew_metrics::{PoolCounter, WallClock, monotonic_ms};
 use rustix::event::PollFlags;
 use tracing::{error, info, warn};
 
@@ -25,7 +25,9 @@ use crate::interests::Interests;
 use crate::listeners::Listeners;
 use crate::member::Member;
 use crate::state::{OperatorsState, Pack};
-use crate::status::{AdminStatus, Outcome, PoolStatus, ShardStatus, Status, WorkerStatus};
+use crate::status::{
+    AdminStatus, Outcome, PoolStatus, ServerStatus, ShardStatus, Status, WorkerStatus,
+};
 use crate::unix_socket::UnixSocket;
 use crate::watchdog::STARVED_MAX;
 
@@ -279,6 +281,7 @@ impl Master {
                 commands_refused: count(index, PoolCounter::CommandsRefused),
                 auth_failures: count(index, PoolCounter::AuthFailures),
                 paused_ms: pause_of(&pool.name).map_or(0, |pause| pause.until_ms - now_ms),
+                server_states: self.server_states(index, pool),
                 groups: self.discovered.groups_of(pool),
                 sentinels: self.discovered.sentinels_of(pool),
                 paused_writes_only: pause_of(&pool.name).is_some_and(|pause| pause.writes_only),
@@ -310,6 +313,37 @@ impl Master {
             last_reload: self.operators.last_reload.clone(),
             last_upgrade: self.upgrade.last.clone(),
         }
+    }
+
+    fn server_states(&self, index: u32, pool: &cashew_config::snapshot::Pool) -> Vec<ServerStatus> {
+        let segments = &self.current.segments;
+        let clock = WallClock::now();
+        let unix_s = |ms| clock.unix_ms(ms) / 1000;
+        let shards = self.shards_of(index);
+        let role_of = |name: &String| {
+            let is_primary = |shard: &ShardStatus| &shard.primary == name;
+            match shards.iter().any(is_primary) {
+                true => "primary",
+                false if shards.iter().any(|shard| shard.replicas.contains(name)) => "replica",
+                false => "",
+            }
+        };
+        let status = |(at, server): (u32, &cashew_config::snapshot::Server)| {
+            let id = segments.layout().server(index as usize, at as usize);
+            let (state, error) = (segments.server_state(id), segments.last_error(id));
+            ServerStatus {
+                name: server.name.clone(),
+                address: server.endpoint.to_string(),
+                role: role_of(&server.name).to_owned(),
+                state: state.health.name().to_owned(),
+                is_up: state.health.is_up(),
+                since: Some(state.since_ms).filter(|&ms| ms > 0).map(unix_s),
+                cause: state.cause.text().to_owned(),
+                last_error: error.map(|error| error.cause.text().to_owned()),
+                last_error_at: error.map(|error| unix_s(error.at_ms)),
+            }
+        };
+        (0..).zip(&pool.servers).map(status).collect()
     }
 
     fn worker_status(&self, slot: u32, member: &Member) -> WorkerStatus {
