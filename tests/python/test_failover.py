@@ -86,7 +86,7 @@ def test_writes_go_to_the_promoted_server_and_none_fails(pair):
     assert one.others == two.others == []
     pair.check_writes_go_to(pair.replica, pair.master)
     status = pair.gateway.order("status").stdout
-    assert "2 of 2, primary r1" in status
+    assert "of 2 up, primary r1" in status
     assert "server 'r1' is the primary now, no more 'master'" in pair.gateway.log()
 
 
@@ -104,7 +104,7 @@ def test_it_stays_so_over_a_reload_a_worker_s_death_and_an_upgrade(pair):
     pair.check_writes_go_to(pair.replica, pair.master)
     back = pair.gateway.order("failover", "alpha", "master")
     assert back.returncode == 0, back.stderr
-    assert "2 of 2, primary master" in pair.gateway.order("status").stdout
+    assert "of 2 up, primary master" in pair.gateway.order("status").stdout
 
 
 def test_what_a_client_has_begun_at_the_old_master_does_not_end_there(pair):

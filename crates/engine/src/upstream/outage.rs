@@ -79,7 +79,8 @@ impl Engine {
         if !is_clean && failure.is_of_server() && is_counted {
             self.note_failure(index, failure);
         }
-        if !is_clean && (failure.is_of_server() || failure.is_local()) {
+        let is_evidence = failure.is_local() || (failure.is_of_server() && !is_clients_fault);
+        if !is_clean && is_evidence {
             self.note_end(index, link, failure);
         }
         if failure.is_local() {
