@@ -28,6 +28,10 @@ def replicas_of(place, primary, count):
     return replicas
 
 
+def replica_of(place, primary):
+    return replicas_of(place, primary, 1)[0]
+
+
 def group(name, primary, *replicas, weight=1):
     replicas = ", ".join(f"{HOST}:{replica.port}" for replica in replicas)
     return (f"{{name: {name}, weight: {weight}, primary: {HOST}:{primary.port}, "
@@ -179,7 +183,7 @@ def row(status, name):
 
 def test_an_ejected_primary_takes_its_group_out_and_a_replica_does_not(place):
     alone, primary = place.redis(), place.redis()
-    [replica] = replicas_of(place, primary, 1)
+    replica = replica_of(place, primary)
     servers = [*server_lines([alone], names=["s0"]), group("s1", primary, replica)]
     gateway = place.cashew(
         pool(*servers, auto_eject_hosts=True, server_failure_limit=1, timeout=400,

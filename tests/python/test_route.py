@@ -57,6 +57,16 @@ def test_a_primary_by_failover_is_named_and_so_is_what_would_be(place):
     assert text.stdout.split()[:4] == ["POOL", "KEY", "GROUP", "WRITES"] and key in text.stdout
 
 
+def test_reads_by_a_policy_are_told_as_that(place):
+    one = place.redis()
+    two = replica_of(place, one)
+    gateway = place.cashew(pool(group("s1", one, two), reads="prefer_replica"))
+    [it] = routes(gateway, "key")
+    assert (it["reads"], it["reads_by"]) == (None, "prefer_replica")
+    assert it["writes"]["address"] == f"{HOST}:{one.port}"
+    assert "prefer_replica of the group" in route(gateway, "key").stdout
+
+
 def test_what_it_does_not_know_it_says(place):
     gateway = place.cashew(pool(*server_lines([place.redis()], names=["s0"])))
     for arguments, why in [

@@ -4,7 +4,7 @@ use std::io::{self, BufRead, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use cashew_config::snapshot::{Pool, Promoted, ServerGroup, Topology, TopologyState};
+use cashew_config::snapshot::{Pool, Promoted, Reads, ServerGroup, Topology, TopologyState};
 use cashew_placement::Distribution;
 use serde::Serialize;
 
@@ -23,6 +23,9 @@ struct Route {
     /// Name and address.
     writes: Option<Place>,
     reads: Option<Place>,
+    /// The pool's `reads`, if it chooses among the servers of the group.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reads_by: Option<String>,
     /// What decides.
     why: String,
 }
@@ -173,13 +176,17 @@ fn of(pool: &Pool, state: &TopologyState, key: &str) -> Route {
         group: None,
         writes: None,
         reads: None,
+        reads_by: None,
         why: why(pool, key),
     };
     let Some(number) = shard else { return route };
     let shard: &ServerGroup = &shards[number as usize];
     let primary = state.primary_of(number, shard.primary);
     let is_up = |server: &u32| state.live[*server as usize];
+    let policy = pool.reads.filter(|&it| it != Reads::Primary && !shard.replicas.is_empty());
     let reader = match pool.topology {
+        _ if policy.is_some() => None,
+        _ if pool.reads == Some(Reads::Primary) => Some(primary),
         Topology::MasterReplica { .. } if is_random => None,
         Topology::MasterReplica { .. } => {
             let others = shard.members().filter(|&server| server != primary);
@@ -194,6 +201,7 @@ fn of(pool: &Pool, state: &TopologyState, key: &str) -> Route {
     route.group = Some(shard.name.clone());
     route.writes = Some(place(primary));
     route.reads = reader.map(place);
+    route.reads_by = policy.map(|reads| reads.to_string());
     if !is_up(&primary) {
         route.why += "; writes fail: it is down";
     }
@@ -228,7 +236,10 @@ fn describe(routes: &[Route]) -> String {
             route.key.clone(),
             route.group.clone().unwrap_or_else(|| "-".to_owned()),
             place(&route.writes, route),
-            place(&route.reads, route),
+            match &route.reads_by {
+                Some(policy) => format!("{policy} of the group"),
+                None => place(&route.reads, route),
+            },
             route.why.clone(),
         ]
     }));

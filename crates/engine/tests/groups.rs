@@ -164,7 +164,8 @@ fn what_was_sent_to_a_server_that_fails_is_an_error() {
     world.send(client, &get);
     world.expect(lanes[2], &get);
     world.close(lanes[2], CloseReason::Reset);
-    world.expect(client, "-ERR Connection reset by peer\r\n");
+    let told = "-ERR Connection reset by peer (server s1/127.0.0.1:7002, 127.0.0.1:7002)\r\n";
+    world.expect(client, told);
     assert_eq!(readers(&mut world, client, &[lanes[0], lanes[1], lanes[3]], 2), [2, 2]);
 }
 
