@@ -165,6 +165,7 @@ impl Difference {
             commands_from_servers,
             command_policy: _,
             client_pause_max_ms,
+            failover_wait_ms,
             hide_topology,
             sentinel,
             zone,
@@ -225,6 +226,7 @@ impl Difference {
         option.changed("command_policy", &shown_policy(old), &shown_policy(new));
         let (old_max, new_max) = (or_none(client_pause_max_ms), or_none(&new.client_pause_max_ms));
         option.changed("client_pause_max", &old_max, &new_max);
+        option.changed("failover_wait", failover_wait_ms, &new.failover_wait_ms);
         option.changed("hide_topology", hide_topology, &new.hide_topology);
         option.sentinel(sentinel.as_ref(), new.sentinel.as_ref());
         let by_default = |reads: &Option<Reads>| match reads {
@@ -654,6 +656,7 @@ mod tests {
                 "command_policy: application -> application, allow CONFIG|SET",
             ),
             ("client_pause_max: 5", "client_pause_max: 60000 -> 5"),
+            ("failover_wait: 500", "failover_wait: 0 -> 500"),
             ("hide_topology: true", "hide_topology: false -> true"),
             ("request_size_max: 1mb", "request_size_max: 1.0 GiB -> 1.0 MiB"),
             ("client_requests_max: 1", "client_requests_max: 1024 -> 1"),

@@ -369,6 +369,11 @@ fn resolve_pool(
         commands_from_servers: section.commands_from_servers.value.0,
         command_policy,
         client_pause_max_ms: Some(section.client_pause_max.value.0),
+        failover_wait_ms: match (&section.failover_wait, &sentinel) {
+            (Some(wait), _) => wait.value.0,
+            (None, Some(_)) => FAILOVER_WAIT_MS,
+            (None, None) => 0,
+        },
         hide_topology: section.hide_topology.value.0,
         sentinel,
         reads: section.reads.as_ref().map(|reads| reads.value),
@@ -385,6 +390,9 @@ fn databases(section: &PoolSection) -> u32 {
         None => DATABASES,
     }
 }
+
+/// Where Sentinels promote replicas: longer than that takes once a primary is known to be down.
+const FAILOVER_WAIT_MS: u64 = 3000;
 
 fn limits(section: &PoolSection) -> Limits {
     Limits {

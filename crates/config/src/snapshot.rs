@@ -180,6 +180,9 @@ pub struct Pool {
     /// The longest CLIENT PAUSE; `None` is without limit, of such a version.
     #[serde(default)]
     pub client_pause_max_ms: Option<u64>,
+    /// How long requests that were not sent wait for a server that cannot be reached; 0 is not at all.
+    #[serde(default)]
+    pub failover_wait_ms: u64,
     /// Errors do not name servers.
     #[serde(default)]
     pub hide_topology: bool,

@@ -667,6 +667,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         // The simulation's clients use all commands that the gateway serves.
         command_policy: Some(CommandPolicy::of(PolicyBase::Admin)),
         client_pause_max_ms: Some(60_000),
+        failover_wait_ms: [0, 150, 0, 1000][index as usize % 4],
         hide_topology: index % 2 == 1,
         sentinel: None,
         zone: None,

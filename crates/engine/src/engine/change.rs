@@ -513,6 +513,18 @@ impl Engine {
         }
     }
 
+    /// Ends the connections that clients share to a server. What was sent on them fails.
+    fn cut_lanes(&mut self, backend: BackendId, server: ServerId, why: Failure) {
+        let own: Vec<LaneId> = self.backends[backend].servers[server].own_lanes().collect();
+        for lane in own {
+            if self.lane(lane).has_connection() {
+                self.disconnect(lane, Closed::ByUs);
+            }
+            self.lanes[lane].link = Link::Idle;
+            self.fail_sent(lane, why);
+        }
+    }
+
     /// Ends all connections to a server. What is still on them fails.
     fn close_server(&mut self, backend: BackendId, server: ServerId, why: Failure) {
         let state = &mut self.backends[backend].servers[server];
@@ -591,14 +603,20 @@ impl Engine {
         });
         let rerouted: Vec<BackendId> = rerouted.collect();
         self.invalidate_leases(|backend| rerouted.contains(&backend));
+        let mut heirs = Vec::new();
         for (servers, backend) in places.servers.iter().zip(self.backends.ids()) {
             for server in (0..servers.len()).filter(|&server| servers[server] == ServerId::NONE) {
                 let server = ServerId::new(server as u32);
-                let why = match successor_of(&steps, &self.backends, (backend, server)) {
-                    Some(_) => Failure::Replaced,
-                    None => Failure::Removed,
+                let Some(successor) = successor_of(&steps, &self.backends, (backend, server))
+                else {
+                    self.close_server(backend, server, Failure::Removed);
+                    continue;
                 };
-                self.close_server(backend, server, why);
+                if self.backends[backend].failover_wait_us > 0 {
+                    self.cut_lanes(backend, server, Failure::Replaced);
+                    heirs.push((successor, self.take_waiting(backend, server)));
+                }
+                self.close_server(backend, server, Failure::Replaced);
             }
         }
         self.renumber_actions(&places, in_use);
@@ -610,6 +628,9 @@ impl Engine {
         self.renumber(&places);
         for backend in self.backends.ids().take(self.backends_in_use) {
             self.complete_variants(backend);
+        }
+        for ((step, server), heirs) in heirs {
+            self.give_waiting(step, server, heirs);
         }
         self.follow_clients(&changes);
         for (change, backend) in changes.into_iter().zip(self.backends.ids()) {
@@ -973,18 +994,20 @@ impl Engine {
     }
 }
 
-/// The server that takes the place of one that ends: in the pool that comes, the one of its name.
+/// The server that takes the place of one that ends: the one of its name in the pool that comes, by its
+/// number after the commit.
 fn successor_of(
     steps: &[Step],
     backends: &[Backend],
     (backend, server): (BackendId, ServerId),
 ) -> Option<(BackendId, ServerId)> {
-    let is_of = |step: &&Step| step.old().is_some_and(|pool| pool.backend() == backend);
-    let next = steps.iter().find(is_of)?.preparing()?.backend();
+    let is_of = |step: &Step| step.old().is_some_and(|pool| pool.backend() == backend);
+    let step = steps.iter().position(is_of)?;
+    let next = steps[step].preparing()?.backend();
     let name = &backends[backend.index()].config.servers[server.index()].name;
     let servers = &backends[next.index()].config.servers;
     let place = servers.iter().position(|it| it.name == *name)?;
-    Some((next, ServerId::new(place as u32)))
+    Some((BackendId::new(step as u32), ServerId::new(place as u32)))
 }
 
 /// Puts what is kept in its new place among what is fresh.

@@ -4,13 +4,22 @@ use cashew_config::snapshot::TopologyState;
 use cashew_metrics::{Evidence, PoolCounter, PoolGauge, ServerGauge};
 
 use crate::base::action::Action;
-use crate::base::id::{BackendId, ClientId, LaneId, ServerId};
+use crate::base::id::{BackendId, ClientId, LaneId, RequestId, ServerId};
 use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::engine::Engine;
+use crate::exchange::dispatch::Payload;
 use crate::upstream::backend::Hold;
 use crate::upstream::lane::{Lane, Link};
 use crate::upstream::server::Server;
+
+/// Requests on their way from a lane of a server to that of its successor, each with its bytes.
+pub(crate) struct Heirs {
+    /// The same of the successor's lanes is theirs.
+    variant: u16,
+    offset: u32,
+    requests: Vec<(RequestId, Vec<u8>)>,
+}
 
 impl Engine {
     /// First phase of a change of a pool's ring: from here on the pool dispatches nothing.
@@ -48,7 +57,17 @@ impl Engine {
         let live = topology.live.clone();
         let is_other = *state.topology.state() != topology;
         if is_other {
+            let before: Vec<ServerId> = state.topology.primaries().collect();
             state.topology.set_state(topology);
+            let moved: Vec<(ServerId, ServerId)> = before
+                .into_iter()
+                .zip(state.topology.primaries())
+                .filter(|(old, new)| old != new)
+                .collect();
+            for (old, new) in moved {
+                let heirs = self.take_waiting(backend, old);
+                self.give_waiting(backend, new, heirs);
+            }
             self.invalidate_leases(|of| of == backend);
         }
         for (server, live) in (0..).map(ServerId::new).zip(live) {
@@ -93,6 +112,7 @@ impl Engine {
             self.metrics.add_pool(backend.metrics, PoolCounter::ServerEjects, 1);
         }
         self.arm_probe(backend_id, index);
+        self.fail_waiting(backend_id, index);
     }
 
     /// Another worker found the server well; what is known of it here is out of date.
@@ -147,6 +167,94 @@ impl Engine {
             self.backends[index].hold = Some(Hold { is_told: true, ..hold });
             let (pool, version) = (index, hold.version);
             self.actions.push_back(Action::Held { backend: pool, version });
+        }
+    }
+
+    /// The server is left out of the ring: what waits for it fails, since what comes next goes elsewhere
+    /// and would overtake it.
+    pub(crate) fn fail_waiting(&mut self, backend: BackendId, server: ServerId) {
+        let own: Vec<LaneId> = self.backends[backend].servers[server].own_lanes().collect();
+        for lane in own {
+            let waits = matches!(self.lane(lane).link, Link::Idle | Link::Backoff { .. });
+            if waits && self.lane(lane).unsent > 0 {
+                self.fail_unsent(lane, self.lane(lane).absence());
+            }
+        }
+    }
+
+    /// Takes what waits on a server's lanes, with nothing in flight there, for the server that takes its
+    /// place.
+    pub(crate) fn take_waiting(&mut self, backend: BackendId, server: ServerId) -> Vec<Heirs> {
+        let state = &self.backends[backend].servers[server];
+        let count = state.lanes + 1;
+        let firsts = std::iter::once(state.first_lane).chain(state.others.iter().copied());
+        let firsts: Vec<LaneId> = firsts.collect();
+        let mut heirs = Vec::new();
+        for (first, variant) in firsts.into_iter().zip(0..) {
+            if first == LaneId::NONE {
+                continue;
+            }
+            for offset in 0..count {
+                let requests = self.take_unsent(LaneId::new(first.number() + offset));
+                if !requests.is_empty() {
+                    heirs.push(Heirs { variant, offset, requests });
+                }
+            }
+        }
+        heirs
+    }
+
+    fn take_unsent(&mut self, index: LaneId) -> Vec<(RequestId, Vec<u8>)> {
+        let lane = &mut self.lanes[index];
+        lane.close_gets(&mut self.bufs);
+        let is_plain = lane.in_flight == 0 && lane.partial == 0 && lane.upload == ClientId::NONE;
+        if lane.unsent == 0 || !is_plain {
+            return Vec::new();
+        }
+        let text = lane.output.to_vec();
+        let mut requests = Vec::with_capacity(lane.unsent as usize);
+        let (mut at, mut start) = (lane.first_unsent, 0);
+        while at != RequestId::NONE {
+            let request = &self.requests[at];
+            if request.expect.is_coalesced() {
+                // Its bytes are those of several.
+                for (_, bytes) in requests {
+                    self.bufs.give(bytes);
+                }
+                return Vec::new();
+            }
+            let end = start + request.wire_len as usize;
+            requests.push((at, self.bufs.copy_of(&text[start..end])));
+            (at, start) = (request.next_in_lane, end);
+        }
+        let lane = &mut self.lanes[index];
+        lane.output.clear(&mut self.bufs);
+        (lane.head, lane.tail, lane.first_unsent) =
+            (RequestId::NONE, RequestId::NONE, RequestId::NONE);
+        lane.unsent = 0;
+        for &(request, _) in &requests {
+            let slot = &mut self.requests[request];
+            (slot.in_lane, slot.next_in_lane) = (false, RequestId::NONE);
+        }
+        self.publish_queues(index);
+        requests
+    }
+
+    /// Gives a server what waited for another.
+    pub(crate) fn give_waiting(&mut self, backend: BackendId, server: ServerId, heirs: Vec<Heirs>) {
+        for Heirs { variant, offset, requests } in heirs {
+            let state = &self.backends[backend].servers[server];
+            let lane = match offset == state.lanes {
+                true => state.bulk_lane(variant),
+                false => state.lane(variant, offset as u16),
+            };
+            for (request, bytes) in requests {
+                self.send(lane, request, Payload::Owned(bytes));
+            }
+            if let Link::Idle = self.lane(lane).link {
+                self.connect(lane);
+            }
+            self.rearm(lane);
         }
     }
 

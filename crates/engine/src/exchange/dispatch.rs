@@ -312,8 +312,15 @@ impl Engine {
         }
         match lane.link {
             Link::Ready { .. } => {}
-            _ if server.is_silent() => return Err(Failure::Silent),
-            _ => self.reach(index)?,
+            Link::Connecting { .. } | Link::Handshaking { .. } if backend.failover_wait_us > 0 => {
+                let _ = self.reach(index);
+            }
+            _ if server.is_silent() => self.wait_or(index, Failure::Silent)?,
+            _ => {
+                if let Err(failure) = self.reach(index) {
+                    self.wait_or(index, failure)?;
+                }
+            }
         }
         Ok(index)
     }

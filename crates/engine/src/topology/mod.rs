@@ -147,6 +147,11 @@ impl Topology {
         self.homes[server]
     }
 
+    /// By shard: who takes its writes.
+    pub(crate) fn primaries(&self) -> impl Iterator<Item = ServerId> {
+        self.shards.iter().map(|shard| shard.primary)
+    }
+
     /// Whether it is left to chance which server gets a key that is written.
     pub(crate) fn is_random(&self) -> bool {
         self.distribution == Distribution::Random && !self.is_one_shard()

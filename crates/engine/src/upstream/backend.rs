@@ -31,6 +31,9 @@ pub(crate) struct Backend {
     pub(crate) usage: Vec<Usage>,
     /// How long requests wait, in microseconds; the largest number if there is no limit.
     timeout_us: u64,
+    /// How long those wait that were not sent while their server cannot be reached, in microseconds:
+    /// see [`crate::upstream::connect_attempts`].
+    pub(crate) failover_wait_us: u64,
     /// Those of servers and their lanes count here, those of clients at the listener.
     pub(crate) limits: Limits,
     /// What is said to its servers.
@@ -78,6 +81,7 @@ impl Backend {
             params_set: vec![SessionParams { wire_protocol, database: config.redis_db }],
             usage: vec![Usage::OPEN],
             timeout_us: u64::MAX,
+            failover_wait_us: 0,
             limits: config.limits,
             password: None,
             preconnect: false,
@@ -101,6 +105,7 @@ impl Backend {
         let config = &*self.config;
         let timeout_us = |timeout: u64| timeout.saturating_mul(1000);
         self.timeout_us = config.timeout_ms.map_or(u64::MAX, timeout_us);
+        self.failover_wait_us = (config.failover_wait_ms * 1000).min(self.timeout_us);
         self.limits = config.limits;
         self.password.clone_from(&config.redis_auth);
         self.params_set[0].database = config.redis_db;

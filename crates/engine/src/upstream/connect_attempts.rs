@@ -8,6 +8,14 @@
 //!
 //! Workers see each other's attempts in the memory that they share. So all lanes of all workers try a
 //! failing server about as often as one would, and all go there when one has reached it.
+//!
+//! # Requests that wait
+//!
+//! What was not sent did surely not run. So where `failover_wait` lets it, it does not fail with the
+//! connection: it stays in its lane, in its order, until the server is back or another has taken its place
+//! (see `engine/hold.rs`), and counts against the lane's limits. So do requests that come meanwhile. Each fails
+//! when it has waited for so long in all, with the reason for which the server could not be reached last. Only
+//! lanes that clients share have requests that wait.
 
 use crate::base::failure::Failure;
 use crate::base::id::{BackendId, LaneId, ServerId};
@@ -25,6 +33,15 @@ const SILENT_PACE_MS: u64 = 250;
 const LOOK_MS: u64 = 1;
 
 impl Failure {
+    /// Whether somebody else, or the same server a little later, may take what this one did not.
+    fn is_worth_waiting(self) -> bool {
+        !self.is_of_variant()
+            && !matches!(
+                self,
+                Self::HandshakeRefused | Self::Removed | Self::Replaced | Self::QueueFull
+            )
+    }
+
     /// Whether the next attempt may end differently at any moment. A password that was refused, a name
     /// without an address or a lack of files will hardly be put right while a request waits.
     fn may_pass_soon(self) -> bool {
@@ -42,6 +59,48 @@ impl Failure {
 }
 
 impl Engine {
+    /// Whether requests wait on this lane while its server cannot be reached.
+    pub(crate) fn may_wait(&self, index: LaneId) -> bool {
+        let lane = self.lane(index);
+        let backend = &self.backends[lane.backend];
+        backend.failover_wait_us > 0
+            && lane.is_shared()
+            && !backend.servers[lane.server].ejected
+            && lane.last_failure.is_worth_waiting()
+    }
+
+    /// When the first of those that wait has waited long enough.
+    pub(crate) fn wait_expiry(&self, index: LaneId) -> Option<Time> {
+        let lane = self.lane(index);
+        let wait_us = self.backends[lane.backend].failover_wait_us;
+        (lane.unsent > 0 && lane.in_flight == 0)
+            .then(|| self.requests[lane.first_unsent].started.plus_micros(wait_us))
+    }
+
+    /// Fails those that have waited long enough.
+    pub(crate) fn expire_waiting(&mut self, index: LaneId) {
+        let why = self.lane(index).absence();
+        while self.wait_expiry(index).is_some_and(|expiry| expiry <= self.now) {
+            self.fail_first_unsent(index, why);
+        }
+        self.publish_queues(index);
+    }
+
+    /// A request is about to wait on a lane that has no connection, and its next attempt is due soon; or
+    /// that may not be.
+    #[cold]
+    pub(crate) fn wait_or(&mut self, index: LaneId, why: Failure) -> Result<(), Failure> {
+        if !self.may_wait(index) {
+            return Err(why);
+        }
+        if let Link::Idle | Link::Backoff { .. } = self.lane(index).link
+            && self.lane(index).unsent == 0
+        {
+            self.await_attempt_with(index, true);
+        }
+        Ok(())
+    }
+
     /// Has a lane connected, for a request that is to wait for it there. An error if its server could not
     /// be reached a moment ago.
     pub(crate) fn reach(&mut self, index: LaneId) -> Result<(), Failure> {
@@ -103,12 +162,25 @@ impl Engine {
     /// The lane waits for its next attempt: until its backoff is over, or less if it tries in between
     /// without a request.
     pub(crate) fn await_attempt(&mut self, index: LaneId) {
+        let is_wanted = self.lane(index).unsent > 0 && self.may_wait(index);
+        self.await_attempt_with(index, is_wanted);
+    }
+
+    /// The same, where requests wait for it or do not.
+    pub(crate) fn await_attempt_with(&mut self, index: LaneId, is_wanted: bool) {
         let server = self.server_of(index);
         let is_asking = server.is_silent() && server.first_lane == index;
         let poll = self.now.plus_millis(self.rng.jitter(POLL_MS));
         let lane = &self.lanes[index];
-        let is_polling = is_asking || (lane.is_feed && lane.last_failure.may_pass_soon());
-        let until = if is_polling { lane.due_at.min(poll) } else { lane.due_at };
+        let is_polling =
+            is_asking || is_wanted || (lane.is_feed && lane.last_failure.may_pass_soon());
+        let mut until = if is_polling { lane.due_at.min(poll) } else { lane.due_at };
+        if is_wanted {
+            until = until.max(self.now.plus_millis(1));
+        }
+        if let Some(expiry) = self.wait_expiry(index).filter(|_| is_wanted) {
+            until = until.min(expiry);
+        }
         self.lanes[index].link = Link::Backoff { until };
         self.arm_lane(index, until);
     }

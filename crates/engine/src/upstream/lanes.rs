@@ -369,6 +369,7 @@ impl Engine {
             }
             Link::Backoff { until } => {
                 if until <= now {
+                    self.expire_waiting(index);
                     self.retry(index);
                 }
             }
@@ -391,8 +392,12 @@ impl Engine {
         let server = &backend.servers[lane.server];
         // Of a silent server only the first lane asks whether it still is.
         let is_vain = server.ejected || (server.is_silent() && index != server.first_lane);
-        let is_used = is_used && (!lane.is_feed || self.is_feed_wanted(index));
-        if is_vain || lane.is_private || !is_used || lane.last_failure.is_of_variant() {
+        let is_used = (is_used || lane.unsent > 0) && (!lane.is_feed || self.is_feed_wanted(index));
+        let waits = lane.unsent > 0 && self.may_wait(index);
+        let lane = self.lane(index);
+        if waits && is_vain {
+            self.await_attempt(index);
+        } else if is_vain || lane.is_private || !is_used || lane.last_failure.is_of_variant() {
             self.lanes[index].link = Link::Idle;
         } else if self.now >= self.lanes[index].due_at {
             self.connect(index);

@@ -207,7 +207,10 @@ impl Engine {
     /// the first lane tries again; of an ejected server that is the probe's affair.
     pub(crate) fn down_in_silence(&mut self, index: LaneId, is_early: bool) {
         self.expire_unsent(index);
-        self.fail_unsent(index, Failure::Silent);
+        match self.may_wait(index) {
+            true => self.expire_waiting(index),
+            false => self.fail_unsent(index, Failure::Silent),
+        }
         let server = self.server_of(index);
         let asks = index == server.first_lane && !server.ejected;
         self.lanes[index].asks = false;
@@ -215,6 +218,8 @@ impl Engine {
             // For ejection each question counts as much as one that waits for its whole time.
             let wait = self.backends[self.lane(index).backend].sign_deadline(self.now);
             self.back_off(index, wait, is_early);
+        } else if self.lane(index).unsent > 0 {
+            self.await_attempt(index);
         }
     }
 
@@ -237,7 +242,7 @@ impl Engine {
             let is_kept = is_feed_wanted || (is_preconnected && shared.any(|lane| lane == index));
             match lane.link {
                 Link::Idle if is_kept => self.connect(index),
-                Link::Backoff { .. } if is_kept => self.connect(index),
+                Link::Backoff { .. } if is_kept || lane.unsent > 0 => self.connect(index),
                 Link::Backoff { .. } => lane.link = Link::Idle,
                 Link::Idle | Link::Connecting { .. } | Link::Handshaking { .. } => {}
                 Link::Ready { .. } => {}

@@ -110,7 +110,9 @@ impl Engine {
             }
             return;
         }
-        if failure == Failure::TimedOut && !is_early {
+        if self.lane(index).unsent > 0 && self.may_wait(index) {
+            self.expire_waiting(index);
+        } else if failure == Failure::TimedOut && !is_early {
             // Those that have not waited long enough try again.
             self.expire_unsent(index);
             let lane = &mut self.lanes[index];
@@ -345,7 +347,7 @@ impl Engine {
 
     /// Only while nothing is in flight: then the first unsent request is the lane's head. Those that
     /// are joined with it fail with it.
-    fn fail_first_unsent(&mut self, index: LaneId, failure: Failure) {
+    pub(crate) fn fail_first_unsent(&mut self, index: LaneId, failure: Failure) {
         self.lanes[index].close_gets(&mut self.bufs);
         while self.fail_unsent_head(index, failure) == Expect::Coalesced {}
     }

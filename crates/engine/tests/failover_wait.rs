@@ -1,0 +1,120 @@
+//! Requests that were not sent wait for a server that cannot be reached, where `failover_wait` lets them.
+
+mod world;
+
+use cashew_config::Snapshot;
+use cashew_config::snapshot::Endpoint;
+use cashew_engine::{CloseReason, ConnId};
+use world::{World, pool, redis};
+
+const REFUSED: &str = "-ERR Connection refused\r\n";
+
+fn waiting(options: &str, servers: usize) -> Snapshot {
+    pool(&format!("redis: true\npreconnect: true\nfailover_wait: 1000\n{options}"), servers)
+}
+
+/// Refuses each attempt to connect to a server for so long.
+fn refuse_for(world: &mut World, server: u32, millis: u64) {
+    for _ in 0..millis / 5 {
+        while world.connects_to(server) {
+            world.refuse(server);
+        }
+        world.wait_ms(5);
+    }
+}
+
+#[test]
+fn what_was_not_sent_waits_until_the_server_is_back_in_the_order_of_each_client() {
+    let (mut world, client, [lane]): (World, ConnId, [ConnId; 1]) =
+        World::with_client(&waiting("", 1));
+    world.send(client, redis("SET a 1"));
+    world.received(lane);
+    world.close(lane, CloseReason::Reset);
+    // What was sent may have run.
+    world.expect(client, "-ERR Connection reset by peer\r\n");
+    let requests = redis("SET a 2") + &redis("GET a") + &redis("INCR b");
+    world.send(client, &requests);
+    refuse_for(&mut world, 0, 300);
+    // Some more come while the server is known to be gone.
+    world.send(client, redis("GET b"));
+    refuse_for(&mut world, 0, 300);
+    world.expect(client, "");
+    world.wait_ms(50);
+    let lane = world.accept(0);
+    world.send(lane, "+PONG\r\n");
+    let sent = String::from_utf8(world.received(lane)).unwrap();
+    assert!(sent.ends_with(&(requests + &redis("GET b"))), "{sent}");
+    world.send(lane, "+OK\r\n$1\r\n2\r\n:1\r\n$1\r\n1\r\n");
+    world.expect(client, "+OK\r\n$1\r\n2\r\n:1\r\n$1\r\n1\r\n");
+}
+
+#[test]
+fn it_ends_with_the_reason_when_the_time_is_up_and_not_before() {
+    for (options, longest) in [("", 1000), ("timeout: 400", 400)] {
+        let (mut world, client, [lane]): (World, ConnId, [ConnId; 1]) =
+            World::with_client(&waiting(options, 1));
+        world.close(lane, CloseReason::Reset);
+        world.send(client, redis("GET a"));
+        refuse_for(&mut world, 0, longest - 50);
+        world.expect(client, "");
+        refuse_for(&mut world, 0, 100);
+        world.expect(client, REFUSED);
+        // Each has its own time.
+        world.send(client, redis("GET a"));
+        refuse_for(&mut world, 0, longest / 2);
+        let other = world.client();
+        world.send(other, redis("GET a"));
+        refuse_for(&mut world, 0, longest / 2 + 50);
+        world.expect(client, REFUSED);
+        world.expect(other, "");
+        refuse_for(&mut world, 0, longest / 2);
+        world.expect(other, REFUSED);
+        world.assert_idle();
+    }
+}
+
+#[test]
+fn what_waits_goes_to_the_server_that_takes_the_place() {
+    let snapshot = waiting("", 2);
+    let (mut world, client, [_, b]): (World, ConnId, [ConnId; 2]) = World::with_client(&snapshot);
+    world.send(client, redis("INCR b"));
+    world.received(b);
+    world.close(b, CloseReason::Eof);
+    world.expect(client, "-ERR Server closed the connection\r\n");
+    world.send(client, redis("SET b 1") + &redis("GET b"));
+    refuse_for(&mut world, 1, 200);
+    world.send(client, redis("INCR b"));
+    let mut next = snapshot;
+    next.epoch += 1;
+    next.pools[0].servers[1].endpoint = Endpoint::Tcp { host: "127.0.0.1".to_owned(), port: 7009 };
+    world.prepare(&next);
+    let lane = world.accept(1);
+    world.pause(50);
+    // Nothing is waited for that has no prospects.
+    assert_eq!(world.epoch_answers().len(), 2);
+    world.commit(&next);
+    world.expect(lane, redis("SET b 1") + &redis("GET b") + &redis("INCR b"));
+    world.send(lane, "+OK\r\n$1\r\n1\r\n:2\r\n");
+    world.expect(client, "+OK\r\n$1\r\n1\r\n:2\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn off_means_that_what_cannot_be_sent_fails_at_once() {
+    let (mut world, client, [lane]): (World, ConnId, [ConnId; 1]) =
+        World::with_client(&pool("redis: true\npreconnect: true", 1));
+    world.close(lane, CloseReason::Reset);
+    world.send(client, redis("GET a"));
+    world.expect(client, "-ERR Connection reset by peer\r\n");
+}
+
+#[test]
+fn those_that_wait_count_against_the_limit_of_the_queue() {
+    let (mut world, client, [lane]): (World, ConnId, [ConnId; 1]) =
+        World::with_client(&waiting("server_queue_max: 2", 1));
+    world.close(lane, CloseReason::Reset);
+    world.send(client, redis("GET a").repeat(3));
+    refuse_for(&mut world, 0, 1100);
+    let said = String::from_utf8(world.received(client)).unwrap();
+    assert_eq!(said, REFUSED.repeat(2) + "-ERR Server queue is full\r\n");
+}
