@@ -39,6 +39,9 @@ pub(crate) const HOLD_TIMEOUT: Duration = Duration::from_millis(500);
 /// How much of that time they may wait for replies of healthy servers.
 pub(crate) const DRAIN_MS: u64 = 100;
 
+/// The same where a primary changes: what is on its way then fails.
+pub(crate) const PROMOTION_DRAIN_MS: u64 = 400;
+
 /// Pause before an abandoned change is tried again.
 pub(crate) const RETRY_PAUSE: Duration = Duration::from_secs(1);
 

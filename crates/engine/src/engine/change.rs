@@ -513,18 +513,6 @@ impl Engine {
         }
     }
 
-    /// Ends the connections that clients share to a server. What was sent on them fails.
-    fn cut_lanes(&mut self, backend: BackendId, server: ServerId, why: Failure) {
-        let own: Vec<LaneId> = self.backends[backend].servers[server].own_lanes().collect();
-        for lane in own {
-            if self.lane(lane).has_connection() {
-                self.disconnect(lane, Closed::ByUs);
-            }
-            self.lanes[lane].link = Link::Idle;
-            self.fail_sent(lane, why);
-        }
-    }
-
     /// Ends all connections to a server. What is still on them fails.
     fn close_server(&mut self, backend: BackendId, server: ServerId, why: Failure) {
         let state = &mut self.backends[backend].servers[server];
@@ -613,7 +601,11 @@ impl Engine {
                     continue;
                 };
                 if self.backends[backend].failover_wait_us > 0 {
-                    self.cut_lanes(backend, server, Failure::Replaced);
+                    let own: Vec<LaneId> =
+                        self.backends[backend].servers[server].own_lanes().collect();
+                    for lane in own {
+                        self.cut_lane(lane, Failure::Replaced);
+                    }
                     heirs.push((successor, self.take_waiting(backend, server)));
                 }
                 self.close_server(backend, server, Failure::Replaced);

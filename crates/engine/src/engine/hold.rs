@@ -4,10 +4,11 @@ use cashew_config::snapshot::TopologyState;
 use cashew_metrics::{Evidence, PoolCounter, PoolGauge, ServerGauge};
 
 use crate::base::action::Action;
+use crate::base::failure::Failure;
 use crate::base::id::{BackendId, ClientId, LaneId, RequestId, ServerId};
 use crate::base::time::Time;
 use crate::base::timers::Timer;
-use crate::engine::Engine;
+use crate::engine::{Closed, Engine};
 use crate::exchange::dispatch::Payload;
 use crate::upstream::backend::Hold;
 use crate::upstream::lane::{Lane, Link};
@@ -65,8 +66,7 @@ impl Engine {
                 .filter(|(old, new)| old != new)
                 .collect();
             for (old, new) in moved {
-                let heirs = self.take_waiting(backend, old);
-                self.give_waiting(backend, new, heirs);
+                self.supersede(backend, old, new);
             }
             self.invalidate_leases(|of| of == backend);
         }
@@ -180,6 +180,47 @@ impl Engine {
                 self.fail_unsent(lane, self.lane(lane).absence());
             }
         }
+    }
+
+    /// Another server takes a primary's place. What is still on its way there fails, so that nobody is told
+    /// that the former one has executed it; what was not sent goes to the new one.
+    fn supersede(&mut self, backend: BackendId, old: ServerId, new: ServerId) {
+        let state = &self.backends[backend].servers[old];
+        let own: Vec<LaneId> = state.own_lanes().collect();
+        let private = state.session_lanes.iter().chain(&state.streaming_lanes);
+        let private: Vec<LaneId> = private.copied().filter(|&it| self.may_execute(it)).collect();
+        for &lane in &own {
+            if self.may_execute(lane) {
+                self.cut_lane(lane, Failure::Replaced);
+            }
+        }
+        let heirs = self.take_waiting(backend, old);
+        self.give_waiting(backend, new, heirs);
+        for lane in own {
+            if self.lane(lane).in_flight == 0 {
+                self.fail_unsent(lane, Failure::Replaced);
+            }
+        }
+        for lane in private {
+            self.break_session(lane, Failure::Replaced);
+        }
+    }
+
+    /// Whether something is on its way of which nobody knows whether it is executed. A reply that a client
+    /// has half of is none: it is that of a read, and goes on.
+    fn may_execute(&self, index: LaneId) -> bool {
+        let lane = self.lane(index);
+        let is_read_only = lane.in_flight == 1 && self.requests[lane.head].streaming;
+        (lane.in_flight > 0 && !is_read_only) || lane.partial > 0
+    }
+
+    /// Ends a connection that clients share. What was sent on it fails.
+    pub(crate) fn cut_lane(&mut self, lane: LaneId, why: Failure) {
+        if self.lane(lane).has_connection() {
+            self.disconnect(lane, Closed::ByUs);
+        }
+        self.lanes[lane].link = Link::Idle;
+        self.fail_sent(lane, why);
     }
 
     /// Takes what waits on a server's lanes, with nothing in flight there, for the server that takes its
