@@ -699,6 +699,34 @@ def test_passwords_of_sentinels_and_servers(place):
     assert write()
 
 
+def test_sentinels_that_are_stopped_do_not_answer_though_their_kernel_accepts(place):
+    group = Group(place, replicas=0)
+    gateway = place.cashew(pools(group.addresses()), {"worker_processes": 1})
+    gateway.wait_serving()
+
+    def answering():
+        return [sentinel["is_answering"] for sentinel in status(gateway)["pools"][0]["sentinels"]]
+
+    wait_until(lambda: answering() == [True] * 3, "all answer")
+    for sentinel in group.sentinels:
+        sentinel.process.signal(signal.SIGSTOP)
+    wait_until(lambda: answering() == [False] * 3, "none answers")
+    # Longer than a few connections, of which each is accepted and given up after a second.
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        assert answering() == [False] * 3
+        time.sleep(0.05)
+    log = gateway.log()
+    assert log.count("no majority, so primaries stay") == 1
+    assert "Sentinels answer again" not in log
+    for sentinel in group.sentinels:
+        assert log.count(f"the Sentinel {HOST}:{sentinel.port} does not answer") == 1
+        sentinel.process.signal(signal.SIGCONT)
+    wait_until(lambda: answering() == [True] * 3, "all answer again", pause=0.1)
+    assert gateway.log().count("Sentinels answer again") == 1
+    assert gateway.call("SET", "a", "b") == "OK"
+
+
 def test_a_sentinel_that_does_not_know_the_group_says_so(place):
     group = Group(place, replicas=0)
     stranger = place._keep(Sentinel(place.directory, group.servers[0].port))

@@ -32,7 +32,8 @@ pub(crate) struct Link {
     greeting: (Vec<u8>, usize),
     state: State,
     pause: Duration,
-    /// Why it ended last.
+    /// Why it ended last. A connection since then is no answer: the kernel accepts for a process that
+    /// hangs.
     pub(crate) failure: Option<String>,
 }
 
@@ -134,10 +135,7 @@ impl Link {
     /// greeting. An answer that comes unasked is given, too.
     pub(crate) fn advance(&mut self, now: Instant, take: &mut dyn FnMut(&[u8])) -> Fate {
         match self.try_advance(now, take) {
-            Ok(true) => {
-                self.failure = None;
-                Fate::Opened
-            }
+            Ok(true) => Fate::Opened,
             Ok(false) => Fate::Same,
             Err(why) => {
                 // A connection that was of use for a while is made again at once.

@@ -21,6 +21,12 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const URGENT_INTERVAL: Duration = Duration::from_millis(100);
 /// How often it is told how far replicas have come. Other news is told at once.
 const OFFSETS_INTERVAL: Duration = Duration::from_secs(5);
+/// How long a Sentinel that has failed answers before it counts as one that does. It is twice as long
+/// each time it fails soon again, so that what it does cannot fill the log.
+const PROBATION_MIN: Duration = Duration::from_millis(1500);
+const PROBATION_MAX: Duration = Duration::from_secs(30);
+/// Who fails later than that after it was said to answer does not fail soon.
+const SOON: Duration = Duration::from_secs(60);
 /// As AUTH without a user means.
 const DEFAULT_USER: &str = "default";
 
@@ -88,8 +94,12 @@ struct SentinelWatch {
     asked_all_at: Option<Instant>,
     /// Listens.
     listening: Link,
-    /// Whether it answers, if it has been said.
+    /// When it answered a question on this connection for the first time, and the last.
+    answered: Option<(Instant, Instant)>,
+    /// Whether it answers, if it has been said, and since when.
     is_up: Option<bool>,
+    is_up_since: Option<Instant>,
+    probation: Duration,
     /// Groups that it has said nothing of, when it was asked last, and that it refuses to.
     unknown: BTreeSet<usize>,
     refusal: Option<String>,
@@ -281,7 +291,10 @@ impl PoolWatch {
             asked_at: None,
             asked_all_at: None,
             listening: Link::new(address.clone(), settings.subscribing_greeting(), now),
+            answered: None,
             is_up: None,
+            is_up_since: None,
+            probation: Duration::ZERO,
             unknown: BTreeSet::new(),
             refusal: None,
         });
@@ -363,7 +376,7 @@ impl PoolWatch {
                     warn!("pool '{name}': the Sentinel {address} does not know {master}");
                 }
             }
-            if let Some(failure) = sentinel.tell(name, is_loud) {
+            if let Some(failure) = sentinel.tell(name, is_loud, now) {
                 let sentinel = sentinel.asking.address().clone();
                 news.push_back(News::Sentinel { pool: name.clone(), sentinel, failure });
             }
@@ -406,10 +419,11 @@ impl SentinelWatch {
         interval: Duration,
         now: Instant,
     ) -> Vec<String> {
-        let Self { asking, expected, named, config_epoch, unknown, refusal, .. } = self;
+        let Self { asking, expected, answered, named, config_epoch, unknown, refusal, .. } = self;
         let mut strangers = Vec::new();
         let fate = asking.advance(now, &mut |bytes| {
             let Some((at, question)) = expected.pop_front() else { return };
+            answered.get_or_insert((now, now)).1 = now;
             let Some(group) = groups.get_mut(at) else { return };
             match question {
                 Question::Primary => {
@@ -436,6 +450,7 @@ impl SentinelWatch {
         match fate {
             Fate::Lost(_) => {
                 self.expected.clear();
+                self.answered = None;
                 (self.named, self.config_epoch) = (None, None);
             }
             Fate::Opened => (self.asked_at, self.asked_all_at) = (None, None),
@@ -499,17 +514,27 @@ impl SentinelWatch {
     }
 
     /// Whether it answers, if that is news: the failure if it does not.
-    fn tell(&mut self, pool: &str, is_loud: bool) -> Option<Option<String>> {
-        let failure = self.asking.failure.clone().or_else(|| self.refusal.clone());
-        let is_up = match (&failure, self.asking.is_open()) {
-            (Some(_), _) => false,
-            (None, true) => true,
-            // It is being connected to.
-            (None, false) => return None,
+    fn tell(&mut self, pool: &str, is_loud: bool, now: Instant) -> Option<Option<String>> {
+        let answers = self.answered.is_some_and(|(first, last)| last >= first + self.probation);
+        let failure = match answers {
+            true => self.refusal.clone(),
+            false => self.asking.failure.clone().or_else(|| self.refusal.clone()),
         };
+        if failure.is_none() && !answers {
+            // It has not been asked for the first time, or the answer is to come.
+            return None;
+        }
+        let is_up = failure.is_none();
         let before = self.is_up.replace(is_up);
         if before == Some(is_up) {
             return None;
+        }
+        if is_up {
+            self.is_up_since = Some(now);
+        } else {
+            let was_soon = self.is_up_since.is_some_and(|since| now < since + SOON);
+            let longer = if was_soon { self.probation * 2 } else { Duration::ZERO };
+            self.probation = longer.clamp(PROBATION_MIN, PROBATION_MAX);
         }
         let address = self.asking.address();
         match &failure {

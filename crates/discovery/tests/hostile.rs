@@ -149,3 +149,46 @@ fn a_majority_is_found_at_once_though_others_are_silent_or_gone() {
     let (_, group, endpoint) = snapshot.groups().next().unwrap();
     assert_eq!((group.config_epoch, endpoint.to_string()), (Some(7), "127.0.0.1:6379".into()));
 }
+
+/// What is said of the only Sentinel in a minute of which each second takes some 20 ms.
+fn told_in_a_minute(port: u16) -> Vec<Option<String>> {
+    let start = Instant::now();
+    let mut watch = Watch::new(&snapshot(&[port]), start);
+    let mut told = Vec::new();
+    for step in 0..1200 {
+        watch.advance(start + Duration::from_millis(50) * step);
+        while let Some(news) = watch.poll_news() {
+            if let News::Sentinel { failure, .. } = news {
+                told.push(failure);
+            }
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    told
+}
+
+#[test]
+fn a_connection_that_the_kernel_accepts_is_no_answer() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let told = told_in_a_minute(listener.local_addr().unwrap().port());
+    assert_eq!(told, [Some("does not answer".to_owned())]);
+}
+
+#[test]
+fn who_answers_once_on_each_connection_is_told_of_once() {
+    let answered = Arc::new(AtomicU32::new(0));
+    let counter = answered.clone();
+    let port = server(move |mut client| {
+        let mut buf = [0; 4096];
+        let read = client.read(&mut buf).unwrap_or(0);
+        if buf[..read].windows(10).any(|word| word == b"GET-MASTER") {
+            let _ = client.write_all(b"*-1\r\n-ERR No such master\r\n-ERR No such master\r\n");
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+        let _ = client.read_to_end(&mut Vec::new());
+    });
+    let told = told_in_a_minute(port);
+    assert!(answered.load(Ordering::Relaxed) > 3, "{answered:?}");
+    assert_eq!(told.iter().filter(|failure| failure.is_some()).count(), 1, "{told:?}");
+    assert!(told.last().unwrap().is_some(), "{told:?}");
+}
