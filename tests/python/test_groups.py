@@ -300,6 +300,11 @@ def test_each_policy_reads_where_it_should(place, trio, reads, expected):
     servers = (f"{{name: s1, primary: {HOST}:{primary.port}, replicas: [{HOST}:{far.port}, "
                f"{{address: {HOST}:{near.port}, zone: here}}]}}")
     gateway = place.cashew(pool(servers, reads=reads, zone="here"), {"worker_processes": 1})
+
+    def are_fit():
+        members = gateway.stats()["cashew"].get("members", [])
+        return [member["reads"] for member in members] == ["fit"] * 3
+    wait_until(are_fit, "they have been asked how far they have come")
     before = gets(*trio)
     for key in KEYS:
         assert gateway.call("GET", key) == b"old"

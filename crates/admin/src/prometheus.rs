@@ -3,11 +3,12 @@
 use std::fmt::{Display, Write};
 
 use cashew_metrics::{
-    Histogram, PoolCounter, PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId, SlotHeader,
+    Histogram, MemberRole, PoolCounter, PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId,
+    SlotHeader,
 };
 
 use crate::discovery::Group;
-use crate::source::{ServerStatus, Source, Worker};
+use crate::source::{Member, ServerStatus, Source, Worker};
 
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -87,6 +88,7 @@ pub(crate) fn exposition(source: &Source) -> String {
     servers(&mut text, source);
     server_states(&mut text, source);
     groups(&mut text, source);
+    members(&mut text, source);
     text.0
 }
 
@@ -297,6 +299,46 @@ fn groups(text: &mut Exposition, source: &Source) {
         if let Some(at) = group.state.switched_at {
             text.sample(name, &labels(group), at);
         }
+    }
+}
+
+/// Of servers of pools that have replicas; nothing where there are none.
+fn members(text: &mut Exposition, source: &Source) {
+    let members = source.members();
+    if members.is_empty() {
+        return;
+    }
+    let labels = |member: &Member<'_>| {
+        format!("{},{}", label("pool", member.pool), label("server", member.server))
+    };
+    let name = "cashew_server_role";
+    text.family(name, "gauge", "1 for the role that the server has by its own word");
+    for member in &members {
+        for role in [MemberRole::Primary, MemberRole::Replica] {
+            let labels = format!("{},{}", labels(member), label("role", role.name()));
+            text.sample(name, &labels, u64::from(member.state.role == role));
+        }
+    }
+    let name = "cashew_server_lag_bytes";
+    text.family(name, "gauge", "Bytes that the replica is behind its primary");
+    for member in &members {
+        if let Some(lag) = member.state.lag {
+            text.sample(name, &labels(member), lag);
+        }
+    }
+    let name = "cashew_replica_link_up";
+    text.family(name, "gauge", "Whether the replica's connection to its primary is up");
+    for member in &members {
+        if let Some(is_up) = member.state.is_link_up {
+            text.sample(name, &labels(member), u64::from(is_up));
+        }
+    }
+    let name = "cashew_replica_fit";
+    text.family(name, "gauge", "Whether the replica may answer reads, with the reason if not");
+    for member in members.iter().filter(|member| member.is_replica) {
+        let reason = label("reason", member.state.fitness.name());
+        let is_fit = u64::from(!member.state.fitness.is_unfit());
+        text.sample(name, &format!("{},{reason}", labels(member)), is_fit);
     }
 }
 

@@ -5,8 +5,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
 use cashew_metrics::{
-    Histogram, LastError, Layout, PoolCounter, PoolGauge, PoolId, Reloads, Segments, ServerCounter,
-    ServerGauge, ServerId, ServerState, Shared, SlotHeader, WallClock, monotonic_ms,
+    Histogram, LastError, Layout, MemberRole, MemberState, PoolCounter, PoolGauge, PoolId, Reloads,
+    Segments, ServerCounter, ServerGauge, ServerId, ServerState, Shared, SlotHeader, WallClock,
+    monotonic_ms,
 };
 
 use crate::discovery::{Discovery, Group, Sentinel};
@@ -95,6 +96,24 @@ impl Source {
         self.discovery.sentinels(&self.snapshot.pools)
     }
 
+    /// The servers of pools that have replicas, while discovery asks them.
+    pub(crate) fn members(&self) -> Vec<Member<'_>> {
+        let (layout, board) = (self.segments.layout(), self.segments.board());
+        let now_ms = monotonic_ms();
+        let pools = self.snapshot.pools.iter().enumerate();
+        let kept = pools
+            .filter(|(at, pool)| pool.has_replicas() && board.is_kept(layout.pool(*at), now_ms));
+        let members = kept.flat_map(|(at, pool)| {
+            let board = &board;
+            pool.servers.iter().enumerate().map(move |(index, server)| {
+                let state = board.member(layout.server(at, index));
+                let is_replica = state.role != MemberRole::Primary || state.fitness.is_unfit();
+                Member { pool: &pool.name, server: &server.name, state, is_replica }
+            })
+        });
+        members.collect()
+    }
+
     pub(crate) fn snapshot(&self) -> &Snapshot {
         &self.snapshot
     }
@@ -154,6 +173,15 @@ impl Source {
     pub(crate) fn of_slot(&self, slot: u32) -> Numbers<'_> {
         Numbers { segments: &self.segments, slot: Some(slot) }
     }
+}
+
+/// A server of a pool that has replicas.
+pub(crate) struct Member<'a> {
+    pub(crate) pool: &'a str,
+    pub(crate) server: &'a str,
+    pub(crate) state: MemberState,
+    /// It is none that takes the writes.
+    pub(crate) is_replica: bool,
 }
 
 pub(crate) fn unix_seconds(time: SystemTime) -> u64 {

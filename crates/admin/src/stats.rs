@@ -12,7 +12,7 @@ use cashew_metrics::{
 
 use crate::discovery::{Group, Sentinel};
 use crate::json::{Json, Object};
-use crate::source::{Numbers, ServerStatus, Source, Worker, unix_seconds};
+use crate::source::{Member, Numbers, ServerStatus, Source, Worker, unix_seconds};
 
 /// What monitoring of twemproxy looks for, whatever the name of the program.
 const SERVICE: &str = "nutcracker";
@@ -291,6 +291,24 @@ fn cashew(source: &Source) -> Object<'_> {
         let sentinels = source.sentinels().into_iter().map(sentinel);
         object.insert("sentinels", sentinels.collect::<Json<'_>>());
     }
+    let members = source.members();
+    if !members.is_empty() {
+        object.insert("members", members.into_iter().map(member).collect::<Json<'_>>());
+    }
+    object
+}
+
+fn member(member: Member<'_>) -> Object<'_> {
+    let state = member.state;
+    let mut object = Object::default();
+    object.insert("pool", member.pool);
+    object.insert("server", member.server);
+    object.insert("role", Some(state.role.name().to_owned()));
+    object.insert("reads", Some(state.fitness.name().to_owned()));
+    object.insert("lag_bytes", state.lag);
+    // As Prometheus has it.
+    object.insert("link_up", state.is_link_up.map(u64::from));
+    object.insert("link_down_s", state.link_down_secs);
     object
 }
 

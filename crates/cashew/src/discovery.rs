@@ -4,9 +4,10 @@ use std::error::Error;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
-use cashew_config::Snapshot;
+use cashew_config::snapshot::TopologyState;
 use cashew_control::{ChildChannel, Epoch, ReceiveError, SendError, ToChild, ToMaster};
-use cashew_discovery::{News, Watch};
+use cashew_discovery::{Members, News, Watch};
+use cashew_metrics::{Layout, Segments};
 use cashew_process::drop_privileges;
 use rustix::event::{PollFd, PollFlags, poll};
 use tracing::warn;
@@ -18,7 +19,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 /// Watches until the master says to stop or is gone.
 pub(crate) fn serve(control: OwnedFd) -> Result<()> {
     let mut child =
-        Child { channel: ChildChannel::new(control), watch: None, begun: None, prepared: None };
+        Child { channel: ChildChannel::new(control), watching: None, begun: None, prepared: None };
     loop {
         while let Some((message, descriptors)) = match child.channel.receive() {
             Ok(message) => message,
@@ -40,29 +41,93 @@ pub(crate) fn serve(control: OwnedFd) -> Result<()> {
 struct Child {
     channel: ChildChannel,
     /// Once the master has said to start.
-    watch: Option<Watch>,
-    begun: Option<Snapshot>,
+    watching: Option<Watching>,
+    begun: Option<Basis>,
     /// The next epoch, until it is committed or aborted.
-    prepared: Option<(u64, Snapshot)>,
+    prepared: Option<(u64, Basis)>,
+}
+
+struct Watching {
+    basis: Basis,
+    watch: Watch,
+    members: Members,
+}
+
+/// What it goes by.
+struct Basis {
+    epoch: Epoch,
+    /// Where it publishes.
+    segments: Segments,
+}
+
+impl Basis {
+    fn open(descriptors: Vec<OwnedFd>) -> Result<Self> {
+        let mut descriptors = descriptors.into_iter();
+        let epoch = Epoch::unseal(descriptors.next().ok_or("the epoch is missing")?)?;
+        let metrics = descriptors.next().ok_or("the metrics are missing")?;
+        let segments = Segments::open(metrics, &Layout::new(&epoch.snapshot))?;
+        Ok(Self { epoch, segments })
+    }
+
+    /// By pool.
+    fn states(&self) -> Vec<TopologyState> {
+        self.epoch.pools.iter().map(|pool| pool.topology.clone()).collect()
+    }
+}
+
+impl Watching {
+    fn new(basis: Basis, now: Instant) -> Self {
+        let watch = Watch::new(&basis.epoch.snapshot, now);
+        let mut watching = Self { basis, watch, members: Members::default() };
+        watching.follow(now);
+        watching
+    }
+
+    fn put_into_effect(&mut self, basis: Basis, now: Instant) {
+        self.watch.put_into_effect(&basis.epoch.snapshot, now);
+        self.basis = basis;
+        self.follow(now);
+    }
+
+    fn follow(&mut self, now: Instant) {
+        let Basis { epoch, segments } = &self.basis;
+        self.members.put_into_effect(&epoch.snapshot, &self.basis.states(), segments, now);
+    }
+
+    fn set_topology(&mut self, pool: u32, topology: TopologyState) {
+        let Epoch { snapshot, pools, .. } = &mut self.basis.epoch;
+        let at = pool as usize;
+        if let (Some(config), Some(state)) = (snapshot.pools.get(at), pools.get_mut(at))
+            && state.topology != topology
+            && topology.is_of(config)
+        {
+            self.members.set_topology(config, &topology);
+            state.topology = topology;
+        }
+    }
 }
 
 impl Child {
     fn obey(&mut self, message: ToChild, descriptors: Vec<OwnedFd>) -> Result<()> {
         match message {
             ToChild::Init { .. } => {
-                let snapshot = open(descriptors)?;
+                let basis = Basis::open(descriptors)?;
+                let snapshot = &basis.epoch.snapshot;
                 drop_privileges(snapshot.global.user.as_deref(), snapshot.global.group.as_deref())?;
-                self.begun = Some(snapshot);
+                self.begun = Some(basis);
             }
             ToChild::Start => {
-                let snapshot = self.begun.take().ok_or("there is nothing to watch")?;
-                self.watch = Some(Watch::new(&snapshot, Instant::now()));
+                let basis = self.begun.take().ok_or("there is nothing to watch")?;
+                self.watching = Some(Watching::new(basis, Instant::now()));
                 self.say(&ToMaster::Ready)?;
             }
             ToChild::Prepare { epoch, .. } => {
-                let answer = match open(descriptors) {
-                    Ok(snapshot) => {
-                        self.prepared = Some((epoch, snapshot));
+                let answer = match Basis::open(descriptors) {
+                    Ok(basis) => {
+                        if let Some(Watching { members, .. }) = &mut self.watching {
+                            members.prepare(&basis.epoch.snapshot, &basis.segments);
+                        }
+                        self.prepared = Some((epoch, basis));
                         ToMaster::Prepared { epoch }
                     }
                     Err(error) => ToMaster::Refused { epoch, why: error.to_string() },
@@ -72,12 +137,26 @@ impl Child {
             ToChild::Commit { epoch } => {
                 let prepared = self.prepared.take().filter(|(number, _)| *number == epoch);
                 // Who was started since the change was decided began with its epoch.
-                if let (Some((_, snapshot)), Some(watch)) = (prepared, &mut self.watch) {
-                    watch.put_into_effect(&snapshot, Instant::now());
+                if let (Some((_, basis)), Some(watching)) = (prepared, &mut self.watching) {
+                    watching.put_into_effect(basis, Instant::now());
                 }
                 self.say(&ToMaster::Committed { epoch })?;
             }
-            ToChild::Abort { .. } => self.prepared = None,
+            ToChild::Abort { .. } => {
+                self.prepared = None;
+                if let Some(Watching { members, .. }) = &mut self.watching {
+                    members.abort();
+                }
+            }
+            ToChild::Release { pool, topology, .. } => {
+                if let Some(watching) = &mut self.watching {
+                    watching.set_topology(pool, topology);
+                } else if let Some(state) =
+                    self.begun.as_mut().and_then(|basis| basis.epoch.pools.get_mut(pool as usize))
+                {
+                    state.topology = topology;
+                }
+            }
             other => log_or_warn(other, &descriptors),
         }
         Ok(())
@@ -85,16 +164,18 @@ impl Child {
 
     /// Goes on watching, tells the master what has come about, and waits for more.
     fn watch(&mut self) -> Result<()> {
-        let Some(watch) = &mut self.watch else {
+        let Some(Watching { watch, members, .. }) = &mut self.watching else {
             return wait(&self.channel, PollFlags::IN);
         };
-        watch.advance(Instant::now());
+        let now = Instant::now();
+        watch.advance(now);
+        members.advance(now);
         let news: Vec<News> = std::iter::from_fn(|| watch.poll_news()).collect();
         for news in news {
             self.say(&message(news))?;
         }
-        let Some(watch) = &self.watch else { return Ok(()) };
-        Ok(watch.wait(Some(self.channel.as_fd()), None)?)
+        let Some(Watching { watch, members, .. }) = &self.watching else { return Ok(()) };
+        Ok(watch.wait(members, Some(self.channel.as_fd()), None)?)
     }
 
     /// The master always reads on, so waiting for it to do so ends.
@@ -127,11 +208,6 @@ fn message(news: News) -> ToMaster {
             ToMaster::Sentinel { pool, host: sentinel.host, port: sentinel.port, failure }
         }
     }
-}
-
-fn open(descriptors: Vec<OwnedFd>) -> Result<Snapshot> {
-    let epoch = descriptors.into_iter().next().ok_or("the epoch is missing")?;
-    Ok(Epoch::unseal(epoch)?.snapshot)
 }
 
 fn wait(channel: &ChildChannel, until: PollFlags) -> Result<()> {

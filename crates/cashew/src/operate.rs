@@ -220,6 +220,7 @@ fn describe(status: &Status) -> String {
     text += &describe_server_states(&status.pools);
     text += &describe_shards(&status.pools);
     text += &describe_groups(&status.pools);
+    text += &describe_members(&status.pools);
     let notes: String = status.pools.iter().map(describe_permissions).collect();
     if !notes.is_empty() {
         text += &format!("\n{notes}");
@@ -331,6 +332,30 @@ fn describe_groups(pools: &[PoolStatus]) -> String {
     format!("\n{}\n{}", table(&groups), table(&sentinels))
 }
 
+/// The servers of pools that have replicas; nothing where there are none.
+fn describe_members(pools: &[PoolStatus]) -> String {
+    let mut rows = vec![row(["POOL", "SERVER", "ROLE", "READS", "LAG", "LINK"])];
+    for pool in pools {
+        rows.extend(pool.members.iter().map(|member| {
+            let link = match (member.is_link_up, member.link_down_s) {
+                (Some(true), _) => "up".to_owned(),
+                (Some(false), Some(secs)) => format!("down for {}", duration(secs)),
+                (Some(false), None) => "never up".to_owned(),
+                (None, _) => "-".to_owned(),
+            };
+            vec![
+                pool.name.clone(),
+                member.server.clone(),
+                member.role.clone(),
+                member.fitness.clone(),
+                member.lag.map_or_else(|| "-".to_owned(), |lag| lag.to_string()),
+                link,
+            ]
+        }));
+    }
+    if rows.len() == 1 { String::new() } else { format!("\n{}", table(&rows)) }
+}
+
 /// A pool's command policy and pause; nothing if all is as usual.
 fn describe_permissions(pool: &PoolStatus) -> String {
     let PoolStatus { name, command_policy, commands_refused, auth_failures, .. } = pool;
@@ -407,7 +432,8 @@ mod tests {
     use std::os::unix::net::{UnixListener, UnixStream};
 
     use cashew_supervisor::{
-        AdminStatus, GroupStatus, SentinelStatus, ServerStatus, SwitchStatus, WorkerStatus,
+        AdminStatus, GroupStatus, MemberStatus, SentinelStatus, ServerStatus, SwitchStatus,
+        WorkerStatus,
     };
 
     use super::*;
@@ -513,6 +539,7 @@ mod tests {
                 server_states: Vec::new(),
                 groups: Vec::new(),
                 sentinels: Vec::new(),
+                members: Vec::new(),
             }],
             statistics: Some("127.0.0.1:22222".parse().unwrap()),
             log_file: Some("/var/log/cashew.log".into()),
@@ -624,6 +651,25 @@ alpha  10.0.0.9:26379  not asked yet
 "
         );
         assert!(text.contains(&tables), "{text}");
+        let member = |server: &str, role: &str, fitness: &str, lag, is_link_up, link_down_s| {
+            let (server, role, fitness) = (server.to_owned(), role.to_owned(), fitness.to_owned());
+            MemberStatus { server, role, fitness, lag, is_link_up, link_down_s }
+        };
+        watched.pools[0].members = vec![
+            member("p", "primary", "fit", None, None, None),
+            member("r1", "replica", "fit", Some(0), Some(true), None),
+            member("r2", "replica", "link down", Some(4096), Some(false), Some(90)),
+            member("r3", "replica", "never synced", None, Some(false), None),
+        ];
+        let text = describe(&watched);
+        let members = "
+POOL   SERVER  ROLE     READS         LAG   LINK
+alpha  p       primary  fit           -     -
+alpha  r1      replica  fit           0     up
+alpha  r2      replica  link down     4096  down for 1m 30s
+alpha  r3      replica  never synced  -     never up
+";
+        assert!(text.contains(members), "{text}");
         assert!(describe(&reloaded(Some("it would not"))).contains(", failed: it would not\n"));
     }
 }

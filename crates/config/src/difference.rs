@@ -9,11 +9,12 @@ use std::path::PathBuf;
 use cashew_placement::HashTag;
 
 use crate::policy::shown_policy;
+use crate::replica_reads::SpanText;
 use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
     Affinity, CasUniques, Credentials, CustomCommand, Endpoint, Global, IoEngine, Limits, Listen,
-    Memcached, OnFailure, Pool, Protocol, Reads, Sentinel, Server, ServerGroup, Snapshot, Topology,
-    Wire,
+    Memcached, OnFailure, Pool, Protocol, Reads, ReplicaReads, Sentinel, Server, ServerGroup,
+    Snapshot, Topology, Wire,
 };
 use crate::value::RoundSize;
 
@@ -170,6 +171,7 @@ impl Difference {
             sentinel,
             zone,
             reads,
+            replica_reads,
         } = old;
         if *listen != new.listen {
             let line = format!("pool '{name}': listens on {} instead of {listen}", new.listen);
@@ -228,6 +230,7 @@ impl Difference {
         option.changed("client_pause_max", &old_max, &new_max);
         option.changed("failover_wait", failover_wait_ms, &new.failover_wait_ms);
         option.changed("hide_topology", hide_topology, &new.hide_topology);
+        option.replica_reads(replica_reads, &new.replica_reads);
         option.sentinel(sentinel.as_ref(), new.sentinel.as_ref());
         let by_default = |reads: &Option<Reads>| match reads {
             None => "by default".to_owned(),
@@ -378,6 +381,17 @@ impl Options<'_> {
         let some = |auth: &'_ [Credentials]| (!auth.is_empty()).then(|| auth.to_vec());
         self.secret("client_auth", some(client_auth).as_ref(), some(&new.client_auth).as_ref());
         self.secret("server_auth", server_auth.as_ref(), new.server_auth.as_ref());
+    }
+
+    fn replica_reads(&mut self, old: &ReplicaReads, new: &ReplicaReads) {
+        let ReplicaReads { lag_max, link_down_max_ms, read_your_writes } = old;
+        let size = |lag: &Option<u64>| {
+            lag.map_or_else(|| "none".to_owned(), |lag| RoundSize(lag).to_string())
+        };
+        self.changed("replica_lag_max", &size(lag_max), &size(&new.lag_max));
+        let (old_max, new_max) = (SpanText(*link_down_max_ms), SpanText(new.link_down_max_ms));
+        self.changed("replica_link_down_max", &old_max, &new_max);
+        self.changed("read_your_writes", read_your_writes, &new.read_your_writes);
     }
 
     fn sentinel(&mut self, old: Option<&Sentinel>, new: Option<&Sentinel>) {
@@ -655,6 +669,10 @@ mod tests {
                 "command_policy: {allow: [CONFIG|SET]}",
                 "command_policy: application -> application, allow CONFIG|SET",
             ),
+            ("replica_lag_max: 1mb", "replica_lag_max: none -> 1.0 MiB"),
+            ("replica_link_down_max: 1500", "replica_link_down_max: 60s -> 1500ms"),
+            ("read_your_writes: offset", "read_your_writes: off -> offset"),
+            ("read_your_writes: 2s", "read_your_writes: off -> 2s"),
             ("client_pause_max: 5", "client_pause_max: 60000 -> 5"),
             ("failover_wait: 500", "failover_wait: 0 -> 500"),
             ("hide_topology: true", "hide_topology: false -> true"),

@@ -8,10 +8,13 @@ use crate::commands::{Commands, Whole, Words};
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::groups::{Member, MemberAddress, Members};
 use crate::policy::{Entries, PolicyText};
+use crate::replica_reads::Span;
 use crate::secret::Secret;
 use crate::section::{self, OptionInfo, Section, section};
 use crate::sentinel::{Addresses, SentinelAuth};
-use crate::snapshot::{Affinity, CasUniques, IoEngine, OnFailure, PolicyBase, Reads, Wire};
+use crate::snapshot::{
+    Affinity, CasUniques, IoEngine, OnFailure, PolicyBase, ReadYourWrites, Reads, Wire,
+};
 use crate::tree::{Kind, Node};
 use crate::value::{
     CredentialList, FilePath, Heartbeat, Memory, Number, Servers, Size, SocketPath, StatsListen,
@@ -334,6 +337,16 @@ section! {
         /// Whether errors leave out which server they are about. Otherwise they end with its name and
         /// address, as in `Connection refused (server r2, 10.0.0.2:6379)`.
         hide_topology: Switch = "false",
+        /// Bytes that a replica may be behind its primary and answer reads; without it there is no
+        /// limit. See [replicas that are fit](#replicas-that-are-fit). Redis pools only.
+        replica_lag_max: Size<0, 1099511627776> = none,
+        /// How long a replica's connection to its primary may be down while the replica answers
+        /// reads. Redis pools only.
+        replica_link_down_max: Span<0, 86400000> = "60s",
+        /// Whether clients see their own writes when they read from replicas: `off`, or by `offset`:
+        /// a replica answers once it has what the client wrote, or by a time for which the client
+        /// reads from the primary after each write. Redis pools only.
+        read_your_writes: ReadYourWrites = "off",
         /// Longest CLIENT PAUSE of the pool's clients, in milliseconds. Longer pauses are refused.
         /// Redis pools only.
         client_pause_max: Number<0, 2147483647> = "60000",

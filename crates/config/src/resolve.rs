@@ -17,6 +17,7 @@ use crate::groups;
 use crate::loops;
 use crate::memory;
 use crate::policy;
+use crate::replica_reads;
 use crate::secret::{self, Secret, SecretFile};
 use crate::sentinel;
 use crate::snapshot::{
@@ -335,7 +336,7 @@ fn resolve_pool(
     if protocol == Protocol::Redis && dialect == Dialect::Flat {
         warn_of_flat_master(lines, report);
     }
-    Some(Pool {
+    let pool = Pool {
         name: name.value.clone(),
         listen: listen?,
         protocol,
@@ -378,7 +379,10 @@ fn resolve_pool(
         sentinel,
         reads: section.reads.as_ref().map(|reads| reads.value),
         zone: section.zone.clone().and_then(|zone| groups::check_zone(zone, report)),
-    })
+        replica_reads: replica_reads::resolve(section),
+    };
+    replica_reads::warn_without_replicas(&pool, section, report);
+    Some(pool)
 }
 
 /// Servers have 16 unless configured otherwise. If only the initial database is set, that is the
@@ -592,6 +596,9 @@ fn check_redis_options(section: &PoolSection, protocol: Protocol, report: &mut R
         ("client_pause_max", section.client_pause_max.pos),
     ];
     for (key, pos) in given.into_iter().filter(|&(_, pos)| pos != Pos::NONE) {
+        refuse(key, pos);
+    }
+    for (key, pos) in replica_reads::given(section) {
         refuse(key, pos);
     }
 }

@@ -2,6 +2,7 @@
 //! set. The master hands it to the workers as JSON in a sealed memfd.
 
 mod live;
+mod replica_reads;
 mod topology;
 
 use std::fmt;
@@ -13,6 +14,7 @@ use cashew_protocol::memcached::ChorePolicy;
 use cashew_protocol::redis::{Clearance, Definition, KeyPlaces, Rules};
 use serde::{Deserialize, Serialize};
 
+pub use self::replica_reads::{ReadYourWrites, ReplicaReads};
 pub use self::topology::{Promoted, Reads, ServerGroup, Topology, TopologyState};
 
 /// One numbered configuration of the whole instance.
@@ -195,6 +197,9 @@ pub struct Pool {
     /// Who answers reads. `None` is the primary, or with one master the ring of its replicas.
     #[serde(default)]
     pub reads: Option<Reads>,
+    /// When replicas may answer reads. Redis pools only.
+    #[serde(default)]
+    pub replica_reads: ReplicaReads,
 }
 
 /// The Sentinels of a pool, and the groups of servers whose primaries they name.

@@ -76,6 +76,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         sentinel: None,
         zone: None,
         reads: None,
+        replica_reads: Default::default(),
     }
 }
 

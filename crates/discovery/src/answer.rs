@@ -4,6 +4,7 @@ use cashew_config::snapshot::Address;
 use cashew_protocol::resp::{Reply, reply};
 
 use crate::group::{Event, Report, SERVERS_MAX};
+use crate::replication::{Link, MemberReport};
 
 /// Longest name of a host.
 const HOST_SIZE_MAX: usize = 253;
@@ -107,14 +108,8 @@ pub(crate) fn report(bytes: &[u8]) -> Report {
 
 fn read_report(bytes: &[u8]) -> Option<Report> {
     let info = text(bytes)?;
-    let find = |name: &str| {
-        info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
-    };
-    let replid = |name: &str| {
-        let id = find(name)?;
-        let is_id = !id.is_empty() && id.len() <= REPLID_SIZE_MAX;
-        (is_id && id.bytes().all(|byte| byte.is_ascii_alphanumeric())).then(|| id.to_owned())
-    };
+    let find = |name: &str| find(info, name);
+    let replid = |name: &str| replid(find(name)?);
     match find("role")? {
         "master" => {
             // It is -1 where there is none.
@@ -128,6 +123,45 @@ fn read_report(bytes: &[u8]) -> Option<Report> {
         }),
         _ => None,
     }
+}
+
+/// Of `INFO replication`: how far a server has come. `None` where that is not told.
+pub(crate) fn member(bytes: &[u8]) -> Option<MemberReport> {
+    let info = text(bytes)?;
+    let number = |name: &str| find(info, name)?.parse::<u64>().ok();
+    let is_replica = match find(info, "role")? {
+        "master" => false,
+        "slave" => true,
+        _ => return None,
+    };
+    let link = match find(info, "master_link_status") {
+        Some("up") => Link::Up,
+        // It is -1 before the first.
+        _ => number("master_link_down_since_seconds").map_or(Link::Never, Link::Down),
+    };
+    Some(MemberReport {
+        is_replica,
+        replid: replid(find(info, "master_replid")?)?,
+        offset: number(if is_replica { "slave_repl_offset" } else { "master_repl_offset" })?,
+        link,
+        is_syncing: find(info, "master_sync_in_progress") == Some("1"),
+        is_loading: false,
+    })
+}
+
+/// Of `INFO persistence`. Who does not tell does not load.
+pub(crate) fn is_loading(bytes: &[u8]) -> bool {
+    let flag = |info: &str, name: &str| find(info, name) == Some("1");
+    text(bytes).is_some_and(|info| flag(info, "loading") || flag(info, "async_loading"))
+}
+
+fn find<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
+fn replid(id: &str) -> Option<String> {
+    let is_id = !id.is_empty() && id.len() <= REPLID_SIZE_MAX;
+    (is_id && id.bytes().all(|byte| byte.is_ascii_alphanumeric())).then(|| id.to_owned())
 }
 
 /// A string of a reply, by its bytes.
@@ -234,6 +268,27 @@ mod tests {
         );
         let expected = Report::Replica { replid: id, offset: 8 };
         assert_eq!(info(&replica), expected);
+        let member = |text: &str| {
+            let bytes = format!("${}\r\n{text}\r\n", text.len());
+            let is_loading = is_loading(bytes.as_bytes());
+            super::member(bytes.as_bytes()).map(|it| MemberReport { is_loading, ..it })
+        };
+        let told = member(&primary).unwrap();
+        assert_eq!((told.is_replica, told.offset, told.link), (false, 9, Link::Never));
+        let told = member(&replica).unwrap();
+        assert_eq!((told.is_replica, told.offset, told.link), (true, 8, Link::Up));
+        let down = |secs: &str| {
+            let since = format!("down\r\nmaster_link_down_since_seconds:{secs}");
+            member(&replica.replace("link_status:up", &format!("link_status:{since}")))
+        };
+        assert_eq!(down("7").unwrap().link, Link::Down(7));
+        assert_eq!(down("-1").unwrap().link, Link::Never);
+        let busy = format!("{replica}master_sync_in_progress:1\r\nloading:1\r\n");
+        let told = member(&busy).unwrap();
+        assert!(told.is_syncing && told.is_loading);
+        assert_eq!(member("role:master\r\n"), None);
+        assert_eq!(super::member(b"-NOPERM no\r\n"), None);
+        assert!(!is_loading(b"-NOPERM loading:1\r\n"));
         assert_eq!(info("role:master\r\n"), Report::Other);
         assert_eq!(report(b"-NOPERM no\r\n"), Report::Other);
         assert_eq!(report(b"-LOADING\r\n"), Report::Other);

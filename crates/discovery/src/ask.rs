@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use cashew_config::Snapshot;
 use tracing::warn;
 
+use crate::members::Members;
 use crate::watch::{News, Watch};
 
 /// Asks the Sentinels of groups whose primaries are not known, and notes what a majority says. Takes no
@@ -47,7 +48,7 @@ pub fn ask_once(snapshot: &mut Snapshot, timeout: Duration) -> Vec<String> {
                 News::Sentinel { .. } | News::Group { .. } => {}
             }
         }
-        if let Err(error) = watch.wait(None, Some(deadline)) {
+        if let Err(error) = watch.wait(&Members::default(), None, Some(deadline)) {
             warn!("cannot wait for Sentinels: {error}");
             break;
         }

@@ -1,5 +1,6 @@
 //! Where the primaries of groups are: asks Sentinels, and the servers themselves, and says when one
-//! has moved. [`Group`] decides, without any I/O; [`Watch`] keeps the connections.
+//! has moved. [`Group`] decides, without any I/O; [`Watch`] keeps the connections. And how
+//! far replicas have come: [`Replication`] decides, [`Members`] keeps the connections.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
@@ -7,8 +8,12 @@ mod answer;
 mod ask;
 mod group;
 mod link;
+mod members;
+mod replication;
 mod watch;
 
 pub use ask::ask_once;
 pub use group::{Event, Group, Output, Report, State, View};
+pub use members::Members;
+pub use replication::{MemberReport, Replication};
 pub use watch::{News, Watch};

@@ -15,6 +15,7 @@ use tracing::{info, warn};
 use crate::answer::{self, EVENTS};
 use crate::group::{Event, Group, Output, Report, State, View};
 use crate::link::{Fate, Link};
+use crate::members::Members;
 
 /// How often everybody is asked, as a rule and while anything is suspicious.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -176,8 +177,13 @@ impl Watch {
         self.news.pop_front()
     }
 
-    /// Waits until there is something to do, or `control` is readable.
-    pub fn wait(&self, control: Option<BorrowedFd<'_>>, until: Option<Instant>) -> io::Result<()> {
+    /// Waits until there is something to do, also for `members`, or `control` is readable.
+    pub fn wait(
+        &self,
+        members: &Members,
+        control: Option<BorrowedFd<'_>>,
+        until: Option<Instant>,
+    ) -> io::Result<()> {
         let now = Instant::now();
         let mut fds: Vec<PollFd<'_>> = Vec::new();
         let mut wake = until.unwrap_or(now + INTERVAL).min(now + INTERVAL);
@@ -201,6 +207,8 @@ impl Watch {
                 }
             }
         }
+        fds.extend(members.links().filter_map(Link::interest).map(poll_fd));
+        wake = members.poll_timeout(now).map_or(wake, |at| wake.min(at));
         // A millisecond at least: what is due at once is done before this is called.
         let left = wake.saturating_duration_since(now).max(Duration::from_millis(1));
         let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
@@ -216,6 +224,10 @@ impl Watch {
             pool.advance(self.is_loud, &mut self.news, now);
         }
     }
+}
+
+fn poll_fd((fd, flags): (BorrowedFd<'_>, PollFlags)) -> PollFd<'_> {
+    PollFd::from_borrowed_fd(fd, flags)
 }
 
 fn address_of(pool: &Pool, server: &str) -> Option<Address> {

@@ -1,7 +1,8 @@
 //! Where in a slot's segment each number lies.
 //!
 //! First comes what all slots share, a page and the [states](crate::ServerState) of all servers, padded to
-//! whole pages, then the segments of [`SLOTS_MAX`] slots.
+//! whole pages, then the segments of [`SLOTS_MAX`] slots, then one for the
+//! [board](crate::Board).
 //!
 //! A segment is, in words of 8 bytes: a header; then per pool its counters, gauges and histogram,
 //! followed by the same for each of its servers; then the void, a pool and a server that are never
@@ -23,7 +24,7 @@ use crate::server_state;
 ///
 /// With `CASHEW_TEST_BUMP` in the compiler's environment it is one more, as in a later release.
 /// This is for tests of upgrades only.
-const VERSION: u64 = 8 + option_env!("CASHEW_TEST_BUMP").is_some() as u64;
+const VERSION: u64 = 9 + option_env!("CASHEW_TEST_BUMP").is_some() as u64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"cashew\0\0") | VERSION << 56;
 

@@ -10,6 +10,7 @@
 //! needs its own segments, and takes over the counters of those that both have.
 //!
 //! Beside the segments is what all workers write of each server: its [state](ServerState).
+//! Behind the slots is the [`Board`], which discovery alone writes.
 //!
 //! [`Shared`] has what all workers write: client ids, limits of clients, and the outcomes of
 //! reloads.
@@ -17,6 +18,7 @@
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
 mod audience;
+mod board;
 mod clock;
 mod histogram;
 mod ids;
@@ -31,6 +33,9 @@ mod writer;
 mod testing;
 
 pub use audience::PATTERN_MAX;
+pub use board::{
+    BOARD_STALE_AFTER_MS, Board, BoardWriter, Fitness, MemberRole, MemberState, Progress,
+};
 pub use clock::{WallClock, monotonic_ms};
 pub use histogram::Histogram;
 pub use ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge, Stat};

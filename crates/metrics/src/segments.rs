@@ -13,6 +13,7 @@ use rustix::fs::{
 };
 
 use crate::audience::Audience;
+use crate::board::{Board, BoardWriter};
 use crate::histogram;
 use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 use crate::layout::{
@@ -23,6 +24,9 @@ use crate::layout::{
 use crate::mapping::{Mapping, View};
 use crate::server_state::{LastError, ServerState, SharedState};
 use crate::{Histogram, Writer};
+
+/// Segments behind those of the slots.
+const BOARDS: usize = 1;
 
 /// All slots' segments, for reading; [`Segments::writer`] writes one of them.
 pub struct Segments {
@@ -113,7 +117,8 @@ impl Segments {
 
     /// Private segments of this process, with so many slots, all used.
     pub fn in_memory(layout: &Layout, slots: u32) -> Self {
-        let mapping = Mapping::heap(layout.common_words() + layout.slot_words() * slots as usize);
+        let segments = slots as usize + BOARDS;
+        let mapping = Mapping::heap(layout.common_words() + layout.slot_words() * segments);
         let segments = Self::initialized(mapping, layout, slots);
         segments.common()[common::SLOTS].store(u64::from(slots), Relaxed);
         segments
@@ -153,6 +158,16 @@ impl Segments {
         self.use_slot(slot);
         let view = View::new(&self.mapping, self.range(slot));
         Writer::new(view, slot, Arc::clone(self))
+    }
+
+    /// What discovery has found out.
+    pub fn board(&self) -> Board {
+        Board::new(View::new(&self.mapping, self.range(self.slots_max)))
+    }
+
+    /// The writer of the [board](Self::board). There must be one at a time.
+    pub fn board_writer(&self) -> BoardWriter {
+        BoardWriter::new(self.board())
     }
 
     pub fn layout(&self) -> &Layout {
@@ -397,7 +412,7 @@ fn memory(fd: impl AsFd) -> io::Result<(u64, u64)> {
 fn words(layout: &Layout) -> io::Result<usize> {
     layout
         .slot_words()
-        .checked_mul(SLOTS_MAX as usize)
+        .checked_mul(SLOTS_MAX as usize + BOARDS)
         .and_then(|words| words.checked_add(layout.common_words()))
         .filter(|words| words.checked_mul(8).is_some_and(|bytes| i64::try_from(bytes).is_ok()))
         .ok_or_else(|| invalid("metrics of so many servers fit in no memory"))

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use cashew_config::Snapshot;
 
 use crate::audience::Audience;
+use crate::board::Board;
 use crate::histogram::{self, SUM};
 use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 use crate::layout::{
@@ -27,13 +28,15 @@ pub struct Writer {
     view: View,
     slot: u32,
     segments: Arc<Segments>,
+    board: Board,
     /// Adding is not atomic, so a writer must not be shared between threads.
     _not_sync: PhantomData<Cell<()>>,
 }
 
 impl Writer {
     pub(crate) fn new(view: View, slot: u32, segments: Arc<Segments>) -> Self {
-        Self { view, slot, segments, _not_sync: PhantomData }
+        let board = segments.board();
+        Self { view, slot, segments, board, _not_sync: PhantomData }
     }
 
     /// A writer whose numbers nobody else sees, for tests and simulation.
@@ -126,6 +129,12 @@ impl Writer {
     /// Over all workers.
     pub fn sum_server_gauge(&self, server: ServerId, gauge: ServerGauge) -> u64 {
         self.segments.sum_server_gauge(server, gauge)
+    }
+
+    /// What discovery has found out.
+    #[inline]
+    pub fn board(&self) -> &Board {
+        &self.board
     }
 
     /// Counts requests by the time from their arrival to their reply.

@@ -672,6 +672,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         sentinel: None,
         zone: None,
         reads: None,
+        replica_reads: Default::default(),
     }
 }
 

@@ -57,8 +57,8 @@ pub use control_socket::{AskError, ControlSocketError, ask, default_paths};
 pub use listeners::ListenError;
 pub use rehearsal::{Rehearsal, rehearse};
 pub use status::{
-    AdminStatus, GroupStatus, Outcome, PoolStatus, SentinelStatus, ServerStatus, ShardStatus,
-    Status, SwitchStatus, WorkerStatus,
+    AdminStatus, GroupStatus, MemberStatus, Outcome, PoolStatus, SentinelStatus, ServerStatus,
+    ShardStatus, Status, SwitchStatus, WorkerStatus,
 };
 pub use trial::{Program, Verdict};
 

@@ -15,7 +15,7 @@ mod upgrade;
 mod watch;
 mod worker_queries;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -208,7 +208,7 @@ impl Master {
         let metrics = (Rc::new(metrics), Rc::new(segments));
         let watchdog = Watchdog::new(snapshot.global.worker_heartbeat_timeout_ms, now);
         let last_epoch = snapshot.epoch;
-        let has_discovery = snapshot.has_sentinels();
+        let has_discovery = snapshot.needs_discovery();
         let current = InEffect::new(snapshot, BTreeMap::new(), metrics, &quotas, &rings)
             .step("seal the configuration")?;
         let ranks = (0..workers).map(|slot| (Role::Worker { slot }, slot));
@@ -607,8 +607,15 @@ impl Master {
 
     /// Sends the rings' messages to the workers.
     fn deliver_rings(&mut self, now: Instant) {
+        let mut released = BTreeSet::new();
         while let Some((slot, message)) = self.rings.poll_message() {
+            if let ToChild::Release { pool, .. } = &message {
+                released.insert(*pool);
+            }
             self.post(Role::Worker { slot }, message, Vec::new(), now);
+        }
+        for pool in released {
+            self.publish_topology(pool, now);
         }
     }
 

@@ -91,6 +91,8 @@ pub struct PoolStatus {
     pub server_states: Vec<ServerStatus>,
     /// Servers whose addresses Sentinels tell.
     pub groups: Vec<GroupStatus>,
+    /// Servers of which some have copies of what others have.
+    pub members: Vec<MemberStatus>,
     pub sentinels: Vec<SentinelStatus>,
 }
 
@@ -139,6 +141,23 @@ pub struct GroupStatus {
     pub state: String,
     /// The last time that the primary moved, since the master was started.
     pub last_switch: Option<SwitchStatus>,
+}
+
+/// A server as discovery sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MemberStatus {
+    pub server: String,
+    /// What it says that it is.
+    pub role: String,
+    /// `fit`, or why it gets no reads; `unknown` while nobody has asked it.
+    pub fitness: String,
+    /// Bytes that it is behind its primary.
+    pub lag: Option<u64>,
+    /// Of a replica: whether its connection to the primary is up.
+    pub is_link_up: Option<bool>,
+    /// For how many seconds it is not.
+    pub link_down_s: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

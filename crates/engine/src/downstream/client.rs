@@ -346,6 +346,7 @@ impl Client {
             variant: 0,
             head: RequestId::NONE,
             tail: RequestId::NONE,
+
             asked_in: 0,
             requests: 0,
             window: UNKNOWN,

@@ -387,6 +387,10 @@ impl Engine {
         client.input = input;
         let (is_asking, is_owed) = (!client.input.is_empty(), !client.output.is_empty());
         let (index, generation) = self.clients.insert(client);
+        self.write_marks.forget(index);
+        // It may have written a moment ago, where it was.
+        self.note_write(index);
+        self.settle_write(index);
         self.leave_new(index);
         self.update_off_fast_path(index);
         let is_followed = self.follow_session(index);

@@ -524,6 +524,7 @@ impl Engine {
         });
         if client.requests < before {
             let is_off_fast_path = client.off_fast_path;
+            self.settle_write(index);
             self.mark_client(index);
             self.unblock(index);
             if is_off_fast_path {

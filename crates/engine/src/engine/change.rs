@@ -620,10 +620,13 @@ impl Engine {
         self.renumber(&places);
         for backend in self.backends.ids().take(self.backends_in_use) {
             self.complete_variants(backend);
+            self.backends[backend].distrust_replicas(&self.metrics, self.now);
         }
         for ((step, server), heirs) in heirs {
             self.give_waiting(step, server, heirs);
         }
+        // What they have written before is below that.
+        self.write_marks.forget_answered();
         self.follow_clients(&changes);
         for (change, backend) in changes.into_iter().zip(self.backends.ids()) {
             self.follow(backend, change);

@@ -11,13 +11,14 @@ use cashew_protocol::resp;
 
 use crate::base::buffer::LARGE;
 use crate::base::id::{ClientId, ConnId, LaneId, RequestId};
-use crate::downstream::client::{Handoff, State};
+use crate::downstream::client::{Client, Handoff, State};
 use crate::engine::Engine;
 use crate::memcached::{Asked, END};
 use crate::request::{MOVES_MAX, Request, Role};
 use crate::upstream::bulk::Mark;
-use crate::upstream::health::Servers;
+use crate::upstream::health::{Reading, Servers};
 use crate::upstream::lane::{Link, Scanner};
+use crate::upstream::replica_reads::{ReadingClient, WriteMark};
 use crate::upstream::session_params::WireProtocol;
 
 /// A request that one server answers.
@@ -210,6 +211,11 @@ impl Engine {
         let expiry = backend.expiry(self.now);
         let has_tags = R::TAGS && backend.has_tags();
         let moves_reads = backend.topology.moves_reads();
+        let heeds_writes = backend.replica_rules.heed_writes();
+        let is_answered = client.head == RequestId::NONE;
+        if heeds_writes && is_answered && self.write_marks.of(index) == WriteMark::OPEN {
+            self.write_marks.set(index, backend.write_mark(&self.metrics, self.now));
+        }
         while client.requests < client.window
             && let Some(plain) = R::request(buf, &listener.policy)
             && plain.bytes.len() <= size_max
@@ -221,7 +227,11 @@ impl Engine {
             if backend.large_replies.contains(mark) {
                 break;
             }
-            let health = Servers { servers: &backend.servers, now: self.now };
+            let Client { variant, lane_choice, .. } = *client;
+            let written = if heeds_writes { self.write_marks.of(index) } else { WriteMark::NONE };
+            let reader = ReadingClient { variant, lane_choice, written };
+            let reading = Some(Reading { reader, lanes: &self.lanes, metrics: &self.metrics });
+            let health = Servers { backend, now: self.now, reading };
             let Some(server) =
                 backend.topology.select(plain.key, plain.access, &health, &mut self.rng)
             else {
@@ -242,6 +252,9 @@ impl Engine {
                 && self.now < backend.servers[server].unknown.sets
             {
                 break;
+            }
+            if heeds_writes && !plain.access.reads() {
+                self.write_marks.set(index, WriteMark::OPEN);
             }
             let (request, slot) = self.requests.add(backend_id, index, self.now);
             slot.mark = mark;
@@ -310,6 +323,7 @@ impl Engine {
         if !is_clear {
             return buf;
         }
+        let heeds_writes = backend.replica_rules.heed_writes();
         let batch_end = lane.batches.front().map_or(u64::MAX, |batch| batch.end);
         let tag = match R::TAGS_HEADERS {
             true => backend.servers[lane.server].tag,
@@ -385,6 +399,12 @@ impl Engine {
                 };
                 ended(client.end_head(requests, bufs, &mut self.activity));
                 client.deliver_done(requests, bufs, &mut self.activity, ended);
+                if heeds_writes
+                    && client.head == RequestId::NONE
+                    && self.write_marks.of(owner) == WriteMark::OPEN
+                {
+                    self.write_marks.set(owner, backend.write_mark(&self.metrics, self.now));
+                }
                 if client.paused {
                     unblocked = owner;
                 }

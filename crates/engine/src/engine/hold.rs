@@ -60,6 +60,7 @@ impl Engine {
         if is_other {
             let before: Vec<ServerId> = state.topology.primaries().collect();
             state.topology.set_state(topology);
+            state.distrust_replicas(&self.metrics, now);
             let moved: Vec<(ServerId, ServerId)> = before
                 .into_iter()
                 .zip(state.topology.primaries())

@@ -48,6 +48,7 @@ use crate::request::Gather;
 use crate::request::slab::Requests;
 use crate::upstream::backend::Backend;
 use crate::upstream::lane::Lane;
+use crate::upstream::replica_reads::WriteMarks;
 
 /// How often memory that a peak left behind is given back.
 const HOUSEKEEPING_MS: u64 = 1000;
@@ -125,6 +126,7 @@ pub struct Engine {
     /// No connection of a lane that is not there any more has had a higher number.
     pub(crate) lane_generation: u32,
     pub(crate) clients: Slab<ClientId, Client>,
+    pub(crate) write_marks: WriteMarks,
     /// By client, which waits for several servers.
     pub(crate) tours: HashMap<ClientId, WaitAll>,
     pub(crate) requests: Requests,
@@ -230,6 +232,7 @@ impl Engine {
             lane_at: Vec::new(),
             lane_generation: 0,
             clients: Slab::new(),
+            write_marks: WriteMarks::default(),
             tours: HashMap::new(),
             requests: Requests::new(),
             flows: Flows::new(),
@@ -302,6 +305,7 @@ impl Engine {
             ..Client::new(listener, lane_choice, session)
         };
         let (index, generation) = self.clients.insert(client);
+        self.write_marks.forget(index);
         let conn = ConnId::of_client(index, generation);
         self.leave_new(index);
         match admission {

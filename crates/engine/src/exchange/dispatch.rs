@@ -16,8 +16,9 @@ use crate::engine::{Engine, shrink};
 use crate::request::{Due, Gather, MOVES_MAX, Merge, Role};
 use crate::upstream::backend::Backend;
 use crate::upstream::bulk::{BULK_SIZE, Mark};
-use crate::upstream::health::Servers;
+use crate::upstream::health::{Reading, Servers};
 use crate::upstream::lane::Link;
+use crate::upstream::replica_reads::{ReadingClient, WriteMark};
 
 /// Larger ones are not kept to be used again.
 const GATHER_KEPT_MAX: usize = 64 * 1024;
@@ -113,8 +114,54 @@ impl Engine {
         access: Access,
     ) -> Option<ServerId> {
         let backend = &self.backends[backend];
-        let health = Servers { servers: &backend.servers, now: self.now };
+        let health = Servers { backend, now: self.now, reading: None };
         backend.topology.select(key, access, &health, &mut self.rng)
+    }
+
+    /// As [`route`](Self::route), for a client: reads go to replicas only if they are good for it.
+    #[inline]
+    pub(crate) fn route_for(
+        &mut self,
+        client: ClientId,
+        key: &[u8],
+        access: Access,
+    ) -> Option<ServerId> {
+        let backend = self.backend_of(client);
+        let reader = self.reader(client, backend);
+        let reading = Some(Reading { reader, lanes: &self.lanes, metrics: &self.metrics });
+        let backend = &self.backends[backend];
+        let health = Servers { backend, now: self.now, reading };
+        backend.topology.select(key, access, &health, &mut self.rng)
+    }
+
+    /// A client as one that reads.
+    #[inline]
+    pub(crate) fn reader(&mut self, client: ClientId, backend: BackendId) -> ReadingClient {
+        if self.backends[backend].replica_rules.heed_writes() {
+            self.settle_write(client);
+        }
+        let Client { variant, lane_choice, .. } = self.clients[client];
+        ReadingClient { variant, lane_choice, written: self.write_marks.of(client) }
+    }
+
+    /// The client asks for something that may write.
+    #[inline]
+    pub(crate) fn note_write(&mut self, client: ClientId) {
+        let backend = self.backend_of(client);
+        if self.backends[backend].replica_rules.heed_writes() {
+            self.write_marks.set(client, WriteMark::OPEN);
+        }
+    }
+
+    /// The client has been answered: if it wrote, that was before this.
+    #[inline]
+    pub(crate) fn settle_write(&mut self, client: ClientId) {
+        let state = &self.clients[client];
+        if state.head == RequestId::NONE && self.write_marks.of(client) == WriteMark::OPEN {
+            let backend = &self.backends[self.listeners[state.listener].backend];
+            let written = backend.write_mark(&self.metrics, self.now);
+            self.write_marks.set(client, written);
+        }
     }
 
     /// Sends a request with one key as it is.
@@ -132,7 +179,7 @@ impl Engine {
         let is_presumed = self.clients[client].window == 0 && access.reads();
         let is_large = (is_presumed || self.backends[backend].large_replies.contains(mark))
             && self.clients[client].modes.transaction.is_none();
-        let server = self.route(backend, key, access);
+        let server = self.route_for(client, key, access);
         let plan = match server.filter(|_| is_large) {
             Some(server) => self.forward_large(client, server, access, expect, size),
             None => self.forward_to(client, server, expect, size),
@@ -343,7 +390,7 @@ impl Engine {
         let backend = self.backend_of(client);
         let config = &self.backends[backend];
         if config.topology.is_one_shard() {
-            self.route(backend, b"", access)
+            self.route_for(client, b"", access)
         } else {
             let is_up = |&server: &ServerId| config.servers[server].is_up();
             let topology = &config.topology;
@@ -390,13 +437,17 @@ impl Engine {
     /// Deals keys out to servers. `Ok(Some(server))` when one server has them all.
     pub(crate) fn place_keys<'k>(
         &mut self,
-        backend: BackendId,
+        client: ClientId,
         keys: impl Iterator<Item = &'k [u8]>,
         access: Access,
         split: &mut Split,
     ) -> Result<Option<ServerId>, Failure> {
-        let Backend { topology, servers, .. } = &self.backends[backend];
-        let health = Servers { servers, now: self.now };
+        let backend = self.backend_of(client);
+        let reader = self.reader(client, backend);
+        let reading = Some(Reading { reader, lanes: &self.lanes, metrics: &self.metrics });
+        let backend = &self.backends[backend];
+        let health = Servers { backend, now: self.now, reading };
+        let Backend { topology, servers, .. } = backend;
         split.begin(servers.len());
         if access.reads() && topology.has_choice() {
             split.may_move = access == Access::Read && topology.moves_reads();

@@ -163,7 +163,7 @@ impl Engine {
             let access = access(many.verb);
             let mut split = std::mem::take(&mut self.scratch.split);
             let texts = part.iter().map(|key| key.of(bytes));
-            match self.place_keys(backend, texts, access, &mut split) {
+            match self.place_keys(client, texts, access, &mut split) {
                 Ok(_) => {
                     let mut gather = self.gather_with_keys(&split, &part, bytes);
                     gather.is_part = true;

@@ -315,9 +315,8 @@ impl Engine {
             return self.retrieve_many(client, parser, bytes);
         }
         let mut split = std::mem::take(&mut self.scratch.split);
-        let backend = self.backend_of(client);
         let placed =
-            self.place_keys(backend, keys.iter().map(|key| key.of(bytes)), access, &mut split);
+            self.place_keys(client, keys.iter().map(|key| key.of(bytes)), access, &mut split);
         let plan = match placed {
             Ok(Some(server)) => self.forward_to(client, Some(server), Expect::Values, bytes.len()),
             Ok(None) => {

@@ -80,14 +80,13 @@ impl Engine {
             return self.reply_ended(client, command, ending);
         }
         self.with_keys(client, command, bytes, args, |engine, keys, split| {
-            let backend = engine.backend_of(client);
             let texts = keys.iter().map(|key| key.of(bytes));
             let server = match keys {
                 [] => match engine.any_server(client, Access::Write) {
                     Some(server) => server,
                     None => return engine.fail(client, Failure::NoServer),
                 },
-                _ => match engine.place_keys(backend, texts, Access::Write, split) {
+                _ => match engine.place_keys(client, texts, Access::Write, split) {
                     Ok(Some(server)) => server,
                     Ok(None) => {
                         let text = engine.crossing(client, command, bytes, keys, split);

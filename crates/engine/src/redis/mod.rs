@@ -75,6 +75,12 @@ impl Engine {
         {
             return self.refuse_command(client, command);
         }
+        if let Lookup::Found(command) = lookup
+            && !command.access.reads()
+            && !matches!(command.rule, Rule::Local(_))
+        {
+            self.note_write(client);
+        }
         let plan = match self.listener_of(client).is_monitored {
             true => self.plan_observed(client, lookup, bytes, args),
             false => self.plan_redis(client, lookup, bytes, args),
@@ -224,15 +230,15 @@ impl Engine {
             if keys.is_empty() {
                 return engine.forward_anywhere(client, access, bytes.len());
             }
-            let backend = engine.backend_of(client);
             let texts = keys.iter().map(|key| key.of(bytes));
-            match engine.place_keys(backend, texts, access, split) {
+            match engine.place_keys(client, texts, access, split) {
                 Ok(Some(server)) => {
                     match engine.stray_pattern(client, command, server, bytes, args) {
                         Some(text) => engine.reply_error(client, &text),
                         None => {
                             let size = bytes.len();
                             let plan = engine.forward_to(client, Some(server), Expect::Line, size);
+                            let backend = engine.backend_of(client);
                             engine.noted(plan, backend, access)
                         }
                     }
@@ -286,12 +292,12 @@ impl Engine {
         args: &[Span],
     ) -> Plan {
         self.with_keys(client, command, bytes, args, |engine, keys, split| {
-            let backend = engine.backend_of(client);
             let texts = keys.iter().map(|key| key.of(bytes));
             let access = engine.access_of(client, command.access);
-            match engine.place_keys(backend, texts, access, split) {
+            match engine.place_keys(client, texts, access, split) {
                 Ok(Some(server)) => {
                     let plan = engine.forward_to(client, Some(server), Expect::Line, bytes.len());
+                    let backend = engine.backend_of(client);
                     return engine.noted(plan, backend, access);
                 }
                 Ok(None) => {}

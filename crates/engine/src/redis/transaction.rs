@@ -233,9 +233,8 @@ impl Engine {
             return self.say(client, OK);
         }
         self.with_keys(client, command, bytes, args, |engine, keys, split| {
-            let backend = engine.backend_of(client);
             let texts = keys.iter().map(|key| key.of(bytes));
-            let server = match engine.place_keys(backend, texts, Access::Write, split) {
+            let server = match engine.place_keys(client, texts, Access::Write, split) {
                 Ok(Some(server)) => server,
                 Ok(None) => {
                     let text = engine.crossing(client, command, bytes, keys, split);
@@ -451,9 +450,8 @@ impl Engine {
         let are_found = command.keys(bytes, args, &mut keys).is_ok() && !keys.is_empty();
         let call = called_by(command, bytes, args);
         let plan = if are_found {
-            let backend = self.backend_of(client);
             let texts = keys.iter().map(|key| key.of(bytes));
-            match self.place_keys(backend, texts, Access::Write, &mut split) {
+            match self.place_keys(client, texts, Access::Write, &mut split) {
                 Ok(Some(server)) => {
                     match self.stray_pattern(client, command, server, bytes, args) {
                         Some(text) => self.refuse_queued(client, &text),

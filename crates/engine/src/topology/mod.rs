@@ -115,6 +115,11 @@ impl Topology {
         self.locate == Locate::Only
     }
 
+    /// Who takes the writes of the keys that a server has.
+    pub(crate) fn primary_of(&self, server: ServerId) -> ServerId {
+        self.shards[self.shard_of(server)].primary
+    }
+
     /// Servers of which each takes the writes of a share of the keys, as far as they are in the ring.
     pub(crate) fn heads(&self) -> impl Iterator<Item = ServerId> {
         self.heads_of(self.shards.iter())

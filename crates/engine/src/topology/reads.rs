@@ -88,9 +88,9 @@ impl<H: Health> Choice<'_, H> {
         self.in_turn(self.replicas())
     }
 
-    /// For its error.
+    /// For its error. Of one that is not fit there would be none.
     fn any_replica(&self) -> Option<ServerId> {
-        self.shard.replicas.first().copied()
+        self.replicas().find(|&server| self.health.is_fit(server))
     }
 
     /// The one of those that are usable whose turn it is.

@@ -11,6 +11,7 @@ use crate::base::table::Table;
 use crate::base::time::Time;
 use crate::topology::Topology;
 use crate::upstream::bulk::LargeReplies;
+use crate::upstream::replica_reads::ReplicaRules;
 use crate::upstream::server::Server;
 use crate::upstream::session_params::{SessionParams, Usage, WireProtocol};
 
@@ -43,6 +44,7 @@ pub(crate) struct Backend {
     pub(crate) retry_ms: u64,
     pub(crate) failure_limit: u32,
     pub(crate) large_replies: LargeReplies,
+    pub(crate) replica_rules: ReplicaRules,
     /// A server refused RESP3: until then clients are, too.
     pub(crate) no_resp3_until: Time,
     /// Number of the ring in use; grows with every change.
@@ -89,6 +91,7 @@ impl Backend {
             retry_ms: 0,
             failure_limit: 1,
             large_replies: LargeReplies::new(),
+            replica_rules: ReplicaRules::default(),
             no_resp3_until: Time::ZERO,
             ring_version: 0,
             hold: None,
@@ -117,6 +120,7 @@ impl Backend {
             let label = || label(&named.name, &named.endpoint.to_string());
             server.label = (!config.hide_topology).then(label);
         }
+        self.configure_replica_reads();
     }
 
     pub(crate) fn is_in_use(&self) -> bool {

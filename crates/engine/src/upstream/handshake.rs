@@ -155,6 +155,16 @@ impl Engine {
         self.rearm(index);
     }
 
+    /// A connection stands. If it was lost before, there may be another process.
+    fn doubt_new_connection(&mut self, index: LaneId) {
+        let lane = &mut self.lanes[index];
+        if std::mem::take(&mut lane.was_lost) {
+            let backend = &mut self.backends[lane.backend];
+            let begun = self.metrics.board().begun(backend.metrics);
+            backend.servers[lane.server].confirm_after = begun + 1;
+        }
+    }
+
     fn lane_ready(&mut self, index: LaneId) {
         let lane = &mut self.lanes[index];
         lane.link = Link::Ready { since: self.now };
@@ -162,6 +172,7 @@ impl Engine {
         lane.is_early = false;
         let tried_at = lane.tried_at;
         let Lane { backend, server: number, .. } = *lane;
+        self.doubt_new_connection(index);
         let server = self.server_of(index);
         let was_hindered = server.local_error.take().is_some();
         let has_answered = has_asked || server.heard_at >= tried_at;

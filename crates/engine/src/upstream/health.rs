@@ -2,11 +2,15 @@
 
 use std::cell::Cell;
 
-use crate::base::id::ServerId;
+use cashew_metrics::Writer;
+
+use crate::base::id::{LaneId, ServerId};
 use crate::base::table::Table;
 use crate::base::time::Time;
 use crate::topology::Health;
-use crate::upstream::server::Server;
+use crate::upstream::backend::Backend;
+use crate::upstream::lane::Lane;
+use crate::upstream::replica_reads::ReadingClient;
 
 /// A server that was not measured for so long is, by the next read.
 const MEASURE_EVERY_MS: u64 = 1000;
@@ -16,26 +20,36 @@ const WEIGHT: i64 = 8;
 
 /// What one worker knows of servers at one time.
 pub(crate) struct Servers<'a> {
-    pub(crate) servers: &'a Table<ServerId, Server>,
+    pub(crate) backend: &'a Backend,
     pub(crate) now: Time,
+    /// For whom: without it replicas are not to be asked.
+    pub(crate) reading: Option<Reading<'a>>,
+}
+
+/// Who reads, and what decides on whether a replica is good for that.
+pub(crate) struct Reading<'a> {
+    pub(crate) reader: ReadingClient,
+    pub(crate) lanes: &'a Table<LaneId, Lane>,
+    pub(crate) metrics: &'a Writer,
 }
 
 impl Health for Servers<'_> {
     #[inline]
     fn is_up(&self, server: ServerId) -> bool {
-        self.servers[server].is_up()
+        self.backend.servers[server].is_up()
     }
 
-    fn is_fit(&self, _: ServerId) -> bool {
-        true
+    fn is_fit(&self, server: ServerId) -> bool {
+        let Some(Reading { reader, lanes, metrics }) = &self.reading else { return false };
+        self.backend.is_good_for(server, *reader, lanes, metrics, self.now)
     }
 
     fn latency(&self, server: ServerId) -> u32 {
-        self.servers[server].latency.average_us
+        self.backend.servers[server].latency.average_us
     }
 
     fn takes_measurement(&self, server: ServerId) -> bool {
-        self.servers[server].latency.takes_measurement(self.now)
+        self.backend.servers[server].latency.takes_measurement(self.now)
     }
 }
 

@@ -54,6 +54,8 @@ pub(crate) struct Lane {
     pub(crate) due_at: Time,
     /// The connection that is being made is such an attempt.
     pub(crate) is_early: bool,
+    /// There was a connection, or an attempt, that has ended, and none stands since.
+    pub(crate) was_lost: bool,
     pub(crate) handshake: Handshake,
     pub(crate) output: Output,
     pub(crate) head: RequestId,
@@ -279,6 +281,7 @@ impl Lane {
             failed_at: Time::ZERO,
             due_at: Time::ZERO,
             is_early: false,
+            was_lost: false,
             handshake: Handshake::default(),
             output: Output::default(),
             head: RequestId::NONE,

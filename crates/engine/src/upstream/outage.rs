@@ -16,8 +16,9 @@ use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::base::time::Time;
 use crate::engine::{Closed, Engine};
 use crate::request::{Request, Role};
-use crate::upstream::health::Servers;
+use crate::upstream::health::{Reading, Servers};
 use crate::upstream::lane::{Lane, Link};
+use crate::upstream::replica_reads::{ReadingClient, WriteMark};
 
 /// Backoff after the first failed attempt to connect; it doubles with every further one.
 const BACKOFF_MIN_MS: u64 = 10;
@@ -48,6 +49,21 @@ impl Engine {
         }
     }
 
+    /// A connection to a server is lost, or could not be made. Returns whether what waits for the next
+    /// one must not go there unseen, since there may be another process.
+    fn doubt_replica(&mut self, index: LaneId) -> bool {
+        let lane = &mut self.lanes[index];
+        let backend = &mut self.backends[lane.backend];
+        if !backend.replica_rules.has_replicas || !lane.is_shared() {
+            return false;
+        }
+        lane.was_lost = true;
+        let begun = self.metrics.board().begun(backend.metrics);
+        backend.servers[lane.server].confirm_after = begun + 1;
+        let is_kept = self.metrics.board().is_kept(backend.metrics, self.now.as_micros() / 1000);
+        is_kept && backend.topology.primary_of(lane.server) != lane.server
+    }
+
     fn connection_down(&mut self, index: LaneId, failure: Failure, closed: Closed) {
         self.hear_failure(index, failure);
         let lane = &mut self.lanes[index];
@@ -64,6 +80,9 @@ impl Engine {
             self.fail_unsent(index, failure);
         }
 
+        if self.doubt_replica(index) {
+            self.fail_or_move_unsent(index, failure);
+        }
         let is_clean = failure == Failure::Closed && !had_requests;
         let settled = matches!(link, Link::Ready { since }
             if self.now.micros_since(since) >= SETTLED_AFTER_US);
@@ -283,7 +302,9 @@ impl Engine {
             return false;
         }
         let state = &self.backends[backend];
-        let health = Servers { servers: &state.servers, now: self.now };
+        let reader = self.reading_client(request, variant);
+        let reading = Some(Reading { reader, lanes: &self.lanes, metrics: &self.metrics });
+        let health = Servers { backend: state, now: self.now, reading };
         let Some(other) = state.topology.another(server, &health, &mut self.rng) else {
             return false;
         };
@@ -311,6 +332,22 @@ impl Engine {
         self.bufs.give(text);
         self.enqueue(to, request, wire_len);
         true
+    }
+
+    /// Who asked for what a request is, or is a part of.
+    fn reading_client(&self, request: RequestId, variant: u16) -> ReadingClient {
+        let client = match self.requests[request].role {
+            Role::Fragment { parent, .. } => self.requests[parent].client,
+            _ => self.requests[request].client,
+        };
+        match client {
+            // It is answered by nobody.
+            ClientId::NONE => ReadingClient { variant, lane_choice: 0, written: WriteMark::OPEN },
+            client => {
+                let lane_choice = self.clients[client].lane_choice;
+                ReadingClient { variant, lane_choice, written: self.write_marks.of(client) }
+            }
+        }
     }
 
     fn is_fragment(&self, request: RequestId) -> bool {

@@ -54,6 +54,8 @@ pub(crate) struct Server {
     pub(crate) look_at: Time,
     /// Since when what is for it fails at once, since it answers nothing: see [`crate::upstream::liveness`].
     pub(crate) silent_since: Time,
+    /// The number of the poll from which on it counts what discovery says of it.
+    pub(crate) confirm_after: u64,
     /// Left out of the ring, by agreement of all workers.
     pub(crate) ejected: bool,
     /// When its ejection may be asked for. It was just before, and whoever decides may have reasons
@@ -144,6 +146,8 @@ impl Server {
             latency: Latency::new(),
             look_at: Time::ZERO,
             silent_since: Time::NEVER,
+            // Where anybody polls, it must have been asked.
+            confirm_after: 1,
             ejected: false,
             ask_at: Time::ZERO,
             probe_at: Time::NEVER,

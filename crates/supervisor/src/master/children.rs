@@ -129,7 +129,11 @@ impl Master {
                 let is_told = self.publish_stats_socket(now);
                 assert!(is_told, "there is an admin only where there is a stats socket");
             }
-            Role::Discovery => {}
+            Role::Discovery => {
+                for pool in 0..self.current.snapshot.pools.len() as u32 {
+                    self.publish_topology(pool, now);
+                }
+            }
         }
         self.post(role, ToChild::Start, Vec::new(), now);
         match role {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::Address;
+use cashew_config::snapshot::{Address, Pool};
 use cashew_control::{Epoch, ToChild};
 use tracing::{error, info, warn};
 
@@ -58,7 +58,7 @@ impl Master {
             return;
         }
         self.discovered.keep(&self.current.snapshot);
-        match self.current.snapshot.has_sentinels() {
+        match self.current.snapshot.needs_discovery() {
             true => {
                 let member = || Member::new(Role::Discovery, 0, now);
                 let member = self.members.entry(Role::Discovery).or_insert_with(member);
@@ -95,6 +95,16 @@ impl Master {
         // Or it is about to be somewhere else.
         if is_news || self.epochs.is_changing() || self.reload.is_under_way() {
             self.discovered.moved(to);
+        }
+    }
+
+    /// Tells discovery who the primary is that replicas are measured by.
+    pub(super) fn publish_topology(&mut self, pool: u32, now: Instant) {
+        let config = self.current.snapshot.pools.get(pool as usize);
+        if config.is_some_and(Pool::has_replicas) {
+            let (version, topology) = (self.rings.version(pool), self.rings.topology(pool));
+            let message = ToChild::Release { pool, version, topology };
+            self.post(Role::Discovery, message, Vec::new(), now);
         }
     }
 

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{ServerGroup, TopologyState};
-use cashew_metrics::{PoolCounter, WallClock, monotonic_ms};
+use cashew_config::snapshot::{Pool, Server, ServerGroup, TopologyState};
+use cashew_metrics::{MemberState, PoolCounter, WallClock, monotonic_ms};
 use rustix::event::PollFlags;
 use tracing::{error, info, warn};
 
@@ -26,7 +26,7 @@ use crate::listeners::Listeners;
 use crate::member::Member;
 use crate::state::{OperatorsState, Pack};
 use crate::status::{
-    AdminStatus, Outcome, PoolStatus, ServerStatus, ShardStatus, Status, WorkerStatus,
+    AdminStatus, MemberStatus, Outcome, PoolStatus, ServerStatus, ShardStatus, Status, WorkerStatus,
 };
 use crate::unix_socket::UnixSocket;
 use crate::watchdog::STARVED_MAX;
@@ -249,6 +249,31 @@ impl Master {
         self.notify.handle_timeout(now, || is_well);
     }
 
+    /// What discovery has found out of the servers of a pool that has replicas.
+    fn members_of(&self, index: u32, pool: &Pool) -> Vec<MemberStatus> {
+        if !pool.has_replicas() {
+            return Vec::new();
+        }
+        let (segments, board) = (&self.current.segments, self.current.segments.board());
+        let layout = segments.layout();
+        let is_kept = board.is_kept(layout.pool(index as usize), monotonic_ms());
+        let member = |(at, server): (usize, &Server)| {
+            let state = match is_kept {
+                true => board.member(layout.server(index as usize, at)),
+                false => MemberState::default(),
+            };
+            MemberStatus {
+                server: server.name.clone(),
+                role: state.role.name().to_owned(),
+                fitness: state.fitness.name().to_owned(),
+                lag: state.lag,
+                is_link_up: state.is_link_up,
+                link_down_s: state.link_down_secs,
+            }
+        };
+        pool.servers.iter().enumerate().map(member).collect()
+    }
+
     fn status(&self) -> Status {
         let state = match self.phase {
             Phase::Starting => "starting",
@@ -284,6 +309,7 @@ impl Master {
                 server_states: self.server_states(index, pool),
                 groups: self.discovered.groups_of(pool),
                 sentinels: self.discovered.sentinels_of(pool),
+                members: self.members_of(index, pool),
                 paused_writes_only: pause_of(&pool.name).is_some_and(|pause| pause.writes_only),
                 name: pool.name.clone(),
                 listen: pool.listen.to_string(),

@@ -1,0 +1,49 @@
+//! What reads need of a replica.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Pool, Protocol, Snapshot};
+
+/// When a replica may answer reads in its primary's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ReplicaReads {
+    /// Bytes that it may be behind; `None` is no limit.
+    pub lag_max: Option<u64>,
+    /// How long its connection to the primary may be down.
+    pub link_down_max_ms: u64,
+    pub read_your_writes: ReadYourWrites,
+}
+
+impl Default for ReplicaReads {
+    fn default() -> Self {
+        Self { lag_max: None, link_down_max_ms: 60_000, read_your_writes: ReadYourWrites::Off }
+    }
+}
+
+/// Whether a client's reads see its own writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReadYourWrites {
+    #[default]
+    Off,
+    /// It reads from the primary for so many milliseconds after a write.
+    For(u64),
+    /// It reads from replicas that have reached the position at which the primary was after its
+    /// last write.
+    Offset,
+}
+
+impl Snapshot {
+    /// Whether there is something for discovery: Sentinels, or replicas.
+    pub fn needs_discovery(&self) -> bool {
+        self.has_sentinels() || self.pools.iter().any(Pool::has_replicas)
+    }
+}
+
+impl Pool {
+    /// Whether any server has copies of what another one has, so that reads have a choice.
+    pub fn has_replicas(&self) -> bool {
+        self.protocol == Protocol::Redis && !self.replicated().is_empty()
+    }
+}

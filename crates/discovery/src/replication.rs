@@ -1,0 +1,392 @@
+//! How far the servers of one group have come, by what they say: who may answer reads.
+//!
+//! Pure: polls and reports go in, what there is to publish comes out of [`Replication::standing`].
+
+use std::collections::{BTreeMap, VecDeque};
+
+use cashew_config::snapshot::ReplicaReads;
+use cashew_metrics::{Fitness, MemberRole, MemberState};
+
+/// Positions of the primary that are kept: at the fastest pace those of fifty seconds in which it
+/// never stands still.
+const POINTS_MAX: usize = 1024;
+
+/// What a server says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberReport {
+    pub is_replica: bool,
+    /// Which history its data is of.
+    pub replid: String,
+    /// How far it has come there.
+    pub offset: u64,
+    pub link: Link,
+    pub is_syncing: bool,
+    pub is_loading: bool,
+}
+
+/// A replica's connection to its primary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    Up,
+    /// For so many seconds.
+    Down(u64),
+    /// There has been none since it started.
+    Never,
+}
+
+/// A position of the primary.
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    /// The newest poll at which it was there.
+    poll: u64,
+    offset: u64,
+}
+
+#[derive(Debug, Default)]
+struct Member {
+    /// `None` is an answer that tells nothing.
+    report: Option<MemberReport>,
+    /// The last poll that it has answered.
+    polled: u64,
+    is_lost: bool,
+}
+
+/// Servers by their names.
+#[derive(Debug)]
+pub struct Replication {
+    primary: String,
+    members: BTreeMap<String, Member>,
+    /// The primary's history, and positions in it, oldest first.
+    replid: Option<String>,
+    points: VecDeque<Point>,
+    begun: u64,
+    /// The poll before that.
+    begun_before: u64,
+}
+
+impl Replication {
+    pub fn new(primary: &str, replicas: impl Iterator<Item = String>) -> Self {
+        let members = std::iter::once(primary.to_owned()).chain(replicas);
+        Self {
+            primary: primary.to_owned(),
+            members: members.map(|name| (name, Member::default())).collect(),
+            replid: None,
+            points: VecDeque::new(),
+            begun: 0,
+            begun_before: 0,
+        }
+    }
+
+    pub fn primary(&self) -> &str {
+        &self.primary
+    }
+
+    pub fn members(&self) -> impl Iterator<Item = &str> {
+        self.members.keys().map(String::as_str)
+    }
+
+    /// Takes over what is known from the same servers as they were before a change.
+    pub fn keep(&mut self, before: &mut Self) {
+        for (name, member) in &mut self.members {
+            if let Some(known) = before.members.remove(name) {
+                *member = known;
+            }
+        }
+        (self.begun, self.begun_before) = (before.begun, before.begun_before);
+        if self.primary == before.primary {
+            self.replid = before.replid.take();
+            self.points = std::mem::take(&mut before.points);
+        }
+    }
+
+    /// Of a server at another address nothing is known.
+    pub fn forget(&mut self, name: &str) {
+        if let Some(member) = self.members.get_mut(name) {
+            *member = Member::default();
+        }
+        if name == self.primary {
+            self.replid = None;
+            self.points.clear();
+        }
+    }
+
+    /// A poll begins.
+    pub fn begin(&mut self, poll: u64) {
+        self.begun_before = std::mem::replace(&mut self.begun, poll);
+    }
+
+    /// A server has answered a poll; `None` if that tells nothing.
+    pub fn says(&mut self, name: &str, poll: u64, report: Option<MemberReport>) {
+        if let (true, Some(report)) = (name == self.primary, &report) {
+            self.note_position(poll, report);
+        }
+        if let Some(member) = self.members.get_mut(name) {
+            (member.report, member.polled, member.is_lost) = (report, poll, false);
+        }
+    }
+
+    /// Its connection has ended, could not be made, or stays without an answer.
+    pub fn lost(&mut self, name: &str) {
+        if let Some(member) = self.members.get_mut(name) {
+            member.is_lost = true;
+        }
+    }
+
+    fn note_position(&mut self, poll: u64, report: &MemberReport) {
+        let MemberReport { replid, offset, .. } = report;
+        let has_gone_back = self.points.back().is_some_and(|last| *offset < last.offset);
+        if self.replid.as_ref() != Some(replid) || has_gone_back {
+            self.points.clear();
+            self.replid = Some(replid.clone());
+        }
+        match self.points.back_mut() {
+            Some(last) if last.offset == *offset => last.poll = poll,
+            _ => self.points.push_back(Point { poll, offset: *offset }),
+        }
+        if self.points.len() > POINTS_MAX {
+            self.points.pop_front();
+        }
+    }
+
+    /// What there is to publish of a server: its state, the last poll that it has answered, and the
+    /// newest one at which the primary had no more than it has.
+    /// `None` while nothing is known of it.
+    pub fn standing(&self, name: &str, rules: &ReplicaReads) -> Option<(MemberState, u64, u64)> {
+        let member = self.members.get(name)?;
+        let is_heard = member.polled > 0 || member.is_lost;
+        is_heard.then(|| self.judge(name, member, rules))
+    }
+
+    fn judge(&self, name: &str, member: &Member, rules: &ReplicaReads) -> (MemberState, u64, u64) {
+        let Some(report) = &member.report else {
+            let fitness = if member.is_lost { Fitness::Unreachable } else { Fitness::Unknown };
+            return (MemberState { fitness, ..MemberState::default() }, member.polled, 0);
+        };
+        let is_of_primary = self.replid.as_ref().map(|replid| *replid == report.replid);
+        let mut state = MemberState {
+            role: if report.is_replica { MemberRole::Replica } else { MemberRole::Primary },
+            is_loading: report.is_loading,
+            ..MemberState::default()
+        };
+        if report.is_replica {
+            state.is_syncing = report.is_syncing;
+            state.is_link_up = Some(report.link == Link::Up);
+            state.link_down_secs = match report.link {
+                Link::Down(secs) => Some(secs),
+                Link::Up | Link::Never => None,
+            };
+        }
+        if name == self.primary {
+            state.fitness = match (member.is_lost, report.is_loading) {
+                (true, _) => Fitness::Unreachable,
+                (_, true) => Fitness::Loading,
+                _ => Fitness::Fit,
+            };
+            return (state, member.polled, 0);
+        }
+        state.is_of_primary = is_of_primary;
+        if report.is_replica && is_of_primary == Some(true) {
+            state.lag = self.lag(member, report);
+        }
+        state.fitness = fitness(member.is_lost, report, &state, rules);
+        let covers = if is_of_primary == Some(true) { self.covers(report.offset) } else { 0 };
+        (state, member.polled, covers)
+    }
+
+    /// Bytes behind the primary, by the poll that the replica has answered. Of one that is silent by
+    /// the newest: it has come nowhere since, as far as is known.
+    fn lag(&self, member: &Member, report: &MemberReport) -> Option<u64> {
+        let is_current = member.polled >= self.begun_before;
+        let by = |point: &&Point| !is_current || point.poll <= member.polled;
+        let point = self.points.iter().rev().find(by).or(self.points.front())?;
+        Some(point.offset.saturating_sub(report.offset))
+    }
+
+    /// The newest poll at which the primary was not further than this.
+    fn covers(&self, offset: u64) -> u64 {
+        let reached = self.points.iter().rev().find(|point| point.offset <= offset);
+        reached.map_or(0, |point| point.poll)
+    }
+}
+
+fn fitness(
+    is_lost: bool,
+    report: &MemberReport,
+    state: &MemberState,
+    rules: &ReplicaReads,
+) -> Fitness {
+    let link_down_max = rules.link_down_max_ms / 1000;
+    match report.link {
+        _ if is_lost => Fitness::Unreachable,
+        _ if !report.is_replica => Fitness::NotReplica,
+        _ if report.is_loading => Fitness::Loading,
+        _ if report.is_syncing => Fitness::Syncing,
+        Link::Never => Fitness::NeverSynced,
+        Link::Down(secs) if secs >= link_down_max => Fitness::LinkDown,
+        _ if state.is_of_primary == Some(false) => Fitness::OtherHistory,
+        _ if rules.lag_max.is_some_and(|max| state.lag.is_some_and(|lag| lag > max)) => {
+            Fitness::Lagging
+        }
+        _ => Fitness::Fit,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULES: ReplicaReads = ReplicaReads {
+        lag_max: Some(100),
+        link_down_max_ms: 60_000,
+        read_your_writes: cashew_config::snapshot::ReadYourWrites::Off,
+    };
+
+    fn group() -> Replication {
+        Replication::new("p", ["r".to_owned(), "s".to_owned()].into_iter())
+    }
+
+    fn primary(offset: u64) -> Option<MemberReport> {
+        Some(MemberReport { is_replica: false, link: Link::Never, ..replica(offset).unwrap() })
+    }
+
+    fn replica(offset: u64) -> Option<MemberReport> {
+        Some(MemberReport {
+            is_replica: true,
+            replid: "one".to_owned(),
+            offset,
+            link: Link::Up,
+            is_syncing: false,
+            is_loading: false,
+        })
+    }
+
+    fn fitness_of(group: &Replication, name: &str) -> Fitness {
+        group.standing(name, &RULES).map_or(Fitness::Unknown, |it| it.0.fitness)
+    }
+
+    #[test]
+    fn a_replica_is_fit_while_it_keeps_up() {
+        let mut group = group();
+        assert_eq!(fitness_of(&group, "r"), Fitness::Unknown);
+        group.begin(1);
+        group.says("r", 1, replica(50));
+        // By itself: where the primary is is not known yet.
+        assert_eq!(fitness_of(&group, "r"), Fitness::Fit);
+        group.says("p", 1, primary(150));
+        assert_eq!(fitness_of(&group, "r"), Fitness::Fit);
+        assert_eq!(group.standing("r", &RULES).unwrap().0.lag, Some(100));
+        group.begin(2);
+        group.says("p", 2, primary(151));
+        // It may be about to answer.
+        assert_eq!(group.standing("r", &RULES).unwrap().0.lag, Some(100));
+        group.says("r", 2, replica(50));
+        assert_eq!(fitness_of(&group, "r"), Fitness::Lagging);
+        group.begin(3);
+        group.says("p", 3, primary(160));
+        group.says("r", 3, replica(160));
+        assert_eq!(fitness_of(&group, "r"), Fitness::Fit);
+        // It goes silent.
+        for poll in 4..7 {
+            group.begin(poll);
+            group.says("p", poll, primary(400));
+        }
+        assert_eq!(fitness_of(&group, "r"), Fitness::Lagging);
+        group.lost("r");
+        assert_eq!(fitness_of(&group, "r"), Fitness::Unreachable);
+        let (state, polled, _) = group.standing("p", &RULES).unwrap();
+        assert_eq!((state.role, state.fitness, polled), (MemberRole::Primary, Fitness::Fit, 6));
+    }
+
+    #[test]
+    fn a_link_may_be_down_for_a_while_but_must_have_been_up() {
+        let mut group = group();
+        group.begin(1);
+        group.says("p", 1, primary(10));
+        for (link, expected) in [
+            (Link::Up, Fitness::Fit),
+            (Link::Down(0), Fitness::Fit),
+            (Link::Down(59), Fitness::Fit),
+            (Link::Down(60), Fitness::LinkDown),
+            (Link::Never, Fitness::NeverSynced),
+        ] {
+            group.says("r", 1, Some(MemberReport { link, ..replica(10).unwrap() }));
+            assert_eq!(fitness_of(&group, "r"), expected, "{link:?}");
+        }
+        let never = ReplicaReads { link_down_max_ms: 0, ..RULES };
+        group.says("r", 1, Some(MemberReport { link: Link::Down(0), ..replica(10).unwrap() }));
+        assert_eq!(group.standing("r", &never).unwrap().0.fitness, Fitness::LinkDown);
+    }
+
+    #[test]
+    fn what_a_server_says_of_itself_makes_it_unfit() {
+        let mut group = group();
+        group.begin(1);
+        group.says("p", 1, primary(10));
+        let cases = [
+            (MemberReport { is_syncing: true, ..replica(10).unwrap() }, Fitness::Syncing),
+            (MemberReport { is_loading: true, ..replica(10).unwrap() }, Fitness::Loading),
+            (MemberReport { replid: "two".into(), ..replica(10).unwrap() }, Fitness::OtherHistory),
+            (primary(10).unwrap(), Fitness::NotReplica),
+        ];
+        for (report, expected) in cases {
+            group.says("r", 1, Some(report));
+            assert_eq!(fitness_of(&group, "r"), expected);
+        }
+        // Who does not tell is taken as it always was.
+        group.says("r", 1, None);
+        assert_eq!(fitness_of(&group, "r"), Fitness::Unknown);
+        assert_eq!(fitness_of(&group, "s"), Fitness::Unknown);
+    }
+
+    #[test]
+    fn a_replica_covers_the_polls_that_it_has_caught_up_with() {
+        let mut group = group();
+        for (poll, offset) in [(1, 10), (2, 20), (3, 20), (4, 30)] {
+            group.begin(poll);
+            group.says("p", poll, primary(offset));
+        }
+        for (offset, covers) in [(9, 0), (10, 1), (19, 1), (20, 3), (29, 3), (30, 4), (99, 4)] {
+            group.says("r", 4, replica(offset));
+            assert_eq!(group.standing("r", &RULES).unwrap().2, covers, "{offset}");
+        }
+        // Of another history it has nothing.
+        group.says("r", 4, Some(MemberReport { replid: "two".into(), ..replica(99).unwrap() }));
+        assert_eq!(group.standing("r", &RULES).unwrap().2, 0);
+        // The primary starts anew: what was there counts no more.
+        group.says("r", 4, replica(99));
+        group.begin(5);
+        group.says("p", 5, Some(MemberReport { replid: "two".into(), ..primary(0).unwrap() }));
+        assert_eq!(group.standing("r", &RULES).unwrap().2, 0);
+        group.says("r", 5, Some(MemberReport { replid: "two".into(), ..replica(0).unwrap() }));
+        assert_eq!(group.standing("r", &RULES).unwrap().2, 5);
+    }
+
+    #[test]
+    fn another_primary_is_measured_by_anew() {
+        let mut group = group();
+        group.begin(1);
+        group.says("p", 1, primary(10));
+        group.says("r", 1, replica(10));
+        let mut next = Replication::new("r", ["p".to_owned(), "s".to_owned()].into_iter());
+        next.keep(&mut group);
+        assert_eq!(next.standing("p", &RULES).unwrap().2, 0);
+        next.begin(2);
+        next.says("r", 2, primary(12));
+        next.says("p", 2, replica(12));
+        assert_eq!(next.standing("p", &RULES).unwrap().2, 2);
+        next.forget("r");
+        assert_eq!(next.standing("p", &RULES).unwrap().2, 0);
+    }
+
+    #[test]
+    fn positions_are_bounded() {
+        let mut group = group();
+        for poll in 1..5000 {
+            group.begin(poll);
+            group.says("p", poll, primary(poll));
+        }
+        assert_eq!(group.points.len(), POINTS_MAX);
+        group.says("r", 4999, replica(4000));
+        assert_eq!(group.standing("r", &RULES).unwrap().2, 4000);
+    }
+}
