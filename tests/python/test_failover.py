@@ -192,3 +192,32 @@ def test_a_failover_that_has_failed_does_not_happen_later(place):
     # Whoever asks again gets it.
     assert pair.promote().returncode == 0
     pair.check_writes_go_to(pair.replica, pair.master)
+
+
+def test_a_reload_is_compared_with_the_primary_in_force_and_warns_when_it_undoes_a_failover(pair):
+    assert pair.promote().returncode == 0
+    pair.master.call("REPLICAOF", "127.0.0.1", pair.replica.port)
+    # The file without the server that takes the writes.
+    pair.options["servers"] = server_lines([pair.master], names=["master"])
+    pair.gateway.configure({"alpha": pair.options})
+    dry = pair.gateway.order("reload", "--dry-run")
+    assert dry.returncode == 0, dry.stderr
+    undone = f"pool 'alpha': the failover of 'master' to 'r1' (127.0.0.1:{pair.replica.port}) is undone"
+    assert undone in dry.stdout
+    assert "all keys go to another server" in dry.stdout
+    assert undone not in pair.gateway.log()
+    # As docs/how-to.md says: the names change places.
+    pair.options["servers"] = server_lines([pair.replica, pair.master], names=["master", "r1"])
+    pair.gateway.configure({"alpha": pair.options})
+    for words in ["reload", "--dry-run"], ["reload"]:
+        done = pair.gateway.order(*words)
+        assert done.returncode == 0, done.stderr
+        assert "writes: all keys" not in done.stdout and "undone" not in done.stdout
+    # The other is a replica, and takes no writes.
+    assert [pair.gateway.call("SET", key, "x") for key in KEYS] == ["OK"] * len(KEYS)
+    # A reload that is no dry run has it in the log.
+    pair.gateway.order("failover", "alpha", "r1")
+    pair.options["servers"] = server_lines([pair.replica], names=["master"])
+    pair.gateway.configure({"alpha": pair.options})
+    assert pair.gateway.order("reload").returncode == 0
+    assert "WARN" in next(line for line in pair.gateway.log().splitlines() if "is undone" in line)

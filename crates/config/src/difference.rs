@@ -14,7 +14,7 @@ use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
     Affinity, CasUniques, Credentials, CustomCommand, Endpoint, Global, IoEngine, Limits, Listen,
     Memcached, OnFailure, Pool, Protocol, Reads, ReplicaReads, Sentinel, Server, ServerGroup,
-    Snapshot, Topology, Wire,
+    Snapshot, Topology, TopologyState, Wire,
 };
 use crate::value::RoundSize;
 
@@ -30,16 +30,37 @@ pub struct Difference {
 impl Difference {
     /// The epoch number is not compared.
     pub fn between(old: &Snapshot, new: &Snapshot) -> Self {
+        Self::in_force((old, &[]), (new, &[]))
+    }
+
+    /// Each with its topologies by pool: the keys that move are those that do with the primaries that
+    /// are in force, not with the configured ones.
+    pub fn in_force(
+        (old, old_states): (&Snapshot, &[TopologyState]),
+        (new, new_states): (&Snapshot, &[TopologyState]),
+    ) -> Self {
+        let in_force = |pool: &Pool, state: Option<&TopologyState>| match state {
+            Some(state) => pool.in_force(state),
+            None => pool.clone(),
+        };
         let mut difference = Self::default();
         difference.global(&old.global, &new.global);
-        let old_pools = by_name(&old.pools, |pool| &pool.name);
+        let places: HashMap<&str, usize> =
+            (0..).zip(&old.pools).map(|(at, pool)| (&*pool.name, at)).collect();
         let new_pools = by_name(&new.pools, |pool| &pool.name);
         for pool in old.pools.iter().filter(|pool| !new_pools.contains_key(pool.name.as_str())) {
             difference.lines.push(format!("pool '{}': removed", pool.name));
         }
-        for pool in &new.pools {
-            match old_pools.get(pool.name.as_str()) {
-                Some(old) => difference.pool(old, pool),
+        for (at, pool) in new.pools.iter().enumerate() {
+            match places.get(pool.name.as_str()) {
+                Some(&before) => {
+                    let old = &old.pools[before];
+                    difference.pool(old, pool);
+                    difference.keys(
+                        &in_force(old, old_states.get(before)),
+                        &in_force(pool, new_states.get(at)),
+                    );
+                }
                 None => difference.lines.push(format!(
                     "pool '{}': added, listens on {}, {}",
                     pool.name,
@@ -249,7 +270,6 @@ impl Difference {
             (Topology::Sharded | Topology::Groups(_), Topology::Sharded | Topology::Groups(_))
             | (Topology::MasterReplica { .. }, Topology::MasterReplica { .. }) => {}
         }
-        self.keys(old, new);
     }
 
     fn servers(&mut self, pool: &str, old: &[Server], new: &[Server]) {

@@ -209,6 +209,20 @@ impl Rings {
         next
     }
 
+    /// The topologies after a switch to these pools, and a line for each failover that it undoes.
+    pub(crate) fn foreseen(&self, pools: Vec<RingConfig>) -> (Vec<TopologyState>, Vec<String>) {
+        let mut undone = Vec::new();
+        let topology = |config: RingConfig| {
+            let Some(ring) = self.pools.iter().find(|ring| ring.config.name == config.name) else {
+                return Ring::new(config).topology();
+            };
+            let next = ring.clone().reconfigured(config, self.halted);
+            undone.extend(ring.undone(&next));
+            next.topology()
+        };
+        (pools.into_iter().map(topology).collect(), undone)
+    }
+
     /// Replaces the pools. Servers that stay, by pool name and server name, stay on or off the
     /// ring; what is known of the others is forgotten. Only while frozen and quiet and with all
     /// messages taken, since those refer to the old pools.
@@ -911,6 +925,27 @@ mod tests {
         rings.switch(vec![pool("alpha", ["a", "c"])]);
         assert_eq!(primary(&rings), None);
         assert!(rings.promote(0, 1, String::new(), now).is_err(), "each has keys of its own");
+    }
+
+    #[test]
+    fn a_switch_that_undoes_a_failover_is_foreseen() {
+        let mut rings = Rings::new(vec![replicated(["a", "b", "c"], 0)]);
+        rings.promote(0, 2, "asked for".into(), Instant::now()).unwrap();
+        let foreseen = |config| {
+            let (topologies, undone) = rings.foreseen(vec![config]);
+            (topologies[0].primaries.first().map(|it| it.server), undone)
+        };
+        assert_eq!(foreseen(replicated(["a", "b", "c"], 0)), (Some(2), vec![]));
+        assert_eq!(foreseen(replicated(["c", "a"], 1)), (Some(0), vec![]));
+        let (primary, undone) = foreseen(replicated(["a", "b"], 0));
+        assert_eq!((primary, undone.len()), (None, 1));
+        assert!(undone[0].contains("the file has it no more"), "{undone:?}");
+        let (primary, undone) = foreseen(replicated(["a", "b", "c"], 1));
+        assert_eq!((primary, undone.len()), (None, 1));
+        assert!(undone[0].contains("the file names another primary"), "{undone:?}");
+        // The one that is promoted becomes the configured one.
+        assert_eq!(foreseen(replicated(["a", "b", "c"], 2)), (None, vec![]));
+        assert_eq!(foreseen(pool("beta", ["a"])), (None, vec![]));
     }
 
     /// Two shards: one of "a" alone, the other of the rest, of which the first is the primary.

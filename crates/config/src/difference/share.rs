@@ -308,7 +308,7 @@ mod tests {
 
     use super::*;
     use crate::difference::tests::{pool, server};
-    use crate::snapshot::Server;
+    use crate::snapshot::{Promoted, Server};
 
     #[test]
     fn shares_are_those_of_arithmetic() {
@@ -365,6 +365,23 @@ mod tests {
         let share = moved(&replicated, &fewer).unwrap();
         assert_eq!(share.writes, Share::NONE);
         assert!(share.reads.of_keys > 0.3 && share.reads.of_keys < 0.7, "{share:?}");
+    }
+
+    /// The file swaps the addresses of two names, as a failover has them already.
+    #[test]
+    fn a_file_that_names_the_primary_in_force_moves_no_writes() {
+        let replicated = |a: u16, b: u16| Pool {
+            topology: Topology::MasterReplica { master: 0 },
+            ..pool("p", vec![server("master", a, 1), server("r1", b, 1), server("r2", 3, 1)])
+        };
+        let promoted = TopologyState {
+            primaries: vec![Promoted { shard: 0, server: 1 }],
+            ..TopologyState::whole(&replicated(1, 2))
+        };
+        let (before, after) = (replicated(1, 2).in_force(&promoted), replicated(2, 1));
+        assert_eq!(moved(&before, &after).unwrap().writes, Share::NONE);
+        assert_eq!(moved(&before, &replicated(1, 2)).unwrap().writes, Share::ALL);
+        assert_eq!(moved(&replicated(1, 2), &after).unwrap().writes, Share::ALL);
     }
 
     #[test]

@@ -190,6 +190,24 @@ impl Pool {
         names
     }
 
+    /// As if the file named the primaries that are in force.
+    pub fn in_force(&self, state: &TopologyState) -> Self {
+        let mut pool = self.clone();
+        match &mut pool.topology {
+            Topology::Sharded => {}
+            Topology::MasterReplica { master } => *master = state.primary_of(0, *master),
+            Topology::Groups(groups) => {
+                for (shard, group) in (0..).zip(groups) {
+                    let primary = state.primary_of(shard, group.primary);
+                    for replica in group.replicas.iter_mut().filter(|it| **it == primary) {
+                        *replica = std::mem::replace(&mut group.primary, primary);
+                    }
+                }
+            }
+        }
+        pool
+    }
+
     /// The ring over the shards whose primaries are live; with one master, over its replicas.
     pub fn ring(&self, state: &TopologyState) -> Ring {
         let shards = self.shards();

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cashew_config::snapshot::TopologyState;
 use cashew_config::{Difference, Snapshot};
 use tracing::{error, info, warn};
 
@@ -19,6 +20,7 @@ use crate::child::{Role, Spawn};
 use crate::command::{self, Command, Nobody, Reply};
 use crate::discovered::Move;
 use crate::names::Names;
+use crate::ring::{RingConfig, Rings};
 use crate::state::{Pack, ReloadAsker, Unpack, WantedReload};
 use crate::status::Outcome;
 
@@ -272,7 +274,9 @@ impl Master {
         let path = self.conf_file.clone();
         let current = self.discovered.told(Snapshot::clone(&self.current.snapshot));
         let command_line = self.command_line.clone();
-        match BackgroundTask::start("load", move || load(&path, &command_line, &current, is_dry)) {
+        let rings = self.rings.clone();
+        let load = move || load(&path, &command_line, &current, &rings, is_dry);
+        match BackgroundTask::start("load", load) {
             Ok(loading) => {
                 let deadline = now + LOAD_TIMEOUT;
                 self.reload.stage = Stage::Loading { askers, loading, deadline };
@@ -440,6 +444,7 @@ fn load(
     path: &Path,
     command_line: &CommandLine,
     current: &Snapshot,
+    rings: &Rings,
     is_dry: bool,
 ) -> Result<Loaded, String> {
     let loaded = cashew_config::load(path).map_err(|errors| errors.to_string())?;
@@ -452,7 +457,11 @@ fn load(
     if !is_dry {
         warnings.extend(super::discovery::find(&mut snapshot));
     }
-    let difference = Difference::between(current, &snapshot);
+    let (topologies, undone) = rings.foreseen(RingConfig::of(&snapshot));
+    warnings.extend(undone);
+    let pools = 0..current.pools.len() as u32;
+    let before: Vec<TopologyState> = pools.map(|pool| rings.topology(pool)).collect();
+    let difference = Difference::in_force((current, &before), (&snapshot, &topologies));
     let names = if is_dry { Names::default() } else { Names::look_up(current, &snapshot) };
     Ok(Loaded { snapshot, warnings, difference, names })
 }

@@ -283,6 +283,41 @@ impl Ring {
         self.primaries.iter().map(|(&shard, &primary)| (shard, primary)).filter(is_other).collect()
     }
 
+    /// A line for each group whose promoted server does not take its writes in the next ring.
+    pub(super) fn undone(&self, next: &Self) -> Vec<String> {
+        let line = |(shard, promoted): (u32, u32)| {
+            let name = &self.config.groups[&shard].name;
+            let was = &self.config.servers[promoted as usize];
+            let is = next.primary_of(self, shard)?;
+            let is_there = next.config.servers.iter().any(|it| it.endpoint == was.endpoint);
+            let why = match is_there {
+                true => "the file names another primary",
+                false => "the file has it no more",
+            };
+            (is.endpoint != was.endpoint).then(|| {
+                format!(
+                    "pool '{}': the failover of '{name}' to '{}' ({}) is undone, since {why}: writes \
+                     go to '{}' ({})",
+                    self.config.name, was.name, was.endpoint, is.name, is.endpoint
+                )
+            })
+        };
+        self.promoted().into_iter().filter_map(line).collect()
+    }
+
+    /// Who takes the writes of what was a group of a former ring. A pool with a master is one group,
+    /// whatever the master is called.
+    fn primary_of(&self, former: &Self, shard: u32) -> Option<&ServerConfig> {
+        let is_whole = former.config.is_one_shard && self.config.is_one_shard;
+        let name = &former.config.groups[&shard].name;
+        let groups = &self.config.groups;
+        match groups.iter().find(|(_, group)| is_whole || group.name == *name) {
+            Some((shard, _)) => self.config.servers.get(self.primaries[shard] as usize),
+            // Without replicas it is a server alone.
+            None => self.config.servers.iter().find(|it| it.group == *name || it.name == *name),
+        }
+    }
+
     fn is_only_primary(&self, server: u32) -> bool {
         self.config.is_one_shard && self.primaries.values().any(|&primary| primary == server)
     }
