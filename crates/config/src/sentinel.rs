@@ -5,12 +5,13 @@ use std::collections::HashMap;
 use schemars::{Schema, SchemaGenerator, json_schema};
 
 use crate::address::{ServerLine, check_name, parse_host, parse_port};
-use crate::diagnostic::{At, Complaint, Pos, Report};
+use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::file::{Dialect, GroupSection, PoolSection};
+use crate::loops::numeric_address;
 use crate::resolve::{Context, MASTER};
 use crate::secret;
 use crate::section;
-use crate::snapshot::{Address, Credentials, Endpoint, Group, Lineage, Sentinel, Server};
+use crate::snapshot::{Address, Credentials, Endpoint, Group, Lineage, Listen, Sentinel, Server};
 use crate::tree::{Kind, Node};
 use crate::value::{Text, Value};
 
@@ -104,7 +105,8 @@ impl Value for SentinelAuth {
 
 /// Whether a server that is given as a section is meant to be a group.
 pub(crate) fn is_group(entries: &[(At<String>, Node)]) -> bool {
-    entries.iter().any(|(key, _)| key.value.starts_with("sentinel"))
+    let is_meant = |key: &str| key.starts_with("sentinel") || nearest(key, ["sentinel"]).is_some();
+    entries.iter().any(|(key, _)| is_meant(&key.value))
 }
 
 pub(crate) fn group_schema() -> Schema {
@@ -197,6 +199,27 @@ pub(crate) fn resolve(
     })
 }
 
+/// The pool would ask itself.
+pub(crate) fn check_listen(
+    section: &PoolSection,
+    listen: Option<&Listen>,
+    context: &Context<'_>,
+    report: &mut Report<'_>,
+) {
+    let (Some(sentinels), Some(Listen::Tcp(listen))) = (&section.sentinels, listen) else { return };
+    for At { value, pos } in &sentinels.value.0 {
+        let endpoint = Endpoint::Tcp { host: value.host.clone(), port: value.port };
+        let Some(address) = numeric_address(&endpoint) else { continue };
+        let ip = address.ip();
+        let is_here = || ip.is_loopback() || (context.is_local)(ip);
+        let is_same = ip == listen.ip() || listen.ip().is_unspecified() && is_here();
+        if is_same && address.port() == listen.port() {
+            let complaint = Complaint::new("this Sentinel is the pool's own listener");
+            report.error(*pos, complaint.hint("Sentinels listen on port 26379 as a rule"));
+        }
+    }
+}
+
 fn refuse_without_sentinels(
     section: &PoolSection,
     lines: &[At<ServerLine>],
@@ -226,6 +249,36 @@ fn check_masters(masters: &HashMap<&str, (&str, Pos)>, report: &mut Report<'_>) 
         if let Some(other) = first.insert(*master, *name) {
             let message = format!("\"{name}\" is the same group as \"{other}\": {master}");
             report.error(pos, Complaint::new(message).hint("each group is named once"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    fn errors(listen: &str, sentinels: &str, server: &str) -> String {
+        let yaml = format!(
+            "alpha:\n  listen: {listen}\n  redis: true\n  sentinels: [{sentinels}]\n  servers:\n   - \
+             {server}\n"
+        );
+        let loaded = crate::parse("t.yml", &yaml, &crate::Context::of_system());
+        loaded.map_or_else(|errors| errors.to_string(), |_| String::new())
+    }
+
+    const GROUP: &str = "{name: s1, sentinel: one}";
+
+    #[test]
+    fn a_mistyped_key_of_a_group_is_named() {
+        let told = errors("127.0.0.1:1", "127.0.0.1:2", "{name: s1, sentinal: one}");
+        let expected = "unknown option \"sentinal\"; did you mean \"sentinel\"?";
+        assert!(told.contains(expected), "{told}");
+    }
+
+    #[test]
+    fn a_sentinel_is_not_the_pool_itself() {
+        for listen in ["127.0.0.1:22121", "0.0.0.0:22121"] {
+            let told = errors(listen, "127.0.0.1:22121, 127.0.0.1:22122", GROUP);
+            assert_eq!(told.matches("is the pool's own listener").count(), 1, "{told}");
+            assert_eq!(errors(listen, "127.0.0.1:22122, 192.0.2.1:22121", GROUP), "");
         }
     }
 }
