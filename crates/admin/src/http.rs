@@ -1,7 +1,7 @@
 //! HTTP/1.1 as far as a stats port needs it: one GET or HEAD, one response, close.
 
 use crate::source::Source;
-use crate::{prometheus, stats};
+use crate::{prometheus, readiness, stats};
 
 /// Longest request with all of its headers.
 pub(crate) const REQUEST_SIZE_MAX: usize = 8192;
@@ -70,7 +70,14 @@ fn route(method: &str, target: &str, source: &Source) -> Vec<u8> {
         },
         "/healthz" if source.is_healthy() => Response::text("200 OK", "ok\n"),
         "/healthz" => Response::text("503 Service Unavailable", "no worker shows that it runs\n"),
-        _ => Response::text("404 Not Found", "/stats, /workers, /metrics and /healthz are here\n"),
+        "/readyz" => match readiness::reasons_against(source) {
+            reasons if reasons.is_empty() => Response::text("200 OK", "ready\n"),
+            reasons => Response::text("503 Service Unavailable", &(reasons.join("\n") + "\n")),
+        },
+        _ => Response::text(
+            "404 Not Found",
+            "/stats, /workers, /metrics, /healthz and /readyz are here\n",
+        ),
     };
     response.encode(head_only)
 }

@@ -12,6 +12,7 @@ mod discovery;
 mod http;
 mod json;
 mod prometheus;
+mod readiness;
 mod server;
 mod source;
 mod stats;

@@ -5,9 +5,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
 use cashew_metrics::{
-    Histogram, LastError, Layout, MemberRole, MemberState, PoolCounter, PoolGauge, PoolId, Reloads,
-    Segments, ServerCounter, ServerGauge, ServerId, ServerState, Shared, SlotHeader, WallClock,
-    monotonic_ms,
+    Health, Histogram, LastError, Layout, MemberRole, MemberState, PoolCounter, PoolGauge, PoolId,
+    Reloads, Segments, ServerCounter, ServerGauge, ServerId, ServerState, Shared, SlotHeader,
+    WallClock, monotonic_ms,
 };
 
 use crate::discovery::{Discovery, Group, Sentinel};
@@ -163,6 +163,20 @@ impl Source {
     pub(crate) fn is_healthy(&self) -> bool {
         let mut ages = self.workers().filter_map(|worker| worker.heartbeat_age_ms()).peekable();
         ages.peek().is_none() || ages.any(|age| age <= HEARTBEAT_AGE_MAX_MS)
+    }
+
+    /// Whether the instance stops.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.shared.is_stopping()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn stops(&self) {
+        self.shared.stops();
+    }
+
+    pub(crate) fn health(&self, server: ServerId) -> Health {
+        self.segments.server_state(server).health
     }
 
     /// The numbers of all slots together.

@@ -100,6 +100,8 @@ impl Difference {
             log_file,
             sentinel_state,
             log_level: _,
+            ready_workers,
+            ready_needs_primaries,
         } = old;
         let shown = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
         let log = |path| shown(path).unwrap_or_else(|| "standard error".to_owned());
@@ -150,6 +152,8 @@ impl Difference {
             &or_none(&shown(&new.sentinel_state)),
         );
         option.changed("log_level", &old.log_level(), &new.log_level());
+        option.changed("ready_workers", ready_workers, &new.ready_workers);
+        option.changed("ready_needs_primaries", ready_needs_primaries, &new.ready_needs_primaries);
     }
 
     fn pool(&mut self, old: &Pool, new: &Pool) {
@@ -644,6 +648,8 @@ mod tests {
             ("log_file: /log", "log_file: standard error -> /log"),
             ("log_level: 7", "log_level: 5 -> 7"),
             ("log_level: 5", ""),
+            ("ready_workers: 2", "ready_workers: 1 -> 2"),
+            ("ready_needs_primaries: true", "ready_needs_primaries: false -> true"),
         ];
         let old = snapshot(GLOBAL, SERVERS);
         for (text, expected) in table {

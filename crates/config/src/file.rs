@@ -90,6 +90,13 @@ section! {
         /// How much is logged: 0 to 3 errors, 4 warnings, 5 and 6 information, 7 debugging, 8 to 11
         /// everything. The flag `-v` overrides it.
         log_level: Number<0, 11> = "5",
+        /// Workers that must serve for [`/readyz`](operations.md#statistics) to say that the instance is ready.
+        /// At most as many as there are.
+        ready_workers: Number<1, 256> = "1",
+        /// Whether `/readyz` says that the instance is not ready while all servers of some pool are down. If
+        /// all gateways have these servers in common, all of them leave together. Servers of a pool with
+        /// `server_check_interval: 0` count as up, since nobody would notice that they are back.
+        ready_needs_primaries: Switch = "false",
     }
 }
 

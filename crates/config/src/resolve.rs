@@ -136,6 +136,7 @@ pub(crate) fn resolve(
     check_file("sentinel_state", file.global.sentinel_state.as_ref(), context, report);
     accounts::check(Account::User, file.global.user.as_ref(), context, report);
     accounts::check(Account::Group, file.global.group.as_ref(), context, report);
+    check_ready_workers(&file.global, context, report);
     warn_of_memory(&file, context, report);
     if report.has_errors() {
         return None;
@@ -151,11 +152,7 @@ pub(crate) fn by_length_then_bytes(a: &str, b: &str) -> Ordering {
 }
 
 fn resolve_global(section: GlobalSection, context: &Context<'_>) -> Global {
-    let auto = u32::try_from(context.processors).unwrap_or(WORKERS_MAX).clamp(1, WORKERS_MAX);
-    let worker_processes = match section.worker_processes.value {
-        Workers::Auto => auto,
-        Workers::Fixed(workers) => workers,
-    };
+    let worker_processes = worker_processes(&section, context);
     let memory_max = match section.memory_max.value {
         Memory::Auto => context.memory.map(|memory| memory / 2),
         Memory::Unlimited => None,
@@ -184,6 +181,29 @@ fn resolve_global(section: GlobalSection, context: &Context<'_>) -> Global {
         log_file: section.log_file.map(|path| path.value.0),
         sentinel_state: section.sentinel_state.map(|path| path.value.0),
         log_level: said(&section.log_level).map(|level| level.0 as u8),
+        ready_workers: section.ready_workers.value.0 as u32,
+        ready_needs_primaries: section.ready_needs_primaries.value.0,
+    }
+}
+
+fn worker_processes(section: &GlobalSection, context: &Context<'_>) -> u32 {
+    match section.worker_processes.value {
+        Workers::Auto => {
+            u32::try_from(context.processors).unwrap_or(WORKERS_MAX).clamp(1, WORKERS_MAX)
+        }
+        Workers::Fixed(workers) => workers,
+    }
+}
+
+/// With fewer workers the instance would never be ready.
+fn check_ready_workers(section: &GlobalSection, context: &Context<'_>, report: &mut Report<'_>) {
+    let (wanted, workers) =
+        (section.ready_workers.value.0, worker_processes(section, context).max(1));
+    if wanted > u64::from(workers) {
+        let complaint =
+            format!("option \"ready_workers\": {wanted} is more than there are workers");
+        let hint = format!("at most {workers}, the number of worker_processes");
+        report.error(section.ready_workers.pos, Complaint::new(complaint).hint(hint));
     }
 }
 

@@ -71,6 +71,16 @@ pub struct Global {
     /// Where it is kept where the primaries of groups are.
     #[serde(default)]
     pub sentinel_state: Option<PathBuf>,
+    /// Workers that serve where an instance is ready.
+    #[serde(default = "one_worker")]
+    pub ready_workers: u32,
+    /// An instance is not ready while no server of some pool can take writes.
+    #[serde(default)]
+    pub ready_needs_primaries: bool,
+}
+
+fn one_worker() -> u32 {
+    1
 }
 
 /// nutcracker's address of the statistics.

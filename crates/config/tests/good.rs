@@ -175,6 +175,8 @@ fn the_flat_dialect_loads() {
             log_file: None,
             log_level: None,
             sentinel_state: None,
+            ready_workers: 1,
+            ready_needs_primaries: false,
         },
         pools: vec![last, first, second],
     };
@@ -219,6 +221,8 @@ fn the_sectioned_dialect_loads() {
             log_file: Some(PathBuf::from("/var/log/cashew.log")),
             log_level: Some(5),
             sentinel_state: None,
+            ready_workers: 1,
+            ready_needs_primaries: false,
         }
     );
     let local = "127.0.0.1";

@@ -41,6 +41,8 @@ mod word {
     /// heartbeat.
     pub(super) const ADMIN_BEAT: usize = 24;
     pub(super) const LOG_LINES_LOST: usize = 25;
+    /// 1 since the instance stops.
+    pub(super) const STOPPING: usize = 26;
     /// Apart from the rest, since it is written at every accept.
     pub(super) const QUOTAS: usize = 32;
     /// Odd while the master writes what follows.
@@ -156,6 +158,16 @@ impl Shared {
     /// The admin process's last heartbeat.
     pub fn admin_beat_ms(&self) -> u64 {
         self.mapping.words()[word::ADMIN_BEAT].load(Relaxed)
+    }
+
+    /// The instance stops. For the master.
+    pub fn stops(&self) {
+        self.mapping.words()[word::STOPPING].store(1, Relaxed);
+    }
+
+    /// Whether the instance stops.
+    pub fn is_stopping(&self) -> bool {
+        self.mapping.words()[word::STOPPING].load(Relaxed) != 0
     }
 
     /// Counts lines that a process could not write to its log.
@@ -348,6 +360,9 @@ mod tests {
         shared.add_log_lines_lost(3);
         other.add_log_lines_lost(4);
         assert_eq!((other.admin_beat_ms(), shared.log_lines_lost()), (u64::MAX, 7));
+        assert!(!other.is_stopping());
+        shared.stops();
+        assert!(other.is_stopping());
         assert_eq!(other.next_client_id(), id + 1);
         assert!((0..QUOTAS_MAX).all(|quota| shared.taken(quota) == 0));
         assert!((0..QUOTAS_MAX).all(|quota| shared.pause(quota, 0).is_none()));

@@ -173,6 +173,8 @@ impl Scenario {
                 log_file: None,
                 log_level: None,
                 sentinel_state: None,
+                ready_workers: 1,
+                ready_needs_primaries: false,
             },
             pools,
         };

@@ -34,6 +34,7 @@ impl Master {
 
     fn begin_stop(&mut self, now: Instant) {
         self.phase = Phase::Stopping;
+        self.shared.stops();
         self.cancel_upgrade("the instance is stopping", now);
         self.notify.stopping();
         self.epochs.abort("the instance is stopping".into());
