@@ -34,7 +34,7 @@ fn fall_silent(world: &mut World, client: ConnId) {
     world.expect(sign, redis("PING"));
     world.wait_ms(100);
     assert!(world.closed.contains(&sign));
-    assert!(is_told_silent(&world));
+    assert!(is_told_silent(world));
     assert_eq!(gauge(world), 1);
 }
 
