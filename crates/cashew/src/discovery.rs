@@ -125,7 +125,7 @@ impl Child {
                 let answer = match Basis::open(descriptors) {
                     Ok(basis) => {
                         if let Some(Watching { members, .. }) = &mut self.watching {
-                            members.prepare(&basis.epoch.snapshot, &basis.segments);
+                            members.prepare(&basis.epoch.snapshot, &basis.segments, Instant::now());
                         }
                         self.prepared = Some((epoch, basis));
                         ToMaster::Prepared { epoch }

@@ -63,7 +63,15 @@ struct Member {
 /// A board, and where servers are there, by name.
 struct Published {
     writer: BoardWriter,
-    pools: BTreeMap<String, (PoolId, BTreeMap<String, Place>)>,
+    pools: BTreeMap<String, PlacedPool>,
+}
+
+struct PlacedPool {
+    id: PoolId,
+    /// The last poll that had begun before this board was written. Who reads numbers of polls here has
+    /// not been told of it in time, so what comes of it and of earlier ones is not for here.
+    since: u64,
+    servers: BTreeMap<String, Place>,
 }
 
 struct Place {
@@ -81,7 +89,8 @@ impl Published {
                 let (server, address) = (layout.server(at, index), it.endpoint.address());
                 (it.name.clone(), Place { server, index: index as u16, address })
             });
-            (pool.name.clone(), (layout.pool(at), servers.collect()))
+            let placed = PlacedPool { id: layout.pool(at), since: 0, servers: servers.collect() };
+            (pool.name.clone(), placed)
         };
         let pools = snapshot.pools.iter().enumerate();
         let pools = pools.filter(|(_, pool)| pool.has_replicas()).map(place).collect();
@@ -89,7 +98,7 @@ impl Published {
     }
 
     fn publish(&self, pool: &PoolMembers) {
-        let Some((_, servers)) = self.pools.get(&pool.name) else { return };
+        let Some(PlacedPool { since, servers, .. }) = self.pools.get(&pool.name) else { return };
         // Of another address nothing is known.
         let place_of = |name: &str| {
             let place = servers.get(name)?;
@@ -103,9 +112,14 @@ impl Published {
             for name in group.members() {
                 let Some(Place { server, .. }) = place_of(name) else { continue };
                 match group.standing(name, &pool.rules) {
-                    Some((state, polled, covers)) => {
+                    Some((state, polled, covers)) if polled > *since => {
+                        let covers = if covers > *since { covers } else { 0 };
                         self.writer.set(*server, &state, Progress { polled, covers, primary });
                     }
+                    Some((state, ..)) if state.fitness.is_unfit() => {
+                        self.writer.set(*server, &state, Progress::default());
+                    }
+                    Some(_) => {}
                     None if pool.moved.iter().any(|it| it == name) => {
                         self.writer.set(*server, &MemberState::default(), Progress::default());
                     }
@@ -117,13 +131,23 @@ impl Published {
     }
 
     fn begin(&self, pool: &PoolMembers) {
-        if let Some((id, _)) = self.pools.get(&pool.name) {
+        if let Some(PlacedPool { id, .. }) = self.pools.get(&pool.name) {
             self.writer.begin(*id, pool.begun);
         }
     }
 
+    /// From here on polls of the pool are told of here, too.
+    fn join(&mut self, pool: &mut PoolMembers, now: Instant) {
+        let Some(PlacedPool { id, since, .. }) = self.pools.get_mut(&pool.name) else { return };
+        // Numbers only grow, also after a discovery that has run before.
+        pool.begun = pool.begun.max(self.writer.begun(*id));
+        *since = pool.begun;
+        self.writer.begin(*id, pool.begun);
+        pool.due = now;
+    }
+
     fn beat(&self, now_ms: u64) {
-        self.pools.values().for_each(|(pool, _)| self.writer.beat(*pool, now_ms));
+        self.pools.values().for_each(|pool| self.writer.beat(pool.id, now_ms));
     }
 }
 
@@ -146,16 +170,16 @@ impl Members {
             self.pools.push(PoolMembers::new(pool, state, known, now));
         }
         self.boards.clear();
-        self.prepare(snapshot, segments);
+        self.prepare(snapshot, segments, now);
         self.pools.iter_mut().for_each(|pool| pool.moved.clear());
     }
 
     /// Writes to the board of the next snapshot as well, which may take effect at any time.
-    pub fn prepare(&mut self, snapshot: &Snapshot, segments: &Segments) {
+    pub fn prepare(&mut self, snapshot: &Snapshot, segments: &Segments, now: Instant) {
         self.boards.truncate(1);
-        let board = Published::new(segments, snapshot);
-        for pool in &self.pools {
-            board.begin(pool);
+        let mut board = Published::new(segments, snapshot);
+        for pool in &mut self.pools {
+            board.join(pool, now);
             board.publish(pool);
         }
         board.beat(monotonic_ms());

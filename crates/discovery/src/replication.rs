@@ -154,7 +154,14 @@ impl Replication {
     pub fn standing(&self, name: &str, rules: &ReplicaReads) -> Option<(MemberState, u64, u64)> {
         let member = self.members.get(name)?;
         let is_heard = member.polled > 0 || member.is_lost;
-        is_heard.then(|| self.judge(name, member, rules))
+        let is_measurable = name == self.primary || member.is_lost || !self.awaits_primary();
+        (is_heard && is_measurable).then(|| self.judge(name, member, rules))
+    }
+
+    /// Whether the primary is still to say where it is: until then replicas cannot be measured.
+    fn awaits_primary(&self) -> bool {
+        let tells_nothing = |it: &Member| it.is_lost || (it.polled > 0 && it.report.is_none());
+        self.replid.is_none() && !self.members.get(&self.primary).is_some_and(tells_nothing)
     }
 
     fn judge(&self, name: &str, member: &Member, rules: &ReplicaReads) -> (MemberState, u64, u64) {
@@ -270,7 +277,9 @@ mod tests {
         assert_eq!(fitness_of(&group, "r"), Fitness::Unknown);
         group.begin(1);
         group.says("r", 1, replica(50));
-        // By itself: where the primary is is not known yet.
+        // Where the primary is is not known yet.
+        assert_eq!(group.standing("r", &RULES), None);
+        group.lost("p");
         assert_eq!(fitness_of(&group, "r"), Fitness::Fit);
         group.says("p", 1, primary(150));
         assert_eq!(fitness_of(&group, "r"), Fitness::Fit);
@@ -369,12 +378,14 @@ mod tests {
         group.says("r", 1, replica(10));
         let mut next = Replication::new("r", ["p".to_owned(), "s".to_owned()].into_iter());
         next.keep(&mut group);
-        assert_eq!(next.standing("p", &RULES).unwrap().2, 0);
+        assert_eq!(next.standing("p", &RULES), None);
         next.begin(2);
         next.says("r", 2, primary(12));
         next.says("p", 2, replica(12));
         assert_eq!(next.standing("p", &RULES).unwrap().2, 2);
         next.forget("r");
+        assert_eq!(next.standing("p", &RULES), None);
+        next.lost("r");
         assert_eq!(next.standing("p", &RULES).unwrap().2, 0);
     }
 

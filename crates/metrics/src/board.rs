@@ -251,6 +251,30 @@ impl BoardWriter {
         fence(SeqCst);
     }
 
+    /// The number of the last poll of a pool that has begun, here or where this was carried from.
+    pub fn begun(&self, pool: PoolId) -> u64 {
+        self.0.begun(pool)
+    }
+
+    /// Takes over what another board has of a pool.
+    pub(crate) fn carry_pool(&self, from: &Board, old: PoolId, new: PoolId) {
+        for at in [pool_word::BEGUN, pool_word::BEAT] {
+            self.0.of_pool(new)[at].store(from.of_pool(old)[at].load(Acquire), Relaxed);
+        }
+    }
+
+    /// Takes over what another board has of a server, but for the polls that it covers: they name the
+    /// primary by its place there.
+    pub(crate) fn carry_server(&self, from: &Board, old: ServerId, new: ServerId) {
+        let (source, target) = (from.of_server(old), self.0.of_server(new));
+        // In the order in which it is read.
+        let polled = source[server_word::POLLED].load(Acquire);
+        for at in [server_word::LAG, server_word::LINK_DOWN, server_word::VERDICT] {
+            target[at].store(source[at].load(Relaxed), Relaxed);
+        }
+        target[server_word::POLLED].store(polled, Release);
+    }
+
     /// Somebody writes what is here of the pool.
     pub fn beat(&self, pool: PoolId, now_ms: u64) {
         self.0.of_pool(pool)[pool_word::BEAT].store(now_ms, Relaxed);
@@ -337,6 +361,34 @@ mod tests {
             assert_eq!(board.fitness(server, 0), Some(fitness));
         }
         assert_eq!(board.member(layout.server(1, 0)), MemberState::default());
+    }
+
+    #[test]
+    fn another_layout_takes_it_over_by_names() {
+        let old = snapshot(&[("a", &["x", "y"]), ("b", &["x"])]);
+        let mut new = snapshot(&[("b", &["x"]), ("a", &["w", "y"]), ("c", &["y"])]);
+        let (from, to) = (Segments::in_memory(&Layout::new(&old), 1), Layout::new(&new));
+        let (pool, server) = (from.layout().pool(0), from.layout().server(0, 1));
+        let writer = from.board_writer();
+        writer.begin(pool, 7);
+        writer.beat(pool, 100);
+        let member = MemberState { fitness: Fitness::Lagging, lag: Some(3), ..Default::default() };
+        writer.set(server, &member, Progress { polled: 7, covers: 5, primary: 0 });
+        let next = Segments::in_memory(&to, 1);
+        next.carry_board(&from, &old, &new);
+        let board = next.board();
+        assert_eq!((board.begun(to.pool(1)), board.is_kept(to.pool(1), 101)), (7, true));
+        assert_eq!(board.member(to.server(1, 1)), member);
+        assert_eq!(board.fitness(to.server(1, 1), 7), Some(Fitness::Lagging));
+        assert!(!board.covers(to.server(1, 1), 0, 1));
+        for other in [to.server(1, 0), to.server(2, 0), to.server(0, 0)] {
+            assert_eq!(board.member(other), MemberState::default());
+        }
+        // At another address it is another server.
+        new.pools[1].servers[1].endpoint = cashew_config::snapshot::Endpoint::unknown();
+        let next = Segments::in_memory(&to, 1);
+        next.carry_board(&from, &old, &new);
+        assert_eq!(next.board().member(to.server(1, 1)), MemberState::default());
     }
 
     #[test]

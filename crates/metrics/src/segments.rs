@@ -316,6 +316,35 @@ impl Segments {
         }
     }
 
+    /// Takes over what the board of another snapshot's segments has of the pools and servers that both
+    /// snapshots have, by name, and of servers by endpoint. For the master, before anybody writes here.
+    pub fn carry_board(&self, from: &Self, old: &Snapshot, new: &Snapshot) {
+        let (board, source) = (self.board_writer(), from.board());
+        for (pool, config) in new.pools.iter().enumerate() {
+            let Some(before) = old.pools.iter().position(|it| it.name == config.name) else {
+                continue;
+            };
+            // Nothing is touched where discovery has written nothing.
+            if source.begun(from.layout.pool(before)) == 0 {
+                continue;
+            }
+            board.carry_pool(&source, from.layout.pool(before), self.layout.pool(pool));
+            let old_servers: HashMap<_, usize> = old.pools[before]
+                .servers
+                .iter()
+                .enumerate()
+                .map(|(at, server)| ((&server.name, &server.endpoint), at))
+                .collect();
+            for (server, config) in config.servers.iter().enumerate() {
+                if let Some(&at) = old_servers.get(&(&config.name, &config.endpoint)) {
+                    let (at, to) =
+                        (from.layout.server(before, at), self.layout.server(pool, server));
+                    board.carry_server(&source, at, to);
+                }
+            }
+        }
+    }
+
     /// Like [`clear_gauges`](Self::clear_gauges), for a slot that no worker will hold for now: it
     /// is no longer shown as a worker's. Counters stay.
     pub fn vacate(&self, slot: u32) {

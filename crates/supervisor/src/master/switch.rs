@@ -128,6 +128,8 @@ impl Master {
         }
         let (metrics, segments) = Segments::create(&layout)?;
         segments.use_slot(current.slots() - 1);
+        // Workers may go by it before discovery has written there.
+        segments.carry_board(current, &self.current.snapshot, snapshot);
         Ok((Rc::new(metrics), Rc::new(segments)))
     }
 
