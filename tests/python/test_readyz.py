@@ -44,7 +44,7 @@ def test_it_is_ready_when_the_workers_serve(place, workers):
     pool = {"redis": True, "servers": server_lines([server], ["one"])}
     settings = {"worker_processes": workers, "ready_workers": max(workers, 1),
                 "worker_heartbeat_timeout": 0}
-    gateway = place.cashew({"alpha": pool}, settings)
+    gateway = place.cashew({"alpha": {"server_check_interval": 1000, **pool}}, settings)
     wait_for(gateway, 200, "ready")
     if workers:
         # One hangs, and nobody replaces it.
@@ -63,7 +63,7 @@ def test_dead_servers_matter_only_if_the_option_says_so(place):
         "alpha": {"redis": True, "servers": server_lines([one, two], ["one", "two"])},
         "beta": {"redis": True, "servers": server_lines([three], ["three"])},
     }
-    gateway = place.cashew(pools, {"worker_processes": 1})
+    gateway = place.cashew({name: {"server_check_interval": 1000, **each} for name, each in pools.items()}, {"worker_processes": 1})
     wait_for(gateway, 200, "ready")
     for server in (one, two):
         server.stop()
@@ -86,7 +86,7 @@ def test_dead_servers_matter_only_if_the_option_says_so(place):
 def test_it_is_not_ready_while_requests_keep_it_from_stopping(place):
     server = place.redis()
     pool = {"redis": True, "servers": server_lines([server], ["one"])}
-    gateway = place.cashew({"alpha": pool}, {"worker_processes": 1, "worker_shutdown_timeout": 60})
+    gateway = place.cashew({"alpha": {"server_check_interval": 1000, **pool}}, {"worker_processes": 1, "worker_shutdown_timeout": 60})
     wait_for(gateway, 200, "ready")
     waiting = gateway.connect()
     assert waiting.call("SET", "a", "x") == "OK"

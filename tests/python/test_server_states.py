@@ -54,7 +54,7 @@ def test_states_are_true_without_traffic(place, is_redis):
     one, two = [place.redis() if is_redis else place.memcached() for _ in range(2)]
     names = ["one", "two", "gone"]
     pool = {"redis": is_redis, "servers": server_lines([one, two, free_port()], names)}
-    gateway = place.cashew({"alpha": pool}, {"worker_processes": 2})
+    gateway = place.cashew({"alpha": {"server_check_interval": 1000, **pool}}, {"worker_processes": 2})
     wait_for(gateway, one="well", two="well", gone="out")
     gone = states(gateway)["gone"]
     assert gone["up"] == 0 and gone["last_error"] == gone["cause"] == "Connection refused"
@@ -91,7 +91,7 @@ def test_states_are_true_without_traffic(place, is_redis):
 def test_one_worker_connects_to_a_server_that_nobody_uses(place):
     server = place.redis()
     pool = {"redis": True, "servers": server_lines([server], ["one"])}
-    gateway = place.cashew({"alpha": pool}, {"worker_processes": 3})
+    gateway = place.cashew({"alpha": {"server_check_interval": 1000, **pool}}, {"worker_processes": 3})
     wait_for(gateway, one="well")
     time.sleep(2.5)
     numbers = gateway.stats()["alpha"]["one"]
@@ -103,7 +103,7 @@ def test_without_checks_nobody_is_connected_to(place):
     server = place.redis()
     pool = {"redis": True, "servers": server_lines([server], ["one"]),
             "server_check_interval": 0}
-    gateway = place.cashew({"alpha": pool}, {"worker_processes": 2})
+    gateway = place.cashew({"alpha": {"server_check_interval": 1000, **pool}}, {"worker_processes": 2})
     time.sleep(2.0)
     assert states(gateway)["one"]["state"] == "untried"
     assert gateway.stats()["alpha"]["one"]["connects"] == 0
@@ -114,7 +114,7 @@ def test_without_checks_nobody_is_connected_to(place):
 def test_under_traffic_each_change_is_told_once(place):
     server = place.redis()
     pool = {"redis": True, "servers": server_lines([server], ["one"]), "timeout": 2000}
-    gateway = place.cashew({"alpha": pool}, {"worker_processes": 2})
+    gateway = place.cashew({"alpha": {"server_check_interval": 1000, **pool}}, {"worker_processes": 2})
     conns = [gateway.connect() for _ in range(8)]
     for conn in conns:
         assert conn.call("SET", "a", "1") == "OK"
@@ -135,7 +135,7 @@ def test_under_traffic_each_change_is_told_once(place):
 
 def test_states_outlive_a_reload_and_an_address_that_changes_begins_anew(place):
     one, two = place.redis(), place.redis()
-    pool = {"redis": True, "servers": server_lines([one, two], ["one", "two"])}
+    pool = {"redis": True, "server_check_interval": 1000, "servers": server_lines([one, two], ["one", "two"])}
     gateway = place.cashew({"alpha": pool}, {"worker_processes": 2})
     wait_for(gateway, one="well", two="well")
     one.process.kill()

@@ -105,6 +105,7 @@ mod tests {
 
         let mut needs = checked();
         needs.global.ready_needs_primaries = true;
+        needs.pools.iter_mut().for_each(|pool| pool.server_check_interval_ms = 1000);
         let (source, segments) = beating(needs.clone(), 1);
         let none = |pool| format!("pool {pool}: no primary is up");
         assert_eq!(reasons_against(&source), [none("a"), none("b")]);

@@ -687,7 +687,7 @@ mod tests {
             ("session_connections_idle: 7", "session_connections_idle: 0 -> 7"),
             ("session_wait_timeout: 7", "session_wait_timeout: 5000 -> 7"),
             ("server_retry_timeout: 1", "server_retry_timeout: 30000 -> 1"),
-            ("server_check_interval: 0", "server_check_interval: 1000 -> 0"),
+            ("server_check_interval: 1000", "server_check_interval: 0 -> 1000"),
             ("server_failure_limit: 3", "server_failure_limit: 2 -> 3"),
             ("cross_server_copy: true", "cross_server_copy: false -> true"),
             ("command_policy: admin", "command_policy: application -> admin"),

@@ -267,7 +267,7 @@ section! {
         /// Milliseconds after which a server that has said nothing is asked whether it answers, and one
         /// that no worker is connected to is connected to, by one worker, so that its
         /// [state](operations.md#states-of-servers) is true without requests. 0 turns this off.
-        server_check_interval: Number<0, 86400000> = "1000",
+        server_check_interval: Number<0, 86400000> = "0",
         /// Consecutive failures, counted by each worker, that eject a server. 0 counts as 1.
         server_failure_limit: Number<0, 2147483647> = "2",
         /// Whether RENAME, RENAMENX and COPY copy a key from one server to another, by DUMP and

@@ -64,7 +64,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         session_wait_ms: 5000,
         server_retry_timeout_ms: 30_000,
         server_failure_limit: 2,
-        server_check_interval_ms: 1000,
+        server_check_interval_ms: 0,
         cross_server_copy: false,
         limits: Limits::default(),
         commands: Vec::new(),
