@@ -227,14 +227,17 @@ impl Engine {
             if backend.large_replies.contains(mark) {
                 break;
             }
-            let Client { variant, lane_choice, .. } = *client;
-            let written = if heeds_writes { self.write_marks.of(index) } else { WriteMark::NONE };
-            let reader = ReadingClient { variant, lane_choice, written };
-            let reading = Some(Reading { reader, lanes: &self.lanes, metrics: &self.metrics });
-            let health = Servers { backend, now: self.now, reading };
-            let Some(server) =
+            // What others are asked for is put together only where there is a choice.
+            let chosen = backend.topology.select_plain(plain.key).or_else(|| {
+                let Client { variant, lane_choice, .. } = *client;
+                let written =
+                    if heeds_writes { self.write_marks.of(index) } else { WriteMark::NONE };
+                let reader = ReadingClient { variant, lane_choice, written };
+                let reading = Some(Reading { reader, lanes: &self.lanes, metrics: &self.metrics });
+                let health = Servers { backend, now: self.now, reading };
                 backend.topology.select(plain.key, plain.access, &health, &mut self.rng)
-            else {
+            });
+            let Some(server) = chosen else {
                 break;
             };
             let lane_index = backend.servers[server].lane(client.variant, client.lane_choice);

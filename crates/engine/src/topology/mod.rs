@@ -234,6 +234,15 @@ impl Topology {
         self.reads == ReadPolicy::By(Reads::Nearest)
     }
 
+    /// The server for `key` where nothing but the ring, or that there is only one, decides.
+    #[inline(always)]
+    pub(crate) fn select_plain(&self, key: &[u8]) -> Option<ServerId> {
+        if self.is_default && !key.is_empty() {
+            return self.ring.select(Hash::Fnv1a64.hash(key)).map(ServerId::new);
+        }
+        self.only
+    }
+
     /// The server for `key`, or `None` when all that could answer are ejected.
     #[inline(always)]
     pub(crate) fn select(
