@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -14,14 +15,14 @@ KEYS = [f"key:{n}" for n in range(50)]
 class Pair:
     """A pool of a master and a replica of it, by real replication."""
 
-    def __init__(self, place, **options):
+    def __init__(self, place, settings=None, **options):
         self.master, self.replica = place.redis(), place.redis()
         self.replica.call("REPLICAOF", "127.0.0.1", self.master.port)
         linked = lambda: b"master_link_status:up" in self.replica.call("INFO", "replication")
         wait_until(linked, "the replica has a copy")
         self.servers = server_lines([self.master, self.replica], names=["master", "r1"])
         self.options = {"redis": True, "servers": self.servers, **options}
-        self.gateway = place.cashew({"alpha": self.options}, {"worker_processes": 2})
+        self.gateway = place.cashew({"alpha": self.options}, {"worker_processes": 2, **(settings or {})})
 
     def promote(self):
         self.replica.call("REPLICAOF", "NO", "ONE")
@@ -139,3 +140,20 @@ def test_a_pool_without_replicas_has_nobody_to_promote(place):
     done = gateway.order("failover", "alpha", "b")
     assert done.returncode == 1
     assert "each of its servers has keys of its own" in done.stderr
+
+
+def test_a_failover_that_has_failed_does_not_happen_later(place):
+    pair = Pair(place, settings={"worker_heartbeat_timeout": 0})
+    hung = pair.gateway.workers()[0]
+    os.kill(hung, signal.SIGSTOP)
+    done = pair.gateway.order("failover", "alpha", "r1")
+    assert done.returncode == 1
+    assert "it stays the primary" in done.stderr, done.stderr
+    tries = pair.gateway.log().count("did not hold in time")
+    os.kill(hung, signal.SIGCONT)
+    time.sleep(1.5)
+    assert "2 of 2, primary master" in pair.gateway.order("status").stdout
+    assert pair.gateway.log().count("did not hold in time") == tries
+    # Whoever asks again gets it.
+    assert pair.promote().returncode == 0
+    pair.check_writes_go_to(pair.replica, pair.master)

@@ -366,8 +366,7 @@ mod tests {
         further.lineage.followers = vec![(at(3), 9)];
         assert!(!discovered.know(further.clone()));
         assert_eq!(discovered.known(), [further.clone()]);
-        let confirmed =
-            Known { config_epoch: Some(2), lineage: Lineage::default(), ..known.clone() };
+        let confirmed = Known { config_epoch: Some(2), lineage: Lineage::default(), ..known };
         assert!(discovered.know(confirmed));
         // The next program goes on with it, also with what is not in effect yet.
         let mut next = Discovered::resume(vec![further], &snapshot);

@@ -160,6 +160,16 @@ impl Rings {
         Ok(())
     }
 
+    /// The promotion of a server is not wanted any more. What is under way for it ends.
+    pub(crate) fn withdraw(&mut self, pool: u32, server: u32, now: Instant) {
+        let is_it = |promotion: &Promotion| promotion.server == server;
+        let change = self.pools[pool as usize].change.as_ref();
+        if change.is_some_and(|change| change.promotions.values().any(is_it)) {
+            self.abandon(pool as usize, now);
+        }
+        self.pools[pool as usize].promotions.retain(|_, promotion| !is_it(promotion));
+    }
+
     /// Which servers of a pool are on its ring.
     pub(crate) fn live(&self, pool: u32) -> Vec<bool> {
         self.pools[pool as usize].live()

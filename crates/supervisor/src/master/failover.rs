@@ -7,7 +7,7 @@ use cashew_config::snapshot::ServerGroup;
 use super::{Master, Phase};
 use crate::command::Reply;
 
-/// A change that is not through by then goes on being tried, but nobody waits for it.
+/// A change that is not through by then is withdrawn.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Operators who wait for a promotion.
@@ -111,6 +111,7 @@ impl Master {
 
     /// Answers those whose promotion is through, or has been waited for long enough.
     pub(super) fn end_failovers(&mut self, now: Instant) {
+        let mut late = Vec::new();
         for mut waiting in std::mem::take(&mut self.failovers.0) {
             let Waiting { pool, server, .. } = &waiting;
             let pools = &self.current.snapshot.pools;
@@ -127,12 +128,23 @@ impl Master {
             } else if waiting.until <= now {
                 let text = format!(
                     "pool '{pool}': workers have not stopped using the old primary within \
-                     {PATIENCE:?}; it goes on being tried, see the log"
+                     {PATIENCE:?}; it stays the primary, see the log"
                 );
                 waiting.reply.failed(&text);
+                late.push((waiting.pool, waiting.server));
             } else {
                 self.failovers.0.push(waiting);
             }
         }
+        for (pool, server) in late {
+            // Somebody who has asked since may still wait for the same.
+            let is_wanted =
+                self.failovers.0.iter().any(|it| (&it.pool, &it.server) == (&pool, &server));
+            let place = if is_wanted { None } else { self.place_of(&pool, None, &server).ok() };
+            if let Some((pool, server)) = place {
+                self.rings.withdraw(pool, server, now);
+            }
+        }
+        self.deliver_rings(now);
     }
 }
