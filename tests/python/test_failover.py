@@ -91,6 +91,41 @@ def test_writes_go_to_the_promoted_server_and_none_fails(pair):
     assert "server 'r1' is the primary now, no more 'master'" in pair.gateway.log()
 
 
+def test_the_old_master_acknowledges_nothing_after_the_change(pair):
+    """What it has not answered in time fails, and nobody is told that it was written."""
+    pair.master.call("CLIENT", "PAUSE", "20000", "WRITE")
+    with pair.gateway.connect() as single, pair.gateway.connect() as several:
+        single.send(resp("SET", "single", "old"))
+        several.send(resp("MULTI") + resp("SET", "several", "old") + resp("EXEC"))
+        wait_until(lambda: pair.master.call("CLIENT", "LIST").count(b"cmd=set") >= 1, "it waits there")
+        done = pair.promote()
+        assert done.returncode == 0, done.stderr
+        pair.master.call("CLIENT", "UNPAUSE")
+        assert str(single.reply()).startswith("ERR Server was replaced by another (server master,")
+        assert single.call("SET", "single", "new") == "OK"
+        assert [several.reply() for _ in range(3)][2] != ["OK"]
+    pair.check_writes_go_to(pair.replica, pair.master)
+    assert pair.replica.call("GET", "single") == b"new"
+    assert pair.master.call("EXISTS", "single", "several") == 0
+
+
+def test_writes_that_the_gateway_holds_back_meanwhile_lose_nothing(place):
+    pair = Pair(place, command_policy="admin")
+    with Writer(pair.gateway) as one, Writer(pair.gateway) as two, pair.gateway.connect() as conn:
+        wait_until(lambda: min(one.count, two.count) > 100, "they write")
+        assert conn.call("CLIENT", "PAUSE", "20000", "WRITE") == "OK"
+        caught_up = lambda: pair.replica.call("GET", "written") == pair.master.call("GET", "written")
+        wait_until(caught_up, "the replica has all")
+        last = pair.writes(pair.master)
+        assert pair.promote().returncode == 0
+        assert pair.writes(pair.master) == last
+        assert conn.call("CLIENT", "UNPAUSE") == "OK"
+        told = one.count, two.count
+        wait_until(lambda: one.count > told[0] + 100 and two.count > told[1] + 100, "they go on")
+    assert one.others == two.others == []
+    assert pair.writes(pair.master) == last
+
+
 def test_it_stays_so_over_a_reload_a_worker_s_death_and_an_upgrade(pair):
     assert pair.promote().returncode == 0
     pair.gateway.reload()

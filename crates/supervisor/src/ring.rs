@@ -39,6 +39,9 @@ pub(crate) const HOLD_TIMEOUT: Duration = Duration::from_millis(500);
 /// How much of that time they may wait for replies of healthy servers.
 pub(crate) const DRAIN_MS: u64 = 100;
 
+/// The same where a primary changes: what is on its way then fails.
+pub(crate) const PROMOTION_DRAIN_MS: u64 = 400;
+
 /// Pause before an abandoned change is tried again.
 pub(crate) const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
@@ -849,7 +852,9 @@ mod tests {
         [0, 1].into_iter().for_each(|slot| rings.joined(slot));
         assert_eq!(messages(&mut rings).len(), 2);
         rings.promote(0, 2, "asked for".into(), now).unwrap();
-        assert_eq!(messages(&mut rings), [(0, hold(0, 1)), (1, hold(0, 1))]);
+        // What is on its way has longer than before other changes.
+        let longer = ToChild::Hold { pool: 0, version: 1, drain_ms: PROMOTION_DRAIN_MS };
+        assert_eq!(messages(&mut rings), [(0, longer.clone()), (1, longer)]);
         rings.held(0, 0, 1, now);
         assert_eq!((messages(&mut rings), primary(&rings)), (vec![], Some(0)));
         rings.held(1, 0, 1, now);

@@ -4,10 +4,11 @@ use cashew_config::snapshot::TopologyState;
 use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge};
 
 use crate::base::action::Action;
+use crate::base::failure::Failure;
 use crate::base::id::{BackendId, ClientId, LaneId, ServerId};
 use crate::base::time::Time;
 use crate::base::timers::Timer;
-use crate::engine::Engine;
+use crate::engine::{Closed, Engine};
 use crate::upstream::backend::Hold;
 use crate::upstream::lane::{Lane, Link};
 use crate::upstream::server::Server;
@@ -48,7 +49,14 @@ impl Engine {
         let live = topology.live.clone();
         let is_other = *state.topology.state() != topology;
         if is_other {
+            let before: Vec<ServerId> = state.topology.primaries().collect();
             state.topology.set_state(topology);
+            let after: Vec<ServerId> = state.topology.primaries().collect();
+            for (old, new) in before.into_iter().zip(after) {
+                if old != new {
+                    self.supersede(backend, old);
+                }
+            }
             self.invalidate_leases(|of| of == backend);
         }
         for (server, live) in (0..).map(ServerId::new).zip(live) {
@@ -58,6 +66,36 @@ impl Engine {
             self.place_topics(backend);
         }
         self.unblock_clients(|of| of == backend);
+    }
+
+    /// Another server has taken a primary's place. What is still on its way to the former one fails, so that
+    /// nobody is told that it has executed it, and what waits to be sent there is not sent.
+    fn supersede(&mut self, backend: BackendId, old: ServerId) {
+        let state = &self.backends[backend].servers[old];
+        let own: Vec<LaneId> = state.own_lanes().collect();
+        let private = state.session_lanes.iter().chain(&state.streaming_lanes);
+        let private: Vec<LaneId> = private.copied().filter(|&it| self.may_execute(it)).collect();
+        for lane in own {
+            if self.may_execute(lane) {
+                self.disconnect(lane, Closed::ByUs);
+                self.lanes[lane].link = Link::Idle;
+                self.fail_sent(lane, Failure::Replaced);
+            }
+            if self.lane(lane).in_flight == 0 {
+                self.fail_unsent(lane, Failure::Replaced);
+            }
+        }
+        for lane in private {
+            self.break_session(lane, Failure::Replaced);
+        }
+    }
+
+    /// Whether something is on its way of which nobody knows whether it is executed. A reply that a client
+    /// has half of is none: it is that of a read, and goes on.
+    fn may_execute(&self, index: LaneId) -> bool {
+        let lane = self.lane(index);
+        let is_read_only = lane.in_flight == 1 && self.requests[lane.head].streaming;
+        (lane.in_flight > 0 && !is_read_only) || lane.partial > 0
     }
 
     /// Lets the clients of these pools go on that have no other reason to wait.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
 use super::flaps::Flaps;
-use super::{DRAIN_MS, Slot};
+use super::{DRAIN_MS, PROMOTION_DRAIN_MS, Slot};
 
 /// The part of a pool's configuration that matters here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -357,7 +357,9 @@ impl Ring {
     }
 
     pub(super) fn hold(&self, pool: u32) -> ToChild {
-        ToChild::Hold { pool, version: self.version, drain_ms: DRAIN_MS }
+        let promotes = self.change.as_ref().is_some_and(|change| !change.promotions.is_empty());
+        let drain_ms = if promotes { PROMOTION_DRAIN_MS } else { DRAIN_MS };
+        ToChild::Hold { pool, version: self.version, drain_ms }
     }
 
     pub(super) fn release(&self, pool: u32) -> ToChild {
