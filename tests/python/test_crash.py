@@ -88,7 +88,7 @@ def test_workers_killed_in_a_loop(place):
     assert gateway.stats()["alpha"]["forward_error"] == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGQUIT], ids=["ABRT", "QUIT"])
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGALRM], ids=["ABRT", "ALRM"])
 def test_a_worker_that_ends_otherwise(place, number):
     gateway = start(place, 2)
     with Load(gateway.address, may_lose=True) as load:

@@ -480,8 +480,14 @@ def test_a_fifo_as_log_needs_no_reader(place):
     assert gateway.call("PING") == "PONG"
     reader = os.open(path, os.O_RDWR | os.O_NONBLOCK)
     try:
-        text = empty(reader)
-        assert " serving " in text and "log file is reopened" in text
+        told = []
+
+        def tells(text):
+            told.append(empty(reader))
+            return text in "".join(told)
+
+        wait_until(lambda: tells("log file is reopened"), "the log is reopened")
+        assert " serving " in "".join(told)
         check_that_a_log_without_a_reader_blocks_nothing(gateway, server, reader, reader)
     finally:
         os.close(reader)

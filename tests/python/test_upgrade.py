@@ -57,6 +57,7 @@ def test_upgrades_under_load(place, kind, count):
     listen = {"tcp": f"{HOST}:{free_port()}", "unix": str(place.directory / "alpha.sock"),
               "ipv6": f'"[::1]:{free_port()}"'}[kind]
     gateway = place.cashew({"alpha": pool(server, listen=listen)}, {"worker_processes": 2})
+    gateway.wait_serving()
     with Load(gateway.address) as load, Storm(gateway.address, threads=1) as storm:
         load.turn()
         for number in range(count):

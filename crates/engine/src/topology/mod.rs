@@ -125,6 +125,11 @@ impl Topology {
         self.heads_of(self.shards.iter())
     }
 
+    /// By shard: who takes its writes.
+    pub(crate) fn primaries(&self) -> impl Iterator<Item = ServerId> {
+        self.shards.iter().map(|shard| shard.primary)
+    }
+
     /// Those of the shards behind this one.
     pub(crate) fn heads_behind(&self, shard: ShardId) -> impl Iterator<Item = ServerId> {
         self.heads_of(self.shards.iter().skip(shard.index() + 1))
