@@ -25,6 +25,8 @@ pub(crate) struct Listener {
     pub(crate) auth: Option<String>,
     /// A get whose server fails is a miss.
     pub(crate) misses: bool,
+    /// Reads have a choice of servers, as far as the configuration goes.
+    pub(crate) has_replicas: bool,
     /// Those that are not in the table.
     pub(crate) commands: CustomCommands,
     /// What clients may call, by Redis's protocol and by memcached's.
@@ -64,6 +66,7 @@ impl Listener {
             limits: config.limits,
             auth: None,
             misses: false,
+            has_replicas: false,
             commands: CustomCommands::default(),
             policy: Policy::new(&Rules::of(Clearance::Cache), &CustomCommands::default()),
             chores: ChorePolicy::new(Clearance::Cache, &[], &[]),
@@ -89,6 +92,7 @@ impl Listener {
         self.limits = config.limits;
         self.auth.clone_from(&config.redis_auth);
         self.misses = config.memcached.on_failure == OnFailure::Miss;
+        self.has_replicas = config.has_replicas();
         self.commands_version = self.commands_version % u8::MAX + 1;
         self.learnt.clear();
     }

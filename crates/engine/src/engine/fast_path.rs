@@ -55,6 +55,9 @@ trait Reader {
     /// The reply at the start of the buffer, and what follows it.
     fn reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])>;
 
+    /// Reads may have a choice of servers. Where they have none, none of what that takes is compiled in.
+    const CHOOSES: bool = false;
+
     /// Whether several requests may be joined to one: see [`crate::memcached::Coalesced`].
     const JOINS: bool = false;
 
@@ -67,10 +70,13 @@ trait Reader {
 
 /// Without `RESP3`, replies of types that only RESP3 has are not plain. With `GUARDED`, some plain
 /// commands are not for clients.
-struct Redis<const RESP3: bool, const GUARDED: bool>;
+struct Redis<const RESP3: bool, const GUARDED: bool, const CHOOSES: bool>;
 
-impl<const RESP3: bool, const GUARDED: bool> Reader for Redis<RESP3, GUARDED> {
+impl<const RESP3: bool, const GUARDED: bool, const CHOOSES: bool> Reader
+    for Redis<RESP3, GUARDED, CHOOSES>
+{
     const TAGS: bool = false;
+    const CHOOSES: bool = CHOOSES;
 
     #[inline(always)]
     fn request<'b>(buf: &'b [u8], policy: &Policy) -> Option<Plain<'b>> {
@@ -164,16 +170,23 @@ impl Engine {
     #[inline(always)]
     pub(crate) fn fast_requests<'b>(&mut self, index: ClientId, buf: &'b [u8]) -> &'b [u8] {
         let client = &self.clients[index];
+        let listener = &self.listeners[client.listener];
         match client.session.wire_protocol {
-            WireProtocol::Resp2 | WireProtocol::Resp3
-                if self.listeners[client.listener].policy.refuses_plain() =>
-            {
-                self.fast_requests_with::<Redis<true, true>>(index, buf)
-            }
             WireProtocol::Resp2 | WireProtocol::Resp3 => {
-                self.fast_requests_with::<Redis<true, false>>(index, buf)
+                match (listener.policy.refuses_plain(), listener.has_replicas) {
+                    (false, false) => {
+                        self.fast_requests_with::<Redis<true, false, false>>(index, buf)
+                    }
+                    (false, true) => {
+                        self.fast_requests_with::<Redis<true, false, true>>(index, buf)
+                    }
+                    (true, false) => {
+                        self.fast_requests_with::<Redis<true, true, false>>(index, buf)
+                    }
+                    (true, true) => self.fast_requests_with::<Redis<true, true, true>>(index, buf),
+                }
             }
-            WireProtocol::Text if self.listeners[client.listener].misses => {
+            WireProtocol::Text if listener.misses => {
                 self.fast_requests_with::<Text<false>>(index, buf)
             }
             WireProtocol::Text => self.fast_requests_with::<Text<true>>(index, buf),
@@ -210,8 +223,8 @@ impl Engine {
         let backend = &self.backends[backend_id];
         let expiry = backend.expiry(self.now);
         let has_tags = R::TAGS && backend.has_tags();
-        let moves_reads = backend.topology.moves_reads();
-        let heeds_writes = backend.replica_rules.heed_writes();
+        let moves_reads = R::CHOOSES && backend.topology.moves_reads();
+        let heeds_writes = R::CHOOSES && backend.replica_rules.heed_writes();
         let is_answered = client.head == RequestId::NONE;
         if heeds_writes && is_answered && self.write_marks.of(index) == WriteMark::OPEN {
             self.write_marks.set(index, backend.write_mark(&self.metrics, self.now));
@@ -227,8 +240,7 @@ impl Engine {
             if backend.large_replies.contains(mark) {
                 break;
             }
-            // What others are asked for is put together only where there is a choice.
-            let chosen = backend.topology.select_plain(plain.key).or_else(|| {
+            let chosen = if R::CHOOSES {
                 let Client { variant, lane_choice, .. } = *client;
                 let written =
                     if heeds_writes { self.write_marks.of(index) } else { WriteMark::NONE };
@@ -236,7 +248,9 @@ impl Engine {
                 let reading = Some(Reading { reader, lanes: &self.lanes, metrics: &self.metrics });
                 let health = Servers { backend, now: self.now, reading };
                 backend.topology.select(plain.key, plain.access, &health, &mut self.rng)
-            });
+            } else {
+                backend.topology.primary(plain.key, &mut self.rng)
+            };
             let Some(server) = chosen else {
                 break;
             };
@@ -304,11 +318,15 @@ impl Engine {
     /// Delivers replies from the start of `buf`, which come from a lane; returns what it leaves.
     #[inline]
     pub(crate) fn fast_replies<'b>(&mut self, index: LaneId, buf: &'b [u8]) -> &'b [u8] {
-        match &self.lanes[index].scanner {
-            Scanner::Redis(scanner) if scanner.is_resp3() => {
-                self.fast_replies_with::<Redis<true, false>>(index, buf)
-            }
-            Scanner::Redis(_) => self.fast_replies_with::<Redis<false, false>>(index, buf),
+        let lane = &self.lanes[index];
+        let has_replicas = self.backends[lane.backend].replica_rules.has_replicas;
+        match &lane.scanner {
+            Scanner::Redis(scanner) => match (scanner.is_resp3(), has_replicas) {
+                (false, false) => self.fast_replies_with::<Redis<false, false, false>>(index, buf),
+                (false, true) => self.fast_replies_with::<Redis<false, false, true>>(index, buf),
+                (true, false) => self.fast_replies_with::<Redis<true, false, false>>(index, buf),
+                (true, true) => self.fast_replies_with::<Redis<true, false, true>>(index, buf),
+            },
             Scanner::Memcached(_) => self.fast_replies_with::<Text<true>>(index, buf),
             Scanner::Binary(_) => self.fast_replies_with::<Binary>(index, buf),
         }
@@ -326,7 +344,7 @@ impl Engine {
         if !is_clear {
             return buf;
         }
-        let heeds_writes = backend.replica_rules.heed_writes();
+        let heeds_writes = R::CHOOSES && backend.replica_rules.heed_writes();
         let batch_end = lane.batches.front().map_or(u64::MAX, |batch| batch.end);
         let tag = match R::TAGS_HEADERS {
             true => backend.servers[lane.server].tag,

@@ -125,11 +125,6 @@ impl Topology {
         self.heads_of(self.shards.iter())
     }
 
-    /// By shard: who takes its writes.
-    pub(crate) fn primaries(&self) -> impl Iterator<Item = ServerId> {
-        self.shards.iter().map(|shard| shard.primary)
-    }
-
     /// Those of the shards behind this one.
     pub(crate) fn heads_behind(&self, shard: ShardId) -> impl Iterator<Item = ServerId> {
         self.heads_of(self.shards.iter().skip(shard.index() + 1))
@@ -239,13 +234,22 @@ impl Topology {
         self.reads == ReadPolicy::By(Reads::Nearest)
     }
 
-    /// The server for `key` where nothing but the ring, or that there is only one, decides.
+    /// Who takes the writes of `key`, or `None` when none is on the ring. Where reads have no choice, it
+    /// answers them, too.
     #[inline(always)]
-    pub(crate) fn select_plain(&self, key: &[u8]) -> Option<ServerId> {
+    pub(crate) fn primary(&self, key: &[u8], rng: &mut Rng) -> Option<ServerId> {
         if self.is_default && !key.is_empty() {
             return self.ring.select(Hash::Fnv1a64.hash(key)).map(ServerId::new);
         }
-        self.only
+        match self.only {
+            Some(server) => Some(server),
+            None => self.primary_otherwise(key, rng),
+        }
+    }
+
+    #[inline(never)]
+    fn primary_otherwise(&self, key: &[u8], rng: &mut Rng) -> Option<ServerId> {
+        Some(self.shards[self.shard(key, rng)?].primary)
     }
 
     /// The server for `key`, or `None` when all that could answer are ejected.
