@@ -13,6 +13,8 @@ import pytest
 from harness import HOST, free_port, server_lines, wait_until
 from test_stats import metrics
 
+pytestmark = pytest.mark.certain
+
 #: What servers take for an order to be silent, or answer in a shape of its own.
 ADMIN = [
     b"slabs automove noreply",

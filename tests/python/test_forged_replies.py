@@ -11,6 +11,8 @@ import pytest
 from harness import Conn, ReplyError, newer_servers, resp, server_lines, wait_until
 from test_stats import metrics
 
+pytestmark = pytest.mark.certain
+
 PROGRAMS = ["redis-server", *map(str, newer_servers())]
 
 FORGED = "a\r\n$9\r\nforged-it\r\n+forged\r\n"

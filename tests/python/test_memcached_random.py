@@ -24,6 +24,8 @@ import pytest
 from harness import Conn, server_lines
 from test_memcached_binary import packet, packets
 
+pytestmark = pytest.mark.certain
+
 #: Streams of each kind, and what they are made of. Between segments uniques are looked up.
 SEEDS = range(12)
 SEGMENTS, REQUESTS = 10, 40

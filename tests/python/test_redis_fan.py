@@ -10,6 +10,8 @@ import redis as redis_py
 
 from harness import HOST, ReplyError, resp, server_lines, wait_until
 
+pytestmark = pytest.mark.certain
+
 POOL = {"redis": True, "command_policy": "admin", "hash": "murmur", "hash_tag": '"{}"'}
 
 
