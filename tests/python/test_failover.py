@@ -179,6 +179,7 @@ def test_a_pool_without_replicas_has_nobody_to_promote(place):
 
 def test_a_failover_that_has_failed_does_not_happen_later(place):
     pair = Pair(place, settings={"worker_heartbeat_timeout": 0})
+    wait_until(pair.gateway.workers, "the workers are there")
     hung = pair.gateway.workers()[0]
     os.kill(hung, signal.SIGSTOP)
     done = pair.gateway.order("failover", "alpha", "r1")
