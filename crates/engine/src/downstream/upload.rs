@@ -192,11 +192,11 @@ impl Engine {
         };
         let backend = self.backend_of(client);
         let variant = self.clients[client].variant;
+        let server =
+            self.route_for(client, key, access).ok_or(NamedFailure::from(Failure::NoServer));
         if !access.reads() {
             self.note_write(client);
         }
-        let server =
-            self.route_for(client, key, access).ok_or(NamedFailure::from(Failure::NoServer));
         let placed = server.and_then(|server| {
             let lane = self.streaming_lane(backend, server, variant);
             Ok((server, lane.map_err(|why| self.backends[backend].named(server, why))?))

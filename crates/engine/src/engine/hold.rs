@@ -183,20 +183,25 @@ impl Engine {
         }
     }
 
-    /// Another server takes a primary's place. What is still on its way there fails, so that nobody is told
-    /// that the former one has executed it; what was not sent goes to the new one.
+    /// Another server takes a primary's place. What is still on its way there fails, and so do open
+    /// transactions: nobody is told that the former one has executed it. What was not sent goes to the new one.
     fn supersede(&mut self, backend: BackendId, old: ServerId, new: ServerId) {
         let state = &self.backends[backend].servers[old];
         let own: Vec<LaneId> = state.own_lanes().collect();
         let private = state.session_lanes.iter().chain(&state.streaming_lanes);
-        let private: Vec<LaneId> = private.copied().filter(|&it| self.may_execute(it)).collect();
+        let is_used = |lane: &Lane| lane.lease != ClientId::NONE || lane.unsent > 0;
+        let private = private.copied().filter(|&it| is_used(self.lane(it)) || self.may_execute(it));
+        let private: Vec<LaneId> = private.collect();
         for &lane in &own {
             if self.may_execute(lane) {
                 self.cut_lane(lane, Failure::Replaced);
             }
         }
-        let heirs = self.take_waiting(backend, old);
-        self.give_waiting(backend, new, heirs);
+        // One that is left out of the ring gets nothing.
+        if self.backends[backend].topology.is_on_ring(new) {
+            let heirs = self.take_waiting(backend, old);
+            self.give_waiting(backend, new, heirs);
+        }
         for lane in own {
             if self.lane(lane).in_flight == 0 {
                 self.fail_unsent(lane, Failure::Replaced);

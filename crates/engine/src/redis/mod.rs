@@ -75,16 +75,17 @@ impl Engine {
         {
             return self.refuse_command(client, command);
         }
-        if let Lookup::Found(command) = lookup
-            && !command.access.reads()
-            && !matches!(command.rule, Rule::Local(_))
-        {
-            self.note_write(client);
-        }
         let plan = match self.listener_of(client).is_monitored {
             true => self.plan_observed(client, lookup, bytes, args),
             false => self.plan_redis(client, lookup, bytes, args),
         };
+        if let Lookup::Found(command) = lookup
+            && !command.access.reads()
+            && !matches!(command.rule, Rule::Local(_))
+        {
+            // Not before it has its place: until then it looks as if all that the client wrote were answered.
+            self.note_write(client);
+        }
         match (&plan, lookup) {
             (&Plan::Forward { lane, request }, Lookup::Found(command))
                 if command.is_sealed() && !self.is_queueing(client) =>

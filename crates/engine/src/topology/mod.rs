@@ -143,7 +143,7 @@ impl Topology {
         self.shards[self.shard_of(server)].primary == server && self.is_on_ring(server)
     }
 
-    fn is_on_ring(&self, primary: ServerId) -> bool {
+    pub(crate) fn is_on_ring(&self, primary: ServerId) -> bool {
         self.is_one_shard() || self.live()[primary.index()]
     }
 
