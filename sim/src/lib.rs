@@ -1,0 +1,45 @@
+//! The engine in a world that can be replayed: a virtual clock, a network that cuts and delays
+//! bytes at will, model servers, model clients, and an oracle that knows the correct reply to every
+//! request.
+//!
+//! The seed determines everything: topology, limits, traffic, faults and the order of events.
+//! Nothing here reads a clock or does I/O, so a failing seed fails again. [`run`] plays one seed
+//! and panics at the first violation; then the last events of the run are printed.
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
+
+mod binary_client;
+mod binary_server;
+mod cas_tags;
+mod client;
+mod clock;
+mod coordinator;
+mod counts;
+mod faults;
+mod gateway;
+mod memcached_client;
+mod memcached_server;
+mod meta_client;
+mod meta_server;
+mod moves;
+mod network;
+mod oracle;
+mod packet;
+mod random;
+mod redis_client;
+mod redis_server;
+mod reload;
+mod replication;
+mod request;
+mod rings;
+mod scenario;
+mod server;
+mod shape;
+mod surprise;
+mod trace;
+mod wire;
+mod world;
+
+pub use counts::Counts;
+pub use scenario::Scenario;
+pub use world::{Report, run};

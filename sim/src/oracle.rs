@@ -1,0 +1,942 @@
+//! Knows the correct reply to every request, and which server may execute it.
+//!
+//! Clients report their requests and the replies they get; servers report what they execute. Every
+//! client has its own keys, and no two of its requests in flight have the same command tag for one
+//! key. So each execution belongs to exactly one request, also in runs with faults: a fault only
+//! makes an error of the gateway a valid reply.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::counts::Counts;
+use crate::meta_server;
+use crate::packet::{self, Packet, TEMPORARY_FAILURE};
+use crate::redis_server::OUT_OF_MEMORY;
+use crate::request::{Access, Answer, Framing, Outcome, Part, Request, SessionParams};
+use crate::rings::Rings;
+use crate::scenario::Scenario;
+use crate::shape;
+
+/// A request of this size may be forwarded while it arrives: its server is chosen when it begins,
+/// and it may fail before it ends.
+const UPLOAD_SIZE_MIN: usize = 1 << 20;
+
+/// A server's execution of a command for one key.
+pub(crate) struct Execution<'a> {
+    pub(crate) pool: u32,
+    pub(crate) server: u32,
+    pub(crate) gateway: u32,
+    /// The gateway had given the connection up before the server handled the request, or took
+    /// another reply for this one.
+    pub(crate) late: bool,
+    /// The session parameters of the connection.
+    pub(crate) params: SessionParams,
+    pub(crate) tag: &'a [u8],
+    pub(crate) key: &'a [u8],
+    pub(crate) payload: Option<&'a [u8]>,
+    pub(crate) outcome: &'a Outcome,
+    /// It was executed by EXEC.
+    pub(crate) by_exec: bool,
+    /// The server did not have what was written there last.
+    pub(crate) is_stale: bool,
+}
+
+/// A part of a client's request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PartRef {
+    pub(crate) client: u32,
+    pub(crate) request: u32,
+    part: u32,
+}
+
+pub(crate) struct Oracle {
+    pub(crate) rings: Rings,
+    pub(crate) ledgers: Vec<Ledger>,
+    /// By (pool, server): when errors may be blamed on it.
+    troubles: BTreeMap<(u32, u32), Vec<(u64, u64)>>,
+    /// Low limits that may be reached.
+    tight_queues: bool,
+    tight_outputs: bool,
+    few_sessions: bool,
+    has_faults: bool,
+    /// Clients read what they have written.
+    heeds_writes: bool,
+    /// Servers give surprising replies.
+    has_surprises: bool,
+    /// Connections to servers with a surprising reply: requests there may fail.
+    touched: BTreeSet<u32>,
+    /// By pool: the longest time that a request which the gateway has read may go without a reply,
+    /// whatever its server does. `None` if something else may delay it as well.
+    wait_max_us: Vec<Option<u64>>,
+    /// Gateways that accept no more requests.
+    drained: BTreeSet<u32>,
+    /// Pools that were removed, by gateway.
+    removed: BTreeSet<(u32, u32)>,
+    /// By gateway: when it switched its epoch with requests still in flight.
+    cut_short: BTreeMap<u32, Vec<u64>>,
+    pub(crate) counts: Counts,
+}
+
+/// What the oracle knows of one client.
+pub(crate) struct Ledger {
+    pool: u32,
+    /// The gateways it has been at; it is at the last one.
+    gateways: Vec<u32>,
+    requests: Vec<Entry>,
+    /// Requests without a reply.
+    owed: VecDeque<u32>,
+    /// Requests in flight by tag and key, with the number of parts not executed.
+    tags: BTreeMap<Vec<u8>, (u32, u32)>,
+    /// By server: the last request executed there. Where reads have a choice, of those that write.
+    last: BTreeMap<u32, u32>,
+    /// By key.
+    writes: BTreeMap<Vec<u8>, Writes>,
+    /// Bytes sent, and read by the gateway.
+    sent: u64,
+    read: u64,
+    /// The first request that the gateway has not read to its end.
+    unread: u32,
+    /// Longest time from a request to its reply.
+    pub(crate) slowest_us: u64,
+    end: End,
+    /// Its replies are no longer waited for, since it has left.
+    is_dropped: bool,
+    /// Its correct replies are unknown.
+    is_given_up: bool,
+}
+
+/// What has been written for one key.
+#[derive(Clone, Copy, Debug, Default)]
+struct Writes {
+    executed: u64,
+    acknowledged: u64,
+    /// When that was for the last time.
+    at: u64,
+}
+
+struct Entry {
+    request: Request,
+    sent_at: u64,
+    /// Where it ends in the stream.
+    end: u64,
+    read_at: u64,
+    /// By broadcasts: the servers that executed it.
+    servers: Vec<u32>,
+}
+
+impl Entry {
+    /// Its commands are executed before all of it is read.
+    fn is_batch(&self) -> bool {
+        matches!(self.request.answer, Answer::Batch(_))
+    }
+
+    fn is_upload(&self) -> bool {
+        self.request.bytes.len() >= UPLOAD_SIZE_MIN
+    }
+}
+
+/// Why the gateway may close a connection without an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Open,
+    /// The client has ended its side.
+    HalfClosed,
+    /// The gateway will close after a reply.
+    Announced,
+    /// The gateway stops.
+    Draining,
+    Gone,
+}
+
+impl Oracle {
+    pub(crate) fn new(scenario: &Scenario) -> Self {
+        Self {
+            rings: Rings::new(&scenario.snapshot, scenario.gateways),
+            ledgers: Vec::new(),
+            troubles: BTreeMap::new(),
+            tight_queues: scenario.tight_queues,
+            tight_outputs: scenario.tight_outputs,
+            few_sessions: scenario.few_sessions,
+            has_faults: scenario.faults.any(),
+            heeds_writes: scenario.heeds_writes,
+            has_surprises: scenario.surprises,
+            touched: BTreeSet::new(),
+            wait_max_us: scenario.universe.iter().map(|pool| scenario.wait_max_us(pool)).collect(),
+            drained: BTreeSet::new(),
+            removed: BTreeSet::new(),
+            cut_short: BTreeMap::new(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// Clients are numbered in order.
+    pub(crate) fn join(&mut self, pool: u32, gateway: u32) -> u32 {
+        self.counts.clients += 1;
+        self.ledgers.push(Ledger {
+            pool,
+            gateways: vec![gateway],
+            requests: Vec::new(),
+            owed: VecDeque::new(),
+            tags: BTreeMap::new(),
+            last: BTreeMap::new(),
+            writes: BTreeMap::new(),
+            sent: 0,
+            read: 0,
+            unread: 0,
+            slowest_us: 0,
+            is_dropped: false,
+            is_given_up: false,
+            end: match self.drained.contains(&gateway) {
+                true => End::Draining,
+                false => End::Open,
+            },
+        });
+        self.ledgers.len() as u32 - 1
+    }
+
+    /// From now on errors may be blamed on the server.
+    pub(crate) fn trouble(&mut self, pool: u32, server: u32, now: u64) {
+        self.troubles.entry((pool, server)).or_default().push((now, u64::MAX));
+    }
+
+    /// The server's troubles so far end by `until`.
+    pub(crate) fn trouble_ends(&mut self, pool: u32, server: u32, until: u64) {
+        for trouble in self.troubles.entry((pool, server)).or_default() {
+            trouble.1 = trouble.1.min(until);
+        }
+    }
+
+    pub(crate) fn pool_of(&self, client: u32) -> u32 {
+        self.ledgers[client as usize].pool
+    }
+
+    /// The same between two moments.
+    pub(crate) fn trouble_between(&mut self, pool: u32, server: u32, from: u64, until: u64) {
+        self.troubles.entry((pool, server)).or_default().push((from, until));
+    }
+
+    /// A surprising reply was sent on a connection to a server.
+    pub(crate) fn touch(&mut self, conn: u32) {
+        self.touched.insert(conn);
+    }
+
+    /// Later requests on the connection are answered correctly.
+    pub(crate) fn untouch(&mut self, conn: u32) {
+        self.touched.remove(&conn);
+    }
+
+    pub(crate) fn is_touched(&self, conn: u32) -> bool {
+        self.touched.contains(&conn)
+    }
+
+    pub(crate) fn asked(&mut self, client: u32, mut request: Request, now: u64) {
+        self.counts.requests += 1;
+        request.by_wire = self.has_surprises
+            && !request.parts.is_empty()
+            && !matches!(
+                request.answer,
+                Answer::Local(_)
+                    | Answer::Broadcast(_)
+                    | Answer::Session { .. }
+                    | Answer::Wait { .. }
+            );
+        let ledger = &mut self.ledgers[client as usize];
+        let index = ledger.requests.len() as u32;
+        for part in request.parts.iter().filter(|part| !part.shared) {
+            let tag = tag_of(&request.tag, &part.key);
+            ledger.tags.entry(tag).or_insert((index, 0)).1 += 1;
+        }
+        if !request.no_reply {
+            ledger.owed.push_back(index);
+        }
+        if request.last && ledger.end == End::Open {
+            ledger.end = End::Announced;
+        }
+        ledger.sent += request.bytes.len() as u64;
+        let end = ledger.sent;
+        let entry = Entry { request, sent_at: now, end, read_at: u64::MAX, servers: Vec::new() };
+        ledger.requests.push(entry);
+    }
+
+    /// The gateway has read bytes of the client.
+    pub(crate) fn read(&mut self, client: u32, bytes: usize, now: u64) {
+        let ledger = &mut self.ledgers[client as usize];
+        ledger.read += bytes as u64;
+        while let Some(entry) = ledger.requests.get_mut(ledger.unread as usize)
+            && entry.end <= ledger.read
+        {
+            entry.read_at = now;
+            ledger.unread += 1;
+        }
+    }
+
+    /// A server executed a command on a client's key.
+    pub(crate) fn executed(&mut self, client: u32, execution: &Execution<'_>, now: u64) {
+        self.counts.executions += 1;
+        self.counts.late += u64::from(execution.late);
+        let Execution { pool, server, gateway, late, tag, key, payload, outcome, by_exec, .. } =
+            *execution;
+        let what = || {
+            let (tag, key) = (tag.escape_ascii(), key.escape_ascii());
+            format!("server {pool}/{server} executed {tag} {key} of client {client}")
+        };
+        let Some(ledger) = self.ledgers.get_mut(client as usize) else {
+            panic!("I1: {}, who does not exist", what());
+        };
+        if ledger.is_given_up {
+            return;
+        }
+        let name = tag_of(tag, key);
+        if !ledger.tags.contains_key(&name)
+            && let Some(part) = ledger.waiting(key).filter(|_| self.has_faults)
+        {
+            // Its result was lost with the connection, and the command was sent again.
+            part.outcome = Some(outcome.clone());
+            return;
+        }
+        let Some((index, left)) = ledger.tags.get_mut(&name) else {
+            panic!("I3: {}, who did not ask for it, or it was executed before", what());
+        };
+        let index = *index;
+        *left -= 1;
+        let entry = &mut ledger.requests[index as usize];
+        let is_broadcast = matches!(entry.request.answer, Answer::Broadcast(_));
+        if is_broadcast {
+            *left += 1;
+            assert!(!entry.servers.contains(&server), "I3: {} twice", what());
+            entry.servers.push(server);
+        } else if *left == 0 {
+            ledger.tags.remove(&name);
+        }
+        let is_queued = matches!(entry.request.answer, Answer::Session { .. });
+        assert_eq!(is_queued, by_exec, "I1: {}: in a transaction or not", what());
+        let (was, due) = (execution.params, entry.request.params);
+        assert_eq!(was, due, "I1: {} on a connection of another kind", what());
+        let is_here = ledger.pool == pool && ledger.gateways.contains(&gateway);
+        assert!(is_here, "I1: {} elsewhere", what());
+        // The gateway parses a request when its last byte is there, not before. But it may refuse a
+        // request after its first line.
+        let is_local = matches!(entry.request.answer, Answer::Local(_));
+        let is_early = is_local || entry.is_batch();
+        assert!(entry.read_at <= now || is_early, "{} before it was sent", what());
+        let (read_at, access) = (entry.read_at.min(now), entry.request.access);
+        let sent_at = entry.sent_at;
+        let read_at = if is_early || entry.is_upload() { entry.sent_at } else { read_at };
+        self.counts.uploads += u64::from(entry.is_upload());
+        if !is_broadcast {
+            let mut open = entry.request.parts.iter_mut().filter(|part| {
+                part.key == key && part.outcome.is_none() && part.payload.as_deref() == payload
+            });
+            let Some(part) = open.next() else { panic!("I1: {} with other data", what()) };
+            part.outcome = Some(outcome.clone());
+        }
+        let writes = ledger.writes.entry(key.to_vec()).or_default();
+        if access == Access::Write {
+            writes.executed += u64::from(!outcome.refused);
+        } else if execution.is_stale {
+            self.counts.stale += 1;
+            let is_acknowledged = writes.acknowledged == writes.executed && writes.at <= sent_at;
+            let may_be_stale = !self.heeds_writes || !is_acknowledged;
+            assert!(may_be_stale, "{} without its write, acknowledged at {}", what(), writes.at);
+        }
+        // A read may have gone to what is the primary now before an earlier write did, and one whose server
+        // fails goes to another.
+        let is_ordered = access == Access::Write || !self.rings.has_groups(pool);
+        if !late && is_ordered {
+            let last = ledger.last.entry(server).or_default();
+            assert!(*last <= index, "I2: {} as its request {index}, after request {last}", what());
+            *last = index;
+        }
+        if access == Access::Write && !late && !is_broadcast {
+            let is_superseded = self.rings.is_superseded(pool, gateway, server);
+            assert!(!is_superseded, "{} when another server had its place", what());
+        }
+        if !is_broadcast {
+            let owners = self.rings.owners(pool, gateway, key, access, read_at, now);
+            assert!(owners.contains(&server), "I5: {}, it belongs to {owners:?}", what());
+        }
+    }
+
+    /// The gateway writes a part of a client's request on a connection to a server.
+    pub(crate) fn written(
+        &mut self,
+        client: u32,
+        tag: &[u8],
+        key: &[u8],
+        payload: Option<&[u8]>,
+        conn: u32,
+    ) -> Option<PartRef> {
+        let ledger = self.ledgers.get_mut(client as usize)?;
+        let &(request, _) = ledger.tags.get(&tag_of(tag, key))?;
+        let parts = &mut ledger.requests[request as usize].request.parts;
+        let is_it = |part: &Part| {
+            part.wire.is_none() && part.key == key && part.payload.as_deref() == payload
+        };
+        let part = parts.iter().position(is_it)?;
+        parts[part].wire = Some(conn);
+        Some(PartRef { client, request, part: part as u32 })
+    }
+
+    fn request_of(&mut self, part: PartRef) -> &mut Request {
+        &mut self.ledgers[part.client as usize].requests[part.request as usize].request
+    }
+
+    /// The number of parts of this part's request.
+    pub(crate) fn part_count(&mut self, part: PartRef) -> usize {
+        self.request_of(part).parts.len()
+    }
+
+    /// The gateway has read this as the reply to a part, or as an error instead.
+    pub(crate) fn tell(&mut self, told: PartRef, reply: &[u8], is_refused: bool) {
+        let request = self.request_of(told);
+        let part = &mut request.parts[told.part as usize];
+        let payload = part.payload.as_deref().unwrap_or_default();
+        let shown = match (&request.answer, request.framing) {
+            (Answer::Batch(_), Framing::MetaBatch) => meta_server::shown(payload, reply),
+            (Answer::Batch(_), _) => packet::shown(payload, reply),
+            _ => reply.to_vec(),
+        };
+        part.told = Some(Outcome { reply: shown, refused: is_refused });
+    }
+
+    /// The gateway has read this error after the replies to these parts.
+    pub(crate) fn note_error(&mut self, parts: impl Iterator<Item = PartRef>, error: &[u8]) {
+        for part in parts {
+            self.request_of(part).ended_by.push(error.to_vec());
+        }
+    }
+
+    /// The gateway has read this as the reply to the whole request.
+    pub(crate) fn note_whole_reply(&mut self, told: PartRef, reply: &[u8]) {
+        self.request_of(told).told = Some(reply.to_vec());
+    }
+
+    /// The client's correct replies are unknown from now on.
+    pub(crate) fn give_up(&mut self, client: u32) {
+        let ledger = &mut self.ledgers[client as usize];
+        ledger.is_given_up = true;
+        ledger.end = End::Gone;
+        ledger.owed.clear();
+    }
+
+    pub(crate) fn is_given_up(&self, client: u32) -> bool {
+        self.ledgers[client as usize].is_given_up
+    }
+
+    /// Bytes came to a client that are not split yet: takes whole replies from the front.
+    pub(crate) fn answered(&mut self, client: u32, bytes: &mut Vec<u8>, now: u64) {
+        if self.is_given_up(client) {
+            bytes.clear();
+            return;
+        }
+        let mut used = 0;
+        while used < bytes.len() {
+            let ledger = &self.ledgers[client as usize];
+            let rest = &bytes[used..];
+            let Some(&index) = ledger.owed.front() else {
+                panic!("I3: client {client} got more than it asked for: {}", show(rest));
+            };
+            let entry = &ledger.requests[index as usize];
+            match entry.request.frame(rest) {
+                Ok(Some(len)) => {
+                    self.check(client, index, &bytes[used..used + len], now);
+                    self.ledgers[client as usize].owed.pop_front();
+                    used += len;
+                }
+                Ok(None) => break,
+                Err(why) => panic!("I1: client {client} got {}, {why}", show(rest)),
+            }
+        }
+        bytes.drain(..used);
+    }
+
+    fn check(&mut self, client: u32, index: u32, reply: &[u8], now: u64) {
+        self.counts.replies += 1;
+        let ledger = &self.ledgers[client as usize];
+        let entry = &ledger.requests[index as usize];
+        self.counts.batches += u64::from(entry.is_batch());
+        let what = || {
+            format!(
+                "client {client}, request {index}, {}: {}",
+                show(&entry.request.bytes),
+                show(reply)
+            )
+        };
+        // A refused request need not have been read to its end.
+        let is_local = matches!(entry.request.answer, Answer::Local(_));
+        let may_be_early =
+            is_local || (entry.is_upload() && is_gateway_error(&told(&entry.request, reply)));
+        assert!(entry.read_at <= now || may_be_early, "I1: answered before it came: {}", what());
+        if let Some(wait_max_us) = self.wait_max_us[ledger.pool as usize] {
+            let waited = now.saturating_sub(entry.read_at);
+            assert!(waited <= wait_max_us, "I3: {waited} us for {}", what());
+        }
+        if entry.request.is_answered_by(reply) {
+            let waited = now - entry.sent_at;
+            self.counts.slowest_us = self.counts.slowest_us.max(waited);
+            let slowest = &mut self.ledgers[client as usize].slowest_us;
+            *slowest = waited.max(*slowest);
+            self.check_broadcast(client, index, now);
+            self.note_acknowledged(client, index, now);
+            return;
+        }
+        match &entry.request.answer {
+            Answer::Session { fair, .. } if fair.contains(&reply) => {
+                self.counts.aborts += 1;
+                return;
+            }
+            Answer::Wait { nil: true } if NILS.contains(&reply) => return,
+            _ => {}
+        }
+        if self.few_sessions && is_session_refusal(&entry.request, reply) {
+            self.counts.aborts += 1;
+            return;
+        }
+        if let Answer::Batch(fence) = &entry.request.answer {
+            let mut pieces = entry.request.pieces(reply);
+            let fits = pieces.pop() == Some(fence) && fits(&entry.request, 0, &pieces);
+            let errors: Vec<Vec<u8>> = pieces
+                .into_iter()
+                .map(error_text)
+                .filter(|piece| is_gateway_error(piece))
+                .collect();
+            let count = errors.len() as u64;
+            let blamed = errors.iter().all(|error| self.is_blamed(client, index, error, now));
+            let request = &self.ledgers[client as usize].requests[index as usize].request;
+            let may_be_bare = count > 0 || request.is_torn();
+            assert!(
+                fits && blamed && may_be_bare,
+                "I1: client {client}, request {index}, {}, is answered {} instead of {}",
+                show(&request.bytes),
+                show(reply),
+                request.expected().map_or("what servers have yet to say".to_owned(), |e| show(&e))
+            );
+            self.counts.errors += count;
+            self.counts.torn_batches += 1;
+            return;
+        }
+        let told = told(&entry.request, reply);
+        let reply = &*told;
+        // Large values are forwarded while they arrive: an error may replace END.
+        let reply = match entry.request.answer {
+            Answer::Values => behind_values(&entry.request, reply),
+            _ => reply,
+        };
+        let is_refusal = |part: &Part| {
+            let share = entry.request.share(part);
+            share.is_some_and(|outcome| outcome.refused && outcome.reply == reply)
+        };
+        let refusal = entry.request.parts.iter().any(is_refusal)
+            || entry.request.ended_by.iter().any(|error| error == reply)
+            || (self.has_surprises && is_surprise(&entry.request, reply))
+            // It is unknown whose it is.
+            || (self.counts.unjudged > 0 && matches!(entry.request.answer, Answer::Constant(_)));
+        let blamed = self.is_blamed(client, index, reply, now);
+        let entry = &self.ledgers[client as usize].requests[index as usize];
+        let expected = entry.request.expected();
+        assert!(
+            blamed && (refusal || is_gateway_error(reply) || is_abort(&entry.request, reply)),
+            "I1: client {client}, request {index}, {}, is answered {} instead of {}",
+            show(&entry.request.bytes),
+            show(reply),
+            expected.map_or("what a server has yet to say".to_owned(), |text| show(&text))
+        );
+        self.counts.errors += 1;
+    }
+
+    fn note_acknowledged(&mut self, client: u32, index: u32, now: u64) {
+        let Ledger { requests, writes, .. } = &mut self.ledgers[client as usize];
+        let request = &requests[index as usize].request;
+        let done = |part: &&Part| part.outcome.as_ref().is_some_and(|outcome| !outcome.refused);
+        for part in request.parts.iter().filter(done).filter(|_| request.access == Access::Write) {
+            let writes = writes.entry(part.key.clone()).or_default();
+            (writes.acknowledged, writes.at) = (writes.acknowledged + 1, now);
+        }
+    }
+
+    fn check_broadcast(&self, client: u32, index: u32, now: u64) {
+        if self.has_surprises {
+            // One server may have executed it and another one reported it.
+            return;
+        }
+        let ledger = &self.ledgers[client as usize];
+        let entry = &ledger.requests[index as usize];
+        if let Answer::Broadcast(_) = entry.request.answer {
+            let counts: Vec<usize> = ledger
+                .gateways
+                .iter()
+                .flat_map(|&gateway| {
+                    self.rings.live_counts(ledger.pool, gateway, entry.read_at, now)
+                })
+                .collect();
+            assert!(
+                counts.contains(&entry.servers.len()),
+                "I1: client {client}, request {index}: {:?} executed it, live were {counts:?}",
+                entry.servers
+            );
+        }
+    }
+
+    /// Whether a server's fault, or a limit, explains an error reply.
+    fn is_blamed(&mut self, client: u32, index: u32, reply: &[u8], now: u64) -> bool {
+        let ledger = &self.ledgers[client as usize];
+        let entry = &ledger.requests[index as usize];
+        if let Answer::Local(_) = entry.request.answer {
+            return false;
+        }
+        // Of a transaction all that follows fails, too.
+        if entry.request.began.is_some_and(|from| self.is_cut_short(client, from, now)) {
+            return true;
+        }
+        let said = without_server(reply.strip_suffix(b"\r\n").unwrap_or(reply));
+        let is_cut = |text: &[u8]| said.ends_with(text);
+        if is_cut(b"Server was removed from the configuration")
+            || is_cut(b"Server was replaced by another")
+        {
+            return self.is_cut_short(client, entry.sent_at, now);
+        }
+        if self.tight_queues && said.ends_with(b"Server queue is full") {
+            return true;
+        }
+        self.is_in_trouble(client, index, now)
+    }
+
+    fn is_in_trouble(&mut self, client: u32, index: u32, now: u64) -> bool {
+        if !self.has_faults {
+            return false;
+        }
+        let ledger = &self.ledgers[client as usize];
+        let entry = &ledger.requests[index as usize];
+        let (pool, from) = (ledger.pool, entry.request.began.unwrap_or(entry.sent_at));
+        let hits = |troubles: &[(u64, u64)]| troubles.iter().any(|t| t.0 <= now && t.1 >= from);
+        if entry.request.parts.is_empty() || matches!(entry.request.answer, Answer::Broadcast(_)) {
+            return self.troubles.iter().any(|(key, troubles)| key.0 == pool && hits(troubles));
+        }
+        entry.request.parts.iter().any(|part| {
+            if let Some(conn) = part.wire {
+                return self.touched.contains(&conn);
+            }
+            let access = entry.request.access;
+            ledger.gateways.iter().any(|&gateway| {
+                let owners = self.rings.owners(pool, gateway, &part.key, access, from, now);
+                let none_live = self.rings.live_counts(pool, gateway, from, now).contains(&0);
+                let in_trouble = |server: &u32| {
+                    self.troubles.get(&(pool, *server)).is_some_and(|troubles| hits(troubles))
+                };
+                none_live || owners.iter().any(in_trouble)
+            })
+        })
+    }
+
+    /// The gateway switches its epoch though requests are still in flight after the time limit.
+    pub(crate) fn cut_short(&mut self, gateway: u32, now: u64) {
+        self.cut_short.entry(gateway).or_default().push(now);
+    }
+
+    pub(crate) fn has_faults(&self) -> bool {
+        self.has_faults
+    }
+
+    /// Grows while clients are served: bytes that have come to a gateway, and replies that have
+    /// come to clients.
+    pub(crate) fn progress(&self) -> u64 {
+        let answered = |ledger: &Ledger| ledger.requests.len() - ledger.owed.len();
+        self.ledgers.iter().map(|ledger| ledger.read + answered(ledger) as u64).sum()
+    }
+
+    pub(crate) fn was_cut_short(&self) -> bool {
+        !self.cut_short.is_empty()
+    }
+
+    fn is_cut_short(&self, client: u32, from: u64, now: u64) -> bool {
+        let gateways = &self.ledgers[client as usize].gateways;
+        let mut times = gateways.iter().filter_map(|gateway| self.cut_short.get(gateway)).flatten();
+        times.any(|&at| from <= at && at <= now)
+    }
+
+    /// The gateway will close the connections of the pool's clients.
+    pub(crate) fn pool_removed(&mut self, pool: u32, gateway: u32) {
+        self.removed.insert((pool, gateway));
+        for ledger in &mut self.ledgers {
+            let is_here = ledger.pool == pool && ledger.gateways.last() == Some(&gateway);
+            if is_here && ledger.end != End::Gone {
+                ledger.end = End::Draining;
+            }
+        }
+    }
+
+    pub(crate) fn has_removed(&self) -> bool {
+        !self.removed.is_empty()
+    }
+
+    /// The client has ended its side, and still reads.
+    pub(crate) fn half_closed(&mut self, client: u32) {
+        let ledger = &mut self.ledgers[client as usize];
+        if ledger.end == End::Open {
+            ledger.end = End::HalfClosed;
+        }
+    }
+
+    /// The client has left.
+    pub(crate) fn left(&mut self, client: u32) {
+        let ledger = &mut self.ledgers[client as usize];
+        ledger.end = End::Gone;
+        ledger.owed.clear();
+    }
+
+    /// The client has moved to another gateway, or back to one.
+    pub(crate) fn moved(&mut self, client: u32, gateway: u32) {
+        let ledger = &mut self.ledgers[client as usize];
+        ledger.gateways.retain(|&past| past != gateway);
+        ledger.gateways.push(gateway);
+        let is_closing =
+            self.drained.contains(&gateway) || self.removed.contains(&(ledger.pool, gateway));
+        if is_closing && ledger.end != End::Gone {
+            ledger.end = End::Draining;
+        }
+    }
+
+    /// The gateway was told to accept no more requests.
+    pub(crate) fn draining(&mut self, gateway: u32) {
+        self.drained.insert(gateway);
+        for ledger in &mut self.ledgers {
+            if ledger.gateways.last() == Some(&gateway) && ledger.end != End::Gone {
+                ledger.end = End::Draining;
+            }
+        }
+    }
+
+    /// The gateway closed the client's connection; `rest` is part of a reply.
+    pub(crate) fn closed(&mut self, client: u32, rest: &[u8], now: u64) {
+        let ledger = &self.ledgers[client as usize];
+        let is_settled = rest.is_empty() && ledger.owed.is_empty();
+        let allowed = match ledger.end {
+            End::Gone => true,
+            End::HalfClosed => is_settled || ledger.may_wait(),
+            End::Announced => is_settled,
+            End::Draining => rest.is_empty() || ledger.is_amidst_batch(rest),
+            End::Open => false,
+        };
+        if !allowed {
+            let owed: Vec<u32> = ledger.owed.iter().copied().collect();
+            let since = owed.first().map(|&index| ledger.requests[index as usize].sent_at);
+            let blamed = self.tight_outputs
+                || since.is_some_and(|from| self.is_cut_short(client, from, now))
+                || owed.iter().any(|&index| self.is_in_trouble(client, index, now));
+            assert!(
+                blamed,
+                "I3: client {client} is closed, {:?}, owed {} replies, after {}",
+                self.ledgers[client as usize].end,
+                owed.len(),
+                show(rest)
+            );
+            self.counts.cuts += 1;
+        }
+        self.ledgers[client as usize].is_dropped = !is_settled;
+        self.left(client);
+    }
+
+    /// Whether the client may use this tag for the key.
+    pub(crate) fn is_free(&self, client: u32, tag: &[u8], key: &[u8]) -> bool {
+        !self.ledgers[client as usize].tags.contains_key(&tag_of(tag, key))
+    }
+
+    pub(crate) fn owed(&self, client: u32) -> usize {
+        self.ledgers[client as usize].owed.len()
+    }
+
+    /// Without faults, all requests have been executed.
+    pub(crate) fn check_all_done(&self) {
+        for (client, ledger) in self.ledgers.iter().enumerate() {
+            if ledger.is_dropped {
+                continue;
+            }
+            for (index, entry) in ledger.requests.iter().enumerate() {
+                let done = entry.request.parts.iter().all(|part| {
+                    let may_be_left = matches!(
+                        entry.request.answer,
+                        Answer::Broadcast(_) | Answer::Session { .. }
+                    );
+                    part.outcome.is_some() || may_be_left
+                });
+                let bytes = show(&entry.request.bytes);
+                assert!(done, "I3: client {client}, request {index}, {bytes} was never executed");
+            }
+        }
+    }
+}
+
+impl Ledger {
+    /// The key of the blocking call, if its server has answered it.
+    fn waiting(&mut self, key: &[u8]) -> Option<&mut Part> {
+        let &index = self.owed.front()?;
+        let request = &mut self.requests[index as usize].request;
+        let is_wait = matches!(request.answer, Answer::Wait { .. });
+        let part = request.parts.first_mut().filter(|_| is_wait)?;
+        (part.key == key && part.outcome.is_some()).then_some(part)
+    }
+
+    /// Whether this is the beginning of the replies to a batch: each of its commands is a separate
+    /// request.
+    fn is_amidst_batch(&self, rest: &[u8]) -> bool {
+        let first = self.owed.front().map(|&index| &self.requests[index as usize].request);
+        first.filter(|request| matches!(request.answer, Answer::Batch(_))).is_some_and(|request| {
+            let pieces = request.pieces(rest);
+            let is_whole = pieces.iter().map(|piece| piece.len()).sum::<usize>() == rest.len();
+            is_whole && (0..request.parts.len()).any(|end| fits_up_to(request, 0, end + 1, &pieces))
+        })
+    }
+
+    /// Whether the reply to a blocking call is pending: a client that has left is not waited for.
+    fn may_wait(&self) -> bool {
+        let may_wait = |&index: &u32| {
+            let answer = &self.requests[index as usize].request.answer;
+            matches!(answer, Answer::Wait { .. } | Answer::Session { .. })
+        };
+        self.owed.iter().any(may_wait)
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        let first = self.owed.front().map(|&index| {
+            let entry = &self.requests[index as usize];
+            format!("{index} {} read at {}", show(&entry.request.bytes), entry.read_at)
+        });
+        let (read, sent) = (self.read, self.sent);
+        format!("{:?}, {} owed, first {first:?}, read {read} of {sent}", self.end, self.owed.len())
+    }
+}
+
+/// Which client a key belongs to: keys read `c<client>:…`, shared ones `s:…`.
+pub(crate) fn owner_of(key: &[u8]) -> Option<u32> {
+    let digits: Vec<u8> =
+        key.strip_prefix(b"c")?.iter().copied().take_while(u8::is_ascii_digit).collect();
+    std::str::from_utf8(&digits).ok()?.parse().ok()
+}
+
+fn tag_of(tag: &[u8], key: &[u8]) -> Vec<u8> {
+    [tag, b"|", key].concat()
+}
+
+const NILS: [&[u8]; 2] = [b"*-1\r\n", b"_\r\n"];
+const ABORT: &[u8] = b"-EXECABORT Transaction discarded because of previous errors.\r\n";
+
+/// The reply of a transaction whose server fails, or refuses a command of it.
+fn is_abort(request: &Request, reply: &[u8]) -> bool {
+    let is_session = matches!(request.answer, Answer::Session { .. });
+    is_session && (reply == ABORT || NILS.contains(&reply) || reply == OUT_OF_MEMORY)
+}
+
+/// An error packet as the error in text; everything else unchanged.
+fn error_text(reply: &[u8]) -> Vec<u8> {
+    match Packet::read(reply) {
+        Some((packet, _)) if packet.magic == 0x81 && packet.status == TEMPORARY_FAILURE => {
+            [b"SERVER_ERROR ", packet.value, b"\r\n"].concat()
+        }
+        _ => reply.to_vec(),
+    }
+}
+
+/// The reply, or the error in it as it would be in text.
+fn told<'r>(request: &Request, reply: &'r [u8]) -> Cow<'r, [u8]> {
+    match request.framing {
+        Framing::Packet => error_text(reply).into(),
+        _ => reply.into(),
+    }
+}
+
+/// What follows the values of some of the parts, in their order.
+fn behind_values<'r>(request: &Request, mut reply: &'r [u8]) -> &'r [u8] {
+    let outcomes = request.parts.iter().filter_map(|part| request.share(part));
+    for outcome in outcomes.filter(|outcome| !outcome.refused) {
+        reply = reply.strip_prefix(&*outcome.reply).unwrap_or(reply);
+    }
+    reply
+}
+
+/// Whether pieces answer the parts of a batch from that number on, in order: each with its correct
+/// reply, which may be empty, or with an error.
+fn fits(request: &Request, at: usize, pieces: &[&[u8]]) -> bool {
+    fits_up_to(request, at, request.parts.len(), pieces)
+}
+
+/// The same for the parts before the number `end`.
+fn fits_up_to(request: &Request, at: usize, end: usize, pieces: &[&[u8]]) -> bool {
+    let Some(part) = request.parts[..end].get(at) else { return pieces.is_empty() };
+    let due = request.quiet_answer(part);
+    let is_done = match due.as_deref() {
+        Some(b"") => fits_up_to(request, at + 1, end, pieces),
+        Some(due) => pieces.first() == Some(&due) && fits_up_to(request, at + 1, end, &pieces[1..]),
+        None if request.by_wire && !shape::is_strict(shape::Kind::Opening) => {
+            fits_up_to(request, at + 1, end, pieces)
+        }
+        None => false,
+    };
+    let is_own = |piece: &[u8]| match (Packet::read(piece), request.framing) {
+        (Some((packet, _)), Framing::PacketBatch) => {
+            Some(&packet.opaque.to_be_bytes()[3])
+                == part.payload.as_ref().map(|payload| &payload[1])
+        }
+        (_, framing) => framing == Framing::MetaBatch,
+    };
+    let is_error = |piece: &&&[u8]| is_own(piece) && is_gateway_error(&error_text(piece));
+    is_done
+        || (pieces.first().filter(is_error).is_some()
+            && fits_up_to(request, at + 1, end, &pieces[1..]))
+}
+
+/// Replies that are the same for all servers and do not depend on keys belong to no part of a
+/// request.
+fn is_surprise(request: &Request, reply: &[u8]) -> bool {
+    match request.answer {
+        Answer::Constant(_) => reply.starts_with(b"VERSION ") || shape::is_error_line(reply),
+        Answer::Broadcast(_) => {
+            // A request with a fence may have any reply.
+            shape::is_error_line(reply) || request.tag == b"verbosity"
+        }
+        _ => false,
+    }
+}
+
+/// There was no connection for a transaction or a blocking call.
+fn is_session_refusal(request: &Request, reply: &[u8]) -> bool {
+    let wants_one = matches!(request.answer, Answer::Session { .. } | Answer::Wait { .. });
+    wants_one && (reply == ABORT || reply.starts_with(b"-ERR all connections to server"))
+}
+
+fn is_gateway_error(reply: &[u8]) -> bool {
+    const TEXTS: [&str; 15] = [
+        "the server is too old for ms",
+        "Connection was taken back, since it was not used while others waited",
+        "DB index is out of range",
+        "Connection refused",
+        "Connection timed out",
+        "Connection reset by peer",
+        "No route to host",
+        "Host is down",
+        "Server closed the connection",
+        "Server sent an invalid reply",
+        "Server refused AUTH or SELECT",
+        "Server queue is full",
+        "Server does not answer",
+        "Server was removed from the configuration",
+        "Server was replaced by another",
+    ];
+    let text = reply.strip_suffix(b"\r\n").unwrap_or(reply);
+    let text = text.strip_prefix(b"-ERR ").or_else(|| text.strip_prefix(b"SERVER_ERROR "));
+    // The error of a broadcast names the server that failed.
+    let colon = text.and_then(|text| text.windows(2).position(|two| two == b": "));
+    let text = text.map(|text| without_server(&text[colon.map_or(0, |colon| colon + 2)..]));
+    text.is_some_and(|text| TEXTS.iter().any(|known| known.as_bytes() == text))
+}
+
+/// The gateway's words without the server that they name, if they do.
+fn without_server(text: &[u8]) -> &[u8] {
+    const NAMED: &[u8] = b" (server ";
+    let named = text.windows(NAMED.len()).position(|part| part == NAMED);
+    named.filter(|_| text.ends_with(b")")).map_or(text, |at| &text[..at])
+}
+
+pub(crate) fn show(bytes: &[u8]) -> String {
+    let start = &bytes[..bytes.len().min(120)];
+    format!("[{}] \"{}\"", bytes.len(), start.escape_ascii())
+}

@@ -1,0 +1,37 @@
+//! I1, I2, I3: transactions are executed whole or not at all, on lanes that are given back clean or
+//! closed; what waits is answered once, wherever it waits. More seeds with
+//! `CASHEW_SIM_SEEDS=<count>`, from `CASHEW_SIM_FROM=<seed>`; one, with its events printed if it
+//! fails, with `CASHEW_SIM_SEED=<seed>`.
+
+mod seeds;
+
+use cashew_sim::{Counts, Scenario, run};
+use seeds::{number, play, range};
+
+fn sweep(scenario: impl Fn(u64) -> Scenario + Sync) -> Counts {
+    let seeds = number("CASHEW_SIM_SEED").map_or_else(|| range(60), |seed| seed..seed + 1);
+    let played = play(seeds, |seed| run(&scenario(seed)).counts);
+    let (seeds, total) = (played.len() as u64, played.into_iter().sum::<Counts>());
+    println!("{total:?}");
+    if seeds > 1 {
+        assert!(total.transactions > 3 * seeds && total.waits > 2 * seeds, "{total:?}");
+    }
+    total
+}
+
+#[test]
+fn transactions_are_whole_and_who_waits_is_answered() {
+    sweep(Scenario::sessions);
+}
+
+#[test]
+fn the_same_while_epochs_change() {
+    let total = sweep(Scenario::epochs_of_sessions);
+    assert!(total.withdrawals > 0 || number("CASHEW_SIM_SEED").is_some(), "{total:?}");
+}
+
+#[test]
+fn the_same_while_clients_are_handed_over() {
+    let total = sweep(Scenario::moving_sessions);
+    assert!(total.withdrawals > 0 || number("CASHEW_SIM_SEED").is_some(), "{total:?}");
+}
