@@ -14,8 +14,8 @@ from harness import children, holders, resp, server_lines, wait_until
 #: Two lines: processors fetch them in pairs.
 LINE = 128
 PAGE = 4096
-#: Workers that there is room for.
-SLOTS = 256
+#: Parts of whole pages: one for each worker that there is room for, and discovery's.
+SEGMENTS = 256 + 1
 #: Where a worker's process id is in its part of the metrics.
 PID = 0
 #: Within this time a worker renews its heartbeat.
@@ -112,14 +112,15 @@ def test_workers_write_nothing_that_others_read(place):
     assert not sockets(workers[0]) & sockets(workers[1])
 
     size = len(metrics(gateway.pid))
-    segment = (size - PAGE) // SLOTS
     assert shared["/memfd:cashew-metrics"] == size
-    assert segment % PAGE == 0
+    # What all have in common comes first: a page, and one with the states of these few servers.
+    common_size = 2 * PAGE
+    segment, rest = divmod(size - common_size, SEGMENTS)
+    assert rest == 0 and segment % PAGE == 0
 
     def segment_of(pid):
-        """Behind a page that all slots have in common."""
         numbers = metrics(gateway.pid)
-        starts = range(PAGE, size, segment)
+        starts = range(common_size, size, segment)
         return next(at for at in starts if struct.unpack_from("=Q", numbers, at + PID)[0] == pid)
 
     for busy, conn in conns.items():

@@ -154,10 +154,17 @@ def test_reads_pass_over_a_silent_replica_and_writes_to_a_silent_master_fail(pla
     gateway = place.cashew({"alpha": pool}, {"worker_processes": 1})
     keys = [f"key-{n}" for n in range(20)]
     stats = lambda server: gateway.stats()["alpha"][server]["silent"]  # noqa: E731
+
+    def are_fit():
+        members = gateway.stats()["cashew"].get("members", [])
+        return [member["reads"] for member in members] == ["fit"] * 3
+
     with gateway.connect() as conn:
         for key in keys:
             conn.call("SET", key, "v")
         wait_until(lambda: all(r.call("GET", keys[-1]) == b"v" for r in replicas), "in step")
+        # Until the gateway knows that, the master answers all reads.
+        wait_until(are_fit, "the gateway has found the replicas in step")
         replicas[0].process.signal(signal.SIGSTOP)
         pipeline(conn, keys)
         wait_until(lambda: stats("one") == 1, "its silence is noticed")
