@@ -33,7 +33,7 @@ pub(crate) enum ServerStat {
 }
 
 /// Twemproxy's names in its order ([`POOL_STATS_OF_TWEMPROXY`] of them), then ours.
-pub(crate) const POOL_STATS: [PoolStat; 25] = [
+pub(crate) const POOL_STATS: [PoolStat; 26] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
     PoolStat::Gauge(PoolGauge::ClientConnections),
@@ -59,6 +59,7 @@ pub(crate) const POOL_STATS: [PoolStat; 25] = [
     PoolStat::Counter(PoolCounter::MessagesDelivered),
     PoolStat::Counter(PoolCounter::MonitorDropped),
     PoolStat::Counter(PoolCounter::ScriptFlushes),
+    PoolStat::Counter(PoolCounter::RequestsRetried),
 ];
 const POOL_STATS_OF_TWEMPROXY: usize = 6;
 

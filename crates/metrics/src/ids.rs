@@ -78,6 +78,8 @@ stats! {
             "Commands not reported to clients in MONITOR";
         ScriptFlushes => "script_flushes", "cashew_script_flushes_total",
             "SCRIPT FLUSH commands of clients";
+        RequestsRetried => "requests_retried", "cashew_requests_retried_total",
+            "Times a request was kept from its client's sight and sent again, since its server refused to run it";
         Requests => "client_requests", "cashew_requests_total",
             "Requests received from clients";
         Responses => "client_responses", "cashew_responses_total",

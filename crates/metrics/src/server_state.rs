@@ -102,6 +102,8 @@ causes! {
     Silent => "Server does not answer",
     Local => "Cannot connect from this machine",
     Ejected => "Ejected from the ring",
+    MasterDown => "Link with MASTER is down",
+    ReadOnly => "You can't write against a read only replica",
 }
 
 /// What a worker has seen of a server.

@@ -318,6 +318,27 @@ impl Output {
         debug_assert_eq!(size, 0, "so many bytes are there");
     }
 
+    /// The same into another output, behind what is there.
+    pub(crate) fn copy_front_to(&self, mut size: usize, to: &mut Self, pool: &mut BufPool) {
+        let mut skip = self.written;
+        for buf in self.front.iter().flat_map(|front| front.iter()).chain([&self.tail]) {
+            let part = &buf[skip..];
+            let part = &part[..part.len().min(size)];
+            if !part.is_empty() {
+                to.push(part, pool);
+            }
+            size -= part.len();
+            skip = 0;
+        }
+        debug_assert_eq!(size, 0, "so many bytes are there");
+    }
+
+    /// Appends all that waits in another output.
+    pub(crate) fn append(&mut self, mut other: Self, pool: &mut BufPool) {
+        other.copy_front_to(other.len as usize, self, pool);
+        other.clear(pool);
+    }
+
     #[inline(always)]
     pub(crate) fn push(&mut self, bytes: &[u8], pool: &mut BufPool) {
         self.len += bytes.len() as u64;

@@ -61,6 +61,10 @@ pub enum Failure {
     Busy,
     /// The server reads its data from disk and takes on no new connection yet.
     Loading,
+    /// The server is a replica whose primary is gone, and gives out nothing that may be old.
+    MasterDown,
+    /// The server takes no writes: it is a replica.
+    ReadOnly,
     /// The server has no such database as a client selected.
     DatabaseRefused,
     /// The server does not speak RESP3.
@@ -106,6 +110,10 @@ impl Failure {
                 "Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE."
             }
             Self::Loading => "Redis is loading the dataset in memory",
+            Self::MasterDown => {
+                "Link with MASTER is down and replica-serve-stale-data is set to 'no'."
+            }
+            Self::ReadOnly => "You can't write against a read only replica.",
             Self::DatabaseRefused => "DB index is out of range",
             Self::WireProtocolRefused => "unsupported protocol version",
             Self::QueueFull => "Server queue is full",
@@ -127,7 +135,9 @@ impl Failure {
     /// Whether it shows that the server is not well. What is wrong with this machine does not, nor does
     /// that it refuses what one client has asked for, or says what it is busy with.
     pub(crate) fn is_of_server(self) -> bool {
-        !matches!(self, Self::Busy | Self::Loading) && !self.is_local() && !self.is_of_variant()
+        let is_unfit =
+            matches!(self, Self::Busy | Self::Loading | Self::MasterDown | Self::ReadOnly);
+        !is_unfit && !self.is_local() && !self.is_of_variant()
     }
 
     /// Whether this machine kept the gateway from connecting, so that nothing is known of the server.
@@ -147,7 +157,14 @@ impl Failure {
     pub(crate) fn is_sign_of_life(self) -> bool {
         matches!(
             self,
-            Self::Refused | Self::Reset | Self::Closed | Self::BadReply | Self::HandshakeRefused
+            Self::Refused
+                | Self::Reset
+                | Self::Closed
+                | Self::BadReply
+                | Self::HandshakeRefused
+                | Self::Loading
+                | Self::MasterDown
+                | Self::ReadOnly
         )
     }
 
@@ -162,6 +179,8 @@ impl Failure {
             Self::WireProtocolRefused => b"-NOPROTO ",
             Self::Busy => b"-BUSY ",
             Self::Loading => b"-LOADING ",
+            Self::MasterDown => b"-MASTERDOWN ",
+            Self::ReadOnly => b"-READONLY ",
             _ => b"-ERR ",
         }
     }
@@ -250,6 +269,8 @@ impl From<Failure> for Cause {
             Failure::BadReply => Self::BadReply,
             Failure::Busy => Self::Busy,
             Failure::Loading => Self::Loading,
+            Failure::MasterDown => Self::MasterDown,
+            Failure::ReadOnly => Self::ReadOnly,
             Failure::Silent => Self::Silent,
             Failure::HandshakeRefused | Failure::DatabaseRefused | Failure::WireProtocolRefused => {
                 Self::HandshakeRefused

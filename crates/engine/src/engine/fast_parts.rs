@@ -17,7 +17,11 @@ impl Engine {
     /// leaves.
     #[inline(never)]
     pub(crate) fn express_parts<'b>(&mut self, index: LaneId, mut buf: &'b [u8]) -> &'b [u8] {
-        let generation = self.lanes[index].generation;
+        let lane = &self.lanes[index];
+        if lane.refused.is_some() {
+            return buf;
+        }
+        let generation = lane.generation;
         while !buf.is_empty() {
             let lane = &mut self.lanes[index];
             // Answering a client may end the connection that the bytes came on.
@@ -38,6 +42,12 @@ impl Engine {
             }
             let is_coalesced = request.expect.is_coalesced();
             let plain = match (&lane.scanner, request.expect) {
+                // It may have to be sent again.
+                (Scanner::Redis(_), _)
+                    if buf[0] == b'-' && self.backends[lane.backend].keeps_sent =>
+                {
+                    None
+                }
                 (Scanner::Redis(scanner), _) => {
                     let plain = match scanner.is_resp3() {
                         true => resp::plain_reply_or_array::<true>(buf),

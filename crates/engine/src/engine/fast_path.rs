@@ -55,7 +55,8 @@ trait Reader {
     /// The reply at the start of the buffer, and what follows it.
     fn reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])>;
 
-    /// Reads may have a choice of servers. Where they have none, none of what that takes is compiled in.
+    /// Reads may have a choice of servers, or requests may be sent again. Where not, none of what that takes
+    /// is compiled in.
     const CHOOSES: bool = false;
 
     /// Whether several requests may be joined to one: see [`crate::memcached::Coalesced`].
@@ -92,6 +93,10 @@ impl<const RESP3: bool, const GUARDED: bool, const CHOOSES: bool> Reader
 
     #[inline(always)]
     fn reply(_: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
+        // Of an error it matters what it is: the request may have to be sent again.
+        if CHOOSES && buf.first() == Some(&b'-') {
+            return None;
+        }
         resp::plain_reply_of::<RESP3>(buf)
     }
 }
@@ -319,9 +324,9 @@ impl Engine {
     #[inline]
     pub(crate) fn fast_replies<'b>(&mut self, index: LaneId, buf: &'b [u8]) -> &'b [u8] {
         let lane = &self.lanes[index];
-        let has_replicas = self.backends[lane.backend].replica_rules.has_replicas;
+        let looks_closer = self.backends[lane.backend].looks_closer;
         match &lane.scanner {
-            Scanner::Redis(scanner) => match (scanner.is_resp3(), has_replicas) {
+            Scanner::Redis(scanner) => match (scanner.is_resp3(), looks_closer) {
                 (false, false) => self.fast_replies_with::<Redis<false, false, false>>(index, buf),
                 (false, true) => self.fast_replies_with::<Redis<false, false, true>>(index, buf),
                 (true, false) => self.fast_replies_with::<Redis<true, false, false>>(index, buf),
@@ -340,6 +345,7 @@ impl Engine {
             && backend.large_replies.is_empty()
             // There it is looked at whether a reply can be what is due.
             && !lane.is_session
+            && !(R::CHOOSES && lane.refused.is_some())
             && !lane.scanner.is_push(b"");
         if !is_clear {
             return buf;

@@ -35,6 +35,11 @@ pub(crate) struct Backend {
     /// How long those wait that were not sent while their server cannot be reached, in microseconds:
     /// see [`crate::upstream::connect_attempts`].
     pub(crate) failover_wait_us: u64,
+    /// Lanes that clients share keep what is in flight, to send it again if the server refuses to run it: see
+    /// [`crate::upstream::refused`].
+    pub(crate) keeps_sent: bool,
+    /// The fast path has to look closer at replies: for that, or since reads have a choice of servers.
+    pub(crate) looks_closer: bool,
     /// Those of servers and their lanes count here, those of clients at the listener.
     pub(crate) limits: Limits,
     /// What is said to its servers.
@@ -84,6 +89,8 @@ impl Backend {
             usage: vec![Usage::OPEN],
             timeout_us: u64::MAX,
             failover_wait_us: 0,
+            keeps_sent: false,
+            looks_closer: false,
             limits: config.limits,
             password: None,
             preconnect: false,
@@ -121,6 +128,9 @@ impl Backend {
             server.label = (!config.hide_topology).then(label);
         }
         self.configure_replica_reads();
+        let may_send_again = self.failover_wait_us > 0 || self.topology.moves_reads();
+        self.keeps_sent = self.protocol == Protocol::Redis && may_send_again;
+        self.looks_closer = self.keeps_sent || self.replica_rules.has_replicas;
     }
 
     pub(crate) fn is_in_use(&self) -> bool {

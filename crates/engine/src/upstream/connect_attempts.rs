@@ -17,11 +17,19 @@
 //! when it has waited for so long in all, with the reason for which the server could not be reached last. Only
 //! lanes that clients share have requests that wait.
 
+use cashew_metrics::{Cause, Evidence, PoolCounter};
+use cashew_protocol::redis::{self, Access, Group, Lookup};
+use cashew_protocol::resp::{Parsed, RequestParser};
+
+use crate::base::buffer::{LARGE, Output};
 use crate::base::failure::Failure;
-use crate::base::id::{BackendId, LaneId, ServerId};
+use crate::base::id::{BackendId, ClientId, LaneId, RequestId, ServerId};
+use crate::base::outcome::{Execution, Outcome, Refusal, Sign};
 use crate::base::time::Time;
-use crate::engine::Engine;
+use crate::engine::{Closed, Engine};
+use crate::request::{Request, Role};
 use crate::upstream::lane::{Lane, Link};
+use crate::upstream::refused::{Refused, RefusedRequest};
 
 /// A request tries the server again if the last attempt is older than this.
 const PACE_MS: u64 = 25;
@@ -33,15 +41,6 @@ const SILENT_PACE_MS: u64 = 250;
 const LOOK_MS: u64 = 1;
 
 impl Failure {
-    /// Whether somebody else, or the same server a little later, may take what this one did not.
-    fn is_worth_waiting(self) -> bool {
-        !self.is_of_variant()
-            && !matches!(
-                self,
-                Self::HandshakeRefused | Self::Removed | Self::Replaced | Self::QueueFull
-            )
-    }
-
     /// Whether the next attempt may end differently at any moment. A password that was refused, a name
     /// without an address or a lack of files will hardly be put right while a request waits.
     fn may_pass_soon(self) -> bool {
@@ -54,6 +53,8 @@ impl Failure {
                 | Self::Unreachable
                 | Self::Busy
                 | Self::Loading
+                | Self::MasterDown
+                | Self::ReadOnly
         )
     }
 }
@@ -66,7 +67,7 @@ impl Engine {
         backend.failover_wait_us > 0
             && lane.is_shared()
             && !backend.servers[lane.server].ejected
-            && lane.last_failure.is_worth_waiting()
+            && Outcome::of(lane.last_failure, false).is_worth_waiting()
     }
 
     /// When the first of those that wait has waited long enough.
@@ -194,5 +195,229 @@ impl Engine {
         if matches!(self.lane(feed).link, Link::Backoff { .. }) && self.is_feed_wanted(feed) {
             self.try_again(feed);
         }
+    }
+
+    /// A whole reply to a lane's head, of which `end` are the last bytes. Returns whether the request was
+    /// refused and is kept, to be sent again: see [`crate::upstream::refused`].
+    #[inline]
+    pub(crate) fn keeps_refused(&mut self, index: LaneId, end: &[u8]) -> bool {
+        let lane = &self.lanes[index];
+        let is_error = || {
+            let start = self.requests[lane.head].reply.first().or(end.first());
+            matches!(start, Some(b'-'))
+        };
+        self.backends[lane.backend].keeps_sent
+            && (lane.refused.is_some() || is_error())
+            && self.takes_refused(index, end)
+    }
+
+    #[cold]
+    fn takes_refused(&mut self, index: LaneId, end: &[u8]) -> bool {
+        let request = self.lane(index).head;
+        let client = self.waiting_client(request);
+        let is_behind = self.has_refused(index, client);
+        let Some((why, bytes)) = self.may_repeat(index, end, is_behind) else {
+            if is_behind {
+                // This one has run.
+                self.give_refused_up(index, client);
+            }
+            return false;
+        };
+        let mut reply = self.take_reply(request);
+        self.bufs.extend(&mut reply, end);
+        self.pop_answered(index);
+        let slot = &mut self.requests[request];
+        (slot.in_lane, slot.arrived) = (true, 0);
+        let refused = RefusedRequest { request, bytes, reply };
+        let lane = &mut self.lanes[index];
+        match &mut lane.refused {
+            Some(before) => before.requests.push(refused),
+            None => lane.refused = Some(Box::new(Refused { why, requests: vec![refused] })),
+        }
+        true
+    }
+
+    /// Whether a lane's head may be sent again after this reply: why, and what was sent. `is_behind` is
+    /// whether it stands behind a request of its client's that is to be sent again.
+    fn may_repeat(
+        &mut self,
+        index: LaneId,
+        end: &[u8],
+        is_behind: bool,
+    ) -> Option<(Failure, Vec<u8>)> {
+        let lane = &mut self.lanes[index];
+        let request = &self.requests[lane.head];
+        let is_whole = match request.role {
+            Role::Single => true,
+            Role::Fragment { parent, .. } => {
+                matches!(self.requests[parent].role, Role::Parent { .. })
+            }
+            Role::Parent { .. } | Role::Flow { .. } | Role::Probe { .. } | Role::Own(_) => false,
+        };
+        let is_short = request.reply.len() + end.len() < LARGE;
+        if !is_whole || !is_short || request.streaming || !lane.is_shared() {
+            return None;
+        }
+        if !lane.keeps_head(&mut self.bufs) {
+            return None;
+        }
+        let why = self.refusal_worth_waiting(index, end).or_else(|| {
+            let refused = self.lanes[index].refused.as_ref().filter(|_| is_behind)?;
+            Some(refused.why)
+        })?;
+        let lane = &self.lanes[index];
+        let wire_len = self.requests[lane.head].wire_len as usize;
+        let mut bytes = self.bufs.take_for(wire_len);
+        lane.sent.copy_front(wire_len, &mut bytes);
+        let is_refused = self.refusal_worth_waiting(index, end).is_some();
+        if !may_run_again(&bytes, is_refused) {
+            self.bufs.give(bytes);
+            return None;
+        }
+        Some((why, bytes))
+    }
+
+    /// The failure that a lane's head waits for the end of if it is answered so; or it goes to another
+    /// server.
+    fn refusal_worth_waiting(&self, index: LaneId, end: &[u8]) -> Option<Failure> {
+        let lane = self.lane(index);
+        let request = &self.requests[lane.head];
+        let refusal = match request.reply.is_empty() {
+            true => Refusal::of(end),
+            false => Refusal::of(&[&request.reply, end].concat()),
+        }?;
+        let outcome = Outcome::from(refusal);
+        let why = refusal.absence().filter(|_| outcome.execution == Execution::No)?;
+        let backend = &self.backends[lane.backend];
+        let is_primary = backend.topology.primary_of(lane.server) == lane.server;
+        let waited_until = request.started.plus_micros(backend.failover_wait_us);
+        let waits = waited_until > self.now && !backend.servers[lane.server].ejected;
+        let moves = request.moves_left > 0;
+        match outcome.sign {
+            Sign::NotPrimary => waits && is_primary,
+            _ => waits || moves,
+        }
+        .then_some(why)
+    }
+
+    fn has_refused(&self, index: LaneId, client: ClientId) -> bool {
+        let refused = self.lane(index).refused.iter().flat_map(|refused| &refused.requests);
+        client != ClientId::NONE
+            && refused.into_iter().any(|it| self.waiting_client(it.request) == client)
+    }
+
+    /// Answers a client's refused requests with the server's errors: what it asked behind them has run, or
+    /// may have.
+    fn give_refused_up(&mut self, index: LaneId, client: ClientId) {
+        let Some(mut refused) = self.lanes[index].refused.take() else { return };
+        let is_given_up = |it: &mut RefusedRequest| self.waiting_client(it.request) == client;
+        let given_up: Vec<RefusedRequest> = refused.requests.extract_if(.., is_given_up).collect();
+        self.lanes[index].refused = Some(refused);
+        given_up.into_iter().for_each(|it| self.answer_refused(it));
+    }
+
+    fn answer_refused(&mut self, refused: RefusedRequest) {
+        let RefusedRequest { request, bytes, reply } = refused;
+        self.bufs.give(bytes);
+        self.requests[request].in_lane = false;
+        self.deliver(request, &reply);
+        self.bufs.give(reply);
+    }
+
+    /// The connection is lost on which so many requests are in flight, and nobody knows whether they ran:
+    /// what their clients asked before them is not sent again.
+    pub(crate) fn give_up_before(&mut self, index: LaneId, end: RequestId) {
+        let mut at = self.lane(index).head;
+        while at != end && self.lane(index).refused.is_some() {
+            let client = self.waiting_client(at);
+            if client != ClientId::NONE {
+                self.give_refused_up(index, client);
+            }
+            at = self.requests[at].next_in_lane;
+        }
+    }
+
+    /// Puts what was refused in front of what is not sent. Nothing is in flight.
+    pub(crate) fn put_refused_back(&mut self, index: LaneId) {
+        let Some(refused) = self.lanes[index].refused.take() else { return };
+        let mut output = Output::default();
+        let mut requests = Vec::with_capacity(refused.requests.len());
+        for it in refused.requests {
+            let Request { role, client, .. } = &self.requests[it.request];
+            let is_wanted = match role {
+                Role::Fragment { parent, .. } => self.requests[*parent].client != ClientId::NONE,
+                _ => *client != ClientId::NONE,
+            };
+            if !is_wanted {
+                self.answer_refused(it);
+                continue;
+            }
+            output.push(&it.bytes, &mut self.bufs);
+            self.bufs.give(it.bytes);
+            self.bufs.give(it.reply);
+            requests.push(it.request);
+        }
+        let metrics = self.backends[self.lane(index).backend].metrics;
+        self.metrics.add_pool(metrics, PoolCounter::RequestsRetried, requests.len() as u64);
+        let lane = &mut self.lanes[index];
+        assert!(lane.in_flight == 0 && lane.partial == 0 && lane.head == lane.first_unsent);
+        output.append(std::mem::take(&mut lane.output), &mut self.bufs);
+        lane.output = output;
+        for request in requests.into_iter().rev() {
+            let slot = &mut self.requests[request];
+            slot.next_in_lane = lane.head;
+            if lane.tail == RequestId::NONE {
+                lane.tail = request;
+            }
+            (lane.head, lane.first_unsent) = (request, request);
+            lane.count_unsent(slot.wire_len);
+        }
+    }
+
+    /// All that was in flight when a server began to refuse requests is answered: the lane is closed, and
+    /// what was refused, and what was not sent, goes elsewhere or waits until the server is fit again.
+    #[cold]
+    pub(crate) fn stand_down(&mut self, index: LaneId) {
+        let Some(why) = self.lane(index).refused.as_ref().map(|refused| refused.why) else {
+            return;
+        };
+        let now = self.now;
+        let lane = &mut self.lanes[index];
+        lane.take_partial_back(&mut self.bufs);
+        (lane.last_failure, lane.failed_at) = (why, now);
+        let is_early = std::mem::take(&mut lane.is_early);
+        self.doubt_replica(index);
+        self.disconnect(index, Closed::ByUs);
+        self.fail_sent(index, why);
+        self.lanes[index].asks = true;
+        self.note_unfit(index, why);
+        while self.lane(index).unsent > 0 && self.move_first_unsent(index) {}
+        match self.may_wait(index) {
+            true => self.expire_waiting(index),
+            false => self.fail_or_move_unsent(index, why),
+        }
+        self.back_off(index, now, is_early);
+        self.publish_queues(index);
+    }
+
+    /// A server answers that it is not fit to serve for now: reads pass it by, and who connects asks first.
+    pub(crate) fn note_unfit(&mut self, index: LaneId, why: Failure) {
+        let Lane { backend, server, .. } = self.lanes[index];
+        self.server_of(index).failing = true;
+        self.note_evidence(backend, server, Evidence::Failed(Cause::from(why)));
+    }
+}
+
+/// Whether a request that a server refused, or that has run behind such a one, may be sent once more. What a
+/// script or a module was asked answers errors of its own making.
+fn may_run_again(bytes: &[u8], is_refused: bool) -> bool {
+    let mut parser = RequestParser::default();
+    if !matches!(parser.parse(bytes, usize::MAX), Parsed::Complete { len } if len == bytes.len()) {
+        return false;
+    }
+    match redis::find(bytes, parser.args()) {
+        Lookup::Found(command) if command.is_sealed() || command.group == Group::Module => false,
+        Lookup::Found(command) => is_refused || command.access == Access::Read,
+        Lookup::WrongArity(_) | Lookup::UnknownCommand | Lookup::UnknownSubcommand(_) => false,
     }
 }

@@ -18,7 +18,11 @@ impl Engine {
     pub(crate) fn brings_large(&mut self, index: LaneId) -> bool {
         let lane = &self.lanes[index];
         let remaining = lane.scanner.remaining();
-        if remaining == 0 || lane.is_private || lane.head == RequestId::NONE {
+        if remaining == 0
+            || lane.is_private
+            || lane.refused.is_some()
+            || lane.head == RequestId::NONE
+        {
             return false;
         }
         let request = lane.head;
@@ -43,6 +47,7 @@ impl Engine {
         for lane in [index, other] {
             let state = &mut self.lanes[lane];
             state.is_private = lane == other;
+            state.sent.clear(&mut self.bufs);
             state.armed = Time::NEVER;
             self.lane_at[state.slot as usize] = lane;
         }

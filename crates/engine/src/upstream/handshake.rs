@@ -11,7 +11,7 @@ use crate::base::time::Time;
 use crate::engine::{Closed, Engine};
 use crate::memcached::{greet, is_greeted};
 use crate::upstream::lane::{Handshake, Lane, Link, Scan, Scanner};
-use crate::upstream::liveness::question;
+use crate::upstream::liveness::Sign;
 use crate::upstream::low_water::LowWater;
 use crate::upstream::session_params::{SessionParams, WireProtocol};
 
@@ -70,6 +70,7 @@ impl Engine {
         lane.tagger = None;
         lane.low_water = LowWater::Byte;
         lane.progress_at = self.now;
+        let question = pool.question_of(lane);
         let handshake = &mut lane.handshake;
         debug_assert!(handshake.output.is_empty() && handshake.reply.is_empty());
         (handshake.replies_owed, handshake.greetings) = (0, 0);
@@ -100,8 +101,7 @@ impl Engine {
         }
         if lane.asks {
             handshake.replies_owed += 1;
-            let (text, _) = question(wire_protocol);
-            handshake.output.push(text, &mut self.bufs);
+            handshake.output.push(question, &mut self.bufs);
         }
         let is_greeting = handshake.replies_owed > 0;
         lane.link = Link::Handshaking { deadline };
@@ -219,11 +219,22 @@ impl Engine {
             let wire_protocol =
                 self.backends[lane.backend].params_set[usize::from(lane.variant)].wire_protocol;
             let is_sign = lane.asks && handshake.replies_owed == 1;
-            let is_of_redis = matches!(wire_protocol, WireProtocol::Resp2 | WireProtocol::Resp3);
-            if is_sign && is_of_redis && !matches!(handshake.reply.first(), Some(b'+' | b'-')) {
-                self.misfit(index, "PONG, or an error", bytes);
-                return &[];
+            if is_sign {
+                match self.backends[lane.backend].sign_in(lane, &lane.handshake.reply) {
+                    Sign::Fit => {}
+                    Sign::Unfit(why) => {
+                        self.lane_down(index, why, Closed::ByUs);
+                        self.lanes[index].asks = true;
+                        self.note_unfit(index, why);
+                        return &[];
+                    }
+                    Sign::Misfit => {
+                        self.misfit(index, "PONG, or an error", bytes);
+                        return &[];
+                    }
+                }
             }
+            let handshake = &mut self.lanes[index].handshake;
             let is_ok = match wire_protocol {
                 // A sign of life, whatever it says.
                 _ if is_sign => true,

@@ -7,7 +7,7 @@ use cashew_protocol::memcached::binary::Opcode;
 use cashew_protocol::memcached::{self, Expect, Tagger, binary};
 use cashew_protocol::resp;
 
-use crate::base::buffer::Output;
+use crate::base::buffer::{BufPool, Output};
 use crate::base::failure::Failure;
 use crate::base::fifo::Fifo;
 use crate::base::id::{BackendId, ClientId, ConnId, LaneId, RequestId, ServerId};
@@ -18,8 +18,13 @@ use crate::memcached::{Asked, Coalesced};
 use crate::request::Request;
 use crate::request::slab::Requests;
 use crate::upstream::low_water::LowWater;
+use crate::upstream::refused::Refused;
 use crate::upstream::server::Queues;
 use crate::upstream::session_params::WireProtocol;
+
+/// Bytes of requests in flight that a lane keeps, to send them again. Where there are more, none of
+/// those can be.
+const SENT_MAX: u64 = 1 << 20;
 
 /// One multiplexed connection to a server; it stays a lane while connections come and go.
 ///
@@ -58,6 +63,11 @@ pub(crate) struct Lane {
     pub(crate) was_lost: bool,
     pub(crate) handshake: Handshake,
     pub(crate) output: Output,
+    /// The last bytes of those in flight, up to [`SENT_MAX`], where requests may be sent again: see
+    /// [`Lane::trim_sent`].
+    pub(crate) sent: Output,
+    /// Requests that the server refused to run. While there are some nothing is sent.
+    pub(crate) refused: Option<Box<Refused>>,
     pub(crate) head: RequestId,
     pub(crate) tail: RequestId,
     pub(crate) first_unsent: RequestId,
@@ -284,6 +294,8 @@ impl Lane {
             was_lost: false,
             handshake: Handshake::default(),
             output: Output::default(),
+            sent: Output::default(),
+            refused: None,
             head: RequestId::NONE,
             tail: RequestId::NONE,
             first_unsent: RequestId::NONE,
@@ -424,10 +436,50 @@ impl Lane {
         matches!(self.link, Link::Connecting { .. } | Link::Handshaking { .. } | Link::Ready { .. })
     }
 
+    /// Keeps the first bytes of the output, which are about to leave it.
+    #[cold]
+    pub(crate) fn keep_sent(&mut self, bytes: u64, bufs: &mut BufPool) {
+        self.trim_sent(bufs);
+        if self.sent.len() + bytes > SENT_MAX {
+            self.sent.clear(bufs);
+        }
+        if bytes <= SENT_MAX {
+            self.output.copy_front_to(bytes as usize, &mut self.sent, bufs);
+        }
+    }
+
+    /// Forgets what is answered of what was kept: the rest is the end of what is in flight.
+    #[inline]
+    pub(crate) fn trim_sent(&mut self, bufs: &mut BufPool) {
+        if self.sent.len() > self.in_flight_size {
+            self.sent.advance(self.sent.len() - self.in_flight_size, bufs);
+        }
+    }
+
+    /// Whether the bytes of the first request in flight are kept.
+    pub(crate) fn keeps_head(&mut self, bufs: &mut BufPool) -> bool {
+        self.trim_sent(bufs);
+        self.in_flight > 0 && self.sent.len() == self.in_flight_size
+    }
+
+    /// Takes back the part of a request that is written, if that is kept and nothing else is in flight.
+    pub(crate) fn take_partial_back(&mut self, bufs: &mut BufPool) {
+        self.trim_sent(bufs);
+        let is_kept = self.in_flight == 0 && self.sent.len() == self.partial;
+        if self.partial == 0 || !is_kept || self.upload != ClientId::NONE {
+            return;
+        }
+        let mut output = std::mem::take(&mut self.sent);
+        output.append(std::mem::take(&mut self.output), bufs);
+        self.output = output;
+        (self.partial, self.in_flight_size) = (0, 0);
+    }
+
     /// What the driver may write now.
     #[inline]
     pub(crate) fn writable(&self) -> Option<&Output> {
         match self.link {
+            Link::Ready { .. } if self.refused.is_some() => None,
             Link::Ready { .. } => Some(&self.output),
             Link::Handshaking { .. } => Some(&self.handshake.output),
             Link::Idle | Link::Connecting { .. } | Link::Backoff { .. } => None,

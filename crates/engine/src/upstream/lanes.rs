@@ -40,11 +40,15 @@ impl Engine {
             return;
         }
         if lane.upload != ClientId::NONE {
+            lane.sent.clear(&mut self.bufs);
             self.upload_sent(index, bytes);
             self.publish_queues(index);
             return;
         }
         lane.close_gets(&mut self.bufs);
+        if self.backends[lane.backend].keeps_sent && lane.is_shared() {
+            lane.keep_sent(bytes, &mut self.bufs);
+        }
         lane.output.advance(bytes, &mut self.bufs);
         lane.in_flight_size += bytes;
         let mut sent = 0;
@@ -177,6 +181,9 @@ impl Engine {
                 break;
             }
             match scan {
+                Scan::Complete(len) if self.keeps_refused(index, &bytes[..len]) => {
+                    bytes = &bytes[len..];
+                }
                 Scan::Complete(len) => {
                     match self.requests[request].role {
                         Role::Flow { .. } if self.blocked_at(index).is_some() => {
@@ -216,6 +223,10 @@ impl Engine {
             }
         }
         self.record_answered(index);
+        self.lanes[index].trim_sent(&mut self.bufs);
+        if self.lanes[index].refused.is_some() && self.lanes[index].in_flight == 0 {
+            self.stand_down(index);
+        }
         let index = if self.brings_large(index) { self.detach_large(index) } else { index };
         if self.lanes[index].is_private {
             self.adjust_low_water(index);
@@ -247,7 +258,9 @@ impl Engine {
                 slot.due.is_met_by(&start[..len])
             }
         };
-        if is_met == Some(true) {
+        // After an error it may be asked again.
+        let is_error = matches!(slot.reply.first().or(bytes.first()), Some(b'-'));
+        if is_met == Some(true) && !is_error {
             slot.due = Due::Anything;
         }
         is_met != Some(false)

@@ -8,11 +8,13 @@
 //! Lanes for sessions, messages and large values neither ask nor are closed for it; while the server
 //! is silent none is taken.
 
+use cashew_config::snapshot::Protocol;
 use cashew_metrics::{Evidence, ServerGauge};
 use cashew_protocol::memcached::{Answer, Expect};
 
 use crate::base::failure::Failure;
 use crate::base::id::{BackendId, LaneId, ServerId};
+use crate::base::outcome::Refusal;
 use crate::base::time::Time;
 use crate::engine::{Closed, Engine};
 use crate::upstream::backend::Backend;
@@ -45,6 +47,18 @@ pub(crate) fn question(wire_protocol: WireProtocol) -> (&'static [u8], Expect) {
     }
 }
 
+/// Asks a server of Redis what it is.
+const ROLE: &[u8] = b"*1\r\n$4\r\nROLE\r\n";
+
+/// What a server answers when it is asked whether it is there.
+pub(crate) enum Sign {
+    Fit,
+    /// It is there, and refuses to serve.
+    Unfit(Failure),
+    /// This is no answer.
+    Misfit,
+}
+
 impl Lane {
     /// Why nothing can be sent on it between two attempts to connect.
     pub(crate) fn absence(&self) -> Failure {
@@ -68,6 +82,39 @@ impl Server {
 }
 
 impl Backend {
+    /// Whether a lane's server is of use only if it is a primary: it refused writes as a replica, and is still
+    /// taken for the primary.
+    fn must_be_primary(&self, lane: &Lane) -> bool {
+        self.keeps_sent
+            && lane.last_failure == Failure::ReadOnly
+            && self.topology.primary_of(lane.server) == lane.server
+    }
+
+    /// What a lane asks its server first.
+    pub(crate) fn question_of(&self, lane: &Lane) -> &'static [u8] {
+        match self.must_be_primary(lane) {
+            true => ROLE,
+            false => question(self.params_set[usize::from(lane.variant)].wire_protocol).0,
+        }
+    }
+
+    /// What follows from the answer to that.
+    pub(crate) fn sign_in(&self, lane: &Lane, reply: &[u8]) -> Sign {
+        if self.protocol != Protocol::Redis {
+            return Sign::Fit;
+        }
+        let refusal = Refusal::of(reply).filter(|_| self.keeps_sent).and_then(Refusal::absence);
+        match (reply.first(), refusal) {
+            (_, Some(why)) => Sign::Unfit(why),
+            (Some(b'*'), _) if self.must_be_primary(lane) => {
+                let is_replica = reply.starts_with(b"*5\r\n$5\r\nslave\r\n");
+                if is_replica { Sign::Unfit(Failure::ReadOnly) } else { Sign::Fit }
+            }
+            (Some(b'+' | b'-'), _) => Sign::Fit,
+            _ => Sign::Misfit,
+        }
+    }
+
     /// Until when a connection that is begun now has to have brought the first sign of life, while
     /// requests wait.
     pub(crate) fn first_sign(&self, now: Time) -> Time {
@@ -125,7 +172,7 @@ impl Engine {
         let lane = &mut self.lanes[index];
         let backend = &self.backends[lane.backend];
         let mut deadline = backend.first_sign(self.now);
-        let (text, _) = question(backend.params_set[usize::from(lane.variant)].wire_protocol);
+        let text = backend.question_of(lane);
         (lane.asks, lane.tried_at) = (true, self.now);
         lane.link = match lane.link {
             // The question is said when it stands.

@@ -51,7 +51,7 @@ impl Engine {
 
     /// A connection to a server is lost, or could not be made. Returns whether what waits for the next
     /// one must not go there unseen, since there may be another process.
-    fn doubt_replica(&mut self, index: LaneId) -> bool {
+    pub(crate) fn doubt_replica(&mut self, index: LaneId) -> bool {
         let lane = &mut self.lanes[index];
         let backend = &mut self.backends[lane.backend];
         if !backend.replica_rules.has_replicas || !lane.is_shared() {
@@ -224,7 +224,11 @@ impl Engine {
             self.detach_upload(index);
         }
         end = self.rest_of_get(index, end);
+        if self.lanes[index].refused.is_some() {
+            self.give_up_before(index, end);
+        }
         let lane = &mut self.lanes[index];
+        lane.sent.clear(&mut self.bufs);
         lane.in_flight = 0;
         lane.in_flight_size = 0;
         lane.head = end;
@@ -236,6 +240,9 @@ impl Engine {
             self.forget_key(index, at);
             self.fail_request(at, self.named_of(index, failure));
             at = next;
+        }
+        if self.lanes[index].refused.is_some() {
+            self.put_refused_back(index);
         }
         self.publish_queues(index);
     }
@@ -278,7 +285,7 @@ impl Engine {
     }
 
     /// The same, but reads go on with another server that has the keys.
-    fn fail_or_move_unsent(&mut self, index: LaneId, failure: Failure) {
+    pub(crate) fn fail_or_move_unsent(&mut self, index: LaneId, failure: Failure) {
         let Lane { backend, .. } = self.lanes[index];
         if !self.lanes[index].is_shared() || !self.backends[backend].topology.moves_reads() {
             return self.fail_unsent(index, failure);

@@ -1,0 +1,139 @@
+"""What a server refuses to run is sent again, to it or to whoever takes its place: nobody is told."""
+
+import threading
+
+import pytest
+
+from harness import HOST, ReplyError, newer_servers, resp, server_lines, wait_until
+
+#: Longer than anything here takes on a machine that is busy with other things.
+WAIT = 20000
+SLOW_LOAD = ["--key-load-delay", "400", "--loading-process-events-interval-bytes", "1024"]
+
+
+class Counter(threading.Thread):
+    """Adds to a counter of its own and reads it, in pipelines, and keeps what does not fit."""
+
+    def __init__(self, gateway, key):
+        super().__init__()
+        self.gateway, self.key = gateway, key
+        self.stopped, self.count, self.others = threading.Event(), 0, []
+
+    def run(self):
+        with self.gateway.connect(timeout=60) as conn:
+            while not self.stopped.is_set():
+                conn.send((resp("INCR", self.key) + resp("GET", self.key)) * 2)
+                for _ in range(2):
+                    self.count += 1
+                    self.check(conn, self.count)
+                    self.check(conn, b"%d" % self.count)
+
+    def check(self, conn, expected):
+        try:
+            reply = conn.reply()
+        except ReplyError as error:
+            reply = error
+        if reply != expected:
+            self.others.append((reply, expected))
+
+
+class Counters:
+    def __init__(self, gateway, count=4):
+        self.all = [Counter(gateway, f"count:{n}") for n in range(count)]
+
+    def __enter__(self):
+        for counter in self.all:
+            counter.start()
+        self.go_on()
+        return self
+
+    def __exit__(self, *_):
+        for counter in self.all:
+            counter.stopped.set()
+        for counter in self.all:
+            counter.join()
+
+    def go_on(self):
+        """All of them get answers that they have not asked for yet."""
+        told = [counter.count for counter in self.all]
+        wait_until(lambda: all(it.count > before + 20 for it, before in zip(self.all, told)), "they count")
+
+    def check(self, server):
+        """No error, nothing out of order, and nothing acknowledged lost, nor anything done twice."""
+        assert [counter.others[:3] for counter in self.all] == [[]] * len(self.all)
+        for counter in self.all:
+            assert int(server.call("GET", counter.key)) == counter.count
+
+
+def retried(gateway):
+    return gateway.stats()["alpha"]["requests_retried"]
+
+
+def group(place, program="redis-server", replicas=1, **options):
+    primary = place.redis("--repl-diskless-sync-delay", "0", program=program)
+    following = ["--replicaof", f"{HOST} {primary.port}", "--repl-diskless-sync-delay", "0"]
+    rest = [place.redis(*following, program=program) for _ in range(replicas)]
+    for replica in rest:
+        wait_until(lambda: replica.call("ROLE")[3] == b"connected", "it follows")
+    members = ", ".join(f"{HOST}:{replica.port}" for replica in rest)
+    line = f"{{name: s1, primary: '{HOST}:{primary.port}', replicas: [{members}]}}"
+    options = {"redis": True, "failover_wait": WAIT, "servers": [line], **options}
+    return place.cashew({"alpha": options}, {"worker_processes": 2}), primary, rest
+
+
+@pytest.mark.parametrize("program", ["redis-server", *newer_servers()],
+                         ids=lambda program: str(program).rsplit("/", 1)[-1])
+def test_a_coordinated_failover_under_load_costs_no_error_and_no_write(place, program):
+    """FAILOVER holds writes, hands over, and from then on refuses them as a replica does."""
+    gateway, primary, [replica] = group(place, program)
+    name = f"{HOST}:{replica.port}"
+    with Counters(gateway) as counters:
+        assert primary.call("FAILOVER") == "OK"
+        wait_until(lambda: replica.call("ROLE")[0] == b"master", "it is promoted")
+        wait_until(lambda: primary.call("ROLE")[0] == b"slave", "the former one follows")
+        done = gateway.order("failover", "alpha", name)
+        assert done.returncode == 0, done.stderr
+        counters.go_on()
+    counters.check(replica)
+
+
+def test_what_a_loading_server_refuses_waits_until_it_has_loaded(place):
+    server = place.redis(*SLOW_LOAD)
+    options = {"redis": True, "failover_wait": WAIT, "servers": server_lines([server], ["one"])}
+    gateway = place.cashew({"alpha": options}, {"worker_processes": 2})
+    server.call("DEBUG", "POPULATE", "2000", "key", "100")
+    with Counters(gateway) as counters:
+        assert server.call("DEBUG", "RELOAD") == "OK"
+        counters.go_on()
+    counters.check(server)
+    assert retried(gateway) > 0
+    wait_until(lambda: "is loading the dataset" in gateway.log(), "the log tells of it")
+
+
+def test_reads_leave_a_replica_that_refuses_them(place):
+    """Also without failover_wait: there is somebody else to ask."""
+    gateway, primary, [strict, other] = group(
+        place, replicas=2, failover_wait=0, reads="replica", replica_link_down_max="3600s")
+    gateway.call("SET", "a", "1")
+    wait_until(lambda: other.call("GET", "a") == strict.call("GET", "a") == b"1", "they have it")
+    strict.call("CONFIG", "SET", "replica-serve-stale-data", "no")
+    primary.stop()
+    def refuses():
+        try:
+            return strict.call("GET", "a") is None
+        except ReplyError as error:
+            return str(error).startswith("MASTERDOWN")
+    wait_until(refuses, "it refuses reads")
+    with gateway.connect() as conn:
+        assert [conn.call("GET", "a") for _ in range(50)] == [b"1"] * 50
+    wait_until(lambda: "Link with MASTER is down" in gateway.order("status", "--json").stdout
+               or "Link with MASTER is down" in gateway.log(), "it shows")
+
+
+def test_without_failover_wait_the_error_is_passed_on(place):
+    gateway, primary, [replica] = group(place, failover_wait=0)
+    with gateway.connect() as conn:
+        assert conn.call("SET", "a", "1") == "OK"
+        primary.call("REPLICAOF", HOST, replica.port)
+        assert conn.error("SET", "a", "2").startswith("READONLY You can't write")
+    assert retried(gateway) == 0
