@@ -182,7 +182,7 @@ def test_a_failover_that_has_failed_does_not_happen_later(place):
     wait_until(pair.gateway.workers, "the workers are there")
     hung = pair.gateway.workers()[0]
     os.kill(hung, signal.SIGSTOP)
-    done = pair.gateway.order("failover", "alpha", "r1")
+    done = pair.gateway.order("failover", "--force", "alpha", "r1")
     assert done.returncode == 1
     assert "it stays the primary" in done.stderr, done.stderr
     tries = pair.gateway.log().count("did not hold in time")
@@ -217,8 +217,35 @@ def test_a_reload_is_compared_with_the_primary_in_force_and_warns_when_it_undoes
     # The other is a replica, and takes no writes.
     assert [pair.gateway.call("SET", key, "x") for key in KEYS] == ["OK"] * len(KEYS)
     # A reload that is no dry run has it in the log.
-    pair.gateway.order("failover", "alpha", "r1")
+    pair.gateway.order("failover", "--force", "alpha", "r1")
     pair.options["servers"] = server_lines([pair.replica], names=["master"])
     pair.gateway.configure({"alpha": pair.options})
     assert pair.gateway.order("reload").returncode == 0
     assert "WARN" in next(line for line in pair.gateway.log().splitlines() if "is undone" in line)
+
+
+def test_a_server_that_is_no_master_is_refused_unless_forced(pair):
+    done = pair.gateway.order("failover", "alpha", "r1")
+    assert done.returncode == 1
+    assert "'r1' says that it is a replica: promote it first" in done.stderr
+    assert "of 2 up, primary master" in pair.gateway.order("status").stdout
+    pair.replica.stop()
+    done = pair.gateway.order("failover", "alpha", "r1")
+    assert done.returncode == 1
+    assert "'r1' does not say that it is a master: Connection refused" in done.stderr
+    done = pair.gateway.order("failover", "--force", "alpha", "r1")
+    assert done.returncode == 0, done.stderr
+    assert "of 2 up, primary r1" in pair.gateway.order("status").stdout
+
+
+def test_the_role_is_asked_with_the_pool_s_password(place):
+    auth = ["--requirepass", "secret", "--masterauth", "secret"]
+    master, replica = place.redis(*auth), place.redis(*auth)
+    replica.call("REPLICAOF", "127.0.0.1", master.port)
+    servers = server_lines([master, replica], names=["master", "r1"])
+    gateway = place.cashew({"alpha": {"redis": True, "redis_auth": "secret", "servers": servers}}, {"worker_processes": 1})
+    refused = gateway.order("failover", "alpha", "r1")
+    assert refused.returncode == 1 and "says that it is a replica" in refused.stderr
+    replica.call("REPLICAOF", "NO", "ONE")
+    done = gateway.order("failover", "alpha", "r1")
+    assert done.returncode == 0, done.stderr

@@ -128,6 +128,9 @@ pub(crate) enum CommandArguments {
         /// The server, by its name or address; it has been promoted, as by REPLICAOF NO ONE
         #[arg(value_name = "SERVER")]
         second: Option<String>,
+        /// Do not ask the server whether it is a master
+        #[arg(long)]
+        force: bool,
     },
     /// Print the status of the running instance
     Status {

@@ -39,8 +39,8 @@ fn main() -> ExitCode {
         Some(CommandArguments::Rehearse) => rehearse::rehearse(),
         Some(CommandArguments::Reload { instance, dry_run }) => operate::reload(&instance, dry_run),
         Some(CommandArguments::Upgrade { instance, binary }) => operate::upgrade(&instance, binary),
-        Some(CommandArguments::Failover { instance, pool, first, second }) => {
-            operate::fail_over(&instance, pool, (first, second))
+        Some(CommandArguments::Failover { instance, pool, first, second, force }) => {
+            operate::fail_over(&instance, pool, (first, second), force)
         }
         Some(CommandArguments::Route(arguments)) => route::route(&arguments),
         Some(CommandArguments::Status { instance, json }) => operate::status(&instance, json),

@@ -31,12 +31,13 @@ pub(crate) fn fail_over(
     instance: &InstanceArguments,
     pool: String,
     (first, second): (String, Option<String>),
+    force: bool,
 ) -> ExitCode {
     let (group, server) = match second {
         Some(server) => (Some(first), server),
         None => (None, first),
     };
-    finish(ask(instance, &Command::Failover { pool, group, server }, |_| {}))
+    finish(ask(instance, &Command::Failover { pool, group, server, force }, |_| {}))
 }
 
 pub(crate) fn status(instance: &InstanceArguments, json: bool) -> ExitCode {

@@ -338,8 +338,10 @@ section! {
         /// The zone that the gateway is in, as the servers of [groups](#groups) may have one.
         zone: Text = none,
         /// Milliseconds that requests wait for a server that cannot be reached, rather than fail: until it is
-        /// back, or until another has taken its place. Only what was not sent waits, and none longer than
-        /// `timeout`. 0 turns it off; 3000 unless set in a pool with `sentinels`, else 0.
+        /// back, or until another has taken its place. Only what surely did not run waits: what was not sent,
+        /// and what the server [refused to run](how-to.md#what-happens-when-) as it loads its data or is a
+        /// replica. None waits longer than `timeout`. 0 turns it off; 3000 unless set in a pool with
+        /// `sentinels`, else 0.
         failover_wait: Number<0, 3600000> = none,
         /// Whether errors leave out which server they are about. Otherwise they end with its name and
         /// address, as in `Connection refused (server r2, 10.0.0.2:6379)`.

@@ -10,10 +10,12 @@ mod group;
 mod link;
 mod members;
 mod replication;
+mod role;
 mod watch;
 
 pub use ask::ask_once;
 pub use group::{Event, Group, Output, Report, State, View};
 pub use members::Members;
 pub use replication::{MemberReport, Replication};
+pub use role::{Role, role_of};
 pub use watch::{News, Watch};

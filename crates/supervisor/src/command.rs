@@ -36,6 +36,9 @@ pub enum Command {
         #[serde(default)]
         group: Option<String>,
         server: String,
+        /// Also if the server does not say that it is a master.
+        #[serde(default)]
+        force: bool,
     },
 }
 

@@ -160,6 +160,8 @@ enum Source {
     Operators,
     /// The status being computed under this number.
     Digested(u64),
+    /// A server was asked for its role under this number.
+    AskedRole(u64),
 }
 
 impl Master {
@@ -277,6 +279,7 @@ impl Master {
                     Source::Trial => {}
                     Source::Operators => self.handle_operators(now),
                     Source::Digested(number) => self.handle_digested(number),
+                    Source::AskedRole(number) => self.handle_role(number, now),
                 }
                 self.settle(now);
             }
@@ -293,6 +296,7 @@ impl Master {
             interests.add(Source::Trial, event, PollFlags::IN);
         }
         self.operators.add_interests(&mut interests);
+        self.failovers.add_interests(&mut interests);
         for (&role, member) in &self.members {
             let Some(running) = &member.running else { continue };
             let may_read = self.may_read(member);

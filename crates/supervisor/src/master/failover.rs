@@ -1,18 +1,40 @@
 //! Another primary, as an operator wants it.
 
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use cashew_config::snapshot::ServerGroup;
+use cashew_config::snapshot::{Protocol, ServerGroup};
+use cashew_discovery::{Role, role_of};
+use rustix::event::PollFlags;
 
-use super::{Master, Phase};
+use super::{Master, Phase, Source};
+use crate::background_task::BackgroundTask;
 use crate::command::Reply;
+use crate::interests::Interests;
 
 /// A change that is not through by then is withdrawn.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long a server may take to say what it is.
+const ROLE_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Operators who wait for a promotion.
 #[derive(Default)]
-pub(super) struct Failovers(Vec<Waiting>);
+pub(super) struct Failovers {
+    waiting: Vec<Waiting>,
+    /// By number: servers that are asked first whether they are masters.
+    asking: BTreeMap<u64, Asking>,
+    last_asking: u64,
+}
+
+struct Asking {
+    pool: String,
+    group: Option<String>,
+    server: String,
+    reply: Box<dyn Reply>,
+    answer: BackgroundTask<Result<Role, String>>,
+}
 
 struct Waiting {
     pool: String,
@@ -24,15 +46,69 @@ struct Waiting {
 impl Failovers {
     /// Whether somebody waits for an answer that only this program can give.
     pub(super) fn is_working(&self) -> bool {
-        !self.0.is_empty()
+        !self.waiting.is_empty() || !self.asking.is_empty()
+    }
+
+    pub(super) fn add_interests<'a>(&'a self, interests: &mut Interests<'a, Source>) {
+        for (&number, asking) in &self.asking {
+            interests.add(Source::AskedRole(number), asking.answer.as_fd(), PollFlags::IN);
+        }
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.0.iter().map(|waiting| waiting.until).min()
+        self.waiting.iter().map(|waiting| waiting.until).min()
     }
 }
 
 impl Master {
+    /// As [`Master::fail_over`], if the server says that it is a master.
+    pub(super) fn ask_and_fail_over(
+        &mut self,
+        pool: String,
+        group: Option<String>,
+        server: String,
+        reply: Box<dyn Reply>,
+        now: Instant,
+    ) {
+        let (at, place) = match self.place_of(&pool, group.as_deref(), &server) {
+            Ok(place) => place,
+            Err(why) => return reply.failed(&why),
+        };
+        let config = &self.current.snapshot.pools[at as usize];
+        if config.protocol != Protocol::Redis {
+            return self.fail_over(pool, group.as_deref(), &server, reply, now);
+        }
+        let endpoint = config.servers[place as usize].endpoint.clone();
+        let password = config.redis_auth.clone();
+        let ask = move || role_of(&endpoint, password.as_deref(), ROLE_TIMEOUT);
+        match BackgroundTask::start("role", ask) {
+            Ok(answer) => {
+                self.failovers.last_asking += 1;
+                let asking = Asking { pool, group, server, reply, answer };
+                self.failovers.asking.insert(self.failovers.last_asking, asking);
+            }
+            Err(error) => reply.failed(&format!("cannot ask '{server}' for its role: {error}")),
+        }
+    }
+
+    pub(super) fn handle_role(&mut self, number: u64, now: Instant) {
+        let Some(asking) = self.failovers.asking.remove(&number) else { return };
+        let Asking { pool, group, server, reply, answer } = asking;
+        let Some(answer) = answer.finish() else {
+            return reply.failed("asking the server for its role panicked");
+        };
+        let why = match answer {
+            Ok(Role::Primary) => {
+                return self.fail_over(pool, group.as_deref(), &server, reply, now);
+            }
+            Ok(Role::Replica) => "says that it is a replica: promote it first (REPLICAOF NO ONE), \
+                                  or it refuses writes"
+                .to_owned(),
+            Err(why) => format!("does not say that it is a master: {why}"),
+        };
+        reply.failed(&format!("pool '{pool}': '{server}' {why}; --force goes on all the same"));
+    }
+
     pub(super) fn fail_over(
         &mut self,
         pool: String,
@@ -53,7 +129,7 @@ impl Master {
             return reply.failed(&format!("pool '{pool}': {why}"));
         }
         let server = self.current.snapshot.pools[at as usize].servers[place as usize].name.clone();
-        self.failovers.0.push(Waiting { pool, server, reply, until: now + PATIENCE });
+        self.failovers.waiting.push(Waiting { pool, server, reply, until: now + PATIENCE });
         self.deliver_rings(now);
         self.end_failovers(now);
     }
@@ -112,7 +188,7 @@ impl Master {
     /// Answers those whose promotion is through, or has been waited for long enough.
     pub(super) fn end_failovers(&mut self, now: Instant) {
         let mut late = Vec::new();
-        for mut waiting in std::mem::take(&mut self.failovers.0) {
+        for mut waiting in std::mem::take(&mut self.failovers.waiting) {
             let Waiting { pool, server, .. } = &waiting;
             let pools = &self.current.snapshot.pools;
             let is_through = pools.iter().position(|it| it.name == *pool).is_some_and(|at| {
@@ -133,13 +209,13 @@ impl Master {
                 waiting.reply.failed(&text);
                 late.push((waiting.pool, waiting.server));
             } else {
-                self.failovers.0.push(waiting);
+                self.failovers.waiting.push(waiting);
             }
         }
         for (pool, server) in late {
             // Somebody who has asked since may still wait for the same.
             let is_wanted =
-                self.failovers.0.iter().any(|it| (&it.pool, &it.server) == (&pool, &server));
+                self.failovers.waiting.iter().any(|it| (&it.pool, &it.server) == (&pool, &server));
             let place = if is_wanted { None } else { self.place_of(&pool, None, &server).ok() };
             if let Some((pool, server)) = place {
                 self.rings.withdraw(pool, server, now);

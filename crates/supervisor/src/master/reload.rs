@@ -175,8 +175,11 @@ impl Master {
             }
             Command::Reload { dry_run } => self.reload.waiting.push(Asker { dry_run, reply }),
             Command::Status => self.publish_status(reply),
-            Command::Failover { pool, group, server } => {
+            Command::Failover { pool, group, server, force: true } => {
                 self.fail_over(pool, group.as_deref(), &server, reply, now);
+            }
+            Command::Failover { pool, group, server, force: false } => {
+                self.ask_and_fail_over(pool, group, server, reply, now);
             }
             Command::Upgrade { binary } => self.begin_upgrade(binary, reply, now),
         }
