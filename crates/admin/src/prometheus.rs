@@ -158,11 +158,25 @@ fn pools(text: &mut Exposition, source: &Source) {
             text.sample(stat.prometheus, labels, numbers.pool_gauge(*id, gauge));
         }
     }
+    open_pools(text, source);
     let name = "cashew_request_duration_seconds";
     text.family(name, "histogram", "From a client's request to its response");
     for (labels, id) in &pools {
         source.beat();
         text.histogram(name, labels, &numbers.pool_latency(*id));
+    }
+}
+
+/// Of pools with `fail_open`; nothing where there are none.
+fn open_pools(text: &mut Exposition, source: &Source) {
+    let pools = source.open_pools();
+    if pools.is_empty() {
+        return;
+    }
+    let name = "cashew_pool_open";
+    text.family(name, "gauge", "Whether all servers are used although too many are down");
+    for (pool, is_open) in pools {
+        text.sample(name, &label("pool", pool), u64::from(is_open));
     }
 }
 

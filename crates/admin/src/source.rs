@@ -88,6 +88,16 @@ impl Source {
         })
     }
 
+    /// The pools that fail open when too many servers are down, and whether they do now.
+    pub(crate) fn open_pools(&self) -> Vec<(&str, bool)> {
+        let pools = self.snapshot.pools.iter().enumerate();
+        let is_open = |at| self.segments.opened_ms(self.layout().pool(at)).is_some();
+        pools
+            .filter(|(_, pool)| pool.fail_open_percent < 100)
+            .map(|(at, pool)| (pool.name.as_str(), is_open(at)))
+            .collect()
+    }
+
     pub(crate) fn groups(&self) -> Vec<Group<'_>> {
         self.discovery.groups(&self.snapshot.pools)
     }

@@ -292,10 +292,22 @@ fn cashew(source: &Source) -> Object<'_> {
         let sentinels = source.sentinels().into_iter().map(sentinel);
         object.insert("sentinels", sentinels.collect::<Json<'_>>());
     }
+    let open = source.open_pools();
+    if !open.is_empty() {
+        object.insert("fail_open", open.into_iter().map(open_pool).collect::<Json<'_>>());
+    }
     let members = source.members();
     if !members.is_empty() {
         object.insert("members", members.into_iter().map(member).collect::<Json<'_>>());
     }
+    object
+}
+
+fn open_pool((pool, is_open): (&str, bool)) -> Object<'_> {
+    let mut object = Object::default();
+    object.insert("pool", pool);
+    // As Prometheus has it.
+    object.insert("open", u64::from(is_open));
     object
 }
 

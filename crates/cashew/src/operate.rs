@@ -244,6 +244,9 @@ fn describe_servers(pool: &PoolStatus) -> String {
     if !server_states.is_empty() && live < servers {
         text += &format!(", {live} on the ring");
     }
+    if let Some(since) = pool.open_since {
+        text += &format!(", fails open since {}", time(since));
+    }
     if !primary.is_empty() {
         text += &format!(", primary {primary}");
     }
@@ -530,6 +533,7 @@ mod tests {
                 servers: 3,
                 primary: String::new(),
                 live: 2,
+                open_since: None,
                 ring_version: 7,
                 digest: "0123456789abcdef".to_owned(),
                 command_policy: "cache".to_owned(),
@@ -601,6 +605,9 @@ alpha  c       10.0.0.1:6379  untried                  -{never}-
         );
         let text = describe(&known);
         assert!(text.contains(&tables), "{text}");
+        known.pools[0].open_since = Some(0);
+        let text = describe(&known);
+        assert!(text.contains(&format!("2 on the ring, fails open since {at}  7 ")), "{text}");
         known.pools[0].primary = "a".to_owned();
         known.pools[0].server_states[0].role = "primary".to_owned();
         let text = describe(&known);

@@ -185,6 +185,7 @@ impl Difference {
             server_retry_timeout_ms,
             server_failure_limit,
             server_check_interval_ms,
+            fail_open_percent,
             cross_server_copy,
             limits,
             commands,
@@ -243,6 +244,8 @@ impl Difference {
             &new.server_check_interval_ms,
         );
         option.changed("server_failure_limit", server_failure_limit, &new.server_failure_limit);
+        let share = |percent: u32| format!("{percent}%");
+        option.changed("fail_open", &share(*fail_open_percent), &share(new.fail_open_percent));
         option.changed("cross_server_copy", cross_server_copy, &new.cross_server_copy);
         option.limits(limits, &new.limits);
         option.changed("commands", &names(commands), &names(&new.commands));
@@ -689,6 +692,7 @@ mod tests {
             ("server_retry_timeout: 1", "server_retry_timeout: 30000 -> 1"),
             ("server_check_interval: 1000", "server_check_interval: 0 -> 1000"),
             ("server_failure_limit: 3", "server_failure_limit: 2 -> 3"),
+            ("fail_open: 50%", "fail_open: 100% -> 50%"),
             ("cross_server_copy: true", "cross_server_copy: false -> true"),
             ("command_policy: admin", "command_policy: application -> admin"),
             (

@@ -12,6 +12,7 @@ use crate::replica_reads::Span;
 use crate::secret::Secret;
 use crate::section::{self, OptionInfo, Section, section};
 use crate::sentinel::{Addresses, SentinelAuth};
+use crate::share::Share;
 use crate::snapshot::{
     Affinity, CasUniques, IoEngine, OnFailure, PolicyBase, ReadYourWrites, Reads, Wire,
 };
@@ -270,6 +271,11 @@ section! {
         server_check_interval: Number<0, 86400000> = "0",
         /// Consecutive failures, counted by each worker, that eject a server. 0 counts as 1.
         server_failure_limit: Number<0, 2147483647> = "2",
+        /// The share of the pool's servers that may be ejected; a group counts once, by its primary. If more
+        /// are down the pool [fails open](operations.md#pools-that-fail-open): nobody is ejected, and all
+        /// servers are used, until so many answer again that the others may be ejected. With `100%` all may
+        /// be ejected, with `0%` none.
+        fail_open: Share = "100%",
         /// Whether RENAME, RENAMENX and COPY copy a key from one server to another, by DUMP and
         /// RESTORE, if its new name belongs there. Not atomic. Redis pools only.
         cross_server_copy: Switch = "false",

@@ -24,6 +24,7 @@ pub mod schema;
 mod secret;
 mod section;
 mod sentinel;
+mod share;
 mod slip;
 pub mod snapshot;
 mod tree;

@@ -385,6 +385,7 @@ fn resolve_pool(
         server_retry_timeout_ms: section.server_retry_timeout.value.0,
         server_check_interval_ms: section.server_check_interval.value.0,
         server_failure_limit: (section.server_failure_limit.value.0 as u32).max(1),
+        fail_open_percent: section.fail_open.value.0,
         cross_server_copy: section.cross_server_copy.value.0,
         limits: limits(section),
         commands: section.commands.as_ref().map_or_else(Vec::new, |c| c.value.0.clone()),

@@ -173,6 +173,9 @@ pub struct Pool {
     pub session_wait_ms: u64,
     pub server_retry_timeout_ms: u64,
     pub server_failure_limit: u32,
+    /// The share of the shards beyond which none is ejected.
+    #[serde(default = "fail_open_percent")]
+    pub fail_open_percent: u32,
     /// How often servers that nobody uses are looked after; 0 is never.
     #[serde(default)]
     pub server_check_interval_ms: u64,
@@ -511,6 +514,11 @@ pub(crate) const SESSION_WAIT_MS: u64 = 5000;
 
 fn session_connections() -> u32 {
     SESSION_CONNECTIONS
+}
+
+/// All may be ejected.
+pub fn fail_open_percent() -> u32 {
+    100
 }
 
 fn session_wait_ms() -> u64 {

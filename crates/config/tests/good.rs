@@ -65,6 +65,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         server_retry_timeout_ms: 30_000,
         server_failure_limit: 2,
         server_check_interval_ms: 0,
+        fail_open_percent: 100,
         cross_server_copy: false,
         limits: Limits::default(),
         commands: Vec::new(),

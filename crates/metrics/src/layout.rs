@@ -1,7 +1,7 @@
 //! Where in a slot's segment each number lies.
 //!
-//! First comes what all slots share, a page and the [states](crate::ServerState) of all servers, padded to
-//! whole pages, then the segments of [`SLOTS_MAX`] slots, then one for the
+//! First comes what all slots share, a page, the [states](crate::ServerState) of all servers and a word for
+//! each pool, padded to whole pages, then the segments of [`SLOTS_MAX`] slots, then one for the
 //! [board](crate::Board).
 //!
 //! A segment is, in words of 8 bytes: a header; then per pool its counters, gauges and histogram,
@@ -24,7 +24,7 @@ use crate::server_state;
 ///
 /// With `CASHEW_TEST_BUMP` in the compiler's environment it is one more, as in a later release.
 /// This is for tests of upgrades only.
-const VERSION: u64 = 9 + option_env!("CASHEW_TEST_BUMP").is_some() as u64;
+const VERSION: u64 = 10 + option_env!("CASHEW_TEST_BUMP").is_some() as u64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"cashew\0\0") | VERSION << 56;
 
@@ -75,7 +75,11 @@ const PAGE_WORDS: usize = 512;
 
 /// A pool's place in every segment of one layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PoolId(u32);
+pub struct PoolId {
+    base: u32,
+    /// Among the words that the master writes, of which there is one for each pool.
+    opened: u32,
+}
 
 /// A server's place in every segment of one layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -88,7 +92,12 @@ pub struct ServerId {
 impl PoolId {
     #[inline]
     pub(crate) fn base(self) -> usize {
-        self.0 as usize
+        self.base as usize
+    }
+
+    /// Where the time is at which it opened, among what all slots share.
+    pub(crate) fn opened(self) -> usize {
+        self.opened as usize
     }
 }
 
@@ -159,9 +168,18 @@ impl Layout {
 
     /// Words that all slots share.
     pub(crate) fn common_words(&self) -> usize {
-        // The void has a state, too.
+        (self.opened(self.pools.len()) as usize + 1).next_multiple_of(PAGE_WORDS)
+    }
+
+    /// Where it is told when a pool opened; the void's comes last, and behind the states of servers, of
+    /// which there is one for the void, too.
+    fn opened(&self, pool: usize) -> u32 {
         let states = (self.servers as usize + 1) * server_state::WORDS;
-        (common::WORDS + states).next_multiple_of(PAGE_WORDS)
+        (common::WORDS + states + pool) as u32
+    }
+
+    fn pool_id(&self, pool: usize, base: u32) -> PoolId {
+        PoolId { base, opened: self.opened(pool) }
     }
 
     /// A digest of the pools and servers, by name and order, and of their statistics.
@@ -173,7 +191,7 @@ impl Layout {
     ///
     /// If the snapshot has no such pool.
     pub fn pool(&self, pool: usize) -> PoolId {
-        PoolId(self.pools[pool].base)
+        self.pool_id(pool, self.pools[pool].base)
     }
 
     /// # Panics
@@ -188,7 +206,7 @@ impl Layout {
 
     /// Where a pool counts that the snapshot no longer has; never shown.
     pub fn void_pool(&self) -> PoolId {
-        PoolId(self.void_pool)
+        self.pool_id(self.pools.len(), self.void_pool)
     }
 
     /// Where a server counts that the snapshot no longer has; never shown.
@@ -201,7 +219,7 @@ impl Layout {
     }
 
     pub(crate) fn pools(&self) -> impl Iterator<Item = PoolId> {
-        self.pools.iter().map(|pool| PoolId(pool.base))
+        (0..self.pools.len()).map(|pool| self.pool(pool))
     }
 
     pub(crate) fn servers(&self) -> impl Iterator<Item = ServerId> {

@@ -253,6 +253,17 @@ impl Segments {
         Attempts { tried_us: newest(SERVER_TRIED), reached_us: newest(SERVER_REACHED) }
     }
 
+    /// When a pool began to use all servers since too many are down; `None` if it does not. In the time of
+    /// [`monotonic_ms`](crate::monotonic_ms).
+    pub fn opened_ms(&self, pool: PoolId) -> Option<u64> {
+        Some(self.common()[pool.opened()].load(Relaxed)).filter(|&at| at != 0)
+    }
+
+    /// For the master only.
+    pub fn set_opened_ms(&self, pool: PoolId, at: Option<u64>) {
+        self.common()[pool.opened()].store(at.map_or(0, |at| at.max(1)), Relaxed);
+    }
+
     /// What all workers together know of a server.
     pub fn server_state(&self, server: ServerId) -> ServerState {
         self.shared_state(server).get()
@@ -316,14 +327,16 @@ impl Segments {
         }
     }
 
-    /// Takes over what the board of another snapshot's segments has of the pools and servers that both
-    /// snapshots have, by name, and of servers by endpoint. For the master, before anybody writes here.
+    /// Takes over what the master and discovery have written in another snapshot's segments about the pools and
+    /// servers that both snapshots have, by name, and of servers by endpoint. For the master, before anybody writes here.
     pub fn carry_board(&self, from: &Self, old: &Snapshot, new: &Snapshot) {
         let (board, source) = (self.board_writer(), from.board());
         for (pool, config) in new.pools.iter().enumerate() {
             let Some(before) = old.pools.iter().position(|it| it.name == config.name) else {
                 continue;
             };
+            let opened_ms = from.opened_ms(from.layout.pool(before));
+            self.set_opened_ms(self.layout.pool(pool), opened_ms);
             // Nothing is touched where discovery has written nothing.
             if source.begun(from.layout.pool(before)) == 0 {
                 continue;
@@ -454,6 +467,7 @@ fn invalid(why: &str) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Health;
     use crate::testing::snapshot;
 
     fn layout() -> Layout {
@@ -602,6 +616,31 @@ mod tests {
             let words = segments.words(slot).as_ptr_range();
             assert_eq!((words.start as usize % LINES, words.end as usize % LINES), (0, 0));
         }
+    }
+
+    #[test]
+    fn the_master_tells_which_pools_are_open() {
+        let old = snapshot(&[("a", &["x", "y"]), ("b", &["x"])]);
+        let new = snapshot(&[("b", &["x"]), ("c", &["x"])]);
+        let segments = Arc::new(Segments::in_memory(&Layout::new(&old), 1));
+        let layout = segments.layout();
+        let (one, other) = (layout.pool(0), layout.pool(1));
+        assert_eq!(segments.opened_ms(one), None);
+        segments.set_opened_ms(one, Some(5));
+        segments.set_opened_ms(layout.void_pool(), Some(6));
+        assert_eq!((segments.opened_ms(one), segments.opened_ms(other)), (Some(5), None));
+        segments.set_opened_ms(other, Some(7));
+        segments.set_opened_ms(one, None);
+        assert_eq!((segments.opened_ms(one), segments.opened_ms(other)), (None, Some(7)));
+        // Nothing of a server or of a worker is there.
+        for server in layout.servers().chain([layout.void_server()]) {
+            assert_eq!(segments.server_state(server).health, Health::Untried);
+        }
+        assert_eq!(segments.sum_pool_counter(one, PoolCounter::Requests), 0);
+        let next = Segments::in_memory(&Layout::new(&new), 1);
+        next.carry_board(&segments, &old, &new);
+        let opened = |pool| next.opened_ms(next.layout().pool(pool));
+        assert_eq!((opened(0), opened(1)), (Some(7), None));
     }
 
     #[test]

@@ -661,6 +661,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         session_wait_ms: 5000,
         server_retry_timeout_ms: random.range(10, 200),
         server_check_interval_ms: 0,
+        fail_open_percent: 100,
         server_failure_limit: random.range(1, 3) as u32,
         cross_server_copy: false,
         limits,

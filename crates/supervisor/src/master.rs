@@ -25,7 +25,7 @@ use std::time::{Duration, Instant, SystemTime};
 use cashew_config::Snapshot;
 use cashew_config::snapshot::Address;
 use cashew_control::{Rest, ToChild, ToMaster};
-use cashew_metrics::{Layout, Segments, Shared};
+use cashew_metrics::{Layout, Segments, Shared, monotonic_ms};
 use cashew_process::log::take_lost;
 use cashew_process::{exec, is_out_of_room};
 use rustix::event::PollFlags;
@@ -620,6 +620,19 @@ impl Master {
         }
         for pool in released {
             self.publish_topology(pool, now);
+        }
+        self.publish_open();
+    }
+
+    /// Tells the statistics which pools are open.
+    fn publish_open(&self) {
+        let (segments, pools) = (&self.current.segments, &self.current.snapshot.pools);
+        for (index, _) in (0..).zip(pools).filter(|(_, pool)| pool.fail_open_percent < 100) {
+            let pool = segments.layout().pool(index as usize);
+            let is_open = self.rings.is_open(index);
+            if segments.opened_ms(pool).is_some() != is_open {
+                segments.set_opened_ms(pool, is_open.then(monotonic_ms));
+            }
         }
     }
 

@@ -9,6 +9,8 @@
 //! [`Rings::switch`] with the commit, [`Rings::thaw`]. Meanwhile no change begins; reports are
 //! remembered.
 //!
+//! Where a pool's `fail_open` would be exceeded all servers are used instead, see [`open`].
+//!
 //! A server that is ejected again soon after its readmission flaps, and every ejection costs
 //! requests. So it stays out longer each time, see [`flaps::Flaps`].
 //!
@@ -17,6 +19,7 @@
 //! is dead, not just unreachable.
 
 mod flaps;
+mod open;
 mod pool;
 #[cfg(test)]
 mod simulation;
@@ -31,7 +34,7 @@ use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 pub(crate) use self::pool::RingConfig;
-use self::pool::{Change, Promotion, Ring, RingState, Server, Wanted};
+use self::pool::{Change, Promotion, Ring, RingState, Wanted};
 
 /// How long workers may take to hold a pool. Its clients wait as long.
 pub(crate) const HOLD_TIMEOUT: Duration = Duration::from_millis(500);
@@ -173,6 +176,11 @@ impl Rings {
         self.pools[pool as usize].promotions.retain(|_, promotion| !is_it(promotion));
     }
 
+    /// Whether all servers of a pool are used, although too many are down.
+    pub(crate) fn is_open(&self, pool: u32) -> bool {
+        self.pools[pool as usize].is_open()
+    }
+
     /// Which servers of a pool are on its ring.
     pub(crate) fn live(&self, pool: u32) -> Vec<bool> {
         self.pools[pool as usize].live()
@@ -232,7 +240,12 @@ impl Rings {
         let mut old: HashMap<String, Ring> =
             self.pools.drain(..).map(|ring| (ring.config.name.clone(), ring)).collect();
         let carried = pools.into_iter().map(|config| match old.remove(&config.name) {
-            Some(ring) => ring.reconfigured(config, self.halted),
+            Some(ring) => {
+                let was_open = ring.is_open();
+                let ring = ring.reconfigured(config, self.halted);
+                ring.tell_if_open_now(was_open);
+                ring
+            }
             None => Ring::new(config),
         });
         self.pools = carried.collect();
@@ -277,19 +290,21 @@ impl Rings {
     pub(crate) fn server_down(&mut self, pool: u32, server: u32, why: String, now: Instant) {
         // A worker may have sent the report before it knew that this server may not be ejected any
         // more.
-        if self.pools.get(pool as usize).is_some_and(|ring| ring.may_eject(server)) {
-            self.want(pool, server, Wanted { live: false, why }, now);
-        }
+        let ring = self.pools.get_mut(pool as usize);
+        let Some(ring) = ring.filter(|ring| ring.may_eject(server) && !self.halted) else { return };
+        ring.went_down(server, why);
+        self.advance(pool as usize, now);
     }
 
-    /// An ejected server answers. If it may not return yet, this is forgotten: workers keep probing
-    /// it and report again.
+    /// A server answers that was ejected, or down in an open pool. If it may not return yet, this is
+    /// forgotten: workers keep probing it and report again.
     pub(crate) fn server_up(&mut self, pool: u32, server: u32, now: Instant) {
-        let ring = self.pools.get(pool as usize);
-        if ring.is_some_and(|ring| ring.may_return(server, now)) {
-            let why = "it answers again".to_owned();
-            self.want(pool, server, Wanted { live: true, why }, now);
-        }
+        let ring = self.pools.get_mut(pool as usize).filter(|_| !self.halted);
+        let Some(ring) = ring.filter(|ring| ring.may_return(server, now)) else { return };
+        let why = "it answers again".to_owned();
+        ring.came_up(server);
+        ring.wish(server, Wanted { live: true, why });
+        self.advance(pool as usize, now);
     }
 
     /// Abandons changes under way and begins none any more: the instance is stopping.
@@ -324,22 +339,6 @@ impl Rings {
 
     pub(crate) fn poll_message(&mut self) -> Option<(Slot, ToChild)> {
         self.messages.pop_front()
-    }
-
-    fn want(&mut self, pool: u32, server: u32, wanted: Wanted, now: Instant) {
-        let Some(ring) = self.pools.get_mut(pool as usize) else { return };
-        let Some(&Server { live, .. }) = ring.servers.get(server as usize) else { return };
-        if self.halted {
-            return;
-        }
-        let change = ring.change.as_ref().and_then(|change| change.servers.get(&server));
-        if change.map_or(live, |change| change.live) == wanted.live {
-            ring.wanted.remove(&server);
-        } else {
-            // The first reason counts.
-            ring.wanted.entry(server).or_insert(wanted);
-        }
-        self.advance(pool as usize, now);
     }
 
     /// Finishes the change of a pool that all workers hold and begins its next one.
@@ -380,6 +379,8 @@ impl Rings {
         for (shard, promotion) in change.promotions {
             ring.promote(shard, promotion);
         }
+        // Who is a primary no more is not missed.
+        ring.weigh_and_tell();
         if !ring.servers.iter().any(|server| server.live) {
             warn!("pool '{}': all servers are ejected", ring.config.name);
         }
@@ -784,6 +785,7 @@ mod tests {
             servers: servers.into_iter().map(server).collect(),
             groups: BTreeMap::new(),
             is_one_shard: false,
+            fail_open_percent: 100,
         }
     }
 
@@ -824,6 +826,119 @@ mod tests {
                 rings.held(slot, pool, version, now);
             }
         }
+    }
+
+    /// Rings of one pool of which half may be ejected.
+    fn half(config: RingConfig) -> (Rings, Instant) {
+        let mut rings = Rings::new(vec![RingConfig { fail_open_percent: 50, ..config }]);
+        rings.joined(0);
+        (rings, Instant::now())
+    }
+
+    fn down(rings: &mut Rings, server: u32, now: Instant) {
+        rings.server_down(0, server, "refused".into(), now);
+        settle(rings, now);
+    }
+
+    fn up(rings: &mut Rings, server: u32, now: Instant) {
+        rings.server_up(0, server, now);
+        settle(rings, now);
+    }
+
+    #[test]
+    fn a_pool_with_too_many_servers_down_uses_them_all_until_enough_answer() {
+        let (mut rings, now) = half(pool("alpha", ["a", "b", "c", "d"]));
+        down(&mut rings, 0, now);
+        down(&mut rings, 1, now);
+        assert_eq!((rings.live(0), rings.is_open(0)), (vec![false, false, true, true], false));
+        down(&mut rings, 2, now);
+        assert_eq!((rings.live(0), rings.is_open(0)), (vec![true; 4], true));
+        let version = rings.version(0);
+        down(&mut rings, 3, now);
+        down(&mut rings, 0, now);
+        assert_eq!((rings.version(0), messages(&mut rings)), (version, vec![]), "nothing changes");
+        // One that was never down changes nothing, either, and three are still too many.
+        up(&mut rings, 3, now);
+        up(&mut rings, 3, now);
+        assert_eq!((rings.live(0), rings.is_open(0)), (vec![true; 4], true));
+        up(&mut rings, 1, now);
+        assert_eq!((rings.live(0), rings.is_open(0)), (vec![false, true, false, true], false));
+        // Those that were taken back for others' sake do not flap.
+        up(&mut rings, 0, now);
+        up(&mut rings, 2, now);
+        assert_eq!(rings.live(0), [true; 4]);
+    }
+
+    #[test]
+    fn a_pool_opens_in_the_middle_of_a_change() {
+        let (mut rings, now) = half(pool("alpha", ["a", "b"]));
+        messages(&mut rings);
+        rings.server_down(0, 0, "refused".into(), now);
+        assert_eq!(messages(&mut rings), [(0, hold(0, 1))]);
+        rings.server_down(0, 1, "refused".into(), now);
+        assert!(rings.is_open(0));
+        rings.held(0, 0, 1, now);
+        assert_eq!(messages(&mut rings), [(0, release(0, 1, "01")), (0, hold(0, 2))]);
+        rings.held(0, 0, 2, now);
+        assert_eq!(messages(&mut rings), [(0, release(0, 2, "11"))]);
+        // Nobody may be ejected with 0 %: then there is nothing to change.
+        let none = RingConfig { fail_open_percent: 0, ..pool("alpha", ["a", "b"]) };
+        let mut rings = Rings::new(vec![none]);
+        down(&mut rings, 1, now);
+        assert_eq!((rings.live(0), rings.is_open(0)), (vec![true; 2], true));
+        up(&mut rings, 1, now);
+        assert!(!rings.is_open(0));
+    }
+
+    #[test]
+    fn groups_count_once_where_pools_fail_open() {
+        // One group of three, and one server alone.
+        let (mut rings, now) = half(grouped(["a", "b", "c", "d"], 0, 1));
+        down(&mut rings, 2, now);
+        down(&mut rings, 3, now);
+        assert_eq!((rings.live(0), rings.is_open(0)), (vec![true, true, false, false], false));
+        down(&mut rings, 0, now);
+        assert_eq!((rings.live(0)[0], rings.is_open(0)), (false, false));
+        down(&mut rings, 1, now);
+        // Replicas have nothing to do with it.
+        assert_eq!((rings.live(0), rings.is_open(0)), (vec![true, true, false, false], true));
+        up(&mut rings, 2, now);
+        // A group whose primary is another is well.
+        rings.promote(0, 2, "asked for".into(), now).unwrap();
+        settle(&mut rings, now);
+        assert_eq!((rings.live(0), rings.is_open(0)), (vec![false, true, true, false], false));
+    }
+
+    #[test]
+    fn a_pool_stays_open_over_epochs_and_programs() {
+        let names = ["a", "b", "c", "d"];
+        let config = || RingConfig { fail_open_percent: 50, ..pool("alpha", names) };
+        let (mut rings, now) = half(config());
+        (0..3).for_each(|server| down(&mut rings, server, now));
+        rings.freeze();
+        let state: RingsState =
+            serde_json::from_slice(&serde_json::to_vec(&rings.state(now)).unwrap()).unwrap();
+        let rings = Rings::from_state(state, &[config()], |_| true, now);
+        assert!(rings.is_open(0));
+        // Those that stay are down as before, by their names.
+        let next = |percent, names| {
+            rings.switched(vec![RingConfig { fail_open_percent: percent, ..pool("alpha", names) }])
+        };
+        assert!(next(50, ["d", "c", "b", "a"]).is_open(0));
+        assert!(!next(50, ["d", "c", "b", "e"]).is_open(0));
+        assert!(!next(75, names).is_open(0));
+        let mut closed = next(100, names);
+        assert!(!closed.is_open(0));
+        closed.thaw(now);
+        settle(&mut closed, now);
+        assert_eq!(closed.live(0), [false, false, false, true]);
+        // Another share opens it at once.
+        closed.freeze();
+        closed.switch(vec![config()]);
+        assert!(closed.is_open(0));
+        closed.thaw(now);
+        settle(&mut closed, now);
+        assert_eq!(closed.live(0), [true; 4]);
     }
 
     fn messages(rings: &mut Rings) -> Vec<(Slot, ToChild)> {

@@ -70,6 +70,8 @@ pub struct PoolStatus {
     pub servers: u32,
     /// Servers on the ring.
     pub live: u32,
+    /// All servers are used although too many are down: since when, in seconds since 1970.
+    pub open_since: Option<u64>,
     /// Who takes the writes, where the others are its replicas; else empty.
     pub primary: String,
     /// The groups of several servers, unless there is one that has them all.

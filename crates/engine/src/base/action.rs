@@ -63,7 +63,8 @@ pub enum Action {
         server: ServerId,
         why: Failure,
     },
-    /// The ejected server answered: every worker may take it back.
+    /// The ejected server answered: every worker may take it back. Or it answers that may have been down
+    /// while its pool fails open.
     Readmit {
         backend: BackendId,
         server: ServerId,

@@ -46,6 +46,8 @@ pub(crate) struct Backend {
     pub(crate) password: Option<String>,
     pub(crate) preconnect: bool,
     pub(crate) auto_eject: bool,
+    /// Whoever decides on ejections wants to know, too, of servers on the ring that answer again.
+    pub(crate) fails_open: bool,
     pub(crate) retry_ms: u64,
     pub(crate) failure_limit: u32,
     pub(crate) large_replies: LargeReplies,
@@ -95,6 +97,7 @@ impl Backend {
             password: None,
             preconnect: false,
             auto_eject: false,
+            fails_open: false,
             retry_ms: 0,
             failure_limit: 1,
             large_replies: LargeReplies::new(),
@@ -107,6 +110,7 @@ impl Backend {
         };
         backend.configure();
         backend.auto_eject = false;
+        backend.fails_open = false;
         backend
     }
 
@@ -121,6 +125,7 @@ impl Backend {
         self.params_set[0].database = config.redis_db;
         self.preconnect = config.preconnect;
         self.auto_eject = config.auto_eject_hosts;
+        self.fails_open = self.auto_eject && config.fail_open_percent < 100;
         self.retry_ms = config.server_retry_timeout_ms;
         self.failure_limit = config.server_failure_limit.max(1);
         for (server, named) in self.servers.iter_mut().zip(&config.servers) {

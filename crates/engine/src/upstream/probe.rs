@@ -76,8 +76,12 @@ impl Engine {
         server: ServerId,
         evidence: Evidence,
     ) {
+        let is_reported = self.backends[backend].fails_open && evidence == Evidence::Answered;
         let state = &mut self.backends[backend].servers[server];
         state.is_in_doubt = evidence != Evidence::Answered;
+        if is_reported && !state.ejected {
+            self.actions.push_back(Action::Readmit { backend, server });
+        }
         if let Some(change) = self.metrics.note(state.metrics, evidence, self.now.as_micros()) {
             self.actions.push_back(Action::ServerState { backend, server, change });
         }

@@ -317,6 +317,12 @@ impl Master {
                 live: self.rings.live(index).iter().filter(|live| **live).count() as u32,
                 primary: only.map_or_else(String::new, |only| only.primary),
                 shards,
+                open_since: self
+                    .rings
+                    .is_open(index)
+                    .then(|| segments.opened_ms(segments.layout().pool(index as usize)))
+                    .flatten()
+                    .map(|ms| WallClock::now().unix_ms(ms) / 1000),
                 ring_version: self.rings.version(index),
                 digest: String::new(),
             }

@@ -24,6 +24,9 @@ pub(crate) struct RingConfig {
     /// Nothing can stand in for the only primary.
     #[serde(default)]
     pub(crate) is_one_shard: bool,
+    /// The share of its shards, in percent, beyond which none is left out.
+    #[serde(default = "cashew_config::snapshot::fail_open_percent")]
+    pub(crate) fail_open_percent: u32,
 }
 
 /// A primary and its replicas, as configured.
@@ -63,6 +66,8 @@ pub(super) struct RingState {
     primaries: BTreeMap<u32, u32>,
     #[serde(default)]
     promotions: BTreeMap<u32, Promotion>,
+    #[serde(default)]
+    down_while_open: Option<BTreeMap<u32, String>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,6 +94,8 @@ pub(super) struct Ring {
     /// Who is to take them by the next change: by shard.
     pub(super) promotions: BTreeMap<u32, Promotion>,
     pub(super) not_before: Option<Instant>,
+    /// The pool is [open](super::open): who is down all the same, and why.
+    pub(super) down_while_open: Option<BTreeMap<u32, String>>,
 }
 
 #[derive(Clone, Copy)]
@@ -126,6 +133,7 @@ impl RingState {
         self.config.name == pool.name
             && (self.config.servers.len(), pool.servers.len()) == (servers, servers)
             && self.wanted.keys().all(|&server| (server as usize) < servers)
+            && self.down_while_open.iter().flatten().all(|(&it, _)| (it as usize) < servers)
             && self.promoted().is_of(pool)
     }
 
@@ -157,6 +165,7 @@ impl RingConfig {
                 servers: pool.servers.iter().zip(pool.group_names()).map(of_server).collect(),
                 groups: pool.replicated().into_iter().map(of_group).collect(),
                 is_one_shard: pool.is_one_shard(),
+                fail_open_percent: pool.fail_open_percent,
             }
         };
         snapshot.pools.iter().map(of_pool).collect()
@@ -181,6 +190,7 @@ impl Ring {
             wanted: BTreeMap::new(),
             promotions: BTreeMap::new(),
             not_before: None,
+            down_while_open: None,
         }
     }
 
@@ -229,6 +239,11 @@ impl Ring {
                 ring.wanted.insert(index, Wanted { live: true, why });
             }
         }
+        ring.down_while_open = self.down_while_open.map(|down| {
+            let place = |(before, why)| Some((*new.get(&before)?, why));
+            down.into_iter().filter_map(place).collect()
+        });
+        ring.weigh();
         ring
     }
 
@@ -246,6 +261,7 @@ impl Ring {
             wanted: self.wanted.clone(),
             primaries: self.promoted(),
             promotions: self.promotions.clone(),
+            down_while_open: self.down_while_open.clone(),
         }
     }
 
@@ -267,6 +283,7 @@ impl Ring {
             change: None,
             wanted: state.wanted,
             not_before: None,
+            down_while_open: state.down_while_open,
         }
     }
 
@@ -335,12 +352,26 @@ impl Ring {
             || !self.servers.iter().any(|server| server.live)
     }
 
+    /// Has the next change eject or readmit a server, unless it is so already or soon will be.
+    pub(super) fn wish(&mut self, server: u32, wanted: Wanted) {
+        let Some(&Server { live, .. }) = self.servers.get(server as usize) else { return };
+        let change = self.change.as_ref().and_then(|change| change.servers.get(&server));
+        if change.map_or(live, |change| change.live) == wanted.live {
+            self.wanted.remove(&server);
+        } else {
+            // The first reason counts.
+            self.wanted.entry(server).or_insert(wanted);
+        }
+    }
+
     pub(super) fn change_server(&mut self, index: u32, wanted: Wanted, now: Instant) {
+        let is_open = self.down_while_open.is_some();
         let server = &mut self.servers[index as usize];
         let (pool, name) = (&self.config.name, &self.config.servers[index as usize].name);
         server.live = wanted.live;
         if wanted.live {
-            server.flaps.changed_at = Some(now);
+            // Who returns since all are needed has not recovered, and does not flap when it goes again.
+            server.flaps.changed_at = Some(now).filter(|_| !is_open);
             info!("pool '{pool}': server '{name}' is readmitted: {}", wanted.why);
             return;
         }
