@@ -197,6 +197,7 @@ impl Difference {
             sentinel,
             zone,
             reads,
+            reads_by_class,
             replica_reads,
         } = old;
         if *listen != new.listen {
@@ -265,6 +266,7 @@ impl Difference {
             Some(reads) => reads.to_string(),
         };
         option.changed("reads", &by_default(reads), &by_default(&new.reads));
+        option.changed("reads_by_class", &classes(reads_by_class), &classes(&new.reads_by_class));
         option.changed("zone", &or_none(zone), &or_none(&new.zone));
         match (topology, &new.topology) {
             (Topology::Sharded | Topology::Groups(_), Topology::MasterReplica { .. }) => {
@@ -366,6 +368,12 @@ impl Difference {
             option.say("keys with text between the delimiters may go to another server, too");
         }
     }
+}
+
+fn classes(classes: &[(String, Reads)]) -> String {
+    let classes: Vec<String> =
+        classes.iter().map(|(class, reads)| format!("{class}: {reads}")).collect();
+    if classes.is_empty() { "none".to_owned() } else { classes.join(", ") }
 }
 
 fn names(commands: &[CustomCommand]) -> String {

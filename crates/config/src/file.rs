@@ -8,6 +8,7 @@ use crate::commands::{Commands, Whole, Words};
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::groups::{Member, MemberAddress, Members};
 use crate::policy::{Entries, PolicyText};
+use crate::reads_by_class::ReadsByClass;
 use crate::replica_reads::Span;
 use crate::secret::Secret;
 use crate::section::{self, OptionInfo, Section, section};
@@ -341,6 +342,9 @@ section! {
         /// Which server of a [group](#groups) answers [reads](#reads-from-replicas). Without it the primary
         /// does; of one server named `master` with replicas, those. Redis pools only.
         reads: Reads = none,
+        /// Who answers [reads of some commands](#reads-by-command) instead: commands, or Redis's categories
+        /// as `"@slow"`, each with one of the values of `reads`. Redis pools only.
+        reads_by_class: ReadsByClass = none,
         /// The zone that the gateway is in, as the servers of [groups](#groups) may have one.
         zone: Text = none,
         /// Milliseconds that requests wait for a server that cannot be reached, rather than fail: until it is

@@ -1,6 +1,6 @@
 //! Groups among the servers of a pool: a primary and its replicas.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 
@@ -256,7 +256,23 @@ pub(crate) fn check_reads(
     topology: &Topology,
     report: &mut Report<'_>,
 ) {
-    let Some(reads) = &section.reads else { return };
+    let classes = section.reads_by_class.iter().flat_map(|classes| &classes.value.0);
+    let classes = classes.map(|class| ("reads_by_class", &class.reads));
+    let mut told = HashSet::new();
+    for (key, reads) in section.reads.iter().map(|reads| ("reads", reads)).chain(classes) {
+        if told.insert(reads.value) {
+            check_policy(section, (key, reads), lines, topology, report);
+        }
+    }
+}
+
+fn check_policy(
+    section: &PoolSection,
+    (key, reads): (&str, &At<Reads>),
+    lines: &[At<ServerLine>],
+    topology: &Topology,
+    report: &mut Report<'_>,
+) {
     let zones = |line: &At<ServerLine>| {
         let replicas = line.value.replicas.iter().map(|it| it.value.zone.clone());
         replicas.chain([line.value.zone.clone()]).flatten().collect::<Vec<_>>()
@@ -264,14 +280,14 @@ pub(crate) fn check_reads(
     match (reads.value, topology) {
         (Reads::Primary, _) => {}
         (reads_from, Topology::Sharded) => {
-            let complaint = Complaint::new(format!("\"reads: {reads_from}\" and no replicas"));
+            let complaint = Complaint::new(format!("\"{key}: {reads_from}\" and no replicas"));
             let hint = "a group with replicas is \"- {name: s1, primary: host:port, replicas: [host:port]}\"";
             report.error(reads.pos, complaint.hint(hint));
         }
         (Reads::Replica, Topology::Groups(_)) => {
             for line in lines.iter().filter(|line| line.value.replicas.is_empty()) {
                 let message = format!(
-                    "\"{}\" has no replicas, and \"reads\" is \"replica\"",
+                    "\"{}\" has no replicas, and \"{key}\" is \"replica\"",
                     line.value.name
                 );
                 let hint = "reads: prefer_replica has the primary answer where there is no replica";
@@ -281,7 +297,7 @@ pub(crate) fn check_reads(
         (Reads::Zone, _) => match &section.zone {
             None => {
                 let complaint =
-                    Complaint::new("\"reads: zone\" needs \"zone\", that of the gateway");
+                    Complaint::new(format!("\"{key}: zone\" needs \"zone\", that of the gateway"));
                 report.error(reads.pos, complaint.hint("for example zone: eu-1a"));
             }
             Some(zone) if !lines.iter().flat_map(zones).any(|it| it == zone.value.0) => {

@@ -18,6 +18,7 @@ mod groups;
 mod loops;
 mod memory;
 mod policy;
+mod reads_by_class;
 mod replica_reads;
 mod resolve;
 pub mod schema;

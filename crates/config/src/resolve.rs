@@ -17,6 +17,7 @@ use crate::groups;
 use crate::loops;
 use crate::memory;
 use crate::policy;
+use crate::reads_by_class;
 use crate::replica_reads;
 use crate::secret::{self, Secret, SecretFile};
 use crate::sentinel;
@@ -400,6 +401,7 @@ fn resolve_pool(
         hide_topology: section.hide_topology.value.0,
         sentinel,
         reads: section.reads.as_ref().map(|reads| reads.value),
+        reads_by_class: reads_by_class::resolve(section, report),
         zone: section.zone.clone().and_then(|zone| groups::check_zone(zone, report)),
         replica_reads: replica_reads::resolve(section),
     };
@@ -608,6 +610,9 @@ fn check_redis_options(section: &PoolSection, protocol: Protocol, report: &mut R
     }
     if let Some(reads) = &section.reads {
         refuse("reads", reads.pos);
+    }
+    if let Some(classes) = &section.reads_by_class {
+        refuse("reads_by_class", classes.pos);
     }
     let given = [
         ("pubsub_output_max", section.pubsub_output_max.pos),

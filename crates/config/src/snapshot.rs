@@ -210,6 +210,10 @@ pub struct Pool {
     /// Who answers reads. `None` is the primary, or with one master the ring of its replicas.
     #[serde(default)]
     pub reads: Option<Reads>,
+    /// Who answers the reads of classes of commands: commands, subcommands, and categories with `@`. The
+    /// most specific one is about a command, of categories the first. Redis pools only.
+    #[serde(default)]
+    pub reads_by_class: Vec<(String, Reads)>,
     /// When replicas may answer reads. Redis pools only.
     #[serde(default)]
     pub replica_reads: ReplicaReads,

@@ -77,6 +77,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         sentinel: None,
         zone: None,
         reads: None,
+        reads_by_class: Vec::new(),
         replica_reads: Default::default(),
     }
 }

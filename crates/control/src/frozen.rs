@@ -69,6 +69,7 @@ mod tests {
             library: Vec::new(),
             library_version: Vec::new(),
             no_evict: false,
+            reads: String::new(),
             reply_off: false,
             reply_skip: false,
             overheard: false,

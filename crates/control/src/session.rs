@@ -38,6 +38,9 @@ pub struct Session {
     pub library_version: Vec<u8>,
     /// Set by CLIENT NO-EVICT.
     pub no_evict: bool,
+    /// Set by CLIENT READS, by name; empty if it is left to the pool.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub reads: String,
     /// CLIENT REPLY OFF, and SKIP before the next request.
     pub reply_off: bool,
     pub reply_skip: bool,

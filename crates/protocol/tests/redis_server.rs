@@ -282,6 +282,7 @@ impl Release {
     fn has(self, since: &str) -> bool {
         let needed = match since.strip_prefix("Valkey ") {
             _ if since.is_empty() => return true,
+            _ if since == "Cashew" => return false,
             Some(version) => Self::new(true, version),
             None => Self::new(false, since),
         };

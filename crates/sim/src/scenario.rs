@@ -675,6 +675,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         sentinel: None,
         zone: None,
         reads: None,
+        reads_by_class: Vec::new(),
         replica_reads: Default::default(),
     }
 }

@@ -23,7 +23,7 @@ pub enum Topology {
 }
 
 /// Which server of a shard answers reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reads {
     Primary,
@@ -51,6 +51,12 @@ impl Reads {
         (Self::Nearest, "nearest"),
         (Self::Zone, "zone"),
     ];
+
+    /// In any case.
+    pub fn named(name: &str) -> Option<Self> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|(_, known)| known.eq_ignore_ascii_case(name)).map(|(reads, _)| reads)
+    }
 }
 
 impl fmt::Display for Reads {

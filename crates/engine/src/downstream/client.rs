@@ -2,7 +2,7 @@
 
 use std::num::NonZero;
 
-use cashew_config::snapshot::Protocol;
+use cashew_config::snapshot::{Protocol, Reads};
 use cashew_protocol::redis::CommandId;
 use cashew_protocol::{memcached, resp};
 
@@ -88,6 +88,9 @@ pub(crate) struct Client {
     /// It counts for `client_connections`; who is refused for that does not.
     pub(crate) has_place: bool,
     pub(crate) handoff: Handoff,
+    /// Who answers its reads, if it has said so: see [`crate::redis::client_reads`]. It is of the session,
+    /// but has room here.
+    pub(crate) reads: Option<Reads>,
     pub(crate) session: Session,
 }
 
@@ -375,6 +378,7 @@ impl Client {
             modes: Modes::default(),
             has_place: false,
             handoff: Handoff::No,
+            reads: None,
             session,
         }
     }

@@ -5,6 +5,7 @@
 //! and it is exported with what it has sent and what it has not been sent yet. The start of a
 //! request is parsed again where it goes to, from its first byte.
 
+use cashew_config::snapshot::Reads;
 use cashew_metrics::PoolGauge;
 use cashew_protocol::redis;
 
@@ -35,6 +36,8 @@ pub struct SessionParts {
     pub profile: Profile,
     /// Set by CLIENT NO-EVICT.
     pub no_evict: bool,
+    /// Set by CLIENT READS, READONLY and READWRITE.
+    pub reads: Option<Reads>,
     /// Which requests are not answered, set by CLIENT REPLY.
     pub silence: Silence,
     /// Monitors have been told of the request at the front of what was received.
@@ -327,6 +330,7 @@ impl Engine {
             database: database.number(),
             profile: profile.map(|profile| *profile).unwrap_or_default(),
             no_evict,
+            reads: client.reads,
             silence,
             is_observed: client.modes.is_observed,
             called: client.called.name().unwrap_or_default().to_owned(),
@@ -388,6 +392,7 @@ impl Engine {
         let (is_asking, is_owed) = (!client.input.is_empty(), !client.output.is_empty());
         let (index, generation) = self.clients.insert(client);
         self.write_marks.forget(index);
+        self.set_reads(index, parts.reads);
         // It may have written a moment ago, where it was.
         self.note_write(index);
         self.settle_write(index);

@@ -204,7 +204,9 @@ impl Engine {
     /// its library stays, as that does not change.
     pub(crate) fn reset_session(&mut self, client: ClientId) {
         self.end_monitor(client);
-        let Client { listener, session, requests, noreply, skip, .. } = &mut self.clients[client];
+        let Client { listener, session, requests, noreply, skip, reads, .. } =
+            &mut self.clients[client];
+        *reads = None;
         debug_assert_eq!(*requests, 0, "what is on its way was asked in another dialect");
         // Whether this very request is answered is not for it to change.
         if *skip != Skip::This {

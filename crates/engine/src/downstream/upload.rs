@@ -140,10 +140,8 @@ impl Engine {
         }
         let extent = Extent { here: bytes.len(), need };
         let tail = Tail::Redis(tail);
+        self.clients[client].called = redis::CommandId::of(command);
         let begun = self.begin_upload(client, key.of(bytes), command.access, (tail, head), extent);
-        if let Begun::Yes = begun {
-            self.clients[client].called = redis::CommandId::of(command);
-        }
         if let Begun::Yes = begun
             && self.listener_of(client).is_monitored
         {

@@ -791,7 +791,11 @@ impl Engine {
                     merge(&mut pool.redis.1.servers, preparing.redis.1.servers, &kept);
                     pool.listener.config = preparing.listener.config;
                     backend.config = preparing.backend.config;
+                    let is_by_latency = backend.topology.is_by_latency();
                     backend.topology = preparing.backend.topology;
+                    if is_by_latency {
+                        backend.topology.heed_latency();
+                    }
                     backend.ring_version = ring_version;
                     (pool, Changed { is_rerouted: true, ..changed })
                 }
@@ -1056,6 +1060,7 @@ fn places_alike(old: &Backend, new: &PlannedPool) -> bool {
         && was.distribution == is.distribution
         && was.topology == is.topology
         && was.reads == is.reads
+        && was.reads_by_class == is.reads_by_class
         && was.zone == is.zone
         && old.topology.state() == new.topology.state()
 }

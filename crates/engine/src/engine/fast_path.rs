@@ -14,7 +14,7 @@ use crate::base::id::{ClientId, ConnId, LaneId, RequestId};
 use crate::downstream::client::{Client, Handoff, State};
 use crate::engine::Engine;
 use crate::memcached::{Asked, END};
-use crate::request::{MOVES_MAX, Request, Role};
+use crate::request::{Request, Role};
 use crate::upstream::bulk::Mark;
 use crate::upstream::health::{Reading, Servers};
 use crate::upstream::lane::{Link, Scanner};
@@ -228,7 +228,7 @@ impl Engine {
         let backend = &self.backends[backend_id];
         let expiry = backend.expiry(self.now);
         let has_tags = R::TAGS && backend.has_tags();
-        let moves_reads = R::CHOOSES && backend.topology.moves_reads();
+        let client_reads = if R::CHOOSES { client.reads } else { None };
         let heeds_writes = R::CHOOSES && backend.replica_rules.heed_writes();
         let is_answered = client.head == RequestId::NONE;
         if heeds_writes && is_answered && self.write_marks.of(index) == WriteMark::OPEN {
@@ -245,14 +245,22 @@ impl Engine {
             if backend.large_replies.contains(mark) {
                 break;
             }
+            let own = match plain.called {
+                Some(called) if R::CHOOSES && client_reads.is_none() => {
+                    backend.topology.reads_by_class(called.id())
+                }
+                _ => client_reads,
+            };
+            let moves =
+                R::CHOOSES && plain.access == Access::Read && backend.topology.moves_reads(own);
             let chosen = if R::CHOOSES {
                 let Client { variant, lane_choice, .. } = *client;
                 let written =
                     if heeds_writes { self.write_marks.of(index) } else { WriteMark::NONE };
-                let reader = ReadingClient { variant, lane_choice, written };
+                let reader = ReadingClient { variant, lane_choice, written, reads: own };
                 let reading = Some(Reading { reader, lanes: &self.lanes, metrics: &self.metrics });
                 let health = Servers { backend, now: self.now, reading };
-                backend.topology.select(plain.key, plain.access, &health, &mut self.rng)
+                backend.topology.select(plain.key, (plain.access, own), &health, &mut self.rng)
             } else {
                 backend.topology.primary(plain.key, &mut self.rng)
             };
@@ -263,7 +271,7 @@ impl Engine {
             let lane = &mut self.lanes[lane_index];
             let is_ready = matches!(lane.link, Link::Ready { .. });
             if !is_ready || lane.is_full(&backend.limits, plain.bytes.len()) {
-                if moves_reads {
+                if moves {
                     // The general way chooses anew.
                     backend.topology.give_turn_back(server);
                 }
@@ -281,8 +289,8 @@ impl Engine {
             let (request, slot) = self.requests.add(backend_id, index, self.now);
             slot.mark = mark;
             slot.expect = plain.expect;
-            if moves_reads && plain.access == Access::Read {
-                slot.moves_left = MOVES_MAX;
+            if moves {
+                slot.may_move(own);
             }
             if let Some(asked) = R::asked(plain.bytes) {
                 slot.asked = asked;

@@ -1,6 +1,6 @@
 //! From a request to the lanes that carry it.
 
-use cashew_config::snapshot::Protocol;
+use cashew_config::snapshot::{Protocol, Reads};
 use cashew_metrics::PoolCounter;
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
@@ -13,7 +13,7 @@ use crate::downstream::client::Client;
 use crate::downstream::receive::Plan;
 use crate::downstream::window::UNKNOWN;
 use crate::engine::{Engine, shrink};
-use crate::request::{Due, Gather, MOVES_MAX, Merge, Role};
+use crate::request::{Due, Gather, Merge, Role};
 use crate::upstream::backend::Backend;
 use crate::upstream::bulk::{BULK_SIZE, Mark};
 use crate::upstream::health::{Reading, Servers};
@@ -39,6 +39,8 @@ pub(crate) struct Split {
     stamp: u64,
     /// Its parts are reads that another server may answer, too.
     pub(crate) may_move: bool,
+    /// By whose policy, if that is not the pool's.
+    reads: Option<Reads>,
     pub(crate) parts: Vec<Part>,
     /// By key: its part.
     pub(crate) owners: Vec<u32>,
@@ -115,7 +117,7 @@ impl Engine {
     ) -> Option<ServerId> {
         let backend = &self.backends[backend];
         let health = Servers { backend, now: self.now, reading: None };
-        backend.topology.select(key, access, &health, &mut self.rng)
+        backend.topology.select(key, (access, None), &health, &mut self.rng)
     }
 
     /// As [`route`](Self::route), for a client: reads go to replicas only if they are good for it.
@@ -131,7 +133,7 @@ impl Engine {
         let reading = Some(Reading { reader, lanes: &self.lanes, metrics: &self.metrics });
         let backend = &self.backends[backend];
         let health = Servers { backend, now: self.now, reading };
-        backend.topology.select(key, access, &health, &mut self.rng)
+        backend.topology.select(key, (access, reader.reads), &health, &mut self.rng)
     }
 
     /// A client as one that reads.
@@ -141,7 +143,16 @@ impl Engine {
             self.settle_write(client);
         }
         let Client { variant, lane_choice, .. } = self.clients[client];
-        ReadingClient { variant, lane_choice, written: self.write_marks.of(client) }
+        let written = self.write_marks.of(client);
+        ReadingClient { variant, lane_choice, written, reads: self.own_reads(client, backend) }
+    }
+
+    /// Who answers what a client reads by the command that it has called last: its own policy, or that of
+    /// the command, if it is not left to the pool.
+    #[inline]
+    pub(crate) fn own_reads(&self, client: ClientId, backend: BackendId) -> Option<Reads> {
+        let Client { called, reads, .. } = self.clients[client];
+        reads.or_else(|| self.backends[backend].topology.reads_by_class(called))
     }
 
     /// The client asks for something that may write.
@@ -194,8 +205,11 @@ impl Engine {
     /// A read may go on with another server where there is a choice.
     #[inline]
     pub(crate) fn note_access(&mut self, backend: BackendId, request: RequestId, access: Access) {
-        if access == Access::Read && self.backends[backend].topology.moves_reads() {
-            self.requests[request].moves_left = MOVES_MAX;
+        if access == Access::Read {
+            let own = self.own_reads(self.requests[request].client, backend);
+            if self.backends[backend].topology.moves_reads(own) {
+                self.requests[request].may_move(own);
+            }
         }
     }
 
@@ -449,18 +463,20 @@ impl Engine {
         let health = Servers { backend, now: self.now, reading };
         let Backend { topology, servers, .. } = backend;
         split.begin(servers.len());
-        if access.reads() && topology.has_choice() {
-            split.may_move = access == Access::Read && topology.moves_reads();
+        split.reads = reader.reads;
+        if access.reads() && topology.has_choice(split.reads) {
+            split.may_move = access == Access::Read && topology.moves_reads(split.reads);
             // One server answers for all keys of a shard.
             for key in keys {
                 let shard = topology.shard(key, &mut self.rng).ok_or(Failure::NoServer)?;
                 split.add_at(shard.index(), || {
-                    topology.server(shard, key, access, &health, &mut self.rng)
+                    topology.server(shard, key, (access, reader.reads), &health, &mut self.rng)
                 });
             }
         } else {
             for key in keys {
-                let server = topology.select(key, access, &health, &mut self.rng);
+                let asked = (access, reader.reads);
+                let server = topology.select(key, asked, &health, &mut self.rng);
                 split.add(server.ok_or(Failure::NoServer)?);
             }
         }
@@ -565,7 +581,7 @@ impl Engine {
             slot.asked = self.request_ctx.asked;
             slot.due = Due::of(&merge, part.keys);
             if split.may_move {
-                slot.moves_left = MOVES_MAX;
+                slot.may_move(split.reads);
             }
             self.enqueue(part.lane, fragment, wire_len);
             next = fragment;

@@ -457,7 +457,7 @@ impl Engine {
         let queued = client.modes.transaction.as_ref().and_then(|transaction| transaction.queued());
         let queued = queued.map_or(-1, i64::from);
         let mut line = String::with_capacity(512);
-        writeln!(
+        write!(
             line,
             "id={} addr={} laddr={} fd={} name={} age={} idle={} flags={} db={} sub={channels} \
              psub={patterns} ssub={shards} multi={queued} qbuf={} qbuf-free={} argv-mem=0 \
@@ -482,6 +482,11 @@ impl Engine {
             said(|profile| &profile.library_version),
         )
         .expect("text takes any text");
+        // Only the gateway knows of this.
+        if let Some(reads) = client.reads {
+            write!(line, " reads={reads}").expect("text takes any text");
+        }
+        line.push('\n');
         out.extend_from_slice(line.as_bytes());
     }
 

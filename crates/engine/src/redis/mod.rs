@@ -4,6 +4,7 @@ pub(crate) mod blocking;
 pub(crate) mod client_command;
 pub(crate) mod client_list;
 pub(crate) mod client_pause;
+pub(crate) mod client_reads;
 pub(crate) mod command_discovery;
 pub(crate) mod cross_shard_copy;
 pub(crate) mod exec_effects;
@@ -386,6 +387,7 @@ impl Engine {
             Local::Role => self.say(client, b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n"),
             Local::User => self.say(client, b"$7\r\ndefault\r\n"),
             Local::Hello => self.hello(client, bytes, args),
+            Local::Reads => self.readonly(client, command),
         }
     }
 }

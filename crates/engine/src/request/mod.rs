@@ -3,6 +3,7 @@
 pub(crate) mod replay;
 pub(crate) mod slab;
 
+use cashew_config::snapshot::Reads;
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
 
@@ -14,7 +15,7 @@ use crate::memcached::{Aggregate, Asked};
 use crate::upstream::bulk::Mark;
 
 /// How often a read that is not sent may go to another server.
-pub(crate) const MOVES_MAX: u8 = 3;
+const MOVES_MAX: u8 = 3;
 
 /// A request of a client, one per-server part of it, or a question of the gateway's own.
 ///
@@ -44,6 +45,8 @@ pub(crate) struct Request {
     /// How often it may still go to another server that has the same keys while it is not sent: it is
     /// a read.
     pub(crate) moves_left: u8,
+    /// Where it may go, by whose policy, if that is not the pool's: see [`Request::may_move`].
+    pub(crate) reads: Option<Reads>,
     pub(crate) expect: Expect,
     /// Only where `expect` is of the binary protocol, or of a reply that is sifted.
     pub(crate) asked: Asked,
@@ -311,6 +314,13 @@ impl Request {
         self.done && self.in_lane
     }
 
+    /// It is a read that other servers may answer, too, by a policy that may be another than the pool's.
+    #[inline]
+    pub(crate) fn may_move(&mut self, own: Option<Reads>) {
+        self.moves_left = MOVES_MAX;
+        self.reads = own;
+    }
+
     /// Whether something of its reply has come.
     pub(crate) fn has_begun(&self) -> bool {
         self.arrived > 0 || !self.reply.is_empty()
@@ -332,6 +342,7 @@ impl Request {
             is_noted: false,
             is_tagged: false,
             moves_left: 0,
+            reads: None,
             expect: Expect::Line,
             asked: Asked::default(),
             due: Due::Anything,

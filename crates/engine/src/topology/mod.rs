@@ -8,10 +8,10 @@ use std::cell::Cell;
 
 use cashew_config::snapshot::{self, Promoted, Reads, TopologyState};
 use cashew_placement::{Distribution, Hash, HashTag, Node, Ring};
-use cashew_protocol::redis::Access;
+use cashew_protocol::redis::{Access, CommandId};
 
 pub(crate) use self::health::Health;
-use self::reads::{Choice, ReadPolicy};
+use self::reads::{Choice, ClassReads, ReadPolicy};
 use self::shard::Shard;
 use crate::base::id::{ServerId, ShardId};
 use crate::base::rng::Rng;
@@ -34,6 +34,9 @@ pub(crate) struct Topology {
     homes: Table<ServerId, ShardId>,
     locate: Locate,
     reads: ReadPolicy,
+    classes: ClassReads,
+    /// Somebody's reads go by how long servers take to answer.
+    is_by_latency: bool,
     /// Names the primary of the shard that has a point, or one of the replicas of the only shard.
     ring: Ring,
     state: TopologyState,
@@ -68,7 +71,7 @@ impl Topology {
         for (number, group) in (0..).map(ShardId::new).zip(groups.iter()) {
             group.members().for_each(|member| homes[member as usize] = number);
         }
-        let reads = ReadPolicy::of(pool);
+        let (reads, classes) = (ReadPolicy::of(pool), ClassReads::of(pool));
         let nodes = match reads {
             ReadPolicy::By(_) => {
                 groups.iter().map(|group| (group.name.clone(), group.weight)).collect()
@@ -92,6 +95,8 @@ impl Topology {
             homes: homes.into(),
             locate,
             reads,
+            is_by_latency: reads == ReadPolicy::By(Reads::Nearest) || classes.has(Reads::Nearest),
+            classes,
             ring: Ring::build(pool.distribution, &[], &[]),
             state,
             is_default: false,
@@ -216,22 +221,41 @@ impl Topology {
         self.only = first.filter(|_| is_only);
     }
 
-    /// Whether a read may be answered by another server than the primary.
+    /// Who answers reads of this command, unless it is left to the pool.
     #[inline]
-    pub(crate) fn has_choice(&self) -> bool {
-        !self.reads.is_primary()
+    pub(crate) fn reads_by_class(&self, called: CommandId) -> Option<Reads> {
+        self.classes.by(called)
+    }
+
+    /// By a command's or a client's own policy, or else the pool's.
+    #[inline]
+    fn policy(&self, own: Option<Reads>) -> ReadPolicy {
+        own.map_or(self.reads, ReadPolicy::By)
+    }
+
+    /// Whether a read may be answered by another server than the primary. `own` is the policy of its
+    /// command or its client, if that is not the pool's.
+    #[inline]
+    pub(crate) fn has_choice(&self, own: Option<Reads>) -> bool {
+        !self.policy(own).is_primary()
     }
 
     /// Whether a read that is not sent may go on with another server: not with the fork's replicas.
     #[inline]
-    pub(crate) fn moves_reads(&self) -> bool {
-        self.has_choice() && self.reads != ReadPolicy::RingOfReplicas
+    pub(crate) fn moves_reads(&self, own: Option<Reads>) -> bool {
+        self.has_choice(own) && self.policy(own) != ReadPolicy::RingOfReplicas
     }
 
     /// Whether it is of interest how long servers take to answer.
     #[inline]
     pub(crate) fn is_by_latency(&self) -> bool {
-        self.reads == ReadPolicy::By(Reads::Nearest)
+        self.is_by_latency
+    }
+
+    /// A client wants its reads to go by that.
+    #[cold]
+    pub(crate) fn heed_latency(&mut self) {
+        self.is_by_latency = true;
     }
 
     /// Who takes the writes of `key`, or `None` when none is on the ring. Where reads have no choice, it
@@ -257,16 +281,19 @@ impl Topology {
     pub(crate) fn select(
         &self,
         key: &[u8],
-        access: Access,
+        (access, own): (Access, Option<Reads>),
         health: &impl Health,
         rng: &mut Rng,
     ) -> Option<ServerId> {
+        if own.is_some() {
+            return self.select_otherwise(key, (access, own), health, rng);
+        }
         if self.is_default && !key.is_empty() {
             return self.ring.select(Hash::Fnv1a64.hash(key)).map(ServerId::new);
         }
         match self.only {
             Some(server) => Some(server),
-            None => self.select_otherwise(key, access, health, rng),
+            None => self.select_otherwise(key, (access, own), health, rng),
         }
     }
 
@@ -274,12 +301,12 @@ impl Topology {
     fn select_otherwise(
         &self,
         key: &[u8],
-        access: Access,
+        asked: (Access, Option<Reads>),
         health: &impl Health,
         rng: &mut Rng,
     ) -> Option<ServerId> {
         let shard = self.shard(key, rng)?;
-        Some(self.server(shard, key, access, health, rng))
+        Some(self.server(shard, key, asked, health, rng))
     }
 
     /// The shard of a key, or `None` when none is on the ring.
@@ -299,14 +326,14 @@ impl Topology {
         &self,
         id: ShardId,
         key: &[u8],
-        access: Access,
+        (access, own): (Access, Option<Reads>),
         health: &impl Health,
         rng: &mut Rng,
     ) -> ServerId {
         let shard = &self.shards[id];
         let turn = &self.turns[id.index()];
         let choice = Choice { shard, live: &self.state.live, is_near: &self.is_near, health, turn };
-        match (access, self.reads) {
+        match (access, self.policy(own)) {
             (Access::Read | Access::Walk, ReadPolicy::RingOfReplicas) => {
                 self.replica(&choice, key, rng)
             }
@@ -326,10 +353,11 @@ impl Topology {
     pub(crate) fn another(
         &self,
         server: ServerId,
+        own: Option<Reads>,
         health: &impl Health,
         rng: &mut Rng,
     ) -> Option<ServerId> {
-        let other = self.server(self.shard_of(server), b"", Access::Read, health, rng);
+        let other = self.server(self.shard_of(server), b"", (Access::Read, own), health, rng);
         (other != server && health.is_up(other)).then_some(other)
     }
 

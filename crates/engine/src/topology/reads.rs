@@ -3,6 +3,7 @@
 use std::cell::Cell;
 
 use cashew_config::snapshot::{self, Reads};
+use cashew_protocol::redis::{COMMANDS, CommandId, most_specific};
 
 use super::health::Health;
 use super::shard::Shard;
@@ -33,6 +34,35 @@ impl ReadPolicy {
     /// Primaries answer everything.
     pub(crate) fn is_primary(self) -> bool {
         self == Self::By(Reads::Primary)
+    }
+}
+
+/// Who answers reads of a command, where that differs from the rest of the pool. Empty where it never
+/// does.
+#[derive(Default)]
+pub(crate) struct ClassReads(Box<[Option<Reads>]>);
+
+impl ClassReads {
+    pub(crate) fn of(pool: &snapshot::Pool) -> Self {
+        let classes = &pool.reads_by_class;
+        if classes.is_empty() || pool.topology == snapshot::Topology::Sharded {
+            return Self::default();
+        }
+        let mut reads = vec![None; 1 + COMMANDS.len()];
+        for command in COMMANDS.iter().filter(|command| command.may_be_read_from_replicas()) {
+            let class = most_specific(classes.iter().map(|(class, _)| &**class), command);
+            reads[CommandId::of(command).number()] = class.map(|at| classes[at].1);
+        }
+        Self(reads.into())
+    }
+
+    #[inline]
+    pub(crate) fn by(&self, called: CommandId) -> Option<Reads> {
+        self.0.get(called.number()).copied().flatten()
+    }
+
+    pub(crate) fn has(&self, reads: Reads) -> bool {
+        self.0.contains(&Some(reads))
     }
 }
 

@@ -287,7 +287,8 @@ impl Engine {
     /// The same, but reads go on with another server that has the keys.
     pub(crate) fn fail_or_move_unsent(&mut self, index: LaneId, failure: Failure) {
         let Lane { backend, .. } = self.lanes[index];
-        if !self.lanes[index].is_shared() || !self.backends[backend].topology.moves_reads() {
+        let has_choice = self.backends[backend].replica_rules.has_replicas;
+        if !self.lanes[index].is_shared() || !has_choice {
             return self.fail_unsent(index, failure);
         }
         while self.lanes[index].unsent > 0 {
@@ -312,7 +313,8 @@ impl Engine {
         let reader = self.reading_client(request, variant);
         let reading = Some(Reading { reader, lanes: &self.lanes, metrics: &self.metrics });
         let health = Servers { backend: state, now: self.now, reading };
-        let Some(other) = state.topology.another(server, &health, &mut self.rng) else {
+        let Some(other) = state.topology.another(server, reader.reads, &health, &mut self.rng)
+        else {
             return false;
         };
         let choice = if client == ClientId::NONE { 0 } else { self.clients[client].lane_choice };
@@ -347,14 +349,12 @@ impl Engine {
             Role::Fragment { parent, .. } => self.requests[parent].client,
             _ => self.requests[request].client,
         };
-        match client {
+        let (lane_choice, written) = match client {
             // It is answered by nobody.
-            ClientId::NONE => ReadingClient { variant, lane_choice: 0, written: WriteMark::OPEN },
-            client => {
-                let lane_choice = self.clients[client].lane_choice;
-                ReadingClient { variant, lane_choice, written: self.write_marks.of(client) }
-            }
-        }
+            ClientId::NONE => (0, WriteMark::OPEN),
+            client => (self.clients[client].lane_choice, self.write_marks.of(client)),
+        };
+        ReadingClient { variant, lane_choice, written, reads: self.requests[request].reads }
     }
 
     fn is_fragment(&self, request: RequestId) -> bool {

@@ -9,7 +9,7 @@
 //! begins after the reply, and a replica answers it once it has what the primary had at that poll. Or
 //! it reads from the primary for a time. Until the reply it does so anyway.
 
-use cashew_config::snapshot::ReadYourWrites;
+use cashew_config::snapshot::{ReadYourWrites, Reads};
 use cashew_metrics::{Fitness, Writer};
 
 use crate::base::id::{ClientId, LaneId, ServerId};
@@ -69,6 +69,8 @@ pub(crate) struct ReadingClient {
     pub(crate) variant: u16,
     pub(crate) lane_choice: u16,
     pub(crate) written: WriteMark,
+    /// Its own policy for what it reads, or the command's, where that is not the pool's.
+    pub(crate) reads: Option<Reads>,
 }
 
 /// What a backend's reads need of replicas.

@@ -43,7 +43,8 @@ pub struct Facts {
     /// ACL categories besides those that follow from the flags; `None`: that of the group.
     pub categories: Option<&'static str>,
     pub tips: &'static str,
-    /// The first version of Redis, or else of Valkey, with it; empty for Redis 7.0 and earlier.
+    /// The first version of Redis, or else of Valkey, with it; empty for Redis 7.0 and earlier, and
+    /// "Cashew" for what only the gateway has.
     pub since: &'static str,
     /// COMMAND does not know its subcommands; unknown ones follow its own rule.
     pub is_open: bool,
@@ -232,6 +233,8 @@ pub enum Local {
     Role,
     /// ACL WHOAMI.
     User,
+    /// READONLY and READWRITE: whether replicas answer the client's reads.
+    Reads,
 }
 
 /// The kind of data that a command is about, in the terms of COMMAND DOCS.
@@ -306,6 +309,12 @@ impl Command {
     /// has no other meaning.
     pub fn is_addressable(&self) -> bool {
         self.group == Group::Server && matches!(self.rule, Rule::Fan(_))
+    }
+
+    /// Whether any server may answer it that has a copy of its keys.
+    pub fn may_be_read_from_replicas(&self) -> bool {
+        let is_by_keys = matches!(self.rule, Rule::Forward | Rule::Split(_) | Rule::Block);
+        self.access == Access::Read && is_by_keys
     }
 
     /// Whether it has one of Redis's flags besides those that follow from the other fields.

@@ -197,6 +197,12 @@ impl CommandId {
         Self(at.map_or(0, |at| at as u16 + 1))
     }
 
+    /// By the place in the table, from 1 on; 0 is none.
+    #[inline]
+    pub fn number(self) -> usize {
+        usize::from(self.0)
+    }
+
     pub fn name(self) -> Option<&'static str> {
         Some(COMMANDS.get(usize::from(self.0).checked_sub(1)?)?.name)
     }

@@ -3,6 +3,8 @@
 //! The rules become one bit for each command of the table when a pool is configured, so that a
 //! request needs one lookup.
 
+use std::cmp::Reverse;
+
 use super::lookup::{by_name, plain_commands, subcommands};
 use super::{COMMANDS, CUSTOM_ID, Clearance, Command, CustomCommands, Rule};
 
@@ -117,6 +119,18 @@ fn weight(entry: &str, command: &Command, categories: &[&str]) -> Option<u8> {
     }
 }
 
+/// Of entries as those of [`Rules`], the place of the one that is about a command: of those that match
+/// it the most specific one, of equal ones the first.
+pub fn most_specific<'e>(
+    entries: impl Iterator<Item = &'e str>,
+    command: &Command,
+) -> Option<usize> {
+    let categories = command.categories();
+    let weights = entries.map(|entry| weight(entry, command, &categories)).enumerate();
+    let matching = weights.filter_map(|(at, weight)| Some((weight?, Reverse(at))));
+    matching.max().map(|(_, Reverse(at))| at)
+}
+
 /// The decision for every command.
 #[derive(Clone, Debug)]
 pub struct Policy {
@@ -226,6 +240,23 @@ mod tests {
         assert!(permits(&reads, "get") && !permits(&reads, "set") && permits(&reads, "auth"));
         let both = rules(Admin, &["get", "@read"], &["get", "@read"]);
         assert!(!permits(&both, "get") && !permits(&both, "strlen"));
+    }
+
+    #[test]
+    fn of_entries_that_are_equal_the_first_is_about_a_command() {
+        let entries = ["@all", "@slow", "@string", "object", "get", "object|freq"];
+        let of = |name: &str| most_specific(entries.into_iter(), command(name));
+        for (name, expected) in [
+            ("get", 4),
+            ("getrange", 1),
+            ("strlen", 2),
+            ("hget", 0),
+            ("object|freq", 5),
+            ("object|encoding", 3),
+        ] {
+            assert_eq!(of(name), Some(expected), "{name}");
+        }
+        assert_eq!(most_specific(["get", "@hash"].into_iter(), command("strlen")), None);
     }
 
     #[test]

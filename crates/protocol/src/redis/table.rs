@@ -96,7 +96,8 @@ const ALL_OK: Rule = Rule::Split(Merge::AllOk);
 const ANY: Rule = Rule::Fan(Fan::AnyServer);
 
 /// The error of every Redis that is not in cluster mode.
-const NO_CLUSTER: Rule = Refuse("ERR This instance has cluster support disabled");
+const NO_CLUSTER: Rule = Refuse(NO_CLUSTER_TEXT);
+pub const NO_CLUSTER_TEXT: &str = "ERR This instance has cluster support disabled";
 const REPLICATION: &str = "ERR replication is between servers, not through the gateway: ask the \
                            servers themselves, and name them in the gateway's configuration";
 const SHUTDOWN: &str = "ERR SHUTDOWN would stop the servers of all clients: ask the servers \
@@ -529,7 +530,7 @@ pub static COMMANDS: &[Command] = &numbered([
     command("watch", -2, NO_DATA, ALL_KEYS, "RO", session(SessionRule::Watch), Transactions, "noscript loading stale fast allow_busy"),
 
     command("auth", -2, NO_DATA, NONE, "", local(Local::Auth), Connection, "noscript loading stale fast no_auth allow_busy"),
-    command("client", -2, NO_DATA, NONE, "", Unsupported, Connection, "").containing(20),
+    command("client", -2, NO_DATA, NONE, "", Unsupported, Connection, "").containing(21),
     command("client|caching", 3, NO_DATA, NONE, "", local(Local::Client), Connection, "noscript loading stale"),
     command("client|capa", -3, NO_DATA, NONE, "", local(Local::Client), Connection, "noscript loading stale allow_busy").since("Valkey 8.0"),
     command("client|getname", 2, NO_DATA, NONE, "", local(Local::Client), Connection, "noscript loading stale"),
@@ -543,6 +544,7 @@ pub static COMMANDS: &[Command] = &numbered([
     command("client|no-evict", 3, NO_DATA, NONE, "", local(Local::Client), Connection, "admin noscript loading stale").needs(Admin),
     command("client|no-touch", 3, NO_DATA, NONE, "", local(Local::Client), Connection, "noscript loading stale").since("7.2"),
     command("client|pause", -3, NO_DATA, NONE, "", local(Local::Client), Connection, "admin noscript loading stale").needs(Admin),
+    command("client|reads", 3, NO_DATA, NONE, "", local(Local::Client), Connection, "noscript loading stale").since("Cashew"),
     command("client|reply", 3, NO_DATA, NONE, "", local(Local::Client), Connection, "noscript loading stale"),
     command("client|setinfo", 4, NO_DATA, NONE, "", local(Local::Client), Connection, "noscript loading stale").tips("request_policy:all_nodes response_policy:all_succeeded").since("7.2"),
     command("client|setname", 3, NO_DATA, NONE, "", local(Local::Client), Connection, "noscript loading stale").tips("request_policy:all_nodes response_policy:all_succeeded"),
@@ -713,6 +715,6 @@ pub static COMMANDS: &[Command] = &numbered([
     command("cluster|slots", 2, NO_DATA, NONE, "", NO_CLUSTER, Cluster, "loading stale").tips("nondeterministic_output"),
     command("cluster|syncslots", -3, NO_DATA, NONE, "", NO_CLUSTER, Cluster, "admin stale no_async_loading").since("8.4"),
     command("clusterscan", -2, Read, KEY, "not_key", NO_CLUSTER, Cluster, "").in_categories("@keyspace").tips("nondeterministic_output request_policy:special response_policy:special").since("Valkey 9.1"),
-    command("readonly", 1, NO_DATA, NONE, "", NO_CLUSTER, Cluster, "loading stale fast").in_categories("@connection"),
-    command("readwrite", 1, NO_DATA, NONE, "", NO_CLUSTER, Cluster, "loading stale fast").in_categories("@connection"),
+    command("readonly", 1, NO_DATA, NONE, "", local(Local::Reads), Cluster, "loading stale fast").in_categories("@connection"),
+    command("readwrite", 1, NO_DATA, NONE, "", local(Local::Reads), Cluster, "loading stale fast").in_categories("@connection"),
 ]);

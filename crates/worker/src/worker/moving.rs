@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
+use cashew_config::snapshot::Reads;
 use cashew_control::{ChildChannel, SESSION_VERSION, SendError, Session, ToMaster, seal};
 use cashew_driver::{CloseKind, Driver, Token};
 use cashew_engine::{ConnId, Export, ListenerId, Profile, SessionParts, Silence, WireProtocol};
@@ -60,6 +61,7 @@ impl<D: Driver> Worker<D> {
             library: parts.profile.library,
             library_version: parts.profile.library_version,
             no_evict: parts.no_evict,
+            reads: parts.reads.map(|reads| reads.to_string()).unwrap_or_default(),
             reply_off: parts.silence == Silence::All,
             reply_skip: parts.silence == Silence::Next,
             overheard: parts.is_observed,
@@ -145,6 +147,7 @@ impl<D: Driver> Worker<D> {
                 library_version: session.library_version,
             },
             no_evict: session.no_evict,
+            reads: Reads::named(&session.reads),
             silence: match (session.reply_off, session.reply_skip) {
                 (true, _) => Silence::All,
                 (false, true) => Silence::Next,
