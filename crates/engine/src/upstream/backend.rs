@@ -133,7 +133,9 @@ impl Backend {
             server.label = (!config.hide_topology).then(label);
         }
         self.configure_replica_reads();
-        let may_send_again = self.failover_wait_us > 0 || self.topology.moves_reads();
+        let may_send_again = self.failover_wait_us > 0
+            || self.topology.moves_reads(None)
+            || !self.config.reads_by_class.is_empty();
         self.keeps_sent = self.protocol == Protocol::Redis && may_send_again;
         self.looks_closer = self.keeps_sent || self.replica_rules.has_replicas;
     }
