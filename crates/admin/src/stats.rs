@@ -471,6 +471,7 @@ mod tests {
             "monitor_dropped",
             "pipelines_paused",
             "request_latency",
+            "requests_retried",
             "ring_version",
             "script_flushes",
             "session_waits",
