@@ -8,15 +8,24 @@ use cashew_control::ToChild;
 
 use super::Rings;
 use super::flaps::FLAP_PAUSE_MAX;
-use super::tests::replicated;
+use super::pool::RingConfig;
+use super::tests::{pool, replicated};
 
 /// Workers that read their messages late, die and are replaced at random moments, while epochs
 /// change, never dispatch by two rings of one pool at once.
 #[test]
 fn no_two_workers_ever_dispatch_by_different_rings() {
     for seed in 1..=300 {
-        Simulation::new(seed).run();
+        Simulation::new(seed, |names| replicated(names, 0)).run();
     }
+}
+
+/// The same where a pool opens as soon as two of three servers are down.
+#[test]
+fn nor_do_they_while_pools_open_and_close() {
+    let half = |names| RingConfig { fail_open_percent: 50, ..pool("alpha", names) };
+    let times: u32 = (1..=300).map(|seed| Simulation::new(seed, half).run()).sum();
+    assert!(times > 1000, "too little happened: {times}");
 }
 
 /// Epochs are switched while nobody reads: rings do not ensure that all workers switch together.
@@ -27,9 +36,12 @@ struct Simulation {
     workers: [Option<Worker>; 3],
     /// The server at each place of the pool.
     servers: Vec<&'static str>,
+    config: fn([&'static str; 3]) -> RingConfig,
     versions: BTreeSet<u64>,
     changes: u32,
     switches: u32,
+    /// How often the pool opened.
+    opened: u32,
 }
 
 #[derive(Default)]
@@ -41,23 +53,26 @@ struct Worker {
 }
 
 impl Simulation {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, config: fn([&'static str; 3]) -> RingConfig) -> Self {
         Self {
             random: seed,
-            rings: Rings::new(vec![replicated(["a", "b", "c"], 0)]),
+            rings: Rings::new(vec![config(["a", "b", "c"])]),
             now: Instant::now(),
             workers: [(); 3].map(|()| None),
             servers: vec!["a", "b", "c"],
+            config,
             versions: BTreeSet::new(),
             changes: 0,
             switches: 0,
+            opened: 0,
         }
     }
 
-    fn run(&mut self) {
+    fn run(&mut self) -> u32 {
         for _ in 0..2000 {
-            let was_quiet = self.rings.is_quiet();
+            let (was_quiet, was_open) = (self.rings.is_quiet(), self.rings.is_open(0));
             self.step();
+            self.opened += u32::from(!was_open && self.rings.is_open(0));
             assert!(!(self.rings.frozen && was_quiet) || self.rings.is_quiet());
             self.deliver();
             self.check();
@@ -65,6 +80,7 @@ impl Simulation {
         assert!(self.changes > 5, "too little happened: {}", self.changes);
         assert!(self.switches > 2, "too little happened: {}", self.switches);
         self.settle();
+        self.opened
     }
 
     fn deliver(&mut self) {
@@ -131,7 +147,7 @@ impl Simulation {
                 .find(|name| !self.servers.contains(name))
                 .unwrap();
         }
-        let next = vec![replicated([self.servers[0], self.servers[1], self.servers[2]], 0)];
+        let next = vec![(self.config)([self.servers[0], self.servers[1], self.servers[2]])];
         let preview = self.rings.switched(next.clone());
         self.rings.switch(next);
         let live = self.rings.live(0);
@@ -166,6 +182,11 @@ impl Simulation {
     }
 
     fn check(&self) {
+        // Nobody is ejected where nothing is under way, or is still to be said, and the pool is open.
+        let ring = &self.rings.pools[0];
+        if ring.is_open() && ring.change.is_none() && !ring.has_wishes() {
+            assert_eq!(self.rings.live(0), [true; 3]);
+        }
         let mut dispatching =
             self.workers.iter().flatten().filter(|worker| worker.started && !worker.held);
         if let Some(first) = dispatching.next() {
@@ -186,7 +207,7 @@ impl Simulation {
             }
         }
         assert_eq!(self.rings.live(0), [true; 3]);
-        assert!(self.rings.is_quiet());
+        assert!(self.rings.is_quiet() && !self.rings.is_open(0));
         assert!(self.workers.iter().flatten().all(|worker| !worker.held));
     }
 
