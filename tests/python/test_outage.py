@@ -160,6 +160,37 @@ def test_a_stopped_server_is_used_as_soon_as_it_goes_on(place, is_redis, workers
 
 
 @measured
+def test_twenty_restarts_under_load(place):
+    """Each time the server is used within 50 ms of listening, and once in a while within 80."""
+    server = place.redis()
+    found = gateways(place, server, True, workers=2, timeout=400)
+    hammers = {who: [place.keep(Hammer(gateway.address, True)) for _ in range(4)]
+               for who, gateway in found.items() if who == "cashew"}["cashew"]
+    settled(hammers, 0.0)
+    times = []
+    for round_ in range(20):
+        server.process.kill()
+        wait_until(lambda: all(hammer.errors for hammer in hammers), "all see errors", pause=0.001)
+        # Not always the same point of a backoff.
+        time.sleep(0.05 + 0.01 * round_)
+        start_again(server)
+        begin = direct(server, True)
+
+        def are_served(begin=begin):
+            return all(hammer.answers and hammer.answers[-1] > max(begin, *hammer.errors) + 0.1
+                       for hammer in hammers)
+
+        wait_until(are_served, "all are served again", pause=0.005)
+        times.append(max(hammer.last_error_since(begin) for hammer in hammers))
+        for hammer in hammers:
+            hammer.errors.clear()
+    report("killed twenty times", {"cashew": times})
+    assert len(times) == 20
+    in_time(sorted(times)[17], 0.05, f"nine times of ten: {times}")
+    in_time(max(times), 0.08, f"each time: {times}")
+
+
+@measured
 def test_subscribers_and_leases_return_as_well(place):
     """A subscriber hears again what is published, and a transaction begins."""
     server = place.redis()
