@@ -64,7 +64,7 @@ pub(crate) const POOL_STATS: [PoolStat; 26] = [
 const POOL_STATS_OF_TWEMPROXY: usize = 6;
 
 /// Twemproxy's names in its order ([`SERVER_STATS_OF_TWEMPROXY`] of them), then ours.
-pub(crate) const SERVER_STATS: [ServerStat; 20] = [
+pub(crate) const SERVER_STATS: [ServerStat; 21] = [
     ServerStat::Counter(ServerCounter::ServerEof),
     ServerStat::Counter(ServerCounter::ServerErr),
     ServerStat::Counter(ServerCounter::ServerTimedout),
@@ -81,6 +81,7 @@ pub(crate) const SERVER_STATS: [ServerStat; 20] = [
     ServerStat::Counter(ServerCounter::Connects),
     ServerStat::Counter(ServerCounter::ConnectErrors),
     ServerStat::Counter(ServerCounter::ProtocolErrors),
+    ServerStat::Counter(ServerCounter::WritesMissed),
     ServerStat::Gauge(ServerGauge::Ejected),
     ServerStat::Gauge(ServerGauge::Silent),
     ServerStat::Gauge(ServerGauge::Sessions),
@@ -489,6 +490,7 @@ mod tests {
             "server_latency",
             "sessions",
             "silent",
+            "writes_missed",
         ];
         assert_eq!(added(&ours["alpha"]["one"], &known["alpha"]["one"]), server_additions);
     }

@@ -268,6 +268,11 @@ fn describe_server_states(pools: &[PoolStatus]) -> String {
                 "" => server.state.clone(),
                 cause => format!("{}: {cause}", server.state),
             };
+            let state = match server.writes_missed {
+                0 => state,
+                1 => format!("{state}; missed 1 write"),
+                missed => format!("{state}; missed {missed} writes"),
+            };
             let at = server.last_error_at.map(time);
             let error = server.last_error.as_ref().zip(at);
             let mut row = vec![
@@ -583,6 +588,7 @@ pool alpha: CLIENT PAUSE holds clients that write back for 1500 ms more"
             last_error: error.map(str::to_owned),
             last_error_at: error.map(|_| 0),
             role: String::new(),
+            writes_missed: 0,
         };
         known.pools[0].server_states = vec![
             server("a", "well", "", Some("Connection timed out")),
@@ -610,8 +616,10 @@ alpha  c       10.0.0.1:6379  untried                  -{never}-
         assert!(text.contains(&format!("2 on the ring, fails open since {at}  7 ")), "{text}");
         known.pools[0].primary = "a".to_owned();
         known.pools[0].server_states[0].role = "primary".to_owned();
+        known.pools[0].server_states[0].writes_missed = 7;
         let text = describe(&known);
-        assert!(text.contains("\nalpha  a       10.0.0.1:6379  primary  well "), "{text}");
+        let row = "\nalpha  a       10.0.0.1:6379  primary  well; missed 7 writes ";
+        assert!(text.contains(row), "{text}");
         let lost = Status { log_lines_lost: 7, ..status.clone() };
         let line = "\nlog: /var/log/cashew.log, level 5; 7 lines could not be written\n";
         assert!(describe(&lost).contains(line));

@@ -22,6 +22,9 @@ struct Route {
     group: Option<String>,
     /// Name and address.
     writes: Option<Place>,
+    /// `all` if all servers of the group get the writes, and the one that is named answers them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    writes_by: Option<String>,
     reads: Option<Place>,
     /// The pool's `reads`, if it chooses among the servers of the group.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -175,6 +178,7 @@ fn of(pool: &Pool, state: &TopologyState, key: &str) -> Route {
         key: key.to_owned(),
         group: None,
         writes: None,
+        writes_by: None,
         reads: None,
         reads_by: None,
         why: why(pool, key),
@@ -183,6 +187,11 @@ fn of(pool: &Pool, state: &TopologyState, key: &str) -> Route {
     let shard: &ServerGroup = &shards[number as usize];
     let primary = state.primary_of(number, shard.primary);
     let is_up = |server: &u32| state.live[*server as usize];
+    let writes_to_all = pool.writes_to_all() && !shard.replicas.is_empty();
+    // The first that can be reached is as good as the primary.
+    let others = shard.members().filter(|&server| server != primary);
+    let leader = std::iter::once(primary).chain(others).find(|it| writes_to_all && is_up(it));
+    let primary = leader.unwrap_or(primary);
     let policy = pool.reads.filter(|&it| it != Reads::Primary && !shard.replicas.is_empty());
     let reader = match pool.topology {
         _ if policy.is_some() => None,
@@ -200,6 +209,7 @@ fn of(pool: &Pool, state: &TopologyState, key: &str) -> Route {
     };
     route.group = Some(shard.name.clone());
     route.writes = Some(place(primary));
+    route.writes_by = writes_to_all.then(|| "all".to_owned());
     route.reads = reader.map(place);
     route.reads_by = policy.map(|reads| reads.to_string());
     if !is_up(&primary) {
@@ -235,7 +245,10 @@ fn describe(routes: &[Route]) -> String {
             route.pool.clone(),
             route.key.clone(),
             route.group.clone().unwrap_or_else(|| "-".to_owned()),
-            place(&route.writes, route),
+            match &route.writes_by {
+                Some(_) => format!("all of the group, {} answers", place(&route.writes, route)),
+                None => place(&route.writes, route),
+            },
             match &route.reads_by {
                 Some(policy) => format!("{policy} of the group"),
                 None => place(&route.reads, route),

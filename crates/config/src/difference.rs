@@ -14,7 +14,7 @@ use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
     Affinity, CasUniques, Credentials, CustomCommand, Endpoint, Global, IoEngine, Limits, Listen,
     Memcached, OnFailure, Pool, Protocol, Reads, ReplicaReads, Sentinel, Server, ServerGroup,
-    Snapshot, Topology, TopologyState, Wire,
+    Snapshot, Topology, TopologyState, Wire, Writes,
 };
 use crate::value::RoundSize;
 
@@ -395,7 +395,7 @@ struct Options<'a> {
 
 impl Options<'_> {
     fn memcached(&mut self, old: &Memcached, new: &Memcached) {
-        let Memcached { wire, on_failure, cas_uniques, client_auth, server_auth } = old;
+        let Memcached { wire, on_failure, cas_uniques, writes, client_auth, server_auth } = old;
         let wire_of = |wire: Wire| match wire {
             Wire::Auto => "auto",
             Wire::Text => "text",
@@ -413,6 +413,11 @@ impl Options<'_> {
         };
         self.changed("on_failure", &failure(*on_failure), &failure(new.on_failure));
         self.changed("cas_uniques", &uniques(*cas_uniques), &uniques(new.cas_uniques));
+        let writes_to = |writes: Writes| match writes {
+            Writes::All => "all",
+            Writes::First => "first",
+        };
+        self.changed("writes", &writes_to(*writes), &writes_to(new.writes));
         let some = |auth: &'_ [Credentials]| (!auth.is_empty()).then(|| auth.to_vec());
         self.secret("client_auth", some(client_auth).as_ref(), some(&new.client_auth).as_ref());
         self.secret("server_auth", server_auth.as_ref(), new.server_auth.as_ref());

@@ -15,7 +15,7 @@ use crate::section::{self, OptionInfo, Section, section};
 use crate::sentinel::{Addresses, SentinelAuth};
 use crate::share::Share;
 use crate::snapshot::{
-    Affinity, CasUniques, IoEngine, OnFailure, PolicyBase, ReadYourWrites, Reads, Wire,
+    Affinity, CasUniques, IoEngine, OnFailure, PolicyBase, ReadYourWrites, Reads, Wire, Writes,
 };
 use crate::tree::{Kind, Node};
 use crate::value::{
@@ -340,11 +340,14 @@ section! {
         /// [a file](#passwords-in-files) that has it. Servers are given `redis_auth`.
         sentinel_auth: Secret<SentinelAuth> = none,
         /// Which server of a [group](#groups) answers [reads](#reads-from-replicas). Without it the primary
-        /// does; of one server named `master` with replicas, those. Redis pools only.
+        /// does; of one server named `master` with replicas, those.
         reads: Reads = none,
         /// Who answers [reads of some commands](#reads-by-command) instead: commands, or Redis's categories
         /// as `"@slow"`, each with one of the values of `reads`. Redis pools only.
         reads_by_class: ReadsByClass = none,
+        /// Which servers of a [group](#groups-of-memcached) get what is written: `all`, so that they are copies of
+        /// each other, or the `first`, its primary; `all` unless set. memcached pools with groups only.
+        writes: Writes = none,
         /// The zone that the gateway is in, as the servers of [groups](#groups) may have one.
         zone: Text = none,
         /// Milliseconds that requests wait for a server that cannot be reached, rather than fail: until it is

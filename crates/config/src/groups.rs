@@ -11,7 +11,9 @@ use crate::foreign;
 use crate::loops::numeric_address;
 use crate::resolve::{MASTER, by_length_then_bytes};
 use crate::section;
-use crate::snapshot::{Endpoint, Protocol, Reads, SERVERS_MAX, Server, ServerGroup, Topology};
+use crate::snapshot::{
+    CasUniques, Endpoint, Protocol, Reads, SERVERS_MAX, Server, ServerGroup, Topology, Writes,
+};
 use crate::tree::{Kind, Node};
 use crate::value::Value;
 
@@ -180,11 +182,6 @@ pub(crate) fn check(
 ) {
     let has_replicas = |line: &&At<ServerLine>| !line.value.replicas.is_empty();
     let Some(first) = lines.iter().find(has_replicas) else { return };
-    if protocol == Protocol::Memcached {
-        let complaint =
-            Complaint::new("replicas are for redis pools").hint("a redis pool has \"redis: true\"");
-        report.error(first.pos, complaint);
-    }
     let servers: usize = lines.iter().map(|line| 1 + line.value.replicas.len()).sum();
     if servers > SERVERS_MAX {
         let pos = section.servers.as_ref().map_or(first.pos, |servers| servers.pos);
@@ -309,6 +306,28 @@ fn check_policy(
             Some(_) => {}
         },
         _ => {}
+    }
+}
+
+/// What is wrong with the choice of servers for writes. That it is for memcached is checked elsewhere.
+pub(crate) fn check_writes(
+    section: &PoolSection,
+    protocol: Protocol,
+    topology: &Topology,
+    report: &mut Report<'_>,
+) {
+    let writes_to_all = protocol == Protocol::Memcached && matches!(topology, Topology::Groups(_));
+    let is_first = section.writes.as_ref().is_some_and(|writes| writes.value == Writes::First);
+    if writes_to_all && !is_first && section.cas_uniques.value == CasUniques::Plain {
+        let complaint = Complaint::new("\"cas_uniques: plain\" with writes to all of a group");
+        let hint = "servers of a group give different values the same unique: leave it out";
+        report.error(section.cas_uniques.pos, complaint.hint(hint));
+    }
+    let Some(writes) = &section.writes else { return };
+    if (protocol, topology) == (Protocol::Memcached, &Topology::Sharded) {
+        let complaint = Complaint::new("\"writes\" and no groups of several servers");
+        let hint = "a group is \"- {name: s1, primary: host:port, replicas: [host:port]}\"";
+        report.error(writes.pos, complaint.hint(hint));
     }
 }
 

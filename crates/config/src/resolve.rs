@@ -353,6 +353,7 @@ fn resolve_pool(
     groups::check(section, lines, protocol, dialect, report);
     let (servers, topology) = groups::resolve(lines, protocol, dialect);
     groups::check_reads(section, lines, &topology, report);
+    groups::check_writes(section, protocol, &topology, report);
     sentinel::check_listen(section, listen.as_ref(), context, report);
     let sentinel = sentinel::resolve(section, &servers, dialect, context, report);
     if protocol == Protocol::Redis && dialect == Dialect::Flat {
@@ -458,6 +459,7 @@ fn memcached(section: &PoolSection, context: &Context<'_>, report: &mut Report<'
         wire: section.protocol.value,
         on_failure: section.on_failure.value,
         cas_uniques: section.cas_uniques.value,
+        writes: section.writes.as_ref().map(|writes| writes.value).unwrap_or_default(),
         client_auth,
         server_auth: server_auth.into_iter().next(),
     }
@@ -608,9 +610,6 @@ fn check_redis_options(section: &PoolSection, protocol: Protocol, report: &mut R
     if let Some(sentinels) = &section.sentinels {
         refuse("sentinels", sentinels.pos);
     }
-    if let Some(reads) = &section.reads {
-        refuse("reads", reads.pos);
-    }
     if let Some(classes) = &section.reads_by_class {
         refuse("reads_by_class", classes.pos);
     }
@@ -657,6 +656,9 @@ fn check_memcached_options(section: &PoolSection, protocol: Protocol, report: &m
     }
     if section.cas_uniques.value != CasUniques::Auto {
         refuse("cas_uniques", section.cas_uniques.pos);
+    }
+    if let Some(writes) = &section.writes {
+        refuse("writes", writes.pos);
     }
     if let Some(auth) = &section.client_auth {
         refuse("client_auth", auth.pos);

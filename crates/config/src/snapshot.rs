@@ -553,6 +553,9 @@ pub struct Memcached {
     pub on_failure: OnFailure,
     #[serde(default)]
     pub cas_uniques: CasUniques,
+    /// Which servers of a group get what is written.
+    #[serde(default)]
+    pub writes: Writes,
     /// Who may come; everybody if there is none.
     pub client_auth: Vec<Credentials>,
     /// What servers are given.
@@ -590,6 +593,17 @@ pub enum CasUniques {
     Tagged,
     /// They are as servers give them.
     Plain,
+}
+
+/// Which servers of a group get what is written to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Writes {
+    /// All that can be reached: they are copies of each other.
+    #[default]
+    All,
+    /// The primary, whether it can be reached or not.
+    First,
 }
 
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]

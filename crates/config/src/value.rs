@@ -16,7 +16,7 @@ use crate::groups;
 use crate::sentinel;
 use crate::snapshot::{
     Affinity, CasUniques, Credentials, IoEngine, OnFailure, PROCESSORS_MAX, Reads, SERVERS_MAX,
-    Wire,
+    Wire, Writes,
 };
 use crate::tree::{Kind, Node};
 
@@ -608,6 +608,23 @@ impl Value for Reads {
 
     fn describe() -> String {
         list_of(&READS)
+    }
+}
+
+/// As [`Writes`] are serialized.
+const WRITES: [&str; 2] = ["all", "first"];
+
+impl Value for Writes {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        named(text, "way to write", &WRITES)
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "enum": WRITES })
+    }
+
+    fn describe() -> String {
+        list_of(&WRITES)
     }
 }
 

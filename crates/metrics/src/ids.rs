@@ -122,6 +122,8 @@ stats! {
             "Server connections closed because a reply did not match its request";
         ConnectErrors => "connect_errors", "cashew_server_connect_errors_total",
             "Failed attempts to connect to the server";
+        WritesMissed => "writes_missed", "cashew_server_writes_missed_total",
+            "Writes to its group that the server did not get or confirm, while another did";
     }
 }
 

@@ -127,6 +127,8 @@ pub struct ServerStatus {
     pub last_error: Option<String>,
     /// Seconds since 1970.
     pub last_error_at: Option<u64>,
+    /// Writes to its group that it did not get or confirm, while another did.
+    pub writes_missed: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Pool, Protocol, Snapshot};
+use super::{Pool, Protocol, Snapshot, Writes};
 
 /// When a replica may answer reads in its primary's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,8 +42,19 @@ impl Snapshot {
 }
 
 impl Pool {
-    /// Whether any server has copies of what another one has, so that reads have a choice.
+    /// Whether any server follows another one, which replicates to it.
     pub fn has_replicas(&self) -> bool {
         self.protocol == Protocol::Redis && !self.replicated().is_empty()
+    }
+
+    /// Whether several servers have the same keys, so that reads have a choice.
+    pub fn has_copies(&self) -> bool {
+        !self.replicated().is_empty()
+    }
+
+    /// Whether the gateway writes to all servers of a group: nobody replicates between them.
+    pub fn writes_to_all(&self) -> bool {
+        let is_asked = self.protocol == Protocol::Memcached && self.memcached.writes == Writes::All;
+        is_asked && self.has_copies()
     }
 }

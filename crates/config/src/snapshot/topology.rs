@@ -97,8 +97,8 @@ impl ServerGroup {
 /// Versions of before it had `primaries` read and write the same where there are none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TopologyState {
-    /// By server: whether it is not ejected. A shard is on the ring while its primary is not; a
-    /// replica that is gets no reads.
+    /// By server: whether it is not ejected. A shard is on the ring while its primary is not, or where
+    /// all of its servers take the writes, while any of them is not. A replica that is gets no reads.
     #[serde(with = "live")]
     pub live: Vec<bool>,
     /// Shards whose primary is another of their servers than the configured one.
@@ -230,8 +230,13 @@ impl Pool {
                 let nodes = shards
                     .iter()
                     .map(|shard| Node { name: shard.name.as_bytes(), weight: shard.weight });
+                let writes_to_all = self.writes_to_all();
                 let is_live = |(number, shard): (u32, &ServerGroup)| {
-                    state.live[state.primary_of(number, shard.primary) as usize]
+                    let live = |server: u32| state.live[server as usize];
+                    match writes_to_all {
+                        true => shard.members().any(live),
+                        false => live(state.primary_of(number, shard.primary)),
+                    }
                 };
                 (nodes.collect(), (0..).zip(shards.iter()).map(is_live).collect())
             }

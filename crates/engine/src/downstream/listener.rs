@@ -92,7 +92,7 @@ impl Listener {
         self.limits = config.limits;
         self.auth.clone_from(&config.redis_auth);
         self.misses = config.memcached.on_failure == OnFailure::Miss;
-        self.has_replicas = config.has_replicas();
+        self.has_replicas = config.has_copies();
         self.commands_version = self.commands_version % u8::MAX + 1;
         self.learnt.clear();
     }

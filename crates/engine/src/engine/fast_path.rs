@@ -62,6 +62,13 @@ trait Reader {
     /// Whether several requests may be joined to one: see [`crate::memcached::Coalesced`].
     const JOINS: bool = false;
 
+    /// What changes something may have to go to several servers, and what has to do with uniques to the one
+    /// that takes the writes: the general way is for those where there is a choice.
+    const COPIES: bool = false;
+
+    /// There is `ms`, which not all servers know.
+    const STORES_META: bool = false;
+
     /// What has to be kept of a request for its reply.
     #[inline(always)]
     fn asked(_: &[u8]) -> Option<Asked> {
@@ -103,11 +110,15 @@ impl<const RESP3: bool, const GUARDED: bool, const CHOOSES: bool> Reader
 
 /// With `METAGETS`, `mg` is among the plain ones: where its failure is an error, of which nothing has to
 /// be known beforehand.
-struct Text<const METAGETS: bool>;
+struct Text<const METAGETS: bool, const CHOOSES: bool>;
 
-impl<const METAGETS: bool> Reader for Text<METAGETS> {
+impl<const METAGETS: bool, const CHOOSES: bool> Reader for Text<METAGETS, CHOOSES> {
     const TAGS: bool = true;
-    const JOINS: bool = true;
+    const CHOOSES: bool = CHOOSES;
+    // Joined ones could not go on with another server.
+    const JOINS: bool = !CHOOSES;
+    const STORES_META: bool = true;
+    const COPIES: bool = CHOOSES;
 
     #[inline(always)]
     fn request<'b>(buf: &'b [u8], _: &Policy) -> Option<Plain<'b>> {
@@ -131,17 +142,21 @@ impl<const METAGETS: bool> Reader for Text<METAGETS> {
     }
 }
 
-struct Binary;
+struct Binary<const CHOOSES: bool>;
 
-impl Reader for Binary {
+impl<const CHOOSES: bool> Reader for Binary<CHOOSES> {
     const TAGS: bool = true;
     const TAGS_HEADERS: bool = true;
+    const CHOOSES: bool = CHOOSES;
+    const COPIES: bool = CHOOSES;
 
     #[inline(always)]
     fn request<'b>(buf: &'b [u8], _: &Policy) -> Option<Plain<'b>> {
         let plain = binary::plain_request(buf)?;
         let binary::PlainRequest { bytes, rest, key, retrieves, names_unique, .. } = plain;
-        let (access, expect, cas_tags) = (access(retrieves), Expect::Packet, names_unique);
+        // A reply always has a unique, which is good only where writes are judged by it.
+        let access = if CHOOSES && retrieves { Access::Walk } else { access(retrieves) };
+        let (expect, cas_tags) = (Expect::Packet, names_unique);
         Some(Plain { bytes, rest, key, access, expect, cas_tags, called: None })
     }
 
@@ -191,11 +206,16 @@ impl Engine {
                     (true, true) => self.fast_requests_with::<Redis<true, true, true>>(index, buf),
                 }
             }
-            WireProtocol::Text if listener.misses => {
-                self.fast_requests_with::<Text<false>>(index, buf)
-            }
-            WireProtocol::Text => self.fast_requests_with::<Text<true>>(index, buf),
-            WireProtocol::Binary => self.fast_requests_with::<Binary>(index, buf),
+            WireProtocol::Text => match (listener.misses, listener.has_replicas) {
+                (false, false) => self.fast_requests_with::<Text<true, false>>(index, buf),
+                (false, true) => self.fast_requests_with::<Text<true, true>>(index, buf),
+                (true, false) => self.fast_requests_with::<Text<false, false>>(index, buf),
+                (true, true) => self.fast_requests_with::<Text<false, true>>(index, buf),
+            },
+            WireProtocol::Binary => match listener.has_replicas {
+                false => self.fast_requests_with::<Binary<false>>(index, buf),
+                true => self.fast_requests_with::<Binary<true>>(index, buf),
+            },
         }
     }
 
@@ -229,6 +249,7 @@ impl Engine {
         let expiry = backend.expiry(self.now);
         let has_tags = R::TAGS && backend.has_tags();
         let client_reads = if R::CHOOSES { client.reads } else { None };
+        let writes_to_all = R::COPIES && backend.topology.writes_to_all();
         let heeds_writes = R::CHOOSES && backend.replica_rules.heed_writes();
         let is_answered = client.head == RequestId::NONE;
         if heeds_writes && is_answered && self.write_marks.of(index) == WriteMark::OPEN {
@@ -239,6 +260,9 @@ impl Engine {
             && plain.bytes.len() <= size_max
         {
             if has_tags && plain.cas_tags {
+                break;
+            }
+            if R::COPIES && (plain.cas_tags || writes_to_all && !plain.access.reads()) {
                 break;
             }
             let mark = Mark::of(plain.key);
@@ -277,7 +301,7 @@ impl Engine {
                 }
                 break;
             }
-            if R::JOINS
+            if R::STORES_META
                 && plain.expect == Expect::Answer(Answer::MetaSet)
                 && self.now < backend.servers[server].unknown.sets
             {
@@ -308,6 +332,10 @@ impl Engine {
             } else if R::JOINS {
                 lane.append_beside_gets(request, plain.bytes, index, requests, bufs);
             } else {
+                if R::CHOOSES && R::STORES_META {
+                    // Since before a reload.
+                    lane.close_gets(bufs);
+                }
                 lane.link(request, plain.bytes.len() as u64, requests);
                 lane.output.push(plain.bytes, bufs);
             }
@@ -340,8 +368,8 @@ impl Engine {
                 (true, false) => self.fast_replies_with::<Redis<true, false, false>>(index, buf),
                 (true, true) => self.fast_replies_with::<Redis<true, false, true>>(index, buf),
             },
-            Scanner::Memcached(_) => self.fast_replies_with::<Text<true>>(index, buf),
-            Scanner::Binary(_) => self.fast_replies_with::<Binary>(index, buf),
+            Scanner::Memcached(_) => self.fast_replies_with::<Text<true, false>>(index, buf),
+            Scanner::Binary(_) => self.fast_replies_with::<Binary<false>>(index, buf),
         }
     }
 

@@ -617,7 +617,7 @@ impl Engine {
     }
 
     /// One more attempt, behind `last`, or in front of all others.
-    fn add_attempt(&mut self, request: RequestId, last: RequestId) -> RequestId {
+    pub(crate) fn add_attempt(&mut self, request: RequestId, last: RequestId) -> RequestId {
         let backend = self.requests[request].backend;
         let (attempt, _) = self.requests.add(backend, ClientId::NONE, self.now);
         let next = match last {

@@ -11,6 +11,7 @@ use cashew_protocol::memcached::{Expect, knows_statistics};
 use cashew_protocol::redis::Access;
 
 use super::Asked;
+use super::copies::Write;
 use super::stats::Kind;
 use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::downstream::client::{Parser, State};
@@ -44,7 +45,16 @@ impl Engine {
                         parser.reset();
                         break;
                     }
-                    if let Plan::Forward { lane, request } = plan {
+                    let is_copied = match plan {
+                        Plan::Forward { lane, request } if self.writes_to_all(index) => {
+                            let packet = Write::Packet(&parser, &bytes[..len]);
+                            self.write_to_all(index, (lane, request), packet)
+                        }
+                        _ => false,
+                    };
+                    if let Plan::Forward { lane, request } = plan
+                        && !is_copied
+                    {
                         let unique = parser.header().cas != 0 && self.has_tags(index);
                         if !parser.is_quiet() && !unique && owned && used == 0 && fills(len, buf) {
                             parser.reset();
@@ -106,6 +116,9 @@ impl Engine {
         if !parser.is_begun() || !parser.opcode().has_key() || bytes.len() < value.start as usize {
             return Begun::No;
         }
+        if self.writes_to_all(client) {
+            return Begun::No;
+        }
         self.ask_binary(client, parser, bytes);
         let opcode = Some(parser.opcode().byte());
         let head = Head { len: value.start as usize, opcode, ..Head::default() };
@@ -125,7 +138,12 @@ impl Engine {
     }
 
     /// The header of a request in its loud form, with its unique as the lane's server knows it.
-    fn header_for(&self, lane: LaneId, parser: &RequestParser, bytes: &[u8]) -> [u8; HEADER_SIZE] {
+    pub(super) fn header_for(
+        &self,
+        lane: LaneId,
+        parser: &RequestParser,
+        bytes: &[u8],
+    ) -> [u8; HEADER_SIZE] {
         let mut header = *bytes.first_chunk().expect("the header of a complete request is there");
         header[1] = parser.opcode().byte();
         self.untagged_header(lane, &header)
@@ -219,12 +237,17 @@ impl Engine {
             | Opcode::Touch
             | Opcode::Gat
             | Opcode::GatK => {
+                // A reply always has a unique, which is good only where writes are judged by it.
                 let is_read = matches!(opcode, Opcode::Get | Opcode::GetK);
-                let access = if is_read { Access::Read } else { Access::Write };
+                let access = if is_read { Access::Walk } else { Access::Write };
                 let key = parser.key().of(bytes);
                 let plan = self.forward_key(client, key, access, expect, bytes.len());
-                if let Plan::Forward { request, .. } = plan {
+                if let Plan::Forward { lane, request } = plan {
                     self.note_miss(request);
+                    if self.writes_to_all(client) {
+                        let leader = self.lane(lane).server;
+                        self.touch_others(client, leader, Write::Packet(parser, bytes));
+                    }
                 }
                 plan
             }

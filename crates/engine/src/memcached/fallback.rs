@@ -10,6 +10,7 @@ use crate::base::failure::NamedFailure;
 use crate::base::id::{ClientId, RequestId};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
+use crate::request::Request;
 use crate::request::slab::Requests;
 
 /// More than an answer takes beside what a miss has of its own.
@@ -85,6 +86,18 @@ impl Engine {
     ) {
         let failed = Failed { asked: self.request_ctx.asked, expect, miss: b"", failure };
         failed.write(false, out, &mut false);
+    }
+
+    /// Writes what is said of a request that no server has answered.
+    #[cold]
+    pub(super) fn write_failure_of(
+        &self,
+        request: RequestId,
+        failure: &NamedFailure,
+        out: &mut Vec<u8>,
+    ) {
+        let Request { asked, expect, .. } = self.requests[request];
+        Failed { asked, expect, miss: b"", failure }.write(false, out, &mut false);
     }
 
     /// Answers a request that has left its lane without a reply.

@@ -470,7 +470,9 @@ impl Engine {
         let queue_max = backend.limits.server_queue_max;
         let has_large = !backend.large_replies.is_empty()
             && keys.any(|key| backend.large_replies.contains(Mark::of(key)));
+        // Joined ones could not go on with another server.
         let can_join = !has_large
+            && !backend.topology.has_choice(None)
             && (0..split.parts.len()).all(|at| {
                 let found = self.lane_for(client, split.parts[at].server, size);
                 let part = &mut split.parts[at];

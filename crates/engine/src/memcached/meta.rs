@@ -1,11 +1,12 @@
 //! Meta commands.
 
 use cashew_protocol::memcached::{
-    Answer, Expect, KEY_SIZE_MAX, KeyBuf, RequestParser, Reticence, Verb, decode_key,
+    Answer, Expect, KEY_SIZE_MAX, KeyBuf, RequestParser, Reticence, Verb, decode_key, words,
     write_meta_miss,
 };
 use cashew_protocol::redis::Access;
 
+use super::copies::Write;
 use crate::base::id::ClientId;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
@@ -15,6 +16,7 @@ pub(super) const FENCE: &[u8] = b"mn\r\n";
 
 const UNKNOWN_SET: &[u8] = b"SERVER_ERROR the server is too old for ms\r\n";
 const UNKNOWN_FLAG: &[u8] = b"CLIENT_ERROR invalid flag\r\n";
+const UNCOPIED: &[u8] = b"CLIENT_ERROR ms with E cannot be written to all servers of a group\r\n";
 const UNTELLABLE: &[u8] = b"CLIENT_ERROR a key with a line feed cannot be told: ask without it\r\n";
 
 impl Engine {
@@ -42,7 +44,13 @@ impl Engine {
             return Plan::Done;
         }
         let is_quiet = parser.meta().quiet.is_some();
+        let topology = &self.backends[self.backend_of(client)].topology;
+        let (has_choice, writes_to_all) = (topology.has_choice(None), topology.writes_to_all());
         let (access, expect, quiet) = match parser.verb() {
+            Verb::MetaGet if has_choice && access_of_get(parser, bytes) != Access::Read => {
+                let expect = if is_quiet { Expect::MetaQuiet } else { Expect::Meta };
+                (access_of_get(parser, bytes), expect, Reticence::Miss)
+            }
             Verb::MetaGet if is_quiet => (Access::Read, Expect::MetaQuiet, Reticence::Miss),
             Verb::MetaGet => (Access::Read, Expect::Meta, Reticence::Miss),
             Verb::MetaDebug => (Access::Read, parser.expect(), Reticence::Miss),
@@ -62,12 +70,20 @@ impl Engine {
             write_meta_miss(parser.line().of(bytes), &mut self.request_ctx.miss);
         }
         let is_given = parser.expect() == Expect::Answer(Answer::MetaSetGiven);
+        if is_given && writes_to_all {
+            self.answer(client, |out| out.extend_from_slice(UNCOPIED));
+            return Plan::Done;
+        }
         let plan = match is_given {
             true => self.forward_alone(client, key, expect),
             false => self.forward_key(client, key, access, expect, bytes.len() + FENCE.len()),
         };
-        if let Plan::Forward { request, .. } = plan {
+        if let Plan::Forward { lane, request } = plan {
             self.note_miss(request);
+            if writes_to_all && parser.verb() == Verb::MetaGet {
+                let leader = self.lane(lane).server;
+                self.touch_others(client, leader, Write::Text(parser, bytes));
+            }
         }
         plan
     }
@@ -88,6 +104,18 @@ impl Engine {
             return Some(UNKNOWN_SET);
         }
         (is_given && now < unknown.given).then_some(UNKNOWN_FLAG)
+    }
+}
+
+/// What `mg` does: some of its flags change the item. A unique is good only where writes are judged by it.
+fn access_of_get(parser: &RequestParser, bytes: &[u8]) -> Access {
+    let flags = || words(parser.line().of(bytes)).skip(2);
+    if flags().any(|flag| matches!(flag[0], b'N' | b'R' | b'T' | b'E')) {
+        Access::Write
+    } else if flags().any(|flag| flag[0] == b'c') {
+        Access::Walk
+    } else {
+        Access::Read
     }
 }
 

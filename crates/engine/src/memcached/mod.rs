@@ -9,6 +9,7 @@
 mod auth;
 mod binary;
 mod cas_tag;
+mod copies;
 mod fallback;
 mod get_coalescing;
 mod meta;

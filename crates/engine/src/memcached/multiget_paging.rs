@@ -22,10 +22,11 @@ const PART_KEYS_MAX: usize = 4096;
 /// What the values of a part are meant to come to.
 const PART_SIZE: usize = 1 << 20;
 
-/// What a retrieval does: gat changes the expiry.
+/// What a retrieval does: gat changes the expiry. A unique is good only where writes are judged by it.
 pub(super) fn access(verb: Verb) -> Access {
     match verb {
         Verb::Gat | Verb::Gats => Access::Write,
+        Verb::Gets => Access::Walk,
         _ => Access::Read,
     }
 }
@@ -165,6 +166,12 @@ impl Engine {
             let texts = part.iter().map(|key| key.of(bytes));
             match self.place_keys(client, texts, access, &mut split) {
                 Ok(_) => {
+                    if access == Access::Write && self.writes_to_all(client) {
+                        for (key, &owner) in part.iter().zip(&split.owners) {
+                            let server = split.parts[owner as usize].server;
+                            self.touch_key_at_others(client, server, &start, key.of(bytes));
+                        }
+                    }
                     let mut gather = self.gather_with_keys(&split, &part, bytes);
                     gather.is_part = true;
                     let request = FragmentText {

@@ -7,6 +7,7 @@ use cashew_protocol::memcached::{
 use cashew_protocol::redis::Access;
 
 use super::auth::{LOGIN_SIZE_MAX, UNAUTHENTICATED};
+use super::copies::Write;
 use super::get_coalescing::JOINED_KEYS_MAX;
 use super::meta::{FENCE, plain_key};
 use super::multiget_paging::{PART_KEYS, access, behind_space};
@@ -77,15 +78,22 @@ impl Engine {
                     if let Plan::Forward { lane, request } = plan {
                         self.requests[request].is_tagged = self.request_ctx.is_tagged;
                         let names_cas_tags = self.request_ctx.names_cas_tags;
+                        let is_copied = self.writes_to_all(index)
+                            && self.write_to_all(
+                                index,
+                                (lane, request),
+                                Write::Text(parser_of, text),
+                            );
                         let is_untouched = parser_of.noreply().or(parser_of.meta().quiet).is_none()
                             && !names_cas_tags
                             && !is_odd;
-                        if is_untouched && owned && used == 0 && fills(len, buf) {
+                        if !is_copied && is_untouched && owned && used == 0 && fills(len, buf) {
                             parser.reset();
                             self.scratch.memcached.give(parser);
                             return Step::Large { len, lane, request };
                         }
                         match names_cas_tags {
+                            _ if is_copied => {}
                             true => self.send_untagged(lane, request, parser_of, text),
                             false => self.send(lane, request, payload(parser_of, text)),
                         }
@@ -144,6 +152,9 @@ impl Engine {
         let (Some(data), [_], false) = (parser.data(), parser.keys(), parser.is_odd()) else {
             return Begun::No;
         };
+        if self.writes_to_all(client) {
+            return Begun::No;
+        }
         let tail = Tail::Memcached { left: data.len as usize + 2, is_bad: false };
         let quiet = parser.meta().quiet;
         let (cut, _) = edits(parser);
@@ -296,6 +307,9 @@ impl Engine {
         let server = self.route(self.backend_of(client), key, Access::Write);
         let plan = self.forward_to(client, server, expect, text.len());
         self.clients[client].noreply = false;
+        if let Some(server) = server.filter(|_| self.writes_to_all(client)) {
+            self.send_to_others(client, server, (expect, self.request_ctx.asked), &text);
+        }
         match plan {
             Plan::Forward { lane, request } => self.send(lane, request, Payload::Owned(text)),
             Plan::Done | Plan::Wait => self.bufs.give(text),
@@ -307,9 +321,17 @@ impl Engine {
     fn retrieve(&mut self, client: ClientId, parser: &RequestParser, bytes: &[u8]) -> Plan {
         let keys = parser.keys();
         let access = access(parser.verb());
+        let touches = access == Access::Write && self.writes_to_all(client);
+        let head = &bytes[..keys[0].start as usize];
         if let [key] = keys {
             let key = key.of(bytes);
-            return self.forward_key(client, key, access, Expect::Values, bytes.len());
+            let plan = self.forward_key(client, key, access, Expect::Values, bytes.len());
+            if let Plan::Forward { lane, .. } = plan
+                && touches
+            {
+                self.touch_key_at_others(client, self.lane(lane).server, head, key);
+            }
+            return plan;
         }
         if keys.len() > PART_KEYS {
             return self.retrieve_many(client, parser, bytes);
@@ -317,6 +339,12 @@ impl Engine {
         let mut split = std::mem::take(&mut self.scratch.split);
         let placed =
             self.place_keys(client, keys.iter().map(|key| key.of(bytes)), access, &mut split);
+        if touches && placed.is_ok() {
+            for (key, &owner) in keys.iter().zip(&split.owners) {
+                let server = split.parts[owner as usize].server;
+                self.touch_key_at_others(client, server, head, key.of(bytes));
+            }
+        }
         let plan = match placed {
             Ok(Some(server)) => self.forward_to(client, Some(server), Expect::Values, bytes.len()),
             Ok(None) => {
@@ -373,7 +401,7 @@ pub(super) fn edits(parser: &RequestParser) -> (Option<Span>, &'static [u8]) {
 }
 
 /// What is sent of a request that goes to one server.
-fn payload<'b>(parser: &RequestParser, bytes: &'b [u8]) -> Payload<'b> {
+pub(super) fn payload<'b>(parser: &RequestParser, bytes: &'b [u8]) -> Payload<'b> {
     match edits(parser) {
         (Some(cut), _) => Payload::Two(&bytes[..cut.start as usize], &bytes[cut.end()..]),
         (None, b"") => Payload::Bytes(bytes),

@@ -37,6 +37,8 @@ pub(crate) struct Topology {
     classes: ClassReads,
     /// Somebody's reads go by how long servers take to answer.
     is_by_latency: bool,
+    /// All servers of a shard take its writes: the first that can be reached is as good as the primary.
+    writes_to_all: bool,
     /// Names the primary of the shard that has a point, or one of the replicas of the only shard.
     ring: Ring,
     state: TopologyState,
@@ -97,6 +99,7 @@ impl Topology {
             reads,
             is_by_latency: reads == ReadPolicy::By(Reads::Nearest) || classes.has(Reads::Nearest),
             classes,
+            writes_to_all: pool.writes_to_all(),
             ring: Ring::build(pool.distribution, &[], &[]),
             state,
             is_default: false,
@@ -149,7 +152,21 @@ impl Topology {
     }
 
     pub(crate) fn is_on_ring(&self, primary: ServerId) -> bool {
-        self.is_one_shard() || self.live()[primary.index()]
+        let is_live = |server: ServerId| self.live()[server.index()];
+        self.is_one_shard()
+            || is_live(primary)
+            || self.writes_to_all && self.members(primary).any(is_live)
+    }
+
+    /// The servers of the shard that a server is of, the primary first.
+    pub(crate) fn members(&self, server: ServerId) -> impl Iterator<Item = ServerId> + Clone {
+        self.shards[self.shard_of(server)].members()
+    }
+
+    /// Whether what is written goes to all servers of a shard.
+    #[inline]
+    pub(crate) fn writes_to_all(&self) -> bool {
+        self.writes_to_all
     }
 
     /// The shard that a server is of.
@@ -210,7 +227,7 @@ impl Topology {
             }
         };
         let is_ring = self.locate == Locate::Ring;
-        let is_by_primaries = self.reads.is_primary();
+        let is_by_primaries = !self.has_choice(None);
         self.is_default = is_ring
             && is_by_primaries
             && self.ring.needs_hash()
@@ -237,7 +254,7 @@ impl Topology {
     /// command or its client, if that is not the pool's.
     #[inline]
     pub(crate) fn has_choice(&self, own: Option<Reads>) -> bool {
-        !self.policy(own).is_primary()
+        !self.policy(own).is_primary() || self.writes_to_all
     }
 
     /// Whether a read that is not sent may go on with another server: not with the fork's replicas.
@@ -332,13 +349,17 @@ impl Topology {
     ) -> ServerId {
         let shard = &self.shards[id];
         let turn = &self.turns[id.index()];
-        let choice = Choice { shard, live: &self.state.live, is_near: &self.is_near, health, turn };
+        let (live, is_near) = (&*self.state.live, &*self.is_near);
+        let mut choice = Choice { shard, primary: shard.primary, live, is_near, health, turn };
+        if self.writes_to_all {
+            choice.lead();
+        }
         match (access, self.policy(own)) {
             (Access::Read | Access::Walk, ReadPolicy::RingOfReplicas) => {
                 self.replica(&choice, key, rng)
             }
             (Access::Read, ReadPolicy::By(reads)) => choice.by(reads, rng),
-            (Access::Walk | Access::Write | Access::None, _) => shard.primary,
+            (Access::Walk | Access::Write | Access::None, _) => choice.primary,
         }
     }
 

@@ -69,6 +69,8 @@ impl ClassReads {
 /// One choice among the servers of a shard.
 pub(crate) struct Choice<'a, H> {
     pub(crate) shard: &'a Shard,
+    /// Who takes the writes.
+    pub(crate) primary: ServerId,
     /// By server: whether it is not ejected.
     pub(crate) live: &'a [bool],
     /// By server: whether it is in the gateway's zone.
@@ -81,7 +83,7 @@ pub(crate) struct Choice<'a, H> {
 impl<H: Health> Choice<'_, H> {
     /// The server for a read. One that cannot answer is chosen only where no other may.
     pub(crate) fn by(&self, reads: Reads, rng: &mut Rng) -> ServerId {
-        let primary = self.shard.primary;
+        let primary = self.primary;
         match reads {
             Reads::Primary => primary,
             Reads::PreferPrimary if self.is_usable(primary) => primary,
@@ -100,6 +102,13 @@ impl<H: Health> Choice<'_, H> {
         }
     }
 
+    /// Where all take the writes: the first that can be reached is asked in the primary's place.
+    pub(crate) fn lead(&mut self) {
+        let can_lead = |it: &ServerId| self.live[it.index()] && self.health.is_up(*it);
+        let leader = self.members().find(can_lead);
+        self.primary = leader.unwrap_or(self.primary);
+    }
+
     pub(crate) fn is_usable(&self, server: ServerId) -> bool {
         self.live[server.index()]
             && self.health.is_up(server)
@@ -111,7 +120,7 @@ impl<H: Health> Choice<'_, H> {
     }
 
     fn members(&self) -> impl Iterator<Item = ServerId> + Clone {
-        std::iter::once(self.shard.primary).chain(self.replicas())
+        self.shard.members()
     }
 
     fn replica(&self) -> Option<ServerId> {

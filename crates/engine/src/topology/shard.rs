@@ -19,6 +19,11 @@ impl Shard {
         Self { primary: ServerId::new(group.primary), replicas }
     }
 
+    /// The primary first.
+    pub(crate) fn members(&self) -> impl Iterator<Item = ServerId> + Clone {
+        std::iter::once(self.primary).chain(self.replicas.iter().copied())
+    }
+
     /// Has another of its servers take the writes; the one that did so becomes a replica. Any other
     /// server changes nothing.
     pub(crate) fn promote(&mut self, server: ServerId) {

@@ -10,7 +10,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Pool, Server, ServerGroup, TopologyState};
-use cashew_metrics::{MemberState, PoolCounter, WallClock, monotonic_ms};
+use cashew_metrics::{MemberState, PoolCounter, ServerCounter, WallClock, monotonic_ms};
 use rustix::event::PollFlags;
 use tracing::{error, info, warn};
 
@@ -373,6 +373,7 @@ impl Master {
                 cause: state.cause.text().to_owned(),
                 last_error: error.map(|error| error.cause.text().to_owned()),
                 last_error_at: error.map(|error| unix_s(error.at_ms)),
+                writes_missed: segments.sum_server_counter(id, ServerCounter::WritesMissed),
             }
         };
         (0..).zip(&pool.servers).map(status).collect()
