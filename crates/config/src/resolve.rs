@@ -407,6 +407,13 @@ fn resolve_pool(
         replica_reads: replica_reads::resolve(section),
     };
     replica_reads::warn_without_replicas(&pool, section, report);
+    if pool.fail_open_percent < 100 && !pool.auto_eject_hosts {
+        let complaint = Complaint::new("\"fail_open\" has no effect".to_owned());
+        report.warning(
+            section.fail_open.pos,
+            complaint.hint("without \"auto_eject_hosts\" no server is ejected"),
+        );
+    }
     Some(pool)
 }
 
