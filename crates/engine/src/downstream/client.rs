@@ -230,7 +230,7 @@ impl Client {
     }
 
     /// Lists it, under its name, among the clients with something to send.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn mark(
         &mut self,
         conn: ConnId,

@@ -414,7 +414,7 @@ impl Lane {
     }
 
     /// Lists it among the connections with something to send, if it can be written to.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn mark(&mut self, dirty: &mut Fifo<ConnId>) {
         if !self.dirty && matches!(self.link, Link::Handshaking { .. } | Link::Ready { .. }) {
             self.dirty = true;
@@ -423,7 +423,7 @@ impl Lane {
     }
 
     /// Makes sure that a timer fires at that time at the latest.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn arm(&mut self, index: LaneId, at: Time, timers: &mut Timers) {
         if at < self.armed {
             self.armed = at;

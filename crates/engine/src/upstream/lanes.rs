@@ -223,9 +223,12 @@ impl Engine {
             }
         }
         self.record_answered(index);
-        self.lanes[index].trim_sent(&mut self.bufs);
-        if self.lanes[index].refused.is_some() && self.lanes[index].in_flight == 0 {
-            self.stand_down(index);
+        let lane = &self.lanes[index];
+        if !lane.sent.is_empty() || lane.refused.is_some() {
+            self.lanes[index].trim_sent(&mut self.bufs);
+            if self.lanes[index].refused.is_some() && self.lanes[index].in_flight == 0 {
+                self.stand_down(index);
+            }
         }
         let index = if self.brings_large(index) { self.detach_large(index) } else { index };
         if self.lanes[index].is_private {
