@@ -373,15 +373,17 @@ impl EpollDriver {
     }
 
     /// Accepts all that wait, or as many as there are descriptors for.
-    fn drain(&mut self, mut draining: Draining, handler: &mut impl Handler) {
+    fn drain(&mut self, mut draining: Draining, goes_on: bool, handler: &mut impl Handler) {
         loop {
             match draining.accept(ACCEPT_FLAGS) {
                 Drained::Accepted(descriptor) => self.take(draining.id, descriptor, handler),
                 Drained::Empty => return,
                 Drained::Blocked => {
                     handler.accept_blocked(draining.id);
-                    self.draining.push(draining);
-                    self.unpark_at = Some(Instant::now() + PARKED_RETRY);
+                    if goes_on {
+                        self.draining.push(draining);
+                        self.unpark_at = Some(Instant::now() + PARKED_RETRY);
+                    }
                     return;
                 }
             }
@@ -392,7 +394,7 @@ impl EpollDriver {
     #[inline(never)]
     fn drain_all(&mut self, handler: &mut impl Handler) {
         for draining in std::mem::take(&mut self.draining) {
-            self.drain(draining, handler);
+            self.drain(draining, true, handler);
         }
     }
 
@@ -514,9 +516,7 @@ impl Driver for EpollDriver {
                 // Other processes have the socket, too.
                 let _ = epoll::delete(&self.epoll, &socket);
             }
-            if drain {
-                self.drain(Draining::new(id, socket), handler);
-            }
+            self.drain(Draining::new(id, socket), drain, handler);
         }
     }
 

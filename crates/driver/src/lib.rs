@@ -125,10 +125,11 @@ pub trait Driver {
     /// options; TCP_NODELAY should be set.
     fn listen(&mut self, listener: u32, socket: OwnedFd) -> io::Result<()>;
 
-    /// Stops accepting from the sockets of this number and releases them. With `drain`, connections
-    /// that already wait are accepted first, 65,536 at most. Connections that the kernel has
-    /// accepted are reported within this call. Only if `drain` finds no free descriptor are more
-    /// reported later; the socket is then released when none waits any more.
+    /// Stops accepting from the sockets of this number and releases them. Connections that already
+    /// wait are accepted first, 65,536 at most: the kernel wakes one process for a connection, and
+    /// if that was this one, no other that holds the socket would look. All are reported within
+    /// this call. Only with `drain`, if there is no free descriptor, are more reported later; the
+    /// socket is then released when none waits any more.
     fn unlisten(&mut self, listener: u32, drain: bool, handler: &mut impl Handler);
 
     /// Stops accepting and releases the sockets. This closes them only if no other process has

@@ -529,15 +529,17 @@ impl UringDriver {
     }
 
     /// Accepts all that wait, or as many as there are descriptors for.
-    fn drain(&mut self, mut draining: Draining, handler: &mut impl Handler) {
+    fn drain(&mut self, mut draining: Draining, goes_on: bool, handler: &mut impl Handler) {
         loop {
             match draining.accept(SocketFlags::CLOEXEC) {
                 Drained::Accepted(socket) => drop(self.take(draining.id, socket, handler)),
                 Drained::Empty => return,
                 Drained::Blocked => {
                     handler.accept_blocked(draining.id);
-                    self.draining.push(draining);
-                    self.unpark_at = Some(Instant::now() + PARKED_RETRY);
+                    if goes_on {
+                        self.draining.push(draining);
+                        self.unpark_at = Some(Instant::now() + PARKED_RETRY);
+                    }
                     return;
                 }
             }
@@ -696,9 +698,7 @@ impl Driver for UringDriver {
                     other => self.accepted.extend(other),
                 }
             }
-            if drain {
-                self.drain(Draining::new(id, socket), handler);
-            }
+            self.drain(Draining::new(id, socket), drain, handler);
         }
     }
 
@@ -852,7 +852,7 @@ impl Driver for UringDriver {
         self.report_detached(handler);
         if self.unpark_at.is_none() {
             for draining in std::mem::take(&mut self.draining) {
-                self.drain(draining, handler);
+                self.drain(draining, true, handler);
             }
         }
         self.flush(handler);

@@ -35,7 +35,9 @@ contract! {
     lets_the_next_one_close
     listens_at_any_time
     accepts_all_who_wait_before_it_stops_listening
-    leaves_those_who_wait_to_others_that_hold_the_socket
+    leaves_those_who_come_later_to_others_that_hold_the_socket
+    accepts_who_waited_before_it_listens
+    forgets_nobody_when_another_listens_too
     stops_listening_to_one_of_several
     reports_whom_the_kernel_accepted_when_it_stops_listening
 }
@@ -404,7 +406,7 @@ fn accepts_all_who_wait_before_it_stops_listening<D: Driver>(new: fn() -> D) {
     }
 }
 
-fn leaves_those_who_wait_to_others_that_hold_the_socket<D: Driver>(new: fn() -> D) {
+fn leaves_those_who_come_later_to_others_that_hold_the_socket<D: Driver>(new: fn() -> D) {
     let (mut one, mut two) = (Bench::new(new), Bench::new(new));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
@@ -418,6 +420,48 @@ fn leaves_those_who_wait_to_others_that_hold_the_socket<D: Driver>(new: fn() -> 
     assert_eq!(one.linger(), []);
     two.driver.listen(3, listener.into()).unwrap();
     two.until(|recorder| recorder.accepted().len() == 1);
+}
+
+fn accepts_who_waited_before_it_listens<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    bench.linger();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    let _peers: Vec<TcpStream> = (0..5).map(|_| TcpStream::connect(address).unwrap()).collect();
+    bench.driver.listen(1, listener.into()).unwrap();
+    bench.until(|recorder| recorder.accepted().len() == 5);
+}
+
+fn forgets_nobody_when_another_listens_too<D: Driver>(new: fn() -> D) {
+    hand_over_listener(new, new);
+}
+
+#[test]
+fn forgets_nobody_when_a_driver_of_the_other_kind_listens_too() {
+    if has_uring() {
+        hand_over_listener(epoll_driver, uring_driver);
+        hand_over_listener(uring_driver, epoll_driver);
+    }
+}
+
+/// A client comes when two drivers wait for it, of which one is about to stop: that one may be the
+/// only one that the kernel has woken.
+fn hand_over_listener<D: Driver, E: Driver>(old: fn() -> D, new: fn() -> E) {
+    let (mut old, mut new) = (Bench::new(old), Bench::new(new));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    old.driver.listen(1, listener.try_clone().unwrap().into()).unwrap();
+    old.linger();
+    new.driver.listen(1, listener.into()).unwrap();
+    new.linger();
+    let _peers: Vec<TcpStream> = (0..3).map(|_| TcpStream::connect(address).unwrap()).collect();
+    // Connections can be accepted a little later than they are connected.
+    thread::sleep(QUIET);
+    old.driver.unlisten(1, false, &mut old.recorder);
+    let taken = old.recorder.accepted().len();
+    new.until(|recorder| taken + recorder.accepted().len() == 3);
 }
 
 fn stops_listening_to_one_of_several<D: Driver>(new: fn() -> D) {

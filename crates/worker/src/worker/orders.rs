@@ -158,9 +158,8 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    /// Does not use [`Driver::stop_listening`]. Clients that the kernel has accepted already must
-    /// be taken in before the listener's pool is forgotten. Clients that wait at a socket of this
-    /// worker alone are taken in too.
+    /// Does not use [`Driver::stop_listening`]. Clients that the kernel has accepted already, and
+    /// those that wait, must be taken in before the listener's pool is forgotten.
     fn accept_no_more(&mut self) {
         let is_over = |listener: &&u32| !self.unlistened.contains(listener);
         let listeners: Vec<u32> = self.core.listeners.keys().filter(is_over).copied().collect();
@@ -172,6 +171,7 @@ impl<D: Driver> Worker<D> {
     #[inline(never)]
     pub(super) fn begin_shutdown(&mut self) {
         self.core.tick();
+        self.accept_no_more();
         self.driver.stop_listening();
         if !self.is_master_alive {
             // Nobody takes over clients any more.
