@@ -1,5 +1,7 @@
 """What a server refuses to run is sent again, to it or to whoever takes its place: nobody is told."""
 
+import json
+import re
 import threading
 
 import pytest
@@ -58,9 +60,12 @@ class Counters:
         told = [counter.count for counter in self.all]
         wait_until(lambda: all(it.count > before + 20 for it, before in zip(self.all, told)), "they count")
 
+    def check_so_far(self):
+        assert [counter.others[:3] for counter in self.all] == [[]] * len(self.all)
+
     def check(self, server):
         """No error, nothing out of order, and nothing acknowledged lost, nor anything done twice."""
-        assert [counter.others[:3] for counter in self.all] == [[]] * len(self.all)
+        self.check_so_far()
         for counter in self.all:
             assert int(server.call("GET", counter.key)) == counter.count
 
@@ -78,23 +83,66 @@ def group(place, program="redis-server", replicas=1, **options):
     members = ", ".join(f"{HOST}:{replica.port}" for replica in rest)
     line = f"{{name: s1, primary: '{HOST}:{primary.port}', replicas: [{members}]}}"
     options = {"redis": True, "failover_wait": WAIT, "servers": [line], **options}
-    return place.cashew({"alpha": options}, {"worker_processes": 2}), primary, rest
+    gateway = place.cashew({"alpha": options}, {"worker_processes": 2})
+    wait_until(lambda: all(fitness == "fit" for fitness in fitnesses(gateway)), "all are known to be fit")
+    return gateway, primary, rest
+
+
+def fitnesses(gateway):
+    status = json.loads(gateway.order("status", "--json").stdout)
+    return [member["fitness"] for member in status["pools"][0]["members"]] or ["unknown"]
+
+
+def hand_over(primary, replica):
+    assert primary.call("FAILOVER") == "OK"
+    wait_until(lambda: replica.call("ROLE")[0] == b"master", "it is promoted")
+    wait_until(lambda: primary.call("ROLE")[0] == b"slave", "the former one follows")
 
 
 @pytest.mark.parametrize("program", ["redis-server", *newer_servers()],
                          ids=lambda program: str(program).rsplit("/", 1)[-1])
 def test_a_coordinated_failover_under_load_costs_no_error_and_no_write(place, program):
-    """FAILOVER holds writes, hands over, and from then on refuses them as a replica does."""
+    """FAILOVER holds writes, hands over, and from then on refuses them as a replica does. The gateway follows, by
+    what the two servers say, there and back."""
     gateway, primary, [replica] = group(place, program)
-    name = f"{HOST}:{replica.port}"
     with Counters(gateway) as counters:
-        assert primary.call("FAILOVER") == "OK"
-        wait_until(lambda: replica.call("ROLE")[0] == b"master", "it is promoted")
-        wait_until(lambda: primary.call("ROLE")[0] == b"slave", "the former one follows")
-        done = gateway.order("failover", "alpha", name)
-        assert done.returncode == 0, done.stderr
+        hand_over(primary, replica)
+        counters.go_on()
+        counters.check_so_far()
+        hand_over(replica, primary)
+        counters.go_on()
+    counters.check(primary)
+    for one, other in [(primary, replica), (replica, primary)]:
+        # Who follows whom, as the log has it.
+        assert re.search(rf"'s1/{HOST}:{other.port}' is the primary now, no more '\S+:{one.port}': \S+ is a replica of it",
+                         gateway.log()), gateway.log()[-3000:]
+
+
+def test_an_operator_may_name_the_new_primary_as_well(place):
+    gateway, primary, [replica] = group(place)
+    with Counters(gateway) as counters:
+        hand_over(primary, replica)
+        done = gateway.order("failover", "alpha", f"{HOST}:{replica.port}")
+        assert done.returncode == 0 or "is the primary already" in done.stderr, done.stderr
         counters.go_on()
     counters.check(replica)
+
+
+def test_a_server_that_only_claims_to_be_the_primary_is_not_followed(place):
+    """The former primary does not follow it, or it has another history: writes wait, and get the error."""
+    gateway, primary, [replica] = group(place, failover_wait=1500)
+    stranger = place.redis()
+    assert gateway.call("SET", "a", "1") == "OK"
+    wait_until(lambda: replica.call("GET", "a") == b"1", "it has it")
+    replica.call("REPLICAOF", "NO", "ONE")
+    primary.call("REPLICAOF", HOST, stranger.port)
+    wait_until(lambda: primary.call("ROLE")[3] == b"connected", "it follows the stranger")
+    with gateway.connect() as conn:
+        assert conn.error("SET", "a", "2").startswith("READONLY You can't write")
+        primary.call("REPLICAOF", "NO", "ONE")
+        wait_until(lambda: conn.call("SET", "a", "3") == "OK", "it is a primary again")
+    assert replica.call("GET", "a") == b"1"
+    assert primary.call("GET", "a") == b"3"
 
 
 def test_what_a_loading_server_refuses_waits_until_it_has_loaded(place):

@@ -157,6 +157,13 @@ impl Child {
                     state.topology = topology;
                 }
             }
+            ToChild::NotPrimary { pool, server } => {
+                if let Some(Watching { watch, members, .. }) = &mut self.watching {
+                    let now = Instant::now();
+                    watch.suspect(&pool, &server, now);
+                    members.suspect(&pool, now);
+                }
+            }
             other => log_or_warn(other, &descriptors),
         }
         Ok(())
@@ -170,7 +177,8 @@ impl Child {
         let now = Instant::now();
         watch.advance(now);
         members.advance(now);
-        let news: Vec<News> = std::iter::from_fn(|| watch.poll_news()).collect();
+        let mut news: Vec<News> = std::iter::from_fn(|| watch.poll_news()).collect();
+        news.extend(std::iter::from_fn(|| members.poll_news()));
         for news in news {
             self.say(&message(news))?;
         }
@@ -204,6 +212,7 @@ fn message(news: News) -> ToMaster {
             let state = state.name().to_owned();
             ToMaster::Group { pool, server, state, config_epoch, primary, lineage }
         }
+        News::Successor { pool, from, to } => ToMaster::Successor { pool, from, to },
         News::Sentinel { pool, sentinel, failure } => {
             ToMaster::Sentinel { pool, host: sentinel.host, port: sentinel.port, failure }
         }

@@ -104,6 +104,9 @@ pub enum ToChild {
     },
     /// Whether a Sentinel of the pool of that name answers, if that is known: to the admin process.
     Sentinel { pool: String, address: String, is_answering: Option<bool> },
+    /// A server refuses writes as a replica does, which is taken for the primary: ask who is. Pool and server
+    /// by their names: to discovery.
+    NotPrimary { pool: String, server: String },
     /// Set the log level (0..=11 as nutcracker's `-v`).
     LogLevel { level: u8 },
     /// Carries the newly opened log file, which replaces the current one.
@@ -141,6 +144,11 @@ pub enum ToMaster {
         pool: u32,
         server: u32,
         why: String,
+    },
+    /// A server that is taken for a primary refuses writes as a replica does.
+    NotPrimary {
+        pool: u32,
+        server: u32,
     },
     /// An ejected server answered a probe.
     ServerUp {
@@ -204,6 +212,13 @@ pub enum ToMaster {
     /// A session at rest, for another worker. Carries what [`ToChild::Adopt`] does.
     HandOver {
         session: Session,
+    },
+    /// A primary has become the replica of another server of its group, which has its data and takes writes: by
+    /// the names of the pool and of the servers. Only discovery says this.
+    Successor {
+        pool: String,
+        from: String,
+        to: String,
     },
     /// The primary of a group is at another address than the epoch in effect says: the server of that
     /// name, of the pool of that name. Only discovery says this and the next two.

@@ -112,10 +112,7 @@ fn read_report(bytes: &[u8]) -> Option<Report> {
     let replid = |name: &str| replid(find(name)?);
     match find("role")? {
         "master" => {
-            // It is -1 where there is none.
-            let end = find("second_repl_offset").and_then(|offset| offset.parse().ok());
-            let former = replid("master_replid2").zip(end);
-            Some(Report::Primary { replid: replid("master_replid")?, former })
+            Some(Report::Primary { replid: replid("master_replid")?, former: replid_of(info) })
         }
         "slave" => Some(Report::Replica {
             replid: replid("master_replid")?,
@@ -143,10 +140,18 @@ pub(crate) fn member(bytes: &[u8]) -> Option<MemberReport> {
         is_replica,
         replid: replid(find(info, "master_replid")?)?,
         offset: number(if is_replica { "slave_repl_offset" } else { "master_repl_offset" })?,
+        former: replid_of(info).filter(|_| !is_replica),
         link,
         is_syncing: find(info, "master_sync_in_progress") == Some("1"),
         is_loading: false,
     })
+}
+
+/// The history that a primary followed before, and until where.
+fn replid_of(info: &str) -> Option<(String, u64)> {
+    // It is -1 where there is none.
+    let end = find(info, "second_repl_offset")?.parse().ok()?;
+    Some((replid(find(info, "master_replid2")?)?, end))
 }
 
 /// Of `INFO persistence`. Who does not tell does not load.

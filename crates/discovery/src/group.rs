@@ -343,6 +343,15 @@ impl Group {
         self.decide(now);
     }
 
+    /// A worker's writes are refused by the primary that is in effect.
+    pub fn refuses_writes(&mut self, now: Instant) {
+        if self.in_effect == self.primary {
+            let why = "the primary refuses writes as a replica does";
+            self.suspect(why, now);
+        }
+        self.decide(now);
+    }
+
     /// A server has closed its connection, refuses one, or does not answer.
     pub fn server_lost(&mut self, address: &Address, why: &str, now: Instant) {
         let server = self.servers.entry(address.clone()).or_default();

@@ -1,7 +1,7 @@
 //! The connections to the servers of groups, which are asked again and again how far they have come,
 //! and the board that has what they say. It never waits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
@@ -16,6 +16,7 @@ use cashew_protocol::resp::encode::write_command;
 use crate::answer;
 use crate::link::{Fate, Link};
 use crate::replication::{MemberReport, Replication};
+use crate::watch::News;
 
 /// How often servers are asked.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -23,6 +24,8 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const LAG_INTERVAL: Duration = Duration::from_millis(100);
 /// The same where clients wait for replicas to have what they wrote.
 const OFFSET_INTERVAL: Duration = Duration::from_millis(50);
+/// A successor that has not come into effect is named again.
+const NAMED_AGAIN: Duration = Duration::from_secs(1);
 /// How often the board is told that somebody writes it.
 const BEAT_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -33,6 +36,7 @@ pub struct Members {
     /// The board in use, and during a change the next one.
     boards: Vec<Published>,
     beaten_at: Option<Instant>,
+    news: VecDeque<News>,
 }
 
 struct PoolMembers {
@@ -48,6 +52,8 @@ struct PoolMembers {
     moved: Vec<String>,
     /// Something was said that is not published yet.
     is_news: bool,
+    /// When a successor was last named.
+    named_at: Option<Instant>,
 }
 
 struct Member {
@@ -207,6 +213,18 @@ impl Members {
         links.chain(self.pools.iter().map(|pool| pool.due)).min()
     }
 
+    /// What has come about since it was asked last.
+    pub fn poll_news(&mut self) -> Option<News> {
+        self.news.pop_front()
+    }
+
+    /// A worker has found that a server of that pool is no primary: all are asked at once.
+    pub fn suspect(&mut self, pool: &str, now: Instant) {
+        for pool in self.pools.iter_mut().filter(|it| it.name == pool) {
+            pool.due = pool.due.min(now);
+        }
+    }
+
     /// Does all there is to do without waiting.
     pub fn advance(&mut self, now: Instant) {
         if self.pools.is_empty() {
@@ -219,6 +237,9 @@ impl Members {
                 // Before anybody is asked.
                 self.boards.iter().for_each(|board| board.begin(pool));
                 pool.ask(now);
+            }
+            if pool.is_news {
+                pool.name_successors(&mut self.news, now);
             }
             if std::mem::take(&mut pool.is_news) {
                 self.boards.iter().for_each(|board| board.publish(pool));
@@ -268,6 +289,7 @@ impl PoolMembers {
             due: now,
             moved: Vec::new(),
             is_news: true,
+            named_at: None,
         };
         pool.set_groups(groups);
         for group in &mut pool.groups {
@@ -297,6 +319,19 @@ impl PoolMembers {
                 LAG_INTERVAL
             }
             ReadYourWrites::Off | ReadYourWrites::For(_) => INTERVAL,
+        }
+    }
+
+    /// Says which primaries have handed over.
+    fn name_successors(&mut self, news: &mut VecDeque<News>, now: Instant) {
+        if self.named_at.is_some_and(|at| now < at + NAMED_AGAIN) {
+            return;
+        }
+        for group in &self.groups {
+            let Some(to) = group.successor() else { continue };
+            self.named_at = Some(now);
+            let (pool, from, to) = (self.name.clone(), group.primary().to_owned(), to.to_owned());
+            news.push_back(News::Successor { pool, from, to });
         }
     }
 

@@ -19,6 +19,8 @@ pub struct MemberReport {
     pub replid: String,
     /// How far it has come there.
     pub offset: u64,
+    /// Of a primary: that of the one whose replica it was until the offset behind it.
+    pub former: Option<(String, u64)>,
     pub link: Link,
     pub is_syncing: bool,
     pub is_loading: bool,
@@ -49,6 +51,8 @@ struct Member {
     /// The last poll that it has answered.
     polled: u64,
     is_lost: bool,
+    /// How far it had come as a replica in [`Replication::history`], when it said so last.
+    followed: Option<u64>,
 }
 
 /// Servers by their names.
@@ -59,6 +63,8 @@ pub struct Replication {
     /// The primary's history, and positions in it, oldest first.
     replid: Option<String>,
     points: VecDeque<Point>,
+    /// The history of which the primary was the primary by its own word, when it said so last.
+    history: Option<String>,
     begun: u64,
     /// The poll before that.
     begun_before: u64,
@@ -72,6 +78,7 @@ impl Replication {
             members: members.map(|name| (name, Member::default())).collect(),
             replid: None,
             points: VecDeque::new(),
+            history: None,
             begun: 0,
             begun_before: 0,
         }
@@ -96,7 +103,22 @@ impl Replication {
         if self.primary == before.primary {
             self.replid = before.replid.take();
             self.points = std::mem::take(&mut before.points);
+            self.history = before.history.take();
+        } else {
+            let primary = self.members.get(&self.primary).and_then(|it| it.report.as_ref());
+            let history = primary.filter(|it| !it.is_replica).map(|it| it.replid.clone());
+            self.begin_history(history);
         }
+    }
+
+    /// The primary is that of this history from now on, as far as is known.
+    fn begin_history(&mut self, history: Option<String>) {
+        for member in self.members.values_mut() {
+            let report = member.report.as_ref().filter(|it| it.is_replica);
+            let is_of_it = |it: &&MemberReport| Some(&it.replid) == history.as_ref();
+            member.followed = report.filter(is_of_it).map(|it| it.offset);
+        }
+        self.history = history;
     }
 
     /// Of a server at another address nothing is known.
@@ -107,6 +129,7 @@ impl Replication {
         if name == self.primary {
             self.replid = None;
             self.points.clear();
+            self.history = None;
         }
     }
 
@@ -119,8 +142,15 @@ impl Replication {
     pub fn says(&mut self, name: &str, poll: u64, report: Option<MemberReport>) {
         if let (true, Some(report)) = (name == self.primary, &report) {
             self.note_position(poll, report);
+            if !report.is_replica && self.history.as_ref() != Some(&report.replid) {
+                self.begin_history(Some(report.replid.clone()));
+            }
         }
+        let history = self.history.as_ref();
+        let followed = report.as_ref().filter(|it| it.is_replica && Some(&it.replid) == history);
+        let followed = followed.map(|it| it.offset);
         if let Some(member) = self.members.get_mut(name) {
+            member.followed = followed.or(member.followed);
             (member.report, member.polled, member.is_lost) = (report, poll, false);
         }
     }
@@ -156,6 +186,36 @@ impl Replication {
         let is_heard = member.polled > 0 || member.is_lost;
         let is_measurable = name == self.primary || member.is_lost || !self.awaits_primary();
         (is_heard && is_measurable).then(|| self.judge(name, member, rules))
+    }
+
+    /// Who has taken the primary's place, where the primary itself goes by it: it is connected as a replica,
+    /// with the history of a member that is a primary, and that one's history goes on from where the former
+    /// primary's was, as far as it had followed that. So nobody can write to the former one any more, and a
+    /// server that comes back with old data, or with none, is nobody's successor. `None` as well where the
+    /// primary has never said that it is one.
+    pub fn successor(&self) -> Option<&str> {
+        let history = self.history.as_ref()?;
+        let is_current =
+            |it: &Member| !it.is_lost && it.polled > 0 && it.polled >= self.begun_before;
+        let former = self.members.get(&self.primary).filter(|it| is_current(it))?;
+        let former = former.report.as_ref()?;
+        if !former.is_replica || former.link != Link::Up || former.is_syncing {
+            return None;
+        }
+        let succeeds = |name: &str, member: &Member| {
+            let (Some(report), Some(followed)) = (&member.report, member.followed) else {
+                return false;
+            };
+            let goes_on = |(replid, end): &(String, u64)| replid == history && *end >= followed;
+            name != self.primary
+                && is_current(member)
+                && !report.is_replica
+                && !report.is_loading
+                && report.replid == former.replid
+                && report.former.as_ref().is_some_and(goes_on)
+        };
+        let mut members = self.members.iter();
+        members.find(|(name, member)| succeeds(name, member)).map(|(name, _)| name.as_str())
     }
 
     /// Whether the primary is still to say where it is: until then replicas cannot be measured.
@@ -261,10 +321,95 @@ mod tests {
             is_replica: true,
             replid: "one".to_owned(),
             offset,
+            former: None,
             link: Link::Up,
             is_syncing: false,
             is_loading: false,
         })
+    }
+
+    /// The replica "r" is promoted at an offset, and the former primary "p" follows it.
+    fn handed_over(end: u64) -> [(&'static str, MemberReport); 2] {
+        let former = Some(("one".to_owned(), end));
+        let replid = || "two".to_owned();
+        [
+            ("r", MemberReport { replid: replid(), former, ..primary(end).unwrap() }),
+            ("p", MemberReport { replid: replid(), ..replica(end).unwrap() }),
+        ]
+    }
+
+    fn before_it() -> Replication {
+        let mut group = group();
+        group.begin(1);
+        group.says("p", 1, primary(10));
+        group.says("r", 1, replica(10));
+        group.begin(2);
+        group
+    }
+
+    #[test]
+    fn a_primary_that_follows_another_member_has_handed_over_to_it() {
+        let mut group = before_it();
+        let [r, p] = handed_over(11);
+        group.says(r.0, 2, Some(r.1));
+        assert_eq!(group.successor(), None, "a server that says it is a primary is not enough");
+        group.says(p.0, 2, Some(p.1));
+        assert_eq!(group.successor(), Some("r"));
+        // It is in effect.
+        let mut next = Replication::new("r", ["p".to_owned(), "s".to_owned()].into_iter());
+        next.keep(&mut group);
+        assert_eq!(next.successor(), None);
+    }
+
+    #[test]
+    fn nobody_succeeds_whose_history_does_not_go_on() {
+        type Change = fn(&mut MemberReport, &mut MemberReport);
+        let changes: [Change; 8] = [
+            |r, _| r.former = None,
+            |r, _| r.former = Some(("other".to_owned(), 11)),
+            // It had come further than where it says that it branched off.
+            |r, _| r.former = Some(("one".to_owned(), 9)),
+            |r, _| r.replid = "three".to_owned(),
+            |r, _| r.is_loading = true,
+            |_, p| p.link = Link::Down(0),
+            |_, p| p.is_syncing = true,
+            |_, p| p.is_replica = false,
+        ];
+        for change in changes {
+            let mut group = before_it();
+            let [mut r, mut p] = handed_over(11);
+            change(&mut r.1, &mut p.1);
+            group.says(r.0, 2, Some(r.1));
+            group.says(p.0, 2, Some(p.1));
+            assert_eq!(group.successor(), None);
+        }
+    }
+
+    #[test]
+    fn old_words_and_servers_that_were_never_seen_to_follow_count_for_nothing() {
+        let mut group = before_it();
+        let [r, p] = handed_over(11);
+        group.says(r.0, 2, Some(r.1.clone()));
+        group.says(p.0, 2, Some(p.1.clone()));
+        group.lost("r");
+        assert_eq!(group.successor(), None);
+        group.says(r.0, 2, Some(r.1.clone()));
+        group.begin(3);
+        group.begin(4);
+        assert_eq!(group.successor(), None);
+        // The primary has never said that it is one.
+        let mut group = self::group();
+        group.begin(1);
+        group.says(r.0, 1, Some(r.1.clone()));
+        group.says(p.0, 1, Some(p.1.clone()));
+        assert_eq!(group.successor(), None);
+        // The other was never its replica: it began with a copy of the file.
+        let mut group = self::group();
+        group.begin(1);
+        group.says("p", 1, primary(10));
+        group.says(r.0, 1, Some(r.1));
+        group.says(p.0, 1, Some(p.1));
+        assert_eq!(group.successor(), None);
     }
 
     fn fitness_of(group: &Replication, name: &str) -> Fitness {

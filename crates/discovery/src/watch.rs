@@ -45,6 +45,8 @@ pub enum News {
         primary: Option<Address>,
         lineage: Lineage,
     },
+    /// A primary without Sentinels has become the replica of another server of its group: by their names.
+    Successor { pool: String, from: String, to: String },
     /// Whether a Sentinel answers, and why not.
     Sentinel { pool: String, sentinel: Address, failure: Option<String> },
 }
@@ -169,6 +171,18 @@ impl Watch {
                 group.group.put_into_effect(primary, its.config_epoch, &its.lineage, now);
             }
             self.pools.push(watched);
+        }
+    }
+
+    /// A worker has found that a server, which it takes for the primary of a group, is none: all are asked at
+    /// once.
+    pub fn suspect(&mut self, pool: &str, server: &str, now: Instant) {
+        for pool in self.pools.iter_mut().filter(|it| it.settings.name == pool) {
+            for group in pool.groups.iter_mut().filter(|it| it.server == server) {
+                group.group.refuses_writes(now);
+                group.ask_at_once();
+                pool.sentinels.iter_mut().for_each(|sentinel| sentinel.asked_at = None);
+            }
         }
     }
 

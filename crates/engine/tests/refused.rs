@@ -5,7 +5,7 @@ mod world;
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Promoted, TopologyState};
-use cashew_engine::{BackendId, CloseReason, ConnId};
+use cashew_engine::{Action, BackendId, CloseReason, ConnId};
 use cashew_metrics::PoolCounter;
 use world::{World, pool, redis, snapshot};
 
@@ -101,6 +101,34 @@ fn what_is_refused_in_vain_fails_when_its_time_is_up() {
         world.expect(client, if said == LOADING { LOADING } else { READONLY });
         world.assert_idle();
     }
+}
+
+#[test]
+fn the_master_hears_that_a_primary_is_none_and_not_too_often() {
+    let (mut world, client, lane) = one("");
+    let told = |world: &mut World| {
+        let actions = std::mem::take(&mut world.actions);
+        actions.iter().filter(|it| matches!(it, Action::NotPrimary { .. })).count()
+    };
+    world.send(client, redis("SET a 1"));
+    world.received(lane);
+    world.send(lane, LOADING);
+    assert_eq!(told(&mut world), 0);
+    let lane = asked(&mut world, 0, "PING");
+    world.send(lane, "+PONG\r\n");
+    world.received(lane);
+    world.send(lane, READONLY);
+    assert_eq!(told(&mut world), 1);
+    let (mut times, begin) = (0, world.now);
+    while world.now - begin < std::time::Duration::from_millis(500) {
+        if world.connects_to(0) {
+            let lane = world.accept(0);
+            world.send(lane, SLAVE);
+        }
+        world.wait_ms(5);
+        times += told(&mut world);
+    }
+    assert!((2..=5).contains(&times), "{times}");
 }
 
 #[test]

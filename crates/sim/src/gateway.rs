@@ -514,7 +514,8 @@ impl Gateway {
                     self.wishes.push(Wish::Answer { epoch, answer: Answer::Prepared });
                 }
                 Action::Paused { epoch, unfinished } => self.paused(epoch, unfinished, fabric),
-                Action::ServerState { backend, server, .. }
+                Action::NotPrimary { backend, server }
+                | Action::ServerState { backend, server, .. }
                 | Action::ServerHindered { backend, server, .. }
                 | Action::ServerMisfit { backend, server, .. }
                 | Action::ServerRecovered { backend, server } => {

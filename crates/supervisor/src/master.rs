@@ -425,6 +425,14 @@ impl Master {
                     self.rings.server_down(pool, server, why, now);
                 }
             }
+            (ToMaster::NotPrimary { pool, server }, Role::Worker { slot }) => {
+                if let Some((pool, server)) = self.locate(slot, pool, server) {
+                    self.ask_for_primary(pool, server, now);
+                }
+            }
+            (ToMaster::Successor { pool, from, to }, Role::Discovery) => {
+                self.follow_successor(&pool, &from, &to, now);
+            }
             (ToMaster::ServerUp { pool, server }, Role::Worker { slot }) => {
                 if let Some((pool, server)) = self.locate(slot, pool, server) {
                     self.rings.server_up(pool, server, now);
@@ -520,6 +528,7 @@ impl Master {
             (
                 message @ (ToMaster::Held { .. }
                 | ToMaster::ServerDown { .. }
+                | ToMaster::NotPrimary { .. }
                 | ToMaster::ServerUp { .. }
                 | ToMaster::Moved { .. }
                 | ToMaster::Paused { .. }
@@ -536,6 +545,7 @@ impl Master {
             | (
                 message @ (ToMaster::Primary { .. }
                 | ToMaster::Group { .. }
+                | ToMaster::Successor { .. }
                 | ToMaster::Sentinel { .. }),
                 Role::Admin | Role::Worker { .. },
             ) => warn!("unexpected message from {role}: {message:?}"),

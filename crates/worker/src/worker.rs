@@ -423,6 +423,10 @@ impl<D: Driver> Worker<D> {
                     why,
                 });
             }
+            Action::NotPrimary { backend, server } => {
+                let (pool, server) = (backend.number(), server.number());
+                self.outbox.push(ToMaster::NotPrimary { pool, server });
+            }
             Action::Readmit { backend, server } => {
                 self.outbox
                     .push(ToMaster::ServerUp { pool: backend.number(), server: server.number() });

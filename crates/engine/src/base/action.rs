@@ -63,6 +63,11 @@ pub enum Action {
         server: ServerId,
         why: Failure,
     },
+    /// The server is taken for a primary and refuses writes as a replica does. Said every 100 ms at most.
+    NotPrimary {
+        backend: BackendId,
+        server: ServerId,
+    },
     /// The ejected server answered: every worker may take it back. Or it answers that may have been down
     /// while its pool fails open.
     Readmit {

@@ -700,6 +700,7 @@ impl Engine {
                 }
             }
             Action::Eject { backend: pool, server, .. }
+            | Action::NotPrimary { backend: pool, server }
             | Action::Readmit { backend: pool, server } => {
                 match places.server(*pool, *server).filter(|&(pool, _)| in_use(pool)) {
                     Some(place) => {

@@ -21,6 +21,7 @@ use cashew_metrics::{Cause, Evidence, PoolCounter};
 use cashew_protocol::redis::{self, Access, Group, Lookup};
 use cashew_protocol::resp::{Parsed, RequestParser};
 
+use crate::base::action::Action;
 use crate::base::buffer::{LARGE, Output};
 use crate::base::failure::Failure;
 use crate::base::id::{BackendId, ClientId, LaneId, RequestId, ServerId};
@@ -37,6 +38,8 @@ const PACE_MS: u64 = 25;
 const POLL_MS: u64 = 40;
 /// The same as [`PACE_MS`] for a silent server, where an attempt lasts until it is given up.
 const SILENT_PACE_MS: u64 = 250;
+/// So seldom at most it is told that a server refuses writes as a replica does.
+const TELL_AGAIN_MS: u64 = 100;
 /// The memory that workers share is looked at so seldom at most for one server.
 const LOOK_MS: u64 = 1;
 
@@ -403,7 +406,15 @@ impl Engine {
     /// A server answers that it is not fit to serve for now: reads pass it by, and who connects asks first.
     pub(crate) fn note_unfit(&mut self, index: LaneId, why: Failure) {
         let Lane { backend, server, .. } = self.lanes[index];
-        self.server_of(index).failing = true;
+        let now = self.now;
+        let is_in_use = self.backends[backend].is_in_use();
+        let state = self.server_of(index);
+        state.failing = true;
+        let is_told = state.demotion_told_at.is_some_and(|at| now < at.plus_millis(TELL_AGAIN_MS));
+        if why == Failure::ReadOnly && is_in_use && !is_told {
+            state.demotion_told_at = Some(now);
+            self.actions.push_back(Action::NotPrimary { backend, server });
+        }
         self.note_evidence(backend, server, Evidence::Failed(Cause::from(why)));
     }
 }

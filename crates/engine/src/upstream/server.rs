@@ -40,6 +40,8 @@ pub(crate) struct Server {
     pub(crate) misfit_at: Option<Time>,
     /// What it does not know.
     pub(crate) unknown: Unknown,
+    /// When it was last told that it is no primary.
+    pub(crate) demotion_told_at: Option<Time>,
     /// When any bytes came from it last.
     pub(crate) heard_at: Time,
     /// When it was last asked, for no client, whether it answers.
@@ -139,6 +141,7 @@ impl Server {
             hindered_at: None,
             misfit_at: None,
             unknown: Unknown::default(),
+            demotion_told_at: None,
             heard_at: Time::ZERO,
             asked_at: Time::ZERO,
             is_in_doubt: true,

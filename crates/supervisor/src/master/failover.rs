@@ -5,8 +5,10 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use cashew_config::snapshot::{Protocol, ServerGroup};
+use cashew_control::ToChild;
 use cashew_discovery::{Role, role_of};
 use rustix::event::PollFlags;
+use tracing::debug;
 
 use super::{Master, Phase, Source};
 use crate::background_task::BackgroundTask;
@@ -132,6 +134,34 @@ impl Master {
         self.failovers.waiting.push(Waiting { pool, server, reply, until: now + PATIENCE });
         self.deliver_rings(now);
         self.end_failovers(now);
+    }
+
+    /// A worker's server refuses writes as a replica does: discovery asks who is the primary.
+    pub(super) fn ask_for_primary(&mut self, pool: u32, server: u32, now: Instant) {
+        let config = &self.current.snapshot.pools[pool as usize];
+        let (pool, server) = (config.name.clone(), config.servers[server as usize].name.clone());
+        if self.members.contains_key(&crate::child::Role::Discovery) {
+            let message = ToChild::NotPrimary { pool, server };
+            self.post(crate::child::Role::Discovery, message, Vec::new(), now);
+        }
+    }
+
+    /// A primary has become the replica of another server of its group: that one takes the writes.
+    pub(super) fn follow_successor(&mut self, pool: &str, from: &str, to: &str, now: Instant) {
+        let (Ok((at, former)), Ok((_, place))) =
+            (self.place_of(pool, None, from), self.place_of(pool, None, to))
+        else {
+            return;
+        };
+        let is_current = self.rings.primaries(at).values().any(|&primary| primary == former);
+        if self.phase != Phase::Serving || !is_current {
+            return;
+        }
+        let why = format!("'{from}' is a replica of it now");
+        if let Err(why) = self.rings.promote(at, place, why, now) {
+            debug!("pool '{pool}': '{to}' is not made the primary: {why}");
+        }
+        self.deliver_rings(now);
     }
 
     /// Where a pool and its server are in the snapshot. An error says what there is instead. A server

@@ -127,7 +127,8 @@ impl<D: Driver> Worker<D> {
             | ToChild::Start
             | ToChild::Adopt { .. }
             | ToChild::Group { .. }
-            | ToChild::Sentinel { .. }) => {
+            | ToChild::Sentinel { .. }
+            | ToChild::NotPrimary { .. }) => {
                 tracing::warn!("unexpected message from the master: {other:?}");
             }
         }
