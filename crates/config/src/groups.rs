@@ -313,6 +313,7 @@ fn check_policy(
 pub(crate) fn check_writes(
     section: &PoolSection,
     protocol: Protocol,
+    lines: &[At<ServerLine>],
     topology: &Topology,
     report: &mut Report<'_>,
 ) {
@@ -322,6 +323,15 @@ pub(crate) fn check_writes(
         let complaint = Complaint::new("\"cas_uniques: plain\" with writes to all of a group");
         let hint = "servers of a group give different values the same unique: leave it out";
         report.error(section.cas_uniques.pos, complaint.hint(hint));
+    }
+    let group = lines.iter().find(|line| !line.value.replicas.is_empty());
+    if let (true, false, None, Some(group)) =
+        (writes_to_all, is_first, section.timeout.value.0, group)
+    {
+        let complaint =
+            Complaint::new("writes go to all servers of a group, without a \"timeout\"");
+        let hint = "a server that hangs holds them up for ever: for example timeout: 400";
+        report.warning(group.pos, complaint.hint(hint));
     }
     let Some(writes) = &section.writes else { return };
     if (protocol, topology) == (Protocol::Memcached, &Topology::Sharded) {

@@ -353,7 +353,7 @@ fn resolve_pool(
     groups::check(section, lines, protocol, dialect, report);
     let (servers, topology) = groups::resolve(lines, protocol, dialect);
     groups::check_reads(section, lines, &topology, report);
-    groups::check_writes(section, protocol, &topology, report);
+    groups::check_writes(section, protocol, lines, &topology, report);
     sentinel::check_listen(section, listen.as_ref(), context, report);
     let sentinel = sentinel::resolve(section, &servers, dialect, context, report);
     if protocol == Protocol::Redis && dialect == Dialect::Flat {

@@ -29,6 +29,7 @@ use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
 use crate::exchange::flow::{Flow, FlowContext, Step};
 use crate::request::{Own, Role};
+use crate::upstream::backend::Backend;
 
 /// A write on its way to the servers of a group.
 #[derive(Debug)]
@@ -37,7 +38,7 @@ struct Copies {
     sent: Vec<Sent>,
     /// What the others get once the first has done it.
     then: Option<Then>,
-    /// By which servers are meant.
+    /// By which servers are numbered here.
     config: Arc<snapshot::Pool>,
 }
 
@@ -67,7 +68,6 @@ struct Then {
     /// As the client has them, which may be gone.
     variant: u16,
     lane_choice: u16,
-    ring_version: u64,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -91,16 +91,24 @@ impl Copies {
         sent.expect("it sent the attempt").outcome = outcome;
     }
 
+    /// The number that a server has now: a reload may have given it another.
+    fn number_of(&self, server: ServerId, backend: &Backend) -> Option<ServerId> {
+        if Arc::ptr_eq(&self.config, &backend.config) {
+            return Some(server);
+        }
+        let endpoint = &self.config.servers[server.index()].endpoint;
+        let found = backend.config.servers.iter().position(|it| it.endpoint == *endpoint)?;
+        Some(ServerId::new(found as u32))
+    }
+
     /// Gives the others what the first one has done. Returns whether there is something to wait for.
     fn go_on(&mut self, cx: &mut FlowContext<'_>, then: Then) -> bool {
         let backend = cx.backend();
-        let state = &cx.engine.backends[backend];
-        let is_still_meant =
-            Arc::ptr_eq(&self.config, &state.config) && state.ring_version == then.ring_version;
         let Then { text: Unconditional { text, expect, opcode }, variant, lane_choice, .. } = then;
         let opaque = cx.engine.requests[cx.request].asked.opaque;
-        for &server in then.servers.iter().filter(|_| is_still_meant) {
+        for before in then.servers {
             let engine = &mut *cx.engine;
+            let Some(server) = self.number_of(before, &engine.backends[backend]) else { continue };
             match engine.lane_of((backend, server), variant, lane_choice, text.len()) {
                 Ok(lane) => {
                     let last = self.sent.last().map_or(RequestId::NONE, |sent| sent.attempt);
@@ -109,7 +117,7 @@ impl Copies {
                     slot.expect = expect;
                     slot.asked = Asked { opcode, opaque, ..Asked::default() };
                     engine.send(lane, attempt, Payload::Bytes(&text));
-                    self.sent.push(Sent { attempt, server, outcome: Outcome::Open });
+                    self.sent.push(Sent { attempt, server: before, outcome: Outcome::Open });
                 }
                 Err(_) => engine.count_missed(backend, server),
             }
@@ -131,11 +139,12 @@ impl Copies {
             cx.engine.write_failure_of(cx.request, &failure, &mut out);
             return Step::Reply(out);
         };
-        let is_known = Arc::ptr_eq(&self.config, &cx.engine.backends[cx.backend()].config);
-        if is_known && answer.outcome == Outcome::Reply {
+        if answer.outcome == Outcome::Reply {
             let backend = cx.backend();
             for sent in self.sent.iter().filter(|sent| sent.outcome != Outcome::Reply) {
-                cx.engine.count_missed(backend, sent.server);
+                if let Some(server) = self.number_of(sent.server, &cx.engine.backends[backend]) {
+                    cx.engine.count_missed(backend, server);
+                }
             }
         }
         let is_unwanted = cx.engine.requests[answer.attempt].silent;
@@ -229,8 +238,7 @@ impl Engine {
         let then = match self.unconditional(write) {
             Some(text) => {
                 self.clients[client].fenced = true;
-                let ring_version = self.backends[backend].ring_version;
-                Some(Then { text, servers: others, variant, lane_choice, ring_version })
+                Some(Then { text, servers: others, variant, lane_choice })
             }
             None => {
                 for server in others {
