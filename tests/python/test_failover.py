@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from harness import resp, server_lines, wait_until
+from harness import HOST, resp, server_lines, wait_until
+from test_groups import group
 
 KEYS = [f"key:{n}" for n in range(50)]
 
@@ -222,6 +223,82 @@ def test_a_reload_is_compared_with_the_primary_in_force_and_warns_when_it_undoes
     pair.gateway.configure({"alpha": pair.options})
     assert pair.gateway.order("reload").returncode == 0
     assert "WARN" in next(line for line in pair.gateway.log().splitlines() if "is undone" in line)
+
+
+def test_whatever_undoes_a_failover_is_said_loudly(place):
+    # Servers of their own, so that one sees where a key is.
+    a, b, c, alone = (place.redis() for _ in range(4))
+    pool_of = lambda *servers: {"alpha": {"redis": True, "servers": servers}}
+    before = group("s1", a, b, c)
+    gateway = place.cashew(pool_of(before), {"worker_processes": 1})
+
+    def has_writes():
+        assert gateway.call("SET", "key", "v") == "OK"
+        [server] = [server for server in (a, b, c) if server.call("EXISTS", "key")]
+        server.call("DEL", "key")
+        return server
+
+    for after, why in [
+        (group("s1", a, c), "the file has it no more"),
+        (server_lines([a], names=["s1"])[0], "the file has it no more"),
+        (group("s2", a, b, c), "the group has another name in the file"),
+        (group("s1", c, a, b), "the file names another primary"),
+    ]:
+        gateway.configure(pool_of(before))
+        gateway.reload()
+        assert gateway.order("failover", "alpha", "s1", f"{HOST}:{b.port}").returncode == 0
+        assert has_writes() is b
+        gateway.configure(pool_of(after))
+        undone = f"the failover of 's1' to 's1/{HOST}:{b.port}' ({HOST}:{b.port}) is undone, since {why}"
+        logged = gateway.log().count(undone)
+        for arguments in ["--dry-run"], []:
+            assert gateway.log().count(undone) == logged
+            told = gateway.reload(*arguments)
+            assert undone in told and "writes go to" in told, told
+            assert "all keys go to another server" in told and "no key" not in told, told
+        wait_until(lambda: gateway.log().count(undone) == logged + 1, "it is in the log")
+        assert all("WARN" in line for line in gateway.log().splitlines() if undone in line)
+        assert has_writes() is (c if "another primary" in why else a)
+    # What changes nothing in effect: the file names the server that takes the writes.
+    gateway.configure(pool_of(before))
+    gateway.reload()
+    assert gateway.order("failover", "alpha", "s1", f"{HOST}:{b.port}").returncode == 0
+    for after in (group("s1", b, a, c), *server_lines([b], names=["s1"])):
+        gateway.configure(pool_of(after))
+        told = gateway.reload()
+        assert "undone" not in told and "all keys" not in told, told
+        assert has_writes() is b
+    # A pool by another name, beside one that is new.
+    gateway.configure(pool_of(before))
+    gateway.reload()
+    assert gateway.order("failover", "alpha", "s1", f"{HOST}:{b.port}").returncode == 0
+    gateway.configure({
+        "aaa": {"redis": True, "servers": server_lines([alone])},
+        "beta": {"redis": True, "servers": [before]},
+    })
+    for arguments in ["--dry-run"], []:
+        told = gateway.reload(*arguments)
+        assert "is undone, since the pool has another name in the file: writes go to" in told, told
+
+
+def test_a_line_that_becomes_a_group_of_another_primary_moves_all_keys(place):
+    a, b, c = place.redis(), place.redis(), place.redis()
+    pool_of = lambda *servers: {"alpha": {"redis": True, "servers": servers}}
+    gateway = place.cashew(pool_of(*server_lines([a], names=["s1"])), {"worker_processes": 1})
+    assert gateway.call("SET", "key", "v") == "OK"
+    for servers, share in [
+        (group("s1", b, a), "all keys go to another server"),
+        (group("s1", a, b, c), "no key goes to another server"),
+    ]:
+        gateway.configure(pool_of(servers))
+        told = gateway.reload("--dry-run")
+        assert f"pool 'alpha': {share}" in told, told
+    gateway.configure(pool_of(group("s1", a, b)))
+    gateway.reload()
+    gateway.configure(pool_of(group("s1", b, a)))
+    assert "all keys go to another server" in gateway.reload("--dry-run")
+    assert "all keys go to another server" in gateway.reload()
+    assert gateway.call("GET", "key") is None
 
 
 def test_a_server_that_is_no_master_is_refused_unless_forced(pair):

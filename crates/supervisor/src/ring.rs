@@ -219,16 +219,25 @@ impl Rings {
 
     /// The topologies after a switch to these pools, and a line for each failover that it undoes.
     pub(crate) fn foreseen(&self, pools: Vec<RingConfig>) -> (Vec<TopologyState>, Vec<String>) {
-        let mut undone = Vec::new();
-        let topology = |config: RingConfig| {
-            let Some(ring) = self.pools.iter().find(|ring| ring.config.name == config.name) else {
-                return Ring::new(config).topology();
-            };
-            let next = ring.clone().reconfigured(config, self.halted);
-            undone.extend(ring.undone(&next));
-            next.topology()
+        let before = |name: &str| self.pools.iter().find(|ring| ring.config.name == name);
+        let next = |config: RingConfig| match before(&config.name) {
+            Some(ring) => ring.clone().reconfigured(config, self.halted),
+            None => Ring::new(config),
         };
-        (pools.into_iter().map(topology).collect(), undone)
+        let next: Vec<Ring> = pools.into_iter().map(next).collect();
+        let undone = |ring: &Ring| {
+            let is_same = |it: &&Ring| it.config.name == ring.config.name;
+            match next.iter().find(is_same) {
+                Some(same) => ring.undone(&[same]),
+                // It may have another name.
+                None => {
+                    let is_new = |it: &&Ring| before(&it.config.name).is_none();
+                    ring.undone(&next.iter().filter(is_new).collect::<Vec<_>>())
+                }
+            }
+        };
+        let undone = self.pools.iter().flat_map(undone).collect();
+        (next.iter().map(Ring::topology).collect(), undone)
     }
 
     /// Replaces the pools. Servers that stay, by pool name and server name, stay on or off the
@@ -1060,7 +1069,7 @@ mod tests {
         assert!(undone[0].contains("the file names another primary"), "{undone:?}");
         // The one that is promoted becomes the configured one.
         assert_eq!(foreseen(replicated(["a", "b", "c"], 2)), (None, vec![]));
-        assert_eq!(foreseen(pool("beta", ["a"])), (None, vec![]));
+        assert_eq!(foreseen(pool("beta", ["x"])), (None, vec![]));
     }
 
     /// Two shards: one of "a" alone, the other of the rest, of which the first is the primary.
@@ -1073,6 +1082,64 @@ mod tests {
         };
         (0..).zip(&mut config.servers).for_each(of_group);
         RingConfig { groups: BTreeMap::from([(1, group)]), ..config }
+    }
+
+    #[test]
+    fn a_failover_is_undone_by_another_name_too() {
+        let mut rings = Rings::new(vec![grouped(["a", "b", "c", "d"], 0, 1)]);
+        rings.promote(0, 3, "asked for".into(), Instant::now()).unwrap();
+        let why = |configs: Vec<RingConfig>| {
+            let (_, undone) = rings.foreseen(configs);
+            let only = |line: String| {
+                let start = "pool 'alpha': the failover of 's1' to 'd' (d:6379) is undone, since ";
+                line.strip_prefix(start).expect(&line).to_owned()
+            };
+            undone.into_iter().map(only).collect::<Vec<_>>().join("; ")
+        };
+        let renamed = |group: &str, mut config: RingConfig| {
+            config
+                .servers
+                .iter_mut()
+                .filter(|it| it.group == "s1")
+                .for_each(|it| it.group = group.into());
+            config.groups.values_mut().for_each(|it| it.name = group.into());
+            config
+        };
+        let same = || grouped(["a", "b", "c", "d"], 0, 1);
+        assert_eq!(why(vec![same()]), "");
+        assert_eq!(why(vec![pool("beta", ["x"]), same()]), "");
+        assert_eq!(why(vec![grouped(["a", "b", "c", "d", "e"], 0, 1)]), "");
+        // It keeps the writes, alone or by another name.
+        assert_eq!(why(vec![pool("alpha", ["a", "b", "d"])]), "");
+        let to_b = "writes go to 'b' (b:6379)";
+        assert_eq!(
+            why(vec![renamed("s2", same())]),
+            format!("the group has another name in the file: {to_b}")
+        );
+        assert_eq!(
+            why(vec![pool("beta", ["x"]), RingConfig { name: "gamma".into(), ..same() }]),
+            format!("the pool has another name in the file: {to_b}")
+        );
+        assert_eq!(
+            why(vec![grouped(["a", "b", "c"], 0, 1)]),
+            format!("the file has it no more: {to_b}")
+        );
+        assert_eq!(
+            why(vec![pool("alpha", ["a", "b"])]),
+            format!("the file has it no more: {to_b}")
+        );
+        // The group is a line, and the promoted server another one.
+        let mut lines = pool("alpha", ["a", "b", "d"]);
+        (lines.servers[1].name, lines.servers[1].group) = ("s1".into(), "s1".into());
+        let to_b = "writes go to 's1' (b:6379)";
+        assert_eq!(why(vec![lines]), format!("it is not in the group any more: {to_b}"));
+        assert_eq!(
+            why(vec![grouped(["a", "b", "c", "d"], 0, 2)]),
+            "the file names another primary: writes go to 'c' (c:6379)"
+        );
+        // Its servers are gone, or another pool had them already.
+        assert_eq!(why(vec![pool("alpha", ["a"])]), "");
+        assert_eq!(why(vec![]), "");
     }
 
     #[test]

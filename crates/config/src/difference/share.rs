@@ -80,16 +80,6 @@ impl<'a> Places<'a> {
         let next = self.0.len() as u32;
         *self.0.entry(endpoint).or_insert(next)
     }
-
-    /// Of servers that have the same keys, the primary first: what any of them had is there.
-    fn number_of_group(&mut self, members: &[&'a Endpoint]) -> u32 {
-        let known = members.iter().find_map(|member| self.0.get(member).copied());
-        let number = known.unwrap_or(self.0.len() as u32);
-        members.iter().for_each(|&member| {
-            self.0.entry(member).or_insert(number);
-        });
-        number
-    }
 }
 
 /// The mapping of keys to servers.
@@ -120,9 +110,9 @@ impl Map {
             Topology::Sharded | Topology::MasterReplica { .. } => {
                 pool.servers.iter().map(|server| places.number(&server.endpoint)).collect()
             }
+            // Replicas have the keys of their primary, whoever of them answers reads.
             Topology::Groups(groups) => {
-                let members = groups.iter().map(|it| it.members().map(endpoint).collect());
-                members.map(|members: Vec<_>| places.number_of_group(&members)).collect()
+                groups.iter().map(|group| places.number(endpoint(group.primary))).collect()
             }
         };
         let mut on_ring = vec![true; numbers.len()];
@@ -308,7 +298,7 @@ mod tests {
 
     use super::*;
     use crate::difference::tests::{pool, server};
-    use crate::snapshot::{Promoted, Server};
+    use crate::snapshot::{Promoted, Server, ServerGroup};
 
     #[test]
     fn shares_are_those_of_arithmetic() {
@@ -382,6 +372,34 @@ mod tests {
         assert_eq!(moved(&before, &after).unwrap().writes, Share::NONE);
         assert_eq!(moved(&before, &replicated(1, 2)).unwrap().writes, Share::ALL);
         assert_eq!(moved(&replicated(1, 2), &after).unwrap().writes, Share::ALL);
+    }
+
+    fn grouped(primary: u16, replicas: &[u16]) -> Pool {
+        let mut servers = vec![server("s1", primary, 1)];
+        servers.extend(replicas.iter().map(|&it| server(&format!("s1/{it}"), it, 1)));
+        let replicas = (1..servers.len() as u32).collect();
+        let group = ServerGroup { name: "s1".into(), weight: 1, primary: 0, replicas };
+        Pool { topology: Topology::Groups(vec![group]), ..pool("p", servers) }
+    }
+
+    #[test]
+    fn keys_of_a_group_are_at_its_primary() {
+        let line = |at| pool("p", vec![server("s1", at, 1)]);
+        assert_eq!(exact(&line(1), &grouped(1, &[2, 3])), 0.0);
+        assert_eq!(exact(&grouped(1, &[2, 3]), &grouped(1, &[3])), 0.0);
+        assert_eq!(exact(&grouped(1, &[2, 3]), &line(1)), 0.0);
+        assert_eq!(exact(&line(1), &grouped(2, &[1])), 1.0);
+        assert_eq!(exact(&grouped(1, &[2]), &grouped(2, &[1])), 1.0);
+        assert_eq!(exact(&grouped(1, &[2]), &line(2)), 1.0);
+        // Since a failover.
+        let promoted = TopologyState {
+            primaries: vec![Promoted { shard: 0, server: 1 }],
+            ..TopologyState::whole(&grouped(1, &[2]))
+        };
+        let before = grouped(1, &[2]).in_force(&promoted);
+        assert_eq!(exact(&before, &grouped(2, &[1])), 0.0);
+        assert_eq!(exact(&before, &line(2)), 0.0);
+        assert_eq!(exact(&before, &line(1)), 1.0);
     }
 
     #[test]

@@ -39,7 +39,11 @@ pub(crate) struct GroupConfig {
 
 impl GroupConfig {
     fn has(&self, server: u32) -> bool {
-        self.primary == server || self.replicas.contains(&server)
+        self.members().any(|it| it == server)
+    }
+
+    fn members(&self) -> impl Iterator<Item = u32> {
+        std::iter::once(self.primary).chain(self.replicas.iter().copied())
     }
 }
 
@@ -300,38 +304,71 @@ impl Ring {
         self.primaries.iter().map(|(&shard, &primary)| (shard, primary)).filter(is_other).collect()
     }
 
-    /// A line for each group whose promoted server does not take its writes in the next ring.
-    pub(super) fn undone(&self, next: &Self) -> Vec<String> {
+    /// A line for each group whose promoted server does not take its writes in the next ring. `next` is
+    /// the ring of the pool of that name, or those of all pools that are new.
+    pub(super) fn undone(&self, next: &[&Self]) -> Vec<String> {
         let line = |(shard, promoted): (u32, u32)| {
-            let name = &self.config.groups[&shard].name;
+            let (ring, found) =
+                next.iter().find_map(|it| Some((it, it.group_like(self, shard)?)))?;
             let was = &self.config.servers[promoted as usize];
-            let is = next.primary_of(self, shard)?;
-            let is_there = next.config.servers.iter().any(|it| it.endpoint == was.endpoint);
-            let why = match is_there {
-                true => "the file names another primary",
-                false => "the file has it no more",
+            let is = &ring.config.servers[ring.writer_of(&found) as usize];
+            if is.endpoint == was.endpoint {
+                return None;
+            }
+            let GroupConfig { name, primary, .. } = &self.config.groups[&shard];
+            let is_was = |it: u32| ring.config.servers[it as usize].endpoint == was.endpoint;
+            let why = if ring.config.name != self.config.name {
+                "the pool has another name in the file"
+            } else if !ring.config.servers.iter().any(|it| it.endpoint == was.endpoint) {
+                "the file has it no more"
+            } else if !found.members().any(is_was) {
+                "it is not in the group any more"
+            } else if is.endpoint != self.config.servers[*primary as usize].endpoint {
+                "the file names another primary"
+            } else if found.name != *name {
+                "the group has another name in the file"
+            } else {
+                "the server has another name in the file"
             };
-            (is.endpoint != was.endpoint).then(|| {
-                format!(
-                    "pool '{}': the failover of '{name}' to '{}' ({}) is undone, since {why}: writes \
-                     go to '{}' ({})",
-                    self.config.name, was.name, was.endpoint, is.name, is.endpoint
-                )
-            })
+            Some(format!(
+                "pool '{}': the failover of '{name}' to '{}' ({}) is undone, since {why}: writes go to \
+                 '{}' ({})",
+                self.config.name, was.name, was.endpoint, is.name, is.endpoint
+            ))
         };
         self.promoted().into_iter().filter_map(line).collect()
     }
 
-    /// Who takes the writes of what was a group of a former ring. A pool with a master is one group,
+    /// What a group of a former ring is now: the group of its name, or else one that has the address of
+    /// one of its servers. A server alone is a group of one, and a pool with a master is one group,
     /// whatever the master is called.
-    fn primary_of(&self, former: &Self, shard: u32) -> Option<&ServerConfig> {
+    fn group_like(&self, former: &Self, shard: u32) -> Option<GroupConfig> {
         let is_whole = former.config.is_one_shard && self.config.is_one_shard;
-        let name = &former.config.groups[&shard].name;
-        let groups = &self.config.groups;
-        match groups.iter().find(|(_, group)| is_whole || group.name == *name) {
-            Some((shard, _)) => self.config.servers.get(self.primaries[shard] as usize),
-            // Without replicas it is a server alone.
-            None => self.config.servers.iter().find(|it| it.group == *name || it.name == *name),
+        let group = &former.config.groups[&shard];
+        let is_alone = |(server, _): &(u32, &ServerConfig)| self.group_of(*server).is_none();
+        let alone = (0..).zip(&self.config.servers).filter(is_alone).map(|(primary, server)| {
+            GroupConfig { name: server.name.clone(), primary, replicas: Vec::new() }
+        });
+        let mut groups: Vec<GroupConfig> =
+            self.config.groups.values().cloned().chain(alone).collect();
+        let endpoints = |ring: &Self, group: &GroupConfig| -> Vec<Endpoint> {
+            group.members().map(|it| ring.config.servers[it as usize].endpoint.clone()).collect()
+        };
+        let promoted = &former.config.servers[former.primaries[&shard] as usize].endpoint;
+        let former = endpoints(former, group);
+        let is_named = |it: &GroupConfig| is_whole || it.name == group.name;
+        let has_it = |it: &GroupConfig| endpoints(self, it).contains(promoted);
+        let has_one = |it: &GroupConfig| endpoints(self, it).iter().any(|it| former.contains(it));
+        let found = groups.iter().position(is_named);
+        let found = found.or_else(|| groups.iter().position(has_it));
+        let found = found.or_else(|| groups.iter().position(has_one))?;
+        Some(groups.swap_remove(found))
+    }
+
+    fn writer_of(&self, group: &GroupConfig) -> u32 {
+        match self.group_of(group.primary) {
+            Some(shard) => self.primaries[&shard],
+            None => group.primary,
         }
     }
 
