@@ -551,6 +551,7 @@ impl World {
                 | Action::Held { .. }
                 | Action::Eject { .. }
                 | Action::Readmit { .. }
+                | Action::NotPrimary { .. }
                 | Action::Pressed { .. }
                 | Action::HeldBack { .. }
                 | Action::Shed { .. }
