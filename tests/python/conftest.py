@@ -1,6 +1,7 @@
 """Fixtures: a place where a test starts what it needs, and everything stops when it ends."""
 
 import contextlib
+import os
 
 import pytest
 
@@ -12,14 +13,10 @@ LONGEST = ["test_redis_suite", "test_process", "test_failures", "test_resp3", "t
            "test_memcached_suite", "test_languages", "test_memcached_clients"]
 
 
-def pytest_addoption(parser):
-    parser.addoption("--failed-to", metavar="FILE",
-                     help="write there which tests failed: \"once ID\" for those that may be run once more, "
-                          "by themselves, or \"certain ID\"")
-
-
 def pytest_configure(config):
-    path = config.getoption("failed_to")
+    """With CASHEW_FAILED_TO=FILE, writes there which tests failed: `once ID` for those that may be run once
+    more, by themselves, or `certain ID`."""
+    path = os.environ.get("CASHEW_FAILED_TO")
     # Those of other processes come to the one that started them.
     if path and not hasattr(config, "workerinput"):
         config.pluginmanager.register(FailedTests(path))
