@@ -1,7 +1,6 @@
 """Fixtures: a place where a test starts what it needs, and everything stops when it ends."""
 
 import contextlib
-import os
 
 import pytest
 
@@ -11,32 +10,6 @@ from harness import Gateway, Memcached, NUTCRACKER, Redis, remove_directory, tem
 #: Files that take a minute or more: they begin first, lest all wait for one of them in the end.
 LONGEST = ["test_redis_suite", "test_process", "test_failures", "test_resp3", "test_crash",
            "test_memcached_suite", "test_languages", "test_memcached_clients"]
-
-
-def pytest_configure(config):
-    """With CASHEW_FAILED_TO=FILE, writes there which tests failed: `once ID` for those that may be run once
-    more, by themselves, or `certain ID`."""
-    path = os.environ.get("CASHEW_FAILED_TO")
-    # Those of other processes come to the one that started them.
-    if path and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(FailedTests(path))
-
-
-class FailedTests:
-    """Tells tests that may have been short of processor time from those that found something."""
-
-    def __init__(self, path):
-        self.path, self.kinds = path, {}
-
-    def pytest_runtest_logreport(self, report):
-        if report.failed:
-            is_certain = "certain" in report.keywords or "panicked" in report.longreprtext
-            if is_certain or report.nodeid not in self.kinds:
-                self.kinds[report.nodeid] = "certain" if is_certain else "once"
-
-    def pytest_sessionfinish(self):
-        with open(self.path, "w", encoding="utf-8") as file:
-            file.writelines(f"{kind} {test}\n" for test, kind in self.kinds.items())
 
 
 def pytest_collection_modifyitems(items):
