@@ -30,6 +30,10 @@ pub(crate) enum Event {
     Shift,
     /// The configuration changes.
     Reload,
+    /// Another server of a group becomes its primary.
+    Promote,
+    /// A replica gets what its primary has written.
+    Replicate { letter: u32 },
     /// A server recovers, if it has not already.
     Recover { server: u32 },
 }

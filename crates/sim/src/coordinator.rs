@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::Pool;
+use cashew_config::snapshot::{Pool, Promoted, TopologyState};
 use cashew_engine::PoolState;
 
 use crate::random::Random;
@@ -15,7 +15,7 @@ use crate::scenario::{pool_id, server_id};
 #[derive(Clone, Debug)]
 pub(crate) enum Order {
     Hold { pool: u32, version: u64, drain_ms: u64 },
-    Release { pool: u32, version: u64, live: Vec<bool> },
+    Release { pool: u32, version: u64, topology: TopologyState },
     Prepare(Rc<Proposal>),
     Pause { drain_ms: u64 },
     Commit,
@@ -59,22 +59,42 @@ pub(crate) struct Coordinator {
 
 struct State {
     version: u64,
-    live: Vec<bool>,
+    topology: TopologyState,
     /// Gateways that have not confirmed the hold.
     waiting: BTreeSet<u32>,
-    /// The new state of each server in the current change; empty if there is none.
-    change: BTreeMap<u32, bool>,
-    wanted: BTreeMap<u32, bool>,
+    /// The current change; empty if there is none.
+    change: Wanted,
+    wanted: Wanted,
 }
 
 impl State {
-    fn whole(servers: usize) -> Self {
-        Self {
-            version: 0,
-            live: vec![true; servers],
-            waiting: BTreeSet::new(),
-            change: BTreeMap::new(),
-            wanted: BTreeMap::new(),
+    fn of(version: u64, topology: TopologyState) -> Self {
+        let (change, wanted) = (Wanted::default(), Wanted::default());
+        Self { version, topology, waiting: BTreeSet::new(), change, wanted }
+    }
+}
+
+/// What is to be different about a pool's topology.
+#[derive(Default)]
+struct Wanted {
+    /// The new state of each server.
+    live: BTreeMap<u32, bool>,
+    /// The new primary of each shard.
+    primaries: BTreeMap<u32, u32>,
+}
+
+impl Wanted {
+    fn is_empty(&self) -> bool {
+        self.live.is_empty() && self.primaries.is_empty()
+    }
+
+    fn apply(self, topology: &mut TopologyState) {
+        for (server, live) in self.live {
+            topology.live[server as usize] = live;
+        }
+        for (shard, server) in self.primaries {
+            topology.primaries.retain(|promoted| promoted.shard != shard);
+            topology.primaries.push(Promoted { shard, server });
         }
     }
 }
@@ -89,7 +109,8 @@ struct Change {
 
 impl Coordinator {
     pub(crate) fn new(gateways: u32, snapshot: &Snapshot, random: Random) -> Self {
-        let pools = snapshot.pools.iter().map(|pool| State::whole(pool.servers.len())).collect();
+        let whole = |pool| State::of(0, TopologyState::whole(pool));
+        let pools = snapshot.pools.iter().map(whole).collect();
         Self {
             gateways,
             snapshot: snapshot.clone(),
@@ -119,12 +140,31 @@ impl Coordinator {
     pub(crate) fn want(&mut self, pool: u32, server: u32, live: bool) -> Vec<Order> {
         let Some((pool, server)) = self.find(pool, server) else { return Vec::new() };
         let state = &mut self.pools[pool as usize];
-        let coming = state.change.get(&server).copied().unwrap_or(state.live[server as usize]);
+        let now = state.topology.live[server as usize];
+        let coming = state.change.live.get(&server).copied().unwrap_or(now);
         if coming == live {
-            state.wanted.remove(&server);
+            state.wanted.live.remove(&server);
         } else {
-            state.wanted.insert(server, live);
+            state.wanted.live.insert(server, live);
         }
+        self.advance(pool)
+    }
+
+    /// Another server of some group takes its writes from now on.
+    pub(crate) fn promote(&mut self) -> Vec<Order> {
+        let groups = self.snapshot.pools.iter().zip(0..);
+        let groups = groups.flat_map(|(pool, number)| {
+            pool.replicated().into_iter().map(move |(shard, group)| (number, shard, group))
+        });
+        let groups: Vec<_> = groups.collect();
+        if groups.is_empty() {
+            return Vec::new();
+        }
+        let at = self.random.below(groups.len() as u64) as usize;
+        let (pool, shard, ref group) = groups[at];
+        let members: Vec<u32> = group.members().collect();
+        let server = self.random.pick(&members);
+        self.pools[pool as usize].wanted.primaries.insert(shard, server);
         self.advance(pool)
     }
 
@@ -141,7 +181,7 @@ impl Coordinator {
     pub(crate) fn is_whole(&self) -> bool {
         self.change.is_none()
             && self.pools.iter().all(|state| {
-                state.live.iter().all(|&live| live)
+                state.topology.live.iter().all(|&live| live)
                     && state.change.is_empty()
                     && state.wanted.is_empty()
             })
@@ -154,12 +194,10 @@ impl Coordinator {
             return orders;
         }
         if !state.change.is_empty() {
-            for (server, live) in std::mem::take(&mut state.change) {
-                state.live[server as usize] = live;
-            }
+            std::mem::take(&mut state.change).apply(&mut state.topology);
             self.changes += 1;
-            let (version, live) = (state.version, state.live.clone());
-            orders.push(Order::Release { pool, version, live });
+            let (version, topology) = (state.version, state.topology.clone());
+            orders.push(Order::Release { pool, version, topology });
         }
         if !state.wanted.is_empty() && self.change.is_none() {
             state.change = std::mem::take(&mut state.wanted);
@@ -191,7 +229,7 @@ impl Coordinator {
             }
             for (server, live) in pool.servers.iter().zip(&mut state.topology.live) {
                 if let Some((pool, known)) = self.find(pool_id(pool), server_id(server)) {
-                    *live = self.pools[pool as usize].live[known as usize];
+                    *live = self.pools[pool as usize].topology.live[known as usize];
                 }
             }
             state
@@ -248,7 +286,7 @@ impl Coordinator {
         let Proposal { snapshot, states, .. } = proposal;
         let mut wanted = BTreeMap::new();
         for (state, pool) in self.pools.iter().zip(&self.snapshot.pools) {
-            for (&server, &live) in &state.wanted {
+            for (&server, &live) in &state.wanted.live {
                 wanted.insert((pool_id(pool), server_id(&pool.servers[server as usize])), live);
             }
         }
@@ -256,16 +294,12 @@ impl Coordinator {
         self.removed.extend(self.snapshot.pools.iter().map(pool_id).filter(|id| !ids.contains(id)));
         self.pools = states
             .iter()
-            .map(|state| State {
-                version: state.ring_version,
-                live: state.topology.live.clone(),
-                ..State::whole(0)
-            })
+            .map(|state| State::of(state.ring_version, state.topology.clone()))
             .collect();
         self.snapshot = snapshot.clone();
         for ((pool, server), live) in wanted {
             if let Some((pool, server)) = self.find(pool, server) {
-                self.pools[pool as usize].wanted.insert(server, live);
+                self.pools[pool as usize].wanted.live.insert(server, live);
             }
         }
     }

@@ -28,6 +28,10 @@ pub struct Counts {
     pub moved_bytes: u64,
     /// Committed epochs.
     pub epochs: u64,
+    /// Orders that another server of a group takes its writes.
+    pub promotions: u64,
+    /// Reads that a server answered with something older than the last write.
+    pub stale: u64,
     pub faults: u64,
     pub clients: u64,
     /// Executed transactions, and blocking calls that were answered later.
@@ -62,6 +66,8 @@ impl AddAssign for Counts {
         self.moved_bytes += other.moved_bytes;
         self.ring_changes += other.ring_changes;
         self.epochs += other.epochs;
+        self.promotions += other.promotions;
+        self.stale += other.stale;
         self.faults += other.faults;
         self.clients += other.clients;
         self.transactions += other.transactions;

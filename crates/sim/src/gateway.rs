@@ -304,10 +304,12 @@ impl Gateway {
             Order::Hold { pool, version, drain_ms } => {
                 self.engine.handle_hold(BackendId::new(pool), version, drain_ms, now);
             }
-            Order::Release { pool, version, live } => {
+            Order::Release { pool, version, topology } => {
                 let config = &self.snapshot.pools[pool as usize];
-                fabric.oracle.rings.released(config, self.id, version, &live, at);
-                self.engine.handle_release(BackendId::new(pool), version, live.into(), now, at);
+                if fabric.oracle.rings.released(config, self.id, version, &topology, at) {
+                    fabric.oracle.cut_short(self.id, at);
+                }
+                self.engine.handle_release(BackendId::new(pool), version, topology, now, at);
             }
             Order::Prepare(proposal) => {
                 let Proposal { snapshot, states, workers, refused_by } = &*proposal;
@@ -356,7 +358,7 @@ impl Gateway {
         }
         for (pool, state) in snapshot.pools.iter().zip(states) {
             let version = state.ring_version;
-            fabric.oracle.rings.released(pool, self.id, version, &state.topology.live, at);
+            fabric.oracle.rings.released(pool, self.id, version, &state.topology, at);
         }
         self.metrics = Writer::in_memory(snapshot);
         self.engine.handle_commit(self.metrics.clone(), now);
@@ -552,7 +554,7 @@ impl Gateway {
             let next = snapshot.pools.iter().zip(states);
             let mut next = next.filter(|(next, _)| pool_id(next) == pool_id(pool));
             if let Some((next, state)) = next.next()
-                && !fabric.oracle.rings.is_same(next, self.id, &state.topology.live)
+                && !fabric.oracle.rings.is_same(next, self.id, &state.topology)
             {
                 fabric.oracle.rings.held(pool_id(pool), self.id, at);
             }

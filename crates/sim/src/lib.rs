@@ -29,6 +29,7 @@ mod random;
 mod redis_client;
 mod redis_server;
 mod reload;
+mod replication;
 mod request;
 mod rings;
 mod scenario;

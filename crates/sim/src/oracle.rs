@@ -12,7 +12,7 @@ use crate::counts::Counts;
 use crate::meta_server;
 use crate::packet::{self, Packet, TEMPORARY_FAILURE};
 use crate::redis_server::OUT_OF_MEMORY;
-use crate::request::{Answer, Framing, Outcome, Part, Request, SessionParams};
+use crate::request::{Access, Answer, Framing, Outcome, Part, Request, SessionParams};
 use crate::rings::Rings;
 use crate::scenario::Scenario;
 use crate::shape;
@@ -37,6 +37,8 @@ pub(crate) struct Execution<'a> {
     pub(crate) outcome: &'a Outcome,
     /// It was executed by EXEC.
     pub(crate) by_exec: bool,
+    /// The server did not have what was written there last.
+    pub(crate) is_stale: bool,
 }
 
 /// A part of a client's request.
@@ -57,6 +59,8 @@ pub(crate) struct Oracle {
     tight_outputs: bool,
     few_sessions: bool,
     has_faults: bool,
+    /// Clients read what they have written.
+    heeds_writes: bool,
     /// Servers give surprising replies.
     has_surprises: bool,
     /// Connections to servers with a surprising reply: requests there may fail.
@@ -83,8 +87,10 @@ pub(crate) struct Ledger {
     owed: VecDeque<u32>,
     /// Requests in flight by tag and key, with the number of parts not executed.
     tags: BTreeMap<Vec<u8>, (u32, u32)>,
-    /// By server: the last request executed there.
+    /// By server: the last request executed there. Where reads have a choice, of those that write.
     last: BTreeMap<u32, u32>,
+    /// By key.
+    writes: BTreeMap<Vec<u8>, Writes>,
     /// Bytes sent, and read by the gateway.
     sent: u64,
     read: u64,
@@ -97,6 +103,15 @@ pub(crate) struct Ledger {
     is_dropped: bool,
     /// Its correct replies are unknown.
     is_given_up: bool,
+}
+
+/// What has been written for one key.
+#[derive(Clone, Copy, Debug, Default)]
+struct Writes {
+    executed: u64,
+    acknowledged: u64,
+    /// When that was for the last time.
+    at: u64,
 }
 
 struct Entry {
@@ -143,6 +158,7 @@ impl Oracle {
             tight_outputs: scenario.tight_outputs,
             few_sessions: scenario.few_sessions,
             has_faults: scenario.faults.any(),
+            heeds_writes: scenario.heeds_writes,
             has_surprises: scenario.surprises,
             touched: BTreeSet::new(),
             wait_max_us: scenario.universe.iter().map(|pool| scenario.wait_max_us(pool)).collect(),
@@ -163,6 +179,7 @@ impl Oracle {
             owed: VecDeque::new(),
             tags: BTreeMap::new(),
             last: BTreeMap::new(),
+            writes: BTreeMap::new(),
             sent: 0,
             read: 0,
             unread: 0,
@@ -303,6 +320,7 @@ impl Oracle {
         let is_early = is_local || entry.is_batch();
         assert!(entry.read_at <= now || is_early, "{} before it was sent", what());
         let (read_at, access) = (entry.read_at.min(now), entry.request.access);
+        let sent_at = entry.sent_at;
         let read_at = if is_early || entry.is_upload() { entry.sent_at } else { read_at };
         self.counts.uploads += u64::from(entry.is_upload());
         if !is_broadcast {
@@ -312,10 +330,26 @@ impl Oracle {
             let Some(part) = open.next() else { panic!("I1: {} with other data", what()) };
             part.outcome = Some(outcome.clone());
         }
-        if !late {
+        let writes = ledger.writes.entry(key.to_vec()).or_default();
+        if access == Access::Write {
+            writes.executed += u64::from(!outcome.refused);
+        } else if execution.is_stale {
+            self.counts.stale += 1;
+            let is_acknowledged = writes.acknowledged == writes.executed && writes.at <= sent_at;
+            let may_be_stale = !self.heeds_writes || !is_acknowledged;
+            assert!(may_be_stale, "{} without its write, acknowledged at {}", what(), writes.at);
+        }
+        // A read may have gone to what is the primary now before an earlier write did, and one whose server
+        // fails goes to another.
+        let is_ordered = access == Access::Write || !self.rings.has_groups(pool);
+        if !late && is_ordered {
             let last = ledger.last.entry(server).or_default();
             assert!(*last <= index, "I2: {} as its request {index}, after request {last}", what());
             *last = index;
+        }
+        if access == Access::Write && !late && !is_broadcast {
+            let is_superseded = self.rings.is_superseded(pool, gateway, server);
+            assert!(!is_superseded, "{} when another server had its place", what());
         }
         if !is_broadcast {
             let owners = self.rings.owners(pool, gateway, key, access, read_at, now);
@@ -443,6 +477,7 @@ impl Oracle {
             let slowest = &mut self.ledgers[client as usize].slowest_us;
             *slowest = waited.max(*slowest);
             self.check_broadcast(client, index, now);
+            self.note_acknowledged(client, index, now);
             return;
         }
         match &entry.request.answer {
@@ -509,6 +544,16 @@ impl Oracle {
         self.counts.errors += 1;
     }
 
+    fn note_acknowledged(&mut self, client: u32, index: u32, now: u64) {
+        let Ledger { requests, writes, .. } = &mut self.ledgers[client as usize];
+        let request = &requests[index as usize].request;
+        let done = |part: &&Part| part.outcome.as_ref().is_some_and(|outcome| !outcome.refused);
+        for part in request.parts.iter().filter(done).filter(|_| request.access == Access::Write) {
+            let writes = writes.entry(part.key.clone()).or_default();
+            (writes.acknowledged, writes.at) = (writes.acknowledged + 1, now);
+        }
+    }
+
     fn check_broadcast(&self, client: u32, index: u32, now: u64) {
         if self.has_surprises {
             // One server may have executed it and another one reported it.
@@ -538,6 +583,10 @@ impl Oracle {
         let entry = &ledger.requests[index as usize];
         if let Answer::Local(_) = entry.request.answer {
             return false;
+        }
+        // Of a transaction all that follows fails, too.
+        if entry.request.began.is_some_and(|from| self.is_cut_short(client, from, now)) {
+            return true;
         }
         let said = without_server(reply.strip_suffix(b"\r\n").unwrap_or(reply));
         let is_cut = |text: &[u8]| said.ends_with(text);

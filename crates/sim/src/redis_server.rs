@@ -13,6 +13,8 @@ pub(crate) struct RedisServer {
     values: BTreeMap<Place, Vec<u8>>,
     /// How often keys have changed.
     changes: BTreeMap<Place, u64>,
+    /// Where something was written since this was asked for.
+    written: Vec<Place>,
     /// Elements that lists have had.
     elements: u64,
     password: Option<Vec<u8>>,
@@ -28,7 +30,28 @@ impl RedisServer {
     pub(crate) fn new(config: &Pool) -> Self {
         let password = config.redis_auth.as_ref().map(|password| password.as_bytes().to_vec());
         let (values, changes) = (BTreeMap::new(), BTreeMap::new());
-        Self { values, changes, elements: 0, password }
+        Self { values, changes, written: Vec::new(), elements: 0, password }
+    }
+
+    pub(crate) fn value(&self, place: &Place) -> Option<&Vec<u8>> {
+        self.values.get(place)
+    }
+
+    /// As its primary has it.
+    pub(crate) fn put(&mut self, place: Place, value: Option<Vec<u8>>) {
+        match value {
+            Some(value) => drop(self.values.insert(place, value)),
+            None => drop(self.values.remove(&place)),
+        }
+    }
+
+    pub(crate) fn take_written(&mut self) -> Vec<Place> {
+        std::mem::take(&mut self.written)
+    }
+
+    fn note_write(&mut self, place: &Place) {
+        *self.changes.entry(place.clone()).or_default() += 1;
+        self.written.push(place.clone());
     }
 
     pub(crate) fn forget(&mut self) {
@@ -235,7 +258,7 @@ impl RedisServer {
                 None => Outcome::good(nil),
             },
             b"SET" | b"MSET" => {
-                *self.changes.entry(place.clone()).or_default() += 1;
+                self.note_write(&place);
                 self.values.insert(place, payload.unwrap_or_default().to_vec());
                 Outcome::good(OK)
             }
@@ -244,7 +267,7 @@ impl RedisServer {
                 let old = self.values.get(&place).map_or(Some(0), |text| number(text));
                 match old.zip(payload.and_then(number)) {
                     Some((old, by)) => {
-                        *self.changes.entry(place.clone()).or_default() += 1;
+                        self.note_write(&place);
                         let new = old.wrapping_add(by).to_string();
                         self.values.insert(place, new.clone().into_bytes());
                         Outcome::good(format!(":{new}\r\n"))
@@ -257,7 +280,7 @@ impl RedisServer {
                 Outcome::good(format!(":{len}\r\n"))
             }
             b"DEL" | b"UNLINK" => {
-                *self.changes.entry(place.clone()).or_default() += 1;
+                self.note_write(&place);
                 count(self.values.remove(&place).is_some())
             }
             b"EXISTS" | b"TOUCH" => count(self.values.contains_key(&place)),

@@ -5,18 +5,18 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{Pool, Topology};
+use cashew_config::snapshot::{Pool, Reads, ServerGroup, Topology, TopologyState};
 use cashew_placement::{Distribution, Node, Ring};
 
 use crate::request::Access;
 use crate::scenario::{pool_id, server_id};
 
-/// A gateway dispatched requests of a pool by the ring over `live` from `from` to `until`.
+/// A gateway dispatched requests of a pool by this topology from `from` to `until`.
 #[derive(Clone, Debug)]
 pub(crate) struct Reign {
     pub(crate) version: u64,
     pub(crate) config: Rc<Pool>,
-    pub(crate) live: Vec<bool>,
+    pub(crate) topology: TopologyState,
     pub(crate) from: u64,
     pub(crate) until: u64,
 }
@@ -44,9 +44,9 @@ impl Rings {
         let mut rings = Self::default();
         for config in &snapshot.pools {
             let config = rings.keep(config);
-            let live = vec![true; config.servers.len()];
+            let topology = TopologyState::whole(&config);
             let id = pool_id(&config);
-            let first = Reign { version: 0, config, live, from: 0, until: u64::MAX };
+            let first = Reign { version: 0, config, topology, from: 0, until: u64::MAX };
             for gateway in 0..gateways {
                 rings.reigns.insert((id, gateway), vec![first.clone()]);
             }
@@ -74,19 +74,20 @@ impl Rings {
         }
     }
 
-    /// The gateway uses a new ring: no other gateway may still use an old one.
+    /// The gateway uses a new ring: no other gateway may still use an old one. Returns whether other
+    /// servers take writes than before.
     pub(crate) fn released(
         &mut self,
         config: &Pool,
         gateway: u32,
         version: u64,
-        live: &[bool],
+        topology: &TopologyState,
         now: u64,
-    ) {
+    ) -> bool {
         let pool = pool_id(config);
         for (&(of, other), reigns) in &self.reigns {
             let Some(last) = reigns.last().filter(|_| of == pool) else { continue };
-            let is_same = last.live == live && places_alike(&last.config, config);
+            let is_same = last.topology == *topology && places_alike(&last.config, config);
             assert!(
                 last.until <= now || is_same,
                 "I5: gateway {gateway} routes pool {pool} by ring {version} while gateway {other} \
@@ -96,8 +97,12 @@ impl Rings {
         }
         self.held(pool, gateway, now);
         let config = self.keep(config);
-        let reign = Reign { version, config, live: live.to_vec(), from: now, until: u64::MAX };
-        self.reigns.entry((pool, gateway)).or_default().push(reign);
+        let topology = topology.clone();
+        let reign = Reign { version, config, topology, from: now, until: u64::MAX };
+        let reigns = self.reigns.entry((pool, gateway)).or_default();
+        let moves = reigns.last().is_some_and(|last| last.primaries() != reign.primaries());
+        reigns.push(reign);
+        moves
     }
 
     /// The gateway continues with the ring it had.
@@ -111,9 +116,9 @@ impl Rings {
     }
 
     /// Whether the gateway routes by this ring already.
-    pub(crate) fn is_same(&self, config: &Pool, gateway: u32, live: &[bool]) -> bool {
+    pub(crate) fn is_same(&self, config: &Pool, gateway: u32, topology: &TopologyState) -> bool {
         let last = self.of(pool_id(config), gateway).last();
-        last.is_some_and(|last| last.live == live && places_alike(&last.config, config))
+        last.is_some_and(|last| last.topology == *topology && places_alike(&last.config, config))
     }
 
     /// The rings by which a request dispatched between these times may have been routed.
@@ -124,7 +129,14 @@ impl Rings {
 
     /// The number of live servers in each ring that may have been in use.
     pub(crate) fn live_counts(&self, pool: u32, gateway: u32, from: u64, until: u64) -> Vec<usize> {
-        let count = |reign: Reign| reign.live.iter().filter(|&&live| live).count();
+        let is_live = |reign: &Reign, server: u32| reign.topology.live[server as usize];
+        let count = |reign: Reign| match reign.config.topology {
+            Topology::Groups(_) => {
+                let primaries = reign.primaries();
+                primaries.into_iter().filter(|&primary| is_live(&reign, primary)).count()
+            }
+            _ => reign.topology.live.iter().filter(|&&live| live).count(),
+        };
         self.candidates(pool, gateway, from, until).into_iter().map(count).collect()
     }
 
@@ -151,10 +163,19 @@ impl Rings {
     }
 
     fn owners_by(&mut self, reign: &Reign, key: &[u8], access: Access) -> Vec<u32> {
-        let Reign { config, live, .. } = reign;
+        let Reign { config, topology, .. } = reign;
+        let live = &topology.live;
         let all = 0..config.servers.len() as u32;
         match config.topology {
-            Topology::Groups(_) => unreachable!("scenarios have none"),
+            Topology::Groups(_) => {
+                let Some(shard) = self.shard_by(reign, key) else { return Vec::new() };
+                match (access, config.reads) {
+                    (Access::Read, Some(reads)) if reads != Reads::Primary => {
+                        config.shards()[shard].members().collect()
+                    }
+                    _ => vec![reign.primaries()[shard]],
+                }
+            }
             Topology::MasterReplica { master } => match access {
                 Access::Write => vec![master],
                 // Any replica may stand in for another, and the master for all.
@@ -164,21 +185,58 @@ impl Rings {
                 all.filter(|&server| live[server as usize]).collect()
             }
             Topology::Sharded => {
-                let build = |live: &[bool]| {
-                    let nodes: Vec<Node<'_>> = config
-                        .servers
-                        .iter()
-                        .map(|s| Node { name: s.name.as_bytes(), weight: s.weight })
-                        .collect();
-                    Ring::build(config.distribution, &nodes, live)
-                };
-                let ring = self
-                    .built
-                    .entry((Rc::as_ptr(config) as usize, live.clone()))
-                    .or_insert_with_key(|(_, live)| build(live));
-                let point = ring.point(config.hash, config.hash_tag, key);
-                ring.select(point).into_iter().collect()
+                self.shard_by(reign, key).into_iter().map(|shard| shard as u32).collect()
             }
         }
+    }
+
+    /// The shard of a key: the ring knows their names and weights. One that is alone needs no ring.
+    fn shard_by(&mut self, reign: &Reign, key: &[u8]) -> Option<usize> {
+        let config = &reign.config;
+        if config.is_one_shard() {
+            return Some(0);
+        }
+        let is_live = |server: u32| reign.topology.live[server as usize];
+        let live: Vec<bool> = reign.primaries().into_iter().map(is_live).collect();
+        let build = |live: &[bool]| {
+            let shards = config.shards();
+            let nodes: Vec<Node<'_>> = shards
+                .iter()
+                .map(|it| Node { name: it.name.as_bytes(), weight: it.weight })
+                .collect();
+            Ring::build(config.distribution, &nodes, live)
+        };
+        let ring = self
+            .built
+            .entry((Rc::as_ptr(config) as usize, live))
+            .or_insert_with_key(|(_, live)| build(live));
+        ring.select(ring.point(config.hash, config.hash_tag, key)).map(|shard| shard as usize)
+    }
+
+    pub(crate) fn has_groups(&self, pool: u32) -> bool {
+        let is_it = |config: &&Rc<Pool>| pool_id(config) == pool;
+        let config = self.kept.iter().find(is_it);
+        config.is_some_and(|config| matches!(config.topology, Topology::Groups(_)))
+    }
+
+    /// Whether the gateway sends no writes to a server any more that it sent some to before: another one
+    /// has its place.
+    pub(crate) fn is_superseded(&self, pool: u32, gateway: u32, server: u32) -> bool {
+        let Some(last) = self.of(pool, gateway).last() else { return false };
+        let places = 0..last.config.servers.len() as u32;
+        let mut places =
+            places.filter(|&at| server_id(&last.config.servers[at as usize]) == server);
+        matches!(last.config.topology, Topology::Groups(_))
+            && places.next().is_some_and(|place| !last.primaries().contains(&place))
+    }
+}
+
+impl Reign {
+    /// By shard: who takes the writes.
+    fn primaries(&self) -> Vec<u32> {
+        let shards = self.config.shards();
+        let primary =
+            |(shard, group): (u32, &ServerGroup)| self.topology.primary_of(shard, group.primary);
+        (0..).zip(shards.iter()).map(primary).collect()
     }
 }

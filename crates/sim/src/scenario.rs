@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{
     Affinity, CasUniques, CommandPolicy, Endpoint, Global, IoEngine, Limits, Listen, Memcached,
-    PolicyBase, Pool, Protocol, Server, Topology,
+    PolicyBase, Pool, Protocol, ReadYourWrites, Reads, Server, ServerGroup, Topology,
 };
 use cashew_placement::{Distribution, Hash, HashTag};
 
@@ -90,7 +90,7 @@ impl Faults {
     }
 }
 
-/// Changes of the configuration during the run.
+/// Changes of one kind during the run, as of the configuration.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Reloads {
     pub(crate) count: u64,
@@ -128,6 +128,12 @@ pub struct Scenario {
     pub(crate) surprises: bool,
     /// Whether and how gateways hand clients over.
     pub(crate) moves: Option<Moves>,
+    /// Orders that another server of a group takes its writes.
+    pub(crate) promotions: Reloads,
+    /// The longest until a replica has what its primary has executed; 0 if it never has it.
+    pub(crate) replication_lag_max_us: u64,
+    /// Clients are to read what they have written.
+    pub(crate) heeds_writes: bool,
 }
 
 impl Scenario {
@@ -230,6 +236,9 @@ impl Scenario {
             isolation: false,
             surprises: false,
             moves: moves(seed, gateways),
+            promotions: Reloads::default(),
+            replication_lag_max_us: 0,
+            heeds_writes: false,
         }
     }
 
@@ -567,6 +576,71 @@ impl Scenario {
         scenario.snapshot.global.worker_processes = scenario.gateways;
         let gap_max_us = random.pick(&[200, 1_000, 5_000]);
         scenario.moves = Some(Moves { gap_max_us, count_max: 300 });
+        scenario
+    }
+
+    /// Groups of primaries and replicas, of which others become primaries all the time.
+    pub fn groups(seed: u64) -> Self {
+        let mut scenario = Self::of_groups(seed);
+        let mut random = Random::new(seed ^ 0x9e0a_7000_0000_0000);
+        scenario.promotions = Reloads {
+            count: random.range(1, 40),
+            gap_max_us: random.pick(&[2_000, 10_000, 50_000]),
+        };
+        scenario.temper.sessions = random.pick(&[0, 0, 15]);
+        scenario.temper.unsettled = true;
+        scenario
+    }
+
+    /// Groups whose replicas have what is written a while later, and clients that read what they wrote.
+    pub fn replicated(seed: u64) -> Self {
+        let mut scenario = Self::of_groups(seed);
+        let mut random = Random::new(seed ^ 0x9ead_7000_0000_0000);
+        let lag_ms = random.pick(&[1, 5, 30]);
+        scenario.replication_lag_max_us = lag_ms * 1000;
+        scenario.heeds_writes = true;
+        // Data that is lost is no older data.
+        scenario.faults.kinds.retain(|kind| !matches!(kind, Fault::Restart | Fault::Down));
+        scenario.faults.kinds.retain(|kind| *kind != Fault::Unreachable);
+        for pool in &mut scenario.snapshot.pools {
+            pool.auto_eject_hosts = false;
+            pool.replica_reads.read_your_writes = ReadYourWrites::For(lag_ms);
+        }
+        scenario.temper.think_max_us = random.pick(&[100, 2_000, 20_000]);
+        scenario.universe.clone_from(&scenario.snapshot.pools);
+        scenario
+    }
+
+    fn of_groups(seed: u64) -> Self {
+        let mut scenario = Self::of_seed(seed);
+        let mut random = Random::new(seed ^ 0x9e0a_5000_0000_0000);
+        for (index, pool) in scenario.snapshot.pools.iter_mut().enumerate() {
+            pool.protocol = Protocol::Redis;
+            if pool.distribution == Distribution::Random {
+                pool.distribution = Distribution::Ketama;
+            }
+            let count = random.range(1, 3);
+            let mut groups = Vec::new();
+            pool.servers.clear();
+            for number in 0..count {
+                let first = pool.servers.len() as u32;
+                // One has several, at least.
+                let members = random.range(if number == 0 { 2 } else { 1 }, 3) as u32;
+                for at in first..first + members {
+                    pool.servers.push(server(index as u64, at.into()));
+                }
+                groups.push(ServerGroup {
+                    name: format!("g{number}"),
+                    weight: random.range(1, 3) as u32,
+                    primary: first,
+                    replicas: (first + 1..first + members).collect(),
+                });
+            }
+            pool.topology = Topology::Groups(groups);
+            pool.reads = random.percent(80).then(|| random.pick(&Reads::ALL).0);
+            pool.failover_wait_ms = random.pick(&[0, 20, 300]);
+        }
+        scenario.universe.clone_from(&scenario.snapshot.pools);
         scenario
     }
 

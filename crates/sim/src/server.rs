@@ -253,6 +253,13 @@ impl Server {
         true
     }
 
+    /// A copy of what another server of the group has executed.
+    pub(crate) fn copy(&mut self, place: Place, value: Option<Vec<u8>>) {
+        if let Model::Redis(redis) = &mut self.model {
+            redis.put(place, value);
+        }
+    }
+
     /// Reports an execution for a key to the oracle.
     #[expect(clippy::too_many_arguments, reason = "they are those of an execution")]
     fn report(
@@ -267,7 +274,15 @@ impl Server {
     ) {
         let Some(client) = owner_of(key) else { return };
         let now = fabric.clock.now();
+        let place = (self.sessions.get(&conn).map_or(0, |s| s.params.database), key.to_vec());
+        let is_stale = match &self.model {
+            Model::Redis(redis) => {
+                fabric.replication.is_stale(self.pool, &place, redis.value(&place))
+            }
+            Model::Memcached(_) => false,
+        };
         let execution = Execution {
+            is_stale,
             pool: self.pool,
             server: self.index,
             gateway: fabric.network.conn(conn).gateway,
@@ -307,6 +322,12 @@ impl Server {
             Model::Memcached(memcached) => memcached.execute(&input, refuse),
         };
         session.input = input;
+        if let Model::Redis(redis) = &mut self.model {
+            for place in redis.take_written() {
+                let value = redis.value(&place).cloned();
+                fabric.replicate(self.id, place, value);
+            }
+        }
         let owner = owner.or(session.owner);
         let owner = owner.or_else(|| session.blocked.as_ref().and_then(|b| owner_of(&b.key)));
         // A queued command on a shared key has its client in the value.

@@ -13,6 +13,7 @@ use crate::gateway::{Gateway, Input, Wish};
 use crate::network::{Arrival, Network, Peer, Side};
 use crate::oracle::Oracle;
 use crate::random::Random;
+use crate::replication::Replication;
 use crate::request::Access;
 use crate::scenario::{Scenario, pool_id};
 use crate::server::{Health, Server};
@@ -70,6 +71,7 @@ pub(crate) struct Fabric {
     /// Servers give surprising replies, so connections are followed.
     pub(crate) has_surprises: bool,
     pub(crate) wires: Wires,
+    pub(crate) replication: Replication,
     /// Longest request of any client.
     pub(crate) request_size_max: u64,
     /// By the server's number: its pool, and its index there.
@@ -136,6 +138,7 @@ impl<'a> World<'a> {
             cuts: scenario.weather.cuts,
             has_surprises: scenario.surprises,
             wires: Wires::default(),
+            replication: Replication::new(scenario.replication_lag_max_us, &pools),
             request_size_max: 5 * (scenario.temper.value_size_max + 500),
             servers: servers.iter().map(|server| (server.pool, server.index)).collect(),
             random: random.fork(),
@@ -173,6 +176,10 @@ impl<'a> World<'a> {
         if scenario.reloads.count > 0 {
             let at = world.fabric.random.below(scenario.reloads.gap_max_us);
             world.fabric.clock.plan(at, Event::Reload);
+        }
+        if scenario.promotions.count > 0 {
+            let at = world.fabric.random.below(scenario.promotions.gap_max_us);
+            world.fabric.clock.plan(at, Event::Promote);
         }
         if let Some(at) = scenario.drain_at {
             let gateway = world.fabric.random.below(scenario.gateways.into()) as u32;
@@ -308,6 +315,8 @@ impl<'a> World<'a> {
             Event::Fault => self.fault(),
             Event::Shift => self.shift(),
             Event::Reload => self.reload(),
+            Event::Promote => self.promote(),
+            Event::Replicate { letter } => self.copy(letter),
             Event::Recover { server } => {
                 if self.servers[server as usize].health != Health::Well {
                     self.recover(server as usize);
@@ -462,6 +471,19 @@ impl<'a> World<'a> {
         self.fabric.clock.plan(now + gap, Event::Reload);
         let orders = self.coordinator.reload(&self.scenario.universe);
         self.reloads += u64::from(!orders.is_empty());
+        self.send(orders);
+    }
+
+    fn promote(&mut self) {
+        let promotions = self.scenario.promotions;
+        let promoted = self.fabric.oracle.counts.promotions;
+        if self.healed || promoted >= promotions.count {
+            return;
+        }
+        self.fabric.oracle.counts.promotions += 1;
+        let gap = self.fabric.random.below(promotions.gap_max_us);
+        self.fabric.clock.plan(self.fabric.clock.now() + gap, Event::Promote);
+        let orders = self.coordinator.promote();
         self.send(orders);
     }
 
