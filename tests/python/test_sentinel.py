@@ -538,10 +538,11 @@ def test_reload_and_upgrade_keep_what_sentinels_have_said(place, binary):
     text = metrics(gateway)
     assert 'cashew_group_primary_info{pool="alpha",server="s1",address="%s:%d"} 1' % (HOST, newer.port) in text
     assert 'cashew_group_switches_total{pool="alpha",server="s1"} 1' in text
+    ups = lambda: [it["up"] for it in gateway.stats()["cashew"]["sentinels"]]
+    wait_until(lambda: ups() == [1, 1, 1], "all their words count")
     told = gateway.stats()["cashew"]
     assert told["groups"][0]["primary"] == f"{HOST}:{newer.port}"
     assert told["groups"][0]["config_epoch"] == group_status(gateway)["config_epoch"] > 0
-    assert [it["up"] for it in told["sentinels"]] == [1, 1, 1]
 
 
 def promote_unheard(group, gateway):

@@ -183,15 +183,15 @@ impl Engine {
         }
     }
 
-    /// Another server takes a primary's place. What is still on its way there fails, and so do open
-    /// transactions: nobody is told that the former one has executed it. What was not sent goes to the new one.
+    /// Another server takes a primary's place. What is still on its way there fails, so that nobody is told
+    /// that the former one has executed it; what was not sent goes to the new one.
     fn supersede(&mut self, backend: BackendId, old: ServerId, new: ServerId) {
         let state = &self.backends[backend].servers[old];
         let own: Vec<LaneId> = state.own_lanes().collect();
         let private = state.session_lanes.iter().chain(&state.streaming_lanes);
-        let is_used = |lane: &Lane| lane.lease != ClientId::NONE || lane.unsent > 0;
-        let private = private.copied().filter(|&it| is_used(self.lane(it)) || self.may_execute(it));
-        let private: Vec<LaneId> = private.collect();
+        // Of transactions that rest there the lease ends: see `invalidate_leases`.
+        let may_reach_it = |lane: LaneId| self.lane(lane).unsent > 0 || self.may_execute(lane);
+        let private: Vec<LaneId> = private.copied().filter(|&it| may_reach_it(it)).collect();
         for &lane in &own {
             if self.may_execute(lane) {
                 self.cut_lane(lane, Failure::Replaced);
