@@ -29,6 +29,8 @@ pub(crate) struct ServerLine {
     pub(crate) name: String,
     pub(crate) endpoint: Endpoint,
     pub(crate) weight: u32,
+    /// Whether it is a section with a primary, maybe without replicas.
+    pub(crate) is_group: bool,
     /// What Sentinels call the group that it stands for.
     pub(crate) group: Option<String>,
     pub(crate) zone: Option<String>,
@@ -76,7 +78,8 @@ impl ServerLine {
         let weight = parse_weight(weight).map_err(|c| c.offset(weight_offset))?;
         let name = name.map_or(default_name, str::to_owned);
         check_name("server", &name)?;
-        Ok(Self { name, endpoint, weight, group: None, zone: None, replicas: Vec::new() })
+        let (is_group, group, zone, replicas) = (false, None, None, Vec::new());
+        Ok(Self { name, endpoint, weight, is_group, group, zone, replicas })
     }
 }
 

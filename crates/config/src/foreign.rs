@@ -7,7 +7,7 @@ use crate::section::Section;
 use crate::tree::{Kind, Node};
 
 /// Beginnings of other programs' options, and the equivalents here.
-const OPTIONS: [(&[&str], &str); 9] = [
+const OPTIONS: [(&[&str], &str); 10] = [
     (
         &["tls", "ssl"],
         "connections are not encrypted here; a TLS proxy such as stunnel can stand in front of the \
@@ -18,6 +18,7 @@ const OPTIONS: [(&[&str], &str); 9] = [
         "a pool has \"sentinels: [host:port, …]\", and among its servers groups like \
          \"- {name: s1, sentinel: mymaster}\"",
     ),
+    (&["master", "slave"], "a group is \"{name: s1, primary: host:port, replicas: [host:port]}\""),
     (
         &["cluster"],
         "the slots of Redis Cluster are not known here; the servers of a pool share its keys by \
@@ -114,6 +115,8 @@ pub(crate) fn server_section(entries: &[(At<String>, Node)]) -> Complaint {
     let complaint = Complaint::new("option \"servers\": a server is a line of text, not a section");
     match line_of(entries) {
         Some(line) => complaint.hint(format!("write \"- {line}\"")),
+        None if entries.is_empty() => complaint
+            .hint("expected host:port:weight [name], or a group with \"name\" and \"primary\""),
         None => complaint.hint("expected host:port:weight [name] or /path:weight [name]"),
     }
 }

@@ -1,6 +1,7 @@
 //! Groups among the servers of a pool: a primary and its replicas.
 
 use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 
@@ -31,6 +32,10 @@ impl Value for MemberAddress {
         if let Some(complaint) = foreign::url(text, "server", "") {
             return Err(complaint);
         }
+        if let Some((before, _)) = text.strip_prefix('/').and_then(|path| path.split_once(':')) {
+            return Err(Complaint::new(format!("\"{text}\" has a \":\" in its path"))
+                .hint(format!("the weight is the group's: expected /path, such as /{before}")));
+        }
         if text.starts_with('/') {
             return unix_path(text).map(|path| Self(Endpoint::Unix(path)));
         }
@@ -46,12 +51,15 @@ impl Value for MemberAddress {
             let hint = "the weight is the group's: expected host:port";
             return Err(malformed().hint(hint));
         }
+        if host == "*" {
+            return Err(malformed().hint("\"*\" is every address: that is for \"listen\""));
+        }
         let port = parse_port(port).map_err(|c| c.offset(host.chars().count() + 1))?;
         Ok(Self(Endpoint::Tcp { host: parse_host(host)?.to_owned(), port }))
     }
 
     fn schema() -> Schema {
-        json_schema!({ "type": "string", "pattern": "^(/.+|.+:0*[1-9][0-9]*)$" })
+        json_schema!({ "type": "string", "pattern": "^(/[^:]+|[^/].*:0*[1-9][0-9]*)$" })
     }
 
     fn describe() -> String {
@@ -142,9 +150,16 @@ impl Value for Members {
     }
 }
 
-/// Whether a server that is given as a section is meant to be a group.
+/// Whether a server that is given as a section is meant to be a group: it has servers, or nothing but
+/// what groups have.
 pub(crate) fn is_group(entries: &[(At<String>, Node)]) -> bool {
-    entries.iter().any(|(key, _)| nearest(&key.value, ["primary", "replicas"]).is_some())
+    let is_one_of = |(key, _): &(At<String>, Node), known: &[&str]| {
+        nearest(&key.value, known.iter().copied()).is_some()
+    };
+    let servers = ["primary", "replicas", "master", "slaves"];
+    let has_servers = entries.iter().any(|entry| is_one_of(entry, &servers));
+    has_servers
+        || !entries.is_empty() && entries.iter().all(|it| is_one_of(it, &["name", "weight"]))
 }
 
 pub(crate) fn schema() -> Schema {
@@ -157,6 +172,7 @@ pub(crate) fn read(node: &Node, report: &mut Report<'_>) -> Option<ServerLine> {
     let (name, primary) = (section.name?, section.primary?);
     check_name("group", &name.value.0).map_err(|c| report.error(name.pos, c)).ok()?;
     Some(ServerLine {
+        is_group: true,
         name: name.value.0,
         endpoint: primary.value.endpoint,
         zone: primary.value.zone,
@@ -180,6 +196,15 @@ pub(crate) fn check(
     dialect: Dialect,
     report: &mut Report<'_>,
 ) {
+    let is_group = |line: &At<ServerLine>| line.value.is_group;
+    let master = lines.iter().find(|line| line.value.name == MASTER);
+    if let (Dialect::Sectioned, Protocol::Redis, true, Some(line)) =
+        (dialect, protocol, lines.len() > 1 && lines.iter().any(is_group), master)
+    {
+        let complaint = Complaint::new("a server named \"master\" cannot be beside groups")
+            .hint("it would have the other servers as its replicas: give it another name");
+        report.error(line.pos, complaint);
+    }
     let has_replicas = |line: &&At<ServerLine>| !line.value.replicas.is_empty();
     let Some(first) = lines.iter().find(has_replicas) else { return };
     let servers: usize = lines.iter().map(|line| 1 + line.value.replicas.len()).sum();
@@ -187,14 +212,6 @@ pub(crate) fn check(
         let pos = section.servers.as_ref().map_or(first.pos, |servers| servers.pos);
         let complaint = Complaint::new(format!("{servers} servers are too many for one pool"));
         report.error(pos, complaint.hint(format!("at most {SERVERS_MAX}")));
-    }
-    let master = lines.iter().find(|line| line.value.name == MASTER);
-    if let (Dialect::Sectioned, Protocol::Redis, true, Some(line)) =
-        (dialect, protocol, lines.len() > 1, master)
-    {
-        let complaint = Complaint::new("a server named \"master\" cannot be beside groups")
-            .hint("it would have the other servers as its replicas: give it another name");
-        report.error(line.pos, complaint);
     }
     check_names(lines, report);
     check_addresses(lines, report);
@@ -346,7 +363,10 @@ pub(crate) fn address_of(endpoint: &Endpoint) -> String {
     match (numeric_address(endpoint), endpoint) {
         (Some(address), _) => address.to_string(),
         (None, Endpoint::Tcp { host, port }) => format!("{}:{port}", host.to_ascii_lowercase()),
-        (None, Endpoint::Unix(path)) => path.display().to_string(),
+        // Without what is doubled or stands for the same directory.
+        (None, Endpoint::Unix(path)) => {
+            path.components().collect::<PathBuf>().display().to_string()
+        }
     }
 }
 

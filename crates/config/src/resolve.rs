@@ -473,10 +473,15 @@ fn memcached(section: &PoolSection, context: &Context<'_>, report: &mut Report<'
 }
 
 fn warn_of_flat_master(lines: &[At<ServerLine>], report: &mut Report<'_>) {
-    if let Some(line) = lines.iter().find(|line| line.value.name == MASTER && lines.len() > 1) {
-        let complaint = Complaint::new("this server holds a share of the keys like any other")
-            .hint("put the pools under \"pools:\" to make it the master of the other servers");
-        report.warning(line.pos, complaint);
+    let is_master = |line: &&At<ServerLine>| line.value.name == MASTER && !line.value.is_group;
+    if let Some(line) = lines.iter().find(|line| is_master(line) && lines.len() > 1) {
+        let complaint = Complaint::new("this server holds a share of the keys like any other");
+        // Under "pools:" there can be no master beside groups.
+        let hint = match lines.iter().any(|line| line.value.is_group) {
+            true => "a group says who has replicas: {primary: host:port, replicas: [host:port]}",
+            false => "put the pools under \"pools:\" to make it the master of the other servers",
+        };
+        report.warning(line.pos, complaint.hint(hint));
     }
 }
 

@@ -120,6 +120,7 @@ pub(crate) fn read_group(node: &Node, report: &mut Report<'_>) -> Option<ServerL
     let checked = check_name("server", &name.value.0).map_err(|c| report.error(name.pos, c));
     let checked_master = check_master(&master.value.0).map_err(|c| report.error(master.pos, c));
     (checked.is_ok() && checked_master.is_ok()).then(|| ServerLine {
+        is_group: false,
         name: name.value.0,
         endpoint: Endpoint::unknown(),
         weight: section.weight.value.0 as u32,
