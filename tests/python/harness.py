@@ -1009,3 +1009,24 @@ class FullListener:
     def close(self):
         for end in (*self.fillers, self.listener):
             end.close()
+
+
+class Talker(threading.Thread):
+    """A client that talks all the time while a `with` lasts; `run` says what, until `stopped` is set."""
+
+    def __init__(self, gateway):
+        super().__init__()
+        self.gateway, self.stopped, self.count = gateway, threading.Event(), 0
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stopped.set()
+        self.join()
+
+    def go_on(self, requests=50):
+        before = self.count
+        wait_until(lambda: self.count > before + requests or not self.is_alive(), "it goes on")
+        assert self.is_alive()

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from harness import HOST, ReplyError, free_port, server_lines, wait_until
+from harness import HOST, ReplyError, Talker, free_port, server_lines, wait_until
 
 KEYS = [f"{n}:key" for n in range(60)]
 
@@ -43,13 +43,12 @@ def pool(*servers, **options):
     return {"alpha": {"redis": True, "servers": servers, **options}}
 
 
-class Load(threading.Thread):
+class Load(Talker):
     """Writes and reads all the time, and keeps the errors."""
 
     def __init__(self, gateway, seed):
-        super().__init__()
-        self.gateway, self.seed = gateway, seed
-        self.stopped, self.count, self.bad = threading.Event(), 0, []
+        super().__init__(gateway)
+        self.seed, self.bad = seed, []
 
     def run(self):
         with self.gateway.connect() as conn:
@@ -62,18 +61,6 @@ class Load(threading.Thread):
                 except ReplyError as error:
                     self.bad.append(error)
                 self.count += 1
-
-    def __enter__(self):
-        self.start()
-        return self
-
-    def __exit__(self, *_):
-        self.stopped.set()
-        self.join()
-
-    def go_on(self):
-        before = self.count
-        wait_until(lambda: self.count > before + 50, "it goes on")
 
 
 def keys_of(server):

@@ -4,14 +4,13 @@ import base64
 import random
 import re
 import struct
-import threading
 
 import pytest
 
 import test_memcached_binary as binary
 import test_memcached_meta as meta
 import test_memcached_raw as raw
-from harness import HOST, cut, server_lines, wait_until
+from harness import HOST, Talker, cut, server_lines, wait_until
 
 KEYS = [b"%d:key" % n for n in range(60)]
 
@@ -169,14 +168,13 @@ def test_lines_become_groups_and_no_key_moves_and_no_request_fails(place, distri
     assert [held(copies[at]) for at in (1, 2)] == before[1:]
 
 
-class Reader(threading.Thread):
+class Reader(Talker):
     """Reads keys whose values are known all the time, and keeps whatever else comes back."""
 
     def __init__(self, gateway, keys, value, misses=False, noise=b""):
-        super().__init__()
-        self.gateway, self.keys, self.value, self.misses = gateway, keys, value, misses
-        self.noise = noise
-        self.stopped, self.count, self.bad, self.foreign = threading.Event(), 0, [], []
+        super().__init__(gateway)
+        self.keys, self.value, self.misses, self.noise = keys, value, misses, noise
+        self.bad, self.foreign = [], []
 
     def expected(self, key):
         return self.value or b"value of %b" % key
@@ -202,19 +200,6 @@ class Reader(threading.Thread):
                 elif not self.misses:
                     self.bad.append(b"a miss of " + key)
                 self.count += 1
-
-    def __enter__(self):
-        self.start()
-        return self
-
-    def __exit__(self, *_):
-        self.stopped.set()
-        self.join()
-
-    def go_on(self, requests=50):
-        before = self.count
-        wait_until(lambda: self.count > before + requests or not self.is_alive(), "it goes on")
-        assert self.is_alive()
 
 
 READERS = {
