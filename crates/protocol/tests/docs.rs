@@ -263,7 +263,7 @@ fn memcached(verb: Verb) -> (&'static str, &'static str) {
         Verb::Delete | Verb::Incr | Verb::Decr | Verb::Touch => ("write", "forwarded"),
         Verb::FlushAll => ("write", "to every server in the ring, one answer"),
         Verb::Verbosity => ("–", "to every server in the ring, one answer"),
-        Verb::Version => ("–", "the answer of the first server in the ring"),
+        Verb::Version => ("–", "the answer of one server in the ring, as `reads` has it"),
         Verb::Quit => ("–", "closes after all pending replies"),
         Verb::MetaGet => ("read", "forwarded"),
         Verb::MetaSet | Verb::MetaDelete | Verb::MetaArithmetic => ("write", "forwarded"),
