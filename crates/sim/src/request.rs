@@ -146,6 +146,11 @@ impl Request {
         }
     }
 
+    /// Whether the gateway counts it as a guess.
+    pub(crate) fn is_wrong_password(&self) -> bool {
+        matches!(&self.answer, Answer::Local(reply) if reply.starts_with(b"-WRONGPASS "))
+    }
+
     /// What is known of a part's share of the reply.
     pub(crate) fn share<'p>(&self, part: &'p Part) -> Option<&'p Outcome> {
         if self.by_wire { part.told.as_ref() } else { part.outcome.as_ref() }

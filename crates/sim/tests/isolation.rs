@@ -10,3 +10,9 @@ use seeds::{play, range};
 fn slow_servers_and_clients_slow_nobody_else_down() {
     play(range(40), |seed| run(&Scenario::isolation(seed)));
 }
+
+/// Its second client guesses four passwords and is slowed down for that, which is no fault of the others.
+#[test]
+fn who_guesses_passwords_slows_itself_down() {
+    run(&Scenario::isolation(173));
+}
