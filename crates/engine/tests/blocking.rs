@@ -458,6 +458,46 @@ fn a_connection_is_waited_for_that_has_not_said_its_name() {
 }
 
 #[test]
+fn a_change_waits_for_the_rest_of_a_call_that_is_written_in_part() {
+    let (mut world, client, [shared, _]) = two_servers();
+    let lane = blocked(&mut world, client, "BLPOP c 0.01", 0);
+    world.send(lane, "*-1\r\n");
+    world.expect(client, "*-1\r\n");
+    world.stuck.push(lane);
+    world.send(client, redis("BLPOP c 0"));
+    world.write_some(lane, 5);
+    let mut next = pool(OPTIONS, 3);
+    prepare(&mut world, &mut next);
+    assert!(!is_paused(&world));
+    world.expect(shared, "");
+    world.stuck.clear();
+    world.write(lane);
+    world.tick();
+    world.expect(lane, redis("BLPOP c 0"));
+    world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
+    world.send(lane, "*-1\r\n");
+    world.send(shared, ":1\r\n");
+    assert!(is_paused(&world));
+    world.expect(client, "");
+}
+
+#[test]
+fn a_worker_that_stops_passes_on_the_rest_of_what_was_said_before_a_call() {
+    let (mut world, client, _) = one_server();
+    world.stuck.push(client);
+    world.send(client, all(&["PING", "BLPOP a 0"]));
+    world.write_some(client, 5);
+    world.engine.handle_drain(world.now);
+    world.tick();
+    assert!(!world.closed.contains(&client));
+    world.stuck.clear();
+    world.write(client);
+    world.tick();
+    world.expect(client, "+PONG\r\n");
+    assert!(world.closed.contains(&client) && world.engine.is_drained());
+}
+
+#[test]
 fn a_call_to_all_servers_goes_on_when_one_is_left() {
     let (mut world, client, _) = two_servers();
     world.send(client, redis("WAIT 1 1000"));

@@ -27,3 +27,9 @@ fn clients_read_what_they_have_written() {
     let (seeds, total) = sweep(Scenario::replicated);
     assert!(seeds == 1 || total.stale > 0, "{total:?}");
 }
+
+/// A gateway stops while the reply before a call that waits is written in part.
+#[test]
+fn a_seed_that_failed() {
+    run(&Scenario::groups(134));
+}

@@ -495,9 +495,9 @@ impl Engine {
         self.activity.leave();
         self.free_request(index);
         if self.clients[client].state == State::Closing {
-            // It is not to ask anything more.
+            // It is not to ask anything more, but gets the rest of what it has been answered.
             request.give_back(&mut self.bufs);
-            self.drop_client(client, Closed::ByUs);
+            self.close_if_finished(client);
             return;
         }
         self.unpark(client);

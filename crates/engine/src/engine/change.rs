@@ -33,7 +33,6 @@ use crate::downstream::listener::Listener;
 use crate::downstream::window::narrowed;
 use crate::engine::epoch::{Plan, PlannedPool};
 use crate::engine::{Closed, Engine};
-use crate::redis::blocking::Blocking;
 use crate::redis::state::{BackendState, ListenerState};
 use crate::request::Role;
 use crate::upstream::backend::Backend;
@@ -444,8 +443,7 @@ impl Engine {
 
     /// Whether something is on its way on a lane that will not take as long as it likes.
     pub(crate) fn is_busy(&self, index: LaneId) -> bool {
-        let waits = |blocking: &Blocking| !blocking.is_withdrawn;
-        !self.lane(index).is_free() && !self.blocked_at(index).is_some_and(waits)
+        !self.lane(index).is_free() && !self.waits_at(index)
     }
 
     fn requests_on_lanes(&self, backend: BackendId) -> u64 {

@@ -47,7 +47,8 @@ pub(crate) struct Blocking {
     pub(crate) is_withdrawn: bool,
     /// Somebody wished that it ends, and was told that it does: it is not asked anew.
     ending: Option<Ending>,
-    /// It is to be told as soon as it has said what to call the connection.
+    /// The server is to be told so as soon as it can be: it has yet to say what to call the connection, or to
+    /// get the end of the call.
     is_due: bool,
     /// The server may still be about to do as it was told, so that nobody else may wait there.
     is_marked: bool,
@@ -283,7 +284,8 @@ impl Engine {
             return;
         }
         let lane = self.lane(index);
-        if lane.head != request && lane.peer_id == 0 {
+        let is_unnamed = lane.head != request && lane.peer_id == 0;
+        if is_unnamed || lane.unsent > 0 {
             if let Some(blocking) = self.clients[client].modes.blocking() {
                 blocking.is_due = true;
             }
@@ -326,13 +328,17 @@ impl Engine {
         true
     }
 
-    /// The server has said, or not, what to call the connection where the next request waits.
+    /// The server has said, or not, what to call the connection where the next request waits, or has got all
+    /// of that request.
     pub(crate) fn withdraw_due(&mut self, lane: LaneId) {
         let Some(blocking) = self.blocked_at(lane).filter(|blocking| blocking.is_due) else {
             return;
         };
         let ending = blocking.ending;
         let client = self.requests[self.lane(lane).head].client;
+        if let Some(blocking) = self.clients[client].modes.blocking() {
+            blocking.is_due = false;
+        }
         match ending {
             Some(ending) => {
                 self.tell_to_end(client, ending);
@@ -349,6 +355,11 @@ impl Engine {
                 self.withdraw(client);
             }
         }
+    }
+
+    /// Whether the request at the head of a lane waits there for as long as it likes.
+    pub(crate) fn waits_at(&self, index: LaneId) -> bool {
+        self.blocked_at(index).is_some_and(|blocking| !blocking.is_withdrawn && !blocking.is_due)
     }
 
     /// The request at the head of a lane, if it is one that may wait there.

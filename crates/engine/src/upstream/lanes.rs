@@ -82,6 +82,9 @@ impl Engine {
             lane.batches.push_back(Batch { end: lane.written, at: self.now });
         }
         self.publish_lane_queues(index);
+        if sent > 0 && self.lanes[index].is_session {
+            self.withdraw_due(index);
+        }
     }
 
     /// Bytes that are read already arrived from the server, whose client is to take others first.
