@@ -313,7 +313,7 @@ impl Engine {
         let line = format!("verbosity {level}\r\n");
         self.clients[client].noreply = true;
         self.clients[client].variant = 0;
-        self.administer(client, line.as_bytes());
+        self.administer(client, Kind::Told, line.as_bytes());
         self.clients[client].variant = variant;
         self.clients[client].noreply = false;
         self.answer_binary(client, parser, Status::Success, b"");

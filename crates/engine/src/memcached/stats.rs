@@ -45,7 +45,7 @@ pub(super) enum Kind {
     Servers,
     /// Every line as it is.
     Lines,
-    /// No statistics: `OK`, or the first answer that is something else.
+    /// No statistics: `OK`, or the first answer that is something else. One line, whatever servers say.
     Told,
 }
 
@@ -79,7 +79,7 @@ impl Engine {
         }
         if matches!(words(line).nth(1), Some(b"sizes_enable" | b"sizes_disable")) {
             // Some versions answer them with one line, and nothing that closes it.
-            return self.administer(client, &[line, b"\r\n"].concat());
+            return self.administer(client, Kind::Settings, &[line, b"\r\n"].concat());
         }
         let line = if kind == Kind::Servers { b"stats" } else { line };
         let merge = Merge::Stats(self.aggregate(client, kind));
@@ -328,7 +328,7 @@ pub(crate) fn merge_stats(
     for (server, reply) in replies.iter().enumerate() {
         let mut stats = Stats::new(reply);
         while stats.next().is_some() {}
-        if stats.rest() != b"END\r\n" {
+        if stats.rest() != b"END\r\n" || kind == Kind::Told {
             failed.add(aggregate, (server, stats.rest()), &mut table);
             continue;
         }
@@ -516,6 +516,8 @@ mod tests {
             (["OK\r\n"; 2], "OK\r\n"),
             (["OK\r\n", "BUSY x\r\n"], "BUSY x\r\n"),
             (["BUSY x\r\n", "SERVER_ERROR x\r\n"], "SERVER_ERROR b:2: x\r\n"),
+            (["END\r\n", "SERVER_ERROR x\r\n"], "SERVER_ERROR b:2: x\r\n"),
+            (["OK\r\n", "STAT surprise 1\r\nEND\r\n"], "END\r\n"),
         ] {
             assert_eq!(merged(Kind::Told, &replies), expected);
         }

@@ -240,7 +240,9 @@ impl Engine {
                 let merge = Merge::Told(self.aggregate(client, Kind::Told));
                 self.send_to_all(client, &text, self.request_ctx.expect, merge)
             }
-            Verb::Verbosity | Verb::Tune => self.administer(client, &told(parser, bytes)),
+            Verb::Verbosity | Verb::Tune => {
+                self.administer(client, Kind::Told, &told(parser, bytes))
+            }
             Verb::Stats => self.stats_by_text(client, parser.line().of(bytes)),
             Verb::Version => {
                 let plan = self.forward_anywhere(client, Access::Read, bytes.len());
@@ -264,10 +266,10 @@ impl Engine {
 
     /// Tells all servers what administers them. Whether a server answers, and how, is its version's to
     /// say: what is behind the line is always answered, and ends the reply.
-    pub(super) fn administer(&mut self, client: ClientId, line: &[u8]) -> Plan {
+    pub(super) fn administer(&mut self, client: ClientId, kind: Kind, line: &[u8]) -> Plan {
         let text = [line, VERSION].concat();
         self.request_ctx.expect = Expect::Told;
-        let merge = Merge::Told(self.aggregate(client, Kind::Told));
+        let merge = Merge::Told(self.aggregate(client, kind));
         self.send_to_all(client, &text, Expect::Told, merge)
     }
 
