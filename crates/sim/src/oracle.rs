@@ -66,6 +66,8 @@ pub(crate) struct Oracle {
     has_surprises: bool,
     /// Connections to servers with a surprising reply: requests there may fail.
     touched: BTreeSet<u32>,
+    /// By gateway, pool and server: when the server said last that it does not know `ms`.
+    refused_sets: BTreeMap<(u32, u32, u32), u64>,
     /// By pool: the longest time that a request which the gateway has read may go without a reply,
     /// whatever its server does. `None` if something else may delay it as well.
     wait_max_us: Vec<Option<u64>>,
@@ -100,6 +102,8 @@ pub(crate) struct Ledger {
     /// Longest time from a request to its reply.
     pub(crate) slowest_us: u64,
     end: End,
+    /// It has ended its side, whatever came of it afterwards.
+    is_half_closed: bool,
     /// Its replies are no longer waited for, since it has left.
     is_dropped: bool,
     /// Its correct replies are unknown.
@@ -181,6 +185,7 @@ impl Oracle {
             heeds_writes: scenario.heeds_writes,
             has_surprises: scenario.surprises,
             touched: BTreeSet::new(),
+            refused_sets: BTreeMap::new(),
             wait_max_us: scenario.universe.iter().map(|pool| scenario.wait_max_us(pool)).collect(),
             drained: BTreeSet::new(),
             removed: BTreeSet::new(),
@@ -204,6 +209,7 @@ impl Oracle {
             read: 0,
             unread: 0,
             slowest_us: 0,
+            is_half_closed: false,
             is_dropped: false,
             is_given_up: false,
             end: match self.drained.contains(&gateway) {
@@ -233,6 +239,32 @@ impl Oracle {
     /// The same between two moments.
     pub(crate) fn trouble_between(&mut self, pool: u32, server: u32, from: u64, until: u64) {
         self.troubles.entry((pool, server)).or_default().push((from, until));
+    }
+
+    /// A server says to a gateway that it does not know `ms`.
+    pub(crate) fn refuses_sets(&mut self, gateway: u32, (pool, server): (u32, u32), now: u64) {
+        self.refused_sets.insert((gateway, pool, server), now);
+    }
+
+    /// Whether a server has said so that may have one of the request's keys: a gateway sends it none for a
+    /// minute, as it would read the data as commands.
+    fn has_refused_sets(&mut self, client: u32, index: u32, now: u64) -> bool {
+        if self.counts.unjudged > 0 {
+            // It is unknown what has been read.
+            return true;
+        }
+        let ledger = &self.ledgers[client as usize];
+        let entry = &ledger.requests[index as usize];
+        ledger.gateways.iter().any(|&gateway| {
+            let mut servers = |key: &[u8]| {
+                self.rings.owners(ledger.pool, gateway, key, Access::Write, entry.sent_at, now)
+            };
+            let mut owners = entry.request.parts.iter().flat_map(|part| servers(&part.key));
+            owners.any(|server| {
+                let refused_at = self.refused_sets.get(&(gateway, ledger.pool, server));
+                refused_at.is_some_and(|at| now - at <= 60_000_000 + now - entry.sent_at)
+            })
+        })
     }
 
     /// A surprising reply was sent on a connection to a server.
@@ -525,6 +557,7 @@ impl Oracle {
                 .filter(|piece| is_gateway_error(piece))
                 .collect();
             let count = errors.len() as u64;
+            let fresh = errors.iter().filter(|error| !is_too_old(error)).count() as u64;
             let blamed = errors.iter().all(|error| self.is_blamed(client, index, error, now));
             let request = &self.ledgers[client as usize].requests[index as usize].request;
             let may_be_bare = count > 0 || request.is_torn();
@@ -535,7 +568,7 @@ impl Oracle {
                 show(reply),
                 request.expected().map_or("what servers have yet to say".to_owned(), |e| show(&e))
             );
-            self.counts.errors += count;
+            self.counts.errors += fresh;
             self.counts.torn_batches += 1;
             return;
         }
@@ -565,7 +598,8 @@ impl Oracle {
             show(reply),
             expected.map_or("what a server has yet to say".to_owned(), |text| show(&text))
         );
-        self.counts.errors += 1;
+        // That is of before, however long ago.
+        self.counts.errors += u64::from(!is_too_old(reply));
     }
 
     fn note_acknowledged(&mut self, client: u32, index: u32, now: u64) {
@@ -618,6 +652,9 @@ impl Oracle {
             || is_cut(b"Server was replaced by another")
         {
             return self.is_cut_short(client, entry.sent_at, now);
+        }
+        if is_cut(TOO_OLD.as_bytes()) {
+            return self.has_refused_sets(client, index, now);
         }
         if self.tight_queues && said.ends_with(b"Server queue is full") {
             return true;
@@ -696,6 +733,7 @@ impl Oracle {
     /// The client has ended its side, and still reads.
     pub(crate) fn half_closed(&mut self, client: u32) {
         let ledger = &mut self.ledgers[client as usize];
+        ledger.is_half_closed = true;
         if ledger.end == End::Open {
             ledger.end = End::HalfClosed;
         }
@@ -738,7 +776,12 @@ impl Oracle {
             End::Gone => true,
             End::HalfClosed => is_settled || ledger.may_wait(),
             End::Announced => is_settled,
-            End::Draining => rest.is_empty() || ledger.is_amidst_batch(rest),
+            // It may have been closed for having left before the gateway stops.
+            End::Draining => {
+                rest.is_empty()
+                    || ledger.is_amidst_batch(rest)
+                    || (ledger.is_half_closed && ledger.may_wait())
+            }
             End::Open => false,
         };
         if !allowed {
@@ -927,9 +970,16 @@ fn is_session_refusal(request: &Request, reply: &[u8]) -> bool {
     wants_one && (reply == ABORT || reply.starts_with(b"-ERR all connections to server"))
 }
 
+/// Why a gateway does not send a server `ms`.
+const TOO_OLD: &str = "the server is too old for ms";
+
+fn is_too_old(reply: &[u8]) -> bool {
+    without_server(reply.trim_ascii_end()).ends_with(TOO_OLD.as_bytes())
+}
+
 fn is_gateway_error(reply: &[u8]) -> bool {
     const TEXTS: [&str; 15] = [
-        "the server is too old for ms",
+        TOO_OLD,
         "Connection was taken back, since it was not used while others waited",
         "DB index is out of range",
         "Connection refused",

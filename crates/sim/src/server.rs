@@ -392,7 +392,9 @@ impl Server {
         }
         let Some(session) = self.sessions.get_mut(&conn) else { return false };
         if breaks {
-            session.output.truncate(session.output.len() - reply_len.div_ceil(2));
+            // Less of it is left if it is garbled, too.
+            let kept = session.output.len().saturating_sub(reply_len.div_ceil(2));
+            session.output.truncate(kept);
             self.flush(conn, fabric);
             self.hang_up(conn, false, fabric);
             return false;

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::memcached_server::broadcast_key;
-use crate::network::Side;
+use crate::network::{Conn, Peer, Side};
 use crate::oracle::{Oracle, PartRef, owner_of};
 use crate::packet::{self, HEADER_SIZE, Packet};
 use crate::redis_server;
@@ -55,6 +55,8 @@ struct Asked {
     is_whole: bool,
     /// Its client, if it has no parts that show it.
     client: Option<u32>,
+    /// It is an `ms`.
+    is_meta_set: bool,
 }
 
 impl Asked {
@@ -71,11 +73,20 @@ struct Found<'b> {
     keys: Vec<(&'b [u8], Option<Vec<u8>>)>,
     resp3: Option<bool>,
     client: Option<u32>,
+    is_meta_set: bool,
 }
 
 impl<'b> Found<'b> {
     fn new(len: usize, shape: Shape) -> Self {
-        Self { len, shape, tag: Vec::new(), keys: Vec::new(), resp3: None, client: None }
+        Self {
+            len,
+            shape,
+            tag: Vec::new(),
+            keys: Vec::new(),
+            resp3: None,
+            client: None,
+            is_meta_set: false,
+        }
     }
 
     fn of(self, tag: &[u8], key: &'b [u8], payload: Option<Vec<u8>>) -> Self {
@@ -116,7 +127,8 @@ impl Fabric {
             } else {
                 found.shape
             };
-            let asked = Asked { shape, parts, is_whole, client: found.client };
+            let Found { client, is_meta_set, .. } = found;
+            let asked = Asked { shape, parts, is_whole, client, is_meta_set };
             if wire.state == State::Unknown {
                 asked.clients().for_each(|client| self.oracle.give_up(client));
             }
@@ -154,7 +166,12 @@ impl Fabric {
                 wire.state = State::Broken;
                 break;
             };
-            match asked.shape.read(&wire.got, wire.resp3) {
+            let refuses_set = asked.is_meta_set && is_refused_set(&wire.got);
+            let reading = match refuses_set {
+                true => Reading::Misfit,
+                false => asked.shape.read(&wire.got, wire.resp3),
+            };
+            match reading {
                 Reading::Part => {
                     // Each value goes to its client as soon as it is complete.
                     note_blocks(asked, &wire.got, false, &mut self.oracle);
@@ -168,6 +185,13 @@ impl Fabric {
                 Reading::Misfit => {
                     let is_strict = shape::is_strict(asked.shape.kind());
                     wire.state = if is_strict { State::Broken } else { State::Unknown };
+                    let Conn { gateway, peer, .. } = self.network.conn(conn);
+                    if let Peer::Server(server) = *peer
+                        && refuses_set
+                    {
+                        let place = self.servers[server as usize];
+                        self.oracle.refuses_sets(*gateway, place, self.clock.now());
+                    }
                     note_blocks(asked, &wire.got, false, &mut self.oracle);
                     break;
                 }
@@ -261,6 +285,12 @@ fn note_blocks(asked: &Asked, reply: &[u8], is_over: bool, oracle: &mut Oracle) 
             None => oracle.tell(part, rest, true),
         }
     }
+}
+
+/// Whether a server says so that it does not know `ms`, and has read the data as commands.
+fn is_refused_set(reply: &[u8]) -> bool {
+    let is_refusal = reply.starts_with(b"ERROR") || reply.starts_with(b"CLIENT_ERROR invalid flag");
+    is_refusal && line_end(reply, 0).is_some()
 }
 
 /// The request at the start of `bytes`, if it is complete.
@@ -388,5 +418,6 @@ fn find_meta<'b>(bytes: &'b [u8], end: usize, words: &[&'b [u8]]) -> Option<Foun
         false => Shape::Meta(codes),
     };
     let tag = [b"O", &opaque[..dot]].concat();
-    Some(Found::new(len, shape).of(&tag, words[1], Some(payload)))
+    let is_meta_set = verb == b"ms";
+    Some(Found { is_meta_set, ..Found::new(len, shape).of(&tag, words[1], Some(payload)) })
 }

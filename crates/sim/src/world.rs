@@ -75,7 +75,7 @@ pub(crate) struct Fabric {
     /// Longest request of any client.
     pub(crate) request_size_max: u64,
     /// By the server's number: its pool, and its index there.
-    servers: Vec<(u32, u32)>,
+    pub(crate) servers: Vec<(u32, u32)>,
 }
 
 impl Fabric {

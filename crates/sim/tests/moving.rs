@@ -14,3 +14,9 @@ fn clients_that_are_handed_over_do_not_notice() {
     println!("{total:?}");
     assert!(total.moves > 20 * seeds && total.moved_bytes > 100 * seeds, "{total:?}");
 }
+
+/// A server's reply is replaced by nonsense and cut short.
+#[test]
+fn a_seed_that_failed() {
+    run(&Scenario::moving(106));
+}

@@ -35,3 +35,11 @@ fn the_same_while_clients_are_handed_over() {
     let total = sweep(Scenario::moving_sessions);
     assert!(total.withdrawals > 0 || number("CASHEW_SIM_SEED").is_some(), "{total:?}");
 }
+
+/// One in which a client ends its side while it waits, before the gateway stops, and one in which a call that
+/// waits is written in part when a change comes.
+#[test]
+fn seeds_that_failed() {
+    run(&Scenario::sessions(147));
+    run(&Scenario::epochs_of_sessions(282));
+}

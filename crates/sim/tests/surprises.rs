@@ -46,3 +46,13 @@ fn equal_seeds_give_equal_runs() {
         assert_eq!(one, two, "seed {seed}");
     }
 }
+
+/// Two in which a server says once that it does not know `ms`, which a gateway heeds for a minute, one in which
+/// `verbosity` is answered with the end of a table, and one in which a client guesses passwords.
+#[test]
+fn seeds_that_failed() {
+    for seed in [437, 729, 763, 317] {
+        run(&Scenario::surprises(seed));
+    }
+    run(&Scenario::surprising_sessions(368));
+}
