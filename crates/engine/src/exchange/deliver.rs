@@ -26,15 +26,7 @@ const HEADER_MAX: usize = 32;
 impl Engine {
     /// Who waits for the request's reply in the end, or [`ClientId::NONE`].
     pub(crate) fn waiting_client(&self, index: RequestId) -> ClientId {
-        let request = &self.requests[index];
-        match request.role {
-            Role::Fragment { parent, .. } => self.requests[parent].client,
-            Role::Single
-            | Role::Parent { .. }
-            | Role::Flow { .. }
-            | Role::Probe { .. }
-            | Role::Own(_) => request.client,
-        }
+        self.requests.waiting_client(index)
     }
 
     /// Counts `bytes` more of replies kept for a client.

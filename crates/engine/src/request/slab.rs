@@ -41,6 +41,19 @@ impl Requests {
         self.kept
     }
 
+    /// Who waits for a request's reply in the end, or [`ClientId::NONE`].
+    pub(crate) fn waiting_client(&self, index: RequestId) -> ClientId {
+        let request = &self[index];
+        match request.role {
+            Role::Fragment { parent, .. } => self[parent].client,
+            Role::Single
+            | Role::Parent { .. }
+            | Role::Flow { .. }
+            | Role::Probe { .. }
+            | Role::Own(_) => request.client,
+        }
+    }
+
     /// A new request in no queue, and its index; `client` is [`ClientId::NONE`] if none waits for it.
     #[inline(always)]
     pub(crate) fn add(

@@ -1,13 +1,13 @@
 //! Connections to servers that end or do not come about, and what fails with them.
 //!
-//! What was sent fails, since nobody knows whether it was executed; what was not sent waits for the
-//! next connection, unless the server cannot be reached. Failures in a row are counted, and lead to
-//! the server's ejection.
+//! What was sent fails, since nobody knows whether it was executed; what was refused
+//! ([`crate::upstream::refused`]) or not sent waits for the next connection, unless the server
+//! cannot be reached. Failures in a row are counted, and lead to the server's ejection.
 
 use std::time::Duration;
 
 use cashew_config::snapshot::Protocol;
-use cashew_metrics::ServerCounter;
+use cashew_metrics::{Cause, Evidence, PoolCounter, ServerCounter};
 use cashew_protocol::memcached::Expect;
 
 use crate::base::action::Action;
@@ -18,6 +18,7 @@ use crate::engine::{Closed, Engine};
 use crate::request::{Request, Role};
 use crate::upstream::health::{Reading, Servers};
 use crate::upstream::lane::{Lane, Link};
+use crate::upstream::refused::RefusedRequest;
 use crate::upstream::replica_reads::{ReadingClient, WriteMark};
 
 /// Backoff after the first failed attempt to connect; it doubles with every further one.
@@ -25,6 +26,8 @@ const BACKOFF_MIN_MS: u64 = 10;
 const BACKOFF_MAX_MS: u64 = 1000;
 /// A connection that lived shorter than this counts as a failed attempt.
 const SETTLED_AFTER_US: u64 = 1_000_000;
+/// So seldom at most it is told that a server refuses writes as a replica does.
+const TELL_AGAIN_MS: u64 = 100;
 /// How long the ejection of a server is waited for before it is asked for again.
 const ASK_AGAIN_MS: u64 = 1000;
 /// The log is told so seldom at most what keeps the gateway from connecting to a server.
@@ -245,6 +248,123 @@ impl Engine {
             self.put_refused_back(index);
         }
         self.publish_queues(index);
+    }
+
+    /// A whole reply to a lane's head, of which `end` are the last bytes. Returns whether the request was
+    /// refused and is kept, to be sent again: see [`crate::upstream::refused`].
+    #[inline]
+    pub(crate) fn keeps_refused(&mut self, index: LaneId, end: &[u8]) -> bool {
+        let lane = &self.lanes[index];
+        let is_error = || {
+            let start = self.requests[lane.head].reply.first().or(end.first());
+            matches!(start, Some(b'-'))
+        };
+        self.backends[lane.backend].keeps_sent
+            && (lane.refused.is_some() || is_error())
+            && self.takes_refused(index, end)
+    }
+
+    #[cold]
+    fn takes_refused(&mut self, index: LaneId, end: &[u8]) -> bool {
+        let lane = &mut self.lanes[index];
+        let request = lane.head;
+        let client = self.requests.waiting_client(request);
+        let is_behind = lane.has_refused(&self.requests, client);
+        let backend = &self.backends[lane.backend];
+        let context = (is_behind, self.now);
+        let repeat = lane.may_repeat(backend, &self.requests, &mut self.bufs, end, context);
+        let Some((why, bytes)) = repeat else {
+            if is_behind {
+                // This one has run.
+                self.give_refused_up(index, client);
+            }
+            return false;
+        };
+        let mut reply = self.take_reply(request);
+        self.bufs.extend(&mut reply, end);
+        self.pop_answered(index);
+        let slot = &mut self.requests[request];
+        (slot.in_lane, slot.arrived) = (true, 0);
+        self.lanes[index].keep_refused(why, RefusedRequest { request, bytes, reply });
+        true
+    }
+
+    /// Answers a client's refused requests with the server's errors.
+    fn give_refused_up(&mut self, index: LaneId, client: ClientId) {
+        let given_up = self.lanes[index].take_refused_of(&self.requests, client);
+        given_up.into_iter().for_each(|it| self.answer_refused(it));
+    }
+
+    fn answer_refused(&mut self, refused: RefusedRequest) {
+        let RefusedRequest { request, bytes, reply } = refused;
+        self.bufs.give(bytes);
+        self.requests[request].in_lane = false;
+        self.deliver(request, &reply);
+        self.bufs.give(reply);
+    }
+
+    /// The connection is lost on which so many requests are in flight, and nobody knows whether they ran:
+    /// what their clients asked before them is not sent again.
+    fn give_up_before(&mut self, index: LaneId, end: RequestId) {
+        let mut at = self.lane(index).head;
+        while at != end && self.lane(index).refused.is_some() {
+            let client = self.requests.waiting_client(at);
+            if client != ClientId::NONE {
+                self.give_refused_up(index, client);
+            }
+            at = self.requests[at].next_in_lane;
+        }
+    }
+
+    /// Puts what was refused in front of what is not sent. Nothing is in flight.
+    fn put_refused_back(&mut self, index: LaneId) {
+        let lane = &mut self.lanes[index];
+        let Some(refused) = lane.refused.take() else { return };
+        let metrics = self.backends[lane.backend].metrics;
+        let (count, unwanted) = lane.put_refused_back(*refused, &mut self.requests, &mut self.bufs);
+        self.metrics.add_pool(metrics, PoolCounter::RequestsRetried, count);
+        unwanted.into_iter().for_each(|it| self.answer_refused(it));
+    }
+
+    /// All that was in flight when a server began to refuse requests is answered: the lane is closed, and
+    /// what was refused, and what was not sent, goes elsewhere or waits until the server is fit again.
+    #[cold]
+    pub(crate) fn stand_down(&mut self, index: LaneId) {
+        let Some(why) = self.lane(index).refused.as_ref().map(|refused| refused.why) else {
+            return;
+        };
+        let now = self.now;
+        let lane = &mut self.lanes[index];
+        lane.take_partial_back(&mut self.bufs);
+        (lane.last_failure, lane.failed_at) = (why, now);
+        let is_early = std::mem::take(&mut lane.is_early);
+        self.doubt_replica(index);
+        self.disconnect(index, Closed::ByUs);
+        self.fail_sent(index, why);
+        self.lanes[index].asks = true;
+        self.note_unfit(index, why);
+        while self.lane(index).unsent > 0 && self.move_first_unsent(index) {}
+        match self.may_wait(index) {
+            true => self.expire_waiting(index),
+            false => self.fail_or_move_unsent(index, why),
+        }
+        self.back_off(index, now, is_early);
+        self.publish_queues(index);
+    }
+
+    /// A server answers that it is not fit to serve for now: reads pass it by, and who connects asks first.
+    pub(crate) fn note_unfit(&mut self, index: LaneId, why: Failure) {
+        let Lane { backend, server, .. } = self.lanes[index];
+        let now = self.now;
+        let is_in_use = self.backends[backend].is_in_use();
+        let state = self.server_of(index);
+        state.failing = true;
+        let is_told = state.demotion_told_at.is_some_and(|at| now < at.plus_millis(TELL_AGAIN_MS));
+        if why == Failure::ReadOnly && is_in_use && !is_told {
+            state.demotion_told_at = Some(now);
+            self.actions.push_back(Action::NotPrimary { backend, server });
+        }
+        self.note_evidence(backend, server, Evidence::Failed(Cause::from(why)));
     }
 
     /// What is left of a get of several keys when its start is sent means nothing to another

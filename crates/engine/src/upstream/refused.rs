@@ -9,8 +9,18 @@
 //! may have, the refused one is not sent again: its client gets the server's error. A read that has run
 //! behind it is as good as not run, and sent again with it.
 
+use cashew_protocol::redis::{self, Access, Group, Lookup};
+use cashew_protocol::resp::{Parsed, RequestParser};
+
+use crate::base::buffer::{BufPool, LARGE, Output};
 use crate::base::failure::Failure;
-use crate::base::id::RequestId;
+use crate::base::id::{ClientId, RequestId};
+use crate::base::outcome::{Execution, Outcome, Refusal, Sign};
+use crate::base::time::Time;
+use crate::request::Role;
+use crate::request::slab::Requests;
+use crate::upstream::backend::Backend;
+use crate::upstream::lane::Lane;
 
 pub(crate) struct Refused {
     /// Why the lane's server is of no use for now.
@@ -25,4 +35,149 @@ pub(crate) struct RefusedRequest {
     pub(crate) bytes: Vec<u8>,
     /// What it is answered if it is not sent again.
     pub(crate) reply: Vec<u8>,
+}
+
+impl Refused {
+    /// Takes out those of one client.
+    fn take_of(&mut self, requests: &Requests, client: ClientId) -> Vec<RefusedRequest> {
+        let is_of = |it: &mut RefusedRequest| requests.waiting_client(it.request) == client;
+        self.requests.extract_if(.., is_of).collect()
+    }
+}
+
+impl Lane {
+    /// Whether a request of the client is to be sent again.
+    pub(crate) fn has_refused(&self, requests: &Requests, client: ClientId) -> bool {
+        let refused = self.refused.iter().flat_map(|refused| &refused.requests);
+        client != ClientId::NONE
+            && refused.into_iter().any(|it| requests.waiting_client(it.request) == client)
+    }
+
+    /// Those of the client are not sent again: what it asked behind them has run, or may have.
+    pub(crate) fn take_refused_of(
+        &mut self,
+        requests: &Requests,
+        client: ClientId,
+    ) -> Vec<RefusedRequest> {
+        self.refused.as_mut().map_or_else(Vec::new, |refused| refused.take_of(requests, client))
+    }
+
+    /// Keeps what was the head, since it is to be sent again.
+    pub(crate) fn keep_refused(&mut self, why: Failure, request: RefusedRequest) {
+        match &mut self.refused {
+            Some(before) => before.requests.push(request),
+            None => self.refused = Some(Box::new(Refused { why, requests: vec![request] })),
+        }
+    }
+
+    /// Whether the head may be sent again after the reply whose last bytes are `end`: why, and what was
+    /// sent. `is_behind` is whether it stands behind a request of its client's that is to be sent again.
+    pub(crate) fn may_repeat(
+        &mut self,
+        backend: &Backend,
+        requests: &Requests,
+        bufs: &mut BufPool,
+        end: &[u8],
+        (is_behind, now): (bool, Time),
+    ) -> Option<(Failure, Vec<u8>)> {
+        let request = &requests[self.head];
+        let is_whole = match request.role {
+            Role::Single => true,
+            Role::Fragment { parent, .. } => matches!(requests[parent].role, Role::Parent { .. }),
+            Role::Parent { .. } | Role::Flow { .. } | Role::Probe { .. } | Role::Own(_) => false,
+        };
+        let is_short = request.reply.len() + end.len() < LARGE;
+        if !is_whole || !is_short || request.streaming || !self.is_shared() {
+            return None;
+        }
+        if !self.keeps_head(bufs) {
+            return None;
+        }
+        let refusal = self.refusal_worth_waiting(backend, requests, end, now);
+        let why = refusal.or_else(|| {
+            let refused = self.refused.as_ref().filter(|_| is_behind)?;
+            Some(refused.why)
+        })?;
+        let wire_len = request.wire_len as usize;
+        let mut bytes = bufs.take_for(wire_len);
+        self.sent.copy_front(wire_len, &mut bytes);
+        if !may_run_again(&bytes, refusal.is_some()) {
+            bufs.give(bytes);
+            return None;
+        }
+        Some((why, bytes))
+    }
+
+    /// The failure that the head waits for the end of if it is answered so; or it goes to another server.
+    fn refusal_worth_waiting(
+        &self,
+        backend: &Backend,
+        requests: &Requests,
+        end: &[u8],
+        now: Time,
+    ) -> Option<Failure> {
+        let request = &requests[self.head];
+        let refusal = match request.reply.is_empty() {
+            true => Refusal::of(end),
+            false => Refusal::of(&[&request.reply, end].concat()),
+        }?;
+        let outcome = Outcome::from(refusal);
+        let why = refusal.absence().filter(|_| outcome.execution == Execution::No)?;
+        let is_primary = backend.topology.primary_of(self.server) == self.server;
+        let waited_until = request.started.plus_micros(backend.failover_wait_us);
+        let waits = waited_until > now && !backend.servers[self.server].ejected;
+        let moves = request.moves_left > 0;
+        match outcome.sign {
+            Sign::NotPrimary => waits && is_primary,
+            _ => waits || moves,
+        }
+        .then_some(why)
+    }
+
+    /// Puts what was refused in front of what is not sent, where somebody still wants it. Nothing is in
+    /// flight. Returns how many these are, and those that nobody waits for any more.
+    pub(crate) fn put_refused_back(
+        &mut self,
+        refused: Refused,
+        requests: &mut Requests,
+        bufs: &mut BufPool,
+    ) -> (u64, Vec<RefusedRequest>) {
+        let is_wanted = |it: &RefusedRequest| requests.waiting_client(it.request) != ClientId::NONE;
+        let (wanted, unwanted): (Vec<_>, Vec<_>) =
+            refused.requests.into_iter().partition(is_wanted);
+        assert!(self.in_flight == 0 && self.partial == 0 && self.head == self.first_unsent);
+        let mut output = Output::default();
+        for it in &wanted {
+            output.push(&it.bytes, bufs);
+        }
+        output.append(std::mem::take(&mut self.output), bufs);
+        self.output = output;
+        let count = wanted.len() as u64;
+        for RefusedRequest { request, bytes, reply } in wanted.into_iter().rev() {
+            bufs.give(bytes);
+            bufs.give(reply);
+            let slot = &mut requests[request];
+            slot.next_in_lane = self.head;
+            if self.tail == RequestId::NONE {
+                self.tail = request;
+            }
+            (self.head, self.first_unsent) = (request, request);
+            self.count_unsent(slot.wire_len);
+        }
+        (count, unwanted)
+    }
+}
+
+/// Whether a request that a server refused, or that has run behind such a one, may be sent once more. What a
+/// script or a module was asked answers errors of its own making.
+fn may_run_again(bytes: &[u8], is_refused: bool) -> bool {
+    let mut parser = RequestParser::default();
+    if !matches!(parser.parse(bytes, usize::MAX), Parsed::Complete { len } if len == bytes.len()) {
+        return false;
+    }
+    match redis::find(bytes, parser.args()) {
+        Lookup::Found(command) if command.is_sealed() || command.group == Group::Module => false,
+        Lookup::Found(command) => is_refused || command.access == Access::Read,
+        Lookup::WrongArity(_) | Lookup::UnknownCommand | Lookup::UnknownSubcommand(_) => false,
+    }
 }
