@@ -13,21 +13,22 @@
 
 use std::collections::VecDeque;
 
-use crate::base::id::{ClientId, ConnId};
-use crate::engine::Engine;
+use crate::base::id::ConnId;
 
 /// Some milliseconds of work.
 const EFFORT_MAX: usize = 1 << 20;
 
 /// What is shorter comes with one read, of which each client has one in a turn.
-const LARGE_REQUEST: usize = 64 * 1024;
+pub(crate) const LARGE_REQUEST: usize = 64 * 1024;
 
 /// The share of a turn: words of large requests, which take some milliseconds.
 const WORDS_MAX: usize = 1 << 16;
 
-/// The large requests of this turn, and those that are put off.
+/// What was done since the last pause, the large requests of this turn, and those that are put off.
 #[derive(Default)]
 pub(crate) struct WorkBudget {
+    /// Bytes since the last [`WorkBudget::rest`].
+    spent: usize,
     words: usize,
     /// The turn before did its share.
     is_resting: bool,
@@ -45,6 +46,65 @@ impl WorkBudget {
         }
     }
 
+    /// These bytes were looked at one by one, or written here.
+    #[inline]
+    pub(crate) fn spend(&mut self, bytes: usize) {
+        self.spent = self.spent.saturating_add(bytes);
+    }
+
+    /// Whether so much was done since the last [`WorkBudget::rest`] that whoever waits for the end of
+    /// the turn should be told that it goes on.
+    #[inline]
+    pub(crate) fn is_overspent(&self) -> bool {
+        self.spent >= EFFORT_MAX
+    }
+
+    /// Another stretch begins.
+    #[inline]
+    pub(crate) fn rest(&mut self) {
+        self.spent = 0;
+    }
+
+    /// Takes a large request of so many words on in this turn, if it may come now.
+    pub(crate) fn takes_on(&mut self, words: usize) -> bool {
+        let takes_on = !self.is_over();
+        if takes_on {
+            self.words += words;
+        }
+        takes_on
+    }
+
+    /// A client has to wait with a large request.
+    pub(crate) fn put_off(&mut self, client: ConnId) {
+        self.put_off.push_back(client);
+    }
+
+    /// Whether clients wait with large requests, behind what is to be written now.
+    #[inline]
+    pub(crate) fn has_put_off(&self) -> bool {
+        !self.put_off.is_empty()
+    }
+
+    /// Whether clients that wait may go on in this turn.
+    #[inline]
+    pub(crate) fn may_catch_up(&self) -> bool {
+        self.has_put_off() && !self.is_resting && !self.is_spent()
+    }
+
+    /// The next client that may go on, which overtakes nobody.
+    pub(crate) fn catch_up(&mut self) -> Option<ConnId> {
+        let next = if self.is_spent() { None } else { self.put_off.pop_front() };
+        self.is_catching_up = next.is_some();
+        next
+    }
+
+    /// Ends the turn.
+    #[inline]
+    pub(crate) fn end_turn(&mut self) {
+        self.is_resting = self.is_spent();
+        self.words = 0;
+    }
+
     fn is_spent(&self) -> bool {
         self.words >= WORDS_MAX
     }
@@ -53,76 +113,5 @@ impl WorkBudget {
     fn is_over(&self) -> bool {
         let is_behind = !self.is_catching_up && !self.put_off.is_empty();
         self.is_spent() || self.is_resting || is_behind
-    }
-}
-
-impl Engine {
-    /// These bytes were looked at one by one, or written here.
-    #[inline]
-    pub(crate) fn spend(&mut self, bytes: usize) {
-        self.work = self.work.saturating_add(bytes);
-    }
-
-    /// Whether so much was done since the last [`Engine::rest`] that whoever waits for the end of
-    /// the turn should be told that it goes on.
-    #[inline]
-    pub fn has_overspent(&self) -> bool {
-        self.work >= EFFORT_MAX
-    }
-
-    /// Another stretch begins.
-    #[inline]
-    pub fn rest(&mut self) {
-        self.work = 0;
-    }
-
-    /// Whether a whole request of this length, of so many words, is not for this turn. Its client is
-    /// resumed by itself then.
-    #[inline]
-    pub(crate) fn puts_off(&mut self, client: ClientId, len: usize, words: usize) -> bool {
-        len >= LARGE_REQUEST && !self.must_wait(client, len) && self.puts_off_large(client, words)
-    }
-
-    #[inline(never)]
-    fn puts_off_large(&mut self, client: ClientId, words: usize) -> bool {
-        if !self.work_budget.is_over() {
-            self.work_budget.words += words;
-            return false;
-        }
-        let conn = self.client_conn(client);
-        self.work_budget.put_off.push_back(conn);
-        let client = &mut self.clients[client];
-        // It is read on, up to a limit: its end is noticed, and the driver has nothing to do.
-        (client.paused, client.resumable) = (true, true);
-        true
-    }
-
-    /// Whether clients wait with large requests, behind what is to be written now.
-    #[inline]
-    pub fn has_put_off(&self) -> bool {
-        !self.work_budget.put_off.is_empty()
-    }
-
-    /// Lets clients go on that were put off, as far as this turn's share goes, and ends the turn.
-    #[inline]
-    pub(crate) fn settle_work(&mut self) {
-        if self.has_put_off() && !self.work_budget.is_resting && !self.work_budget.is_spent() {
-            self.catch_up_on_work();
-        }
-        self.work_budget.is_resting = self.work_budget.is_spent();
-        self.work_budget.words = 0;
-    }
-
-    #[cold]
-    fn catch_up_on_work(&mut self) {
-        self.work_budget.is_catching_up = true;
-        while !self.work_budget.is_spent()
-            && let Some(conn) = self.work_budget.put_off.pop_front()
-        {
-            if self.clients.is_current(conn.client(), conn.generation()) {
-                self.resume(conn.client());
-            }
-        }
-        self.work_budget.is_catching_up = false;
     }
 }

@@ -5,14 +5,16 @@ use cashew_protocol::memcached::RequestParser as TextParser;
 use cashew_protocol::memcached::Verb;
 use cashew_protocol::memcached::binary::Opcode;
 use cashew_protocol::memcached::words;
-use cashew_protocol::redis::{Command, Policy};
+use cashew_protocol::redis::{Command, Local, Policy, Rule, SessionRule};
 
 use crate::base::action::Notice;
 use crate::base::id::ClientId;
 use crate::downstream::listener::Listener;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
-use crate::redis::{NOT_AUTHENTICATED, is_open_to_all};
+
+/// The answer to what is asked before AUTH.
+pub(crate) const NOT_AUTHENTICATED: &[u8] = b"-NOAUTH Authentication required.\r\n";
 
 impl Listener {
     /// Decides about every command anew: its rules, or the commands that it has, have changed.
@@ -97,4 +99,12 @@ impl Engine {
 fn refusal_of_chore(name: &str) -> String {
     let name = name.replace('|', " ");
     format!("this gateway does not let clients call {name}; see command_policy")
+}
+
+/// Whether the command may be called before AUTH.
+pub(crate) fn is_open_to_all(command: &Command) -> bool {
+    matches!(
+        command.rule,
+        Rule::Local(Local::Auth | Local::Hello | Local::Quit) | Rule::Session(SessionRule::Reset)
+    )
 }

@@ -1,10 +1,8 @@
 //! What clients do that an operator should hear of: told to the log with the client's address, but
 //! so seldom that nobody fills it.
 
-use crate::base::action::{Action, Notice};
-use crate::base::id::ClientId;
+use crate::base::action::Notice;
 use crate::base::time::Time;
-use crate::engine::Engine;
 
 /// Of a pool's notices of one kind, one is told in so long; the others are counted.
 const NOTICE_EVERY_MS: u64 = 10_000;
@@ -23,7 +21,7 @@ struct Told {
 
 impl Notices {
     /// How many there have been since one was told, this one included, if it is to be told.
-    fn count(&mut self, notice: Notice, now: Time) -> Option<u64> {
+    pub(crate) fn count(&mut self, notice: Notice, now: Time) -> Option<u64> {
         let told = &mut self.0[notice.kind()];
         told.untold += 1;
         if told.next.is_some_and(|next| now < next) {
@@ -31,17 +29,6 @@ impl Notices {
         }
         told.next = Some(now.plus_millis(NOTICE_EVERY_MS));
         Some(std::mem::take(&mut told.untold))
-    }
-}
-
-impl Engine {
-    #[cold]
-    pub(crate) fn notice(&mut self, client: ClientId, notice: Notice) {
-        let listener = self.clients[client].listener;
-        if let Some(times) = self.listeners[listener].notices.count(notice, self.now) {
-            let conn = self.client_conn(client);
-            self.actions.push_back(Action::Notice { listener, conn, notice, times });
-        }
     }
 }
 

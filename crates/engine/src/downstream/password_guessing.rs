@@ -2,13 +2,7 @@
 //!
 //! Nobody else waits: the client's connection is not read meanwhile, that is all.
 
-use cashew_metrics::PoolCounter;
-
-use crate::base::action::Notice;
-use crate::base::id::ClientId;
-use crate::base::time::Time;
-use crate::base::timers::Timer;
-use crate::engine::Engine;
+use crate::downstream::client::Client;
 
 /// So many wrong passwords cost a client nothing.
 const FREE: u8 = 3;
@@ -16,35 +10,11 @@ const FREE: u8 = 3;
 const WAIT_MIN_MS: u64 = 100;
 const WAIT_MAX_MS: u64 = 5_000;
 
-impl Engine {
-    /// A client gave a wrong user or password.
-    #[cold]
-    pub(crate) fn wrong_password(&mut self, client: ClientId) {
-        let listener = self.clients[client].listener;
-        self.metrics.add_pool(self.listeners[listener].metrics, PoolCounter::AuthFailures, 1);
-        self.notice(client, Notice::WrongPassword);
-        let given = &mut self.clients[client].wrong_passwords;
-        *given = given.saturating_add(1);
-        if let Some(wait_ms) = wait_ms(*given) {
-            self.slow_down(client, wait_ms);
-        }
-    }
-
-    /// Takes no further request of the client for so long.
-    pub(crate) fn slow_down(&mut self, client: ClientId, wait_ms: u64) {
-        let until = self.now.plus_millis(wait_ms);
-        self.clients[client].modes.enter().slowed_until = Some(until);
-        self.timers.arm(until, Timer::Slowed { client, generation: self.clients.entry(client).1 });
-    }
-
-    /// A client may have waited long enough.
-    pub(crate) fn end_slow_down(&mut self, client: ClientId, generation: u32, at: Time) {
-        if self.clients.is_current(client, generation)
-            && self.clients[client].modes.slowed_until.is_some_and(|until| until <= at)
-        {
-            self.clients[client].modes.end_slow_down();
-            self.unblock(client);
-        }
+impl Client {
+    /// It gave a wrong user or password. Returns for how many milliseconds it is to wait.
+    pub(crate) fn count_wrong_password(&mut self) -> Option<u64> {
+        self.wrong_passwords = self.wrong_passwords.saturating_add(1);
+        wait_ms(self.wrong_passwords)
     }
 }
 

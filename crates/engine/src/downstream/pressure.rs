@@ -9,9 +9,10 @@
 use cashew_metrics::PoolCounter;
 
 use crate::base::action::Action;
-use crate::base::id::{ClientId, ConnId, LaneId, ListenerId};
+use crate::base::id::{ClientId, ConnId, ListenerId};
 use crate::base::time::Time;
-use crate::downstream::client::{Parser, State};
+use crate::downstream::client::State;
+use crate::downstream::shares::Shares;
 use crate::engine::Engine;
 use crate::request::Request;
 
@@ -146,12 +147,12 @@ impl Engine {
         if self.pressure.is_total {
             return;
         }
-        let shares = self.shares(self.pressure.high());
+        let shares = self.shares();
         // Who is exempt and heavy still is so again below.
         self.pressure.exempt.clear();
         let mut heavy = vec![0; self.listeners.len()];
         for index in self.clients.indices().collect::<Vec<ClientId>>() {
-            if self.is_heavy(index, &shares) {
+            if shares.is_heavy(&self.clients[index], &self.lanes) {
                 heavy[self.clients[index].listener.index()] += 1;
                 self.throttle(index);
             } else if self.clients[index].throttled {
@@ -263,7 +264,7 @@ impl Engine {
         let low = self.pressure.low();
         let is_of_few = self.shed(low, STALL_HOLDING_MIN);
         let is_theirs = || {
-            let shares = self.shares(self.pressure.high());
+            let shares = self.shares();
             shares.held_by_clients() >= self.held_bytes().saturating_sub(low)
         };
         if !is_of_few && is_theirs() {
@@ -279,10 +280,10 @@ impl Engine {
         if self.held_bytes() <= target {
             return false;
         }
-        let shares = self.shares(self.pressure.high());
+        let shares = self.shares();
         let rank = |index: ClientId| {
             let client = &self.clients[index];
-            let bytes = self.holding(index);
+            let bytes = client.holding(&self.lanes);
             (shares.is_over(client.listener), !client.session.no_evict, bytes, index)
         };
         let mut holders: Vec<(bool, bool, usize, ClientId)> =
@@ -316,18 +317,8 @@ impl Engine {
         is_any
     }
 
-    /// Bytes that go when this client goes, about.
-    pub(crate) fn holding(&self, index: ClientId) -> usize {
-        let client = &self.clients[index];
-        let parser = client.parser.as_ref().map_or(0, Parser::size);
-        let passing = match &client.parser {
-            Some(Parser::Upload(upload)) if upload.lane != LaneId::NONE => {
-                self.lanes[upload.lane].output.len()
-            }
-            _ => 0,
-        };
-        let said = client.input.capacity() + parser + client.session.profile_size();
-        said + (client.output.len() + client.held + passing) as usize
+    fn shares(&self) -> Shares {
+        Shares::new(&self.listeners, &self.lanes, &self.clients, self.pressure.high())
     }
 
     fn publish_held(&self) {

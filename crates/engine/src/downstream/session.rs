@@ -13,9 +13,12 @@ use crate::downstream::client::{Client, Profile, Selected, Session, Skip};
 use crate::downstream::listener::Listener;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
-use crate::redis::REDIS_VERSION;
 use crate::upstream::backend::Backend;
 use crate::upstream::session_params::{SessionParams, WireProtocol};
+
+/// The Redis whose behaviour the gateway's own answers follow; clients decide by it what they may
+/// use.
+pub(crate) const REDIS_VERSION: &str = "7.0.15";
 
 /// How long after a server did not speak RESP3 clients are told so, before it is tried again.
 const DIALECT_REFUSED_MS: u64 = 60_000;

@@ -1,8 +1,12 @@
 //! Whose is what a worker holds: pools have equal shares of it, and so have the clients of a pool.
 
-use crate::base::id::{ClientId, ListenerId};
+use crate::base::id::{ClientId, LaneId, ListenerId};
+use crate::base::slab::Slab;
+use crate::base::table::Table;
+use crate::downstream::client::{Client, Parser};
+use crate::downstream::listener::Listener;
 use crate::downstream::pressure::REQUEST_SIZE;
-use crate::engine::Engine;
+use crate::upstream::lane::Lane;
 
 /// What each pool makes the worker hold, at one moment.
 pub(crate) struct Shares {
@@ -31,6 +35,52 @@ impl Holding {
 }
 
 impl Shares {
+    /// Looks at all clients and lanes. There is room for `all` bytes.
+    #[cold]
+    pub(crate) fn new(
+        listeners: &Table<ListenerId, Listener>,
+        lanes: &Table<LaneId, Lane>,
+        clients: &Slab<ClientId, Client>,
+        all: usize,
+    ) -> Self {
+        let mut pools = vec![Holding::default(); listeners.len()];
+        // What waits in the lanes of a backend counts for its first listener.
+        let backends = listeners.iter().map(|state| state.backend.index() + 1).max().unwrap_or(0);
+        let mut first = vec![None; backends];
+        for (listener, state) in listeners.entries() {
+            first[state.backend.index()].get_or_insert(listener);
+        }
+        for lane in lanes.iter().filter(|lane| lane.upload == ClientId::NONE) {
+            if let Some(&Some(listener)) = first.get(lane.backend.index()) {
+                pools[listener.index()].by_lanes += (lane.unsent_size() + lane.kept.len()) as usize;
+            }
+        }
+        for index in clients.indices() {
+            let client = &clients[index];
+            let held = client.holding(lanes);
+            let pool = &mut pools[client.listener.index()];
+            pool.by_clients += held;
+            pool.requests += client.requests as usize;
+            pool.clients += usize::from(held > 0 || client.requests > 0);
+        }
+        let sharers = pools.iter().filter(|pool| pool.total() > 0).count().max(1);
+        let each = all / sharers;
+        // What nobody is known to hold counts, too: then nobody may be above the share.
+        let most = pools.iter().map(Holding::total).max().unwrap_or(0);
+        for pool in &mut pools {
+            pool.is_over = pool.clients > 0 && pool.total() >= each.min(most);
+        }
+        Self { each, pools }
+    }
+
+    /// Whether a client is one of those who cause that there is not enough: its pool has more than
+    /// its share, and it has as much of that as the others or more.
+    pub(crate) fn is_heavy(&self, client: &Client, lanes: &Table<LaneId, Lane>) -> bool {
+        let pool = &self.pools[client.listener.index()];
+        let caused = self.caused(client.listener, client.holding(lanes), client.requests.into());
+        pool.is_over && caused > 0 && caused >= pool.total() / pool.clients
+    }
+
     pub(crate) fn is_over(&self, listener: ListenerId) -> bool {
         self.pools[listener.index()].is_over
     }
@@ -52,45 +102,17 @@ impl Shares {
     }
 }
 
-impl Engine {
-    /// Looks at all clients and lanes, of which `each` pool may have so much if there is one.
-    #[cold]
-    pub(crate) fn shares(&self, all: usize) -> Shares {
-        let mut pools = vec![Holding::default(); self.listeners.len()];
-        // What waits in the lanes of a backend counts for its first listener.
-        let mut first = vec![None; self.backends.len()];
-        for (listener, state) in self.listeners.entries() {
-            first[state.backend.index()].get_or_insert(listener);
-        }
-        for lane in self.lanes.iter().filter(|lane| lane.upload == ClientId::NONE) {
-            if let Some(listener) = first[lane.backend.index()] {
-                pools[listener.index()].by_lanes += (lane.unsent_size() + lane.kept.len()) as usize;
+impl Client {
+    /// Bytes that go when it goes, about.
+    pub(crate) fn holding(&self, lanes: &Table<LaneId, Lane>) -> usize {
+        let parser = self.parser.as_ref().map_or(0, Parser::size);
+        let passing = match &self.parser {
+            Some(Parser::Upload(upload)) if upload.lane != LaneId::NONE => {
+                lanes[upload.lane].output.len()
             }
-        }
-        for index in self.clients.indices() {
-            let client = &self.clients[index];
-            let held = self.holding(index);
-            let pool = &mut pools[client.listener.index()];
-            pool.by_clients += held;
-            pool.requests += client.requests as usize;
-            pool.clients += usize::from(held > 0 || client.requests > 0);
-        }
-        let sharers = pools.iter().filter(|pool| pool.total() > 0).count().max(1);
-        let each = all / sharers;
-        // What nobody is known to hold counts, too: then nobody may be above the share.
-        let most = pools.iter().map(Holding::total).max().unwrap_or(0);
-        for pool in &mut pools {
-            pool.is_over = pool.clients > 0 && pool.total() >= each.min(most);
-        }
-        Shares { each, pools }
-    }
-
-    /// Whether a client is one of those who cause that there is not enough: its pool has more than
-    /// its share, and it has as much of that as the others or more.
-    pub(crate) fn is_heavy(&self, index: ClientId, shares: &Shares) -> bool {
-        let client = &self.clients[index];
-        let pool = &shares.pools[client.listener.index()];
-        let caused = shares.caused(client.listener, self.holding(index), client.requests.into());
-        pool.is_over && caused > 0 && caused >= pool.total() / pool.clients
+            _ => 0,
+        };
+        let said = self.input.capacity() + parser + self.session.profile_size();
+        said + (self.output.len() + self.held + passing) as usize
     }
 }

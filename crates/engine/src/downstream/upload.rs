@@ -16,9 +16,9 @@ use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::base::pace::Pace;
 use crate::base::time::Time;
 use crate::downstream::client::{Parser, State};
+use crate::downstream::command_policy::NOT_AUTHENTICATED;
 use crate::downstream::slow_clients::COLLECTED_MAX;
 use crate::engine::{Closed, Engine};
-use crate::redis::NOT_AUTHENTICATED;
 use crate::upstream::bulk::Mark;
 use crate::upstream::streaming::AHEAD_MAX;
 

@@ -9,102 +9,77 @@
 //! once: `pipeline_start` is dealt out among all that wait for anything. Who comes first has a larger
 //! share, so it is a few times as many requests in all.
 
-use cashew_metrics::PoolCounter;
+use cashew_config::snapshot::Limits;
 
-use crate::base::buffer::LARGE;
-use crate::base::id::{ClientId, RequestId};
-use crate::engine::Engine;
+use crate::downstream::client::Client;
 use crate::upstream::bulk::BULK_SIZE;
 
 /// The window of a client of whose replies nothing is known.
 pub(crate) const UNKNOWN: u16 = 1;
 
-impl Engine {
-    /// How many requests of a client may be unanswered now; it has one at least. It is never more than
-    /// `client_requests_max`.
+impl Client {
+    /// How many requests of the client may be unanswered now, where `waiting` clients wait for
+    /// anything; it has one at least. It is never more than `client_requests_max`.
     #[cold]
-    pub(crate) fn pipeline_max(&self, index: ClientId) -> u32 {
-        let client = &self.clients[index];
-        if client.window == 0 {
+    pub(crate) fn pipeline_max(&self, limits: &Limits, waiting: u32) -> u32 {
+        if self.window == 0 {
             return 1;
         }
-        if client.window != UNKNOWN {
-            return client.window.into();
+        if self.window != UNKNOWN {
+            return self.window.into();
         }
-        let limits = &self.listeners[client.listener].limits;
         let max = limits.client_requests_max;
         match limits.pipeline_start {
             0 => max,
-            start => (start / self.activity.waiting.max(1)).clamp(1, max),
+            start => (start / waiting.max(1)).clamp(1, max),
         }
     }
 
-    /// Gives a client that has as many requests in flight as its window has room for a larger one, if
-    /// there is room for it. Returns whether it did.
+    /// Whether it has as many requests in flight as its window has room for.
     #[inline]
-    pub(crate) fn widen(&mut self, index: ClientId) -> bool {
-        let client = &self.clients[index];
-        if client.window == 0 || client.requests < client.window {
-            return false;
-        }
-        let max = self.pipeline_max(index);
-        let client = &mut self.clients[index];
-        let is_wider = max > client.requests.into();
+    pub(crate) fn fills_window(&self) -> bool {
+        self.window != 0 && self.requests >= self.window
+    }
+
+    /// Gives it a larger window, if there is room for it. Returns whether it did.
+    #[inline]
+    pub(crate) fn widen(&mut self, limits: &Limits, waiting: u32) -> bool {
+        let max = self.pipeline_max(limits, waiting);
+        let is_wider = max > self.requests.into();
         if is_wider {
-            client.window = narrowed(max);
+            self.window = narrowed(max);
         }
         is_wider
     }
 
-    /// The client has to wait for replies before it may ask more.
-    #[cold]
-    pub(crate) fn wait_at_window(&mut self, index: ClientId) {
-        let client = &mut self.clients[index];
-        let listener = &self.listeners[client.listener];
-        if u32::from(client.window) < listener.limits.client_requests_max && !client.is_at_window {
-            client.is_at_window = true;
-            self.metrics.add_pool(listener.metrics, PoolCounter::PipelinesPaused, 1);
+    /// It has to wait for replies before it may ask more. Returns whether that is news.
+    pub(crate) fn wait_at_window(&mut self, limits: &Limits) -> bool {
+        let is_narrow = u32::from(self.window) < limits.client_requests_max;
+        is_narrow && !std::mem::replace(&mut self.is_at_window, true)
+    }
+
+    /// It goes on after it waited for replies: each small one makes room for one more.
+    pub(crate) fn leave_window(&mut self, limits: &Limits, waiting: u32) {
+        let allowed = self.pipeline_max(limits, waiting);
+        self.is_at_window = false;
+        if self.window > 0 {
+            let window = u32::from(self.window);
+            let answered = window.saturating_sub(self.requests.into());
+            let max = limits.client_requests_max;
+            self.window = narrowed((window + answered).max(allowed).min(max));
         }
     }
 
-    /// The client goes on after it waited for replies: each small one makes room for one more.
-    #[cold]
-    pub(crate) fn leave_window(&mut self, index: ClientId) {
-        let allowed = self.pipeline_max(index);
-        let client = &mut self.clients[index];
-        client.is_at_window = false;
-        if client.window > 0 {
-            let max = self.listeners[client.listener].limits.client_requests_max;
-            let window = u32::from(client.window);
-            let answered = window.saturating_sub(client.requests.into());
-            client.window = narrowed((window + answered).max(allowed).min(max));
-        }
-    }
-
-    /// A client gets a reply of so many bytes, or its header says that it will be of so many.
-    #[inline]
-    pub(crate) fn learn_window(&mut self, request: RequestId, size: u64) {
-        if size >= LARGE as u64 {
-            self.narrow(request, size);
-        }
-    }
-
-    #[cold]
-    fn narrow(&mut self, request: RequestId, size: u64) {
-        let index = self.waiting_client(request);
-        if index == ClientId::NONE {
-            return;
-        }
-        let client = &mut self.clients[index];
-        let limits = &self.listeners[client.listener].limits;
+    /// It gets a reply of so many bytes, which is not small.
+    pub(crate) fn narrow_window(&mut self, limits: &Limits, size: u64) {
         if limits.pipeline_start == 0 {
             return;
         }
         let room = limits.client_output_pause / size;
         let room = if size >= BULK_SIZE as u64 { 0 } else { room.max(u64::from(UNKNOWN) + 1) };
         // What was answered meanwhile shows nothing.
-        client.is_at_window = false;
-        client.window = client.window.min(narrowed(room.min(u32::MAX.into()) as u32));
+        self.is_at_window = false;
+        self.window = self.window.min(narrowed(room.min(u32::MAX.into()) as u32));
     }
 }
 

@@ -1,6 +1,7 @@
 //! The engine's public face: events in, work out.
 
 pub(crate) mod change;
+pub(crate) mod clients;
 pub(crate) mod epoch;
 pub(crate) mod fast_parts;
 pub(crate) mod fast_path;
@@ -47,6 +48,7 @@ use crate::redis::worker_query::Inquiries;
 use crate::request::Gather;
 use crate::request::slab::Requests;
 use crate::upstream::backend::Backend;
+use crate::upstream::inspect::LaneState;
 use crate::upstream::lane::Lane;
 use crate::upstream::replica_reads::WriteMarks;
 
@@ -158,8 +160,6 @@ pub struct Engine {
     pub(crate) clients_seen: u64,
     pub(crate) monitor_relay: MonitorRelay,
     pub(crate) draining: bool,
-    /// See [`crate::base::work_budget`].
-    pub(crate) work: usize,
     pub(crate) work_budget: WorkBudget,
 }
 
@@ -259,7 +259,6 @@ impl Engine {
             clients_seen: 0,
             monitor_relay: MonitorRelay::default(),
             draining: false,
-            work: 0,
             work_budget: WorkBudget::default(),
         };
         engine.timers.arm(now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);
@@ -770,6 +769,12 @@ impl Engine {
     /// Requests that are not answered yet, of all pools.
     pub fn requests_pending(&self) -> usize {
         self.requests.len()
+    }
+
+    /// What is believed of a connection to a server; `None` when it is gone.
+    pub fn lane_state(&self, conn: ConnId) -> Option<LaneState> {
+        let lane = conn.is_lane().then(|| self.lane_elsewhere(conn))??;
+        Some(self.lane(lane).state())
     }
 
     // Shared by the parts.

@@ -11,12 +11,11 @@ use crate::engine::Engine;
 use crate::memcached::{merge_packets, merge_stats};
 use crate::request::{Due, Merge, Role};
 use crate::upstream::bulk::BULK_SIZE;
+use crate::upstream::low_water::STREAM_WRITE_MIN;
 
 /// What is looked at of a probe's reply.
 const PROBE_REPLY_MAX: usize = 64;
 
-/// A reply that is passed on while it arrives is written in pieces of at least this size.
-pub(crate) const STREAM_WRITE_MIN: u64 = 512 * 1024;
 /// What is left of a value is waited for, and leaves with the piece before it, if it is no more than this.
 const STREAM_END_MAX: u64 = 64 * 1024;
 

@@ -22,26 +22,19 @@ pub(crate) mod worker_query;
 use std::borrow::Cow;
 
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{
-    self, Access, Command, CommandId, Fan, Group, Local, Lookup, Rule, SessionRule,
-};
+use cashew_protocol::redis::{self, Access, Command, CommandId, Fan, Group, Local, Lookup, Rule};
 use cashew_protocol::resp::{RequestParser, encode};
 use cashew_protocol::{Span, redis as table};
 
 use crate::base::action::Notice;
 use crate::base::id::{BackendId, ClientId};
 use crate::downstream::client::State;
+use crate::downstream::command_policy::{NOT_AUTHENTICATED, is_open_to_all};
 use crate::downstream::receive::Plan;
 use crate::downstream::session::NO_DATABASE;
 use crate::engine::Engine;
 use crate::exchange::dispatch::{FragmentText, Payload};
 use crate::request::Merge;
-
-/// The Redis whose behaviour the gateway's own answers follow; clients decide by it what they may
-/// use.
-pub(crate) const REDIS_VERSION: &str = "7.0.15";
-
-pub(crate) const NOT_AUTHENTICATED: &[u8] = b"-NOAUTH Authentication required.\r\n";
 
 impl Engine {
     /// Decides about one parsed request; `bytes` is the request as it came.
@@ -409,12 +402,4 @@ impl Engine {
 /// What is no command, and begins a line of HTTP.
 fn is_http(name: &[u8]) -> bool {
     name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:")
-}
-
-/// What may be asked before AUTH.
-pub(crate) fn is_open_to_all(command: &Command) -> bool {
-    matches!(
-        command.rule,
-        Rule::Local(Local::Auth | Local::Hello | Local::Quit) | Rule::Session(SessionRule::Reset)
-    )
 }

@@ -1,8 +1,7 @@
 //! What a test may know of a connection to a server: what the engine believes is still owed there.
 
-use crate::base::id::{ClientId, ConnId};
-use crate::engine::Engine;
-use crate::upstream::lane::Link;
+use crate::base::id::ClientId;
+use crate::upstream::lane::{Lane, Link};
 
 /// Who may use a connection to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,28 +30,23 @@ pub struct LaneState {
     pub is_taken: bool,
 }
 
-impl Engine {
-    /// What is believed of a connection to a server; `None` when it is gone.
-    pub fn lane_state(&self, conn: ConnId) -> Option<LaneState> {
-        if !conn.is_lane() {
-            return None;
-        }
-        let lane = self.lane(self.lane_elsewhere(conn)?);
-        let kind = if lane.is_feed {
+impl Lane {
+    pub(crate) fn state(&self) -> LaneState {
+        let kind = if self.is_feed {
             LaneKind::Subscriber
-        } else if lane.is_session {
+        } else if self.is_session {
             LaneKind::Exclusive
-        } else if lane.is_private {
+        } else if self.is_private {
             LaneKind::Streaming
         } else {
             LaneKind::Multiplexed
         };
-        Some(LaneState {
+        LaneState {
             kind,
-            is_ready: matches!(lane.link, Link::Ready { .. }),
-            in_flight: lane.in_flight,
-            unsent: lane.unsent,
-            is_taken: lane.lease != ClientId::NONE || lane.upload != ClientId::NONE,
-        })
+            is_ready: matches!(self.link, Link::Ready { .. }),
+            in_flight: self.in_flight,
+            unsent: self.unsent,
+            is_taken: self.lease != ClientId::NONE || self.upload != ClientId::NONE,
+        }
     }
 }

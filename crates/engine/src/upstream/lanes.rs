@@ -119,7 +119,7 @@ impl Engine {
         let server = self.heard_from(index);
         self.metrics.add_server(server, ServerCounter::ResponseBytes, buffer.len() as u64);
         self.bufs.charge(buffer.capacity());
-        self.adjust_low_water(index);
+        self.actions.extend(self.lanes[index].adjust_low_water());
         self.deliver_middle(request, std::mem::take(buffer), left);
         if self.lanes[index].is_private {
             self.balance(index);
@@ -173,7 +173,7 @@ impl Engine {
                 continue;
             }
             let asked = &self.requests[request];
-            if !asked.has_begun() && !self.names_request(asked, bytes) {
+            if !asked.has_begun() && !asked.is_named_by(bytes) {
                 self.misfit_of_head(index, bytes);
                 break;
             }
@@ -235,7 +235,7 @@ impl Engine {
         }
         let index = if self.brings_large(index) { self.detach_large(index) } else { index };
         if self.lanes[index].is_private {
-            self.adjust_low_water(index);
+            self.actions.extend(self.lanes[index].adjust_low_water());
             self.balance(index);
         }
         self.publish_lane_queues(index);
@@ -393,9 +393,14 @@ impl Engine {
                 }
             }
             Link::Ready { .. } => {
-                if self.reply_deadline(index) <= now && !self.may_trickle(index) {
-                    self.suspect(index);
-                    self.lane_down(index, Failure::TimedOut, Closed::ByUs);
+                if self.reply_deadline(index) <= now {
+                    match self.lanes[index].may_trickle(now) {
+                        Some(news) => self.actions.push_back(news),
+                        None => {
+                            self.suspect(index);
+                            self.lane_down(index, Failure::TimedOut, Closed::ByUs);
+                        }
+                    }
                 }
             }
         }

@@ -6,9 +6,11 @@
 //! that, the kernel keeps what comes until it is as much.
 
 use crate::base::action::Action;
-use crate::base::id::LaneId;
-use crate::engine::Engine;
-use crate::exchange::deliver::STREAM_WRITE_MIN;
+use crate::base::time::Time;
+use crate::upstream::lane::Lane;
+
+/// A reply that is passed on while it arrives is written in pieces of at least this size.
+pub(crate) const STREAM_WRITE_MIN: u64 = 512 * 1024;
 
 /// What the driver was told of a lane's connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,39 +24,33 @@ pub(crate) enum LowWater {
     Trickle,
 }
 
-impl Engine {
-    /// Something came of a reply that is passed on while it arrives, or that began like one.
+impl Lane {
+    /// Something came of a reply that is passed on while it arrives, or that began like one. Returns what
+    /// the driver is to be told.
     #[inline]
-    pub(crate) fn adjust_low_water(&mut self, index: LaneId) {
-        let lane = &mut self.lanes[index];
-        let goes_on = lane.is_private && lane.scanner.remaining() >= STREAM_WRITE_MIN;
-        let conn = lane.conn;
-        match (lane.low_water, goes_on) {
-            (LowWater::Byte, true) => {
-                lane.low_water = LowWater::Write;
-                let bytes = STREAM_WRITE_MIN as u32;
-                self.actions.push_back(Action::SetLowWater { conn, bytes });
+    pub(crate) fn adjust_low_water(&mut self) -> Option<Action> {
+        let goes_on = self.is_private && self.scanner.remaining() >= STREAM_WRITE_MIN;
+        let (next, bytes) = match (self.low_water, goes_on) {
+            (LowWater::Byte, true) => (LowWater::Write, STREAM_WRITE_MIN as u32),
+            (LowWater::Write, false) => (LowWater::Byte, 1),
+            (LowWater::Trickle, false) => {
+                self.low_water = LowWater::Byte;
+                return None;
             }
-            (LowWater::Write, false) => {
-                lane.low_water = LowWater::Byte;
-                self.actions.push_back(Action::SetLowWater { conn, bytes: 1 });
-            }
-            (LowWater::Trickle, false) => lane.low_water = LowWater::Byte,
-            (LowWater::Byte, false) | (LowWater::Write | LowWater::Trickle, true) => {}
-        }
+            (LowWater::Byte, false) | (LowWater::Write | LowWater::Trickle, true) => return None,
+        };
+        self.low_water = next;
+        Some(Action::SetLowWater { conn: self.conn, bytes })
     }
 
-    /// Nothing was told of the lane for too long. Returns whether something may have come all the
-    /// same: then it is told of from now on, and counts as if it had come now.
-    pub(crate) fn may_trickle(&mut self, index: LaneId) -> bool {
-        let lane = &mut self.lanes[index];
-        if lane.low_water != LowWater::Write {
-            return false;
+    /// Nothing was told of the lane for too long. If something may have come all the same, it is told of
+    /// from now on, as the driver is to know, and counts as if it had come now.
+    pub(crate) fn may_trickle(&mut self, now: Time) -> Option<Action> {
+        if self.low_water != LowWater::Write {
+            return None;
         }
-        lane.low_water = LowWater::Trickle;
-        lane.progress_at = self.now;
-        let conn = lane.conn;
-        self.actions.push_back(Action::SetLowWater { conn, bytes: 1 });
-        true
+        self.low_water = LowWater::Trickle;
+        self.progress_at = now;
+        Some(Action::SetLowWater { conn: self.conn, bytes: 1 })
     }
 }

@@ -6,16 +6,13 @@
 
 use std::time::Duration;
 
-use cashew_metrics::ServerCounter;
 use cashew_protocol::memcached::{Answer, Expect, is_refused_set, value_key};
 
-use crate::base::action::{Action, Sequel};
-use crate::base::failure::Failure;
-use crate::base::id::LaneId;
-use crate::engine::{Closed, Engine};
+use crate::base::time::Time;
 use crate::request::Request;
 use crate::upstream::bulk::Mark;
-use crate::upstream::lane::{Lane, Scanner};
+use crate::upstream::lane::Scanner;
+use crate::upstream::server::Server;
 
 /// So many bytes of it are in the log.
 const EXCERPT_SIZE: usize = 64;
@@ -28,81 +25,66 @@ const REFUSED_MS: u64 = 60_000;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Unknown {
     /// Until when: `ms` with a size behind its key.
-    pub(crate) sets: crate::base::time::Time,
+    pub(crate) sets: Time,
     /// `ms` with the flag `E`.
-    pub(crate) given: crate::base::time::Time,
+    pub(crate) given: Time,
 }
 
-impl Engine {
-    /// Ends a connection whose server sent `bytes`, or what they go on, in the place of what is
-    /// `expected`.
-    #[cold]
-    pub(crate) fn misfit(&mut self, index: LaneId, expected: &'static str, bytes: &[u8]) {
-        self.notify_misfit(index, expected, Sequel::Closed, bytes);
-        self.lane_down(index, Failure::BadReply, Closed::ByUs);
+impl Unknown {
+    /// A server has answered what was expected to be so with `bytes`, which does not fit.
+    fn learn(&mut self, expect: Expect, bytes: &[u8], now: Time) {
+        let (Expect::Answer(answer) | Expect::AnswerQuiet(answer)) = expect else { return };
+        if !is_refused_set(bytes) {
+            return;
+        }
+        let until = now.plus_millis(REFUSED_MS);
+        match answer {
+            Answer::MetaSet => self.sets = until,
+            Answer::MetaSetGiven => self.given = until,
+            _ => {}
+        }
+    }
+}
+
+impl Server {
+    /// Whether the log is to be told of a reply that does not fit, what there is of it.
+    pub(crate) fn misfit_for_log(&mut self, bytes: &[u8], now: Time) -> Option<Vec<u8>> {
+        let is_due = self.misfit_at.is_none_or(|at| now - at >= LOGGED_AGAIN);
+        is_due.then(|| {
+            self.misfit_at = Some(now);
+            bytes[..bytes.len().min(EXCERPT_SIZE)].to_vec()
+        })
     }
 
-    /// Counts and tells that a server has sent `bytes`, or what they go on, in the place of what is
-    /// `expected`.
-    #[cold]
-    pub(crate) fn notify_misfit(
+    /// A reply does not fit the request. Returns what was expected, in the words of the log.
+    pub(crate) fn learn_misfit(
         &mut self,
-        index: LaneId,
-        expected: &'static str,
-        sequel: Sequel,
+        request: &Request,
+        scanner: &Scanner,
         bytes: &[u8],
-    ) {
-        let Lane { backend, server: server_index, .. } = self.lanes[index];
-        let now = self.now;
-        let server = self.server_of(index);
-        let id = server.metrics;
-        if server.misfit_at.is_none_or(|at| now - at >= LOGGED_AGAIN) {
-            server.misfit_at = Some(now);
-            let excerpt = bytes[..bytes.len().min(EXCERPT_SIZE)].to_vec();
-            let news =
-                Action::ServerMisfit { backend, server: server_index, expected, excerpt, sequel };
-            self.actions.push_back(news);
-        }
-        self.metrics.add_server(id, ServerCounter::ProtocolErrors, 1);
-    }
-
-    /// The same for a reply to the lane's head.
-    #[cold]
-    pub(crate) fn misfit_of_head(&mut self, index: LaneId, bytes: &[u8]) {
-        let lane = &self.lanes[index];
-        let expect = self.requests[lane.head].expect;
-        if let Expect::Answer(answer) | Expect::AnswerQuiet(answer) = expect
-            && is_refused_set(bytes)
-        {
-            let until = self.now.plus_millis(REFUSED_MS);
-            let unknown = &mut self.server_of(index).unknown;
-            match answer {
-                Answer::MetaSet => unknown.sets = until,
-                Answer::MetaSetGiven => unknown.given = until,
-                _ => {}
-            }
-        }
-        let expected = match self.lanes[index].scanner {
-            Scanner::Redis(_) => self.requests[self.lanes[index].head].due.describe(),
-            Scanner::Memcached(_) | Scanner::Binary(_) => describe(expect),
-        };
-        self.misfit(index, expected, bytes);
-    }
-
-    /// Whether what a reply opens with names what the request did: the key, or in binary what a client
-    /// has a request known by. `bytes` are the first of the reply.
-    pub(crate) fn names_request(&self, request: &Request, bytes: &[u8]) -> bool {
-        match request.expect {
-            Expect::Values => match value_key(bytes) {
-                Some(key) => request.is_for(key),
-                None => true,
-            },
-            _ => true,
+        now: Time,
+    ) -> &'static str {
+        self.unknown.learn(request.expect, bytes, now);
+        match scanner {
+            Scanner::Redis(_) => request.due.describe(),
+            Scanner::Memcached(_) | Scanner::Binary(_) => describe(request.expect),
         }
     }
 }
 
 impl Request {
+    /// Whether what a reply opens with names what the request did: the key, or in binary what a client
+    /// has a request known by. `bytes` are the first of the reply.
+    pub(crate) fn is_named_by(&self, bytes: &[u8]) -> bool {
+        match self.expect {
+            Expect::Values => match value_key(bytes) {
+                Some(key) => self.is_for(key),
+                None => true,
+            },
+            _ => true,
+        }
+    }
+
     /// Whether this may be its key, as far as it is known.
     #[inline(always)]
     pub(crate) fn is_for(&self, key: &[u8]) -> bool {

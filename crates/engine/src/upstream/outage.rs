@@ -10,7 +10,7 @@ use cashew_config::snapshot::Protocol;
 use cashew_metrics::{Cause, Evidence, PoolCounter, ServerCounter};
 use cashew_protocol::memcached::Expect;
 
-use crate::base::action::Action;
+use crate::base::action::{Action, Sequel};
 use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::base::time::Time;
@@ -365,6 +365,43 @@ impl Engine {
             self.actions.push_back(Action::NotPrimary { backend, server });
         }
         self.note_evidence(backend, server, Evidence::Failed(Cause::from(why)));
+    }
+
+    /// Ends a connection whose server sent `bytes`, or what they go on, in the place of what is
+    /// `expected`.
+    #[cold]
+    pub(crate) fn misfit(&mut self, index: LaneId, expected: &'static str, bytes: &[u8]) {
+        self.notify_misfit(index, expected, Sequel::Closed, bytes);
+        self.lane_down(index, Failure::BadReply, Closed::ByUs);
+    }
+
+    /// The same for a reply to the lane's head.
+    #[cold]
+    pub(crate) fn misfit_of_head(&mut self, index: LaneId, bytes: &[u8]) {
+        let lane = &self.lanes[index];
+        let server = &mut self.backends[lane.backend].servers[lane.server];
+        let request = &self.requests[lane.head];
+        let expected = server.learn_misfit(request, &lane.scanner, bytes, self.now);
+        self.misfit(index, expected, bytes);
+    }
+
+    /// Counts and tells that a server has sent `bytes`, or what they go on, in the place of what is
+    /// `expected`.
+    #[cold]
+    pub(crate) fn notify_misfit(
+        &mut self,
+        index: LaneId,
+        expected: &'static str,
+        sequel: Sequel,
+        bytes: &[u8],
+    ) {
+        let Lane { backend, server, .. } = self.lanes[index];
+        let state = &mut self.backends[backend].servers[server];
+        self.metrics.add_server(state.metrics, ServerCounter::ProtocolErrors, 1);
+        if let Some(excerpt) = state.misfit_for_log(bytes, self.now) {
+            let news = Action::ServerMisfit { backend, server, expected, excerpt, sequel };
+            self.actions.push_back(news);
+        }
     }
 
     /// What is left of a get of several keys when its start is sent means nothing to another
