@@ -405,6 +405,7 @@ fn resolve_pool(
         reads_by_class: reads_by_class::resolve(section, report),
         zone: section.zone.clone().and_then(|zone| groups::check_zone(zone, report)),
         replica_reads: replica_reads::resolve(section),
+        route: None,
     };
     replica_reads::warn_without_replicas(&pool, section, report);
     if pool.fail_open_percent < 100 && !pool.auto_eject_hosts {

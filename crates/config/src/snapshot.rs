@@ -3,6 +3,7 @@
 
 mod live;
 mod replica_reads;
+mod route;
 mod topology;
 
 use std::fmt;
@@ -15,13 +16,13 @@ use cashew_protocol::redis::{Clearance, Definition, KeyPlaces, Rules};
 use serde::{Deserialize, Serialize};
 
 pub use self::replica_reads::{ReadYourWrites, ReplicaReads};
+pub use self::route::{FailoverOn, PrefixArm, Route};
 pub use self::topology::{Promoted, Reads, ServerGroup, Topology, TopologyState};
 
 /// One numbered configuration of the whole instance.
 ///
 /// During an upgrade another version of cashew reads it, which ignores unknown fields. A field that
 /// is added after a release needs a `serde(default)` that is right for snapshots without it.
-/// that is added after a release needs a `serde(default)` that is right for snapshots without it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Grows by one with every configuration that takes effect; the first is 1.
@@ -135,7 +136,7 @@ pub struct Pool {
     pub distribution: Distribution,
     pub topology: Topology,
     /// Sorted by (name length, name bytes); a server's index everywhere is its position here.
-    /// Never empty, at most [`SERVERS_MAX`].
+    /// Empty only of a route; at most [`SERVERS_MAX`].
     pub servers: Vec<Server>,
     /// Limit for the reply once a request is sent, and before that for a connection; `None` is no
     /// limit.
@@ -217,6 +218,9 @@ pub struct Pool {
     /// When replicas may answer reads. Redis pools only.
     #[serde(default)]
     pub replica_reads: ReplicaReads,
+    /// Where its requests go, if that are other pools: then it has no servers of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub route: Option<Route>,
 }
 
 /// The Sentinels of a pool, and the groups of servers whose primaries they name.
@@ -627,6 +631,8 @@ pub enum Listen {
         path: PathBuf,
         mode: Option<u32>,
     },
+    /// No client connects to it: routes lead there.
+    Nowhere,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -79,6 +79,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         reads: None,
         reads_by_class: Vec::new(),
         replica_reads: Default::default(),
+        route: None,
     }
 }
 

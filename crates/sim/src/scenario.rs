@@ -751,6 +751,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         reads: None,
         reads_by_class: Vec::new(),
         replica_reads: Default::default(),
+        route: None,
     }
 }
 

@@ -1,0 +1,163 @@
+//! Where the requests of a route go: a tree of nodes whose leaves are pools.
+
+use serde::{Deserialize, Serialize};
+
+/// A node of a route's tree.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Route {
+    /// A pool, by its name. It has servers of its own: no route leads to a route.
+    Pool(String),
+    /// By the start of the key: the longest prefix that it has. Sorted by the prefixes' bytes, without
+    /// duplicates; the empty prefix, the first then, has all other keys. Without it their requests are
+    /// refused. Never empty.
+    Prefix(Vec<PrefixArm>),
+    /// By the whole key.
+    Keys {
+        /// Sorted by the keys' bytes, without duplicates.
+        exact: Vec<(String, Route)>,
+        otherwise: Box<Route>,
+    },
+    /// By what the command does.
+    Operation { read: Box<Route>, write: Box<Route>, delete: Box<Route> },
+    /// Every child is asked; the worst answer is the client's, the first child's among equals.
+    AllSync(Vec<Route>),
+    /// Every child is asked; the client has its answer at once, whatever becomes of it. Reads go to the first.
+    AllAsync(Vec<Route>),
+    /// Every child is asked; the client has what more than half of them answer.
+    AllMajority(Vec<Route>),
+    /// Every child is asked; the first good answer is the client's.
+    AllFastest {
+        to: Vec<Route>,
+        /// A miss is an answer only when no child has a hit.
+        miss_last: bool,
+    },
+    /// Every child is asked; the first child's answer is the client's.
+    AllInitial(Vec<Route>),
+    /// The next child is asked if one has failed.
+    Failover {
+        to: Vec<Route>,
+        on: FailoverOn,
+        /// What is stored in another child than the first lives no longer, in milliseconds; `None` is as
+        /// long as the client says.
+        ttl_ms: Option<u64>,
+    },
+    /// Reads: the next child is asked if one has a miss or has failed. Writes go to the first.
+    MissFailover(Vec<Route>),
+    /// Reads that miss in `cold` are asked of `warm`, and what that has is added to `cold`. Writes go to
+    /// `cold`.
+    WarmUp {
+        cold: Box<Route>,
+        warm: Box<Route>,
+        /// How long what is added lives, in milliseconds; `None` is as long as `warm` says, of
+        /// memcached, and as in `warm`, of Redis.
+        ttl_ms: Option<u64>,
+    },
+    /// A share of the keys is asked of `shadow` as well, whose answers nobody waits for.
+    Shadow {
+        to: Box<Route>,
+        shadow: Box<Route>,
+        /// Of 10,000 keys, so many.
+        share: u32,
+        /// Whether answers are compared, and those that differ counted.
+        compare: bool,
+        /// Requests to `shadow` that may be on their way from one worker; beyond that none is made.
+        outstanding_max: u32,
+    },
+    /// Keys move from one child to another, a share of them at a time.
+    Migrate {
+        from: Box<Route>,
+        to: Box<Route>,
+        /// Of 10,000 keys, so many are served by `to`.
+        share: u32,
+        /// Writes of all keys go to both: to the one that serves the key first.
+        dual_write: bool,
+        /// Reads that miss where the key is served now are asked of the other one.
+        read_other: bool,
+    },
+    /// Keys have several copies, under names of their own, in the same child: reads take one at random, writes
+    /// go to all.
+    KeySplit {
+        to: Box<Route>,
+        /// 2 to 1,000.
+        copies: u32,
+    },
+    /// Beyond so many requests per second and worker there is an error.
+    Limit { to: Box<Route>, per_second: u32, burst: u32 },
+    /// Beyond so many requests on their way from one worker there is an error.
+    Outstanding { to: Box<Route>, max: u32 },
+}
+
+/// Keys that begin alike.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PrefixArm {
+    pub prefix: String,
+    /// What servers see in the prefix' place, if not the prefix itself: the empty text where it is stripped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rewrite: Option<String>,
+    pub to: Route,
+}
+
+/// After what a request is sent to the next child. What may have run is repeated only if it reads, or if
+/// repeating it leaves the same state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FailoverOn {
+    /// It was not sent: no server, refused, out, queue full.
+    pub refused: bool,
+    /// No answer in time, or none since the connection ended.
+    pub timeout: bool,
+    /// The server answered with an error about itself: LOADING, READONLY, CLUSTERDOWN, MASTERDOWN, OOM, `SERVER_ERROR`.
+    pub error: bool,
+}
+
+impl Default for FailoverOn {
+    fn default() -> Self {
+        Self { refused: true, timeout: true, error: true }
+    }
+}
+
+impl Route {
+    /// The children in their order.
+    pub fn children(&self) -> Vec<&Route> {
+        match self {
+            Self::Pool(_) => Vec::new(),
+            Self::Prefix(arms) => arms.iter().map(|arm| &arm.to).collect(),
+            Self::Keys { exact, otherwise } => {
+                exact.iter().map(|(_, route)| route).chain([&**otherwise]).collect()
+            }
+            Self::Operation { read, write, delete } => vec![read, write, delete],
+            Self::AllSync(to)
+            | Self::AllAsync(to)
+            | Self::AllMajority(to)
+            | Self::AllFastest { to, .. }
+            | Self::AllInitial(to)
+            | Self::Failover { to, .. }
+            | Self::MissFailover(to) => to.iter().collect(),
+            Self::WarmUp { cold, warm, .. } => vec![cold, warm],
+            Self::Shadow { to, shadow, .. } => vec![to, shadow],
+            Self::Migrate { from, to, .. } => vec![from, to],
+            Self::KeySplit { to, .. } | Self::Limit { to, .. } | Self::Outstanding { to, .. } => {
+                vec![to]
+            }
+        }
+    }
+
+    /// The pools that it leads to, in the order of the tree, each once.
+    pub fn pools(&self) -> Vec<&str> {
+        let mut pools = Vec::new();
+        self.collect_pools(&mut pools);
+        pools
+    }
+
+    fn collect_pools<'r>(&'r self, pools: &mut Vec<&'r str>) {
+        if let Self::Pool(pool) = self
+            && !pools.contains(&pool.as_str())
+        {
+            pools.push(pool);
+        }
+        for child in self.children() {
+            child.collect_pools(pools);
+        }
+    }
+}
