@@ -28,7 +28,8 @@ pub(crate) fn reasons_against(source: &Source) -> Vec<String> {
 fn pools_without_primary(source: &Source) -> impl Iterator<Item = String> {
     let pools = source.snapshot().pools.iter().enumerate();
     // Nobody looks after the servers of the others: without clients they would stay down for ever.
-    let checked = pools.filter(|(_, pool)| pool.server_check_interval_ms > 0);
+    let checked =
+        pools.filter(|(_, pool)| pool.server_check_interval_ms > 0 && pool.route.is_none());
     let dead = checked.filter(|&(at, pool)| {
         (0..pool.servers.len())
             .all(|server| !source.health(source.layout().server(at, server)).is_up())

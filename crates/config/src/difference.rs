@@ -65,7 +65,10 @@ impl Difference {
                     "pool '{}': added, listens on {}, {}",
                     pool.name,
                     pool.listen,
-                    count(pool.servers.len(), "server")
+                    match &pool.route {
+                        Some(route) => format!("leads to {}", route.pools().join(", ")),
+                        None => count(pool.servers.len(), "server"),
+                    }
                 )),
             }
         }
@@ -199,6 +202,7 @@ impl Difference {
             reads,
             reads_by_class,
             replica_reads,
+            route: _,
         } = old;
         if *listen != new.listen {
             let line = format!("pool '{name}': listens on {} instead of {listen}", new.listen);
@@ -349,7 +353,7 @@ impl Difference {
 
     fn keys(&mut self, old: &Pool, new: &Pool) {
         let mut option = Options { lines: &mut self.lines, pool: Some(&new.name) };
-        if old.protocol != new.protocol {
+        if old.protocol != new.protocol || old.route.is_some() || new.route.is_some() {
             return;
         }
         if old.redis_db != new.redis_db {
@@ -592,6 +596,7 @@ impl fmt::Display for Listen {
             Self::Tcp(address) => write!(f, "{address}"),
             Self::Unix { path, mode: None } => write!(f, "{}", path.display()),
             Self::Unix { path, mode: Some(mode) } => write!(f, "{} {mode:04o}", path.display()),
+            Self::Nowhere => f.write_str("nowhere"),
         }
     }
 }

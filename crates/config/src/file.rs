@@ -10,6 +10,7 @@ use crate::groups::{Member, MemberAddress, Members};
 use crate::policy::{Entries, PolicyText};
 use crate::reads_by_class::ReadsByClass;
 use crate::replica_reads::Span;
+use crate::routes::{self, RouteSection};
 use crate::secret::Secret;
 use crate::section::{self, OptionInfo, Section, section};
 use crate::sentinel::{Addresses, SentinelAuth};
@@ -187,8 +188,9 @@ section! {
     /// One pool: an address that clients connect to and the servers behind it.
     PoolSection {
         /// Address for clients: host and port, or the path of a Unix socket with an optional octal
-        /// file mode. A name is resolved once, when the file is loaded, to its first address.
-        listen: ListenText = required,
+        /// file mode. A name is resolved once, when the file is loaded, to its first address. A pool that
+        /// [routes](routes.md) lead to may do without.
+        listen: ListenText = none,
         /// The servers that share the keys of the pool. A [group](#groups) of servers that hold the
         /// same keys is `{name: s1, weight: 1, primary: host:port, replicas: [host:port]}`, one whose
         /// primary [Sentinels](#sentinel) name `{name: s1, sentinel: mymaster, weight: 1}`.
@@ -389,9 +391,15 @@ pub(crate) struct File {
     pub(crate) dialect: Dialect,
     pub(crate) global: GlobalSection,
     pub(crate) pools: Vec<(At<String>, PoolSection)>,
+    /// Pools without `listen`, where there are routes that may lead there.
+    pub(crate) without_listen: Vec<At<String>>,
+    pub(crate) routes: Vec<(At<String>, RouteSection)>,
 }
 
-const SECTIONS: [&str; 2] = ["global", "pools"];
+const SECTIONS: [&str; 3] = ["global", "pools", ROUTES];
+
+/// It stands beside `pools`. In a flat file it is a pool of that name, as ever.
+const ROUTES: &str = "routes";
 
 pub(crate) fn read(root: &Node, report: &mut Report<'_>) -> Option<File> {
     let entries = match &root.kind {
@@ -405,18 +413,49 @@ pub(crate) fn read(root: &Node, report: &mut Report<'_>) -> Option<File> {
             return None;
         }
     };
-    if entries.iter().any(|(key, _)| SECTIONS.contains(&key.value.as_str())) {
-        Some(read_sectioned(root.pos, entries, report))
-    } else {
-        let pools = read_pools(root.pos, entries, report);
-        let global = GlobalSection::defaults();
-        Some(File { dialect: Dialect::Flat, global, pools })
+    if entries.iter().any(|(key, _)| matches!(key.value.as_str(), "global" | "pools")) {
+        return Some(read_sectioned(root.pos, entries, report));
     }
+    if let Some((key, _)) = entries.iter().find(|entry| is_section_of_routes(entry)) {
+        let complaint = Complaint::new("\"routes\" must be beside \"pools\"");
+        report.error(key.pos, complaint.hint("put the pools that they lead to under \"pools:\""));
+        return None;
+    }
+    for (name, _) in entries.iter().filter(|(_, node)| lacks_listen(node)) {
+        report.error(name.pos, no_listen(&name.value));
+    }
+    let pools = read_pools(root.pos, entries, report);
+    let global = GlobalSection::defaults();
+    let (without_listen, routes) = (Vec::new(), Vec::new());
+    Some(File { dialect: Dialect::Flat, global, pools, without_listen, routes })
+}
+
+/// Whether it is meant as the routes, not as a pool of that name.
+fn is_section_of_routes((key, node): &(At<String>, Node)) -> bool {
+    let is_pool = |entries: &[(At<String>, Node)]| {
+        entries.iter().any(|(key, _)| matches!(key.value.as_str(), "listen" | "servers"))
+    };
+    key.value == ROUTES && matches!(&node.kind, Kind::Section(entries) if !is_pool(entries))
+}
+
+fn lacks_listen(node: &Node) -> bool {
+    match &node.kind {
+        Kind::Section(entries) => !entries.iter().any(|(key, _)| key.value == "listen"),
+        Kind::Empty => true,
+        Kind::Scalar { .. } | Kind::List(_) => false,
+    }
+}
+
+fn no_listen(pool: &str) -> Complaint {
+    let complaint = Complaint::new(format!("pool \"{pool}\" lacks the option \"listen\""));
+    complaint.hint(ListenText::expected())
 }
 
 fn read_sectioned(pos: Pos, entries: &[(At<String>, Node)], report: &mut Report<'_>) -> File {
     let mut global: Option<GlobalSection> = None;
     let mut pools = None;
+    let mut routes = None;
+    let mut without_listen = Vec::new();
     for (key, node) in entries {
         match key.value.as_str() {
             "global" if global.is_none() => {
@@ -424,7 +463,11 @@ fn read_sectioned(pos: Pos, entries: &[(At<String>, Node)], report: &mut Report<
             }
             "pools" if pools.is_none() => {
                 pools = Some(match &node.kind {
-                    Kind::Section(entries) => read_pools(key.pos, entries, report),
+                    Kind::Section(entries) => {
+                        let without = entries.iter().filter(|(_, node)| lacks_listen(node));
+                        without_listen = without.map(|(name, _)| name.clone()).collect();
+                        read_pools(key.pos, entries, report)
+                    }
                     Kind::Empty => {
                         report.error(key.pos, no_pools());
                         Vec::new()
@@ -436,7 +479,8 @@ fn read_sectioned(pos: Pos, entries: &[(At<String>, Node)], report: &mut Report<
                     }
                 });
             }
-            "global" | "pools" => {
+            ROUTES if routes.is_none() => routes = Some(read_routes(key, node, report)),
+            "global" | "pools" | ROUTES => {
                 let message = format!("section \"{}\" is given twice", key.value);
                 report.error(key.pos, Complaint::new(message));
             }
@@ -446,11 +490,40 @@ fn read_sectioned(pos: Pos, entries: &[(At<String>, Node)], report: &mut Report<
     if pools.is_none() {
         report.error(pos, no_pools());
     }
+    // Without routes nothing leads there.
+    if routes.is_none() {
+        for name in without_listen.drain(..) {
+            report.error(name.pos, no_listen(&name.value));
+        }
+    }
     File {
         dialect: Dialect::Sectioned,
         global: global.unwrap_or_else(GlobalSection::defaults),
         pools: pools.unwrap_or_default(),
+        without_listen,
+        routes: routes.unwrap_or_default(),
     }
+}
+
+fn read_routes(
+    key: &At<String>,
+    node: &Node,
+    report: &mut Report<'_>,
+) -> Vec<(At<String>, RouteSection)> {
+    let refusal = match &node.kind {
+        Kind::Section(entries) if !entries.is_empty() => {
+            let read = |(name, node): &(At<String>, Node)| {
+                (name.clone(), routes::read(name, node, report))
+            };
+            return entries.iter().map(read).collect();
+        }
+        Kind::Section(_) | Kind::Empty => Complaint::new("the section \"routes\" is empty"),
+        Kind::Scalar { .. } | Kind::List(_) => {
+            Complaint::new("section \"routes\" must be a section")
+        }
+    };
+    report.error(key.pos, refusal.hint("expected routes by their names"));
+    Vec::new()
 }
 
 fn unknown_section(name: &str, node: &Node) -> Complaint {

@@ -3,6 +3,7 @@
 use crate::address::ServerLine;
 use crate::diagnostic::{At, Complaint};
 use crate::file::{GlobalSection, PoolSection};
+use crate::routes::{self, RouteSection};
 use crate::section::Section;
 use crate::tree::{Kind, Node};
 
@@ -55,6 +56,16 @@ pub(crate) fn hint_of_option(section: &str, key: &str) -> Option<String> {
     };
     if has(GlobalSection::NAME, GlobalSection::options()) {
         return Some("it belongs into the section \"global\", beside \"pools\"".to_owned());
+    }
+    if section == RouteSection::NAME
+        && let Some(hint) = routes::hint_of_option(key)
+    {
+        return Some(hint);
+    }
+    if section == PoolSection::NAME && matches!(key, "route" | "nodes") {
+        let hint = "a pool has servers; what has a tree of nodes instead stands under \"routes:\", beside \
+                    \"pools:\"";
+        return Some(hint.to_owned());
     }
     if has(PoolSection::NAME, PoolSection::options()) {
         return Some("it is an option of pools".to_owned());

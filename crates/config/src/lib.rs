@@ -21,6 +21,7 @@ mod policy;
 mod reads_by_class;
 mod replica_reads;
 mod resolve;
+mod routes;
 pub mod schema;
 mod secret;
 mod section;

@@ -75,6 +75,7 @@ impl<'a> Listeners<'a> {
                 Listen::Unix { path, .. } => {
                     listeners.by_path.insert(path, at);
                 }
+                Listen::Nowhere => {}
             }
         }
         listeners

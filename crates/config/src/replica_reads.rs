@@ -29,7 +29,7 @@ impl<const MIN: u64, const MAX: u64> Value for Span<MIN, MAX> {
     fn schema() -> Schema {
         json_schema!({ "anyOf": [
             { "type": "integer", "minimum": MIN, "maximum": MAX },
-            { "type": "string", "pattern": "^[0-9]+(ms|s)$" },
+            { "type": "string", "pattern": "^[0-9]+(ms|s|m|h|d)?$" },
         ] })
     }
 
@@ -40,10 +40,15 @@ impl<const MIN: u64, const MAX: u64> Value for Span<MIN, MAX> {
 
 /// `None` is no time, or one that is longer than any.
 fn milliseconds(text: &str) -> Option<u64> {
-    let (number, factor) = match text.strip_suffix("ms") {
-        Some(number) => (number, 1),
-        None => text.strip_suffix('s').map_or((text, 1), |number| (number, SECOND)),
-    };
+    let units = [
+        ("ms", 1),
+        ("s", SECOND),
+        ("m", 60 * SECOND),
+        ("h", 3600 * SECOND),
+        ("d", 86_400 * SECOND),
+    ];
+    let of_unit = |(unit, factor)| Some((text.strip_suffix(unit)?, factor));
+    let (number, factor) = units.into_iter().find_map(of_unit).unwrap_or((text, 1));
     // Digits that do not fit are too many.
     all_digits(number).then(|| number.parse::<u64>().unwrap_or(u64::MAX).saturating_mul(factor))
 }
@@ -80,7 +85,7 @@ impl Value for ReadYourWrites {
         json_schema!({ "anyOf": [
             { "enum": ["off", "offset"] },
             { "type": "integer", "minimum": 1, "maximum": 3_600_000 },
-            { "type": "string", "pattern": "^[0-9]+(ms|s)$" },
+            { "type": "string", "pattern": "^[0-9]+(ms|s|m|h|d)?$" },
         ] })
     }
 
@@ -139,7 +144,10 @@ mod tests {
         assert_eq!(span("5"), Some(5));
         assert_eq!(span("250ms"), Some(250));
         assert_eq!(span("60s"), Some(60_000));
-        for text in ["4ms", "61s", "", "s", "ms", "1m", "1.5s", "-1s", "99999999999999999999s"] {
+        assert_eq!(span("1m"), Some(60_000));
+        let long = |text| Span::<0, { u64::MAX }>::parse(text).ok().map(|span| span.0);
+        assert_eq!([long("2h"), long("30d")], [Some(7_200_000), Some(2_592_000_000)]);
+        for text in ["4ms", "61s", "", "s", "ms", "2m", "1.5s", "-1s", "99999999999999999999s"] {
             assert_eq!(span(text), None, "{text}");
         }
         assert_eq!([0, 1500, 2000].map(|ms| SpanText(ms).to_string()), ["0ms", "1500ms", "2s"]);

@@ -19,6 +19,7 @@ use crate::memory;
 use crate::policy;
 use crate::reads_by_class;
 use crate::replica_reads;
+use crate::routes::{self, Reach};
 use crate::secret::{self, Secret, SecretFile};
 use crate::sentinel;
 use crate::snapshot::{
@@ -80,6 +81,8 @@ pub struct Context<'a> {
     pub is_local: &'a dyn Fn(IpAddr) -> bool,
     /// Reads a file with a password.
     pub read_secret: &'a dyn Fn(&Path) -> io::Result<SecretFile>,
+    /// Reads a file with keys, and where routes send them.
+    pub read_keys: &'a dyn Fn(&Path) -> io::Result<String>,
 }
 
 impl Context<'static> {
@@ -98,6 +101,7 @@ impl Context<'static> {
             account_names: &Account::local_names,
             is_local: &|ip| is_local(ip).unwrap_or(false),
             read_secret: &secret::read_file,
+            read_keys: &routes::read_keys_file,
         }
     }
 }
@@ -118,8 +122,8 @@ pub(crate) fn resolve(
     context: &Context<'_>,
     report: &mut Report<'_>,
 ) -> Option<Snapshot> {
-    check_pool_names(&file.pools, report);
-    check_listens(&file.pools, report);
+    check_pool_names(&file, report);
+    check_listens(&file, report);
     let mut listens = HashMap::new();
     let mut pools: Vec<Pool> = Vec::with_capacity(file.pools.len());
     let mut lines: Vec<&[At<ServerLine>]> = Vec::with_capacity(file.pools.len());
@@ -130,6 +134,16 @@ pub(crate) fn resolve(
             lines.push(section.servers.as_ref().map_or(&[], |servers| &servers.value.0));
         }
     }
+    let mut reach = Reach::new(&file.pools, &file.routes);
+    for (name, section) in &file.routes {
+        let mut pool = resolve_route(name, &section.clients, context, report);
+        if reach.resolve(section, &mut pool, context, report) {
+            check_listen_address(&pool, &section.clients, &mut listens, report);
+            pools.push(pool);
+            lines.push(&[]);
+        }
+    }
+    reach.check_pools(&file.without_listen, report);
     let pool_lines: Vec<_> = pools.iter().zip(lines).collect();
     loops::check(&pool_lines, context, report);
     let stats_listen = resolve_stats(&file.global, &pools, context, report);
@@ -224,7 +238,7 @@ fn resolve_stats(
     let pos = section.stats_listen.pos;
     let address = resolve_address("stats_listen", host, *port, pos, context, report)?;
     if let Some(owner) = pools.iter().find(|pool| pool.listen == Listen::Tcp(address)) {
-        report.error(pos, taken(&owner.name));
+        report.error(pos, taken(kind_of(owner), &owner.name));
     }
     Some(address)
 }
@@ -247,38 +261,48 @@ fn check_file(
     report.error(file.pos, Complaint::new(format!("option \"{key}\": {complaint}")));
 }
 
-fn check_pool_names(pools: &[(At<String>, PoolSection)], report: &mut Report<'_>) {
-    if let Some((name, _)) = pools.get(POOLS_MAX) {
-        let complaint = Complaint::new(format!("{} pools are too many", pools.len()));
-        report.error(name.pos, complaint.hint(format!("at most {POOLS_MAX}")));
+fn check_pool_names(file: &File, report: &mut Report<'_>) {
+    let pools = file.pools.iter().map(|(name, _)| ("pool", name));
+    let routes = file.routes.iter().map(|(name, _)| ("route", name));
+    let number = pools.len() + routes.len();
+    if let Some((_, name)) = pools.clone().chain(routes.clone()).nth(POOLS_MAX) {
+        let complaint = Complaint::new(format!("{number} pools are too many"));
+        let what = if routes.len() > 0 { ", routes included" } else { "" };
+        report.error(name.pos, complaint.hint(format!("at most {POOLS_MAX}{what}")));
     }
-    let mut first_lines = HashMap::new();
-    for (name, _) in pools {
-        if let Err(complaint) = check_name("pool", &name.value) {
+    let mut first = HashMap::new();
+    for (what, name) in pools.chain(routes) {
+        if let Err(complaint) = check_name(what, &name.value) {
             report.error(name.pos, complaint);
         }
         if RESERVED_POOL_NAMES.contains(&name.value.as_str()) {
-            let complaint = Complaint::new(format!("a pool cannot be named \"{}\"", name.value))
+            let complaint = Complaint::new(format!("a {what} cannot be named \"{}\"", name.value))
                 .hint("the statistics have a field of that name beside the pools");
             report.error(name.pos, complaint);
         }
-        match first_lines.entry(name.value.as_str()) {
+        match first.entry(name.value.as_str()) {
             Entry::Vacant(entry) => {
-                entry.insert(name.pos.line);
+                entry.insert((what, name.pos.line));
             }
             Entry::Occupied(first) => {
-                let complaint = Complaint::new(format!("pool \"{}\" is given twice", name.value))
-                    .hint(format!("first given on line {}", first.get()));
-                report.error(name.pos, complaint);
+                let (whose, line) = first.get();
+                let message = match *whose == what {
+                    true => format!("{what} \"{}\" is given twice", name.value),
+                    false => format!("{what} \"{}\" is named as a {whose} is", name.value),
+                };
+                let hint = format!("first given on line {line}");
+                report.error(name.pos, Complaint::new(message).hint(hint));
             }
         }
     }
 }
 
 /// Reports pools with the same address in the text of the file.
-fn check_listens(pools: &[(At<String>, PoolSection)], report: &mut Report<'_>) {
-    let mut owners: HashMap<String, &str> = HashMap::new();
-    for (name, section) in pools {
+fn check_listens(file: &File, report: &mut Report<'_>) {
+    let mut owners: HashMap<String, (&str, &str)> = HashMap::new();
+    let pools = file.pools.iter().map(|(name, section)| ("pool", name, section));
+    let routes = file.routes.iter().map(|(name, section)| ("route", name, &section.clients));
+    for (what, name, section) in pools.chain(routes) {
         let Some(listen) = &section.listen else { continue };
         let place = match &listen.value {
             ListenText::Tcp { host, port } => format!("{host}:{port}"),
@@ -286,9 +310,12 @@ fn check_listens(pools: &[(At<String>, PoolSection)], report: &mut Report<'_>) {
         };
         match owners.entry(place) {
             Entry::Vacant(entry) => {
-                entry.insert(&name.value);
+                entry.insert((what, &name.value));
             }
-            Entry::Occupied(owner) => report.error(listen.pos, taken(owner.get())),
+            Entry::Occupied(owner) => {
+                let (what, owner) = owner.get();
+                report.error(listen.pos, taken(what, owner));
+            }
         }
     }
 }
@@ -297,7 +324,7 @@ fn check_listens(pools: &[(At<String>, PoolSection)], report: &mut Report<'_>) {
 fn check_listen_address(
     pool: &Pool,
     section: &PoolSection,
-    owners: &mut HashMap<SocketAddr, (ListenText, String)>,
+    owners: &mut HashMap<SocketAddr, (ListenText, &'static str, String)>,
     report: &mut Report<'_>,
 ) {
     let (Listen::Tcp(address), Some(listen)) = (&pool.listen, &section.listen) else { return };
@@ -308,29 +335,58 @@ fn check_listen_address(
     };
     match owners.entry(place) {
         Entry::Vacant(entry) => {
-            entry.insert((listen.value.clone(), pool.name.clone()));
+            entry.insert((listen.value.clone(), kind_of(pool), pool.name.clone()));
         }
         Entry::Occupied(owner) => {
-            let (text, name) = owner.get();
+            let (text, what, name) = owner.get();
             if *text != listen.value {
                 let hint = match address.ip().is_unspecified() {
                     true => format!("[::]:{0} takes IPv4 as well, 0.0.0.0:{0}", address.port()),
                     false => format!("both are {address}"),
                 };
-                report.error(listen.pos, taken(name).hint(hint));
+                report.error(listen.pos, taken(what, name).hint(hint));
             }
         }
     }
 }
 
-fn taken(owner: &str) -> Complaint {
-    Complaint::new(format!("pool \"{owner}\" already listens there"))
+fn taken(what: &str, owner: &str) -> Complaint {
+    Complaint::new(format!("{what} \"{owner}\" already listens there"))
+}
+
+fn kind_of(pool: &Pool) -> &'static str {
+    if pool.route.is_some() { "route" } else { "pool" }
+}
+
+/// A pool without servers, whose tree is still to come.
+fn resolve_route(
+    name: &At<String>,
+    section: &PoolSection,
+    context: &Context<'_>,
+    report: &mut Report<'_>,
+) -> Pool {
+    let lines = Some(&[][..]);
+    let pool = resolve_section(name, section, lines, Dialect::Sectioned, context, report);
+    pool.expect("a pool is there where its servers are")
 }
 
 /// `None` if something needed is missing or invalid.
 fn resolve_pool(
     name: &At<String>,
     section: &PoolSection,
+    dialect: Dialect,
+    context: &Context<'_>,
+    report: &mut Report<'_>,
+) -> Option<Pool> {
+    let lines = section.servers.as_ref().map(|servers| servers.value.0.as_slice());
+    resolve_section(name, section, lines, dialect, context, report)
+}
+
+/// `None` without lines.
+fn resolve_section(
+    name: &At<String>,
+    section: &PoolSection,
+    lines: Option<&[At<ServerLine>]>,
     dialect: Dialect,
     context: &Context<'_>,
     report: &mut Report<'_>,
@@ -347,7 +403,7 @@ fn resolve_pool(
     let redis_auth =
         secret::resolve("redis_auth", section.redis_auth.as_ref(), context.read_secret, report);
     let memcached = memcached(section, context, report);
-    let lines = section.servers.as_ref().map(|servers| servers.value.0.as_slice())?;
+    let lines = lines?;
     check_servers(name, lines, section.distribution.value, report);
     warn_of_aliases(lines, report);
     groups::check(section, lines, protocol, dialect, report);
@@ -361,7 +417,8 @@ fn resolve_pool(
     }
     let pool = Pool {
         name: name.value.clone(),
-        listen: listen?,
+        // Where it is missing and needed, that is an error elsewhere.
+        listen: listen.unwrap_or(Listen::Nowhere),
         protocol,
         hash: section.hash.value,
         hash_tag: section.hash_tag.as_ref().map(|tag| tag.value),
@@ -420,7 +477,7 @@ fn resolve_pool(
 
 /// Servers have 16 unless configured otherwise. If only the initial database is set, that is the
 /// only one.
-fn databases(section: &PoolSection) -> u32 {
+pub(crate) fn databases(section: &PoolSection) -> u32 {
     match &section.databases {
         Some(databases) => databases.value.0 as u32,
         None if section.redis_db.value.0 > 0 => 1,
@@ -563,7 +620,8 @@ fn warn_of_memory(file: &File, context: &Context<'_>, report: &mut Report<'_>) {
         warn("memory_max", bytes, pos, hint);
     }
     let hint = "one client or server must not be allowed to take it all";
-    for (_, section) in &file.pools {
+    let routes = file.routes.iter().map(|(_, section)| &section.clients);
+    for section in file.pools.iter().map(|(_, section)| section).chain(routes) {
         for (key, bytes, pos) in [
             ("request_size_max", section.request_size_max.value.0, section.request_size_max.pos),
             (

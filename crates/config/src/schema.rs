@@ -8,6 +8,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use crate::file::{
     CommandSection, GlobalSection, GroupSection, PolicySection, PoolSection, ServerGroupSection,
 };
+use crate::routes::{self, RouteSection};
 use crate::section::{self, Section, prose};
 
 /// The JSON Schema of a configuration file in either dialect.
@@ -25,6 +26,11 @@ pub fn global_table() -> String {
 /// The options of a pool, as a Markdown table.
 pub fn pool_table() -> String {
     table::<PoolSection>()
+}
+
+/// The options of a route, as a Markdown table.
+pub fn route_table() -> String {
+    table::<RouteSection>()
 }
 
 /// The options of one of a pool's `commands`, as a Markdown table.
@@ -72,6 +78,8 @@ impl JsonSchema for AnyFile {
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let global = generator.subschema_for::<Of<GlobalSection>>();
         let pool = generator.subschema_for::<Of<PoolSection>>();
+        let route = generator.subschema_for::<Of<RouteSection>>();
+        generator.subschema_for::<RouteNode>();
         json_schema!({ "oneOf": [
             {
                 "title": "Sections \"global\" and \"pools\"",
@@ -79,6 +87,7 @@ impl JsonSchema for AnyFile {
                 "properties": {
                     "global": global,
                     "pools": { "type": "object", "minProperties": 1, "additionalProperties": pool },
+                    "routes": { "type": "object", "minProperties": 1, "additionalProperties": route },
                 },
                 "required": ["pools"],
                 "additionalProperties": false,
@@ -88,7 +97,7 @@ impl JsonSchema for AnyFile {
                 "type": "object",
                 "minProperties": 1,
                 "properties": { "global": false, "pools": false },
-                "additionalProperties": pool,
+                "additionalProperties": { "allOf": [pool, { "required": ["listen"] }] },
             },
         ] })
     }
@@ -104,5 +113,18 @@ impl<S: Section> JsonSchema for Of<S> {
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         section::schema::<S>(generator)
+    }
+}
+
+/// A node of a route.
+struct RouteNode;
+
+impl JsonSchema for RouteNode {
+    fn schema_name() -> Cow<'static, str> {
+        "RouteNode".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        routes::node_schema(generator)
     }
 }

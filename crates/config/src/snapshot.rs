@@ -16,7 +16,7 @@ use cashew_protocol::redis::{Clearance, Definition, KeyPlaces, Rules};
 use serde::{Deserialize, Serialize};
 
 pub use self::replica_reads::{ReadYourWrites, ReplicaReads};
-pub use self::route::{FailoverOn, PrefixArm, Route};
+pub use self::route::{FailoverOn, PrefixArm, Route, share_of};
 pub use self::topology::{Promoted, Reads, ServerGroup, Topology, TopologyState};
 
 /// One numbered configuration of the whole instance.

@@ -23,7 +23,7 @@ const SERVERS_MAX: u16 = 100;
 pub(crate) fn pool_id(pool: &Pool) -> u32 {
     match pool.listen {
         Listen::Tcp(address) => u32::from(address.port() - POOL_PORT),
-        Listen::Unix { .. } => unreachable!("all pools here listen on ports"),
+        Listen::Unix { .. } | Listen::Nowhere => unreachable!("all pools here listen on ports"),
     }
 }
 

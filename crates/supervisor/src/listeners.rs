@@ -151,7 +151,7 @@ impl Listeners {
         // Filled one by one, so that a failure removes the paths created before it.
         let mut bound = Bound { groups: BTreeMap::new(), stats: None };
         for pool in &snapshot.pools {
-            let address = Address::of(&pool.listen);
+            let Some(address) = Address::of(&pool.listen) else { continue };
             if self.groups.contains_key(&address) {
                 continue;
             }
@@ -212,7 +212,8 @@ impl Listeners {
     /// so have to be dealt at once.
     pub(crate) fn grow(&mut self, snapshot: &Snapshot, workers: u32) -> Result<(), ListenError> {
         for pool in &snapshot.pools {
-            let Some(group) = self.groups.get_mut(&Address::of(&pool.listen)) else { continue };
+            let Some(address) = Address::of(&pool.listen) else { continue };
+            let Some(group) = self.groups.get_mut(&address) else { continue };
             group.grow(pool, workers, &mut self.next_id).map_err(|why| error(pool, why))?;
         }
         Ok(())
@@ -228,7 +229,7 @@ impl Listeners {
             self.stats = Some(stats);
         }
         for pool in &snapshot.pools {
-            let address = Address::of(&pool.listen);
+            let Some(address) = Address::of(&pool.listen) else { continue };
             let (group, is_new) = match self.groups.remove(&address) {
                 Some(group) => (Some(group), false),
                 None => (bound.remove(&address), true),
@@ -383,10 +384,12 @@ impl Address {
         }
     }
 
-    fn of(listen: &Listen) -> Self {
+    /// `None` of a pool that only routes lead to.
+    fn of(listen: &Listen) -> Option<Self> {
         match listen {
-            Listen::Tcp(address) => Self::Tcp(*address),
-            Listen::Unix { path, .. } => Self::Unix(path.clone()),
+            Listen::Tcp(address) => Some(Self::Tcp(*address)),
+            Listen::Unix { path, .. } => Some(Self::Unix(path.clone())),
+            Listen::Nowhere => None,
         }
     }
 

@@ -26,7 +26,7 @@ fn place_of(socket: impl AsFd, listen: &Listen) -> Place {
         // the other end.
         let path = match listen {
             Listen::Unix { path, .. } => path.to_string_lossy(),
-            Listen::Tcp(_) => "".into(),
+            Listen::Tcp(_) | Listen::Nowhere => "".into(),
         };
         let name = format!("{path}:0");
         return Place { peer: name.clone(), local: name, is_unix, descriptor };

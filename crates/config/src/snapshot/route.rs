@@ -161,3 +161,12 @@ impl Route {
         }
     }
 }
+
+/// By what keys are told whose requests are a share's: a number below 10,000, which is FNV-1a of 64 bits of
+/// the whole key, modulo that.
+pub fn share_of(key: &[u8]) -> u32 {
+    const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+    const PRIME: u64 = 0x100_0000_01b3;
+    let hash = key.iter().fold(OFFSET, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME));
+    (hash % 10_000) as u32
+}

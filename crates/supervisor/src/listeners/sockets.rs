@@ -92,6 +92,7 @@ pub(super) fn bind_pool(pool: &Pool, workers: u32, overlaps: bool) -> Result<Soc
             Ok(Sockets::Tcp(sockets.into_iter().map(Socket::new).collect()))
         }
         Listen::Unix { path, mode } => bind_unix(path, *mode, backlog(pool)),
+        Listen::Nowhere => Ok(Sockets::Tcp(Vec::new())),
     }
 }
 

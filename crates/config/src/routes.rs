@@ -1,0 +1,330 @@
+//! Routes: what clients connect to that has no servers of its own, and whose requests go to pools by a tree
+//! of nodes.
+
+mod keys;
+mod node;
+mod sections;
+
+use std::collections::{HashMap, HashSet};
+
+use schemars::{Schema, json_schema};
+
+use self::node::Reader;
+pub(crate) use self::node::schema as node_schema;
+use crate::address::check_name;
+use crate::diagnostic::{At, Complaint, Report};
+use crate::file::PoolSection;
+use crate::resolve::{Context, databases};
+use crate::section::{self, OptionInfo, Section};
+use crate::snapshot::{Pool, Protocol};
+use crate::tree::{Kind, Node};
+use crate::value::Value;
+
+pub(crate) use self::keys::read_file as read_keys_file;
+
+/// Options of pools that concern clients, and so are those of routes as well.
+const CLIENT_OPTIONS: [&str; 27] = [
+    "listen",
+    "redis",
+    "backlog",
+    "client_connections",
+    "tcpkeepalive",
+    "tcp_quickack",
+    "reuseport",
+    "redis_auth",
+    "databases",
+    "protocol",
+    "client_auth",
+    "request_size_max",
+    "client_requests_max",
+    "client_output_pause",
+    "client_output_max",
+    "pubsub_output_max",
+    "pubsub_output_soft_max",
+    "pubsub_output_soft_time",
+    "client_subscriptions_max",
+    "subscriptions_max",
+    "pipeline_start",
+    "transfer_rate_min",
+    "transfer_stall_timeout",
+    "commands",
+    "command_policy",
+    "hide_topology",
+    "client_pause_max",
+];
+
+/// What is said of an option of pools otherwise for routes.
+fn doc_of_route(key: &str, doc: &'static str) -> &'static str {
+    match key {
+        "listen" => {
+            "Address for clients: host and port, or the path of a Unix socket with an optional octal file \
+             mode. A name is resolved once, when the file is loaded, to its first address."
+        }
+        "redis" => {
+            "Whether clients speak the Redis protocol; otherwise memcached's. The pools that it leads to \
+             speak the same."
+        }
+        "client_connections" => {
+            "Client connections of this route over all workers. 0 is no limit other than the open files \
+             available for clients."
+        }
+        "redis_auth" => {
+            "Password that clients must give, or [a file](#passwords-in-files) with it. Servers are given \
+             that of their pool. Redis only."
+        }
+        "databases" => {
+            "How many databases clients may SELECT: those below this number. At most as many as each pool \
+             has; the least of these unless set. Redis only."
+        }
+        _ => doc,
+    }
+}
+
+/// A route as in the file.
+#[derive(Debug)]
+pub(crate) struct RouteSection {
+    /// Its options that pools have as well.
+    pub(crate) clients: PoolSection,
+    route: Option<At<Branch>>,
+    nodes: Option<At<NamedNodes>>,
+}
+
+impl Section for RouteSection {
+    const NAME: &'static str = "RouteSection";
+    const DOC: &'static str =
+        "One route: an address that clients connect to, and the pools behind it.";
+
+    fn options() -> Vec<OptionInfo> {
+        let of_route = |option: OptionInfo| {
+            CLIENT_OPTIONS.contains(&option.key).then(|| OptionInfo {
+                doc: doc_of_route(option.key, option.doc),
+                required: option.key == "listen",
+                ..option
+            })
+        };
+        let mut options: Vec<_> = PoolSection::options().into_iter().filter_map(of_route).collect();
+        options.insert(
+            1,
+            OptionInfo {
+                key: "route",
+                doc: "Where requests go: a pool's name, the name of one of the `nodes`, or \
+                      [a node](routes.md#nodes).",
+                default: None,
+                required: true,
+                schema: Branch::schema,
+                describe: Branch::describe,
+                expected: Branch::expected,
+            },
+        );
+        options.insert(
+            2,
+            OptionInfo {
+                key: "nodes",
+                doc: "Nodes by names, which may stand wherever a pool's name may.",
+                default: None,
+                required: false,
+                schema: NamedNodes::schema,
+                describe: NamedNodes::describe,
+                expected: NamedNodes::expected,
+            },
+        );
+        options
+    }
+
+    fn defaults() -> Self {
+        Self { clients: PoolSection::defaults(), route: None, nodes: None }
+    }
+
+    fn set(&mut self, key: &str, node: &Node, report: &mut Report<'_>) -> bool {
+        match key {
+            "route" => {
+                self.route =
+                    Branch::read(key, node, report).map(|value| At { value, pos: node.pos });
+            }
+            "nodes" => {
+                let nodes = NamedNodes::read(key, node, report);
+                self.nodes = nodes.map(|value| At { value, pos: node.pos });
+            }
+            _ if CLIENT_OPTIONS.contains(&key) => return self.clients.set(key, node, report),
+            _ => return false,
+        }
+        true
+    }
+}
+
+/// A hint for an option of pools in a route.
+pub(crate) fn hint_of_option(key: &str) -> Option<String> {
+    let is_of_pools = PoolSection::options().iter().any(|option| option.key == key);
+    is_of_pools.then(|| {
+        "a route has no servers: this belongs to the pools that it leads to, under \"pools:\""
+            .to_owned()
+    })
+}
+
+/// A node that is read when all names are known.
+#[derive(Clone, Debug)]
+pub(crate) struct Branch(pub(crate) Node);
+
+impl Value for Branch {
+    fn parse(_: &str) -> Result<Self, Complaint> {
+        unreachable!("nodes are read, not parsed")
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "$ref": "#/$defs/RouteNode" })
+    }
+
+    fn describe() -> String {
+        "a pool's name, or a node".to_owned()
+    }
+
+    fn read(_: &str, node: &Node, _: &mut Report<'_>) -> Option<Self> {
+        Some(Self(node.clone()))
+    }
+}
+
+/// Nodes by their names.
+#[derive(Debug)]
+struct NamedNodes(Vec<(At<String>, Node)>);
+
+impl Value for NamedNodes {
+    fn parse(_: &str) -> Result<Self, Complaint> {
+        Err(Complaint::new("option \"nodes\" takes a section of nodes by their names")
+            .hint("for example nodes: {hot: {all_initial: [eu, us]}}"))
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "type": "object", "additionalProperties": Branch::schema() })
+    }
+
+    fn describe() -> String {
+        "a section of nodes by their names".to_owned()
+    }
+
+    fn read(_: &str, node: &Node, report: &mut Report<'_>) -> Option<Self> {
+        match &node.kind {
+            Kind::Section(entries) => Some(Self(entries.clone())),
+            Kind::Empty => Some(Self(Vec::new())),
+            Kind::Scalar { .. } | Kind::List(_) => {
+                Self::parse("").map_err(|complaint| report.error(node.pos, complaint)).ok()
+            }
+        }
+    }
+}
+
+/// What routes lead to, and which of that some route does.
+pub(crate) struct Reach<'f> {
+    pools: HashMap<&'f str, &'f PoolSection>,
+    routes: HashSet<&'f str>,
+    reached: HashSet<String>,
+    /// Some tree has errors, so that not everything it leads to is known.
+    is_partial: bool,
+    /// Keys that are listed in all routes.
+    keys: usize,
+}
+
+impl<'f> Reach<'f> {
+    pub(crate) fn new(
+        pools: &'f [(At<String>, PoolSection)],
+        routes: &'f [(At<String>, RouteSection)],
+    ) -> Self {
+        Self {
+            pools: pools.iter().map(|(name, section)| (&*name.value, section)).collect(),
+            routes: routes.iter().map(|(name, _)| &*name.value).collect(),
+            reached: HashSet::new(),
+            is_partial: false,
+            keys: 0,
+        }
+    }
+
+    /// Gives a pool without servers the tree of its route. False after an error.
+    pub(crate) fn resolve(
+        &mut self,
+        section: &RouteSection,
+        pool: &mut Pool,
+        context: &Context<'_>,
+        report: &mut Report<'_>,
+    ) -> bool {
+        let nodes = section.nodes.as_ref().map_or(&[][..], |nodes| &nodes.value.0);
+        self.check_names(nodes, report);
+        let Some(route) = &section.route else {
+            self.is_partial = true;
+            return false;
+        };
+        let mut reader = Reader::new(self, nodes, pool.protocol, context, report);
+        let tree = reader.root(&route.value.0);
+        reader.check_the_rest();
+        let Some(tree) = tree else {
+            self.is_partial = true;
+            return false;
+        };
+        self.check_databases(section, pool, &tree.pools(), report);
+        pool.route = Some(tree);
+        true
+    }
+
+    fn check_names(&self, nodes: &[(At<String>, Node)], report: &mut Report<'_>) {
+        let mut first = HashMap::new();
+        for (name, _) in nodes {
+            if let Err(complaint) = check_name("node", &name.value) {
+                report.error(name.pos, complaint);
+            }
+            let what = match name.value.as_str() {
+                it if self.pools.contains_key(it) => "pool",
+                it if self.routes.contains(it) => "route",
+                it => {
+                    if let Some(line) = first.insert(it, name.pos.line) {
+                        let complaint = Complaint::new(format!("node \"{it}\" is given twice"));
+                        report
+                            .error(name.pos, complaint.hint(format!("first given on line {line}")));
+                    }
+                    continue;
+                }
+            };
+            let message = format!("node \"{}\" is named as a {what} is", name.value);
+            report.error(name.pos, Complaint::new(message).hint("names tell them apart"));
+        }
+    }
+
+    /// Clients may use as many databases as all pools have.
+    fn check_databases(
+        &self,
+        section: &RouteSection,
+        pool: &mut Pool,
+        leaves: &[&str],
+        report: &mut Report<'_>,
+    ) {
+        if pool.protocol != Protocol::Redis {
+            return;
+        }
+        let of_leaf = |&name| Some((databases(self.pools.get(name)?), name));
+        let Some((least, name)) = leaves.iter().filter_map(of_leaf).min() else { return };
+        match &section.clients.databases {
+            None => pool.databases = least,
+            Some(given) if pool.databases > least => {
+                let message =
+                    format!("pool \"{name}\", where the route leads, has {least} databases");
+                let hint = format!("at most {least} here, or more \"databases\" there");
+                report.error(given.pos, Complaint::new(message).hint(hint));
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Reports those of the pools without `listen` that no client can reach.
+    pub(crate) fn check_pools(&self, without_listen: &[At<String>], report: &mut Report<'_>) {
+        if self.is_partial {
+            return;
+        }
+        for name in without_listen.iter().filter(|name| !self.reached.contains(&name.value)) {
+            let message = format!("nobody can reach pool \"{}\"", name.value);
+            let hint = "it lacks \"listen\", and no route leads to it";
+            report.error(name.pos, Complaint::new(message).hint(hint));
+        }
+    }
+}
+
+/// As `section::read` does, with a name for messages.
+pub(crate) fn read(name: &At<String>, node: &Node, report: &mut Report<'_>) -> RouteSection {
+    section::read(&format!("route \"{}\"", name.value), name.pos, node, report)
+}

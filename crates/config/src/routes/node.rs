@@ -1,0 +1,780 @@
+//! From nodes as in the file to the tree of a route.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+use schemars::{Schema, SchemaGenerator, json_schema};
+
+use super::keys::{self, KEYS_MAX};
+use super::sections::{
+    ArmSection, Branches, FailoverSection, FastestSection, KeySplitSection, KeysSection,
+    LimitSection, MigrateSection, Miss, OperationSection, OutstandingSection, ShadowSection,
+    WarmUpSection,
+};
+use super::{Branch, Reach};
+use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
+use crate::resolve::Context;
+use crate::section::{self, Section};
+use crate::snapshot::{FailoverOn, PrefixArm, Protocol, Route};
+use crate::tree::{Kind, Node};
+use crate::value::Value;
+
+/// Most nodes from the root of a route to a leaf, both included.
+const DEPTH_MAX: usize = 16;
+
+/// Most nodes of a route; pools that `keys` lead to do not count.
+const NODES_MAX: usize = 65_536;
+
+/// Lines of a file with keys that are complained of; the rest is counted.
+const LINES_SHOWN_MAX: usize = 10;
+
+/// Names that are listed in a hint.
+const NAMES_SHOWN_MAX: usize = 12;
+
+/// Longest key of memcached.
+const MEMCACHED_KEY_MAX: usize = 250;
+
+const KINDS: [&str; 16] = [
+    "prefix",
+    "keys",
+    "operation",
+    "all_sync",
+    "all_async",
+    "all_majority",
+    "all_fastest",
+    "all_initial",
+    "failover",
+    "miss_failover",
+    "warm_up",
+    "shadow",
+    "migrate",
+    "key_split",
+    "limit",
+    "outstanding",
+];
+
+type Entries = [(At<String>, Node)];
+
+/// Reads the nodes of one route.
+pub(super) struct Reader<'a, 'f, 'r> {
+    reach: &'a mut Reach<'f>,
+    nodes: &'a Entries,
+    protocol: Protocol,
+    context: &'a Context<'a>,
+    report: &'a mut Report<'r>,
+    /// Named nodes that are being read, from the root on.
+    open: Vec<&'a str>,
+    used: HashSet<&'a str>,
+    count: usize,
+}
+
+impl<'a, 'f, 'r> Reader<'a, 'f, 'r> {
+    pub(super) fn new(
+        reach: &'a mut Reach<'f>,
+        nodes: &'a Entries,
+        protocol: Protocol,
+        context: &'a Context<'a>,
+        report: &'a mut Report<'r>,
+    ) -> Self {
+        let (open, used) = (Vec::new(), HashSet::new());
+        Self { reach, nodes, protocol, context, report, open, used, count: 0 }
+    }
+
+    /// `None` after an error.
+    pub(super) fn root(&mut self, node: &Node) -> Option<Route> {
+        self.node(node, 1)
+    }
+
+    /// Nodes that nothing leads to may have errors as well.
+    pub(super) fn check_the_rest(&mut self) {
+        for (name, node) in self.nodes {
+            if self.used.contains(name.value.as_str()) {
+                continue;
+            }
+            let message = format!("no node of the route leads to node \"{}\"", name.value);
+            self.report.warning(name.pos, Complaint::new(message));
+            let reached = self.reach.reached.clone();
+            self.count = 0;
+            self.named(&name.value, name.pos, node, 1);
+            self.reach.reached = reached;
+        }
+    }
+
+    fn error(&mut self, pos: Pos, complaint: Complaint) {
+        self.report.error(pos, complaint);
+    }
+
+    /// False if there are too many.
+    fn count(&mut self, nodes: usize, pos: Pos) -> bool {
+        let was_fine = self.count <= NODES_MAX;
+        self.count = self.count.saturating_add(nodes);
+        if was_fine && self.count > NODES_MAX {
+            let complaint = Complaint::new("the route has too many nodes");
+            self.error(
+                pos,
+                complaint.hint(format!("at most {NODES_MAX}; a named one counts where it is used")),
+            );
+        }
+        self.count <= NODES_MAX
+    }
+
+    fn node(&mut self, node: &Node, depth: usize) -> Option<Route> {
+        if !self.count(1, node.pos) {
+            return None;
+        }
+        if depth > DEPTH_MAX {
+            let complaint = Complaint::new("the route is too deep");
+            self.error(
+                node.pos,
+                complaint.hint(format!("at most {DEPTH_MAX} nodes from its root to a pool")),
+            );
+            return None;
+        }
+        match &node.kind {
+            Kind::Scalar { text, .. } if !text.is_empty() => self.name(text, node.pos, depth),
+            Kind::Empty | Kind::Scalar { .. } => {
+                let complaint = Complaint::new("a pool or a node is missing here");
+                self.error(node.pos, complaint.hint("expected a pool's name, or a node"));
+                None
+            }
+            Kind::List(_) => {
+                let complaint = Complaint::new("a list is no node");
+                self.error(
+                    node.pos,
+                    complaint.hint("a node says who is asked: {failover: [a, b]}"),
+                );
+                None
+            }
+            Kind::Section(entries) => self.section(node, entries, depth),
+        }
+    }
+
+    fn name(&mut self, name: &str, pos: Pos, depth: usize) -> Option<Route> {
+        let nodes = self.nodes;
+        if let Some((name, node)) = nodes.iter().find(|(it, _)| it.value == name) {
+            return self.named(&name.value, pos, node, depth);
+        }
+        let Some(pool) = self.reach.pools.get(name) else {
+            let complaint = self.unknown(name);
+            self.error(pos, complaint);
+            return None;
+        };
+        let protocol = if pool.redis.value.0 { Protocol::Redis } else { Protocol::Memcached };
+        self.reach.reached.insert(name.to_owned());
+        if protocol != self.protocol {
+            let word = |protocol| match protocol {
+                Protocol::Redis => "Redis",
+                Protocol::Memcached => "memcached",
+            };
+            let message = format!(
+                "pool \"{name}\" is one of {}, and the route's clients speak {}",
+                word(protocol),
+                word(self.protocol)
+            );
+            let hint = "\"redis: true\" must be in both or in neither";
+            self.error(pos, Complaint::new(message).hint(hint));
+            return None;
+        }
+        Some(Route::Pool(name.to_owned()))
+    }
+
+    fn named(&mut self, name: &'a str, pos: Pos, node: &Node, depth: usize) -> Option<Route> {
+        self.used.insert(name);
+        if self.open.contains(&name) {
+            let way: Vec<&str> = self.open.iter().copied().chain([name]).collect();
+            let complaint = Complaint::new(format!("node \"{name}\" leads back to itself"));
+            let hint = format!("by {}", way.join(", "));
+            self.error(pos, complaint.hint(hint));
+            return None;
+        }
+        self.open.push(name);
+        // It stands where its name does.
+        self.count = self.count.saturating_sub(1);
+        let route = self.node(node, depth);
+        self.open.pop();
+        route
+    }
+
+    fn unknown(&self, name: &str) -> Complaint {
+        if self.reach.routes.contains(name) {
+            return Complaint::new(format!("\"{name}\" is a route, and routes lead to pools only"))
+                .hint("what several have in common can be one of the \"nodes\" of each");
+        }
+        let mut pools: Vec<&str> = self.reach.pools.keys().copied().collect();
+        pools.sort_unstable();
+        let nodes = self.nodes.iter().map(|(name, _)| name.value.as_str());
+        let names: Vec<&str> = pools.into_iter().chain(nodes).collect();
+        let suggestion = nearest(name, names.iter().copied())
+            .map_or_else(String::new, |it| format!("; did you mean \"{it}\"?"));
+        let complaint = Complaint::new(format!("there is no pool or node \"{name}\"{suggestion}"));
+        match names.len() {
+            0..=NAMES_SHOWN_MAX => complaint.hint(format!("there are {}", names.join(", "))),
+            _ => complaint,
+        }
+    }
+
+    fn section(&mut self, node: &Node, entries: &Entries, depth: usize) -> Option<Route> {
+        let is_kind = |(key, _): &&(At<String>, Node)| KINDS.contains(&key.value.as_str());
+        let kinds: Vec<&At<String>> = entries.iter().filter(is_kind).map(|(key, _)| key).collect();
+        let kind = match kinds[..] {
+            [kind] => kind,
+            [] => {
+                let (pos, complaint) = no_kind(node, entries);
+                self.error(pos, complaint);
+                return None;
+            }
+            [one, other, ..] if one.value == other.value => {
+                let complaint = Complaint::new(format!("\"{}\" is given twice", one.value));
+                self.error(
+                    other.pos,
+                    complaint.hint(format!("first given on line {}", one.pos.line)),
+                );
+                return None;
+            }
+            [one, other, ..] => {
+                let message = format!("\"{}\" and \"{}\" are two nodes", one.value, other.value);
+                self.error(
+                    other.pos,
+                    Complaint::new(message).hint("one can be a child of the other"),
+                );
+                return None;
+            }
+        };
+        let below = depth + 1;
+        match kind.value.as_str() {
+            "prefix" => self.prefix(entries, below),
+            "keys" => self.keys(kind, entries, below),
+            "operation" => self.operation(kind, entries, below),
+            "all_sync" => self.plain(kind, entries, below).map(Route::AllSync),
+            "all_async" => self.plain(kind, entries, below).map(Route::AllAsync),
+            "all_majority" => self.plain(kind, entries, below).map(Route::AllMajority),
+            "all_initial" => self.plain(kind, entries, below).map(Route::AllInitial),
+            "miss_failover" => self.plain(kind, entries, below).map(Route::MissFailover),
+            "all_fastest" => {
+                let section: FastestSection = self.of_node(kind, entries);
+                let to = self.branches(&section.all_fastest?, below)?;
+                Some(Route::AllFastest { to, miss_last: matches!(section.miss.value, Miss::Last) })
+            }
+            "failover" => {
+                let section: FailoverSection = self.of_node(kind, entries);
+                let to = self.branches(&section.failover?, below)?;
+                let on = section.on.map_or_else(FailoverOn::default, |on| on.value.0);
+                Some(Route::Failover { to, on, ttl_ms: section.ttl.map(|ttl| ttl.value.0) })
+            }
+            "warm_up" => {
+                let section: WarmUpSection = self.of_value(kind, entries)?;
+                let [cold, warm] = self.pair([&section.cold, &section.warm], below)?;
+                let ttl_ms = section.ttl.map(|ttl| ttl.value.0);
+                let leaves = [(&section.cold, &cold), (&section.warm, &warm)];
+                let is_good = leaves.map(|(at, route)| self.is_leaf("warm_up", at, route));
+                (is_good == [true, true]).then(|| Route::WarmUp {
+                    cold: cold.into(),
+                    warm: warm.into(),
+                    ttl_ms,
+                })
+            }
+            "shadow" => {
+                let section: ShadowSection = self.of_value(kind, entries)?;
+                let [to, shadow] = self.pair([&section.to, &section.shadow], below)?;
+                Some(Route::Shadow {
+                    to: to.into(),
+                    shadow: shadow.into(),
+                    share: section.share.value.0,
+                    compare: section.compare.value.0,
+                    outstanding_max: section.outstanding.value.0 as u32,
+                })
+            }
+            "migrate" => {
+                let section: MigrateSection = self.of_value(kind, entries)?;
+                let [from, to] = self.pair([&section.from, &section.to], below)?;
+                Some(Route::Migrate {
+                    from: from.into(),
+                    to: to.into(),
+                    share: section.share?.value.0,
+                    dual_write: section.dual_write.value.0,
+                    read_other: section.read_other.value.0,
+                })
+            }
+            "key_split" => {
+                let section: KeySplitSection = self.of_value(kind, entries)?;
+                let to = self.branch(&section.to, below)?;
+                let copies = section.copies?.value.0 as u32;
+                let is_good = self.is_leaf("key_split", &section.to, &to);
+                is_good.then(|| Route::KeySplit { to: to.into(), copies })
+            }
+            "limit" => {
+                let section: LimitSection = self.of_value(kind, entries)?;
+                let to = self.branch(&section.to, below)?;
+                let per_second = section.rate?.value.0 as u32;
+                let burst = section.burst.map_or(per_second, |burst| burst.value.0 as u32);
+                Some(Route::Limit { to: to.into(), per_second, burst })
+            }
+            "outstanding" => {
+                let section: OutstandingSection = self.of_value(kind, entries)?;
+                let to = self.branch(&section.to, below)?;
+                Some(Route::Outstanding { to: to.into(), max: section.max?.value.0 as u32 })
+            }
+            _ => unreachable!("every kind is one of those"),
+        }
+    }
+
+    /// The options of a node, its kind among them.
+    fn of_node<S: Section>(&mut self, kind: &At<String>, entries: &Entries) -> S {
+        let node = Node { pos: kind.pos, kind: Kind::Section(entries.to_vec()) };
+        section::read(&format!("node \"{}\"", kind.value), kind.pos, &node, self.report)
+    }
+
+    /// The options of a node that are its kind's value. `None` if there is something beside it.
+    fn of_value<S: Section>(&mut self, kind: &At<String>, entries: &Entries) -> Option<S> {
+        let (_, value) = entries.iter().find(|(key, _)| key.pos == kind.pos)?;
+        let section =
+            section::read(&format!("node \"{}\"", kind.value), kind.pos, value, self.report);
+        let names: Vec<&str> = S::options().iter().map(|option| option.key).collect();
+        let expected =
+            format!("its options are in it: {{{}: {{{}: …}}}}", kind.value, names.join(": …, "));
+        self.only(kind, entries, &[], &expected).then_some(section)
+    }
+
+    /// Whether nothing but what is known stands beside the kind of a node.
+    fn only(&mut self, kind: &At<String>, entries: &Entries, known: &[&str], hint: &str) -> bool {
+        let is_known = |key: &str| key == kind.value || known.contains(&key);
+        let mut is_good = true;
+        for (key, _) in entries.iter().filter(|(key, _)| !is_known(&key.value)) {
+            let suggestion = nearest(&key.value, known.iter().copied())
+                .map_or_else(String::new, |it| format!("; did you mean \"{it}\"?"));
+            let message =
+                format!("\"{}\" has no \"{}\" beside it{suggestion}", kind.value, key.value);
+            self.error(key.pos, Complaint::new(message).hint(hint));
+            is_good = false;
+        }
+        is_good
+    }
+
+    /// The children of a node that has nothing but a list of them.
+    fn plain(&mut self, kind: &At<String>, entries: &Entries, depth: usize) -> Option<Vec<Route>> {
+        let (_, value) = entries.iter().find(|(key, _)| key.pos == kind.pos)?;
+        let is_good = self.only(kind, entries, &[], "it has a list of children only");
+        let branches = Branches::read(&kind.value, value, self.report)?;
+        let children = self.branches(&At { value: branches, pos: value.pos }, depth)?;
+        is_good.then_some(children)
+    }
+
+    fn branches(&mut self, branches: &At<Branches>, depth: usize) -> Option<Vec<Route>> {
+        // All are read, so that every complaint is made.
+        let nodes = &branches.value.0;
+        let children: Vec<_> = nodes.iter().map(|node| self.node(node, depth)).collect();
+        let children = children.into_iter().collect::<Option<Vec<_>>>()?;
+        let mut is_good = true;
+        for (at, child) in children.iter().enumerate() {
+            if let Some(first) = children[..at].iter().position(|it| it == child) {
+                self.same_child(nodes[at].pos, nodes[first].pos);
+                is_good = false;
+            }
+        }
+        is_good.then_some(children)
+    }
+
+    fn same_child(&mut self, pos: Pos, first: Pos) {
+        let complaint = Complaint::new("this child is the same as another one");
+        self.error(pos, complaint.hint(format!("that is on line {}", first.line)));
+    }
+
+    fn branch(&mut self, branch: &Option<At<Branch>>, depth: usize) -> Option<Route> {
+        self.node(&branch.as_ref()?.value.0, depth)
+    }
+
+    fn pair(&mut self, branches: [&Option<At<Branch>>; 2], depth: usize) -> Option<[Route; 2]> {
+        let [one, other] = branches.map(|branch| self.branch(branch, depth));
+        let (one, other) = (one?, other?);
+        if one == other {
+            let places = branches.map(|branch| branch.as_ref().map_or(Pos::NONE, |it| it.pos));
+            self.same_child(places[1], places[0]);
+            return None;
+        }
+        Some([one, other])
+    }
+
+    fn is_leaf(&mut self, kind: &str, branch: &Option<At<Branch>>, route: &Route) -> bool {
+        if matches!(route, Route::Pool(_)) {
+            return true;
+        }
+        let pos = branch.as_ref().map_or(Pos::NONE, |branch| branch.pos);
+        let complaint = Complaint::new(format!("\"{kind}\" leads to pools only"));
+        self.error(pos, complaint.hint("expected a pool's name; other nodes can stand above it"));
+        false
+    }
+
+    fn prefix(&mut self, entries: &Entries, depth: usize) -> Option<Route> {
+        let (kind, value) = entries.iter().find(|(key, _)| key.value == "prefix")?;
+        let is_good = self.only(kind, entries, &[], "the prefix '' is that of all other keys");
+        let arms = match &value.kind {
+            Kind::Section(arms) if !arms.is_empty() => arms,
+            _ => {
+                let complaint = Complaint::new("\"prefix\" takes a section of prefixes");
+                self.error(
+                    value.pos,
+                    complaint.hint("for example prefix: {'user:': users, '': others}"),
+                );
+                return None;
+            }
+        };
+        let mut first: HashMap<&str, usize> = HashMap::new();
+        let mut is_good = is_good;
+        let mut read = Vec::with_capacity(arms.len());
+        for (prefix, node) in arms {
+            if let Some(line) = first.insert(&prefix.value, prefix.pos.line) {
+                let complaint =
+                    Complaint::new(format!("prefix \"{}\" is given twice", prefix.value));
+                self.error(prefix.pos, complaint.hint(format!("first given on line {line}")));
+                is_good = false;
+            }
+            self.check_key_part("prefix", &prefix.value, prefix.pos);
+            match self.arm(prefix, node, depth) {
+                Some(arm) => read.push(arm),
+                None => is_good = false,
+            }
+        }
+        read.sort_by(|a, b| a.prefix.as_bytes().cmp(b.prefix.as_bytes()));
+        is_good.then_some(Route::Prefix(read))
+    }
+
+    fn arm(&mut self, prefix: &At<String>, node: &Node, depth: usize) -> Option<PrefixArm> {
+        let own = ["to", "strip", "rewrite"];
+        let is_arm = matches!(&node.kind, Kind::Section(entries)
+            if entries.iter().any(|(key, _)| own.contains(&key.value.as_str())));
+        if !is_arm {
+            let to = self.node(node, depth)?;
+            return Some(PrefixArm { prefix: prefix.value.clone(), rewrite: None, to });
+        }
+        let what = format!("prefix \"{}\"", prefix.value);
+        let section: ArmSection = section::read(&what, prefix.pos, node, self.report);
+        let to = self.branch(&section.to, depth);
+        let rewrite = match (&section.rewrite, section.strip.value.0) {
+            (Some(rewrite), true) => {
+                let complaint = Complaint::new("\"strip\" and \"rewrite\" exclude each other");
+                self.error(
+                    rewrite.pos,
+                    complaint.hint("one removes the prefix, the other replaces it"),
+                );
+                return None;
+            }
+            (None, true) if prefix.value.is_empty() => {
+                let complaint = Complaint::new("there is nothing to strip of the prefix ''");
+                self.error(section.strip.pos, complaint);
+                return None;
+            }
+            (None, true) => Some(String::new()),
+            (Some(rewrite), false) => {
+                self.check_key_part("rewrite", &rewrite.value.0, rewrite.pos);
+                Some(rewrite.value.0.clone())
+            }
+            (None, false) => None,
+        };
+        Some(PrefixArm { prefix: prefix.value.clone(), rewrite, to: to? })
+    }
+
+    /// What cannot be in a key of memcached.
+    fn check_key_part(&mut self, what: &str, text: &str, pos: Pos) {
+        if self.protocol != Protocol::Memcached {
+            return;
+        }
+        let is_bad = |c: char| c == ' ' || c.is_ascii_control();
+        let complaint = match text {
+            it if it.len() > MEMCACHED_KEY_MAX => {
+                Complaint::new(format!("{what} is longer than any key"))
+                    .hint(format!("memcached's keys have at most {MEMCACHED_KEY_MAX} bytes"))
+            }
+            it if it.contains(is_bad) => Complaint::new(format!("{what} \"{it}\" is in no key"))
+                .hint("memcached's keys have no spaces and no control characters"),
+            _ => return,
+        };
+        self.error(pos, complaint);
+    }
+
+    fn keys(&mut self, kind: &At<String>, entries: &Entries, depth: usize) -> Option<Route> {
+        let (_, value) = entries.iter().find(|(key, _)| key.pos == kind.pos)?;
+        let section: KeysSection = section::read("node \"keys\"", kind.pos, value, self.report);
+        let otherwise = self.rest(kind, entries, depth);
+        let is_good = self.only(kind, entries, &["else"], "\"else\" is where all other keys go");
+        if otherwise == Some(None) {
+            let complaint = Complaint::new("\"keys\" lacks an \"else\" beside it");
+            self.error(kind.pos, complaint.hint("it says where all other keys go"));
+        }
+        if let (None, None, Kind::Section(_) | Kind::Empty) =
+            (&section.exact, &section.file, &value.kind)
+        {
+            let complaint = Complaint::new("\"keys\" lists no keys");
+            self.error(kind.pos, complaint.hint("expected exact: {key: pool}, or file: /path"));
+            return None;
+        }
+        let mut found = Vec::new();
+        let mut is_good = is_good;
+        if let Some(table) = &section.exact {
+            for (key, node) in &table.value.0 {
+                self.check_key_part("this", &key.value, key.pos);
+                match self.node(node, depth) {
+                    Some(route) => {
+                        // Those are not counted.
+                        self.count -= usize::from(matches!(route, Route::Pool(_)));
+                        found.push((key.value.clone(), route, key.pos.line));
+                    }
+                    None => is_good = false,
+                }
+            }
+            is_good &= self.are_single(&mut found, None, table.pos);
+        }
+        if let Some(file) = &section.file {
+            is_good &= self.keys_of_file(&file.value.0, file.pos, depth, &mut found);
+        }
+        self.reach.keys += found.len();
+        if self.reach.keys > KEYS_MAX {
+            if self.reach.keys - found.len() <= KEYS_MAX {
+                let message = format!("{} keys are too many", self.reach.keys);
+                self.error(
+                    kind.pos,
+                    Complaint::new(message).hint(format!("at most {KEYS_MAX} in all routes")),
+                );
+            }
+            return None;
+        }
+        let exact = found.into_iter().map(|(key, route, _)| (key, route)).collect();
+        let otherwise = otherwise??;
+        is_good.then(|| Route::Keys { exact, otherwise: otherwise.into() })
+    }
+
+    /// Sorts keys; false if one is there twice.
+    fn are_single(
+        &mut self,
+        found: &mut [(String, Route, usize)],
+        file: Option<&Path>,
+        pos: Pos,
+    ) -> bool {
+        // Those of the lines before come first.
+        found.sort_by(|a, b| a.0.as_bytes().cmp(b.0.as_bytes()));
+        let twice = found.windows(2).filter(|two| two[0].0 == two[1].0);
+        let twice: Vec<_> = twice.map(|two| (two[1].0.clone(), two[0].2, two[1].2)).collect();
+        for (key, first, line) in twice.iter().take(LINES_SHOWN_MAX) {
+            let complaint = match file {
+                None => {
+                    let complaint = Complaint::new(format!("key \"{key}\" is given twice"));
+                    complaint.hint(format!("on line {first}, and on line {line}"))
+                }
+                Some(path) => Complaint::new(format!(
+                    "{}:{line}: key \"{key}\" is given twice",
+                    path.display()
+                ))
+                .hint(match first {
+                    0 => "the other is among the \"exact\" ones".to_owned(),
+                    first => format!("the other is on line {first}"),
+                }),
+            };
+            self.error(pos, complaint);
+        }
+        twice.is_empty()
+    }
+
+    /// Adds the keys of a file; false after an error.
+    fn keys_of_file(
+        &mut self,
+        path: &Path,
+        pos: Pos,
+        depth: usize,
+        found: &mut Vec<(String, Route, usize)>,
+    ) -> bool {
+        let text = match (self.context.read_keys)(path) {
+            Ok(text) => text,
+            Err(error) => {
+                let message =
+                    format!("option \"file\": {} cannot be read: {error}", path.display());
+                self.error(pos, Complaint::new(message));
+                return false;
+            }
+        };
+        // What is in the configuration itself has no line there.
+        found.iter_mut().for_each(|it| it.2 = 0);
+        let mut targets: HashMap<&str, Option<(Route, usize)>> = HashMap::new();
+        let mut bad: Vec<(usize, Complaint)> = Vec::new();
+        let mut bad_lines = 0_usize;
+        let mut refuse = |number: usize, complaint: Complaint| {
+            bad_lines += 1;
+            if bad.len() < LINES_SHOWN_MAX {
+                bad.push((number, complaint));
+            }
+        };
+        let mut is_known_bad = false;
+        for line in keys::lines(&text) {
+            let line = match line {
+                Ok(line) => line,
+                Err(number) => {
+                    let complaint = Complaint::new("this is no key with a target");
+                    refuse(number, complaint.hint("expected lines like \"key pool\""));
+                    continue;
+                }
+            };
+            if self.protocol == Protocol::Memcached && line.key.contains([' ', '\t']) {
+                let complaint = Complaint::new(format!("\"{}\" is no key", line.key));
+                refuse(line.number, complaint.hint("memcached's keys have no spaces"));
+                continue;
+            }
+            if !targets.contains_key(line.target) {
+                let is_known = self.reach.pools.contains_key(line.target)
+                    || self.nodes.iter().any(|(name, _)| name.value == line.target);
+                let route = match is_known {
+                    true => self.name(line.target, pos, depth).map(|route| {
+                        let size = size(&route);
+                        (route, size)
+                    }),
+                    false => {
+                        refuse(line.number, self.unknown(line.target));
+                        None
+                    }
+                };
+                is_known_bad |= route.is_none();
+                targets.insert(line.target, route);
+            }
+            let Some(Some((route, size))) = targets.get(line.target) else { continue };
+            if !self.count(*size, pos) {
+                return false;
+            }
+            found.push((line.key.to_owned(), route.clone(), line.number));
+        }
+        let more = bad_lines - bad.len();
+        for (number, Complaint { message, hint, .. }) in bad {
+            let complaint = Complaint::new(format!("{}:{number}: {message}", path.display()));
+            self.error(pos, Complaint { hint, ..complaint });
+        }
+        if more > 0 {
+            let message = format!("{}: {more} more lines cannot be read", path.display());
+            self.error(pos, Complaint::new(message));
+        }
+        let is_single = self.are_single(found, Some(path), pos);
+        is_single && bad_lines == 0 && !is_known_bad
+    }
+
+    /// What stands in "else": `None` if that has an error, `Some(None)` if there is none.
+    fn rest(
+        &mut self,
+        kind: &At<String>,
+        entries: &Entries,
+        depth: usize,
+    ) -> Option<Option<Route>> {
+        let mut found = entries.iter().filter(|(key, _)| key.value == "else");
+        let Some((_, node)) = found.next() else { return Some(None) };
+        if let Some((key, _)) = found.next() {
+            let complaint =
+                Complaint::new(format!("\"{}\" has two \"else\" beside it", kind.value));
+            self.error(key.pos, complaint);
+            return None;
+        }
+        self.node(node, depth).map(Some)
+    }
+
+    fn operation(&mut self, kind: &At<String>, entries: &Entries, depth: usize) -> Option<Route> {
+        let (_, value) = entries.iter().find(|(key, _)| key.pos == kind.pos)?;
+        let section: OperationSection =
+            section::read("node \"operation\"", kind.pos, value, self.report);
+        let rest = self.rest(kind, entries, depth);
+        let is_good = self.only(kind, entries, &["else"], "\"else\" is where all others go");
+        let given = [&section.read, &section.write, &section.delete];
+        let [read, write, delete] =
+            given.map(|branch| branch.as_ref().map(|branch| self.node(&branch.value.0, depth)));
+        if given.iter().all(|branch| branch.is_none()) {
+            let complaint = Complaint::new("\"operation\" names none");
+            self.error(kind.pos, complaint.hint("expected read, write or delete"));
+            return None;
+        }
+        let rest = rest?;
+        let delete = delete.or_else(|| write.clone());
+        let mut fill = |what: &str, route: Option<Option<Route>>| match (route, &rest) {
+            (Some(route), _) => route,
+            (None, Some(rest)) => Some(rest.clone()),
+            (None, None) => {
+                let message =
+                    format!("\"operation\" lacks \"{what}\", and there is no \"else\" beside it");
+                self.error(kind.pos, Complaint::new(message));
+                None
+            }
+        };
+        let (read, write) = (fill("read", read), fill("write", write));
+        let delete = match (delete, &write) {
+            // The complaint about writes is enough.
+            (None, None) => None,
+            (delete, _) => fill("delete", delete),
+        };
+        let (read, write, delete) = (read?.into(), write?.into(), delete?.into());
+        is_good.then_some(Route::Operation { read, write, delete })
+    }
+}
+
+/// How many nodes a child counts as that stands in the place of a name.
+fn size(route: &Route) -> usize {
+    match route {
+        Route::Pool(_) => 0,
+        route => 1 + route.children().into_iter().map(|child| size(child).max(1)).sum::<usize>(),
+    }
+}
+
+fn no_kind(node: &Node, entries: &Entries) -> (Pos, Complaint) {
+    let Some((key, _)) = entries.first() else {
+        return (node.pos, Complaint::new("this node is empty").hint(kinds()));
+    };
+    let suggestion = entries
+        .iter()
+        .find_map(|(key, _)| nearest(&key.value, KINDS))
+        .map_or_else(String::new, |kind| format!("; did you mean \"{kind}\"?"));
+    let message = format!("\"{}\" is no kind of node{suggestion}", key.value);
+    (key.pos, Complaint::new(message).hint(kinds()))
+}
+
+fn kinds() -> String {
+    format!("there are {}", KINDS.join(", "))
+}
+
+/// The schema of a node.
+pub(crate) fn schema(generator: &mut SchemaGenerator) -> Schema {
+    fn beside<S: Section>(generator: &mut SchemaGenerator) -> Schema {
+        section::schema::<S>(generator)
+    }
+    let node = Branch::schema;
+    let with = |kind: &str, value: Schema| {
+        json_schema!({
+            "type": "object",
+            "properties": { kind: value },
+            "required": [kind],
+            "additionalProperties": false,
+        })
+    };
+    let with_else = |kind: &str, value: Schema, required: &[&str]| {
+        json_schema!({
+            "type": "object",
+            "properties": { kind: value, "else": node() },
+            "required": required,
+            "additionalProperties": false,
+        })
+    };
+    let arm = json_schema!({ "anyOf": [node(), section::schema::<ArmSection>(generator)] });
+    let prefix =
+        json_schema!({ "type": "object", "minProperties": 1, "additionalProperties": arm });
+    let mut kinds = vec![
+        json_schema!({ "type": "string", "minLength": 1, "description": "The name of a pool or a node." }),
+        with("prefix", prefix),
+        with_else("keys", section::schema::<KeysSection>(generator), &["keys", "else"]),
+        with_else("operation", section::schema::<OperationSection>(generator), &["operation"]),
+    ];
+    for kind in ["all_sync", "all_async", "all_majority", "all_initial", "miss_failover"] {
+        kinds.push(with(kind, Branches::schema()));
+    }
+    kinds.push(beside::<FastestSection>(generator));
+    kinds.push(beside::<FailoverSection>(generator));
+    for (kind, value) in [
+        ("warm_up", section::schema::<WarmUpSection>(generator)),
+        ("shadow", section::schema::<ShadowSection>(generator)),
+        ("migrate", section::schema::<MigrateSection>(generator)),
+        ("key_split", section::schema::<KeySplitSection>(generator)),
+        ("limit", section::schema::<LimitSection>(generator)),
+        ("outstanding", section::schema::<OutstandingSection>(generator)),
+    ] {
+        kinds.push(with(kind, value));
+    }
+    json_schema!({ "description": "Where requests go.", "anyOf": kinds })
+}
