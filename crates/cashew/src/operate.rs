@@ -233,6 +233,9 @@ fn describe(status: &Status) -> String {
 /// takes the writes.
 fn describe_servers(pool: &PoolStatus) -> String {
     let PoolStatus { servers, live, primary, server_states, .. } = pool;
+    if !pool.leads_to.is_empty() {
+        return format!("those of {}", pool.leads_to.join(", "));
+    }
     let mut text = match server_states.as_slice() {
         // Of a version that does not say.
         [] => format!("{live} of {servers}"),

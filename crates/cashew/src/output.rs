@@ -58,6 +58,9 @@ pub(crate) fn test_conf(path: &Path) -> ExitCode {
                 print_line(warning);
             }
             print_line(format_args!("cashew: configuration file '{file}' syntax is ok"));
+            for line in route_lines(&loaded.snapshot) {
+                print_line(line);
+            }
             print_line(memory_bound(&loaded.snapshot));
             ExitCode::SUCCESS
         }
@@ -67,6 +70,18 @@ pub(crate) fn test_conf(path: &Path) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The tree of each route.
+fn route_lines(snapshot: &Snapshot) -> Vec<String> {
+    let mut lines = Vec::new();
+    for pool in &snapshot.pools {
+        if let Some(route) = &pool.route {
+            lines.push(format!("route {}, at {}", pool.name, pool.listen));
+            lines.extend(route.lines().into_iter().map(|line| format!("  {line}")));
+        }
+    }
+    lines
 }
 
 /// The bound for an instance started like this process.

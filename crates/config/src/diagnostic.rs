@@ -152,6 +152,11 @@ impl<'a> Report<'a> {
         self.warnings.push(diagnostic);
     }
 
+    /// Whether something was said of this place already.
+    pub(crate) fn has_error_at(&self, pos: Pos) -> bool {
+        self.errors.iter().any(|error| (error.line, error.column) == (pos.line, pos.column))
+    }
+
     pub(crate) fn has_errors(&self) -> bool {
         !self.errors.is_empty()
     }

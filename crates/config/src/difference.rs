@@ -1,5 +1,6 @@
 //! The difference between two snapshots, in words for an operator.
 
+mod route;
 mod share;
 
 use std::collections::HashMap;
@@ -49,7 +50,7 @@ impl Difference {
             (0..).zip(&old.pools).map(|(at, pool)| (&*pool.name, at)).collect();
         let new_pools = by_name(&new.pools, |pool| &pool.name);
         for pool in old.pools.iter().filter(|pool| !new_pools.contains_key(pool.name.as_str())) {
-            difference.lines.push(format!("pool '{}': removed", pool.name));
+            difference.lines.push(format!("{}: removed", whose(pool)));
         }
         for (at, pool) in new.pools.iter().enumerate() {
             match places.get(pool.name.as_str()) {
@@ -62,9 +63,9 @@ impl Difference {
                     );
                 }
                 None => difference.lines.push(format!(
-                    "pool '{}': added, listens on {}, {}",
-                    pool.name,
-                    pool.listen,
+                    "{}: added, {}, {}",
+                    whose(pool),
+                    listens(pool),
                     match &pool.route {
                         Some(route) => format!("leads to {}", route.pools().join(", ")),
                         None => count(pool.servers.len(), "server"),
@@ -108,7 +109,7 @@ impl Difference {
         } = old;
         let shown = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
         let log = |path| shown(path).unwrap_or_else(|| "standard error".to_owned());
-        let mut option = Options { lines: &mut self.lines, pool: None };
+        let mut option = Options { lines: &mut self.lines, whose: None };
         option.changed("worker_processes", worker_processes, &new.worker_processes);
         option.changed("max_openfiles", &or_none(max_open_files), &or_none(&new.max_open_files));
         option.changed("user", &or_none(user), &or_none(&new.user));
@@ -202,17 +203,35 @@ impl Difference {
             reads,
             reads_by_class,
             replica_reads,
-            route: _,
+            route,
         } = old;
+        let whose = whose(new);
         if *listen != new.listen {
-            let line = format!("pool '{name}': listens on {} instead of {listen}", new.listen);
+            let line = match listen {
+                Listen::Nowhere => format!("{whose}: {}", listens(new)),
+                _ => format!("{whose}: {} instead of {listen}", listens(new)),
+            };
             self.lines.push(line);
+        }
+        match (route, &new.route) {
+            (Some(old), Some(new)) => {
+                let lines = route::lines(old, new);
+                self.lines.extend(lines.into_iter().map(|line| format!("{whose}: {line}")));
+            }
+            (None, Some(route)) => {
+                let pools = route.pools().join(", ");
+                self.lines.push(format!("{whose}: leads to {pools} instead of its own servers"));
+            }
+            (Some(_), None) => {
+                self.lines.push(format!("{whose}: has servers of its own, and is no route"));
+            }
+            (None, None) => {}
         }
         match (topology, &new.topology) {
             (Topology::Groups(_), _) | (_, Topology::Groups(_)) => self.groups(old, new),
             _ => self.servers(name, servers, &new.servers),
         }
-        let mut option = Options { lines: &mut self.lines, pool: Some(name) };
+        let mut option = Options { lines: &mut self.lines, whose: Some(whose) };
         let is_redis = |protocol: Protocol| protocol == Protocol::Redis;
         option.changed("redis", &is_redis(*protocol), &is_redis(new.protocol));
         option.changed("hash", &hash.name(), &new.hash.name());
@@ -352,7 +371,7 @@ impl Difference {
     }
 
     fn keys(&mut self, old: &Pool, new: &Pool) {
-        let mut option = Options { lines: &mut self.lines, pool: Some(&new.name) };
+        let mut option = Options { lines: &mut self.lines, whose: Some(whose(new)) };
         if old.protocol != new.protocol || old.route.is_some() || new.route.is_some() {
             return;
         }
@@ -371,6 +390,18 @@ impl Difference {
         if old.hash_tag != new.hash_tag && old.servers.len().max(new.servers.len()) > 1 {
             option.say("keys with text between the delimiters may go to another server, too");
         }
+    }
+}
+
+fn whose(pool: &Pool) -> String {
+    let what = if pool.route.is_some() { "route" } else { "pool" };
+    format!("{what} '{}'", pool.name)
+}
+
+fn listens(pool: &Pool) -> String {
+    match &pool.listen {
+        Listen::Nowhere => "does not listen".to_owned(),
+        listen => format!("listens on {listen}"),
     }
 }
 
@@ -394,7 +425,7 @@ impl fmt::Display for Difference {
 /// Writes lines about the options of a pool or of the instance.
 struct Options<'a> {
     lines: &'a mut Vec<String>,
-    pool: Option<&'a str>,
+    whose: Option<String>,
 }
 
 impl Options<'_> {
@@ -471,8 +502,8 @@ impl Options<'_> {
     }
 
     fn say(&mut self, what: &str) {
-        self.lines.push(match self.pool {
-            Some(pool) => format!("pool '{pool}': {what}"),
+        self.lines.push(match &self.whose {
+            Some(whose) => format!("{whose}: {what}"),
             None => what.to_owned(),
         });
     }
@@ -865,6 +896,106 @@ pool 'alpha': 75.0% of the keys go to another server"
 pool 'comes': added, listens on [::1]:5, 2 servers
 pool 'moves': listens on /gone 0600 instead of 127.0.0.1:1"
         );
+    }
+
+    #[test]
+    fn what_is_new_about_a_route_is_told() {
+        let with = |route: &str| {
+            let pool = |name: &str| format!("{name}: {{redis: true, servers: [\"{name}:1:1\"]}}");
+            let pools = ["a", "b", "c", "d"].map(pool).join(", ");
+            load(&format!(
+                "pools: {{{pools}}}\nroutes:\n  all: {{listen: /all, redis: true, route: {{all_sync: [a, b, c, d]}}}}\n  \
+                 main: {{listen: /main, redis: true, route: {route}}}"
+            ))
+        };
+        let table = [
+            ("a", "b", "b instead of a\nkeys: all go to other pools"),
+            (
+                "a",
+                "{all_initial: [a, b]}",
+                "all_initial [a, b] instead of a\nkeys: all go to other pools",
+            ),
+            (
+                "{failover: [a, b]}",
+                "{failover: [a, c], ttl: 60s}",
+                "failover, ttl 1m instead of failover\nfailover 2: c instead of b",
+            ),
+            (
+                "{prefix: {'u:': a, 't:': {strip: true, to: b}, '': {migrate: {from: a, to: b, share: 10%}}}}",
+                "{prefix: {'u:': c, 'n:': {rewrite: 'x:', to: d}, 't:': b, '': {migrate: {from: a, to: b, share: 60%}}}}",
+                "prefix \"\": migrate, share 60% instead of migrate, share 10%
+prefix \"n:\" added, rewritten to \"x:\", to d
+prefix \"t:\": sent as it is instead of stripped
+prefix \"u:\": c instead of a
+other keys: about 50% go to other pools
+keys \"n:\": all go to other pools
+keys \"t:\": all go to other pools
+keys \"u:\": all go to other pools",
+            ),
+            (
+                "{prefix: {'u:': a, '': b}}",
+                "{prefix: {'': b}}",
+                "prefix \"u:\" removed\nkeys \"u:\": all go to other pools",
+            ),
+            (
+                "{keys: {exact: {x: a, y: b, z: c}}, else: d}",
+                "{keys: {exact: {w: a, v: a, y: c, z: c}}, else: d}",
+                "2 listed keys added\n1 listed key removed\n1 listed key elsewhere",
+            ),
+            (
+                "{operation: {read: a, write: b}}",
+                "{operation: {read: c, write: b}}",
+                "operation read: c instead of a\nkeys: reads: all go to other pools",
+            ),
+        ];
+        // Shares are of samples.
+        let round = |words: String| {
+            let lines = words.lines().map(|line| match line.split_once("about ") {
+                Some((before, rest)) => {
+                    let (share, after) = rest.split_once('%').unwrap();
+                    let share = share.parse::<f64>().unwrap();
+                    format!("{before}about {:.0}%{after}", (share / 10.0).round() * 10.0)
+                }
+                None => line.to_owned(),
+            });
+            lines.collect::<Vec<_>>().join("\n")
+        };
+        for (old, new, expected) in table {
+            let expected: Vec<_> =
+                expected.lines().map(|line| format!("route 'main': {line}")).collect();
+            assert_eq!(round(words(&with(old), &with(new))), expected.join("\n"), "{old} {new}");
+            assert_eq!(words(&with(old), &with(old)), "");
+        }
+    }
+
+    #[test]
+    fn a_pool_may_lose_its_listen_and_become_a_route() {
+        let with = |a: &str| {
+            load(&format!(
+                "pools: {{b: {{listen: /b, servers: [\"b:1:1\"]}}, {a}}}\nroutes: {{main: {{listen: /main, route: b}}}}"
+            ))
+        };
+        let before = with("a: {listen: /a, servers: [\"a:1:1\"]}");
+        let mut after = before.clone();
+        after.pools[0].listen = Listen::Nowhere;
+        assert_eq!(words(&before, &after), "pool 'a': does not listen instead of /a");
+        assert_eq!(words(&after, &before), "pool 'a': listens on /a");
+        after = before.clone();
+        after.pools[0].servers.clear();
+        after.pools[0].route = before.pools[2].route.clone();
+        assert_eq!(
+            words(&before, &after),
+            "route 'a': leads to b instead of its own servers\npool 'a': server 'a:1' removed"
+        );
+        assert!(
+            words(&after, &before).starts_with("pool 'a': has servers of its own, and is no route")
+        );
+        let only_b = load("pools: {b: {listen: /b, servers: [\"b:1:1\"]}}");
+        let both = load(
+            "pools: {b: {listen: /b, servers: [\"b:1:1\"]}}\nroutes: {main: {listen: /main, route: b}}",
+        );
+        assert_eq!(words(&only_b, &both), "route 'main': added, listens on /main, leads to b");
+        assert_eq!(words(&both, &only_b), "route 'main': removed");
     }
 
     #[test]

@@ -57,6 +57,9 @@ pub(crate) fn hint_of_option(section: &str, key: &str) -> Option<String> {
     if has(GlobalSection::NAME, GlobalSection::options()) {
         return Some("it belongs into the section \"global\", beside \"pools\"".to_owned());
     }
+    if routes::is_of_node(section) {
+        return None;
+    }
     if section == RouteSection::NAME
         && let Some(hint) = routes::hint_of_option(key)
     {

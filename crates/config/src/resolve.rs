@@ -144,6 +144,10 @@ pub(crate) fn resolve(
         }
     }
     reach.check_pools(&file.without_listen, report);
+    let is_deaf = |name: &At<String>| file.without_listen.iter().any(|it| it.value == name.value);
+    for (_, section) in file.pools.iter().filter(|(name, _)| is_deaf(name)) {
+        routes::warn_without_clients(section, report);
+    }
     let pool_lines: Vec<_> = pools.iter().zip(lines).collect();
     loops::check(&pool_lines, context, report);
     let stats_listen = resolve_stats(&file.global, &pools, context, report);

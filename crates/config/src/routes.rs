@@ -11,8 +11,9 @@ use schemars::{Schema, json_schema};
 
 use self::node::Reader;
 pub(crate) use self::node::schema as node_schema;
+pub(crate) use self::sections::is_of_node;
 use crate::address::check_name;
-use crate::diagnostic::{At, Complaint, Report};
+use crate::diagnostic::{At, Complaint, Pos, Report};
 use crate::file::PoolSection;
 use crate::resolve::{Context, databases};
 use crate::section::{self, OptionInfo, Section};
@@ -152,6 +153,27 @@ impl Section for RouteSection {
     }
 }
 
+/// Warns of options about clients in a pool that has none.
+pub(crate) fn warn_without_clients(section: &PoolSection, report: &mut Report<'_>) {
+    let policy = section.command_policy.pos;
+    let client_auth = section.client_auth.as_ref().map_or(Pos::NONE, |auth| auth.pos);
+    for (key, pos) in [
+        ("backlog", section.backlog.pos),
+        ("client_connections", section.client_connections.pos),
+        ("tcpkeepalive", section.tcpkeepalive.pos),
+        ("tcp_quickack", section.tcp_quickack.pos),
+        ("protocol", section.protocol.pos),
+        ("client_auth", client_auth),
+        ("command_policy", policy),
+    ] {
+        if pos != Pos::NONE {
+            let complaint = Complaint::new(format!("\"{key}\" has no effect"));
+            let hint = "the pool does not listen: this is for the routes that lead to it";
+            report.warning(pos, complaint.hint(hint));
+        }
+    }
+}
+
 /// A hint for an option of pools in a route.
 pub(crate) fn hint_of_option(key: &str) -> Option<String> {
     let is_of_pools = PoolSection::options().iter().any(|option| option.key == key);
@@ -273,7 +295,8 @@ impl<'f> Reach<'f> {
                 it if self.pools.contains_key(it) => "pool",
                 it if self.routes.contains(it) => "route",
                 it => {
-                    if let Some(line) = first.insert(it, name.pos.line) {
+                    let before = first.insert(it, name.pos.line);
+                    if let Some(line) = before.filter(|_| !report.has_error_at(name.pos)) {
                         let complaint = Complaint::new(format!("node \"{it}\" is given twice"));
                         report
                             .error(name.pos, complaint.hint(format!("first given on line {line}")));
@@ -313,7 +336,7 @@ impl<'f> Reach<'f> {
 
     /// Reports those of the pools without `listen` that no client can reach.
     pub(crate) fn check_pools(&self, without_listen: &[At<String>], report: &mut Report<'_>) {
-        if self.is_partial {
+        if self.is_partial || self.routes.is_empty() {
             return;
         }
         for name in without_listen.iter().filter(|name| !self.reached.contains(&name.value)) {

@@ -5,6 +5,7 @@ mod live;
 mod replica_reads;
 mod route;
 mod topology;
+mod way;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 pub use self::replica_reads::{ReadYourWrites, ReplicaReads};
 pub use self::route::{FailoverOn, PrefixArm, Route, share_of};
 pub use self::topology::{Promoted, Reads, ServerGroup, Topology, TopologyState};
+pub use self::way::{Operation, Role, Visit, share_text};
 
 /// One numbered configuration of the whole instance.
 ///

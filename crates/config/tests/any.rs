@@ -49,6 +49,16 @@ fn piece() -> impl Strategy<Value = String> {
         "!!int ",
         "|\n",
         "  worker_processes: ",
+        "routes:\n",
+        "  r: {listen: /r, route: {all_sync: [pool, a]}}\n",
+        "  r:\n",
+        "  route: ",
+        "  nodes: ",
+        "{n: pool}\n",
+        "pools: {pool: {servers: [\"a:1:1\"]}}\n",
+        "{prefix: {'': pool, 'a': {strip: true, to: pool}}}\n",
+        "{keys: {exact: {k: pool}}, else: pool}\n",
+        "{failover: [pool, n], ttl: 1s}\n",
         "auto\n",
         "  request_size_max: ",
         "64kb\n",
@@ -99,7 +109,8 @@ fn check(text: &str) -> Result<(), TestCaseError> {
 fn check_snapshot(snapshot: &Snapshot) -> Result<(), TestCaseError> {
     prop_assert!(!snapshot.pools.is_empty());
     for pool in &snapshot.pools {
-        prop_assert!((1..=SERVERS_MAX).contains(&pool.servers.len()));
+        prop_assert!(pool.servers.len() <= SERVERS_MAX);
+        prop_assert_eq!(pool.servers.is_empty(), pool.route.is_some());
         let keys: Vec<_> = pool.servers.iter().map(|s| (s.name.len(), s.name.as_str())).collect();
         prop_assert!(keys.is_sorted_by(|a, b| a < b));
         prop_assert!(pool.servers.iter().all(|server| server.weight > 0));

@@ -142,3 +142,51 @@ fn every_node_is_read() {
     assert_eq!(*route, expected);
     assert_eq!(route.pools(), ["eu", "us", "hot"]);
 }
+
+fn refused(text: &str, keys: &str) -> Vec<String> {
+    let errors = judge(text, keys).err().expect("it is refused").0;
+    errors.into_iter().map(|it| it.message).collect()
+}
+
+const ONE: &str = "pools: {a: {servers: [\"h:1:1\"]}, b: {servers: [\"h:2:1\"]}}\n";
+
+#[test]
+fn nodes_that_are_used_again_and_again_are_counted() {
+    // Each has the one before twice, so that the seventh has some hundreds.
+    let node = |at: usize| {
+        let below = if at == 1 { "a".to_owned() } else { format!("n{}", at - 1) };
+        format!("      n{at}: {{shadow: {{to: {below}, shadow: {{all_sync: [{below}, b]}}}}}}\n")
+    };
+    let nodes: String = (1..=7).map(node).collect();
+    let with = |arms: usize| {
+        let arms: String = (0..arms).map(|at| format!("p{at}: n7, ")).collect();
+        format!(
+            "{ONE}routes:\n  main:\n    listen: /main\n    route: {{prefix: {{{arms}}}}}\n    nodes:\n{nodes}"
+        )
+    };
+    assert!(judge(&with(40), "").is_ok());
+    assert_eq!(refused(&with(400), ""), ["the route has too many nodes"]);
+}
+
+#[test]
+fn a_million_keys_are_read_and_no_more() {
+    let text = format!(
+        "{ONE}routes:\n  main:\n    listen: /main\n    route: {{keys: {{file: /run/keys}}, else: b}}\n"
+    );
+    let keys: String = (0..1_000_000).rev().map(|at| format!("key:{at} a\n")).collect();
+    let (snapshot, _) = judge(&text, &keys).unwrap_or_else(|errors| panic!("{errors}"));
+    let Some(Route::Keys { exact, .. }) = &find(&snapshot, "main").route else { panic!() };
+    assert_eq!(exact.len(), 1_000_000);
+    assert!(exact.is_sorted_by(|one, other| one.0 < other.0));
+    let more = format!("{keys}one a\n");
+    assert_eq!(refused(&text, &more), ["1000001 keys are too many"]);
+    let bad: String = (0..12).map(|at| format!("nothing{at}\n")).collect();
+    let messages = refused(&text, &bad);
+    assert_eq!(messages.len(), 11, "{messages:?}");
+    assert!(
+        messages.contains(&"/run/keys: 2 more lines cannot be read".to_owned()),
+        "{messages:?}"
+    );
+    let why = refused(&text.replace("/run/keys", "/run/gone"), "");
+    assert_eq!(why, ["option \"file\": /run/gone cannot be read: entity not found"]);
+}

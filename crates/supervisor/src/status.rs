@@ -67,6 +67,8 @@ pub struct AdminStatus {
 pub struct PoolStatus {
     pub name: String,
     pub listen: String,
+    /// The pools that it leads to, of a route, which has no servers of its own.
+    pub leads_to: Vec<String>,
     pub servers: u32,
     /// Servers on the ring.
     pub live: u32,

@@ -104,6 +104,14 @@ impl<'a, 'f, 'r> Reader<'a, 'f, 'r> {
         self.report.error(pos, complaint);
     }
 
+    fn given_twice(&mut self, what: &str, name: &At<String>, first: usize) {
+        // The reader of YAML has seen it, too, if there was nothing else.
+        if !self.report.has_error_at(name.pos) {
+            let complaint = Complaint::new(format!("{what}\"{}\" is given twice", name.value));
+            self.error(name.pos, complaint.hint(format!("first given on line {first}")));
+        }
+    }
+
     /// False if there are too many.
     fn count(&mut self, nodes: usize, pos: Pos) -> bool {
         let was_fine = self.count <= NODES_MAX;
@@ -224,11 +232,7 @@ impl<'a, 'f, 'r> Reader<'a, 'f, 'r> {
                 return None;
             }
             [one, other, ..] if one.value == other.value => {
-                let complaint = Complaint::new(format!("\"{}\" is given twice", one.value));
-                self.error(
-                    other.pos,
-                    complaint.hint(format!("first given on line {}", one.pos.line)),
-                );
+                self.given_twice("", other, one.pos.line);
                 return None;
             }
             [one, other, ..] => {
@@ -423,9 +427,7 @@ impl<'a, 'f, 'r> Reader<'a, 'f, 'r> {
         let mut read = Vec::with_capacity(arms.len());
         for (prefix, node) in arms {
             if let Some(line) = first.insert(&prefix.value, prefix.pos.line) {
-                let complaint =
-                    Complaint::new(format!("prefix \"{}\" is given twice", prefix.value));
-                self.error(prefix.pos, complaint.hint(format!("first given on line {line}")));
+                self.given_twice("prefix ", prefix, line);
                 is_good = false;
             }
             self.check_key_part("prefix", &prefix.value, prefix.pos);

@@ -149,6 +149,24 @@ section! {
     }
 }
 
+/// Whether a section is about a node.
+pub(crate) fn is_of_node(section: &str) -> bool {
+    [
+        ArmSection::NAME,
+        KeysSection::NAME,
+        OperationSection::NAME,
+        FailoverSection::NAME,
+        FastestSection::NAME,
+        WarmUpSection::NAME,
+        ShadowSection::NAME,
+        MigrateSection::NAME,
+        KeySplitSection::NAME,
+        LimitSection::NAME,
+        OutstandingSection::NAME,
+    ]
+    .contains(&section)
+}
+
 /// Children in their order.
 #[derive(Debug)]
 pub(super) struct Branches(pub(super) Vec<Node>);

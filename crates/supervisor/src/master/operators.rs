@@ -313,6 +313,9 @@ impl Master {
                 paused_writes_only: pause_of(&pool.name).is_some_and(|pause| pause.writes_only),
                 name: pool.name.clone(),
                 listen: pool.listen.to_string(),
+                leads_to: pool.route.as_ref().map_or_else(Vec::new, |route| {
+                    route.pools().into_iter().map(str::to_owned).collect()
+                }),
                 servers: pool.servers.len() as u32,
                 live: self.rings.live(index).iter().filter(|live| **live).count() as u32,
                 primary: only.map_or_else(String::new, |only| only.primary),
