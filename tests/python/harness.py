@@ -368,13 +368,18 @@ class Gateway:
         taken = {}
         for pool, options in pools.items():
             options = dict(options)
+            if options.get("listen", "") is None:
+                # Only routes lead there.
+                del options["listen"]
+                taken[pool] = options
+                continue
             if "listen" not in options:
                 known = self.pools.get(pool, {}).get("listen")
                 options["listen"] = known or f"{HOST}:{free_port()}"
             taken[pool] = options
         self.pools = taken
         self.addresses = {pool: listen_address(options["listen"].strip("\"'"))
-                          for pool, options in taken.items()}
+                          for pool, options in taken.items() if "listen" in options}
 
     def _ready(self):
         return accepts(self.stats_port) and all(map(self._probe, self.addresses))
@@ -522,7 +527,12 @@ def config_text(pools, settings=None):
         lines += [f"  {key}: {value}" for key, value in settings.items()]
         lines.append("pools:")
         indent = "  "
-    for name, options in pools.items():
+    # Routes have a section of their own.
+    is_route = {name: "route" in options for name, options in pools.items()}
+    for name in sorted(pools, key=is_route.get):
+        if is_route[name] and "routes:" not in lines:
+            lines.append("routes:")
+        options = pools[name]
         lines.append(f"{indent}{name}:")
         for key, value in options.items():
             if key == "servers":

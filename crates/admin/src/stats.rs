@@ -33,7 +33,7 @@ pub(crate) enum ServerStat {
 }
 
 /// Twemproxy's names in its order ([`POOL_STATS_OF_TWEMPROXY`] of them), then ours.
-pub(crate) const POOL_STATS: [PoolStat; 26] = [
+pub(crate) const POOL_STATS: [PoolStat; 31] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
     PoolStat::Gauge(PoolGauge::ClientConnections),
@@ -60,6 +60,11 @@ pub(crate) const POOL_STATS: [PoolStat; 26] = [
     PoolStat::Counter(PoolCounter::MonitorDropped),
     PoolStat::Counter(PoolCounter::ScriptFlushes),
     PoolStat::Counter(PoolCounter::RequestsRetried),
+    PoolStat::Counter(PoolCounter::RouteFailovers),
+    PoolStat::Counter(PoolCounter::RouteRefused),
+    PoolStat::Counter(PoolCounter::ShadowSent),
+    PoolStat::Counter(PoolCounter::ShadowDiffers),
+    PoolStat::Counter(PoolCounter::WarmUpFills),
 ];
 const POOL_STATS_OF_TWEMPROXY: usize = 6;
 
@@ -473,6 +478,11 @@ mod tests {
             "pipelines_paused",
             "request_latency",
             "requests_retried",
+            "route_failovers",
+            "route_refused",
+            "shadow_sent",
+            "shadow_differs",
+            "warm_up_fills",
             "ring_version",
             "script_flushes",
             "session_waits",

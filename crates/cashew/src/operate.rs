@@ -538,6 +538,7 @@ mod tests {
                 shards: Vec::new(),
                 name: "alpha".to_owned(),
                 listen: "127.0.0.1:22121".to_owned(),
+                leads_to: Vec::new(),
                 servers: 3,
                 primary: String::new(),
                 live: 2,

@@ -144,7 +144,7 @@ fn every_node_is_read() {
 }
 
 fn refused(text: &str, keys: &str) -> Vec<String> {
-    let errors = judge(text, keys).err().expect("it is refused").0;
+    let errors = judge(text, keys).expect_err("it is refused").0;
     errors.into_iter().map(|it| it.message).collect()
 }
 

@@ -16,6 +16,7 @@ mod exchange;
 mod memcached;
 mod redis;
 mod request;
+mod route;
 mod topology;
 mod upstream;
 

@@ -80,6 +80,16 @@ stats! {
             "SCRIPT FLUSH commands of clients";
         RequestsRetried => "requests_retried", "cashew_requests_retried_total",
             "Times a request was kept from its client's sight and sent again, since its server refused to run it";
+        RouteFailovers => "route_failovers", "cashew_route_failovers_total",
+            "Times a route asked the next pool since one had failed";
+        RouteRefused => "route_refused", "cashew_route_refused_total",
+            "Requests that a route's limit or outstanding did not let through";
+        ShadowSent => "shadow_sent", "cashew_shadow_sent_total",
+            "Requests that a route sent to a shadow";
+        ShadowDiffers => "shadow_differs", "cashew_shadow_differs_total",
+            "Answers of a shadow that were not those that clients got";
+        WarmUpFills => "warm_up_fills", "cashew_warm_up_fills_total",
+            "Keys that a route began to copy from a warm pool to a cold one";
         Requests => "client_requests", "cashew_requests_total",
             "Requests received from clients";
         Responses => "client_responses", "cashew_responses_total",

@@ -15,48 +15,48 @@ pub enum Route {
     /// By the whole key.
     Keys {
         /// Sorted by the keys' bytes, without duplicates.
-        exact: Vec<(String, Route)>,
-        otherwise: Box<Route>,
+        exact: Vec<(String, Self)>,
+        otherwise: Box<Self>,
     },
     /// By what the command does.
-    Operation { read: Box<Route>, write: Box<Route>, delete: Box<Route> },
+    Operation { read: Box<Self>, write: Box<Self>, delete: Box<Self> },
     /// Every child is asked; the worst answer is the client's, the first child's among equals.
-    AllSync(Vec<Route>),
+    AllSync(Vec<Self>),
     /// Every child is asked; the client has its answer at once, whatever becomes of it. Reads go to the first.
-    AllAsync(Vec<Route>),
+    AllAsync(Vec<Self>),
     /// Every child is asked; the client has what more than half of them answer.
-    AllMajority(Vec<Route>),
+    AllMajority(Vec<Self>),
     /// Every child is asked; the first good answer is the client's.
     AllFastest {
-        to: Vec<Route>,
+        to: Vec<Self>,
         /// A miss is an answer only when no child has a hit.
         miss_last: bool,
     },
     /// Every child is asked; the first child's answer is the client's.
-    AllInitial(Vec<Route>),
+    AllInitial(Vec<Self>),
     /// The next child is asked if one has failed.
     Failover {
-        to: Vec<Route>,
+        to: Vec<Self>,
         on: FailoverOn,
         /// What is stored in another child than the first lives no longer, in milliseconds; `None` is as
         /// long as the client says.
         ttl_ms: Option<u64>,
     },
     /// Reads: the next child is asked if one has a miss or has failed. Writes go to the first.
-    MissFailover(Vec<Route>),
+    MissFailover(Vec<Self>),
     /// Reads that miss in `cold` are asked of `warm`, and what that has is added to `cold`. Writes go to
     /// `cold`.
     WarmUp {
-        cold: Box<Route>,
-        warm: Box<Route>,
+        cold: Box<Self>,
+        warm: Box<Self>,
         /// How long what is added lives, in milliseconds; `None` is as long as `warm` says, of
         /// memcached, and as in `warm`, of Redis.
         ttl_ms: Option<u64>,
     },
     /// A share of the keys is asked of `shadow` as well, whose answers nobody waits for.
     Shadow {
-        to: Box<Route>,
-        shadow: Box<Route>,
+        to: Box<Self>,
+        shadow: Box<Self>,
         /// Of 10,000 keys, so many.
         share: u32,
         /// Whether answers are compared, and those that differ counted.
@@ -66,8 +66,8 @@ pub enum Route {
     },
     /// Keys move from one child to another, a share of them at a time.
     Migrate {
-        from: Box<Route>,
-        to: Box<Route>,
+        from: Box<Self>,
+        to: Box<Self>,
         /// Of 10,000 keys, so many are served by `to`.
         share: u32,
         /// Writes of all keys go to both: to the one that serves the key first.
@@ -78,14 +78,14 @@ pub enum Route {
     /// Keys have several copies, under names of their own, in the same child: reads take one at random, writes
     /// go to all.
     KeySplit {
-        to: Box<Route>,
+        to: Box<Self>,
         /// 2 to 1,000.
         copies: u32,
     },
     /// Beyond so many requests per second and worker there is an error.
-    Limit { to: Box<Route>, per_second: u32, burst: u32 },
+    Limit { to: Box<Self>, per_second: u32, burst: u32 },
     /// Beyond so many requests on their way from one worker there is an error.
-    Outstanding { to: Box<Route>, max: u32 },
+    Outstanding { to: Box<Self>, max: u32 },
 }
 
 /// Keys that begin alike.
@@ -119,7 +119,7 @@ impl Default for FailoverOn {
 
 impl Route {
     /// The children in their order.
-    pub fn children(&self) -> Vec<&Route> {
+    pub fn children(&self) -> Vec<&Self> {
         match self {
             Self::Pool(_) => Vec::new(),
             Self::Prefix(arms) => arms.iter().map(|arm| &arm.to).collect(),

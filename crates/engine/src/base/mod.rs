@@ -1,6 +1,7 @@
 //! Building blocks: ids, buffers, queues, time. They know nothing of clients, servers or commands.
 
 pub(crate) mod action;
+pub(crate) mod bucket;
 pub(crate) mod buffer;
 pub(crate) mod failure;
 pub(crate) mod fifo;

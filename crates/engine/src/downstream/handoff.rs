@@ -297,6 +297,7 @@ impl Engine {
         self.unpark(conn.client());
         // Where it goes to, the request that stands in front of its input begins anew.
         self.tours.remove(&conn.client());
+        let backend = self.backend_of(conn.client());
         let mut client = self.clients.remove(conn.client());
         self.moving.forget_handed_off();
         self.activity.depart(client.asked_in);
@@ -304,7 +305,6 @@ impl Engine {
         client.output.clear(&mut self.bufs);
         self.bufs.discharge(client.input.capacity() + client.session.profile_size());
         let listener = &mut self.listeners[client.listener];
-        let backend = listener.backend;
         listener.clients -= 1;
         // Its place moves with it.
         listener.places_taken -= u64::from(client.has_place);
@@ -392,6 +392,7 @@ impl Engine {
         let (is_asking, is_owed) = (!client.input.is_empty(), !client.output.is_empty());
         let (index, generation) = self.clients.insert(client);
         self.write_marks.forget(index);
+        self.standpoints.forget(index);
         self.set_reads(index, parts.reads);
         // It may have written a moment ago, where it was.
         self.note_write(index);

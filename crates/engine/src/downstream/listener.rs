@@ -9,11 +9,14 @@ use cashew_protocol::redis::{Clearance, CustomCommands, Definition, Policy, Rule
 use crate::base::id::BackendId;
 use crate::base::standing::Standing;
 use crate::downstream::notice::Notices;
+use crate::topology::route_tree::Tree;
 
 /// It has no servers: its requests go to a [backend](crate::upstream::backend::Backend).
 pub(crate) struct Listener {
-    /// Where its requests go.
+    /// Where its requests go; of a route those without a key.
     pub(crate) backend: BackendId,
+    /// Where its requests go by their keys, if that is not to one backend.
+    pub(crate) route: Option<Arc<Tree>>,
     pub(crate) config: Arc<snapshot::Pool>,
     /// As far as clients are concerned.
     pub(crate) standing: Standing,
@@ -60,6 +63,7 @@ impl Listener {
     ) -> Self {
         let mut listener = Self {
             backend,
+            route: None,
             protocol: config.protocol,
             standing: Standing::Coming,
             metrics,
@@ -97,6 +101,14 @@ impl Listener {
         self.learnt.clear();
     }
 
+    /// Whether its requests may go to that backend.
+    pub(crate) fn leads_to(&self, backend: BackendId) -> bool {
+        match &self.route {
+            None => self.backend == backend,
+            Some(route) => route.backends().contains(&backend),
+        }
+    }
+
     /// Whether clients need not say who they are.
     pub(crate) fn is_open(&self) -> bool {
         self.auth.is_none() && self.config.memcached.client_auth.is_empty()
@@ -114,6 +126,7 @@ impl Listener {
     /// Whether its clients' requests wait, and whether somebody is told of them, has changed.
     pub(crate) fn set_off_fast_path(&mut self, held: bool, is_monitored: bool) {
         (self.held, self.is_monitored) = (held, is_monitored);
-        self.is_clear = !held && !is_monitored;
+        let is_plain = self.route.as_ref().is_none_or(|route| !route.tells_deletions());
+        self.is_clear = !held && !is_monitored && is_plain;
     }
 }

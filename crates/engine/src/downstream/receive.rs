@@ -464,8 +464,8 @@ impl Engine {
     /// A new request at the end of the client's queue.
     #[inline]
     pub(crate) fn new_request(&mut self, index: ClientId) -> RequestId {
+        let backend = self.backend_of(index);
         let client = &mut self.clients[index];
-        let backend = self.listeners[client.listener].backend;
         let (request, _) = self.requests.add(backend, index, self.now);
         let slot = &mut self.requests[request];
         slot.silent = client.noreply;
@@ -622,6 +622,7 @@ impl Engine {
             self.tours.remove(&index);
         }
         let backend = self.backend_of(index);
+        let keyless = self.keyless_backend(index);
         let stand_in = self.clients[index].closed();
         let mut client = self.clients.retire(index, stand_in);
         let blocking = client.modes.end_blocking();
@@ -653,7 +654,7 @@ impl Engine {
             self.forget_monitor(index, client.listener);
         }
         if let Some(subscriber) = client.modes.end_subscriber() {
-            self.forget_subscriber(index, backend, *subscriber);
+            self.forget_subscriber(index, keyless, *subscriber);
         }
         client.output.clear(&mut self.bufs);
         self.bufs.give(client.input);

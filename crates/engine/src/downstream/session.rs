@@ -174,12 +174,16 @@ impl Engine {
         wire_protocol: WireProtocol,
         database: Selected,
     ) -> Result<Agreed, &'static str> {
+        let backend = self.backend_of(client);
         let Client { listener, requests, session, .. } = &mut self.clients[client];
-        let backend = &self.backends[self.listeners[*listener].backend];
+        let is_routed = self.listeners[*listener].route.is_some();
+        let backend = &self.backends[backend];
         let before = backend.variant_of(session);
         let old = (session.wire_protocol, session.database);
         (session.wire_protocol, session.database) = (wire_protocol, database);
-        if backend.variant_of(session) == before {
+        // Other backends of a route may have other databases to begin with.
+        if backend.variant_of(session) == before && (!is_routed || old == (wire_protocol, database))
+        {
             return Ok(Agreed::Yes);
         }
         let is_owed = *requests > 0;

@@ -141,6 +141,9 @@ impl Engine {
         let extent = Extent { here: bytes.len(), need };
         let tail = Tail::Redis(tail);
         self.clients[client].called = redis::CommandId::of(command);
+        if !self.stands_for(client, key.of(bytes)) {
+            return Begun::No;
+        }
         let begun = self.begin_upload(client, key.of(bytes), command.access, (tail, head), extent);
         if let Begun::Yes = begun
             && self.listener_of(client).is_monitored

@@ -14,7 +14,7 @@
 //! nowhere else. Everything that holds the number of a listener, backend or server is renumbered at
 //! the commit, except lanes: they keep theirs.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -35,6 +35,7 @@ use crate::engine::epoch::{Plan, PlannedPool};
 use crate::engine::{Closed, Engine};
 use crate::redis::state::{BackendState, ListenerState};
 use crate::request::Role;
+use crate::topology::route_tree::Tree;
 use crate::upstream::backend::Backend;
 use crate::upstream::lane::{Lane, Link};
 use crate::upstream::server::{Queues, Server};
@@ -274,6 +275,7 @@ impl Engine {
             .collect();
         let mut awaited = Vec::new();
         let mut steps = Vec::with_capacity(pools.len());
+        let on_new_ways = self.on_new_ways(&pools, &by_name);
         for planned in pools {
             let named = by_name.get(&planned.config.name).copied();
             let ring_version = planned.ring_version;
@@ -282,7 +284,10 @@ impl Engine {
                 WireProtocol::first_of(old) == WireProtocol::first_of(&planned.config)
             };
             steps.push(match named.filter(is_alike) {
-                Some(pool) if places_alike(&self.backends[pool.backend()], &planned) => {
+                Some(pool)
+                    if places_alike(&self.backends[pool.backend()], &planned)
+                        && !on_new_ways.contains(&planned.config.name) =>
+                {
                     Step::Same { pool, config: Arc::new(planned.config) }
                 }
                 Some(pool) => {
@@ -306,6 +311,25 @@ impl Engine {
         }
         self.change =
             Some(Change { epoch, rank, workers, memory_max, leave_ms, phase, steps, awaited });
+    }
+
+    /// The pools that routes lead to, before or after, whose ways change: what is on its way to them must not be
+    /// overtaken on another way.
+    fn on_new_ways(
+        &self,
+        pools: &[PlannedPool],
+        by_name: &HashMap<String, PoolId>,
+    ) -> HashSet<String> {
+        let mut found = HashSet::new();
+        for planned in pools {
+            let Some(&pool) = by_name.get(&planned.config.name) else { continue };
+            let (was, is) = (&self.backends[pool.backend()].config.route, &planned.config.route);
+            if was != is {
+                let led_to = was.iter().chain(is).flat_map(snapshot::Route::pools);
+                found.extend(led_to.map(str::to_owned));
+            }
+        }
+        found
     }
 
     /// A pool that comes, with lanes to the servers that are not kept.
@@ -609,6 +633,7 @@ impl Engine {
                 self.close_server(backend, server, Failure::Replaced);
             }
         }
+        let stood = self.standpoints_before(&steps, &places);
         self.renumber_actions(&places, in_use);
         (self.epoch, self.rank, self.workers) = (epoch, rank, workers);
         (self.listeners_in_use, self.backends_in_use) = (steps.len(), steps.len());
@@ -616,6 +641,7 @@ impl Engine {
         let before = self.take_pools();
         let changes = self.rearrange(before, steps, self.now.plus_millis(leave_ms));
         self.renumber(&places);
+        self.lay_routes(stood);
         for backend in self.backends.ids().take(self.backends_in_use) {
             self.complete_variants(backend);
             self.backends[backend].distrust_replicas(&self.metrics, self.now);
@@ -830,6 +856,7 @@ impl Engine {
 
     /// Points everything that names pools and servers to where they stand now.
     fn renumber(&mut self, places: &Places) {
+        self.standpoints.renumber(|backend| places.backend(backend));
         for (backend, state) in self.backends.entries() {
             for (server, state) in state.servers.entries() {
                 for lane in state.all_lanes() {
@@ -854,12 +881,85 @@ impl Engine {
         }
     }
 
+    /// Where clients stand, by the numbers after the commit. Without routes, before and after, that is not asked.
+    fn standpoints_before(&self, steps: &[Step], places: &Places) -> Vec<(ClientId, BackendId)> {
+        let mut preparing = steps.iter().filter_map(Step::preparing).map(PoolId::listener);
+        let has_routes = self.listeners.iter().any(|listener| listener.route.is_some())
+            || preparing.any(|listener| self.listeners[listener].config.route.is_some());
+        if !has_routes {
+            return Vec::new();
+        }
+        let place = |client| places.backend(self.backend_of(client)).unwrap_or(BackendId::NONE);
+        self.clients.indices().map(|client| (client, place(client))).collect()
+    }
+
+    /// Has routes lead to where the pools stand now, and their clients stand where these lead.
+    fn lay_routes(&mut self, stood: Vec<(ClientId, BackendId)>) {
+        let mut named: HashMap<String, BackendId> = HashMap::new();
+        for (id, backend) in self.backends.entries() {
+            // Those in use come first.
+            named.entry(backend.config.name.clone()).or_insert(id);
+        }
+        let number = |pool: &str| named.get(pool).copied().unwrap_or(BackendId::NONE);
+        for listener in &mut self.listeners {
+            let Some(route) = &listener.config.route else {
+                listener.route = None;
+                continue;
+            };
+            let tree = Tree::new(route, &number);
+            if tree.home() != BackendId::NONE {
+                listener.backend = tree.home();
+            }
+            let backends = tree.backends().iter().filter(|&&backend| backend != BackendId::NONE);
+            listener.has_replicas =
+                backends.clone().any(|&backend| self.backends[backend].config.has_copies());
+            listener.route = Some(Arc::new(tree));
+        }
+        for listener in self.listeners.ids() {
+            if self.listeners[listener].route.is_some() {
+                self.update_held(listener);
+            }
+        }
+        for (index, stood) in stood {
+            let listener = &self.listeners[self.clients[index].listener];
+            if listener.leads_to(stood) {
+                if listener.route.is_some() {
+                    // What has no key may go elsewhere now.
+                    self.standpoints.set(index, stood);
+                }
+                continue;
+            }
+            let variant = std::mem::take(&mut self.clients[index].variant);
+            if stood != BackendId::NONE {
+                self.leave_variant(stood, variant);
+            }
+            self.standpoints.forget(index);
+            if !self.follow_session(index) {
+                self.finish(index);
+            }
+        }
+    }
+
+    /// Whether some route, which may have clients, leads to the backend.
+    fn is_led_to(&self, backend: BackendId) -> bool {
+        let mut routes = self.listeners.iter().filter(|listener| listener.serves());
+        routes.any(|it| it.route.as_ref().is_some_and(|it| it.backends().contains(&backend)))
+    }
+
     /// Does for the clients what the changes of their pools ask for.
     fn follow_clients(&mut self, changes: &[Changed]) {
         for index in self.clients.indices().collect::<Vec<ClientId>>() {
             let client = &mut self.clients[index];
             let Some(changed) = changes.get(client.listener.index()) else { continue };
-            let limits = &self.listeners[client.listener].limits;
+            let listener = &self.listeners[client.listener];
+            let mut changed = *changed;
+            for backend in listener.route.iter().flat_map(|route| route.backends()) {
+                if let Some(of_leaf) = changes.get(backend.index()) {
+                    changed.is_rerouted |= of_leaf.is_rerouted;
+                    changed.has_database |= of_leaf.has_database;
+                }
+            }
+            let limits = &listener.limits;
             client.window = client.window.min(narrowed(limits.client_requests_max));
             if changed.is_rerouted || changed.has_auth {
                 // Nobody can be asked any more for what there is no password for.
@@ -983,7 +1083,10 @@ impl Engine {
             // have left run to their end, too.
             let is_quiet = self.now.micros_since(since) >= LINGER_US
                 && self.requests_on_lanes(pool.backend()) == 0;
-            if self.listeners[index].clients == 0 && (is_over || is_quiet) {
+            if self.listeners[index].clients == 0
+                && (is_over || is_quiet)
+                && !self.is_led_to(pool.backend())
+            {
                 self.close_pool(pool);
                 self.settle_lost_marks();
             }
@@ -1062,6 +1165,7 @@ fn places_alike(old: &Backend, new: &PlannedPool) -> bool {
         && was.reads_by_class == is.reads_by_class
         && was.zone == is.zone
         && old.topology.state() == new.topology.state()
+        && was.route == is.route
 }
 
 /// By new server: which of the old ones it is, with its lanes.

@@ -11,10 +11,11 @@ use cashew_protocol::resp;
 
 use crate::base::buffer::LARGE;
 use crate::base::id::{ClientId, ConnId, LaneId, RequestId};
-use crate::downstream::client::{Client, Handoff, State};
+use crate::downstream::client::{Client, Handoff, Selected, State};
 use crate::engine::Engine;
 use crate::memcached::{Asked, END};
 use crate::request::{Request, Role};
+use crate::topology::route_tree::{Operation, Way};
 use crate::upstream::bulk::Mark;
 use crate::upstream::health::{Reading, Servers};
 use crate::upstream::lane::{Link, Scanner};
@@ -59,6 +60,9 @@ trait Reader {
     /// is compiled in.
     const CHOOSES: bool = false;
 
+    /// Keys may be of several backends: the client's listener is a route.
+    const ROUTED: bool = false;
+
     /// Whether several requests may be joined to one: see [`crate::memcached::Coalesced`].
     const JOINS: bool = false;
 
@@ -78,13 +82,14 @@ trait Reader {
 
 /// Without `RESP3`, replies of types that only RESP3 has are not plain. With `GUARDED`, some plain
 /// commands are not for clients.
-struct Redis<const RESP3: bool, const GUARDED: bool, const CHOOSES: bool>;
+struct Redis<const RESP3: bool, const GUARDED: bool, const CHOOSES: bool, const ROUTED: bool>;
 
-impl<const RESP3: bool, const GUARDED: bool, const CHOOSES: bool> Reader
-    for Redis<RESP3, GUARDED, CHOOSES>
+impl<const RESP3: bool, const GUARDED: bool, const CHOOSES: bool, const ROUTED: bool> Reader
+    for Redis<RESP3, GUARDED, CHOOSES, ROUTED>
 {
     const TAGS: bool = false;
     const CHOOSES: bool = CHOOSES;
+    const ROUTED: bool = ROUTED;
 
     #[inline(always)]
     fn request<'b>(buf: &'b [u8], policy: &Policy) -> Option<Plain<'b>> {
@@ -110,11 +115,14 @@ impl<const RESP3: bool, const GUARDED: bool, const CHOOSES: bool> Reader
 
 /// With `METAGETS`, `mg` is among the plain ones: where its failure is an error, of which nothing has to
 /// be known beforehand.
-struct Text<const METAGETS: bool, const CHOOSES: bool>;
+struct Text<const METAGETS: bool, const CHOOSES: bool, const ROUTED: bool>;
 
-impl<const METAGETS: bool, const CHOOSES: bool> Reader for Text<METAGETS, CHOOSES> {
+impl<const METAGETS: bool, const CHOOSES: bool, const ROUTED: bool> Reader
+    for Text<METAGETS, CHOOSES, ROUTED>
+{
     const TAGS: bool = true;
     const CHOOSES: bool = CHOOSES;
+    const ROUTED: bool = ROUTED;
     // Joined ones could not go on with another server.
     const JOINS: bool = !CHOOSES;
     const STORES_META: bool = true;
@@ -142,12 +150,13 @@ impl<const METAGETS: bool, const CHOOSES: bool> Reader for Text<METAGETS, CHOOSE
     }
 }
 
-struct Binary<const CHOOSES: bool>;
+struct Binary<const CHOOSES: bool, const ROUTED: bool>;
 
-impl<const CHOOSES: bool> Reader for Binary<CHOOSES> {
+impl<const CHOOSES: bool, const ROUTED: bool> Reader for Binary<CHOOSES, ROUTED> {
     const TAGS: bool = true;
     const TAGS_HEADERS: bool = true;
     const CHOOSES: bool = CHOOSES;
+    const ROUTED: bool = ROUTED;
     const COPIES: bool = CHOOSES;
 
     #[inline(always)]
@@ -191,31 +200,62 @@ impl Engine {
     pub(crate) fn fast_requests<'b>(&mut self, index: ClientId, buf: &'b [u8]) -> &'b [u8] {
         let client = &self.clients[index];
         let listener = &self.listeners[client.listener];
+        if listener.route.is_some() {
+            return self.fast_requests_routed(index, buf);
+        }
         match client.session.wire_protocol {
             WireProtocol::Resp2 | WireProtocol::Resp3 => {
                 match (listener.policy.refuses_plain(), listener.has_replicas) {
                     (false, false) => {
-                        self.fast_requests_with::<Redis<true, false, false>>(index, buf)
+                        self.fast_requests_with::<Redis<true, false, false, false>>(index, buf)
                     }
                     (false, true) => {
-                        self.fast_requests_with::<Redis<true, false, true>>(index, buf)
+                        self.fast_requests_with::<Redis<true, false, true, false>>(index, buf)
                     }
                     (true, false) => {
-                        self.fast_requests_with::<Redis<true, true, false>>(index, buf)
+                        self.fast_requests_with::<Redis<true, true, false, false>>(index, buf)
                     }
-                    (true, true) => self.fast_requests_with::<Redis<true, true, true>>(index, buf),
+                    (true, true) => {
+                        self.fast_requests_with::<Redis<true, true, true, false>>(index, buf)
+                    }
                 }
             }
             WireProtocol::Text => match (listener.misses, listener.has_replicas) {
-                (false, false) => self.fast_requests_with::<Text<true, false>>(index, buf),
-                (false, true) => self.fast_requests_with::<Text<true, true>>(index, buf),
-                (true, false) => self.fast_requests_with::<Text<false, false>>(index, buf),
-                (true, true) => self.fast_requests_with::<Text<false, true>>(index, buf),
+                (false, false) => self.fast_requests_with::<Text<true, false, false>>(index, buf),
+                (false, true) => self.fast_requests_with::<Text<true, true, false>>(index, buf),
+                (true, false) => self.fast_requests_with::<Text<false, false, false>>(index, buf),
+                (true, true) => self.fast_requests_with::<Text<false, true, false>>(index, buf),
             },
             WireProtocol::Binary => match listener.has_replicas {
-                false => self.fast_requests_with::<Binary<false>>(index, buf),
-                true => self.fast_requests_with::<Binary<true>>(index, buf),
+                false => self.fast_requests_with::<Binary<false, false>>(index, buf),
+                true => self.fast_requests_with::<Binary<true, false>>(index, buf),
             },
+        }
+    }
+
+    #[inline(never)]
+    fn fast_requests_routed<'b>(&mut self, index: ClientId, buf: &'b [u8]) -> &'b [u8] {
+        let client = &self.clients[index];
+        let has_replicas = self.listeners[client.listener].has_replicas;
+        match (client.session.wire_protocol, has_replicas) {
+            (WireProtocol::Resp2 | WireProtocol::Resp3, false) => {
+                self.fast_requests_with::<Redis<true, true, false, true>>(index, buf)
+            }
+            (WireProtocol::Resp2 | WireProtocol::Resp3, true) => {
+                self.fast_requests_with::<Redis<true, true, true, true>>(index, buf)
+            }
+            (WireProtocol::Text, false) => {
+                self.fast_requests_with::<Text<false, false, true>>(index, buf)
+            }
+            (WireProtocol::Text, true) => {
+                self.fast_requests_with::<Text<false, true, true>>(index, buf)
+            }
+            (WireProtocol::Binary, false) => {
+                self.fast_requests_with::<Binary<false, true>>(index, buf)
+            }
+            (WireProtocol::Binary, true) => {
+                self.fast_requests_with::<Binary<true, true>>(index, buf)
+            }
         }
     }
 
@@ -244,12 +284,17 @@ impl Engine {
         let (requests_before, is_idle) = (client.requests, client.head == RequestId::NONE);
         let mut called = None;
         let size_max = (LARGE as u64 - 1).min(limits.request_size_max) as usize;
-        let backend_id = listener.backend;
-        let backend = &self.backends[backend_id];
-        let expiry = backend.expiry(self.now);
-        let has_tags = R::TAGS && backend.has_tags();
+        let mut backend_id = listener.backend;
+        if R::ROUTED
+            && let Some(backend) = self.standpoints.of(index)
+        {
+            backend_id = backend;
+        }
+        let mut backend = &self.backends[backend_id];
+        let mut expiry = backend.expiry(self.now);
+        let mut has_tags = R::TAGS && backend.has_tags();
         let client_reads = if R::CHOOSES { client.reads } else { None };
-        let writes_to_all = R::COPIES && backend.topology.writes_to_all();
+        let mut writes_to_all = R::COPIES && backend.topology.writes_to_all();
         let heeds_writes = R::CHOOSES && backend.replica_rules.heed_writes();
         let is_answered = client.head == RequestId::NONE;
         if heeds_writes && is_answered && self.write_marks.of(index) == WriteMark::OPEN {
@@ -259,6 +304,29 @@ impl Engine {
             && let Some(plain) = R::request(buf, &listener.policy)
             && plain.bytes.len() <= size_max
         {
+            if R::ROUTED {
+                let Some(route) = &listener.route else { break };
+                let is_read = plain.access.reads();
+                let operation = if is_read { Operation::Read } else { Operation::Write };
+                let Way::Straight(to) = route.way(plain.key, operation) else { break };
+                if to != backend_id {
+                    let Some(next) = self.backends.get(to) else { break };
+                    // Elsewhere it takes what comes first there, or the general way moves it.
+                    let is_plain = client.variant == 0
+                        && client.session.database == Selected::NONE
+                        && client.session.wire_protocol == next.params_set[0].wire_protocol
+                        && !heeds_writes
+                        && !next.replica_rules.heed_writes();
+                    if !is_plain {
+                        break;
+                    }
+                    (backend_id, backend) = (to, next);
+                    self.standpoints.set(index, to);
+                    expiry = backend.expiry(self.now);
+                    has_tags = R::TAGS && backend.has_tags();
+                    writes_to_all = R::COPIES && backend.topology.writes_to_all();
+                }
+            }
             if has_tags && plain.cas_tags {
                 break;
             }
@@ -363,13 +431,21 @@ impl Engine {
         let looks_closer = self.backends[lane.backend].looks_closer;
         match &lane.scanner {
             Scanner::Redis(scanner) => match (scanner.is_resp3(), looks_closer) {
-                (false, false) => self.fast_replies_with::<Redis<false, false, false>>(index, buf),
-                (false, true) => self.fast_replies_with::<Redis<false, false, true>>(index, buf),
-                (true, false) => self.fast_replies_with::<Redis<true, false, false>>(index, buf),
-                (true, true) => self.fast_replies_with::<Redis<true, false, true>>(index, buf),
+                (false, false) => {
+                    self.fast_replies_with::<Redis<false, false, false, false>>(index, buf)
+                }
+                (false, true) => {
+                    self.fast_replies_with::<Redis<false, false, true, false>>(index, buf)
+                }
+                (true, false) => {
+                    self.fast_replies_with::<Redis<true, false, false, false>>(index, buf)
+                }
+                (true, true) => {
+                    self.fast_replies_with::<Redis<true, false, true, false>>(index, buf)
+                }
             },
-            Scanner::Memcached(_) => self.fast_replies_with::<Text<true, false>>(index, buf),
-            Scanner::Binary(_) => self.fast_replies_with::<Binary<false>>(index, buf),
+            Scanner::Memcached(_) => self.fast_replies_with::<Text<true, false, false>>(index, buf),
+            Scanner::Binary(_) => self.fast_replies_with::<Binary<false, false>>(index, buf),
         }
     }
 

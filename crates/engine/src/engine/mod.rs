@@ -35,6 +35,7 @@ use crate::downstream::client::{Client, Dirty, Selected, Session, State};
 use crate::downstream::handoff::Moving;
 use crate::downstream::listener::Listener;
 use crate::downstream::pressure::Pressure;
+use crate::downstream::standpoints::Standpoints;
 use crate::engine::change::Change;
 use crate::engine::epoch::Plan;
 use crate::exchange::flow::Flows;
@@ -129,6 +130,7 @@ pub struct Engine {
     pub(crate) lane_generation: u32,
     pub(crate) clients: Slab<ClientId, Client>,
     pub(crate) write_marks: WriteMarks,
+    pub(crate) standpoints: Standpoints,
     /// By client, which waits for several servers.
     pub(crate) tours: HashMap<ClientId, WaitAll>,
     pub(crate) requests: Requests,
@@ -233,6 +235,7 @@ impl Engine {
             lane_generation: 0,
             clients: Slab::new(),
             write_marks: WriteMarks::default(),
+            standpoints: Standpoints::default(),
             tours: HashMap::new(),
             requests: Requests::new(),
             flows: Flows::new(),
@@ -305,6 +308,7 @@ impl Engine {
         };
         let (index, generation) = self.clients.insert(client);
         self.write_marks.forget(index);
+        self.standpoints.forget(index);
         let conn = ConnId::of_client(index, generation);
         self.leave_new(index);
         match admission {
@@ -851,15 +855,25 @@ impl Engine {
         &self.listeners[self.clients[client].listener]
     }
 
-    /// Where the client's requests go.
+    /// Where the client's request at hand goes.
     #[inline(always)]
     pub(crate) fn backend_of(&self, client: ClientId) -> BackendId {
+        let listener = self.listener_of(client);
+        match listener.route {
+            None => listener.backend,
+            Some(_) => self.standpoints.of(client).unwrap_or(listener.backend),
+        }
+    }
+
+    /// Where what the client asks goes that has no key.
+    #[inline]
+    pub(crate) fn keyless_backend(&self, client: ClientId) -> BackendId {
         self.listener_of(client).backend
     }
 
     /// Those whose requests go to the backend.
     pub(crate) fn listeners_before(&self, backend: BackendId) -> impl Iterator<Item = ListenerId> {
-        self.listeners.entries().filter(move |(_, it)| it.backend == backend).map(|(id, _)| id)
+        self.listeners.entries().filter(move |(_, it)| it.leads_to(backend)).map(|(id, _)| id)
     }
 
     /// Dispatches again for the listener's clients, unless they are held for another reason; or who
@@ -867,7 +881,10 @@ impl Engine {
     pub(crate) fn update_held(&mut self, listener: ListenerId) {
         let features = &self.redis_listeners[listener];
         let state = &mut self.listeners[listener];
-        let held = self.backends[state.backend].is_held() || features.holds_all_back();
+        let mut held = self.backends[state.backend].is_held() || features.holds_all_back();
+        if let Some(route) = &state.route {
+            held |= route.backends().iter().any(|&backend| self.backends[backend].is_held());
+        }
         state.set_off_fast_path(held, features.watch.is_on());
     }
 

@@ -14,7 +14,7 @@ use crate::upstream::bulk::BULK_SIZE;
 use crate::upstream::low_water::STREAM_WRITE_MIN;
 
 /// What is looked at of a probe's reply.
-const PROBE_REPLY_MAX: usize = 64;
+pub(crate) const PROBE_REPLY_MAX: usize = 64;
 
 /// What is left of a value is waited for, and leaves with the piece before it, if it is no more than this.
 const STREAM_END_MAX: u64 = 64 * 1024;
@@ -228,6 +228,12 @@ impl Engine {
     pub(crate) fn hold(&mut self, index: RequestId, mut bytes: &[u8]) {
         if self.waiting_client(index) == ClientId::NONE {
             let request = &self.requests[index];
+            let mut most = PROBE_REPLY_MAX;
+            if let Role::Fragment { parent, .. } = request.role
+                && let Role::Flow { flow, .. } = self.requests[parent].role
+            {
+                most = self.flows.keeps(flow);
+            }
             match request.role {
                 Role::Probe { .. } | Role::Own(_) | Role::Flow { .. } => {}
                 // Its start still has to tell whether it answers this request.
@@ -235,7 +241,7 @@ impl Engine {
                 }
                 _ => return,
             }
-            let room = PROBE_REPLY_MAX.saturating_sub(request.reply.len());
+            let room = most.saturating_sub(request.reply.len());
             bytes = &bytes[..bytes.len().min(room)];
         }
         self.requests[index].hold(bytes, &mut self.bufs);

@@ -37,6 +37,8 @@ pub(crate) struct Split {
     /// By server, or by shard: the fragment that has it, if `stamp` is current.
     seen: Vec<Seen>,
     stamp: u64,
+    /// Where parts go that do not say otherwise.
+    backend: BackendId,
     /// Its parts are reads that another server may answer, too.
     pub(crate) may_move: bool,
     /// By whose policy, if that is not the pool's.
@@ -55,6 +57,7 @@ struct Seen {
 /// What one server gets of a split request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
+    pub(crate) backend: BackendId,
     pub(crate) server: ServerId,
     pub(crate) lane: LaneId,
     pub(crate) keys: u32,
@@ -64,15 +67,34 @@ pub(crate) struct Part {
     start: u64,
 }
 
+impl Part {
+    fn new(backend: BackendId, server: ServerId) -> Self {
+        Self { backend, server, lane: LaneId::NONE, keys: 0, failure: None, start: 0 }
+    }
+}
+
 impl Split {
-    fn begin(&mut self, servers: usize) {
+    pub(crate) fn begin(&mut self, backend: BackendId, servers: usize) {
         self.stamp += 1;
+        self.backend = backend;
         self.may_move = false;
+        self.reads = None;
         if self.seen.len() < servers {
             self.seen.resize(servers, Seen::default());
         }
         self.parts.clear();
         self.owners.clear();
+    }
+
+    /// Adds to the part of a server among several backends'.
+    pub(crate) fn add_among(&mut self, backend: BackendId, server: ServerId) {
+        let is_of = |part: &Part| part.backend == backend && part.server == server;
+        let part = self.parts.iter().position(is_of).unwrap_or_else(|| {
+            self.parts.push(Part::new(backend, server));
+            self.parts.len() - 1
+        });
+        self.parts[part].keys += 1;
+        self.owners.push(part as u32);
     }
 
     /// Whether no part of it has a lane.
@@ -100,7 +122,7 @@ impl Split {
         if seen.stamp != self.stamp {
             *seen = Seen { stamp: self.stamp, part: self.parts.len() as u32 };
             let server = server();
-            self.parts.push(Part { server, lane: LaneId::NONE, keys: 0, failure: None, start: 0 });
+            self.parts.push(Part::new(self.backend, server));
         }
         self.parts[seen.part as usize].keys += 1;
         self.owners.push(seen.part);
@@ -169,9 +191,12 @@ impl Engine {
     pub(crate) fn settle_write(&mut self, client: ClientId) {
         let state = &self.clients[client];
         if state.head == RequestId::NONE && self.write_marks.of(client) == WriteMark::OPEN {
-            let backend = &self.backends[self.listeners[state.listener].backend];
-            let written = backend.write_mark(&self.metrics, self.now);
-            self.write_marks.set(client, written);
+            let backend = &self.backends[self.backend_of(client)];
+            // Where nobody heeds it, it stays for where somebody does.
+            if backend.replica_rules.heed_writes() {
+                let written = backend.write_mark(&self.metrics, self.now);
+                self.write_marks.set(client, written);
+            }
         }
     }
 
@@ -306,7 +331,18 @@ impl Engine {
     /// The same where it is a server's.
     #[cold]
     pub(crate) fn fail_for(&mut self, client: ClientId, server: ServerId, why: Failure) -> Plan {
-        let failure = self.backends[self.backend_of(client)].named(server, why);
+        self.fail_at(client, (self.backend_of(client), server), why)
+    }
+
+    /// The same where it is a server's, of whatever backend.
+    #[cold]
+    fn fail_at(
+        &mut self,
+        client: ClientId,
+        (backend, server): (BackendId, ServerId),
+        why: Failure,
+    ) -> Plan {
+        let failure = self.backends[backend].named(server, why);
         self.fail_named(client, &failure)
     }
 
@@ -336,6 +372,22 @@ impl Engine {
             return self.on_leased(client, lane, size);
         }
         self.lane_of((backend, server), variant, lane_choice, size)
+    }
+
+    /// The client's lane to a server of whatever backend.
+    #[inline]
+    fn lane_at(
+        &mut self,
+        client: ClientId,
+        (backend, server): (BackendId, ServerId),
+        size: usize,
+    ) -> Result<LaneId, Failure> {
+        if self.backend_of(client) == backend {
+            return self.lane_for(client, server, size);
+        }
+        let variant = self.variant_at(client, backend)?;
+        let choice = self.clients[client].lane_choice;
+        self.lane_of((backend, server), variant, choice, size)
     }
 
     /// A lane that the client has for itself, if it can take `size` more bytes.
@@ -456,13 +508,16 @@ impl Engine {
         access: Access,
         split: &mut Split,
     ) -> Result<Option<ServerId>, Failure> {
+        if self.listener_of(client).route.is_some() {
+            return self.place_keys_by_route(client, keys, access, split);
+        }
         let backend = self.backend_of(client);
+        split.begin(backend, self.backends[backend].servers.len());
         let reader = self.reader(client, backend);
         let reading = Some(Reading { reader, lanes: &self.lanes, metrics: &self.metrics });
         let backend = &self.backends[backend];
         let health = Servers { backend, now: self.now, reading };
-        let Backend { topology, servers, .. } = backend;
-        split.begin(servers.len());
+        let Backend { topology, .. } = backend;
         split.reads = reader.reads;
         if access.reads() && topology.has_choice(split.reads) {
             split.may_move = access == Access::Read && topology.moves_reads(split.reads);
@@ -496,11 +551,12 @@ impl Engine {
         request: FragmentText<'_, impl Iterator<Item = &'b [u8]>>,
     ) -> Plan {
         for at in 0..split.parts.len() {
-            match self.lane_for(client, split.parts[at].server, request.size) {
+            let Part { backend, server, .. } = split.parts[at];
+            match self.lane_at(client, (backend, server), request.size) {
                 Ok(lane) => split.parts[at].lane = lane,
                 Err(failure) => {
                     self.recycle_merge(merge);
-                    return self.fail_for(client, split.parts[at].server, failure);
+                    return self.fail_at(client, (backend, server), failure);
                 }
             }
         }
@@ -519,12 +575,12 @@ impl Engine {
         request: FragmentText<'_, impl Iterator<Item = &'b [u8]>>,
     ) {
         for at in 0..split.parts.len() {
-            match self.lane_for(client, split.parts[at].server, request.size) {
+            let Part { backend, server, .. } = split.parts[at];
+            match self.lane_at(client, (backend, server), request.size) {
                 Ok(lane) => split.parts[at].lane = lane,
                 Err(failure) => {
                     split.parts[at].failure = Some(failure);
-                    let named = self.backends[self.backend_of(client)]
-                        .named(split.parts[at].server, failure);
+                    let named = self.backends[backend].named(server, failure);
                     self.request_ctx.failure = Some(named);
                 }
             }
@@ -565,7 +621,7 @@ impl Engine {
         for part in split.parts.iter().rev() {
             if part.lane == LaneId::NONE {
                 let failure =
-                    part.failure.map(|why| self.backends[backend].named(part.server, why));
+                    part.failure.map(|why| self.backends[part.backend].named(part.server, why));
                 next = self.missing_fragment(client, (parent, next), request.expect, failure);
                 continue;
             }
@@ -573,11 +629,11 @@ impl Engine {
             let output = &mut self.lanes[part.lane].output;
             output.push(request.foot, &mut self.bufs);
             let wire_len = output.len() - part.start;
-            let (fragment, _) = self.requests.add(backend, ClientId::NONE, self.now);
+            let (fragment, _) = self.requests.add(part.backend, ClientId::NONE, self.now);
             let slot = &mut self.requests[fragment];
             slot.role = Role::Fragment { parent, next };
             slot.expect = request.expect;
-            slot.is_tagged = self.request_ctx.is_tagged;
+            slot.is_tagged = self.request_ctx.is_tagged && self.backends[part.backend].has_tags();
             slot.asked = self.request_ctx.asked;
             slot.due = Due::of(&merge, part.keys);
             if split.may_move {
@@ -630,8 +686,9 @@ impl Engine {
         merge: Merge,
     ) -> Plan {
         let mut split = std::mem::take(&mut self.scratch.split);
-        let backend = &self.backends[self.backend_of(client)];
-        split.begin(backend.servers.len());
+        let id = self.backend_of(client);
+        let backend = &self.backends[id];
+        split.begin(id, backend.servers.len());
         for (server, &live) in backend.topology.live().iter().enumerate() {
             if live {
                 split.add(ServerId::new(server as u32));

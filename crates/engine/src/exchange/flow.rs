@@ -60,12 +60,18 @@ use crate::base::slab::Slab;
 use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::engine::Engine;
+use crate::exchange::deliver::PROBE_REPLY_MAX;
 use crate::exchange::dispatch::Payload;
 use crate::request::replay::Replay;
 use crate::request::{Own, Request, Role};
 
 /// What goes on after the reply to a request.
 pub(crate) trait Flow: Debug {
+    /// It was just attached, by [`Engine::start_flow`].
+    fn on_begin(&mut self, _cx: &mut FlowContext<'_>) -> Step {
+        Step::Wait
+    }
+
     /// A reply is here, whole. `attempt` is the request itself where that is watched.
     fn on_reply(&mut self, cx: &mut FlowContext<'_>, attempt: RequestId, reply: &[u8]) -> Step;
 
@@ -94,6 +100,11 @@ pub(crate) trait Flow: Debug {
     /// Whether it goes on when the client has gone.
     fn outlives_client(&self) -> bool {
         false
+    }
+
+    /// So much of a reply is kept for it when nobody else waits.
+    fn keeps(&self) -> usize {
+        PROBE_REPLY_MAX
     }
 
     /// Bytes allocated, which do not change while it is attached.
@@ -229,6 +240,11 @@ impl FlowContext<'_> {
         }
     }
 
+    /// The attempt that it is about, and its reply.
+    pub(crate) fn seen(&self) -> (RequestId, &[u8]) {
+        self.seen
+    }
+
     /// An answer, written into a buffer that has room for so many bytes and may grow.
     pub(crate) fn reply(&mut self, room: usize, write: impl FnOnce(&mut Vec<u8>)) -> Step {
         Step::Reply(self.engine.written(room, write))
@@ -287,6 +303,10 @@ impl Flows {
         self.0[id].attached.as_ref().is_some_and(|attached| attached.flow.outlives_client())
     }
 
+    pub(crate) fn keeps(&self, id: FlowId) -> usize {
+        self.0[id].attached.as_ref().map_or(PROBE_REPLY_MAX, |attached| attached.flow.keeps())
+    }
+
     /// Whether a timer that was armed for this time is still of interest.
     pub(crate) fn wakes(&self, id: FlowId, generation: u32, at: Time) -> bool {
         self.0.get(id, generation).is_some_and(|slot| slot.wakes_at == at)
@@ -322,6 +342,14 @@ impl Engine {
         step: Step,
     ) {
         self.watch_reply(request, flow, replay);
+        self.take_step(request, RequestId::NONE, step);
+    }
+
+    /// The same, where the flow itself says what it begins with.
+    pub(crate) fn start_flow(&mut self, request: RequestId, flow: Box<dyn Flow>) {
+        self.watch_reply(request, flow, None);
+        let none = (RequestId::NONE, &b""[..]);
+        let step = self.consult(request, none, |flow, cx| flow.on_begin(cx));
         self.take_step(request, RequestId::NONE, step);
     }
 

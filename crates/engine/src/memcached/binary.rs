@@ -116,7 +116,7 @@ impl Engine {
         if !parser.is_begun() || !parser.opcode().has_key() || bytes.len() < value.start as usize {
             return Begun::No;
         }
-        if self.writes_to_all(client) {
+        if !self.stands_for(client, parser.key().of(bytes)) || self.writes_to_all(client) {
             return Begun::No;
         }
         self.ask_binary(client, parser, bytes);
@@ -172,7 +172,7 @@ impl Engine {
         !is_known
     }
 
-    fn answer_binary(
+    pub(super) fn answer_binary(
         &mut self,
         client: ClientId,
         parser: &RequestParser,
@@ -222,6 +222,11 @@ impl Engine {
             return Plan::Done;
         }
         self.ask_binary(client, parser, bytes);
+        if self.listener_of(client).route.is_some()
+            && let Some(plan) = self.route_packet(client, parser, bytes)
+        {
+            return plan;
+        }
         let expect = self.request_ctx.expect;
         match opcode {
             Opcode::Get

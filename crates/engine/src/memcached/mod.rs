@@ -15,9 +15,11 @@ mod get_coalescing;
 mod meta;
 mod multiget_paging;
 mod quiet_filter;
+mod routed;
 mod stats;
 mod stream;
 mod text;
+mod warm_up;
 
 pub(crate) use auth::{greet, is_greeted};
 pub(crate) use fallback::Notes;

@@ -13,7 +13,7 @@ use cashew_protocol::redis::Access;
 use crate::base::id::{ClientId, RequestId};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
-use crate::exchange::dispatch::FragmentText;
+use crate::exchange::dispatch::{FragmentText, Part};
 use crate::request::{Gather, Merge};
 
 /// Keys of a request that is not taken apart, and of the first part of one that is.
@@ -168,8 +168,10 @@ impl Engine {
                 Ok(_) => {
                     if access == Access::Write && self.writes_to_all(client) {
                         for (key, &owner) in part.iter().zip(&split.owners) {
-                            let server = split.parts[owner as usize].server;
-                            self.touch_key_at_others(client, server, &start, key.of(bytes));
+                            let Part { backend, server, .. } = split.parts[owner as usize];
+                            if self.stand_at(client, backend).is_ok() {
+                                self.touch_key_at_others(client, server, &start, key.of(bytes));
+                            }
                         }
                     }
                     let mut gather = self.gather_with_keys(&split, &part, bytes);

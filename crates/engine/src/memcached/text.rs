@@ -17,7 +17,7 @@ use crate::downstream::client::{Parser, State};
 use crate::downstream::receive::{Plan, Step, fills};
 use crate::downstream::upload::{Begun, Extent, Head, Tail, UPLOAD_SIZE_MIN};
 use crate::engine::Engine;
-use crate::exchange::dispatch::{FragmentText, Payload};
+use crate::exchange::dispatch::{FragmentText, Part, Payload};
 use crate::request::Merge;
 
 /// What every server answers, whatever its version, and in a way that nothing else is answered.
@@ -152,7 +152,9 @@ impl Engine {
         let (Some(data), [_], false) = (parser.data(), parser.keys(), parser.is_odd()) else {
             return Begun::No;
         };
-        if self.writes_to_all(client) {
+        let mut buf = [0; KEY_SIZE_MAX];
+        let key = plain_key(parser, bytes, &mut buf);
+        if !self.stands_for(client, key) || self.writes_to_all(client) {
             return Begun::No;
         }
         let tail = Tail::Memcached { left: data.len as usize + 2, is_bad: false };
@@ -168,8 +170,6 @@ impl Engine {
             (expect, _) => expect,
         };
         self.clients[client].noreply = parser.noreply().is_some();
-        let mut buf = [0; KEY_SIZE_MAX];
-        let key = plain_key(parser, bytes, &mut buf);
         let begun = self.begin_memcached_upload(client, key, (tail, head), extent);
         self.clients[client].noreply = false;
         self.ask_cas_tags(client, parser, bytes);
@@ -209,6 +209,12 @@ impl Engine {
             self.answer(client, |out| out.extend_from_slice(&refusal));
             self.clients[client].noreply = false;
             return Plan::Done;
+        }
+        if self.listener_of(client).route.is_some()
+            && let Some(plan) = self.route_text(client, parser, bytes)
+        {
+            self.clients[client].noreply = false;
+            return plan;
         }
         let plan = match parser.verb() {
             Verb::Get | Verb::Gets | Verb::Gat | Verb::Gats => self.retrieve(client, parser, bytes),
@@ -282,6 +288,9 @@ impl Engine {
         }
         let mut buf = [0; KEY_SIZE_MAX];
         let key = plain_key(parser, bytes, &mut buf);
+        if !self.stands_for(client, key) {
+            return;
+        }
         let mut text = self.bufs.take();
         if parser.meta().is_base64 {
             text.extend_from_slice(b"md ");
@@ -343,16 +352,19 @@ impl Engine {
             self.place_keys(client, keys.iter().map(|key| key.of(bytes)), access, &mut split);
         if touches && placed.is_ok() {
             for (key, &owner) in keys.iter().zip(&split.owners) {
-                let server = split.parts[owner as usize].server;
-                self.touch_key_at_others(client, server, head, key.of(bytes));
+                let Part { backend, server, .. } = split.parts[owner as usize];
+                if self.stand_at(client, backend).is_ok() {
+                    self.touch_key_at_others(client, server, head, key.of(bytes));
+                }
             }
         }
         let plan = match placed {
             Ok(Some(server)) => self.forward_to(client, Some(server), Expect::Values, bytes.len()),
             Ok(None) => {
                 let gather = self.gather_with_keys(&split, keys, bytes);
-                let is_plain =
-                    parser.verb() == Verb::Get && keys[0].start as usize == b"get ".len();
+                let is_plain = parser.verb() == Verb::Get
+                    && keys[0].start as usize == b"get ".len()
+                    && self.listener_of(client).route.is_none();
                 if is_plain && keys.len() <= JOINED_KEYS_MAX {
                     let keys_of = || keys.iter().map(|key| key.of(bytes));
                     if self.find_lanes_to_join(client, &mut split, keys_of(), bytes.len()) {

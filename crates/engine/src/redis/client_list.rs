@@ -449,7 +449,7 @@ impl Engine {
         let waits = output.len();
         let obl = waits.min(REPLY_BUFFER_SIZE);
         let oll = (waits - obl).div_ceil(REPLY_BUFFER_SIZE);
-        let backend = &self.backends[self.listeners[client.listener].backend];
+        let backend = &self.backends[self.backend_of(index)];
         let profile = session.profile.as_deref();
         let said = |of: fn(&Profile) -> &[u8]| String::from_utf8_lossy(profile.map_or(b"", of));
         let [channels, patterns, shards] = [Kind::Channel, Kind::Pattern, Kind::Shard]

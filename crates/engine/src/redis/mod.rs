@@ -11,12 +11,14 @@ pub(crate) mod exec_effects;
 pub(crate) mod keyless;
 pub(crate) mod monitor;
 pub(crate) mod pubsub;
+pub(crate) mod routed;
 pub(crate) mod script_replay;
 pub(crate) mod scripts;
 pub(crate) mod sort_patterns;
 pub(crate) mod state;
 pub(crate) mod transaction;
 pub(crate) mod wait_all;
+pub(crate) mod warm_up;
 pub(crate) mod worker_query;
 
 use std::borrow::Cow;
@@ -119,13 +121,21 @@ impl Engine {
         bytes: &[u8],
         args: &[Span],
     ) -> Plan {
+        if self.clients[client].off_fast_path
+            && let Lookup::Found(command) = lookup
+            && self.is_postponed(client, command)
+            && !self.only_reads(client, command, bytes, args)
+        {
+            return self.postpone(client);
+        }
+        if let Lookup::Found(command) = lookup
+            && self.listener_of(client).route.is_some()
+            && self.clients[client].session.authenticated
+            && let Some(plan) = self.route_redis(client, command, bytes, args)
+        {
+            return plan;
+        }
         if self.clients[client].off_fast_path {
-            if let Lookup::Found(command) = lookup
-                && self.is_postponed(client, command)
-                && !self.only_reads(client, command, bytes, args)
-            {
-                return self.postpone(client);
-            }
             if self.is_queueing(client) {
                 return self.queue_redis(client, lookup, bytes, args);
             }

@@ -763,7 +763,8 @@ impl Engine {
                     continue;
                 }
             }
-            let is_concerned = pools(self.backend_of(client));
+            let backend = self.transaction_backend(client);
+            let is_concerned = pools(backend.unwrap_or_else(|| self.backend_of(client)));
             let state = &mut self.clients[client];
             let Some(transaction) = state.modes.transaction() else { continue };
             if !is_concerned || (transaction.lane == LaneId::NONE && !transaction.is_begun) {

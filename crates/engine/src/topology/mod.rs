@@ -2,6 +2,7 @@
 
 mod health;
 mod reads;
+pub(crate) mod route_tree;
 mod shard;
 
 use std::cell::Cell;

@@ -55,6 +55,15 @@ impl WriteMarks {
         }
     }
 
+    /// What the client has written counts as written at another backend, too, and until its next reply.
+    pub(crate) fn carry(&mut self, client: ClientId) {
+        if let Some(mark) = self.0.get_mut(client.index())
+            && *mark != WriteMark::NONE
+        {
+            *mark = WriteMark::OPEN;
+        }
+    }
+
     /// All but those who are owed a reply count as if they had not written.
     pub(crate) fn forget_answered(&mut self) {
         for mark in self.0.iter_mut().filter(|mark| **mark != WriteMark::OPEN) {

@@ -43,7 +43,7 @@ impl Engine {
             }
         } else {
             for topic in self.topics_of(client, kind) {
-                let backend = self.backend_of(client);
+                let backend = self.keyless_backend(client);
                 let name = self.redis_backends[backend].pubsub.topics.get(topic).name.clone();
                 lines.push_back(self.unsubscribe_one(client, kind, &name, &mut left));
             }
@@ -63,7 +63,7 @@ impl Engine {
         name: &[u8],
         left: &mut Vec<TopicSlot>,
     ) -> Line {
-        let backend = self.backend_of(client);
+        let backend = self.keyless_backend(client);
         let topic = self.redis_backends[backend].pubsub.topics.find(kind, name);
         let topic = topic.and_then(|topic| self.leave_topic(client, topic, left));
         let count = self.subscriptions(client, kind);
@@ -107,7 +107,7 @@ impl Engine {
                 None
             }
             Left::ToNobody(Some(id)) => {
-                let backend = self.backend_of(client);
+                let backend = self.keyless_backend(client);
                 let topics = &mut self.redis_backends[backend].pubsub.topics;
                 topics.get_mut(id.index).waiting.add(client);
                 Some(id)
@@ -116,7 +116,7 @@ impl Engine {
     }
 
     fn begin_to_leave(&mut self, client: ClientId, topic: TopicSlot) -> Left {
-        let backend = self.backend_of(client);
+        let backend = self.keyless_backend(client);
         let Some(subscriber) = self.clients[client].modes.subscriber() else {
             return Left::Nothing;
         };
@@ -139,7 +139,7 @@ impl Engine {
         if left.is_empty() {
             return;
         }
-        let (backend, conn) = (self.backend_of(client), self.client_conn(client));
+        let (backend, conn) = (self.keyless_backend(client), self.client_conn(client));
         let topics = &self.redis_backends[backend].pubsub.topics;
         let places = left.iter().flat_map(|&topic| &topics.get(topic).places);
         let there = places.filter(|place| place.standing == Standing::Subscribed);
@@ -186,7 +186,7 @@ impl Engine {
 
     /// Takes the client out of the topics that it has left to others.
     fn finish_draining(&mut self, client: ClientId) {
-        let backend = self.backend_of(client);
+        let backend = self.keyless_backend(client);
         let pending = self.clients[client].modes.subscriber().and_then(|s| s.pending.as_mut());
         let Some(pending) = pending else { return };
         for topic in std::mem::take(&mut pending.left) {

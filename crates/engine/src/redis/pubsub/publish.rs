@@ -83,7 +83,7 @@ impl Engine {
     ) -> Plan {
         let channel = args[1].of(bytes);
         let kind = if command.name == "spublish" { Kind::Shard } else { Kind::Channel };
-        let backend = self.backend_of(client);
+        let backend = self.keyless_backend(client);
         let topics = &self.redis_backends[backend].pubsub.topics;
         if topics.has_draining(kind, channel) && self.must_wait_to_publish(client) {
             return Plan::Wait;
@@ -163,7 +163,7 @@ impl Engine {
     /// what has been left before. It waits once: others may go on leaving.
     fn must_wait_to_publish(&mut self, client: ClientId) -> bool {
         let conn = self.client_conn(client);
-        let backend = self.backend_of(client);
+        let backend = self.keyless_backend(client);
         let pubsub = &mut self.redis_backends[backend].pubsub;
         if let Some(at) = pubsub.deferred.iter().position(|&other| other == conn) {
             pubsub.deferred.swap_remove(at);
@@ -199,7 +199,7 @@ impl Engine {
         bytes: &[u8],
         args: &[Span],
     ) -> Plan {
-        let backend = self.backend_of(client);
+        let backend = self.keyless_backend(client);
         let has_draining = self.redis_backends[backend].pubsub.topics.has_any_draining();
         if has_draining && self.must_wait_to_publish(client) {
             return Plan::Wait;

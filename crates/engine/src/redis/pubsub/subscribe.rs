@@ -171,7 +171,7 @@ impl Engine {
         if let Some(text) = self.too_many(client, kind, names.clone()) {
             return self.reply_error(client, text);
         }
-        let backend = self.backend_of(client);
+        let backend = self.keyless_backend(client);
         let request = self.new_request(client);
         let mut lines = VecDeque::with_capacity(names.len());
         for name in names {
@@ -192,7 +192,7 @@ impl Engine {
         mut names: impl ExactSizeIterator<Item = &'n [u8]>,
     ) -> Option<&'static str> {
         let limits = &self.listener_of(client).limits;
-        let topics = &self.redis_backends[self.backend_of(client)].pubsub.topics;
+        let topics = &self.redis_backends[self.keyless_backend(client)].pubsub.topics;
         let own = self.clients[client].modes.subscriber.as_deref().map_or(0, |s| s.topics.len());
         let more = names.len();
         if own + more > limits.client_subscriptions_max as usize {
@@ -231,7 +231,7 @@ impl Engine {
 
     pub(crate) fn topics_of(&self, client: ClientId, kind: Kind) -> Vec<TopicSlot> {
         let owner = &self.clients[client];
-        let topics = &self.redis_backends[self.backend_of(client)].pubsub.topics;
+        let topics = &self.redis_backends[self.keyless_backend(client)].pubsub.topics;
         let subscribed =
             owner.modes.subscriber.iter().flat_map(|subscriber| subscriber.topics.iter());
         subscribed
@@ -252,7 +252,7 @@ impl Engine {
 
     /// Makes a client one of the topic's subscribers, unless it is already.
     fn join_topic(&mut self, client: ClientId, topic: TopicSlot) {
-        let home = self.backend_of(client);
+        let home = self.keyless_backend(client);
         let owner = &mut self.clients[client];
         let topics = &mut self.redis_backends[home].pubsub.topics;
         let subscriber = owner.modes.subscriber().expect("it is being subscribed");
@@ -275,7 +275,7 @@ impl Engine {
     pub(crate) fn answer_pending(&mut self, client: ClientId) {
         loop {
             let owner = &self.clients[client];
-            let backend = self.backend_of(client);
+            let backend = self.keyless_backend(client);
             let Some(subscriber) = owner.modes.subscriber.as_deref() else { return };
             let Some(pending) = &subscriber.pending else { return };
             let Some(line) = pending.lines.front() else { break };
@@ -311,7 +311,7 @@ impl Engine {
 
     /// The client is subscribed to the topic, or could not be.
     fn subscribed(&mut self, client: ClientId, topic: TopicId, readiness: Readiness) {
-        let backend = self.backend_of(client);
+        let backend = self.keyless_backend(client);
         let topics = &mut self.redis_backends[backend].pubsub.topics;
         topics.get_mut(topic.index).waiting.told(client);
         match readiness {

@@ -1,0 +1,634 @@
+//! Where the requests of a route's clients go, in memcached's words.
+
+use std::sync::Arc;
+
+use cashew_protocol::Span;
+use cashew_protocol::memcached::binary::{self, HEADER_SIZE, Opcode, Status};
+use cashew_protocol::memcached::{
+    Answer, Expect, KEY_SIZE_MAX, RequestParser, Reticence, Uniques, Verb, decode_key, encode_key,
+    words, write_meta_miss,
+};
+
+use super::meta::plain_key;
+use super::{Asked, warm_up};
+use crate::base::failure::NamedFailure;
+use crate::base::id::{BackendId, ClientId, LaneId};
+use crate::downstream::receive::Plan;
+use crate::engine::Engine;
+use crate::route::answer::{Dialect, Fill, Kind, Question, Repeats, Seat, Word};
+use crate::route::flow::Errand;
+use crate::topology::route_tree::{Operation, Tree, Way};
+
+const NO_ROUTE: &[u8] = b"SERVER_ERROR no route for the key\r\n";
+const NO_ROUTE_WORDS: &[u8] = b"no route for the key";
+const ABOUT_ALL_KEYS: &[u8] =
+    b"SERVER_ERROR flush_all is about all keys, and this route leads to several pools: ask them\r\n";
+const ABOUT_ALL_KEYS_WORDS: &[u8] = b"this route leads to several pools: ask them";
+
+/// What a text command does with its keys.
+fn operation_of(verb: Verb) -> Operation {
+    match verb {
+        Verb::Get | Verb::Gets | Verb::MetaGet | Verb::MetaDebug => Operation::Read,
+        Verb::Delete | Verb::MetaDelete => Operation::Delete,
+        _ => Operation::Write,
+    }
+}
+
+fn operation_of_packet(opcode: Opcode) -> Operation {
+    match opcode {
+        Opcode::Get | Opcode::GetK => Operation::Read,
+        Opcode::Delete => Operation::Delete,
+        _ => Operation::Write,
+    }
+}
+
+/// Where the keys of a request go.
+enum Ways {
+    One(BackendId),
+    Several,
+    Forked,
+    None,
+}
+
+impl Ways {
+    fn of<'k>(tree: &Tree, keys: impl Iterator<Item = &'k [u8]>, operation: Operation) -> Self {
+        let (mut found, mut is_forked) = (None, false);
+        for key in keys {
+            match (tree.way(key, operation), &found) {
+                (Way::None | Way::Straight(BackendId::NONE), _) => return Self::None,
+                (Way::Forked(_), _) => is_forked = true,
+                (Way::Straight(backend), None) => found = Some(Self::One(backend)),
+                (Way::Straight(backend), Some(Self::One(one))) if backend == *one => {}
+                (Way::Straight(_), _) => found = Some(Self::Several),
+            }
+        }
+        if is_forked { Self::Forked } else { found.unwrap_or(Self::None) }
+    }
+}
+
+impl Engine {
+    /// Has a route's client stand where its request goes. Returns what becomes of the request if that is all.
+    #[cold]
+    pub(super) fn route_text(
+        &mut self,
+        client: ClientId,
+        parser: &RequestParser,
+        bytes: &[u8],
+    ) -> Option<Plan> {
+        let tree = Arc::clone(self.listener_of(client).route.as_ref()?);
+        let keys = parser.keys();
+        let plan = match parser.verb() {
+            Verb::FlushAll if tree.backends().len() > 1 => {
+                self.answer(client, |out| out.extend_from_slice(ABOUT_ALL_KEYS));
+                Some(Plan::Done)
+            }
+            _ if keys.is_empty() => self.go(client, self.keyless_backend(client)),
+            verb => {
+                let operation = operation_of(verb);
+                let mut buf = [0; KEY_SIZE_MAX];
+                let ways = match keys {
+                    [_] => {
+                        let key = plain_key(parser, bytes, &mut buf);
+                        Ways::of(&tree, std::iter::once(key), operation)
+                    }
+                    keys => Ways::of(&tree, keys.iter().map(|key| key.of(bytes)), operation),
+                };
+                match ways {
+                    Ways::None => {
+                        self.answer(client, |out| out.extend_from_slice(NO_ROUTE));
+                        Some(Plan::Done)
+                    }
+                    Ways::One(backend) => self.go(client, backend),
+                    Ways::Several => None,
+                    Ways::Forked => self.fork_text(client, &tree, parser, bytes, operation),
+                }
+            }
+        };
+        if plan.is_none() {
+            self.ask_cas_tags(client, parser, bytes);
+            let mut backends = tree.backends().iter().filter_map(|&it| self.backends.get(it));
+            if keys.len() > 1 && backends.any(|backend| backend.has_tags()) {
+                // Of each key by the backend that has it.
+                self.request_ctx.is_tagged = Uniques::of(parser, bytes).asked;
+            }
+        }
+        plan
+    }
+
+    /// The same for a packet.
+    #[cold]
+    pub(super) fn route_packet(
+        &mut self,
+        client: ClientId,
+        parser: &binary::RequestParser,
+        bytes: &[u8],
+    ) -> Option<Plan> {
+        let tree = Arc::clone(self.listener_of(client).route.as_ref()?);
+        let opcode = parser.opcode();
+        if opcode == Opcode::Flush && tree.backends().len() > 1 {
+            self.answer_binary(client, parser, Status::TemporaryFailure, ABOUT_ALL_KEYS_WORDS);
+            return Some(Plan::Done);
+        }
+        if !opcode.has_key() {
+            return self.go(client, self.keyless_backend(client));
+        }
+        let operation = operation_of_packet(opcode);
+        match tree.way(parser.key().of(bytes), operation) {
+            Way::None | Way::Straight(BackendId::NONE) => {
+                self.answer_binary(client, parser, Status::TemporaryFailure, NO_ROUTE_WORDS);
+                Some(Plan::Done)
+            }
+            Way::Straight(backend) => self.go(client, backend),
+            Way::Forked(_) => self.fork_packet(client, &tree, parser, bytes, operation),
+        }
+    }
+
+    fn go(&mut self, client: ClientId, backend: BackendId) -> Option<Plan> {
+        self.stand_at(client, backend).err().map(|failure| self.fail(client, failure))
+    }
+}
+
+/// The text protocol, meta commands included.
+#[derive(Debug)]
+struct Text;
+
+/// The binary protocol.
+#[derive(Debug)]
+struct Packet;
+
+static TEXT: Text = Text;
+static PACKET: Packet = Packet;
+
+/// memcached takes longer lives for points in time.
+const LIFE_MAX_S: i64 = 30 * 24 * 3600;
+
+/// An expiry that is no later than so many milliseconds from now, where it is none already. Points in time are
+/// taken for later: what time it is is not known here.
+fn limited(expiry: i64, ttl_ms: u64) -> i64 {
+    let ttl = i64::try_from(ttl_ms.div_ceil(1000)).unwrap_or(LIFE_MAX_S).clamp(1, LIFE_MAX_S);
+    match expiry {
+        i64::MIN..=-1 => expiry,
+        1..=LIFE_MAX_S => expiry.min(ttl),
+        _ => ttl,
+    }
+}
+
+fn repeats(parser: &RequestParser, bytes: &[u8]) -> Repeats {
+    let flags = || words(parser.line().of(bytes)).skip(2);
+    let has = |letters: &[u8]| flags().any(|flag| letters.contains(&flag[0]));
+    match parser.verb() {
+        Verb::Get | Verb::Gets | Verb::MetaDebug => Repeats::Freely,
+        Verb::MetaGet if has(b"NRTE") => Repeats::Alike,
+        Verb::MetaGet => Repeats::Freely,
+        Verb::Set | Verb::Delete | Verb::Touch | Verb::Gat | Verb::Gats => Repeats::Alike,
+        Verb::MetaSet if !has(b"CIM") => Repeats::Alike,
+        Verb::MetaDelete if !has(b"CIqx") => Repeats::Alike,
+        _ => Repeats::Never,
+    }
+}
+
+impl Engine {
+    /// Asks several backends, or in other words. `None` if it has to go the usual way.
+    fn fork_text(
+        &mut self,
+        client: ClientId,
+        tree: &Arc<Tree>,
+        parser: &RequestParser,
+        bytes: &[u8],
+        operation: Operation,
+    ) -> Option<Plan> {
+        let uniques = Uniques::of(parser, bytes);
+        let meta = parser.meta();
+        let question = |text: Vec<u8>, key_at: Span, expect: Expect| {
+            let mut buf = [0; KEY_SIZE_MAX];
+            let key = key_at.of(&text);
+            let key = match meta.is_base64 {
+                true => decode_key(key, &mut buf).unwrap_or(key).to_vec(),
+                false => key.to_vec(),
+            };
+            Question {
+                key,
+                key_at,
+                text,
+                expect,
+                asked: Asked::default(),
+                asks_unique: uniques.asked,
+                names_unique: uniques.named,
+                is_quiet: meta.quiet.is_some(),
+                is_base64: meta.is_base64,
+                opcode: 0,
+            }
+        };
+        let keys = parser.keys();
+        let retrieves = matches!(parser.verb(), Verb::Get | Verb::Gets | Verb::Gat | Verb::Gats);
+        let questions = match keys {
+            _ if retrieves => {
+                let head = &bytes[..keys[0].start as usize];
+                let of_key = |key: &Span| {
+                    let text = [head, key.of(bytes), b"\r\n"].concat();
+                    question(text, Span::new(head.len(), key.len as usize), Expect::Values)
+                };
+                keys.iter().map(of_key).collect()
+            }
+            keys => {
+                // In the form that is always answered: the key is in front of what is cut.
+                let text = match parser.noreply().or(meta.quiet) {
+                    Some(cut) => [&bytes[..cut.start as usize], &bytes[cut.end()..]].concat(),
+                    None => bytes.to_vec(),
+                };
+                vec![question(text, keys[0], parser.expect())]
+            }
+        };
+        let errand = Errand {
+            operation,
+            repeats: repeats(parser, bytes),
+            dialect: &TEXT,
+            is_joined: retrieves && keys.len() > 1,
+        };
+        Some(self.ask_route(client, tree, errand, questions))
+    }
+
+    /// The same for a packet.
+    fn fork_packet(
+        &mut self,
+        client: ClientId,
+        tree: &Arc<Tree>,
+        parser: &binary::RequestParser,
+        bytes: &[u8],
+        operation: Operation,
+    ) -> Option<Plan> {
+        let opcode = parser.opcode();
+        let mut text = bytes.to_vec();
+        text[1] = opcode.byte();
+        let header = parser.header();
+        let question = Question {
+            key: parser.key().of(bytes).to_vec(),
+            key_at: parser.key(),
+            text,
+            expect: Expect::Packet,
+            asked: Asked { opcode: opcode.byte(), opaque: header.opaque, ..Asked::default() },
+            asks_unique: opcode.retrieves(),
+            names_unique: header.cas != 0,
+            is_quiet: parser.is_quiet(),
+            is_base64: false,
+            opcode: header.opcode,
+        };
+        let repeats = match opcode {
+            Opcode::Get | Opcode::GetK => Repeats::Freely,
+            Opcode::Set | Opcode::Delete | Opcode::Touch | Opcode::Gat | Opcode::GatK
+                if header.cas == 0 =>
+            {
+                Repeats::Alike
+            }
+            _ => Repeats::Never,
+        };
+        let errand = Errand { operation, repeats, dialect: &PACKET, is_joined: false };
+        Some(self.ask_route(client, tree, errand, vec![question]))
+    }
+}
+
+impl Text {
+    fn parsed(text: &[u8]) -> RequestParser {
+        let mut parser = RequestParser::default();
+        parser.parse(text);
+        parser
+    }
+
+    /// The key as it stands in a request.
+    fn written(question: &Question, key: &[u8]) -> Vec<u8> {
+        match question.is_base64 {
+            true => {
+                let mut out = Vec::new();
+                encode_key(key, &mut out);
+                out
+            }
+            false => key.to_vec(),
+        }
+    }
+}
+
+impl Dialect for Text {
+    fn about(&self, question: &Question, key: &[u8]) -> Vec<u8> {
+        let Question { text, key_at, .. } = question;
+        let key = Self::written(question, key);
+        [&text[..key_at.start as usize], &key, &text[key_at.end()..]].concat()
+    }
+
+    fn removal(&self, question: &Question, key: &[u8]) -> (Vec<u8>, Expect, Asked) {
+        let key = Self::written(question, key);
+        let (text, answer) = match question.is_base64 {
+            true => ([b"md ", &key[..], b" b\r\n"].concat(), Answer::MetaDelete),
+            false => ([b"delete ", &key[..], b"\r\n"].concat(), Answer::Delete),
+        };
+        (text, Expect::Answer(answer), Asked::default())
+    }
+
+    fn limit_life(
+        &self,
+        _: &Question,
+        text: &mut Vec<u8>,
+        _: &[u8],
+        ttl_ms: u64,
+    ) -> Option<Vec<u8>> {
+        let parser = Self::parsed(text);
+        let line = parser.line().of(text).to_vec();
+        let mut parts: Vec<Vec<u8>> = words(&line).map(<[u8]>::to_vec).collect();
+        let limit = |word: &mut Vec<u8>, skip: usize| {
+            let number = std::str::from_utf8(&word[skip..]).ok().and_then(|it| it.parse().ok());
+            if let Some(number) = number {
+                word.truncate(skip);
+                word.extend_from_slice(limited(number, ttl_ms).to_string().as_bytes());
+            }
+        };
+        match parser.verb() {
+            Verb::Set | Verb::Add | Verb::Replace | Verb::Cas => limit(parts.get_mut(3)?, 0),
+            Verb::Touch => limit(parts.get_mut(2)?, 0),
+            Verb::Gat | Verb::Gats => limit(parts.get_mut(1)?, 0),
+            Verb::MetaSet | Verb::MetaGet | Verb::MetaArithmetic => {
+                let is_set = parser.verb() == Verb::MetaSet;
+                let flags = parts.iter_mut().skip(if is_set { 3 } else { 2 });
+                let mut has_life = false;
+                for flag in flags.filter(|flag| matches!(flag[0], b'T' | b'N')) {
+                    has_life |= flag[0] == b'T';
+                    limit(flag, 1);
+                }
+                if is_set && !has_life {
+                    parts.push(format!("T{}", limited(0, ttl_ms)).into_bytes());
+                }
+            }
+            _ => return None,
+        }
+        let mut out = parts.join(&b' ');
+        out.extend_from_slice(&text[line.len()..]);
+        *text = out;
+        None
+    }
+
+    fn kind(&self, _: &Question, reply: &[u8]) -> Kind {
+        let word = reply.split(|byte| byte.is_ascii_whitespace()).next().unwrap_or_default();
+        match word {
+            b"END" | b"EN" | b"NF" | b"NS" | b"EX" | b"NOT_FOUND" | b"NOT_STORED" | b"EXISTS" => {
+                Kind::Miss
+            }
+            b"SERVER_ERROR" => Kind::Refused,
+            b"ERROR" | b"CLIENT_ERROR" => Kind::Error,
+            _ => Kind::Hit,
+        }
+    }
+
+    fn write_word(&self, question: &Question, word: Word, out: &mut Vec<u8>) {
+        let text = match word {
+            Word::Overloaded => "SERVER_ERROR overloaded: the route lets no more requests through",
+            Word::NoRoute => "SERVER_ERROR no route for the key",
+            Word::NoMajority(hits, misses, failed) => {
+                let text = format!(
+                    "SERVER_ERROR no majority: {hits} have it or did it, {misses} do not, {failed} \
+                     failed\r\n"
+                );
+                return out.extend_from_slice(text.as_bytes());
+            }
+            Word::Unknown => match Self::parsed(&question.text).verb() {
+                Verb::Delete | Verb::Touch | Verb::Incr | Verb::Decr => "NOT_FOUND",
+                Verb::MetaSet => "NS",
+                Verb::MetaDelete | Verb::MetaArithmetic => "NF",
+                _ => "NOT_STORED",
+            },
+        };
+        out.extend_from_slice(text.as_bytes());
+        out.extend_from_slice(b"\r\n");
+    }
+
+    fn restored(&self, question: &Question, asked: &[u8], reply: &[u8]) -> Option<Vec<u8>> {
+        let end = reply.iter().position(|&byte| byte == b'\r')?;
+        let (line, rest) = reply.split_at(end);
+        let asked = Self::written(question, asked);
+        let own = question.key_at.of(&question.text);
+        let is_value = line.starts_with(b"VALUE ");
+        let mut found = false;
+        let parts: Vec<Vec<u8>> = words(line)
+            .enumerate()
+            .map(|(at, word)| match word {
+                word if is_value && at == 1 && word == asked => {
+                    found = true;
+                    own.to_vec()
+                }
+                [b'k', key @ ..] if !is_value && at > 0 && *key == asked => {
+                    found = true;
+                    [b"k", own].concat()
+                }
+                word => word.to_vec(),
+            })
+            .collect();
+        found.then(|| [&parts.join(&b' ')[..], rest].concat())
+    }
+
+    fn join(&self, _: &Question, replies: &[Vec<u8>]) -> Vec<u8> {
+        const END: &[u8] = b"END\r\n";
+        let mut out: Vec<u8> = Vec::new();
+        for reply in replies {
+            out.extend_from_slice(reply.strip_suffix(END).unwrap_or(reply));
+        }
+        out.extend_from_slice(END);
+        out
+    }
+
+    fn write_failure(
+        &self,
+        question: &Question,
+        failure: &NamedFailure,
+        misses: bool,
+        out: &mut Vec<u8>,
+    ) {
+        match question.expect {
+            Expect::Values if misses => out.extend_from_slice(b"END\r\n"),
+            Expect::Meta if misses => {
+                let line = question.text.split(|&byte| byte == b'\r').next().unwrap_or_default();
+                write_meta_miss(line, out);
+            }
+            _ => failure.write_text(out),
+        }
+    }
+
+    fn untag(&self, engine: &Engine, lane: LaneId, text: &[u8]) -> Option<Vec<u8>> {
+        let parser = Self::parsed(text);
+        let end = parser.data().map_or(text.len(), |data| data.start as usize);
+        let mut out = engine.untagged_head(lane, &parser, &text[..end]);
+        out.extend_from_slice(&text[end..]);
+        Some(out)
+    }
+
+    /// What quiet mode leaves out: of `mg` misses, of `ms` success, of `md` and `ma` either.
+    fn is_unwanted(&self, question: &Question, reply: &mut [u8]) -> bool {
+        let is = |word: &[u8]| reply.starts_with(word);
+        question.is_quiet
+            && match &question.text[..2] {
+                b"mg" => is(b"EN"),
+                b"ms" => is(b"HD"),
+                _ => is(b"HD") || is(b"NF"),
+            }
+    }
+
+    fn fill(&self, engine: &mut Engine, seat: Seat, fill: Fill) -> bool {
+        warm_up::begin(engine, seat, fill)
+    }
+}
+
+/// Lengths in a header.
+const KEY_LEN: std::ops::Range<usize> = 2..4;
+const EXTRAS_LEN: usize = 4;
+const BODY_LEN: std::ops::Range<usize> = 8..12;
+
+/// A packet with another key in the place of the one that is there.
+fn with_key(packet: &[u8], key_at: Span, key: &[u8]) -> Vec<u8> {
+    let mut out = [&packet[..key_at.start as usize], key, &packet[key_at.end()..]].concat();
+    out[KEY_LEN].copy_from_slice(&(key.len() as u16).to_be_bytes());
+    let body = (out.len() - HEADER_SIZE) as u32;
+    out[BODY_LEN].copy_from_slice(&body.to_be_bytes());
+    out
+}
+
+impl Packet {
+    fn answer(question: &Question, status: Status, key: &[u8], value: &[u8], out: &mut Vec<u8>) {
+        let Question { opcode, asked, .. } = question;
+        let opaque = asked.opaque;
+        binary::write_response(
+            &binary::Response { opcode: *opcode, status, opaque, key, value },
+            out,
+        );
+    }
+}
+
+impl Dialect for Packet {
+    fn about(&self, question: &Question, key: &[u8]) -> Vec<u8> {
+        with_key(&question.text, question.key_at, key)
+    }
+
+    fn removal(&self, question: &Question, key: &[u8]) -> (Vec<u8>, Expect, Asked) {
+        let (mut text, opcode) = (Vec::new(), Opcode::Delete.byte());
+        binary::write_request(opcode, key, b"", &mut text);
+        let opaque = question.asked.opaque;
+        text[12..16].copy_from_slice(&opaque);
+        (text, Expect::Packet, Asked { opcode, opaque, ..Asked::default() })
+    }
+
+    fn limit_life(
+        &self,
+        _: &Question,
+        text: &mut Vec<u8>,
+        _: &[u8],
+        ttl_ms: u64,
+    ) -> Option<Vec<u8>> {
+        /// A counter that is not to be made.
+        const NOT_MADE: u32 = u32::MAX;
+        let extras = usize::from(text[EXTRAS_LEN]);
+        // It is the last of what there is beside key and value.
+        let at = HEADER_SIZE + extras.checked_sub(4)?;
+        let (opcode, _) = Opcode::from_byte(text[1])?;
+        let has_life = matches!(
+            opcode,
+            Opcode::Set
+                | Opcode::Add
+                | Opcode::Replace
+                | Opcode::Touch
+                | Opcode::Gat
+                | Opcode::GatK
+                | Opcode::Increment
+                | Opcode::Decrement
+        );
+        let expiry = u32::from_be_bytes(text.get(at..at + 4)?.try_into().ok()?);
+        if has_life && expiry != NOT_MADE {
+            let limited = limited(expiry.into(), ttl_ms) as u32;
+            text[at..at + 4].copy_from_slice(&limited.to_be_bytes());
+        }
+        None
+    }
+
+    fn kind(&self, _: &Question, reply: &[u8]) -> Kind {
+        const OUT_OF_MEMORY: u16 = 0x82;
+        const INTERNAL: u16 = 0x84;
+        let status = reply.get(6..8).map(|status| u16::from_be_bytes([status[0], status[1]]));
+        match status {
+            Some(0) => Kind::Hit,
+            // Not found, exists, not stored.
+            Some(1 | 2 | 5) => Kind::Miss,
+            Some(OUT_OF_MEMORY | INTERNAL..) => Kind::Refused,
+            _ => Kind::Error,
+        }
+    }
+
+    fn write_word(&self, question: &Question, word: Word, out: &mut Vec<u8>) {
+        let text;
+        let (status, words): (_, &[u8]) = match word {
+            Word::Overloaded => {
+                (Status::TemporaryFailure, b"overloaded: the route lets no more requests through")
+            }
+            Word::NoRoute => (Status::TemporaryFailure, NO_ROUTE_WORDS),
+            Word::NoMajority(hits, misses, failed) => {
+                text = format!(
+                    "no majority: {hits} have it or did it, {misses} do not, {failed} failed"
+                );
+                (Status::TemporaryFailure, text.as_bytes())
+            }
+            Word::Unknown => match Opcode::from_byte(question.asked.opcode) {
+                Some((Opcode::Delete | Opcode::Touch, _)) => (Status::NotFound, b"Not found"),
+                _ => (Status::NotStored, b"Not stored."),
+            },
+        };
+        Self::answer(question, status, b"", words, out);
+    }
+
+    fn restored(&self, question: &Question, asked: &[u8], reply: &[u8]) -> Option<Vec<u8>> {
+        let len = u16::from_be_bytes(reply.get(KEY_LEN)?.try_into().ok()?);
+        let start = HEADER_SIZE + usize::from(reply[EXTRAS_LEN]);
+        let key_at = Span::new(start, usize::from(len));
+        let names_it = len > 0 && reply.get(start..key_at.end()) == Some(asked);
+        names_it.then(|| with_key(reply, key_at, &question.key))
+    }
+
+    fn join(&self, _: &Question, replies: &[Vec<u8>]) -> Vec<u8> {
+        replies.concat()
+    }
+
+    fn write_failure(
+        &self,
+        question: &Question,
+        failure: &NamedFailure,
+        misses: bool,
+        out: &mut Vec<u8>,
+    ) {
+        let found = Opcode::from_byte(question.asked.opcode);
+        match found.map(|(opcode, _)| opcode) {
+            Some(opcode) if misses && opcode.retrieves() => {
+                let key: &[u8] = if opcode.returns_key() { &question.key } else { b"" };
+                let text = if key.is_empty() { Status::NotFound.text() } else { "" };
+                Self::answer(question, Status::NotFound, key, text.as_bytes(), out);
+            }
+            _ => {
+                let mut words = Vec::new();
+                failure.write_words(&mut words);
+                Self::answer(question, Status::TemporaryFailure, b"", &words, out);
+            }
+        }
+    }
+
+    fn untag(&self, engine: &Engine, lane: LaneId, text: &[u8]) -> Option<Vec<u8>> {
+        let (header, rest) = text.split_first_chunk::<HEADER_SIZE>()?;
+        Some([&engine.untagged_header(lane, header)[..], rest].concat())
+    }
+
+    fn is_unwanted(&self, question: &Question, reply: &mut [u8]) -> bool {
+        let quiet = Opcode::from_byte(question.opcode).map(|(opcode, _)| opcode.quiet());
+        if let Some(opcode) = reply.get_mut(1) {
+            *opcode = question.opcode;
+        }
+        question.is_quiet
+            && match quiet {
+                Some(Reticence::Miss) => reply.get(6..8) == Some(&[0, 1]),
+                _ => reply.get(6..8) == Some(&[0, 0]),
+            }
+    }
+
+    fn fill(&self, engine: &mut Engine, seat: Seat, fill: Fill) -> bool {
+        warm_up::begin(engine, seat, fill)
+    }
+}

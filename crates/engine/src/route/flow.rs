@@ -1,0 +1,673 @@
+//! Walks a route's tree for a request: asks leaves, has nodes judge the answers, and makes one reply.
+//!
+//! A request is one part for each of its keys. A part walks the tree by itself, as tasks: one for each node
+//! that was asked, and one for each leaf. A leaf's task has an attempt, whose reply is its answer; it goes up to
+//! the parent's task, whose node says what is next, up to the root.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cashew_config::snapshot::share_of;
+use cashew_metrics::PoolCounter;
+use cashew_protocol::redis::Access;
+
+use super::answer::{
+    Answer, Ask, Change, Dialect, Fill, Kind, Question, Repeats, Seat, Side, Text, Verdict, Word,
+    digest,
+};
+use super::node::{self, Answers};
+use crate::base::failure::{Failure, NamedFailure};
+use crate::base::id::{BackendId, ClientId, ListenerId, RequestId};
+use crate::downstream::client::Client;
+use crate::downstream::receive::Plan;
+use crate::engine::Engine;
+use crate::exchange::dispatch::Payload;
+use crate::exchange::flow::{Flow, FlowContext, Step};
+use crate::topology::route_tree::{Choice, Node, NodeId, Operation, Tree};
+
+/// What is asked of a tree.
+#[derive(Clone, Debug)]
+pub(crate) struct Errand {
+    pub(crate) operation: Operation,
+    pub(crate) repeats: Repeats,
+    pub(crate) dialect: &'static dyn Dialect,
+    /// The replies to several keys are joined, even if there is one key.
+    pub(crate) is_joined: bool,
+}
+
+#[derive(Debug)]
+struct RouteFlow {
+    tree: Arc<Tree>,
+    root: NodeId,
+    errand: Errand,
+    seat: Seat,
+    listener: ListenerId,
+    /// Numbers mean something else in another one.
+    epoch: u64,
+    parts: Vec<Part>,
+    /// Parts that have no answer yet.
+    open: usize,
+    /// What it does beside somebody else's request, whom nobody waits for.
+    shadows: Option<Shadows>,
+    size: usize,
+}
+
+/// What becomes of one key's request.
+#[derive(Debug)]
+struct Part {
+    question: Question,
+    random: u32,
+    tasks: Vec<Task>,
+    answer: Option<Answer>,
+}
+
+#[derive(Debug)]
+struct Task {
+    parent: Option<(usize, usize)>,
+    /// `None` at a leaf.
+    node: Option<NodeId>,
+    edits: Edits,
+    answers: Vec<Option<Answer>>,
+    asked: Vec<bool>,
+    /// At a leaf.
+    backend: BackendId,
+    attempt: RequestId,
+    is_over: bool,
+    /// With what a shadow answers.
+    comparison: Option<Comparison>,
+}
+
+/// How a request differs from what the client asked.
+#[derive(Clone, Debug, Default)]
+struct Edits {
+    key: Option<Vec<u8>>,
+    ttl_ms: Option<u64>,
+    removes: bool,
+}
+
+/// Of which node a request is the shadow.
+#[derive(Debug)]
+struct Shadows {
+    node: NodeId,
+    comparison: Option<Comparison>,
+}
+
+/// Two answers, of which whoever comes second compares.
+#[derive(Clone, Debug, Default)]
+struct Comparison(Arc<[AtomicU64; 2]>);
+
+impl Comparison {
+    /// Returns whether they differ, if this one is the second.
+    fn tell(&self, side: usize, answer: &Answer) -> Option<bool> {
+        // 0 is none yet.
+        let own = answer.digest.wrapping_mul(31).wrapping_add(answer.kind.severity().into()) | 1;
+        self.0[side].store(own, Ordering::Relaxed);
+        match self.0[1 - side].load(Ordering::Relaxed) {
+            0 => None,
+            other => Some(own != other),
+        }
+    }
+}
+
+impl Edits {
+    fn key<'k>(&'k self, question: &'k Question) -> &'k [u8] {
+        self.key.as_deref().unwrap_or(&question.key)
+    }
+
+    fn with(&self, change: Change, question: &Question) -> Self {
+        let mut edits = self.clone();
+        match change {
+            Change::None => {}
+            Change::Ttl(ttl_ms) => {
+                edits.ttl_ms = Some(edits.ttl_ms.map_or(ttl_ms, |own| own.min(ttl_ms)));
+            }
+            Change::Delete => edits.removes = true,
+            Change::Copy(copy) | Change::DeleteCopy(copy) => {
+                let name = [self.key(question), format!("::{copy}").as_bytes()].concat();
+                edits.key = Some(name);
+                edits.removes |= matches!(change, Change::DeleteCopy(_));
+            }
+        }
+        edits
+    }
+}
+
+impl Part {
+    fn new(question: Question, random: u32) -> Self {
+        Self { question, random, tasks: Vec::new(), answer: None }
+    }
+}
+
+impl RouteFlow {
+    fn ask(&self, part: usize) -> Ask {
+        let Part { question, random, .. } = &self.parts[part];
+        Ask {
+            operation: self.errand.operation,
+            repeats: self.errand.repeats,
+            share: share_of(&question.key),
+            random: *random,
+        }
+    }
+
+    fn count(&self, cx: &FlowContext<'_>, counter: PoolCounter) {
+        cx.engine.metrics.add_pool(cx.engine.listeners[self.listener].metrics, counter, 1);
+    }
+
+    /// Asks a node, and what is below it.
+    fn descend(
+        &mut self,
+        cx: &mut FlowContext<'_>,
+        part: usize,
+        parent: Option<(usize, usize)>,
+        mut node: NodeId,
+        mut edits: Edits,
+    ) {
+        let tree = Arc::clone(&self.tree);
+        loop {
+            let key = edits.key(&self.parts[part].question);
+            match tree.choice(node, key, self.errand.operation) {
+                Choice::Child(child, arm) => {
+                    if let Some((prefix, rewrite)) = arm.and_then(|arm| arm.rewriting()) {
+                        edits.key = Some([rewrite, &key[prefix.len()..]].concat());
+                    }
+                    node = child;
+                }
+                Choice::Nothing => {
+                    return self.answered(cx, part, parent, Answer::word(Word::NoRoute));
+                }
+                Choice::Itself => break,
+            }
+        }
+        let width = tree.node(node).width();
+        let backend = match tree.node(node) {
+            Node::Leaf(backend) => Some(*backend),
+            _ => None,
+        };
+        let task = self.parts[part].tasks.len();
+        self.parts[part].tasks.push(Task {
+            parent,
+            node: backend.is_none().then_some(node),
+            edits,
+            answers: vec![None; width],
+            asked: vec![false; width],
+            backend: backend.unwrap_or(BackendId::NONE),
+            attempt: RequestId::NONE,
+            is_over: false,
+            comparison: None,
+        });
+        match backend {
+            Some(_) => self.ask_leaf(cx, part, task),
+            None => {
+                let verdict = node::begin(tree.node(node), &self.ask(part), cx.engine.now);
+                self.follow(cx, part, task, verdict);
+            }
+        }
+    }
+
+    /// Sends a leaf's request.
+    fn ask_leaf(&mut self, cx: &mut FlowContext<'_>, part: usize, task: usize) {
+        let Errand { operation, dialect, .. } = self.errand;
+        let Part { question, tasks, .. } = &self.parts[part];
+        let Task { edits, backend, .. } = &tasks[task];
+        let backend = *backend;
+        let key = edits.key(question);
+        let access = match operation {
+            Operation::Read if edits.removes => Access::Write,
+            Operation::Read if question.asks_unique => Access::Walk,
+            Operation::Read => Access::Read,
+            Operation::Write | Operation::Delete => Access::Write,
+        };
+        let (mut text, expect, asked) = match (edits.removes, &edits.key) {
+            (true, _) => dialect.removal(question, key),
+            (false, Some(key)) => (dialect.about(question, key), question.expect, question.asked),
+            (false, None) => (question.text.clone(), question.expect, question.asked),
+        };
+        let behind = match edits.ttl_ms {
+            Some(ttl_ms) if operation == Operation::Write && !edits.removes => {
+                dialect.limit_life(question, &mut text, key, ttl_ms)
+            }
+            _ => None,
+        };
+        let size = text.len() + behind.as_ref().map_or(0, Vec::len);
+        let engine = &mut *cx.engine;
+        let lane = match engine.lane_from(self.seat, backend, (key, access), size) {
+            Ok(lane) => lane,
+            Err(failure) => {
+                let kind = Kind::of_unsent(failure.why);
+                return self.answered_leaf(cx, part, task, Answer::failure(kind, failure));
+            }
+        };
+        if question.names_unique
+            && !edits.removes
+            && let Some(untagged) = dialect.untag(engine, lane, &text)
+        {
+            text = untagged;
+        }
+        let attempt = engine.add_attempt(cx.request, RequestId::NONE);
+        let is_tagged = question.asks_unique && engine.backends[backend].has_tags();
+        let slot = &mut engine.requests[attempt];
+        (slot.backend, slot.expect, slot.asked) = (backend, expect, asked);
+        slot.is_tagged = is_tagged;
+        self.parts[part].tasks[task].attempt = attempt;
+        engine.send(lane, attempt, Payload::Bytes(&text));
+        if let Some(text) = behind {
+            engine.say_behind(lane, &text);
+        }
+    }
+
+    /// Does what a node has said.
+    fn follow(&mut self, cx: &mut FlowContext<'_>, part: usize, task: usize, verdict: Verdict) {
+        match verdict {
+            Verdict::Wait => {}
+            Verdict::Ask(children) => self.ask_children(cx, part, task, children),
+            Verdict::Answer(child) => {
+                let answer = self.parts[part].tasks[task].answers[child].clone();
+                let answer = answer.unwrap_or_else(|| Answer::word(Word::Unknown));
+                self.answered_node(cx, part, task, answer);
+            }
+            Verdict::Say(word) => {
+                if word == Word::Overloaded {
+                    self.count(cx, PoolCounter::RouteRefused);
+                }
+                self.answered_node(cx, part, task, Answer::word(word));
+            }
+            Verdict::SayAndAsk(word, children) => {
+                self.ask_children(cx, part, task, children);
+                self.answered_node(cx, part, task, Answer::word(word));
+            }
+            Verdict::AnswerAndFill(child, cold) => {
+                self.fill(cx, part, task, [child, cold]);
+                self.follow(cx, part, task, Verdict::Answer(child));
+            }
+        }
+    }
+
+    fn ask_children(
+        &mut self,
+        cx: &mut FlowContext<'_>,
+        part: usize,
+        task: usize,
+        children: Vec<(usize, Change)>,
+    ) {
+        let Some(node) = self.parts[part].tasks[task].node else { return };
+        let tree = Arc::clone(&self.tree);
+        if let Node::Failover { .. } = tree.node(node)
+            && children.iter().any(|&(child, _)| child > 0)
+        {
+            self.count(cx, PoolCounter::RouteFailovers);
+        }
+        let is_shadowed = matches!(tree.node(node), Node::Shadow { .. });
+        // All count as asked before the first may answer.
+        for &(child, _) in &children {
+            self.parts[part].tasks[task].asked[child] = true;
+        }
+        for (child, change) in children {
+            if is_shadowed && child > 0 {
+                self.shadow(cx, part, task, node);
+                continue;
+            }
+            let Part { question, tasks, .. } = &self.parts[part];
+            let edits = tasks[task].edits.with(change, question);
+            self.descend(cx, part, Some((task, child)), tree.node(node).child(child), edits);
+        }
+    }
+
+    /// A leaf has answered.
+    fn answered_leaf(
+        &mut self,
+        cx: &mut FlowContext<'_>,
+        part: usize,
+        task: usize,
+        answer: Answer,
+    ) {
+        let slot = &mut self.parts[part].tasks[task];
+        slot.is_over = true;
+        let parent = slot.parent;
+        self.answered(cx, part, parent, answer);
+    }
+
+    /// A node has its answer.
+    fn answered_node(
+        &mut self,
+        cx: &mut FlowContext<'_>,
+        part: usize,
+        task: usize,
+        answer: Answer,
+    ) {
+        let slot = &mut self.parts[part].tasks[task];
+        if std::mem::replace(&mut slot.is_over, true) {
+            return;
+        }
+        let parent = slot.parent;
+        if let Some(comparison) = &slot.comparison
+            && comparison.tell(0, &answer) == Some(true)
+        {
+            self.count(cx, PoolCounter::ShadowDiffers);
+        }
+        self.release(part, task);
+        self.answered(cx, part, parent, answer);
+    }
+
+    /// Nothing is on its way any more that a node counts.
+    fn release(&self, part: usize, task: usize) {
+        let slot = &self.parts[part].tasks[task];
+        if let Some(node) = slot.node
+            && let Node::Outstanding { busy, .. } = self.tree.node(node)
+            && slot.asked[0]
+        {
+            busy.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A child of a task has answered, or what was asked first.
+    fn answered(
+        &mut self,
+        cx: &mut FlowContext<'_>,
+        part: usize,
+        parent: Option<(usize, usize)>,
+        answer: Answer,
+    ) {
+        let Some((task, child)) = parent else {
+            let slot = &mut self.parts[part];
+            if slot.answer.is_none() {
+                slot.answer = Some(answer);
+                self.open -= 1;
+            }
+            return;
+        };
+        let ask = self.ask(part);
+        let slot = &mut self.parts[part].tasks[task];
+        slot.answers[child] = Some(answer);
+        let Some(node) = slot.node.filter(|_| !slot.is_over) else { return };
+        let answers = Answers { all: &slot.answers, asked: &slot.asked, last: child };
+        let verdict = node::judge(self.tree.node(node), &ask, &answers);
+        if let Verdict::Ask(_) = verdict {
+            if cx.engine.epoch != self.epoch {
+                // The tree's backends may be others now.
+                return self.follow(cx, part, task, Verdict::Answer(child));
+            }
+            // What the client asks next must not overtake what is asked now.
+            cx.fence();
+        }
+        self.follow(cx, part, task, verdict);
+    }
+
+    /// The leaf that has given a child's answer.
+    fn leaf_of(&self, part: usize, task: usize, child: usize) -> Option<&Task> {
+        let answer = self.parts[part].tasks[task].answers[child].as_ref()?;
+        let Text::Reply(attempt) = answer.text else { return None };
+        self.parts[part].tasks.iter().find(|task| task.attempt == attempt)
+    }
+
+    /// Has the cold child get what the warm one has.
+    fn fill(
+        &mut self,
+        cx: &mut FlowContext<'_>,
+        part: usize,
+        task: usize,
+        [warm, cold]: [usize; 2],
+    ) {
+        let Some(node) = self.parts[part].tasks[task].node else { return };
+        let Node::WarmUp { ttl_ms, .. } = *self.tree.node(node) else { return };
+        let question = &self.parts[part].question;
+        let side = |child| {
+            let leaf = self.leaf_of(part, task, child)?;
+            Some(Side { backend: leaf.backend, key: leaf.edits.key(question).to_vec() })
+        };
+        let (Some(warm), Some(cold)) = (side(warm), side(cold)) else { return };
+        if self.errand.dialect.fill(cx.engine, self.seat, Fill { warm, cold, ttl_ms }) {
+            self.count(cx, PoolCounter::WarmUpFills);
+        }
+    }
+
+    /// Asks a shadow, as somebody whom nobody waits for.
+    fn shadow(&mut self, cx: &mut FlowContext<'_>, part: usize, task: usize, node: NodeId) {
+        let tree = Arc::clone(&self.tree);
+        let Node::Shadow { to: [_, child], compare, outstanding_max, busy, .. } = tree.node(node)
+        else {
+            return;
+        };
+        if busy.load(Ordering::Relaxed) >= *outstanding_max {
+            return;
+        }
+        busy.fetch_add(1, Ordering::Relaxed);
+        self.count(cx, PoolCounter::ShadowSent);
+        let comparison = compare.then(Comparison::default);
+        let Part { question, random, tasks, .. } = &mut self.parts[part];
+        tasks[task].comparison.clone_from(&comparison);
+        let shadow = Part::new(question.clone(), *random);
+        let backend = tree.first_of(*child);
+        let Self { errand, seat, listener, epoch, .. } = self;
+        let flow = Self {
+            tree: Arc::clone(&tree),
+            root: *child,
+            errand: Errand { is_joined: false, ..errand.clone() },
+            seat: *seat,
+            listener: *listener,
+            epoch: *epoch,
+            parts: vec![shadow],
+            open: 1,
+            shadows: Some(Shadows { node, comparison }),
+            size: 0,
+        };
+        let now = cx.engine.now;
+        let (request, _) = cx.engine.requests.add(backend, ClientId::NONE, now);
+        cx.engine.start_flow(request, Box::new(flow));
+    }
+
+    /// The leaf that an attempt is of.
+    fn find(&self, attempt: RequestId) -> Option<(usize, usize)> {
+        self.parts.iter().enumerate().find_map(|(part, it)| {
+            let task = it.tasks.iter().position(|task| task.attempt == attempt)?;
+            Some((part, task))
+        })
+    }
+
+    /// What is next.
+    fn conclude(&mut self, cx: &mut FlowContext<'_>) -> Step {
+        if self.open > 0 {
+            return Step::Wait;
+        }
+        if let Some(Shadows { comparison, .. }) = &self.shadows {
+            if let (Some(comparison), Some(answer)) = (comparison, &self.parts[0].answer)
+                && comparison.tell(1, answer) == Some(true)
+            {
+                self.count(cx, PoolCounter::ShadowDiffers);
+            }
+            return Step::Reply(cx.engine.bufs.take());
+        }
+        let replies: Vec<Vec<u8>> =
+            (0..self.parts.len()).map(|part| self.reply(cx, part)).collect();
+        let dialect = self.errand.dialect;
+        let question = &self.parts[0].question;
+        let mut reply = match (&replies[..], self.errand.is_joined) {
+            ([_], false) => replies.into_iter().next().unwrap_or_default(),
+            (replies, _) => {
+                let is_error = |at: &usize| {
+                    self.parts[*at].answer.as_ref().is_some_and(|it| !it.kind.is_good())
+                };
+                // As of fragments: the error of one is the answer of all.
+                match (0..replies.len()).find(is_error) {
+                    Some(at) => replies[at].clone(),
+                    None => dialect.join(question, replies),
+                }
+            }
+        };
+        if dialect.is_unwanted(question, &mut reply) {
+            cx.engine.requests[cx.request].silent = true;
+        }
+        let room = reply.len();
+        Step::Reply(cx.engine.written(room, |out| out.extend_from_slice(&reply)))
+    }
+
+    /// What is said of one key.
+    fn reply(&self, cx: &FlowContext<'_>, part: usize) -> Vec<u8> {
+        let Part { question, tasks, answer, .. } = &self.parts[part];
+        let dialect = self.errand.dialect;
+        let mut out = Vec::new();
+        match answer.as_ref().map(|answer| &answer.text) {
+            Some(Text::Reply(attempt)) => {
+                let (seen, reply) = cx.seen();
+                let reply = match seen == *attempt {
+                    true => reply,
+                    false => &cx.engine.requests[*attempt].reply,
+                };
+                let task = tasks.iter().find(|task| task.attempt == *attempt);
+                let asked = task.and_then(|task| task.edits.key.as_deref());
+                match asked.and_then(|asked| dialect.restored(question, asked, reply)) {
+                    Some(restored) => out = restored,
+                    None => out.extend_from_slice(reply),
+                }
+            }
+            Some(Text::Failure(failure)) => {
+                let misses = cx.engine.listeners[self.listener].misses;
+                dialect.write_failure(question, failure, misses, &mut out);
+            }
+            Some(Text::Word(word)) => dialect.write_word(question, *word, &mut out),
+            None => {}
+        }
+        out
+    }
+}
+
+impl Flow for RouteFlow {
+    fn on_begin(&mut self, cx: &mut FlowContext<'_>) -> Step {
+        for part in 0..self.parts.len() {
+            self.descend(cx, part, None, self.root, Edits::default());
+        }
+        self.conclude(cx)
+    }
+
+    fn on_reply(&mut self, cx: &mut FlowContext<'_>, attempt: RequestId, reply: &[u8]) -> Step {
+        if let Some((part, task)) = self.find(attempt) {
+            let kind = self.errand.dialect.kind(&self.parts[part].question, reply);
+            let answer = Answer { kind, digest: digest(reply), text: Text::Reply(attempt) };
+            self.answered_leaf(cx, part, task, answer);
+        }
+        self.conclude(cx)
+    }
+
+    fn on_failure(
+        &mut self,
+        cx: &mut FlowContext<'_>,
+        attempt: RequestId,
+        why: NamedFailure,
+    ) -> Step {
+        if let Some((part, task)) = self.find(attempt) {
+            self.answered_leaf(cx, part, task, Answer::failure(Kind::of_failure(why.why), why));
+        }
+        self.conclude(cx)
+    }
+
+    fn outlives_client(&self) -> bool {
+        self.shadows.is_some()
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn recycle(self: Box<Self>, _: &mut Engine) {
+        for (part, it) in self.parts.iter().enumerate() {
+            for (task, slot) in it.tasks.iter().enumerate() {
+                if !slot.is_over {
+                    self.release(part, task);
+                }
+            }
+        }
+        if let Some(shadows) = &self.shadows
+            && let Node::Shadow { busy, .. } = self.tree.node(shadows.node)
+        {
+            busy.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Engine {
+    /// Asks a tree in a client's place.
+    pub(crate) fn ask_route(
+        &mut self,
+        client: ClientId,
+        tree: &Arc<Tree>,
+        errand: Errand,
+        questions: Vec<Question>,
+    ) -> Plan {
+        let request = self.new_request(client);
+        if !questions.iter().all(|question| question.text.len() < LARGE_MIN) {
+            // As of any large request: what follows could be overtaken, or overtake it.
+            self.clients[client].fenced = true;
+        }
+        if errand.operation != Operation::Read {
+            self.note_write(client);
+        }
+        let Client { lane_choice, listener, session, .. } = &self.clients[client];
+        let seat = Seat {
+            wire_protocol: session.wire_protocol,
+            database: session.database,
+            lane_choice: *lane_choice,
+        };
+        let sizes =
+            questions.iter().map(|question| question.text.capacity() + question.key.capacity());
+        let size = sizes.sum::<usize>() + questions.len() * size_of::<Part>();
+        let listener = *listener;
+        let open = questions.len();
+        let random = self.rng.next() as u32;
+        let flow = RouteFlow {
+            tree: Arc::clone(tree),
+            root: tree.root(),
+            errand,
+            seat,
+            listener,
+            epoch: self.epoch,
+            parts: questions.into_iter().map(|question| Part::new(question, random)).collect(),
+            open,
+            shadows: None,
+            size,
+        };
+        self.start_flow(request, Box::new(flow));
+        Plan::Done
+    }
+}
+
+/// From this size on requests take another lane than small ones.
+const LARGE_MIN: usize = crate::upstream::bulk::BULK_SIZE;
+
+impl Answer {
+    fn word(word: Word) -> Self {
+        Self { kind: Kind::Said, digest: 0, text: Text::Word(word) }
+    }
+
+    fn failure(kind: Kind, failure: NamedFailure) -> Self {
+        Self { kind, digest: 0, text: Text::Failure(failure) }
+    }
+}
+
+impl Kind {
+    /// Of a request that no reply came to. It was perhaps not written, but who says so did not look.
+    fn of_failure(why: Failure) -> Self {
+        let is_unsent = matches!(
+            why,
+            Failure::Refused
+                | Failure::Unreachable
+                | Failure::Unresolved
+                | Failure::QueueFull
+                | Failure::NoServer
+                | Failure::Silent
+                | Failure::HandshakeRefused
+                | Failure::Busy
+                | Failure::Loading
+                | Failure::MasterDown
+                | Failure::ReadOnly
+                | Failure::DatabaseRefused
+                | Failure::WireProtocolRefused
+        );
+        match is_unsent || why.is_local() {
+            true => Self::of_unsent(why),
+            false => Self::Failed(crate::base::outcome::Execution::Unknown),
+        }
+    }
+
+    fn of_unsent(why: Failure) -> Self {
+        Self::Failed(crate::base::outcome::Outcome::of(why, false).execution)
+    }
+}
