@@ -30,6 +30,8 @@ pub(crate) struct Listener {
     pub(crate) misses: bool,
     /// Reads have a choice of servers, as far as the configuration goes.
     pub(crate) has_replicas: bool,
+    /// What its requests have a choice of.
+    pub(crate) choice: Choice,
     /// Those that are not in the table.
     pub(crate) commands: CustomCommands,
     /// What clients may call, by Redis's protocol and by memcached's.
@@ -53,6 +55,16 @@ pub(crate) struct Listener {
     pub(crate) is_clear: bool,
 }
 
+/// What a port's requests have a choice of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Choice {
+    None,
+    /// Servers that have the same keys.
+    Replicas,
+    /// The backends of a route.
+    Backends,
+}
+
 impl Listener {
     /// One that comes.
     pub(crate) fn new(
@@ -71,6 +83,7 @@ impl Listener {
             auth: None,
             misses: false,
             has_replicas: false,
+            choice: Choice::None,
             commands: CustomCommands::default(),
             policy: Policy::new(&Rules::of(Clearance::Cache), &CustomCommands::default()),
             chores: ChorePolicy::new(Clearance::Cache, &[], &[]),
@@ -97,6 +110,7 @@ impl Listener {
         self.auth.clone_from(&config.redis_auth);
         self.misses = config.memcached.on_failure == OnFailure::Miss;
         self.has_replicas = config.has_copies();
+        self.choice = if self.has_replicas { Choice::Replicas } else { Choice::None };
         self.commands_version = self.commands_version % u8::MAX + 1;
         self.learnt.clear();
     }

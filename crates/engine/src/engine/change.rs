@@ -29,7 +29,7 @@ use crate::base::table::Table;
 use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::downstream::client::State;
-use crate::downstream::listener::Listener;
+use crate::downstream::listener::{Choice, Listener};
 use crate::downstream::window::narrowed;
 use crate::engine::epoch::{Plan, PlannedPool};
 use crate::engine::{Closed, Engine};
@@ -913,6 +913,7 @@ impl Engine {
             let backends = tree.backends().iter().filter(|&&backend| backend != BackendId::NONE);
             listener.has_replicas =
                 backends.clone().any(|&backend| self.backends[backend].config.has_copies());
+            listener.choice = Choice::Backends;
             listener.route = Some(Arc::new(tree));
         }
         for listener in self.listeners.ids() {

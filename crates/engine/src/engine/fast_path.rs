@@ -12,6 +12,7 @@ use cashew_protocol::resp;
 use crate::base::buffer::LARGE;
 use crate::base::id::{ClientId, ConnId, LaneId, RequestId};
 use crate::downstream::client::{Client, Handoff, Selected, State};
+use crate::downstream::listener::Choice;
 use crate::engine::Engine;
 use crate::memcached::{Asked, END};
 use crate::request::{Request, Role};
@@ -200,35 +201,43 @@ impl Engine {
     pub(crate) fn fast_requests<'b>(&mut self, index: ClientId, buf: &'b [u8]) -> &'b [u8] {
         let client = &self.clients[index];
         let listener = &self.listeners[client.listener];
-        if listener.route.is_some() {
-            return self.fast_requests_routed(index, buf);
-        }
         match client.session.wire_protocol {
             WireProtocol::Resp2 | WireProtocol::Resp3 => {
-                match (listener.policy.refuses_plain(), listener.has_replicas) {
-                    (false, false) => {
+                match (listener.policy.refuses_plain(), listener.choice) {
+                    (false, Choice::None) => {
                         self.fast_requests_with::<Redis<true, false, false, false>>(index, buf)
                     }
-                    (false, true) => {
+                    (false, Choice::Replicas) => {
                         self.fast_requests_with::<Redis<true, false, true, false>>(index, buf)
                     }
-                    (true, false) => {
+                    (true, Choice::None) => {
                         self.fast_requests_with::<Redis<true, true, false, false>>(index, buf)
                     }
-                    (true, true) => {
+                    (true, Choice::Replicas) => {
                         self.fast_requests_with::<Redis<true, true, true, false>>(index, buf)
                     }
+                    (_, Choice::Backends) => self.fast_requests_routed(index, buf),
                 }
             }
-            WireProtocol::Text => match (listener.misses, listener.has_replicas) {
-                (false, false) => self.fast_requests_with::<Text<true, false, false>>(index, buf),
-                (false, true) => self.fast_requests_with::<Text<true, true, false>>(index, buf),
-                (true, false) => self.fast_requests_with::<Text<false, false, false>>(index, buf),
-                (true, true) => self.fast_requests_with::<Text<false, true, false>>(index, buf),
+            WireProtocol::Text => match (listener.misses, listener.choice) {
+                (false, Choice::None) => {
+                    self.fast_requests_with::<Text<true, false, false>>(index, buf)
+                }
+                (false, Choice::Replicas) => {
+                    self.fast_requests_with::<Text<true, true, false>>(index, buf)
+                }
+                (true, Choice::None) => {
+                    self.fast_requests_with::<Text<false, false, false>>(index, buf)
+                }
+                (true, Choice::Replicas) => {
+                    self.fast_requests_with::<Text<false, true, false>>(index, buf)
+                }
+                (_, Choice::Backends) => self.fast_requests_routed(index, buf),
             },
-            WireProtocol::Binary => match listener.has_replicas {
-                false => self.fast_requests_with::<Binary<false, false>>(index, buf),
-                true => self.fast_requests_with::<Binary<true, false>>(index, buf),
+            WireProtocol::Binary => match listener.choice {
+                Choice::None => self.fast_requests_with::<Binary<false, false>>(index, buf),
+                Choice::Replicas => self.fast_requests_with::<Binary<true, false>>(index, buf),
+                Choice::Backends => self.fast_requests_routed(index, buf),
             },
         }
     }
