@@ -174,12 +174,18 @@ pub(crate) enum CommandArguments {
 pub(crate) struct RouteArguments {
     #[command(flatten)]
     pub(crate) instance: InstanceArguments,
-    /// Only this pool [default: each]
-    #[arg(long, value_name = "NAME")]
+    /// Only this pool or route [default: each that clients connect to]
+    #[arg(long, value_name = "NAME", visible_alias = "listener")]
     pub(crate) pool: Option<String>,
+    /// What is done with the key, as in `--command DEL` [default: reads, writes and deletions]
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) command: Option<String>,
     /// Show where keys go while this server, by its name or address, does not answer
     #[arg(long, value_name = "SERVER=down")]
     pub(crate) as_if: Vec<String>,
+    /// Show what would move if this were the configuration file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) compare: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,15 +1,23 @@
 //! `cashew route`: where a key lives, by the configuration file.
 
+mod comparison;
+mod operations;
+mod pools;
+mod tree;
+
 use std::io::{self, BufRead, Write};
-use std::path::Path;
 use std::process::ExitCode;
 
-use cashew_config::snapshot::{Pool, Promoted, Reads, ServerGroup, Topology, TopologyState};
-use cashew_placement::Distribution;
+use cashew_config::snapshot::{
+    Listen, Pool, Promoted, Reads, ServerGroup, Snapshot, Topology, TopologyState,
+};
+use cashew_placement::{Distribution, Ring};
 use serde::Serialize;
 
+use self::pools::Pools;
+
 use crate::arguments::RouteArguments;
-use crate::operate::{self, table};
+use crate::operate::table;
 use crate::output::print_line;
 
 /// Where one key of one pool lives.
@@ -39,13 +47,19 @@ struct Place {
     address: String,
 }
 
+/// Where a key goes that clients of one port ask for.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+enum Answer {
+    /// A pool's.
+    Pool(Route),
+    /// A route's.
+    Route(tree::RouteWay),
+}
+
 pub(crate) fn route(arguments: &RouteArguments) -> ExitCode {
-    match routes(arguments) {
-        Ok(routes) => {
-            let text = match arguments.json {
-                true => serde_json::to_string_pretty(&routes).expect("routes are plain JSON"),
-                false => describe(&routes),
-            };
+    match answer(arguments) {
+        Ok(text) => {
             // The reader may be gone, as with `head`.
             let _ = writeln!(io::stdout(), "{}", text.trim_end());
             ExitCode::SUCCESS
@@ -57,65 +71,63 @@ pub(crate) fn route(arguments: &RouteArguments) -> ExitCode {
     }
 }
 
-fn routes(arguments: &RouteArguments) -> Result<Vec<Route>, String> {
-    let file = &arguments.instance.conf_file;
-    let pools = pools(file, arguments.pool.as_deref())?;
-    let mut states: Vec<TopologyState> = pools.iter().map(TopologyState::whole).collect();
-    if let Some(status) = operate::status_if_running(&arguments.instance) {
-        for (pool, state) in pools.iter().zip(&mut states) {
-            let status = status.pools.iter().find(|status| status.name == pool.name);
-            let Some(status) =
-                status.filter(|status| status.servers as usize == pool.servers.len())
-            else {
-                print_line(format_args!("cashew: pool '{}' is not in use like this", pool.name));
-                continue;
-            };
-            let shards = status.shards.iter().map(|shard| (&*shard.name, &*shard.primary));
-            take_primaries(pool, state, &status.primary, shards);
-            let ejected = status.servers - status.live;
-            if ejected > 0 {
-                print_line(format_args!(
-                    "cashew: pool '{}': {ejected} of its servers are ejected now: keys of these are \
-                     elsewhere; --as-if SERVER=down shows where",
-                    pool.name
-                ));
-            }
-        }
-    }
-    for wish in &arguments.as_if {
-        let name = wish.strip_suffix("=down").ok_or_else(|| {
-            format!("--as-if {wish}: expected SERVER=down, with a server's name or address")
-        })?;
-        let mut is_known = false;
-        for (pool, state) in pools.iter().zip(&mut states) {
-            for (server, is_live) in pool.servers.iter().zip(&mut state.live) {
-                if server.name == name || server.endpoint.to_string() == name {
-                    *is_live = false;
-                    is_known = true;
-                }
-            }
-        }
-        if !is_known {
-            return Err(format!("--as-if {wish}: there is no server \"{name}\""));
-        }
-    }
+fn answer(arguments: &RouteArguments) -> Result<String, String> {
+    let snapshot = load(&arguments.instance.conf_file)?;
+    let chosen = chosen(&snapshot, arguments.pool.as_deref())?;
+    let pools = Pools::new(&snapshot, &chosen, arguments)?;
     let keys = keys(&arguments.keys)?;
-    let of_pool = |(pool, state): (&Pool, &TopologyState)| -> Vec<Route> {
-        keys.iter().map(|key| of(pool, state, key)).collect()
-    };
-    Ok(pools.iter().zip(&states).flat_map(of_pool).collect())
+    if let Some(other) = &arguments.compare {
+        let other = load(other)?;
+        return comparison::compare(&pools, &other, &chosen, &keys, arguments);
+    }
+    let answers = answers(&pools, &chosen, &keys, arguments)?;
+    Ok(match arguments.json {
+        true => serde_json::to_string_pretty(&answers).expect("routes are plain JSON"),
+        false => describe(&answers),
+    })
 }
 
-fn pools(file: &Path, name: Option<&str>) -> Result<Vec<Pool>, String> {
-    let loaded = cashew_config::load(file).map_err(|errors| errors.to_string())?;
-    let mut pools = loaded.snapshot.pools;
-    let known: Vec<String> = pools.iter().map(|pool| pool.name.clone()).collect();
-    pools.retain(|pool| name.is_none_or(|name| pool.name == name));
-    match (name, pools.is_empty()) {
-        (Some(name), true) => {
-            Err(format!("there is no pool \"{name}\"; there are {}", known.join(", ")))
+fn answers(
+    pools: &Pools,
+    chosen: &[&str],
+    keys: &[String],
+    arguments: &RouteArguments,
+) -> Result<Vec<Answer>, String> {
+    let mut answers = Vec::new();
+    for name in chosen {
+        let pool = pools.find(name).expect("the chosen pools are there");
+        let operations = operations::of(arguments.command.as_deref(), pool)?;
+        match &pool.route {
+            None => answers.extend(keys.iter().map(|key| Answer::Pool(pools.of(name, key)))),
+            Some(route) => {
+                let ways = |key: &String| tree::ways(name, route, key, &operations, pools);
+                answers.extend(keys.iter().flat_map(ways).map(Answer::Route));
+            }
         }
-        _ => Ok(pools),
+    }
+    Ok(answers)
+}
+
+fn load(file: &std::path::Path) -> Result<Snapshot, String> {
+    let loaded = cashew_config::load(file).map_err(|errors| errors.to_string())?;
+    Ok(loaded.snapshot)
+}
+
+/// The pool or route of that name, or all that clients connect to.
+fn chosen<'s>(snapshot: &'s Snapshot, name: Option<&str>) -> Result<Vec<&'s str>, String> {
+    let names = || snapshot.pools.iter().map(|pool| &*pool.name);
+    match name {
+        None => {
+            let listens = snapshot.pools.iter().filter(|pool| pool.listen != Listen::Nowhere);
+            Ok(listens.map(|pool| &*pool.name).collect())
+        }
+        Some(name) => match names().find(|it| *it == name) {
+            Some(name) => Ok(vec![name]),
+            None => {
+                let known: Vec<&str> = names().collect();
+                Err(format!("there is no pool \"{name}\"; there are {}", known.join(", ")))
+            }
+        },
     }
 }
 
@@ -157,14 +169,18 @@ fn take_primaries<'a>(
     }
 }
 
-/// `state` has who is down, and who the primaries are.
-fn of(pool: &Pool, state: &TopologyState, key: &str) -> Route {
+/// The ring by which keys go.
+fn ring_of(pool: &Pool, state: &TopologyState) -> Ring {
     // Where nothing is ejected, who is down keeps its keys.
     let on_ring = match pool.auto_eject_hosts {
         true => state.clone(),
         false => TopologyState { live: vec![true; pool.servers.len()], ..state.clone() },
     };
-    let ring = pool.ring(&on_ring);
+    pool.ring(&on_ring)
+}
+
+/// `state` has who is down, and who the primaries are.
+fn of(pool: &Pool, state: &TopologyState, ring: &Ring, key: &str) -> Route {
     let is_random = pool.distribution == Distribution::Random;
     let named = || ring.select(ring.point(pool.hash, pool.hash_tag, key.as_bytes()));
     let shards = pool.shards();
@@ -231,7 +247,26 @@ fn why(pool: &Pool, key: &str) -> String {
     }
 }
 
-fn describe(routes: &[Route]) -> String {
+/// A table of those of pools, and a tree for each of routes.
+fn describe(answers: &[Answer]) -> String {
+    let of_pools: Vec<&Route> = answers
+        .iter()
+        .filter_map(|answer| match answer {
+            Answer::Pool(route) => Some(route),
+            Answer::Route(_) => None,
+        })
+        .collect();
+    let mut text = if of_pools.is_empty() { String::new() } else { describe_pools(&of_pools) };
+    for answer in answers {
+        if let Answer::Route(way) = answer {
+            text += if text.is_empty() { "" } else { "\n" };
+            text += &format!("{}\n", tree::describe(way).join("\n"));
+        }
+    }
+    text
+}
+
+fn describe_pools(routes: &[&Route]) -> String {
     let head = ["POOL", "KEY", "GROUP", "WRITES GO TO", "READS GO TO", "WHY"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     let place = |place: &Option<Place>, route: &Route| match (place, &*route.why) {

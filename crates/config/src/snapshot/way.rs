@@ -146,6 +146,8 @@ impl Route {
             }
             Self::Operation { read, write, delete } => match operation {
                 Operation::Read => ("it reads".to_owned(), one(read)),
+                // Where both are alike, nothing is to be told of the difference.
+                Operation::Delete if delete == write => ("it writes".to_owned(), one(delete)),
                 Operation::Write => ("it writes".to_owned(), one(write)),
                 Operation::Delete => ("it deletes".to_owned(), one(delete)),
             },
