@@ -30,6 +30,7 @@ fn the_tables_of_the_schema_options_are_current() {
     check("docs/configuration.md", |text| {
         let text = replace_table(text, "global", &schema::global_table());
         let text = replace_table(&text, "pool", &schema::pool_table());
+        let text = replace_table(&text, "route", &schema::route_table());
         let text = replace_table(&text, "command", &schema::command_table());
         let text = replace_table(&text, "group", &schema::group_table());
         let text = replace_table(&text, "server group", &schema::server_group_table());
