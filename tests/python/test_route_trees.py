@@ -228,3 +228,39 @@ def test_a_memcached_route_is_explained(place):
         (["read"], "a"), (["write", "delete"], "b")]
     [it] = explained(gateway, "--command", "mg", "k")
     assert it["operations"] == ["read"]
+
+
+def test_a_route_may_stand_before_its_pools_when_the_configuration_changes(place):
+    # Pools stand by the length of their names, then by these.
+    servers = {name: place.redis() for name in ("users", "spare")}
+    pools = {name: backend([server]) for name, server in servers.items()}
+    gateway = place.cashew({"r": route("{failover: [users, spare]}"), **pools}, {"worker_processes": 1})
+    with gateway.connect() as conn:
+        assert conn.call("SET", "k", "1") == "OK"
+        gateway.configure({"r": route("{failover: [spare, users]}", listen=gateway.pools["r"]["listen"]), **pools})
+        gateway.reload()
+        assert conn.call("SET", "k", "2") == "OK"
+        assert servers["spare"].call("GET", "k") == b"2"
+    assert "panicked" not in gateway.log()
+
+
+def test_shares_are_of_the_key_as_the_client_has_it(place):
+    servers = {name: place.redis() for name in "ab"}
+    pools = {name: backend([server]) for name, server in servers.items()}
+    tree = "{prefix: {'m:': {strip: true, to: {migrate: {from: a, to: b, share: 50%%%s}}}}}"
+    gateway = place.cashew({"alpha": route(tree % ""), **pools}, {"worker_processes": 1})
+    keys = [f"m:{n}" for n in range(100)]
+    for key in keys:
+        assert gateway.call("SET", key, "v") == "OK"
+    there = [{key for key in keys if key[2:] in keys_on(servers[name])} for name in "ab"]
+    said = explained(gateway, "--command", "SET", *keys)
+    by_pool = [{it["key"] for it in said if leaves(it["tree"])[0]["at"]["pool"] == name} for name in "ab"]
+    assert there == by_pool
+    # No key moves because it is written to both.
+    gateway.configure({"alpha": route(tree % ", read_other: true"), **pools})
+    gateway.reload()
+    for server in servers.values():
+        server.call("FLUSHALL")
+    for key in keys:
+        assert gateway.call("SET", key, "v") == "OK"
+    assert [{key for key in keys if key[2:] in keys_on(servers[name])} for name in "ab"] == there

@@ -786,6 +786,8 @@ impl Engine {
         let Pool { mut listener, backend, redis } = pool;
         let id = self.listeners.next_id();
         listener.backend = self.backends.next_id();
+        // Where it leads is known when all pools have their places.
+        listener.route = None;
         self.listeners.push(listener);
         self.backends.push(backend);
         self.redis_listeners.push(redis.0);

@@ -165,7 +165,8 @@ impl RouteFlow {
         let tree = Arc::clone(&self.tree);
         loop {
             let key = edits.key(&self.parts[part].question);
-            match tree.choice(node, key, self.errand.operation) {
+            let own = &self.parts[part].question.key;
+            match tree.choice(node, (key, own), self.errand.operation) {
                 Choice::Child(child, arm) => {
                     if let Some((prefix, rewrite)) = arm.and_then(|arm| arm.rewriting()) {
                         edits.key = Some([rewrite, &key[prefix.len()..]].concat());

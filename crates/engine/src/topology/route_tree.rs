@@ -246,7 +246,7 @@ impl Tree {
                     Some(arm) if arm.rewrite.is_some() => return Way::Forked(at),
                     Some(arm) => arm.to,
                 },
-                node => match node.step(key, operation) {
+                node => match node.step(key, key, operation) {
                     Some(next) => next,
                     None => return Way::Forked(at),
                 },
@@ -256,13 +256,20 @@ impl Tree {
 
     /// The child that a node which only chooses sends a key's requests to, and the arm by which, if a prefix
     /// decides.
-    pub(crate) fn choice(&self, node: NodeId, key: &[u8], operation: Operation) -> Choice<'_> {
+    ///
+    /// `own` is the key as the client has it, by which it is of a share or not; `key` as it is at this node.
+    pub(crate) fn choice(
+        &self,
+        node: NodeId,
+        (key, own): (&[u8], &[u8]),
+        operation: Operation,
+    ) -> Choice<'_> {
         match self.node(node) {
             Node::Prefix(arms) => match arm_of(arms, key) {
                 Some(arm) => Choice::Child(arm.to, Some(arm)),
                 None => Choice::Nothing,
             },
-            node => match node.step(key, operation) {
+            node => match node.step(key, own, operation) {
                 Some(child) => Choice::Child(child, None),
                 None => Choice::Itself,
             },
@@ -285,7 +292,7 @@ impl Tree {
     pub(crate) fn first_for(&self, node: NodeId, key: &[u8], operation: Operation) -> First {
         let (mut at, mut is_rewritten) = (node, false);
         loop {
-            at = match self.choice(at, key, operation) {
+            at = match self.choice(at, (key, key), operation) {
                 Choice::Nothing => return First { backend: BackendId::NONE, is_rewritten },
                 Choice::Child(child, arm) => {
                     is_rewritten |= arm.is_some_and(|arm| arm.rewrite.is_some());
@@ -326,7 +333,7 @@ pub(crate) struct First {
 impl Node {
     /// The next node, of one that chooses by key and operation alone.
     #[inline]
-    fn step(&self, key: &[u8], operation: Operation) -> Option<NodeId> {
+    fn step(&self, key: &[u8], own: &[u8], operation: Operation) -> Option<NodeId> {
         match self {
             Self::Keys { exact, otherwise } => Some(exact.get(key).copied().unwrap_or(*otherwise)),
             Self::Operation { read, write, delete } => Some(match operation {
@@ -335,12 +342,12 @@ impl Node {
                 Operation::Delete => *delete,
             }),
             Self::Migrate { to, share, dual_write: false, read_other: false } => {
-                Some(to[usize::from(share_of(key) < *share)])
+                Some(to[usize::from(share_of(own) < *share)])
             }
             Self::AllAsync(to) if operation == Operation::Read => Some(to[0]),
             Self::MissFailover(to) if operation != Operation::Read => Some(to[0]),
             Self::WarmUp { to, .. } if operation != Operation::Read => Some(to[0]),
-            Self::Shadow { to, share, .. } if share_of(key) >= *share => Some(to[0]),
+            Self::Shadow { to, share, .. } if share_of(own) >= *share => Some(to[0]),
             _ => None,
         }
     }
