@@ -8,6 +8,7 @@ pub(crate) mod fifo;
 pub(crate) mod free_ids;
 pub(crate) mod id;
 pub(crate) mod latency_batch;
+pub(crate) mod mark;
 pub(crate) mod outcome;
 pub(crate) mod pace;
 pub(crate) mod recycler;

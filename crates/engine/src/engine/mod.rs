@@ -39,15 +39,15 @@ use crate::downstream::standpoints::Standpoints;
 use crate::engine::change::Change;
 use crate::engine::epoch::Plan;
 use crate::exchange::flow::Flows;
-use crate::exchange::seal::Secret;
 use crate::memcached::{Notes, RequestCtx};
 use crate::redis;
 use crate::redis::monitor::MonitorRelay;
 use crate::redis::script_replay::Call;
 use crate::redis::wait_all::WaitAll;
 use crate::redis::worker_query::Inquiries;
-use crate::request::Gather;
+use crate::request::seal::Secret;
 use crate::request::slab::Requests;
+use crate::request::{Gather, Own, Role};
 use crate::upstream::backend::Backend;
 use crate::upstream::inspect::LaneState;
 use crate::upstream::lane::Lane;
@@ -267,6 +267,11 @@ impl Engine {
         engine.timers.arm(now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);
         engine.begin(plan);
         engine
+    }
+
+    /// What seals are made of: nobody else is to know it.
+    pub fn set_secret(&mut self, noise: [u64; 2]) {
+        self.secret = Secret::new(noise);
     }
 
     // Events.
@@ -779,6 +784,15 @@ impl Engine {
     pub fn lane_state(&self, conn: ConnId) -> Option<LaneState> {
         let lane = conn.is_lane().then(|| self.lane_elsewhere(conn))??;
         Some(self.lane(lane).state())
+    }
+
+    /// What the server is to say next if that is a seal: for tests, which play servers.
+    pub fn seal_awaited(&self, conn: ConnId) -> Option<Vec<u8>> {
+        let lane = self.lane(self.lane_elsewhere(conn)?);
+        match self.requests[(lane.in_flight > 0).then_some(lane.head)?].role {
+            Role::Own(Own::Seal(seal)) => Some(seal.awaited()),
+            _ => None,
+        }
     }
 
     // Shared by the parts.

@@ -8,7 +8,6 @@ use crate::base::buffer::LARGE;
 use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{ClientId, RequestId};
 use crate::engine::Engine;
-use crate::memcached::{merge_packets, merge_stats};
 use crate::request::{Due, Merge, Role};
 use crate::upstream::bulk::BULK_SIZE;
 use crate::upstream::low_water::STREAM_WRITE_MIN;
@@ -386,7 +385,7 @@ impl Engine {
             Merge::Sum | Merge::Elements(_) => resp::is_error,
             Merge::Same => |reply| resp::is_error(reply) || memcached::is_error(reply),
             Merge::Values(_) => memcached::is_error,
-            Merge::Told(_) | Merge::Stats(_) | Merge::Packets(_) => |_| false,
+            Merge::Whole(_) => |_| false,
         };
         let is_part = match merge {
             Merge::Values(gather) if gather.is_part => {
@@ -411,15 +410,10 @@ impl Engine {
             Merge::Values(gather) => {
                 self.requests.merge_values(fragments, gather, &mut places, &mut out)
             }
-            Merge::Told(aggregate) | Merge::Stats(aggregate) | Merge::Packets(aggregate) => {
+            Merge::Whole(rule) => {
                 let replies: Vec<&[u8]> = self.fragment_replies(fragments).collect();
                 let mut text = Vec::new();
-                let merged = match merge {
-                    Merge::Packets(_) => {
-                        merge_packets(aggregate, &replies, self.requests[parent].asked, &mut text)
-                    }
-                    _ => merge_stats(aggregate, &replies, &mut text),
-                };
+                let merged = rule.merge(&replies, self.requests[parent].asked, &mut text);
                 // With names of servers it is longer than what it is made of.
                 self.bufs.reserve(&mut out, text.len());
                 out.extend_from_slice(&text);

@@ -748,7 +748,7 @@ impl Engine {
                     self.scratch.gathers.give(gather);
                 }
             }
-            Merge::Sum | Merge::Same | Merge::Told(_) | Merge::Stats(_) | Merge::Packets(_) => {}
+            Merge::Sum | Merge::Same | Merge::Whole(_) => {}
         }
     }
 }

@@ -167,7 +167,7 @@ impl Attempts {
         Self { to, texts: [Some(first), Some(second)], is_sealed: false }
     }
 
-    /// Each with a seal behind it: see [`crate::exchange::seal`].
+    /// Each with a seal behind it: see [`crate::request::seal`].
     pub(crate) fn sealed(self) -> Self {
         Self { is_sealed: true, ..self }
     }

@@ -4,4 +4,3 @@ pub(crate) mod deliver;
 pub(crate) mod dispatch;
 pub(crate) mod flow;
 pub(crate) mod gather;
-pub(crate) mod seal;

@@ -3,24 +3,21 @@
 //! In the binary protocol both say so by SASL PLAIN, in text by a `set` whose value is user and
 //! password, as memcached with `-Y` wants it.
 
-use cashew_config::snapshot::Credentials;
 use cashew_protocol::memcached::binary::{
-    Opcode, RequestParser as BinaryParser, Response, Status, write_request, write_response,
+    Opcode, RequestParser as BinaryParser, Response, Status, write_response,
 };
 use cashew_protocol::memcached::{RequestParser, Verb, words};
 
 use crate::base::id::ClientId;
 use crate::downstream::session::same_secret;
 use crate::engine::Engine;
-use crate::upstream::session_params::WireProtocol;
+use crate::upstream::greeting::MECHANISM;
 
 pub(super) const UNAUTHENTICATED: &[u8] = b"CLIENT_ERROR unauthenticated\r\n";
 const AUTH_FAILURE: &[u8] = b"CLIENT_ERROR authentication failure\r\n";
 /// Largest value of a client that is not known yet: user and password.
 pub(super) const LOGIN_SIZE_MAX: u64 = 1024;
 
-/// The only way to log in by SASL.
-const MECHANISM: &[u8] = b"PLAIN";
 /// Longest name of a mechanism that memcached looks at.
 const MECHANISM_SIZE_MAX: u32 = 32;
 
@@ -101,25 +98,5 @@ impl Engine {
         parser.key().of(bytes) == MECHANISM
             && parts.next().is_none()
             && user.zip(password).is_some_and(|(user, password)| self.knows(client, user, password))
-    }
-}
-
-/// Writes what is said first on a new connection to a server. It has one answer.
-pub(crate) fn greet(wire_protocol: WireProtocol, credentials: &Credentials, out: &mut Vec<u8>) {
-    let Credentials { user, password } = credentials;
-    if wire_protocol == WireProtocol::Binary {
-        let value = format!("\0{user}\0{password}");
-        write_request(Opcode::SaslAuth.byte(), MECHANISM, value.as_bytes(), out);
-    } else {
-        let value = format!("{user} {password}");
-        out.extend_from_slice(format!("set auth 0 0 {}\r\n{value}\r\n", value.len()).as_bytes());
-    }
-}
-
-/// Whether the server's answer to that is good.
-pub(crate) fn is_greeted(wire_protocol: WireProtocol, reply: &[u8]) -> bool {
-    match wire_protocol {
-        WireProtocol::Binary => reply.get(6..8) == Some(&[0, 0]),
-        _ => reply.starts_with(b"STORED"),
     }
 }

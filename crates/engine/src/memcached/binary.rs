@@ -12,7 +12,7 @@ use cashew_protocol::redis::Access;
 
 use super::Asked;
 use super::copies::Write;
-use super::stats::Kind;
+use super::stats::{InPackets, Kind};
 use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::downstream::client::{Parser, State};
 use crate::downstream::receive::{Plan, Step, fills};
@@ -277,7 +277,7 @@ impl Engine {
             Opcode::Flush => {
                 let mut text = bytes.to_vec();
                 text[1] = opcode.byte();
-                let merge = Merge::Packets(self.aggregate(client, Kind::Told));
+                let merge = Merge::Whole(Box::new(InPackets(self.aggregate(client, Kind::Told))));
                 let plan = self.send_to_all(client, &text, Expect::Packet, merge);
                 let owner = &self.clients[client];
                 if owner.head != RequestId::NONE {

@@ -21,31 +21,18 @@ mod stream;
 mod text;
 mod warm_up;
 
-pub(crate) use auth::{greet, is_greeted};
 pub(crate) use fallback::Notes;
 pub(crate) use get_coalescing::{Coalesced, END, Part};
 pub(crate) use multiget_paging::Many;
-pub(crate) use stats::{Aggregate, merge_packets, merge_stats};
 
 use cashew_config::snapshot::{Protocol, Wire};
-use cashew_protocol::memcached::{BINARY_REQUEST, Expect, Reticence};
+use cashew_protocol::memcached::{BINARY_REQUEST, Expect};
 
 use crate::base::failure::NamedFailure;
 use crate::base::id::{ClientId, ListenerId, RequestId};
 use crate::engine::Engine;
+pub(crate) use crate::request::Asked;
 use crate::upstream::session_params::WireProtocol;
-
-/// How the reply to a request has to look, or when it is left out.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Asked {
-    /// What a binary reply names.
-    pub(crate) opcode: u8,
-    pub(crate) opaque: [u8; 4],
-    /// What is left out of a reply that is sifted.
-    pub(crate) quiet: Reticence,
-    /// Its reply was sifted: what has begun is wanted, and what takes its place may not be.
-    pub(crate) is_quiet_filtered: bool,
-}
 
 /// The request of memcached that is being dispatched.
 pub(crate) struct RequestCtx {

@@ -14,7 +14,7 @@ use super::Asked;
 use crate::base::id::ClientId;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
-use crate::request::Merge;
+use crate::request::{Merge, MergeReplies};
 
 const SERVER_ERROR: &[u8] = b"SERVER_ERROR ";
 const UNTELLABLE_KEYS: &[u8] =
@@ -22,13 +22,33 @@ const UNTELLABLE_KEYS: &[u8] =
 
 /// How what servers say becomes one reply.
 #[derive(Debug)]
-pub(crate) struct Aggregate {
+pub(super) struct Aggregate {
     kind: Kind,
     /// Names of the servers that were asked, in the order of their replies.
     servers: Vec<String>,
     /// Those that were not asked, as they are not in the ring.
     ejected: Vec<String>,
     process_id: u32,
+}
+
+/// Where servers answer in text.
+#[derive(Debug)]
+pub(super) struct Lines(pub(super) Aggregate);
+
+/// Where they answer in packets.
+#[derive(Debug)]
+pub(super) struct InPackets(pub(super) Aggregate);
+
+impl MergeReplies for Lines {
+    fn merge(&self, replies: &[&[u8]], _asked: Asked, out: &mut Vec<u8>) -> Option<()> {
+        merge_stats(&self.0, replies, out)
+    }
+}
+
+impl MergeReplies for InPackets {
+    fn merge(&self, replies: &[&[u8]], asked: Asked, out: &mut Vec<u8>) -> Option<()> {
+        merge_packets(&self.0, replies, asked, out)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +102,7 @@ impl Engine {
             return self.administer(client, Kind::Settings, &[line, b"\r\n"].concat());
         }
         let line = if kind == Kind::Servers { b"stats" } else { line };
-        let merge = Merge::Stats(self.aggregate(client, kind));
+        let merge = Merge::Whole(Box::new(Lines(self.aggregate(client, kind))));
         self.send_to_all(client, &[line, b"\r\n"].concat(), Expect::Stats, merge)
     }
 
@@ -97,11 +117,11 @@ impl Engine {
         let mut text = Vec::new();
         write_request(Opcode::Stat.byte(), key, b"", &mut text);
         text[12..16].copy_from_slice(&self.request_ctx.asked.opaque);
-        let merge = Merge::Packets(self.aggregate(client, kind));
+        let merge = Merge::Whole(Box::new(InPackets(self.aggregate(client, kind))));
         self.send_to_all(client, &text, Expect::Packets, merge)
     }
 
-    pub(super) fn aggregate(&self, client: ClientId, kind: Kind) -> Box<Aggregate> {
+    pub(super) fn aggregate(&self, client: ClientId, kind: Kind) -> Aggregate {
         let backend = &self.backends[self.backend_of(client)];
         let names = |is_live: bool| {
             let servers = backend.config.servers.iter().zip(backend.topology.live());
@@ -109,7 +129,7 @@ impl Engine {
             servers.map(|(server, _)| server.name.clone()).collect()
         };
         let (servers, ejected) = (names(true), names(false));
-        Box::new(Aggregate { kind, servers, ejected, process_id: self.identity.process_id })
+        Aggregate { kind, servers, ejected, process_id: self.identity.process_id }
     }
 }
 
@@ -311,11 +331,7 @@ fn add_error<'r>(aggregate: &Aggregate, one: (usize, &'r [u8]), table: &mut Rows
 }
 
 /// Puts replies in text together.
-pub(crate) fn merge_stats(
-    aggregate: &Aggregate,
-    replies: &[&[u8]],
-    out: &mut Vec<u8>,
-) -> Option<()> {
+fn merge_stats(aggregate: &Aggregate, replies: &[&[u8]], out: &mut Vec<u8>) -> Option<()> {
     let kind = aggregate.kind;
     let is_alone = replies.len() == 1 && (kind == Kind::Told || aggregate.ejected.is_empty());
     if is_alone && !kind.names_servers() {
@@ -383,7 +399,7 @@ fn write_row(kind: &[u8], name: &[u8], value: &[u8], out: &mut Vec<u8>) {
 
 /// Puts binary replies together: those of statistics, or of a command that every server has
 /// followed. `None` if one of them is none.
-pub(crate) fn merge_packets(
+fn merge_packets(
     aggregate: &Aggregate,
     replies: &[&[u8]],
     asked: Asked,

@@ -11,7 +11,7 @@ use super::copies::Write;
 use super::get_coalescing::JOINED_KEYS_MAX;
 use super::meta::{FENCE, plain_key};
 use super::multiget_paging::{PART_KEYS, access, behind_space};
-use super::stats::Kind;
+use super::stats::{Kind, Lines};
 use crate::base::id::ClientId;
 use crate::downstream::client::{Parser, State};
 use crate::downstream::receive::{Plan, Step, fills};
@@ -243,7 +243,7 @@ impl Engine {
             }
             Verb::FlushAll => {
                 let text = told(parser, bytes);
-                let merge = Merge::Told(self.aggregate(client, Kind::Told));
+                let merge = Merge::Whole(Box::new(Lines(self.aggregate(client, Kind::Told))));
                 self.send_to_all(client, &text, self.request_ctx.expect, merge)
             }
             Verb::Verbosity | Verb::Tune => {
@@ -275,7 +275,7 @@ impl Engine {
     pub(super) fn administer(&mut self, client: ClientId, kind: Kind, line: &[u8]) -> Plan {
         let text = [line, VERSION].concat();
         self.request_ctx.expect = Expect::Told;
-        let merge = Merge::Told(self.aggregate(client, kind));
+        let merge = Merge::Whole(Box::new(Lines(self.aggregate(client, kind))));
         self.send_to_all(client, &text, Expect::Told, merge)
     }
 

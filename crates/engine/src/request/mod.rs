@@ -1,18 +1,20 @@
 //! One request on its way.
 
 pub(crate) mod replay;
+pub(crate) mod seal;
 pub(crate) mod slab;
+
+use std::fmt::Debug;
 
 use cashew_config::snapshot::Reads;
 use cashew_protocol::Span;
-use cashew_protocol::memcached::Expect;
+use cashew_protocol::memcached::{Expect, Reticence};
 
 use crate::base::buffer::BufPool;
 use crate::base::id::{BackendId, ClientId, FlowId, LaneId, RequestId, ServerId};
+use crate::base::mark::Mark;
 use crate::base::time::Time;
-use crate::exchange::seal::Seal;
-use crate::memcached::{Aggregate, Asked};
-use crate::upstream::bulk::Mark;
+use crate::request::seal::Seal;
 
 /// How often a read that is not sent may go to another server.
 const MOVES_MAX: u8 = 3;
@@ -102,7 +104,7 @@ pub(crate) enum Own {
     Demand { lane: LaneId },
     /// CLIENT ID.
     PeerId { lane: LaneId },
-    /// ECHO behind a request: see [`crate::exchange::seal`].
+    /// ECHO behind a request: see [`crate::request::seal`].
     Seal(Seal),
 }
 
@@ -117,12 +119,26 @@ pub(crate) enum Merge {
     Elements(Box<Gather>),
     /// memcached's VALUE blocks, in the order of the keys, and one END.
     Values(Box<Gather>),
-    /// memcached's `OK`, or the first answer that is something else.
-    Told(Box<Aggregate>),
-    /// memcached's statistics.
-    Stats(Box<Aggregate>),
-    /// Either in packets.
-    Packets(Box<Aggregate>),
+    /// By a rule of the feature that asked all servers, errors included.
+    Whole(Box<dyn MergeReplies>),
+}
+
+/// Makes one reply of those of all servers.
+pub(crate) trait MergeReplies: Debug {
+    /// `asked` is how the reply has to look. `None` if one of them is none.
+    fn merge(&self, replies: &[&[u8]], asked: Asked, out: &mut Vec<u8>) -> Option<()>;
+}
+
+/// How the reply to a request has to look, or when it is left out.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Asked {
+    /// What a binary reply names.
+    pub(crate) opcode: u8,
+    pub(crate) opaque: [u8; 4],
+    /// What is left out of a reply that is sifted.
+    pub(crate) quiet: Reticence,
+    /// Its reply was sifted: what has begun is wanted, and what takes its place may not be.
+    pub(crate) is_quiet_filtered: bool,
 }
 
 /// What the reply of Redis must be: to a fragment, for the replies of all to become one, and on a

@@ -1,5 +1,7 @@
 //! Which values are so large that they would hold others up.
 
+pub(crate) use crate::base::mark::Mark;
+
 /// Requests and replies of at least this many bytes take a lane of their own.
 pub(crate) const BULK_SIZE: usize = 256 * 1024;
 
@@ -11,30 +13,6 @@ const MARKS: usize = 1024;
 pub(crate) struct LargeReplies {
     marks: Box<[Mark; MARKS]>,
     count: usize,
-}
-
-/// What a key is known by; never zero for a key.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Mark(u32);
-
-impl Mark {
-    /// Of the key's ends and length: the same for all keys costs more than a rare mistake.
-    #[inline(always)]
-    pub(crate) fn of(key: &[u8]) -> Self {
-        let ends = match (key.first_chunk::<8>(), key.last_chunk::<8>()) {
-            (Some(first), Some(last)) => {
-                u64::from_le_bytes(*first) ^ u64::from_le_bytes(*last).rotate_left(29)
-            }
-            _ => key.iter().fold(0, |ends, &byte| ends << 8 | u64::from(byte)),
-        };
-        let mixed = (ends ^ key.len() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        Self((mixed >> 32) as u32 | 1)
-    }
-
-    fn place(self) -> usize {
-        // The lowest bit is always set.
-        (self.0 >> 1) as usize % MARKS
-    }
 }
 
 impl LargeReplies {
@@ -49,14 +27,14 @@ impl LargeReplies {
 
     #[inline]
     pub(crate) fn contains(&self, mark: Mark) -> bool {
-        self.count > 0 && self.marks[mark.place()] == mark
+        self.count > 0 && self.marks[mark.place(MARKS)] == mark
     }
 
     pub(crate) fn learn(&mut self, mark: Mark, is_large: bool) {
         if mark == Mark::default() {
             return;
         }
-        let place = &mut self.marks[mark.place()];
+        let place = &mut self.marks[mark.place(MARKS)];
         let was_used = *place != Mark::default();
         if is_large {
             *place = mark;

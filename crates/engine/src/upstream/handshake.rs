@@ -9,7 +9,7 @@ use crate::base::failure::Failure;
 use crate::base::id::{ConnId, LaneId};
 use crate::base::time::Time;
 use crate::engine::{Closed, Engine};
-use crate::memcached::{greet, is_greeted};
+use crate::upstream::greeting::{greet, is_greeted};
 use crate::upstream::lane::{Handshake, Lane, Link, Scan, Scanner};
 use crate::upstream::liveness::Sign;
 use crate::upstream::low_water::LowWater;

@@ -3,11 +3,13 @@
 use cashew_metrics::{ServerCounter, ServerGauge};
 use cashew_protocol::memcached::Expect;
 
+use crate::base::action::Sequel;
 use crate::base::failure::Failure;
 use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::base::time::Time;
 use crate::engine::{Closed, Engine};
-use crate::request::{Due, Role};
+use crate::request::seal::Seal;
+use crate::request::{Due, Own, Role};
 use crate::upstream::lane::{Batch, Lane, Link, Scan, Scanner};
 use crate::upstream::server::{Queues, Server};
 use crate::upstream::session_params::WireProtocol;
@@ -85,6 +87,39 @@ impl Engine {
         if sent > 0 && self.lanes[index].is_session {
             self.withdraw_due(index);
         }
+    }
+
+    /// Puts a seal behind what was sent last on a lane.
+    pub(crate) fn seal(&mut self, lane: LaneId) {
+        let seal = Seal::new(self.secret.next());
+        self.ask_with(lane, Own::Seal(seal), Due::Anything, &seal.text());
+    }
+
+    /// Whether a seal is what the lane waits for. What comes before it answers nothing.
+    #[inline]
+    fn is_sealed(&self, index: LaneId) -> bool {
+        let lane = &self.lanes[index];
+        lane.head != RequestId::NONE
+            && lane.scanner.at_start()
+            && matches!(self.requests[lane.head].role, Role::Own(Own::Seal(_)))
+    }
+
+    /// Bytes come while a seal is waited for; returns what follows it.
+    fn sealed_received<'b>(&mut self, index: LaneId, bytes: &'b [u8]) -> &'b [u8] {
+        let Lane { head, in_flight, .. } = self.lanes[index];
+        let Role::Own(Own::Seal(seal)) = &mut self.requests[head].role else {
+            unreachable!("the lane's head is a seal");
+        };
+        let (len, is_whole, is_news) = seal.receive(bytes);
+        if is_news {
+            self.notify_misfit(index, "no line end in an error", Sequel::Dropped, bytes);
+        }
+        // Before all of it is written nobody but who guesses can say it.
+        if is_whole && in_flight > 0 {
+            self.pop_answered(index);
+            self.free_request(head);
+        }
+        &bytes[len..]
     }
 
     /// Bytes that are read already arrived from the server, whose client is to take others first.

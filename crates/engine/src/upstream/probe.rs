@@ -14,8 +14,7 @@ use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
-use crate::memcached::Asked;
-use crate::request::Role;
+use crate::request::{Asked, Role};
 use crate::upstream::lane::Link;
 use crate::upstream::liveness::question;
 

@@ -15,12 +15,6 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use crate::base::action::Sequel;
-use crate::base::id::{LaneId, RequestId};
-use crate::engine::Engine;
-use crate::request::{Due, Own, Role};
-use crate::upstream::lane::Lane;
-
 /// What the ECHO's argument, and its reply, begins with.
 const HEADER: &[u8; 5] = b"$16\r\n";
 const ECHO: &[u8; 14] = b"*2\r\n$4\r\nECHO\r\n";
@@ -49,7 +43,7 @@ impl Secret {
         Self { key: noise, count: 0 }
     }
 
-    fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.count += 1;
         let mut hasher = DefaultHasher::new();
         (self.key, self.count).hash(&mut hasher);
@@ -58,8 +52,30 @@ impl Secret {
 }
 
 impl Seal {
-    fn new(number: u64) -> Self {
+    pub(crate) fn new(number: u64) -> Self {
         Self { number, matched: 0, is_told: false }
+    }
+
+    /// What is sent.
+    pub(crate) fn text(self) -> [u8; ECHO.len() + SIZE] {
+        let mut text = [0; ECHO.len() + SIZE];
+        text[..ECHO.len()].copy_from_slice(ECHO);
+        text[ECHO.len()..].copy_from_slice(&self.reply());
+        text
+    }
+
+    /// What is still to come of the reply.
+    pub(crate) fn awaited(self) -> Vec<u8> {
+        self.reply()[usize::from(self.matched)..].to_vec()
+    }
+
+    /// Bytes have come: how many of them were looked at, whether the reply is whole, and whether something
+    /// else has come for the first time.
+    pub(crate) fn receive(&mut self, bytes: &[u8]) -> (usize, bool, bool) {
+        let before = usize::from(self.matched);
+        let (len, is_whole) = self.find(bytes);
+        let is_pure = before + len == usize::from(self.matched);
+        (len, is_whole, !is_pure && !std::mem::replace(&mut self.is_told, true))
     }
 
     fn reply(self) -> [u8; SIZE] {
@@ -93,61 +109,6 @@ impl Seal {
             }
         }
         (at, false)
-    }
-}
-
-impl Engine {
-    /// What seals are made of: nobody else is to know it.
-    pub fn set_secret(&mut self, noise: [u64; 2]) {
-        self.secret = Secret::new(noise);
-    }
-
-    /// Puts a seal behind what was sent last on a lane.
-    pub(crate) fn seal(&mut self, lane: LaneId) {
-        let seal = Seal::new(self.secret.next());
-        let mut text = [0; ECHO.len() + SIZE];
-        text[..ECHO.len()].copy_from_slice(ECHO);
-        text[ECHO.len()..].copy_from_slice(&seal.reply());
-        self.ask_with(lane, Own::Seal(seal), Due::Anything, &text);
-    }
-
-    /// Whether a seal is what the lane waits for. What comes before it answers nothing.
-    #[inline]
-    pub(crate) fn is_sealed(&self, index: LaneId) -> bool {
-        let lane = &self.lanes[index];
-        lane.head != RequestId::NONE
-            && lane.scanner.at_start()
-            && matches!(self.requests[lane.head].role, Role::Own(Own::Seal(_)))
-    }
-
-    /// Bytes come while a seal is waited for; returns what follows it.
-    pub(crate) fn sealed_received<'b>(&mut self, index: LaneId, bytes: &'b [u8]) -> &'b [u8] {
-        let Lane { head, in_flight, .. } = self.lanes[index];
-        let Role::Own(Own::Seal(seal)) = &mut self.requests[head].role else {
-            unreachable!("the lane's head is a seal");
-        };
-        let before = usize::from(seal.matched);
-        let (len, is_found) = seal.find(bytes);
-        // Before all of it is written nobody but who guesses can say it.
-        let is_end = is_found && in_flight > 0;
-        let is_pure = before + len == usize::from(seal.matched);
-        if !is_pure && !std::mem::replace(&mut seal.is_told, true) {
-            self.notify_misfit(index, "no line end in an error", Sequel::Dropped, bytes);
-        }
-        if is_end {
-            self.pop_answered(index);
-            self.free_request(head);
-        }
-        &bytes[len..]
-    }
-
-    /// What the server is to say next if that is a seal: for tests, which play servers.
-    pub fn seal_awaited(&self, conn: crate::base::id::ConnId) -> Option<Vec<u8>> {
-        let lane = self.lane(self.lane_elsewhere(conn)?);
-        match self.requests[(lane.in_flight > 0).then_some(lane.head)?].role {
-            Role::Own(Own::Seal(seal)) => Some(seal.reply()[usize::from(seal.matched)..].to_vec()),
-            _ => None,
-        }
     }
 }
 
