@@ -12,9 +12,11 @@ pub(crate) fn number(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is a number")))
 }
 
-/// So many seeds, unless `CASHEW_SIM_SEEDS` says how many; from `CASHEW_SIM_FROM` on, or 1.
+/// So many seeds, or `CASHEW_SIM_TIMES` times as many, unless `CASHEW_SIM_SEEDS` says how many; from
+/// `CASHEW_SIM_FROM` on, or 1.
 pub(crate) fn range(count: u64) -> Range<u64> {
     let from = number("CASHEW_SIM_FROM").unwrap_or(1);
+    let count = count * number("CASHEW_SIM_TIMES").unwrap_or(1);
     from..from + number("CASHEW_SIM_SEEDS").unwrap_or(count)
 }
 
