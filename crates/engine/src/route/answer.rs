@@ -10,7 +10,7 @@ use crate::base::id::{BackendId, LaneId, RequestId};
 use crate::base::outcome::Execution;
 use crate::downstream::client::Selected;
 use crate::engine::Engine;
-pub(crate) use crate::memcached::Asked;
+pub(crate) use crate::request::Asked;
 use crate::topology::route_tree::Operation;
 use crate::upstream::session_params::WireProtocol;
 
