@@ -3,7 +3,10 @@
 import base64
 import random
 import re
+import signal
 import struct
+import threading
+import time
 
 import pytest
 
@@ -446,3 +449,145 @@ def test_large_values_go_to_all_and_come_back_whole(place):
         # As a server does, all forget what the client takes to be overwritten.
         conn.send(b"get big\r\n" * 2)
         conn.expect(b"END\r\n" * 2)
+
+
+class Rival(threading.Thread):
+    """Writes keys that others write, too, at the same time, and reads what has become of it."""
+
+    def __init__(self, gateway, number, how, keys):
+        super().__init__()
+        self.gateway, self.number, self.how, self.keys = gateway, number, how, keys
+        self.stopped, self.done, self.won = threading.Event(), 0, 0
+
+    def run(self):
+        with self.gateway.connect(timeout=60) as conn:
+            while not self.stopped.is_set():
+                key = self.keys[self.done % len(self.keys)]
+                self.won += self.how(conn, key, b"%d-%d" % (self.number, self.done))
+                self.done += 1
+
+
+def by_cas(conn, key, value):
+    conn.send(b"gets %b\r\n" % key)
+    said = conn.read_until(b"END\r\n")
+    if said == b"END\r\n":
+        conn.send(b"add %b 0 0 %d\r\n%b\r\n" % (key, len(value), value))
+    else:
+        unique = said.split(b"\r\n")[0].split(b" ")[4]
+        conn.send(b"cas %b 0 0 %d %b\r\n%b\r\n" % (key, len(value), unique, value))
+    return conn.read_line() == b"STORED"
+
+
+def by_set(conn, key, value):
+    put(conn, key, value)
+    return True
+
+
+def by_anything(conn, key, value):
+    what = random.randrange(6)
+    if what < 2:
+        return by_cas(conn, key, value)
+    if what == 2:
+        conn.send(b"delete %b\r\n" % key)
+        conn.read_line()
+        return False
+    if what == 3:
+        conn.send(b"append %b 0 0 1\r\n+\r\n" % key)
+        return conn.read_line() == b"STORED"
+    if what == 4:
+        conn.send(b"ms %b %d q\r\n%b\r\nmn\r\n" % (key, len(value), value))
+        conn.expect(b"MN\r\n")
+        return True
+    return by_set(conn, key, value)
+
+
+def values_at(servers, keys):
+    """By server: what it has of each key."""
+    found = []
+    for server in servers:
+        with server.connect() as conn:
+            found.append([got(conn, key) for key in keys])
+    return found
+
+
+def differing(servers, keys):
+    """Keys that some copy has otherwise than the first server. That it has not got one is no harm."""
+    first, *others = values_at(servers, keys)
+    return [(key, mine, theirs) for other in others for key, mine, theirs in zip(keys, first, other)
+            if theirs is not None and theirs != mine]
+
+
+@pytest.mark.parametrize("stops", [False, True], ids=["", "stopped"])
+@pytest.mark.parametrize("how", [by_cas, by_set, by_anything], ids=lambda how: how.__name__)
+def test_copies_agree_after_clients_of_two_workers_have_written_the_same_keys_at_once(place, how, stops):
+    """Also where requests pile up at a copy that stands still for a moment, and reach it in any order."""
+    servers = three(place)
+    gateway = place.cashew({"alpha": {"servers": [group("s1", *servers)], "timeout": 5000}},
+                           {"worker_processes": 2})
+    keys = KEYS[:8]
+    for _ in range(4):
+        rivals = [Rival(gateway, number, how, keys) for number in range(8)]
+        for rival in rivals:
+            rival.start()
+        try:
+            for victim in (servers[1], servers[2]):
+                if stops:
+                    victim.process.signal(signal.SIGSTOP)
+                    time.sleep(0.1)
+                    victim.process.signal(signal.SIGCONT)
+                before = [rival.done for rival in rivals]
+                wait_until(lambda: all(it.done > count + 20 for it, count in zip(rivals, before)), "they go on")
+        finally:
+            for rival in rivals:
+                rival.stopped.set()
+            for rival in rivals:
+                rival.join()
+        assert all(rival.won for rival in rivals)
+        wait_until(lambda: differing(servers, keys) == [], "copies agree", seconds=15)
+    assert set(missed(gateway).values()) == {0}
+    # What nobody else writes at the same time is everywhere, when all is over.
+    time.sleep(1)
+    before = told_to_forget(gateway)
+    with gateway.connect() as conn:
+        for key in keys:
+            put(conn, key, b"last")
+    time.sleep(0.5)
+    assert values_at(servers, keys) == [[b"last"] * len(keys)] * 3
+    assert told_to_forget(gateway) == before
+
+
+def told_to_forget(gateway):
+    return sum(numbers["invalidated"] for numbers in gateway.stats()["alpha"].values()
+               if isinstance(numbers, dict) and "invalidated" in numbers)
+
+
+@pytest.mark.parametrize("victim", [0, 1], ids=["first", "second"])
+def test_a_copy_that_was_away_forgets_what_it_has_missed(place, victim):
+    """One that stood still still has what it had, and what was on its way there it may yet do, later than what came
+    after it."""
+    servers = three(place)
+    gateway = place.cashew({"alpha": {"servers": [group("s1", *servers)], "timeout": 300, "reads": "any"}},
+                           {"worker_processes": 2})
+    rivals = [Rival(gateway, number, by_set, KEYS[:20]) for number in range(4)]
+    with gateway.connect() as conn:
+        for key in KEYS:
+            put(conn, key, b"old")
+        for rival in rivals:
+            rival.start()
+        try:
+            servers[victim].process.signal(signal.SIGSTOP)
+            wait_until(lambda: sum(missed(gateway).values()) > 20, "it misses writes")
+            for key in KEYS[20:]:
+                put(conn, key, b"new")
+            conn.send(b"delete %b\r\n" % KEYS[-1])
+            conn.expect(b"DELETED\r\n")
+        finally:
+            for rival in rivals:
+                rival.stopped.set()
+            for rival in rivals:
+                rival.join()
+            servers[victim].process.signal(signal.SIGCONT)
+        rest = [server for server in servers if server is not servers[victim]]
+        wait_until(lambda: differing([*rest, servers[victim]], KEYS) == [], "they agree", seconds=15)
+        assert KEYS[-1] not in held(servers[victim])
+        assert values_at(rest, KEYS[20:-1]) == [[b"new"] * 39] * 2

@@ -69,7 +69,7 @@ pub(crate) const POOL_STATS: [PoolStat; 31] = [
 const POOL_STATS_OF_TWEMPROXY: usize = 6;
 
 /// Twemproxy's names in its order ([`SERVER_STATS_OF_TWEMPROXY`] of them), then ours.
-pub(crate) const SERVER_STATS: [ServerStat; 21] = [
+pub(crate) const SERVER_STATS: [ServerStat; 22] = [
     ServerStat::Counter(ServerCounter::ServerEof),
     ServerStat::Counter(ServerCounter::ServerErr),
     ServerStat::Counter(ServerCounter::ServerTimedout),
@@ -87,6 +87,7 @@ pub(crate) const SERVER_STATS: [ServerStat; 21] = [
     ServerStat::Counter(ServerCounter::ConnectErrors),
     ServerStat::Counter(ServerCounter::ProtocolErrors),
     ServerStat::Counter(ServerCounter::WritesMissed),
+    ServerStat::Counter(ServerCounter::Invalidated),
     ServerStat::Gauge(ServerGauge::Ejected),
     ServerStat::Gauge(ServerGauge::Silent),
     ServerStat::Gauge(ServerGauge::Sessions),
@@ -501,6 +502,7 @@ mod tests {
             "sessions",
             "silent",
             "writes_missed",
+            "invalidated",
         ];
         assert_eq!(added(&ours["alpha"]["one"], &known["alpha"]["one"]), server_additions);
     }

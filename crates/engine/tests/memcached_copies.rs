@@ -29,6 +29,33 @@ fn missed(world: &World) -> [u64; 3] {
     })
 }
 
+fn invalidated(world: &World) -> [u64; 3] {
+    [0, 1, 2].map(|server| {
+        world.metrics.server_counter(world.metrics.server(0, server), ServerCounter::Invalidated)
+    })
+}
+
+/// Two clients that have connections of their own to each server.
+fn two_lines(options: &str) -> (World, [ConnId; 2], [[ConnId; 3]; 2]) {
+    let options = format!("  server_connections: 2\n{options}");
+    let mut world = World::new(&group(&options, [7000, 7001, 7002]));
+    let one = [0, 1, 2].map(|server| world.accept(server));
+    let other = [0, 1, 2].map(|server| world.accept(server));
+    let first = world.client();
+    let second = world.client();
+    // Which of the clients has which.
+    world.send(first, "set which 0 0 1\r\nx\r\n");
+    let is_first = !world.received(one[0]).is_empty();
+    let lines = if is_first { [one, other] } else { [other, one] };
+    for lane in lines[0] {
+        let _ = world.received(lane);
+        world.send(lane, STORED);
+    }
+    lines.iter().flatten().for_each(|&lane| drop(world.received(lane)));
+    world.expect(first, STORED);
+    (world, [first, second], lines)
+}
+
 fn packet(
     magic: u8,
     opcode: u8,
@@ -314,4 +341,190 @@ fn gat_is_for_the_first_and_touches_the_others() {
     world.send(c, "TOUCHED\r\nNOT_FOUND\r\nHD\r\n");
     world.expect(client, "");
     world.assert_idle();
+}
+
+#[test]
+fn copies_forget_what_was_written_on_two_lines_at_once() {
+    let (mut world, [one, other], [line, rival]) = two_lines("");
+    world.send(one, "set k 0 0 1\r\nx\r\n");
+    world.send(other, "set k 0 0 1\r\ny\r\nset l 0 0 1\r\ny\r\n");
+    for lane in rival {
+        world.expect(lane, "set k 0 0 1\r\ny\r\nset l 0 0 1\r\ny\r\n");
+        world.send(lane, "STORED\r\nSTORED\r\n");
+    }
+    world.expect(other, "STORED\r\nSTORED\r\n");
+    for lane in line {
+        world.expect(lane, "set k 0 0 1\r\nx\r\n");
+        world.send(lane, STORED);
+    }
+    world.expect(one, STORED);
+    world.wait_ms(200);
+    line.into_iter().chain(rival).for_each(|lane| world.expect(lane, ""));
+    world.wait_ms(51);
+    let by = |world: &mut World, place: usize| {
+        [world.received(line[place]), world.received(rival[place])].concat()
+    };
+    assert_eq!(by(&mut world, 0), b"", "the one that leads keeps it");
+    for place in [1, 2] {
+        assert_eq!(by(&mut world, place), b"delete k\r\n");
+    }
+    assert_eq!(invalidated(&world), [0, 1, 1]);
+}
+
+#[test]
+fn the_second_half_of_a_condition_may_come_too_late() {
+    for is_alone in [true, false] {
+        let (mut world, client, [a, b, c]) = copies("");
+        let other = world.client();
+        world.send(client, "cas k 0 0 1 5\r\nx\r\n");
+        if !is_alone {
+            // On the same connections, and yet before the other.
+            world.send(other, "set k 0 0 1\r\ny\r\n");
+            for lane in [b, c] {
+                world.expect(lane, "set k 0 0 1\r\ny\r\n");
+                world.send(lane, STORED);
+            }
+        }
+        let _ = world.received(a);
+        world.send(a, if is_alone { STORED } else { "STORED\r\nSTORED\r\n" });
+        for lane in [b, c] {
+            world.expect(lane, "set k 0 0 1\r\nx\r\n");
+            world.send(lane, STORED);
+        }
+        world.expect(client, STORED);
+        world.expect(other, if is_alone { "" } else { STORED });
+        world.wait_ms(251);
+        world.expect(a, "");
+        for lane in [b, c] {
+            world.expect(lane, if is_alone { "" } else { "delete k\r\n" });
+            world.send(lane, if is_alone { "" } else { "DELETED\r\n" });
+        }
+        world.wait_ms(5000);
+        [a, b, c].into_iter().for_each(|lane| world.expect(lane, ""));
+    }
+}
+
+#[test]
+fn who_is_confirmed_alone_afterwards_need_not_be_forgotten() {
+    let (mut world, [one, other], [line, rival]) = two_lines("");
+    world.send(one, "set k 0 0 1\r\nx\r\n");
+    world.send(other, "set k 0 0 1\r\ny\r\n");
+    for lane in rival.into_iter().chain(line) {
+        let _ = world.received(lane);
+        world.send(lane, STORED);
+    }
+    world.wait_ms(200);
+    world.send(one, "set k 0 0 1\r\nz\r\n");
+    for lane in line {
+        world.expect(lane, "set k 0 0 1\r\nz\r\n");
+        world.send(lane, STORED);
+    }
+    world.wait_ms(5000);
+    line.into_iter().chain(rival).for_each(|lane| world.expect(lane, ""));
+    assert_eq!(invalidated(&world), [0; 3]);
+}
+
+#[test]
+fn increments_and_touches_commute() {
+    let (mut world, [one, other], [line, rival]) = two_lines("");
+    world.send(one, "incr k 1\r\n");
+    world.send(other, "incr k 1\r\ntouch k 9\r\n");
+    for (at, (lane, rival)) in line.into_iter().zip(rival).enumerate() {
+        let [first, second] = if at == 0 { ["6\r\n", "5\r\n"] } else { ["5\r\n", "6\r\n"] };
+        let _ = (world.received(lane), world.received(rival));
+        world.send(rival, [second, "TOUCHED\r\n"].concat());
+        world.send(lane, first);
+    }
+    world.expect(one, "6\r\n");
+    world.wait_ms(1000);
+    line.into_iter().chain(rival).for_each(|lane| world.expect(lane, ""));
+    // An increment beside a set does not commute.
+    world.send(one, "incr l 1\r\n");
+    world.send(other, "set l 0 0 1\r\n1\r\n");
+    for (lane, rival) in line.into_iter().zip(rival) {
+        let _ = (world.received(lane), world.received(rival));
+        world.send(lane, "2\r\n");
+        world.send(rival, STORED);
+    }
+    world.wait_ms(251);
+    assert_eq!(invalidated(&world), [0, 1, 1]);
+}
+
+#[test]
+fn what_makes_a_key_where_it_is_not_there_shows_that_copies_differ() {
+    let (mut world, client, [a, b, c]) = copies("");
+    for (request, replies, forgets) in [
+        ("ma k N0 J5 v\r\n", ["VA 1\r\n7\r\n", "VA 1\r\n5\r\n", "VA 1\r\n7\r\n"], [b].as_slice()),
+        ("ma k N0 c\r\n", ["HD c7\r\n", "HD c9\r\n", "HD c1\r\n"], &[]),
+        ("append k 0 0 1\r\nx\r\n", ["STORED\r\n", "NOT_STORED\r\n", "STORED\r\n"], &[]),
+        ("append k 0 0 1\r\nx\r\n", ["NOT_STORED\r\n", "NOT_STORED\r\n", "STORED\r\n"], &[c]),
+    ] {
+        world.send(client, request);
+        for (lane, reply) in [a, b, c].into_iter().zip(replies) {
+            world.expect(lane, request);
+            world.send(lane, reply);
+        }
+        let _ = world.received(client);
+        world.wait_ms(251);
+        for lane in [a, b, c] {
+            let is_told = forgets.contains(&lane);
+            world.expect(lane, if is_told { "delete k\r\n" } else { "" });
+            world.send(lane, if is_told { "DELETED\r\n" } else { "" });
+        }
+    }
+}
+
+#[test]
+fn a_copy_that_is_back_forgets_what_it_missed() {
+    let (mut world, client, [a, b, c]) = copies("");
+    world.close(c, CloseReason::Reset);
+    world.send(client, "set k 0 0 1\r\nx\r\nadd l 0 0 1\r\nx\r\nset m 0 0 1\r\nx\r\n");
+    world.send(a, "STORED\r\nNOT_STORED\r\n");
+    world.send(b, STORED);
+    world.expect(client, "STORED\r\nNOT_STORED\r\n");
+    world.send(a, STORED);
+    world.send(b, STORED);
+    world.expect(client, STORED);
+    let _ = (world.received(a), world.received(b));
+    world.wait_ms(400);
+    let c = world.accept(2);
+    world.tick();
+    let asked = world.received(c);
+    if !asked.is_empty() {
+        assert_eq!(asked, b"version\r\n");
+        world.send(c, "VERSION 1.6.18\r\n");
+    }
+    // It has the last of them in full by then, and that only.
+    world.send(client, "set m 0 0 1\r\ny\r\n");
+    for lane in [a, b, c] {
+        world.expect(lane, "set m 0 0 1\r\ny\r\n");
+        world.send(lane, STORED);
+    }
+    world.wait_ms(1300);
+    world.expect(c, "delete k\r\n");
+    world.send(c, "DELETED\r\n");
+    world.wait_ms(5000);
+    [a, b, c].into_iter().for_each(|lane| world.expect(lane, ""));
+}
+
+#[test]
+fn keys_are_forgotten_by_whichever_name_they_have() {
+    let (mut world, client, [a, b, c]) = copies("");
+    for (request, order) in [
+        ("set k 0 0 1\r\nx\r\n", "delete k\r\n"),
+        ("set noreply 0 0 1\r\nx\r\n", "delete noreply 0\r\n"),
+        ("ms YSBi 1 b\r\nx\r\n", "md YSBi b\r\n"),
+        ("ms a2V5 1 b\r\nx\r\n", "delete key\r\n"),
+    ] {
+        world.send(client, request);
+        for lane in [a, b, c] {
+            let _ = world.received(lane);
+            let is_bad = lane == b;
+            let done = if request.starts_with("ms") { "HD\r\n" } else { STORED };
+            world.send(lane, if is_bad { "SERVER_ERROR out of memory\r\n" } else { done });
+        }
+        world.wait_ms(251);
+        world.expect(b, order);
+        world.send(b, if order.starts_with("md") { "HD\r\n" } else { "DELETED\r\n" });
+    }
 }

@@ -134,6 +134,8 @@ stats! {
             "Failed attempts to connect to the server";
         WritesMissed => "writes_missed", "cashew_server_writes_missed_total",
             "Writes to its group that the server did not get or confirm, while another did";
+        Invalidated => "invalidated", "cashew_server_invalidated_total",
+            "Keys that the server was told to forget, as it may have had them otherwise than the rest of its group";
     }
 }
 

@@ -1,13 +1,13 @@
 //! Where in a slot's segment each number lies.
 //!
-//! First comes what all slots share, a page, the [states](crate::ServerState) of all servers and a word for
-//! each pool, padded to whole pages, then the segments of [`SLOTS_MAX`] slots, then one for the
+//! First comes what all slots share, a page, the [states](crate::ServerState) of all servers, a word for each pool
+//! and, where a pool's servers are copies, marks of writes, padded to whole pages, then the segments of [`SLOTS_MAX`] slots, then one for the
 //! [board](crate::Board).
 //!
 //! A segment is, in words of 8 bytes: a header; then per pool its counters, gauges and histogram,
 //! followed by the same for each of its servers; then the void, a pool and a server that are never
 //! shown; then the audience. It is padded to whole pages, so that workers share no cache line. With
-//! histograms of about 4 KiB a segment takes `73856 + (pools + 1) * 4184 + (servers + 1) * 4160`
+//! histograms of about 4 KiB a segment takes `73856 + (pools + 1) * 4184 + (servers + 1) * 4168`
 //! bytes. Only touched pages are ever allocated.
 
 use std::ops::Range;
@@ -17,6 +17,7 @@ use cashew_config::Snapshot;
 use crate::audience;
 use crate::histogram;
 use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
+use crate::overlaps;
 use crate::server_state;
 
 /// Raised whenever the same snapshot would be laid out differently, or a number changes its
@@ -24,7 +25,7 @@ use crate::server_state;
 ///
 /// With `CASHEW_TEST_BUMP` in the compiler's environment it is one more, as in a later release.
 /// This is for tests of upgrades only.
-const VERSION: u64 = 10 + option_env!("CASHEW_TEST_BUMP").is_some() as u64;
+const VERSION: u64 = 11 + option_env!("CASHEW_TEST_BUMP").is_some() as u64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"cashew\0\0") | VERSION << 56;
 
@@ -122,6 +123,8 @@ pub struct Layout {
     audience: u32,
     /// Servers of all pools.
     servers: u32,
+    /// Words for marks of writes.
+    overlaps: usize,
     slot_words: usize,
     fingerprint: u64,
 }
@@ -157,8 +160,10 @@ impl Layout {
         end += audience::WORDS;
         assert!(u32::try_from(end).is_ok(), "a segment has at most 2^32 words");
         let slot_words = end.next_multiple_of(PAGE_WORDS);
-        let fingerprint = fingerprint(snapshot);
-        Self { pools, void_pool, void_server, audience, servers, slot_words, fingerprint }
+        let has_copies = snapshot.pools.iter().any(|pool| pool.writes_to_all());
+        let overlaps = if has_copies { overlaps::WORDS } else { 0 };
+        let fingerprint = fingerprint(snapshot, overlaps);
+        Self { pools, void_pool, void_server, audience, servers, overlaps, slot_words, fingerprint }
     }
 
     /// Size of one slot's segment in words of 8 bytes.
@@ -168,7 +173,13 @@ impl Layout {
 
     /// Words that all slots share.
     pub(crate) fn common_words(&self) -> usize {
-        (self.opened(self.pools.len()) as usize + 1).next_multiple_of(PAGE_WORDS)
+        self.overlaps().end.next_multiple_of(PAGE_WORDS)
+    }
+
+    /// Where writes leave their marks, among what all slots share.
+    pub(crate) fn overlaps(&self) -> Range<usize> {
+        let start = self.opened(self.pools.len()) as usize + 1;
+        start..start + self.overlaps
     }
 
     /// Where it is told when a pool opened; the void's comes last, and behind the states of servers, of
@@ -182,7 +193,7 @@ impl Layout {
         PoolId { base, opened: self.opened(pool) }
     }
 
-    /// A digest of the pools and servers, by name and order, and of their statistics.
+    /// A digest of the pools and servers, by name and order, of their statistics, and of whether any are copies.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
@@ -230,11 +241,12 @@ impl Layout {
 }
 
 /// FNV-1a, 64 bits. Lengths are hashed before names so that no two lists of names look alike.
-fn fingerprint(snapshot: &Snapshot) -> u64 {
+fn fingerprint(snapshot: &Snapshot, overlaps: usize) -> u64 {
     let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
     for size in [POOL_GAUGES, POOL_HISTOGRAM, SERVER_GAUGES, SERVER_HISTOGRAM, histogram::WORDS] {
         hash.number(size);
     }
+    hash.number(overlaps);
     hash.number(snapshot.pools.len());
     for pool in &snapshot.pools {
         hash.text(&pool.name);
@@ -314,9 +326,9 @@ mod tests {
 
     #[test]
     fn the_documented_sizes_hold() {
-        assert_eq!((POOL_WORDS * 8, SERVER_WORDS * 8, header::WORDS * 8), (4224, 4160, 128));
+        assert_eq!((POOL_WORDS * 8, SERVER_WORDS * 8, header::WORDS * 8), (4224, 4168, 128));
         let layout = Layout::new(&snapshot(&[("a", &["x", "y"]), ("bb", &["x"])]));
-        let bytes: usize = 128 + (2 + 1) * 4224 + (3 + 1) * 4160;
+        let bytes: usize = 128 + (2 + 1) * 4224 + (3 + 1) * 4168;
         let bytes = bytes + audience::WORDS * 8;
         assert_eq!(audience::WORDS * 8, 73_728);
         assert_eq!(layout.slot_words() * 8, bytes.next_multiple_of(4096));

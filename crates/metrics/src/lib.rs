@@ -9,7 +9,8 @@
 //! The numbers belong to that snapshot's pools and servers. A snapshot with other pools or servers
 //! needs its own segments, and takes over the counters of those that both have.
 //!
-//! Beside the segments is what all workers write of each server: its [state](ServerState).
+//! Beside the segments is what all workers write of each server: its [state](ServerState), and where servers
+//! are copies of each other, [marks](WriteStamp) of the writes that are on their way.
 //! Behind the slots is the [`Board`], which discovery alone writes.
 //!
 //! [`Shared`] has what all workers write: client ids, limits of clients, and the outcomes of
@@ -24,6 +25,7 @@ mod histogram;
 mod ids;
 mod layout;
 mod mapping;
+mod overlaps;
 mod segments;
 mod server_state;
 mod shared;
@@ -40,6 +42,7 @@ pub use clock::{WallClock, monotonic_ms};
 pub use histogram::Histogram;
 pub use ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge, Stat};
 pub use layout::{Layout, PoolId, SLOTS_MAX, ServerId};
+pub use overlaps::{WriteKind, WriteLane, WriteStamp};
 pub use segments::{Attempts, Segments, SlotHeader};
 pub use server_state::{Cause, Evidence, Health, LastError, ServerState, StateChange};
 pub use shared::{FAILURE_MAX, LastReload, PAUSES_MAX, Pause, QUOTAS_MAX, Reloads, Shared};

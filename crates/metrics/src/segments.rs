@@ -22,6 +22,7 @@ use crate::layout::{
     header,
 };
 use crate::mapping::{Mapping, View};
+use crate::overlaps::Overlaps;
 use crate::server_state::{LastError, ServerState, SharedState};
 use crate::{Histogram, Writer};
 
@@ -276,6 +277,10 @@ impl Segments {
 
     pub(crate) fn shared_state(&self, server: ServerId) -> SharedState<'_> {
         SharedState(&self.common()[server.state()])
+    }
+
+    pub(crate) fn overlaps(&self) -> Overlaps<'_> {
+        Overlaps(&self.common()[self.layout.overlaps()])
     }
 
     pub fn sum_server_latency(&self, server: ServerId) -> Histogram {

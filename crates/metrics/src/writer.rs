@@ -16,6 +16,7 @@ use crate::layout::{
     SERVER_TRIED, ServerId, header,
 };
 use crate::mapping::View;
+use crate::overlaps::{WriteKind, WriteLane, WriteStamp};
 use crate::server_state::{Evidence, LastError, ServerState, StateChange};
 use crate::{Attempts, Histogram, Segments};
 
@@ -124,6 +125,17 @@ impl Writer {
     pub fn claim_check(&self, server: ServerId, now_us: u64, interval_us: u64) -> bool {
         server != self.void_server()
             && self.segments.shared_state(server).claim_check(now_us, interval_us)
+    }
+
+    /// A write of a key is about to be sent to servers that are copies of each other.
+    pub fn begin_write(&self, key: &[u8], lane: WriteLane, kind: WriteKind) -> WriteStamp {
+        self.segments.overlaps().begin(key, lane, kind)
+    }
+
+    /// Whether such a write, which has ended, may have reached some copy in another order than another one.
+    /// That one may be any worker's. The write must have begun with the same segments.
+    pub fn has_overlap(&self, stamp: &WriteStamp) -> bool {
+        self.segments.overlaps().has_overlap(stamp)
     }
 
     /// Over all workers.

@@ -28,6 +28,8 @@ pub(crate) enum Timer {
     Monitors,
     /// CLIENT PAUSE is over.
     ClientPause,
+    /// Copies are to forget keys.
+    Invalidations,
     /// A client that gave wrong passwords may go on.
     Slowed {
         client: ClientId,

@@ -872,6 +872,7 @@ impl Engine {
             client.listener = places.listener(client.listener).unwrap_or(ListenerId::NONE);
             debug_assert_ne!(client.listener, ListenerId::NONE);
         }
+        self.invalidations.renumber(|backend| places.backend(backend));
         for request in self.requests.iter_mut() {
             if let Role::Probe { server } = &mut request.role
                 && let Some((_, place)) = places.server(request.backend, *server)

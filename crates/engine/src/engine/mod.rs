@@ -39,7 +39,7 @@ use crate::downstream::standpoints::Standpoints;
 use crate::engine::change::Change;
 use crate::engine::epoch::Plan;
 use crate::exchange::flow::Flows;
-use crate::memcached::{Notes, RequestCtx};
+use crate::memcached::{Invalidations, Notes, RequestCtx};
 use crate::redis;
 use crate::redis::monitor::MonitorRelay;
 use crate::redis::script_replay::Call;
@@ -135,6 +135,7 @@ pub struct Engine {
     pub(crate) tours: HashMap<ClientId, WaitAll>,
     pub(crate) requests: Requests,
     pub(crate) flows: Flows,
+    pub(crate) invalidations: Invalidations,
     pub(crate) bufs: BufPool,
     pub(crate) latency_batch: LatencyBatch,
     pub(crate) pressure: Pressure,
@@ -239,6 +240,7 @@ impl Engine {
             tours: HashMap::new(),
             requests: Requests::new(),
             flows: Flows::new(),
+            invalidations: Invalidations::default(),
             bufs: BufPool::default(),
             latency_batch: LatencyBatch::default(),
             pressure: Pressure::new(None),
@@ -488,6 +490,7 @@ impl Engine {
                 Timer::Line => self.maintain_waiters(),
                 Timer::Monitors => self.release_lines(),
                 Timer::ClientPause => self.end_client_pauses(),
+                Timer::Invalidations => self.maintain_invalidations(),
                 Timer::Slowed { client, generation } => {
                     self.end_slow_down(client, generation, at);
                 }
@@ -547,6 +550,7 @@ impl Engine {
                 | Timer::Line
                 | Timer::Monitors
                 | Timer::ClientPause
+                | Timer::Invalidations
                 | Timer::Slowed { .. }
                 | Timer::Housekeeping => true,
             });
@@ -567,11 +571,12 @@ impl Engine {
         for index in clients {
             self.finish(index);
         }
+        self.hurry_invalidations();
     }
 
     /// Whether a drain is complete.
     pub fn is_drained(&self) -> bool {
-        self.draining && self.clients.len() == 0
+        self.draining && self.clients.len() == 0 && !self.invalidations.awaits_replies()
     }
 
     // Work.

@@ -8,7 +8,7 @@ use crate::base::buffer::LARGE;
 use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{ClientId, RequestId};
 use crate::engine::Engine;
-use crate::request::{Due, Merge, Role};
+use crate::request::{Due, Merge, Own, Role};
 use crate::upstream::bulk::BULK_SIZE;
 use crate::upstream::low_water::STREAM_WRITE_MIN;
 
@@ -136,6 +136,11 @@ impl Engine {
             Role::Probe { server } => {
                 let backend = request.backend;
                 self.probed(backend, server, &reply);
+                self.bufs.give(reply);
+                self.free_request(index);
+            }
+            Role::Own(own @ Own::Invalidation { .. }) => {
+                self.invalidated(index, own, &reply);
                 self.bufs.give(reply);
                 self.free_request(index);
             }

@@ -6,6 +6,10 @@
 //! written, nobody finds otherwise at any copy that was reached. A copy that was not, or has not done it,
 //! is counted, and fails no command.
 //!
+//! Two writes of one key that are on their way at once, on different connections, may reach the copies in
+//! different orders. Then all but the one that has answered are to forget the key: see
+//! [`crate::memcached::invalidation`]. So is a copy that a write has not reached.
+//!
 //! What is written on a condition (`add`, `replace`, `cas`) goes to the one that leads first, which
 //! decides. The others are then given the same without the condition: theirs could come out another way,
 //! and uniques are different on each. The client waits meanwhile, so that nothing overtakes it.
@@ -16,11 +20,14 @@
 use std::sync::Arc;
 
 use cashew_config::snapshot;
-use cashew_metrics::ServerCounter;
+use cashew_metrics::{ServerCounter, WriteKind, WriteLane, WriteStamp};
 use cashew_protocol::memcached::binary::{self, HEADER_SIZE, Opcode, write_request};
-use cashew_protocol::memcached::{Answer, Expect, RequestParser, Verb, is_error, words};
+use cashew_protocol::memcached::{
+    Answer, Expect, KEY_SIZE_MAX, RequestParser, Verb, is_error, words,
+};
 
 use super::Asked;
+use super::meta::plain_key;
 use super::text::payload;
 use crate::base::failure::NamedFailure;
 use crate::base::id::{BackendId, ClientId, LaneId, RequestId, ServerId};
@@ -38,8 +45,20 @@ struct Copies {
     sent: Vec<Sent>,
     /// What the others get once the first has done it.
     then: Option<Then>,
+    /// What the first was asked on a condition, it has not done.
+    is_declined: bool,
+    /// Copies that could not be reached, of what is on a condition.
+    missed: Vec<ServerId>,
     /// By which servers are numbered here.
     config: Arc<snapshot::Pool>,
+    key: Vec<u8>,
+    stamp: WriteStamp,
+    kind: WriteKind,
+    /// What it leaves depends on what was there.
+    is_relative: bool,
+    /// A stamp is good for one epoch.
+    epoch: u64,
+    variant: u16,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -91,16 +110,6 @@ impl Copies {
         sent.expect("it sent the attempt").outcome = outcome;
     }
 
-    /// The number that a server has now: a reload may have given it another.
-    fn number_of(&self, server: ServerId, backend: &Backend) -> Option<ServerId> {
-        if Arc::ptr_eq(&self.config, &backend.config) {
-            return Some(server);
-        }
-        let endpoint = &self.config.servers[server.index()].endpoint;
-        let found = backend.config.servers.iter().position(|it| it.endpoint == *endpoint)?;
-        Some(ServerId::new(found as u32))
-    }
-
     /// Gives the others what the first one has done. Returns whether there is something to wait for.
     fn go_on(&mut self, cx: &mut FlowContext<'_>, then: Then) -> bool {
         let backend = cx.backend();
@@ -108,7 +117,9 @@ impl Copies {
         let opaque = cx.engine.requests[cx.request].asked.opaque;
         for before in then.servers {
             let engine = &mut *cx.engine;
-            let Some(server) = self.number_of(before, &engine.backends[backend]) else { continue };
+            let Some(server) = number_of(&self.config, before, &engine.backends[backend]) else {
+                continue;
+            };
             match engine.lane_of((backend, server), variant, lane_choice, text.len()) {
                 Ok(lane) => {
                     let last = self.sent.last().map_or(RequestId::NONE, |sent| sent.attempt);
@@ -119,21 +130,78 @@ impl Copies {
                     engine.send(lane, attempt, Payload::Bytes(&text));
                     self.sent.push(Sent { attempt, server: before, outcome: Outcome::Open });
                 }
-                Err(_) => engine.count_missed(backend, server),
+                Err(_) => {
+                    engine.count_missed(backend, server);
+                    self.missed.push(before);
+                }
             }
         }
         cx.engine.bufs.give(text);
         cx.pending() > 0
     }
 
+    /// The write has ended, answered by that server or by nobody: sees to it that the copies will agree.
+    fn reconcile(&mut self, cx: &mut FlowContext<'_>, answer: Option<Sent>) {
+        let backend = cx.backend();
+        let of = (backend, self.variant);
+        if self.is_declined {
+            return;
+        }
+        let Some(answer) = answer else {
+            // Nobody has done it, but for the one that was to decide, perhaps.
+            let leader = self.sent[0].server;
+            if self.then.is_some() {
+                if let Some(server) = number_of(&self.config, leader, &cx.engine.backends[backend])
+                {
+                    cx.engine.count_missed(backend, server);
+                }
+                cx.engine.invalidate(of, &self.key, &self.config, [leader].into_iter());
+            }
+            return;
+        };
+        let is_mixed = self.epoch != cx.engine.epoch || cx.engine.metrics.has_overlap(&self.stamp);
+        let is_failed = answer.outcome == Outcome::Error;
+        let mut behind = std::mem::take(&mut self.missed);
+        let others = self.sent.iter().filter(|sent| sent.server != answer.server);
+        let differs = others.filter(|sent| match sent.outcome {
+            Outcome::Reply => is_mixed || is_failed,
+            Outcome::Error => is_mixed || !is_failed,
+            Outcome::Open | Outcome::None => true,
+        });
+        behind.extend(differs.map(|sent| sent.server));
+        if !is_mixed && self.is_relative && self.kind == WriteKind::Ordered && behind.is_empty() {
+            behind.extend(self.differing(cx));
+        }
+        if !behind.is_empty() {
+            cx.engine.invalidate(of, &self.key, &self.config, behind.into_iter());
+        } else if !is_failed && !is_mixed && !self.is_relative {
+            let servers = self.sent.iter().map(|sent| sent.server);
+            let began = cx.engine.requests[cx.request].started;
+            cx.engine.absolve((backend, began), &self.key, &self.config, servers);
+        }
+    }
+
+    /// Copies that show to have something else than the one that leads, by their replies. What commutes may be
+    /// answered otherwise though all have the same.
+    fn differing(&self, cx: &FlowContext<'_>) -> Vec<ServerId> {
+        let expect = cx.engine.requests[cx.request].expect;
+        let mut replies = cx.replies().map(|reply| outcome_of(expect, reply));
+        let first = replies.next().flatten();
+        let others = self.sent.iter().skip(1).zip(replies);
+        let others = others.filter(|(_, reply)| reply.is_some() && *reply != first);
+        others.map(|(sent, _)| sent.server).collect()
+    }
+
     /// All have replied, or failed. `seen` is the attempt that was the last to.
     fn end(
-        &self,
+        &mut self,
         cx: &mut FlowContext<'_>,
         seen: RequestId,
         failure: Option<NamedFailure>,
     ) -> Step {
-        let Some(answer) = self.sent.iter().find(|sent| sent.outcome != Outcome::None) else {
+        let answer = self.sent.iter().copied().find(|sent| sent.outcome != Outcome::None);
+        self.reconcile(cx, answer);
+        let Some(answer) = answer else {
             let failure = failure.expect("the last one failed, as all have");
             let mut out = cx.engine.bufs.take();
             cx.engine.write_failure_of(cx.request, &failure, &mut out);
@@ -142,7 +210,8 @@ impl Copies {
         if answer.outcome == Outcome::Reply {
             let backend = cx.backend();
             for sent in self.sent.iter().filter(|sent| sent.outcome != Outcome::Reply) {
-                if let Some(server) = self.number_of(sent.server, &cx.engine.backends[backend]) {
+                let state = &cx.engine.backends[backend];
+                if let Some(server) = number_of(&self.config, sent.server, state) {
                     cx.engine.count_missed(backend, server);
                 }
             }
@@ -170,6 +239,7 @@ impl Flow for Copies {
                 }
             } else {
                 cx.engine.bufs.give(then.text.text);
+                self.is_declined = true;
             }
         }
         match cx.pending() {
@@ -191,13 +261,13 @@ impl Flow for Copies {
         }
     }
 
-    /// What the first one has done, the others are to do.
+    /// What the first one has done, the others are to do, and they are to agree.
     fn outlives_client(&self) -> bool {
-        self.then.is_some()
+        true
     }
 
     fn size(&self) -> usize {
-        size_of_val(self) + self.sent.capacity() * size_of::<Sent>()
+        size_of_val(self) + self.sent.capacity() * size_of::<Sent>() + self.key.capacity()
     }
 
     fn recycle(self: Box<Self>, engine: &mut Engine) {
@@ -228,33 +298,54 @@ impl Engine {
         }
         let backend = self.requests[request].backend;
         let leader = self.lane(lane).server;
-        let others = self.other_copies(backend, leader);
+        let (others, missed) = self.other_copies(backend, leader);
+        let mut buf = [0; KEY_SIZE_MAX];
+        let key = write.key(&mut buf);
+        let Client { variant, lane_choice, .. } = self.clients[client];
         if others.is_empty() {
+            self.note_missed((backend, variant), key, missed);
             return false;
         }
-        let Client { variant, lane_choice, .. } = self.clients[client];
         let mut sent = Vec::with_capacity(1 + others.len());
         sent.push((leader, lane));
+        let mut kept = Vec::new();
         let then = match self.unconditional(write) {
             Some(text) => {
                 self.clients[client].fenced = true;
+                kept = missed;
                 Some(Then { text, servers: others, variant, lane_choice })
             }
             None => {
+                let mut missed = missed;
                 for server in others {
                     match self.lane_of((backend, server), variant, lane_choice, write.len()) {
                         Ok(lane) => sent.push((server, lane)),
-                        Err(_) => self.count_missed(backend, server),
+                        Err(_) => {
+                            self.count_missed(backend, server);
+                            missed.push(server);
+                        }
                     }
                 }
+                self.note_missed((backend, variant), key, missed);
                 None
             }
         };
+        let kind = if then.is_some() { WriteKind::Conditional } else { write.kind() };
+        let offset = self.backends[backend].servers[leader].offset_of(variant, lane);
+        let lane_of_all = WriteLane::new(self.slot, offset);
         let room = then.as_ref().map_or(0, |then| then.servers.len());
         let mut copies = Copies {
             sent: Vec::with_capacity(sent.len() + room),
             then,
+            is_declined: false,
+            missed: kept,
             config: Arc::clone(&self.backends[backend].config),
+            key: key.to_vec(),
+            stamp: self.metrics.begin_write(key, lane_of_all, kind),
+            kind,
+            is_relative: write.is_relative(),
+            epoch: self.epoch,
+            variant,
         };
         let (mut next, pending) = (RequestId::NONE, sent.len() as u32);
         for (server, lane) in sent.into_iter().rev() {
@@ -272,20 +363,29 @@ impl Engine {
         true
     }
 
-    /// The servers of a group but one that are to get what is written. Those that cannot are counted.
-    fn other_copies(&mut self, backend: BackendId, leader: ServerId) -> Vec<ServerId> {
-        let topology = &self.backends[backend].topology;
-        let mut others: Vec<ServerId> =
-            topology.members(leader).filter(|&server| server != leader).collect();
-        others.retain(|&server| {
-            let state = &self.backends[backend];
-            let is_reached = state.topology.live()[server.index()] && state.servers[server].is_up();
-            if !is_reached {
-                self.count_missed(backend, server);
-            }
-            is_reached
-        });
-        others
+    /// The servers of a group but one that are to get what is written, and those that cannot, which are
+    /// counted.
+    fn other_copies(
+        &mut self,
+        backend: BackendId,
+        leader: ServerId,
+    ) -> (Vec<ServerId>, Vec<ServerId>) {
+        let state = &self.backends[backend];
+        let others = state.topology.members(leader).filter(|&server| server != leader);
+        let is_reached = |server: &ServerId| {
+            state.topology.live()[server.index()] && state.servers[*server].is_up()
+        };
+        let (reached, missed): (Vec<ServerId>, Vec<ServerId>) = others.partition(is_reached);
+        missed.iter().for_each(|&server| self.count_missed(backend, server));
+        (reached, missed)
+    }
+
+    /// Copies that are not reached forget what they miss when they are.
+    fn note_missed(&mut self, of: (BackendId, u16), key: &[u8], missed: Vec<ServerId>) {
+        if !missed.is_empty() {
+            let config = Arc::clone(&self.backends[of.0].config);
+            self.invalidate(of, key, &config, missed.into_iter());
+        }
     }
 
     fn count_missed(&self, backend: BackendId, server: ServerId) {
@@ -304,7 +404,7 @@ impl Engine {
     ) {
         let backend = self.backend_of(client);
         let Client { variant, lane_choice, .. } = self.clients[client];
-        for server in self.other_copies(backend, leader) {
+        for server in self.other_copies(backend, leader).0 {
             match self.lane_of((backend, server), variant, lane_choice, text.len()) {
                 Ok(lane) => {
                     let (request, slot) = self.requests.add(backend, ClientId::NONE, self.now);
@@ -364,7 +464,59 @@ impl Engine {
     }
 }
 
-impl Write<'_> {
+impl<'a> Write<'a> {
+    /// As its bytes are, out of base64.
+    fn key<'k>(self, buf: &'k mut [u8; KEY_SIZE_MAX]) -> &'k [u8]
+    where
+        'a: 'k,
+    {
+        match self {
+            Self::Text(parser, bytes) => plain_key(parser, bytes, buf),
+            Self::Packet(parser, bytes) => parser.key().of(bytes),
+        }
+    }
+
+    /// How it stands to others of its key, without a condition. What makes a key that is not there does not
+    /// commute. (A decrement ends at 0, where it commutes with no increment. That is left out of account.)
+    fn kind(self) -> WriteKind {
+        let commutes = match self {
+            Self::Text(parser, bytes) => match parser.verb() {
+                Verb::Incr | Verb::Decr | Verb::Touch => true,
+                Verb::MetaArithmetic => words(parser.line().of(bytes))
+                    .skip(2)
+                    .all(|flag| !matches!(flag[0], b'N' | b'T' | b'E' | b'I')),
+                _ => false,
+            },
+            Self::Packet(parser, bytes) => match parser.opcode() {
+                Opcode::Increment | Opcode::Decrement => {
+                    parser.extras().of(bytes).ends_with(&[0xff; 4])
+                }
+                opcode => opcode == Opcode::Touch,
+            },
+        };
+        if commutes { WriteKind::Commuting } else { WriteKind::Ordered }
+    }
+
+    /// Whether what it leaves depends on what was there.
+    fn is_relative(self) -> bool {
+        match self {
+            Self::Text(parser, bytes) => match parser.verb() {
+                Verb::Set | Verb::Add | Verb::Replace | Verb::Cas | Verb::Delete => false,
+                Verb::MetaSet => words(parser.line().of(bytes))
+                    .skip(3)
+                    .any(|flag| matches!(flag, [b'M', b'A' | b'a' | b'P' | b'p'])),
+                Verb::MetaDelete => words(parser.line().of(bytes))
+                    .skip(2)
+                    .any(|flag| matches!(flag[0], b'I' | b'x' | b'T')),
+                _ => true,
+            },
+            Self::Packet(parser, _) => !matches!(
+                parser.opcode(),
+                Opcode::Set | Opcode::Add | Opcode::Replace | Opcode::Delete
+            ),
+        }
+    }
+
     fn len(self) -> usize {
         match self {
             Self::Text(_, bytes) | Self::Packet(_, bytes) => bytes.len(),
@@ -411,6 +563,34 @@ impl Write<'_> {
     }
 }
 
+/// The number that a server has now: a reload may have given it another.
+pub(super) fn number_of(
+    config: &Arc<snapshot::Pool>,
+    server: ServerId,
+    backend: &Backend,
+) -> Option<ServerId> {
+    if Arc::ptr_eq(config, &backend.config) {
+        return Some(server);
+    }
+    let endpoint = &config.servers[server.index()].endpoint;
+    let found = backend.config.servers.iter().position(|it| it.endpoint == *endpoint)?;
+    Some(ServerId::new(found as u32))
+}
+
+/// What a reply to a write that is relative says of what a server has now, if it says that it has something.
+fn outcome_of(expect: Expect, reply: &[u8]) -> Option<&[u8]> {
+    if is_packet(expect) {
+        return reply.get(HEADER_SIZE..).filter(|_| status(reply) == Some(0));
+    }
+    let is_number = reply.first().is_some_and(u8::is_ascii_digit);
+    // The rest of it may be of the one server only.
+    let word = [&b"TOUCHED"[..], b"STORED", b"HD"].into_iter().find(|it| reply.starts_with(it));
+    match reply.strip_prefix(b"VA ") {
+        Some(rest) => rest.splitn(2, |&byte| byte == b'\n').nth(1),
+        None => word.or(is_number.then_some(reply)),
+    }
+}
+
 /// The status in a packet.
 fn status(packet: &[u8]) -> Option<u16> {
     packet.get(6..8).map(|status| u16::from_be_bytes([status[0], status[1]]))
@@ -422,7 +602,7 @@ fn is_packet(expect: Expect) -> bool {
 
 /// Whether a reply says that its server has failed to do what it was asked, and not that there was
 /// nothing to do.
-fn is_bad(expect: Expect, reply: &[u8]) -> bool {
+pub(super) fn is_bad(expect: Expect, reply: &[u8]) -> bool {
     const TOO_LARGE: u16 = 3;
     const UNKNOWN: u16 = 0x81;
     match is_packet(expect) {

@@ -12,6 +12,7 @@ mod cas_tag;
 mod copies;
 mod fallback;
 mod get_coalescing;
+mod invalidation;
 mod meta;
 mod multiget_paging;
 mod quiet_filter;
@@ -23,6 +24,7 @@ mod warm_up;
 
 pub(crate) use fallback::Notes;
 pub(crate) use get_coalescing::{Coalesced, END, Part};
+pub(crate) use invalidation::Invalidations;
 pub(crate) use multiget_paging::Many;
 
 use cashew_config::snapshot::{Protocol, Wire};

@@ -106,6 +106,8 @@ pub(crate) enum Own {
     PeerId { lane: LaneId },
     /// ECHO behind a request: see [`crate::request::seal`].
     Seal(Seal),
+    /// A copy is to forget a key: see [`crate::memcached::Invalidations`].
+    Invalidation { number: u32, copy: u32 },
 }
 
 /// How the replies of fragments become one. An error of any fragment is the answer of all.

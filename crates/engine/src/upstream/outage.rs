@@ -588,6 +588,9 @@ impl Engine {
         request.in_lane = false;
         match self.requests[index].role {
             Role::Probe { .. } | Role::Own(_) => {
+                if let Role::Own(own) = self.requests[index].role {
+                    self.not_invalidated(own);
+                }
                 self.free_request(index);
                 return;
             }

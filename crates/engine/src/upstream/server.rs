@@ -205,6 +205,22 @@ impl Server {
         }
     }
 
+    /// Whether there are lanes of a variant.
+    pub(crate) fn has_lanes(&self, variant: u16) -> bool {
+        match variant.checked_sub(1) {
+            None => self.first_lane != LaneId::NONE,
+            Some(other) => {
+                self.others.get(usize::from(other)).is_some_and(|&it| it != LaneId::NONE)
+            }
+        }
+    }
+
+    /// The place of a lane among those of all variants, the same at all servers of a backend.
+    pub(crate) fn offset_of(&self, variant: u16, lane: LaneId) -> usize {
+        let offset = lane.number().wrapping_sub(self.first_of(variant).number()) as usize;
+        usize::from(variant) * (self.lanes as usize + 1) + offset
+    }
+
     pub(crate) fn bulk_lane(&self, variant: u16) -> LaneId {
         LaneId::new(self.first_of(variant).number() + self.lanes)
     }
