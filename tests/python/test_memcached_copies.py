@@ -591,3 +591,79 @@ def test_a_copy_that_was_away_forgets_what_it_has_missed(place, victim):
         wait_until(lambda: differing([*rest, servers[victim]], KEYS) == [], "they agree", seconds=15)
         assert KEYS[-1] not in held(servers[victim])
         assert values_at(rest, KEYS[20:-1]) == [[b"new"] * 39] * 2
+
+
+class Adder(threading.Thread):
+    """Adds to a number by `cas`, and finds out whether what somebody was told to be stored is lost. A number that
+    is not there begins anew under another name."""
+
+    def __init__(self, gateway, key, shared):
+        super().__init__()
+        self.gateway, self.key, self.shared = gateway, key, shared
+        self.stopped, self.lost, self.done, self.others = threading.Event(), [], 0, []
+
+    def run(self):
+        with self.gateway.connect(timeout=60) as conn:
+            while not self.stopped.is_set():
+                told = dict(self.shared)
+                conn.send(b"gets %b\r\n" % self.key)
+                line = conn.read_line()
+                if line == b"END":
+                    value = b"%d 1" % random.getrandbits(60)
+                    conn.send(b"add %b 0 0 %d\r\n%b\r\n" % (self.key, len(value), value))
+                elif line.startswith(b"VALUE"):
+                    unique = line.split(b" ")[4]
+                    name, number = conn.read_line().split(b" ")
+                    conn.expect(b"END\r\n")
+                    if int(number) < told.get(name, 0):
+                        self.lost.append((name, int(number), told[name]))
+                    value = b"%b %d" % (name, int(number) + 1)
+                    conn.send(b"cas %b 0 0 %d %b\r\n%b\r\n" % (self.key, len(value), unique, value))
+                else:
+                    self.others.append(line)
+                    continue
+                line = conn.read_line()
+                if line == b"STORED":
+                    self.done += 1
+                    name, number = value.split(b" ")
+                    with LOCK:
+                        self.shared[name] = max(self.shared.get(name, 0), int(number))
+                elif line not in (b"EXISTS", b"NOT_FOUND", b"NOT_STORED"):
+                    self.others.append(line)
+
+
+LOCK = threading.Lock()
+
+
+def test_no_cas_is_lost_when_a_reload_has_another_copy_lead(place):
+    servers = three(place)
+    gateway = place.cashew({"alpha": {"servers": [group("s1", *servers)], "timeout": 5000}}, {"worker_processes": 2})
+    with gateway.connect() as conn:
+        put(conn, b"unique", b"old")
+        conn.send(b"gets unique\r\n")
+        unique = conn.read_until(b"END\r\n").split(b"\r\n")[0].split(b" ")[4]
+    keys = [b"sum:%d" % n for n in range(3)]
+    shared = {key: {} for key in keys}
+    adders = [Adder(gateway, key, shared[key]) for key in keys * 3]
+    for adder in adders:
+        adder.start()
+    try:
+        for turn in range(1, 7):
+            before = [adder.done for adder in adders]
+            wait_until(lambda: all(it.done > count + 5 for it, count in zip(adders, before)), "they add")
+            turned = servers[turn % 3:] + servers[:turn % 3]
+            gateway.configure({"alpha": {"servers": [group("s1", *turned)], "timeout": 5000}})
+            gateway.reload()
+            with gateway.connect() as conn:
+                conn.send(b"cas unique 0 0 3 %b\r\nnew\r\n" % unique)
+                conn.expect(b"EXISTS\r\n" if turn % 3 else b"STORED\r\n")
+                if turn % 3 == 0:
+                    conn.send(b"gets unique\r\n")
+                    unique = conn.read_until(b"END\r\n").split(b"\r\n")[0].split(b" ")[4]
+    finally:
+        for adder in adders:
+            adder.stopped.set()
+        for adder in adders:
+            adder.join()
+    assert [adder.lost[:3] for adder in adders] == [[]] * len(adders)
+    assert [adder.others[:3] for adder in adders] == [[]] * len(adders)

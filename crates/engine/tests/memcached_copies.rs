@@ -3,7 +3,7 @@
 mod world;
 
 use cashew_config::Snapshot;
-use cashew_engine::{CloseReason, ConnId};
+use cashew_engine::{Action, CloseReason, ConnId};
 use cashew_metrics::ServerCounter;
 use world::{World, snapshot};
 
@@ -527,4 +527,31 @@ fn keys_are_forgotten_by_whichever_name_they_have() {
         world.expect(b, order);
         world.send(b, if order.starts_with("md") { "HD\r\n" } else { "DELETED\r\n" });
     }
+}
+
+#[test]
+fn a_copy_has_forgotten_what_differs_before_a_reload_has_it_lead() {
+    let (mut world, [one, other], [line, rival]) = two_lines("");
+    world.send(one, "set k 0 0 1\r\nx\r\n");
+    world.send(other, "set k 0 0 1\r\ny\r\n");
+    for lane in rival.into_iter().chain(line) {
+        let _ = world.received(lane);
+        world.send(lane, STORED);
+    }
+    let mut next = group("  server_connections: 2\n", [7001, 7000, 7002]);
+    next.epoch = 2;
+    world.prepare(&next);
+    world.pause(1000);
+    let is_paused = |world: &mut World| {
+        world.epoch_answers().iter().any(|it| matches!(it, Action::Paused { .. }))
+    };
+    assert!(!is_paused(&mut world), "something is to be forgotten yet");
+    let told: Vec<ConnId> = line
+        .into_iter()
+        .chain(rival)
+        .filter(|&lane| world.received(lane) == b"delete k\r\n")
+        .collect();
+    assert_eq!(told.len(), 2);
+    told.into_iter().for_each(|lane| world.send(lane, "DELETED\r\n"));
+    assert!(is_paused(&mut world));
 }

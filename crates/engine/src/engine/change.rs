@@ -424,6 +424,12 @@ impl Engine {
                     if paused().any(|backend| self.is_awaited(backend)) {
                         return true;
                     }
+                    // Another copy may lead next: what it is to forget it must not answer.
+                    let paused: Vec<BackendId> = paused().collect();
+                    if self.hurry_invalidations(|backend| paused.contains(&backend)) {
+                        return true;
+                    }
+                    let Some(change) = &self.change else { return false };
                     let concerned = change.steps.iter().filter(|step| step.paused().is_some());
                     let concerned: Vec<BackendId> = concerned
                         .flat_map(|step| step.paused().into_iter().chain(step.preparing()))

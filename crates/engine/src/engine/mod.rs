@@ -571,7 +571,7 @@ impl Engine {
         for index in clients {
             self.finish(index);
         }
-        self.hurry_invalidations();
+        self.hurry_invalidations(|_| true);
     }
 
     /// Whether a drain is complete.

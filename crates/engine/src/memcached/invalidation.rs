@@ -183,15 +183,19 @@ impl Engine {
         all.set_due(number, due);
         all.remove_if_settled(number);
         match self.draining {
-            true => self.settle_invalidation(number),
+            true => drop(self.settle_invalidation(number, true)),
             false => self.timers.arm(due, Timer::Invalidations),
         }
     }
 
-    /// The worker is about to go: nobody waits any longer.
-    pub(crate) fn hurry_invalidations(&mut self) {
-        let numbers: Vec<u32> = self.invalidations.keys.keys().copied().collect();
-        numbers.into_iter().for_each(|number| self.settle_invalidation(number));
+    /// The worker is about to go, or nothing else is on its way to these backends, and another copy may lead
+    /// next: nobody waits any longer. Returns whether something was sent.
+    pub(crate) fn hurry_invalidations(&mut self, of: impl Fn(BackendId) -> bool) -> bool {
+        let keys = self.invalidations.keys.iter().filter(|(_, it)| of(it.backend));
+        let numbers: Vec<u32> = keys.map(|(&number, _)| number).collect();
+        let sent: Vec<bool> =
+            numbers.into_iter().map(|number| self.settle_invalidation(number, true)).collect();
+        sent.contains(&true)
     }
 
     /// These copies have confirmed a write of a key, which was alone and began at that time. So they need not
@@ -222,19 +226,22 @@ impl Engine {
         while let Some(&(due, number)) = self.invalidations.due.first()
             && due <= self.now
         {
-            self.settle_invalidation(number);
+            self.settle_invalidation(number, false);
         }
         if let Some(&(due, _)) = self.invalidations.due.first() {
             self.timers.arm(due, Timer::Invalidations);
         }
     }
 
-    fn settle_invalidation(&mut self, number: u32) {
+    /// Has copies forget a key that can be reached. Returns whether there were any. While a ring changes they wait,
+    /// unless `is_urgent`.
+    fn settle_invalidation(&mut self, number: u32, is_urgent: bool) -> bool {
         let now = self.now;
-        let Some(it) = self.invalidations.keys.get_mut(&number) else { return };
+        let Some(it) = self.invalidations.keys.get_mut(&number) else { return false };
         let state = &self.backends[it.backend];
-        if state.is_held() {
-            return self.invalidations.set_due(number, now.plus_millis(HELD_MS));
+        if state.is_held() && !is_urgent {
+            self.invalidations.set_due(number, now.plus_millis(HELD_MS));
+            return false;
         }
         let is_over = it.until <= now;
         let mut reached = Vec::new();
@@ -254,6 +261,7 @@ impl Engine {
         };
         let own = |server| Own::Invalidation { number, copy: place_of(server) };
         let sent = self.have_forgotten(of, &key, &servers, own);
+        let is_sent = !sent.is_empty();
         if let Some(it) = self.invalidations.keys.get_mut(&number) {
             for server in sent {
                 let copy = &mut it.copies[place_of(server) as usize];
@@ -263,6 +271,7 @@ impl Engine {
         }
         self.invalidations.set_due(number, now.plus_millis(RETRY_MS));
         self.invalidations.remove_if_settled(number);
+        is_sent
     }
 
     /// Has servers forget a key. Returns those that it was sent to.

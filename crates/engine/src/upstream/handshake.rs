@@ -30,7 +30,9 @@ impl Engine {
         let backend = &self.backends[lane.backend];
         let server = &backend.servers[lane.server];
         let is_silent = server.is_silent();
-        lane.asks |= is_silent && lane.is_shared();
+        // That it takes connections does not show that a copy may lead again.
+        let is_trial = server.failing && backend.topology.writes_to_all();
+        lane.asks |= (is_silent || is_trial) && lane.is_shared();
         lane.tried_at = self.now;
         if server.failing || is_silent {
             self.metrics.set_tried(server.metrics, self.now.as_micros());
