@@ -158,6 +158,48 @@ def test_what_a_loading_server_refuses_waits_until_it_has_loaded(place):
     wait_until(lambda: "is loading the dataset" in gateway.log(), "the log tells of it")
 
 
+def test_reads_of_large_values_and_large_requests_wait_until_it_has_loaded(place):
+    server = place.redis(*SLOW_LOAD)
+    options = {"redis": True, "failover_wait": WAIT, "servers": server_lines([server], ["one"])}
+    gateway = place.cashew({"alpha": options}, {"worker_processes": 2})
+    value = b"x" * 400_000
+    gateway.call("SET", "big", value)
+    server.call("DEBUG", "POPULATE", "2000", "key", "100")
+    stopped, bad, counts = threading.Event(), [], [0, 0, 0]
+
+    def read(place):
+        with gateway.connect(timeout=60) as conn:
+            while not stopped.is_set():
+                if place == 2:
+                    said = conn.call("SET", "other", value)
+                    bad.extend([] if said == "OK" else [said])
+                elif conn.call("GET", "big") != value:
+                    bad.append("another value")
+                counts[place] += 1
+
+    def guarded(place):
+        try:
+            read(place)
+        except Exception as error:
+            bad.append(error)
+
+    threads = [threading.Thread(target=guarded, args=[place]) for place in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(lambda: min(counts) > 5, "all of them go on")
+        for _ in range(2):
+            assert server.call("DEBUG", "RELOAD") == "OK"
+            before = list(counts)
+            wait_until(lambda: bad or all(now > then + 3 for now, then in zip(counts, before)), "they go on")
+    finally:
+        stopped.set()
+        for thread in threads:
+            thread.join()
+    assert bad == []
+    assert retried(gateway) > 0
+
+
 def test_reads_leave_a_replica_that_refuses_them(place):
     """Also without failover_wait: there is somebody else to ask."""
     gateway, primary, [strict, other] = group(

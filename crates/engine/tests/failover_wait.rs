@@ -118,3 +118,84 @@ fn those_that_wait_count_against_the_limit_of_the_queue() {
     let said = String::from_utf8(world.received(client)).unwrap();
     assert_eq!(said, REFUSED.repeat(2) + "-ERR Server queue is full\r\n");
 }
+
+/// The server is back: what it is asked by the first connection on which that is a request.
+fn come_back(world: &mut World) -> (ConnId, Vec<u8>) {
+    for _ in 0..20 {
+        while world.connects_to(0) {
+            let lane = world.accept(0);
+            let mut asked = world.received(lane);
+            if asked.starts_with(redis("PING").as_bytes()) {
+                world.send(lane, "+PONG\r\n");
+                asked = world.received(lane);
+            }
+            if !asked.is_empty() {
+                return (lane, asked);
+            }
+        }
+        world.wait_ms(10);
+    }
+    panic!("nobody asks for anything");
+}
+
+#[test]
+fn a_read_of_a_large_value_waits_on_the_lane_of_all_large_ones() {
+    let (mut world, client, [lane]): (World, ConnId, [ConnId; 1]) =
+        World::with_client(&waiting("", 1));
+    let big = format!("$300000\r\n{}\r\n", "x".repeat(300_000));
+    world.send(client, redis("GET big"));
+    world.received(lane);
+    big.as_bytes().chunks(65_536).for_each(|piece| world.send(lane, piece));
+    assert!(world.received(client) == big.as_bytes());
+    let shared = world.accept(0);
+    for lane in [lane, shared] {
+        world.close(lane, CloseReason::Reset);
+    }
+    world.send(client, redis("GET big") + &redis("GET small"));
+    refuse_for(&mut world, 0, 400);
+    world.expect(client, "");
+    let (lane, asked) = come_back(&mut world);
+    assert_eq!(asked, redis("GET big").as_bytes());
+    world.send(lane, "$1\r\nx\r\n");
+    // What comes behind goes by the other.
+    let (other, asked) = come_back(&mut world);
+    assert_eq!(asked, redis("GET small").as_bytes());
+    world.send(other, "$1\r\ny\r\n");
+    world.expect(client, "$1\r\nx\r\n$1\r\ny\r\n");
+}
+
+#[test]
+fn a_large_request_waits_whole() {
+    for size in [300_000, 2_000_000] {
+        let (mut world, client, [lane]): (World, ConnId, [ConnId; 1]) =
+            World::with_client(&waiting("", 1));
+        world.close(lane, CloseReason::Reset);
+        let request = format!("*3\r\n$3\r\nSET\r\n$1\r\na\r\n${size}\r\n{}\r\n", "x".repeat(size));
+        for piece in request.as_bytes().chunks(65_536) {
+            world.send(client, piece);
+            refuse_for(&mut world, 0, 5);
+        }
+        refuse_for(&mut world, 0, 100);
+        world.expect(client, "");
+        let (lane, asked) = come_back(&mut world);
+        assert!(asked == request.as_bytes(), "{} bytes", asked.len());
+        world.send(lane, "+OK\r\n");
+        world.expect(client, "+OK\r\n");
+    }
+}
+
+#[test]
+fn nobody_waits_longer_for_a_connection_that_does_not_come_about() {
+    let (mut world, client, [lane]): (World, ConnId, [ConnId; 1]) =
+        World::with_client(&waiting("", 1));
+    world.close(lane, CloseReason::Reset);
+    for _ in 0..3 {
+        world.send(client, redis("GET a"));
+        world.wait_ms(980);
+        world.expect(client, "");
+        world.wait_ms(40);
+        let said = String::from_utf8(world.received(client)).unwrap();
+        assert!(said.starts_with("-ERR "), "{said}");
+        world.wait_ms(130);
+    }
+}

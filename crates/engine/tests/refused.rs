@@ -342,3 +342,32 @@ fn a_read_goes_to_another_member_with_failover_wait_and_without() {
         world.expect(client, if wait.is_empty() { LOADING } else { "" });
     }
 }
+
+#[test]
+fn a_read_of_a_large_value_waits_like_others() {
+    let (mut world, client, lane) = one("");
+    let big = format!("$300000\r\n{}\r\n", "x".repeat(300_000));
+    let answer = |world: &mut World, lane: ConnId| {
+        big.as_bytes().chunks(65_536).for_each(|piece| world.send(lane, piece));
+        assert!(world.received(client) == big.as_bytes());
+    };
+    world.send(client, redis("GET big"));
+    world.expect(lane, redis("GET big"));
+    answer(&mut world, lane);
+    // That connection is for large values from here on.
+    world.accept(0);
+    world.send(client, redis("GET big"));
+    world.expect(lane, redis("GET big"));
+    world.send(lane, LOADING);
+    world.expect(client, "");
+    // It goes on with the lane of all large values, as any other request.
+    let bulk = world.accept(0);
+    world.expect(bulk, redis("GET big"));
+    world.send(bulk, LOADING);
+    world.expect(client, "");
+    let bulk = asked(&mut world, 0, "PING");
+    world.send(bulk, "+PONG\r\n");
+    world.expect(bulk, redis("GET big"));
+    answer(&mut world, bulk);
+    assert_eq!(retried(&world), 2);
+}

@@ -583,3 +583,25 @@ fn a_connection_that_is_refused_ends_silence() {
     world.send(client, redis("GET a"));
     world.expect(lane, redis("GET a"));
 }
+
+#[test]
+fn a_subscriber_of_a_silent_server_does_not_wait_for_the_whole_timeout() {
+    let snapshot = pool("redis: true\ntimeout: 3000\npreconnect: true", 2);
+    let (mut world, _): (World, [ConnId; 2]) = settled(&snapshot);
+    let client = world.client();
+    world.send(client, redis("GET a"));
+    world.wait_ms(3000);
+    world.expect(client, LATE);
+    let sign = world.accept(0);
+    world.expect(sign, redis("PING"));
+    world.wait_ms(251);
+    assert!(is_told_silent(&world));
+    world.send(client, redis("SUBSCRIBE a"));
+    for _ in 0..53 {
+        while world.connects_to(0) {
+            world.accept(0);
+        }
+        world.wait_ms(20);
+    }
+    world.expect(client, SILENT);
+}

@@ -198,8 +198,18 @@ impl Engine {
         if !access.reads() {
             self.note_write(client);
         }
+        let may_collect = extent.need as u64 <= COLLECTED_MAX && self.has_ample_room();
         let placed = server.and_then(|server| {
-            let lane = self.streaming_lane(backend, server, variant);
+            let lane = match self.streaming_lane(backend, server, variant) {
+                // What cannot be sent at once waits where others wait: whole.
+                Ok(Some(lane)) if may_collect && !self.may_trust(lane) => {
+                    return Ok((server, None));
+                }
+                Err(why) if may_collect && self.is_worth_waiting(backend, why) => {
+                    return Ok((server, None));
+                }
+                lane => lane,
+            };
             Ok((server, lane.map_err(|why| self.backends[backend].named(server, why))?))
         });
         let lane = match placed {
@@ -214,7 +224,7 @@ impl Engine {
                 self.backends[backend].large_replies.learn(Mark::of(key), true);
                 lane
             }
-            Ok((server, None)) if extent.need as u64 <= COLLECTED_MAX && self.has_ample_room() => {
+            Ok((server, None)) if may_collect => {
                 // Whole it goes by the lane of large requests, which nobody has for long.
                 self.notify_want(backend, server);
                 return Begun::No;

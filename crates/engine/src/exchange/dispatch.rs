@@ -267,7 +267,7 @@ impl Engine {
         // If it is not so large after all, the next may not be either.
         client_state.window = client_state.window.max(UNKNOWN);
         match private {
-            Ok(Some(lane)) => self.forward_on(client, lane, expect),
+            Ok(Some(lane)) if self.may_trust(lane) => self.forward_on(client, lane, expect),
             _ => self.forward_to(client, Some(server), expect, size.max(BULK_SIZE)),
         }
     }
@@ -426,7 +426,9 @@ impl Engine {
         match lane.link {
             Link::Ready { .. } => {}
             Link::Connecting { .. } | Link::Handshaking { .. } if backend.failover_wait_us > 0 => {
+                let until = self.now.plus_micros(backend.failover_wait_us);
                 let _ = self.reach(index);
+                self.arm_lane(index, until);
             }
             _ if server.is_silent() => self.wait_or(index, Failure::Silent)?,
             _ => {

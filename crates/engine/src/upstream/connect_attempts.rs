@@ -63,6 +63,28 @@ impl Engine {
             && Outcome::of(lane.last_failure, false).is_worth_waiting()
     }
 
+    /// Whether something may be sent on a lane that one client has to itself: where requests wait for a server only
+    /// one that is connected, since nothing waits there.
+    pub(crate) fn may_trust(&self, index: LaneId) -> bool {
+        let lane = self.lane(index);
+        let waits = self.backends[lane.backend].failover_wait_us > 0;
+        !waits || matches!(lane.link, Link::Ready { .. })
+    }
+
+    /// Whether a request that fails so before it is sent may wait on a lane that clients share.
+    pub(crate) fn is_worth_waiting(&self, backend: BackendId, why: Failure) -> bool {
+        self.backends[backend].failover_wait_us > 0 && Outcome::of(why, false).is_worth_waiting()
+    }
+
+    /// When the first of those that wait has waited long enough, while a lane is being connected to a server
+    /// that could not be reached before.
+    pub(crate) fn trial_expiry(&self, index: LaneId) -> Option<Time> {
+        let lane = self.lane(index);
+        let server = &self.backends[lane.backend].servers[lane.server];
+        let is_trial = server.failing || server.is_silent();
+        self.wait_expiry(index).filter(|_| is_trial && self.may_wait(index))
+    }
+
     /// When the first of those that wait has waited long enough.
     pub(crate) fn wait_expiry(&self, index: LaneId) -> Option<Time> {
         let lane = self.lane(index);

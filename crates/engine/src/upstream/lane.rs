@@ -436,6 +436,11 @@ impl Lane {
         matches!(self.link, Link::Connecting { .. } | Link::Handshaking { .. } | Link::Ready { .. })
     }
 
+    /// Whether requests may be sent again that are refused on it: not what belongs together.
+    pub(crate) fn keeps_sent(&self) -> bool {
+        !self.is_session && !self.is_feed
+    }
+
     /// Keeps the first bytes of the output, which are about to leave it.
     #[cold]
     pub(crate) fn keep_sent(&mut self, bytes: u64, bufs: &mut BufPool) {

@@ -48,7 +48,7 @@ impl Engine {
             return;
         }
         lane.close_gets(&mut self.bufs);
-        if self.backends[lane.backend].keeps_sent && lane.is_shared() {
+        if self.backends[lane.backend].keeps_sent && lane.keeps_sent() {
             lane.keep_sent(bytes, &mut self.bufs);
         }
         lane.output.advance(bytes, &mut self.bufs);
@@ -419,6 +419,9 @@ impl Engine {
                     self.lane_down(index, Failure::TimedOut, Closed::ByUs);
                 } else {
                     self.expire_unsent(index);
+                    if self.trial_expiry(index).is_some() {
+                        self.expire_waiting(index);
+                    }
                 }
             }
             Link::Backoff { until } => {
@@ -501,7 +504,8 @@ impl Engine {
         let deadline = match self.lanes[index].link {
             Link::Idle => Time::NEVER,
             Link::Connecting { deadline } | Link::Handshaking { deadline } => {
-                self.first_unsent_expiry(index).map_or(deadline, |expiry| expiry.min(deadline))
+                let expiries = [self.first_unsent_expiry(index), self.trial_expiry(index)];
+                expiries.into_iter().flatten().fold(deadline, Time::min)
             }
             Link::Backoff { until } => until,
             Link::Ready { .. } => self.reply_deadline(index),

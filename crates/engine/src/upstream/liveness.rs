@@ -225,6 +225,10 @@ impl Engine {
                 self.lane_down(lane, Failure::TimedOut, Closed::ByUs);
             }
         }
+        // What is asked there is not waited for as long any more.
+        if let Some(feed) = self.backends[backend].servers[server].feed_lane() {
+            self.rearm(feed);
+        }
         // Who waits for a lane of its own looks again.
         self.dissolve_line(backend, server);
         let state = &mut self.backends[backend].servers[server];

@@ -16,6 +16,7 @@ use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::base::time::Time;
 use crate::engine::{Closed, Engine};
 use crate::request::{Request, Role};
+use crate::upstream::bulk::BULK_SIZE;
 use crate::upstream::health::{Reading, Servers};
 use crate::upstream::lane::{Lane, Link};
 use crate::upstream::refused::RefusedRequest;
@@ -280,12 +281,44 @@ impl Engine {
             }
             return false;
         };
+        if !self.lane(index).is_shared() {
+            return self.repeat_where_others_wait(index, why, bytes);
+        }
         let mut reply = self.take_reply(request);
         self.bufs.extend(&mut reply, end);
         self.pop_answered(index);
         let slot = &mut self.requests[request];
         (slot.in_lane, slot.arrived) = (true, 0);
         self.lanes[index].keep_refused(why, RefusedRequest { request, bytes, reply });
+        true
+    }
+
+    /// Sends what was refused on a lane that its client has to itself on that of large values, where it may wait.
+    /// Nothing else is on its way there, so that nothing of the client's is.
+    fn repeat_where_others_wait(&mut self, index: LaneId, why: Failure, bytes: Vec<u8>) -> bool {
+        let Lane { backend, server, variant, head: request, .. } = self.lanes[index];
+        self.note_unfit(index, why);
+        let size = bytes.len();
+        let is_alone = self.lane(index).in_flight == 1 && self.lane(index).unsent == 0;
+        let is_single = matches!(self.requests[request].role, Role::Single);
+        let to = match is_alone && is_single {
+            true => self.lane_of((backend, server), variant, 0, BULK_SIZE.max(size)).ok(),
+            false => None,
+        };
+        let Some(to) = to else {
+            self.bufs.give(bytes);
+            return false;
+        };
+        self.drop_reply(request);
+        self.pop_answered(index);
+        self.requests[request].arrived = 0;
+        let metrics = self.backends[backend].metrics;
+        self.metrics.add_pool(metrics, PoolCounter::RequestsRetried, 1);
+        let lane = &mut self.lanes[to];
+        lane.close_gets(&mut self.bufs);
+        lane.output.push(&bytes, &mut self.bufs);
+        self.bufs.give(bytes);
+        self.enqueue(to, request, size as u64);
         true
     }
 

@@ -87,7 +87,7 @@ impl Lane {
             Role::Parent { .. } | Role::Flow { .. } | Role::Probe { .. } | Role::Own(_) => false,
         };
         let is_short = request.reply.len() + end.len() < LARGE;
-        if !is_whole || !is_short || request.streaming || !self.is_shared() {
+        if !is_whole || !is_short || request.streaming || !self.keeps_sent() {
             return None;
         }
         if !self.keeps_head(bufs) {

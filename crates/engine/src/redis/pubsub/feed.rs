@@ -24,6 +24,8 @@ const OWED_MAX: usize = 1024;
 const SILENCE_MAX_MS: u64 = 10_000;
 /// How long an answer may take where the pool has no shorter `timeout`.
 const ANSWER_MAX_MS: u64 = 10_000;
+/// The same of a server that answers nothing else.
+const SIGN_MAX_MS: u64 = 1000;
 
 /// What is known of the connection that a server's messages come on.
 #[derive(Default)]
@@ -262,7 +264,9 @@ impl Engine {
         let first = feed.and_then(|feed| Some((feed, feed.owed.front()?)));
         first.map_or(Time::NEVER, |(feed, owed)| {
             let from = owed.asked_at.max(feed.heard_at);
-            backend.expiry(from).min(from.plus_millis(ANSWER_MAX_MS))
+            let is_silent = backend.servers[lane.server].is_silent();
+            let max = if is_silent { SIGN_MAX_MS } else { ANSWER_MAX_MS };
+            backend.expiry(from).min(from.plus_millis(max))
         })
     }
 
