@@ -555,3 +555,24 @@ fn a_copy_has_forgotten_what_differs_before_a_reload_has_it_lead() {
     told.into_iter().for_each(|lane| world.send(lane, "DELETED\r\n"));
     assert!(is_paused(&mut world));
 }
+
+#[test]
+fn a_server_that_hangs_leads_again_only_when_it_has_answered() {
+    let (mut world, [one, other], [line, rival]) = two_lines("");
+    world.send(one, "add k 0 0 1\r\nx\r\n");
+    world.expect(line[0], "add k 0 0 1\r\nx\r\n");
+    world.wait_ms(401);
+    assert!(world.received(one).starts_with(b"SERVER_ERROR "));
+    assert_eq!(missed(&world), [1, 0, 0]);
+    // Whoever listens there takes connections still.
+    world.close(rival[0], CloseReason::Reset);
+    for _ in 0..10 {
+        while world.connects_to(0) {
+            let lane = world.accept(0);
+            world.expect(lane, "version\r\n");
+        }
+        world.wait_ms(20);
+    }
+    world.send(other, "add k 0 0 1\r\nx\r\n");
+    world.expect(rival[1], "add k 0 0 1\r\nx\r\n");
+}
