@@ -374,17 +374,14 @@ impl Engine {
         self.lane_of((backend, server), variant, lane_choice, size)
     }
 
-    /// The client's lane to a server of whatever backend.
-    #[inline]
-    fn lane_at(
+    /// The client's lane to a server of another backend than the one where it stands.
+    #[cold]
+    fn lane_at_other(
         &mut self,
         client: ClientId,
         (backend, server): (BackendId, ServerId),
         size: usize,
     ) -> Result<LaneId, Failure> {
-        if self.backend_of(client) == backend {
-            return self.lane_for(client, server, size);
-        }
         let variant = self.variant_at(client, backend)?;
         let choice = self.clients[client].lane_choice;
         self.lane_of((backend, server), variant, choice, size)
@@ -552,9 +549,14 @@ impl Engine {
         merge: Merge,
         request: FragmentText<'_, impl Iterator<Item = &'b [u8]>>,
     ) -> Plan {
+        let here = self.backend_of(client);
         for at in 0..split.parts.len() {
             let Part { backend, server, .. } = split.parts[at];
-            match self.lane_at(client, (backend, server), request.size) {
+            let lane = match backend == here {
+                true => self.lane_for(client, server, request.size),
+                false => self.lane_at_other(client, (backend, server), request.size),
+            };
+            match lane {
                 Ok(lane) => split.parts[at].lane = lane,
                 Err(failure) => {
                     self.recycle_merge(merge);
@@ -576,9 +578,14 @@ impl Engine {
         merge: Merge,
         request: FragmentText<'_, impl Iterator<Item = &'b [u8]>>,
     ) {
+        let here = self.backend_of(client);
         for at in 0..split.parts.len() {
             let Part { backend, server, .. } = split.parts[at];
-            match self.lane_at(client, (backend, server), request.size) {
+            let lane = match backend == here {
+                true => self.lane_for(client, server, request.size),
+                false => self.lane_at_other(client, (backend, server), request.size),
+            };
+            match lane {
                 Ok(lane) => split.parts[at].lane = lane,
                 Err(failure) => {
                     split.parts[at].failure = Some(failure);

@@ -15,6 +15,7 @@ use super::copies::Write;
 use super::stats::{InPackets, Kind};
 use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::downstream::client::{Parser, State};
+use crate::downstream::listener::Choice;
 use crate::downstream::receive::{Plan, Step, fills};
 use crate::downstream::upload::{Begun, Extent, Head, Tail, UPLOAD_SIZE_MIN};
 use crate::engine::Engine;
@@ -222,7 +223,7 @@ impl Engine {
             return Plan::Done;
         }
         self.ask_binary(client, parser, bytes);
-        if self.listener_of(client).route.is_some()
+        if self.listener_of(client).choice == Choice::Backends
             && let Some(plan) = self.route_packet(client, parser, bytes)
         {
             return plan;

@@ -14,6 +14,7 @@ use super::multiget_paging::{PART_KEYS, access, behind_space};
 use super::stats::{Kind, Lines};
 use crate::base::id::ClientId;
 use crate::downstream::client::{Parser, State};
+use crate::downstream::listener::Choice;
 use crate::downstream::receive::{Plan, Step, fills};
 use crate::downstream::upload::{Begun, Extent, Head, Tail, UPLOAD_SIZE_MIN};
 use crate::engine::Engine;
@@ -210,7 +211,7 @@ impl Engine {
             self.clients[client].noreply = false;
             return Plan::Done;
         }
-        if self.listener_of(client).route.is_some()
+        if self.listener_of(client).choice == Choice::Backends
             && let Some(plan) = self.route_text(client, parser, bytes)
         {
             self.clients[client].noreply = false;

@@ -32,6 +32,7 @@ use crate::base::action::Notice;
 use crate::base::id::{BackendId, ClientId};
 use crate::downstream::client::State;
 use crate::downstream::command_policy::{NOT_AUTHENTICATED, is_open_to_all};
+use crate::downstream::listener::Choice;
 use crate::downstream::receive::Plan;
 use crate::downstream::session::NO_DATABASE;
 use crate::engine::Engine;
@@ -129,7 +130,7 @@ impl Engine {
             return self.postpone(client);
         }
         if let Lookup::Found(command) = lookup
-            && self.listener_of(client).route.is_some()
+            && self.listener_of(client).choice == Choice::Backends
             && self.clients[client].session.authenticated
             && let Some(plan) = self.route_redis(client, command, bytes, args)
         {
