@@ -191,7 +191,7 @@ pub(crate) fn resolve(
     let group = |server: &Server| {
         let (master, _) = masters.get(&*server.name)?;
         let (server, master) = (server.name.clone(), (*master).to_owned());
-        Some(Group { server, master, config_epoch: None, lineage: Lineage::default() })
+        Some(Group { server, master, config_epoch: None, lineage: Lineage::default(), moves: 0 })
     };
     Some(Sentinel {
         addresses: sentinels.value.0.iter().map(|address| address.value.clone()).collect(),

@@ -250,6 +250,9 @@ pub struct Group {
     pub config_epoch: Option<u64>,
     #[serde(default)]
     pub lineage: Lineage,
+    /// How often the server has moved, in this instance.
+    #[serde(default)]
+    pub moves: u32,
 }
 
 /// What the primary of a group succeeds to. Whoever watches the group next goes on from it.
@@ -346,6 +349,7 @@ impl Snapshot {
         group.config_epoch = config_epoch.or(group.config_epoch);
         if has_moved {
             group.lineage = Lineage::default();
+            group.moves = group.moves.wrapping_add(1);
         }
         has_moved
     }
@@ -391,9 +395,17 @@ impl Snapshot {
                 found.push((pool.name.clone(), group.server.clone(), address, kept.clone()));
             }
         }
-        for (pool, server, address, Group { config_epoch, lineage, .. }) in found {
+        for (pool, server, address, kept) in found {
+            let Group { config_epoch, lineage, moves, .. } = kept;
             self.set_primary(&pool, &server, &address, config_epoch);
             self.set_lineage(&pool, &server, &address, config_epoch, &lineage);
+            let mut groups =
+                self.pools.iter_mut().filter(|it| it.name == pool).flat_map(|it| &mut it.sentinel);
+            if let Some(group) =
+                groups.find_map(|it| it.groups.iter_mut().find(|group| group.server == server))
+            {
+                group.moves = moves;
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use cashew_engine::{BackendId, CloseReason, ConnId};
 use cashew_metrics::PoolCounter;
 use world::{World, pool, redis};
 
-const OPTIONS: &str = "redis: true\ncommand_policy: admin\ntimeout: 400\npreconnect: true";
+const OPTIONS: &str = "redis: true\ncommand_policy: admin\ntimeout: 400\npreconnect: true\nhide_topology: false";
 
 fn three_servers() -> (World, ConnId, [ConnId; 3]) {
     World::with_client(&pool(OPTIONS, 3))
@@ -375,7 +375,7 @@ fn a_server_that_cannot_be_reached_is_the_answer_and_nothing_is_sent() {
     let (mut world, client, [a, b, c]) = three_servers();
     world.close(b, CloseReason::Refused);
     world.send(client, redis("FLUSHALL"));
-    world.expect(client, "-ERR Connection refused\r\n");
+    world.expect(client, "-ERR Connection refused (server s1, 127.0.0.1:7001)\r\n");
     world.expect(a, "");
     world.expect(c, "");
     // Where each answers for itself the others do.
@@ -384,7 +384,7 @@ fn a_server_that_cannot_be_reached_is_the_answer_and_nothing_is_sent() {
     world.send(c, "+c\r\n");
     world.expect(
         client,
-        "*6\r\n$2\r\ns0\r\n+a\r\n$2\r\ns1\r\n-ERR Connection refused\r\n$2\r\ns2\r\n+c\r\n",
+        "*6\r\n$2\r\ns0\r\n+a\r\n$2\r\ns1\r\n-ERR Connection refused (server s1, 127.0.0.1:7001)\r\n$2\r\ns2\r\n+c\r\n",
     );
     world.assert_idle();
 }
@@ -396,7 +396,7 @@ fn a_server_that_dies_in_the_middle_is_the_answer() {
     world.send(a, ":1\r\n");
     world.close(c, CloseReason::Reset);
     world.send(b, ":1\r\n$1\r\nx\r\n");
-    world.expect(client, "-ERR Connection reset by peer\r\n$1\r\nx\r\n");
+    world.expect(client, "-ERR Connection reset by peer (server s2, 127.0.0.1:7002)\r\n$1\r\nx\r\n");
     world.assert_idle();
 }
 

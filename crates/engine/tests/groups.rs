@@ -211,7 +211,7 @@ fn the_nearest_answers_and_each_is_measured_once_a_second() {
 fn another_primary_takes_the_writes_and_the_old_one_may_be_read() {
     let (mut world, client, lanes) = connected("prefer_replica");
     let promoted = Promoted { shard: 1, server: 3 };
-    let topology = TopologyState { live: vec![true; 4], primaries: vec![promoted] };
+    let topology = TopologyState { primaries: vec![promoted], ..vec![true; 4].into() };
     world.engine.handle_release(BackendId::new(0), 1, topology, world.now, 0);
     world.tick();
     let [key, _] = keys();
@@ -220,11 +220,13 @@ fn another_primary_takes_the_writes_and_the_old_one_may_be_read() {
     got.sort_unstable();
     assert_eq!(got, [1, 2]);
     // An ejected replica is not read, and an ejected primary takes the group out.
-    let topology = TopologyState { live: vec![true, false, true, true], primaries: vec![promoted] };
+    let topology =
+        TopologyState { primaries: vec![promoted], ..vec![true, false, true, true].into() };
     world.engine.handle_release(BackendId::new(0), 2, topology, world.now, 0);
     world.tick();
     assert_eq!(readers(&mut world, client, &lanes, 2), [2, 2]);
-    let topology = TopologyState { live: vec![true, true, true, false], primaries: vec![promoted] };
+    let topology =
+        TopologyState { primaries: vec![promoted], ..vec![true, true, true, false].into() };
     world.engine.handle_release(BackendId::new(0), 3, topology, world.now, 0);
     world.tick();
     assert_eq!(readers(&mut world, client, &lanes, 2), [ALONE, ALONE]);

@@ -300,7 +300,7 @@ fn what_is_refused_goes_to_the_server_that_takes_the_place() {
     world.engine.handle_hold(backend, 2, 50, world.now);
     world.tick();
     let state =
-        TopologyState { live: vec![true; 3], primaries: vec![Promoted { shard: 0, server: 1 }] };
+        TopologyState { primaries: vec![Promoted { shard: 0, server: 1 }], ..vec![true; 3].into() };
     world.send(client, redis("GET a"));
     world.engine.handle_release(backend, 2, state, world.now, 0);
     world.tick();

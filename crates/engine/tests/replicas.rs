@@ -311,7 +311,7 @@ fn in_a_flat_file_a_master_is_a_server_like_any_other() {
 fn a_replica_that_is_promoted_takes_the_writes_and_the_old_master_its_reads() {
     let (mut world, client, lanes) = connected("");
     let topology =
-        TopologyState { live: vec![true; 4], primaries: vec![Promoted { shard: 0, server: 1 }] };
+        TopologyState { primaries: vec![Promoted { shard: 0, server: 1 }], ..vec![true; 4].into() };
     world.engine.handle_hold(BackendId::new(0), 1, 100, world.now);
     world.engine.handle_release(BackendId::new(0), 1, topology, world.now, 0);
     let write = redis("SET k v");

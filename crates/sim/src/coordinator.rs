@@ -95,6 +95,9 @@ impl Wanted {
         for (shard, server) in self.primaries {
             topology.primaries.retain(|promoted| promoted.shard != shard);
             topology.primaries.push(Promoted { shard, server });
+            let reign = topology.reign(shard) + 1;
+            topology.reigns.retain(|(its, _)| *its != shard);
+            topology.reigns.push((shard, reign));
         }
     }
 }

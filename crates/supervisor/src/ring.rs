@@ -157,23 +157,44 @@ impl Rings {
                 false => format!("server '{name}' is no replica: it has keys of its own"),
             });
         };
-        if ring.primaries[&shard] == server && ring.change.is_none() {
-            return Err(format!("server '{name}' is the primary already"));
+        let (is_primary, pending) = (ring.primaries[&shard] == server, ring.pending(shard));
+        match pending {
+            None if is_primary => {
+                return Err(format!("server '{name}' is the primary already"));
+            }
+            Some(pending) if pending != server => self.withdraw(pool, pending, now),
+            None | Some(_) => {}
         }
-        ring.wanted.remove(&server);
-        ring.promotions.insert(shard, Promotion { server, why });
-        self.advance(pool as usize, now);
+        let ring = &mut self.pools[pool as usize];
+        // Otherwise it was enough that nobody else becomes it.
+        if !is_primary {
+            ring.wanted.remove(&server);
+            ring.promotions.insert(shard, Promotion { server, why });
+            self.advance(pool as usize, now);
+        }
         Ok(())
     }
 
     /// The promotion of a server is not wanted any more. What is under way for it ends.
     pub(crate) fn withdraw(&mut self, pool: u32, server: u32, now: Instant) {
         let is_it = |promotion: &Promotion| promotion.server == server;
-        let change = self.pools[pool as usize].change.as_ref();
-        if change.is_some_and(|change| change.promotions.values().any(is_it)) {
-            self.abandon(pool as usize, now);
+        let ring = &mut self.pools[pool as usize];
+        if let Some(change) = &mut ring.change
+            && change.promotions.values().any(is_it)
+        {
+            change.promotions.retain(|_, promotion| !is_it(promotion));
+            let not_before = ring.not_before;
+            self.undo(pool as usize);
+            // It is nobody's fault, so the rest need not wait.
+            self.pools[pool as usize].not_before = not_before;
         }
         self.pools[pool as usize].promotions.retain(|_, promotion| !is_it(promotion));
+        self.advance(pool as usize, now);
+    }
+
+    /// The group of several servers that a server is of, by the number of its shard.
+    pub(crate) fn group_of(&self, pool: u32, server: u32) -> Option<u32> {
+        self.pools[pool as usize].group_of(server)
     }
 
     /// Whether all servers of a pool are used, although too many are down.
@@ -398,11 +419,20 @@ impl Rings {
 
     fn abandon(&mut self, pool: usize, now: Instant) {
         let ring = &mut self.pools[pool];
+        if let Some(change) = &ring.change {
+            warn!(
+                "pool '{}': the ring is not changed, workers {:?} did not hold in time",
+                ring.config.name, change.waiting
+            );
+        }
+        self.undo(pool);
+        self.pools[pool].not_before = Some(now + RETRY_PAUSE);
+    }
+
+    /// What was to change is wanted again.
+    fn undo(&mut self, pool: usize) {
+        let ring = &mut self.pools[pool];
         let change = ring.change.take().expect("a change is under way");
-        warn!(
-            "pool '{}': the ring is not changed, workers {:?} did not hold in time",
-            ring.config.name, change.waiting
-        );
         // A report that came meanwhile contradicts the change, so both cancel out.
         for (server, wanted) in change.servers {
             if ring.wanted.remove(&server).is_none() {
@@ -413,7 +443,6 @@ impl Rings {
         for (shard, promotion) in change.promotions {
             ring.promotions.entry(shard).or_insert(promotion);
         }
-        ring.not_before = Some(now + RETRY_PAUSE);
         self.release(pool);
     }
 
@@ -1010,6 +1039,74 @@ mod tests {
         rings.promote(0, 0, "asked for".into(), now).unwrap();
         let told = settled(&mut rings, now);
         assert_eq!((primary_of(&told), rings.live(0)), (None, vec![true; 3]));
+    }
+
+    #[test]
+    fn a_later_promotion_of_the_group_takes_the_place_of_one_under_way() {
+        let mut rings = Rings::new(vec![replicated(["a", "b", "c"], 0)]);
+        let now = Instant::now();
+        [0, 1].into_iter().for_each(|slot| rings.joined(slot));
+        messages(&mut rings);
+        rings.promote(0, 1, "asked for".into(), now).unwrap();
+        rings.held(0, 0, 1, now);
+        messages(&mut rings);
+        // At once: nobody was late.
+        rings.promote(0, 2, "asked for".into(), now).unwrap();
+        let sent = messages(&mut rings);
+        assert!(sent[..2].iter().all(|(_, it)| matches!(it, ToChild::Release { .. })), "{sent:?}");
+        assert!(sent[2..].iter().all(|(_, it)| matches!(it, ToChild::Hold { version: 2, .. })));
+        rings.held(1, 0, 1, now);
+        [0, 1].into_iter().for_each(|slot| rings.held(slot, 0, 2, now));
+        assert_eq!(primary(&rings), Some(2));
+        assert_eq!(rings.topology(0).reigns, [(0, 1)]);
+        // So does the wish that the primary stays.
+        messages(&mut rings);
+        rings.promote(0, 1, "asked for".into(), now).unwrap();
+        rings.promote(0, 2, "asked for".into(), now).unwrap();
+        assert!(rings.is_quiet() && primary(&rings) == Some(2));
+        assert_eq!(rings.poll_timeout(), None);
+        assert_eq!(rings.topology(0).reigns, [(0, 1)]);
+    }
+
+    #[test]
+    fn what_else_was_to_change_with_a_withdrawn_promotion_is_changed_at_once() {
+        let mut config = replicated(["a", "b", "c"], 0);
+        config.servers[1].may_eject = true;
+        let mut rings = Rings::new(vec![config]);
+        let now = Instant::now();
+        rings.joined(0);
+        rings.freeze();
+        rings.server_down(0, 1, "refused".into(), now);
+        rings.promote(0, 2, "asked for".into(), now).unwrap();
+        rings.thaw(now);
+        messages(&mut rings);
+        rings.withdraw(0, 2, now);
+        rings.held(0, 0, 2, now);
+        assert_eq!((rings.live(0), primary(&rings)), (vec![true, false, true], Some(0)));
+    }
+
+    #[test]
+    fn the_reigns_of_a_group_go_on_over_a_reload() {
+        let mut rings = Rings::new(vec![replicated(["a", "b", "c"], 0)]);
+        let now = Instant::now();
+        rings.promote(0, 2, "asked for".into(), now).unwrap();
+        let reigns = |rings: &Rings| rings.topology(0).reigns;
+        assert_eq!(reigns(&rings), [(0, 1)]);
+        let reload = |rings: &mut Rings, servers: [&str; 3], primary| {
+            rings.freeze();
+            rings.switch(vec![replicated(servers, primary)]);
+            rings.thaw(now);
+        };
+        reload(&mut rings, ["a", "c", "d"], 0);
+        assert_eq!((primary(&rings), reigns(&rings)), (Some(1), vec![(0, 1)]));
+        // The file has another take the writes, and then the same as before.
+        reload(&mut rings, ["a", "c", "d"], 2);
+        reload(&mut rings, ["a", "c", "d"], 1);
+        assert_eq!((primary(&rings), reigns(&rings)), (Some(1), vec![(0, 3)]));
+        rings.freeze();
+        let again =
+            Rings::from_state(rings.state(now), &[replicated(["a", "c", "d"], 1)], |_| true, now);
+        assert_eq!(reigns(&again), reigns(&rings));
     }
 
     #[test]

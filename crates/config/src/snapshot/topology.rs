@@ -104,6 +104,10 @@ pub struct TopologyState {
     /// Shards whose primary is another of their servers than the configured one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub primaries: Vec<Promoted>,
+    /// How often another server has begun to take a shard's writes, in this instance and without
+    /// Sentinels: the shard, and the number. Shards where that never happened are left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reigns: Vec<(u32, u32)>,
 }
 
 /// A server that takes the writes of a shard in the place of the configured one, by their indices.
@@ -133,6 +137,11 @@ impl TopologyState {
         self.live.len() == servers && self.primaries.iter().all(is_member)
     }
 
+    /// How often another server has begun to take the writes of a shard.
+    pub fn reign(&self, shard: u32) -> u32 {
+        self.reigns.iter().find(|(its, _)| *its == shard).map_or(0, |&(_, reign)| reign)
+    }
+
     /// Who takes the writes of a shard.
     pub fn primary_of(&self, shard: u32, configured: u32) -> u32 {
         let promoted = self.primaries.iter().find(|promoted| promoted.shard == shard);
@@ -143,7 +152,7 @@ impl TopologyState {
 impl From<Vec<bool>> for TopologyState {
     /// With the configured primaries.
     fn from(live: Vec<bool>) -> Self {
-        Self { live, primaries: Vec::new() }
+        Self { live, primaries: Vec::new(), reigns: Vec::new() }
     }
 }
 

@@ -67,12 +67,12 @@ impl BackendState {
         Self {
             pubsub: PubSub::new(&config.name),
             scripts: Scripts::default(),
-            walk: Walk::new(&config.servers),
+            walk: Walk::new(config),
             servers: config.servers.iter().map(|_| ServerState::default()).collect(),
         }
     }
 
     pub(crate) fn configure(&mut self, config: &snapshot::Pool) {
-        self.walk = Walk::new(&config.servers);
+        self.walk = Walk::new(config);
     }
 }

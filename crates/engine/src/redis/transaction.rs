@@ -407,10 +407,22 @@ impl Engine {
                 }
             }
             Rule::Fan(_) | Rule::Single(_) => {
-                if self.is_single(client) {
+                // Its cursors are the gateway's, and nobody reads them within an EXEC.
+                let is_walk =
+                    command.rule == Rule::Fan(Fan::Scan) && self.walks_by_own_cursors(client);
+                if self.is_single(client) && !is_walk {
                     return self.queue_anywhere(client, bytes, None);
                 }
                 let name = name_of(command);
+                if self.is_single(client) {
+                    return self.refuse_queued(
+                        client,
+                        &format!(
+                            "ERR {name} in a transaction would have a cursor that means nothing once \
+                             another server takes the writes; call it outside of MULTI"
+                        ),
+                    );
+                }
                 self.refuse_queued(
                     client,
                     &format!(
@@ -817,6 +829,11 @@ impl Engine {
         let servers = &config.servers;
         let (its, first) = (&servers[server.index()], &servers[self.lane(lane).server.index()]);
         let (name, key, remedy) = (name_of(command), shown(key), remedy(config.hash_tag));
+        if config.hide_topology {
+            return format!(
+                "CROSSSLOT {name} {key} is for another server than the transaction: {remedy}"
+            );
+        }
         format!(
             "CROSSSLOT {name} {key} is for server {}, the transaction is for server {}: {remedy}",
             its.name, first.name

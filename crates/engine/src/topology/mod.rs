@@ -7,7 +7,7 @@ mod shard;
 
 use std::cell::Cell;
 
-use cashew_config::snapshot::{self, Promoted, Reads, TopologyState};
+use cashew_config::snapshot::{self, Promoted, Reads, ServerGroup, TopologyState};
 use cashew_placement::{Distribution, Hash, HashTag, Node, Ring};
 use cashew_protocol::redis::{Access, CommandId};
 
@@ -30,6 +30,8 @@ pub(crate) struct Topology {
     nodes: Vec<(String, u32)>,
     /// As configured: changes of primaries begin with them.
     configured: Table<ShardId, Shard>,
+    /// By shard: how often Sentinels had moved its primary.
+    moves: Table<ShardId, u32>,
     shards: Table<ShardId, Shard>,
     /// By server: its shard.
     homes: Table<ServerId, ShardId>,
@@ -51,6 +53,14 @@ pub(crate) struct Topology {
     is_default: bool,
     /// The only server that is ever asked, while it is live.
     only: Option<ServerId>,
+    /// Some shard has several servers, or one that Sentinels name.
+    may_change_primaries: bool,
+}
+
+/// How often Sentinels had moved the primary of a shard.
+fn moves_of(pool: &snapshot::Pool, shard: &ServerGroup) -> u32 {
+    let mut groups = pool.sentinel.iter().flat_map(|sentinel| &sentinel.groups);
+    groups.find(|group| group.server == shard.name).map_or(0, |group| group.moves)
 }
 
 /// How a key finds its shard.
@@ -92,6 +102,7 @@ impl Topology {
             distribution: pool.distribution,
             nodes,
             configured: shards.clone(),
+            moves: groups.iter().map(|group| moves_of(pool, group)).collect(),
             turns: vec![Cell::new(0); shards.len()],
             is_near: pool.servers.iter().map(is_near).collect(),
             shards,
@@ -105,6 +116,7 @@ impl Topology {
             state,
             is_default: false,
             only: None,
+            may_change_primaries: pool.has_replicas() || pool.sentinel.is_some(),
         };
         topology.rebuild();
         topology
@@ -145,6 +157,22 @@ impl Topology {
     ) -> impl Iterator<Item = ServerId> {
         let primaries = shards.map(|shard| shard.primary);
         primaries.filter(|&server| self.is_on_ring(server))
+    }
+
+    /// Who takes the writes of a shard.
+    pub(crate) fn head(&self, shard: ShardId) -> ServerId {
+        self.shards[shard].primary
+    }
+
+    /// The number of a shard's primary: the next one has another, and so has the same server when it
+    /// takes the writes again. All workers agree on it, and it is kept over a reload and an upgrade.
+    pub(crate) fn reign(&self, shard: ShardId) -> u32 {
+        self.moves[shard].wrapping_add(self.state.reign(shard.number()))
+    }
+
+    /// Whether another server may become the primary of any shard while the pool stays as it is.
+    pub(crate) fn may_change_primaries(&self) -> bool {
+        self.may_change_primaries
     }
 
     /// Whether it is one of [`Topology::heads`].

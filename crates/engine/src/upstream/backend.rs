@@ -1,5 +1,6 @@
 //! A set of servers and what places keys on them, as one worker sees it.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use cashew_config::snapshot::{self, Limits, Protocol};
@@ -153,6 +154,14 @@ impl Backend {
     #[inline]
     pub(crate) fn expiry(&self, from: Time) -> Time {
         from.plus_micros(self.timeout_us)
+    }
+
+    /// What clients know a server by: its name, or where the pool hides those, its number.
+    pub(crate) fn shown_name(&self, server: ServerId) -> Cow<'_, str> {
+        match self.config.hide_topology {
+            true => format!("server{}", server.number()).into(),
+            false => self.config.servers[server.index()].name.as_str().into(),
+        }
     }
 
     /// A failure of that server, as clients are told of it.

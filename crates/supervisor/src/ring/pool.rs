@@ -71,6 +71,8 @@ pub(super) struct RingState {
     #[serde(default)]
     promotions: BTreeMap<u32, Promotion>,
     #[serde(default)]
+    reigns: BTreeMap<u32, u32>,
+    #[serde(default)]
     down_while_open: Option<BTreeMap<u32, String>>,
 }
 
@@ -97,6 +99,8 @@ pub(super) struct Ring {
     pub(super) primaries: BTreeMap<u32, u32>,
     /// Who is to take them by the next change: by shard.
     pub(super) promotions: BTreeMap<u32, Promotion>,
+    /// How often another server has begun to take the writes: by shard, those where it has.
+    reigns: BTreeMap<u32, u32>,
     pub(super) not_before: Option<Instant>,
     /// The pool is [open](super::open): who is down all the same, and why.
     pub(super) down_while_open: Option<BTreeMap<u32, String>>,
@@ -146,7 +150,7 @@ impl RingState {
         let promotions = self.promotions.iter().map(|(shard, it)| (shard, &it.server));
         let all = self.primaries.iter().chain(promotions);
         let primaries = all.map(|(&shard, &server)| Promoted { shard, server }).collect();
-        TopologyState { live: vec![true; self.servers.len()], primaries }
+        TopologyState { primaries, ..vec![true; self.servers.len()].into() }
     }
 }
 
@@ -193,6 +197,7 @@ impl Ring {
             change: None,
             wanted: BTreeMap::new(),
             promotions: BTreeMap::new(),
+            reigns: BTreeMap::new(),
             not_before: None,
             down_while_open: None,
         }
@@ -230,6 +235,7 @@ impl Ring {
                 ring.promotions.insert(shard, Promotion { server, ..promotion });
             }
         }
+        ring.reigns = self.reigns_in(&ring);
         for (index, server) in (0..).zip(&ring.config.servers) {
             let Some(&before) = old.get(&(&*server.group, &server.endpoint)) else { continue };
             let state = self.servers[before as usize];
@@ -251,6 +257,26 @@ impl Ring {
         ring
     }
 
+    /// The reigns of the groups of the next ring. Another primary by the file is another one, too.
+    fn reigns_in(&self, next: &Self) -> BTreeMap<u32, u32> {
+        let primary = |ring: &Self, shard: u32| {
+            ring.config.servers[ring.primaries[&shard] as usize].endpoint.clone()
+        };
+        let reign = |(&shard, group): (&u32, &GroupConfig)| {
+            let mut groups = self.config.groups.iter();
+            let (&before, _) = groups.find(|(_, before)| before.name == group.name)?;
+            let is_other = primary(self, before) != primary(next, shard);
+            let reign = self.reigns.get(&before).copied().unwrap_or(0);
+            Some((shard, reign.wrapping_add(u32::from(is_other)))).filter(|(_, reign)| *reign > 0)
+        };
+        next.config.groups.iter().filter_map(reign).collect()
+    }
+
+    fn begin_reign(&mut self, shard: u32) {
+        let reign = self.reigns.entry(shard).or_insert(0);
+        *reign = reign.wrapping_add(1);
+    }
+
     pub(super) fn state(&self, now: Instant) -> RingState {
         let millis = |span: Duration| span.as_millis().try_into().unwrap_or(u64::MAX);
         let of_server = |server: &Server| ServerState {
@@ -265,6 +291,7 @@ impl Ring {
             wanted: self.wanted.clone(),
             primaries: self.promoted(),
             promotions: self.promotions.clone(),
+            reigns: self.reigns.clone(),
             down_while_open: self.down_while_open.clone(),
         }
     }
@@ -281,6 +308,7 @@ impl Ring {
         Self {
             primaries: config.configured().into_iter().chain(state.primaries).collect(),
             promotions: state.promotions,
+            reigns: state.reigns,
             config,
             version: state.version,
             servers: state.servers.into_iter().map(of_server).collect(),
@@ -294,7 +322,8 @@ impl Ring {
     pub(super) fn topology(&self) -> TopologyState {
         let promoted = self.promoted().into_iter();
         let primaries = promoted.map(|(shard, server)| Promoted { shard, server }).collect();
-        TopologyState { live: self.live(), primaries }
+        let reigns = self.reigns.iter().map(|(&shard, &reign)| (shard, reign)).collect();
+        TopologyState { live: self.live(), primaries, reigns }
     }
 
     /// The shards whose primary is not the configured one.
@@ -439,6 +468,12 @@ impl Ring {
         self.config.groups.iter().find(|(_, group)| group.has(server)).map(|(&shard, _)| shard)
     }
 
+    /// Who is about to take the writes of a shard.
+    pub(super) fn pending(&self, shard: u32) -> Option<u32> {
+        let changed = self.change.as_ref().and_then(|change| change.promotions.get(&shard));
+        self.promotions.get(&shard).or(changed).map(|promotion| promotion.server)
+    }
+
     /// Another server takes the writes of a shard.
     pub(super) fn promote(&mut self, shard: u32, Promotion { server, why }: Promotion) {
         let name_of = |server: u32| &self.config.servers[server as usize].name;
@@ -452,6 +487,7 @@ impl Ring {
             "pool '{pool}': server '{name}' is the primary{group} now, no more '{before}': {why}"
         );
         self.primaries.insert(shard, server);
+        self.begin_reign(shard);
         self.servers[server as usize].live = true;
     }
 

@@ -211,9 +211,9 @@ impl Engine {
     }
 
     fn named(&self, client: ClientId, fan: Fan, servers: &[ServerId], tells_own: bool) -> Rule {
+        let backend = &self.backends[self.backend_of(client)];
         let client = &self.clients[client];
-        let config = &self.listeners[client.listener].config.servers;
-        let names = servers.iter().map(|&server| config[server.index()].name.as_str().into());
+        let names = servers.iter().map(|&server| backend.shown_name(server).into());
         let version = client.session.wire_protocol.resp();
         Rule::Named(Named { fan, version, tells_own, names: names.collect() })
     }
@@ -236,7 +236,11 @@ impl Engine {
             out.extend_from_slice(replies.find(|reply| resp::is_error(reply))?);
             return Some(());
         }
-        let mut info = info::merge(texts, self.identity.process_id);
+        let mut info = info::merge(
+            texts,
+            self.identity.process_id,
+            self.backends[backend].config.hide_topology,
+        );
         if named.tells_own {
             info.push_str("\r\n");
             info.push_str(&self.own_info(backend));

@@ -1,32 +1,55 @@
-//! SCAN over several servers: a cursor that says which one is next, and where in it.
+//! SCAN over several servers: a cursor that says which shard is next, and where in it.
 //!
 //! A server's own cursor counts the buckets of its table (Redis's dictScan leaves no bit set above
-//! the table's mask), so that there is room beside it. Beside it stand the server's place in the
-//! pool and a tag of the list of its servers: after a reload that changed the list the place would
-//! mean another server, and keys would silently be left out.
+//! the table's mask), so that there is room beside it. Beside it stand the shard's place in the
+//! pool and a tag of the list of its shards: after a reload that changed the list the place would
+//! mean another shard, and keys would silently be left out.
+//!
+//! A server's cursor means nothing to another one, as each hashes by a seed of its own. So the tag also
+//! has the last bits of the shard's [reign](crate::topology::Topology::reign): a cursor of an earlier one
+//! begins the shard anew.
 //!
 //! The gateway keeps nothing: every worker understands the cursors of all others.
 
-use crate::base::id::ServerId;
+use crate::base::id::ShardId;
 use cashew_config::snapshot;
+use cashew_config::snapshot::Pool;
 
 /// Cursors stay below it: many clients read them as signed 64-bit numbers.
 const CURSOR_MAX: u64 = i64::MAX as u64;
 const TAGS: u64 = 1 << 16;
 
-/// Where a walk over the servers of a pool is.
+/// The bits of a tag that tell one reign of a primary from the next ones.
+const REIGNS: u16 = 0xf;
+
+/// Where a walk over the shards of a pool is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cursor {
-    /// By its place in the pool.
-    pub(crate) server: ServerId,
+    pub(crate) shard: ShardId,
+    /// The last bits of the shard's.
+    pub(crate) reign: u16,
     /// The server's own.
     pub(crate) inner: u64,
 }
 
-/// The list of servers that cursors are about.
+impl Cursor {
+    /// `reign` is the whole of it.
+    pub(crate) fn new(shard: ShardId, reign: u32, inner: u64) -> Self {
+        Self { shard, reign: reign as u16 & REIGNS, inner }
+    }
+
+    /// Whether it is of that reign, as far as it tells.
+    pub(crate) fn is_of(self, reign: u32) -> bool {
+        self.reign == reign as u16 & REIGNS
+    }
+}
+
+/// The list of servers, and of the shards that cursors are about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Walk {
-    servers: u32,
+    /// Of the servers: whatever refers to them by number compares it.
+    servers_tag: u64,
+    shards: u32,
     tag: u16,
 }
 
@@ -34,7 +57,7 @@ pub(crate) struct Walk {
 pub(crate) enum BadCursor {
     /// No number that a cursor could be.
     Malformed,
-    /// Of another list of servers.
+    /// Of another list of shards.
     Foreign,
 }
 
@@ -51,30 +74,36 @@ impl BadCursor {
 }
 
 impl Walk {
-    pub(crate) fn new(servers: &[snapshot::Server]) -> Self {
-        // FNV-1a: the same in all workers and in every version.
-        let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
-        let mut add = |bytes: &[u8]| {
-            for &byte in bytes.iter().chain(&[0]) {
-                hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-            }
-        };
-        for server in servers {
-            add(server.name.as_bytes());
-            match &server.endpoint {
-                snapshot::Endpoint::Tcp { host, port } => {
-                    add(host.as_bytes());
-                    add(&port.to_be_bytes());
+    pub(crate) fn new(pool: &Pool) -> Self {
+        let mut servers = Tag::new();
+        pool.servers.iter().for_each(|server| servers.add_server(&server.name, &server.endpoint));
+        let groups = pool.sentinel.iter().flat_map(|sentinel| &sentinel.groups);
+        let masters: Vec<(&str, &str)> =
+            groups.map(|group| (&*group.server, &*group.master)).collect();
+        let shards = pool.shards();
+        let mut tag = Tag::new();
+        for shard in shards.iter() {
+            // Where Sentinels name the primary its address is not the shard's: the reign tells of it.
+            match masters.iter().find(|(name, _)| *name == shard.name) {
+                Some((_, master)) => {
+                    tag.add(shard.name.as_bytes());
+                    tag.add(master.as_bytes());
                 }
-                snapshot::Endpoint::Unix(path) => add(path.as_os_str().as_encoded_bytes()),
+                None => {
+                    tag.add_server(&shard.name, &pool.servers[shard.primary as usize].endpoint);
+                }
             }
         }
-        let tag = (hash ^ hash >> 16 ^ hash >> 32 ^ hash >> 48) as u16;
-        Self { servers: servers.len() as u32, tag }
+        Self { servers_tag: servers.0, shards: shards.len() as u32, tag: tag.folded() }
     }
 
-    pub(crate) fn servers(self) -> u32 {
-        self.servers
+    /// Whether a cursor of one of them is good for the other one.
+    pub(crate) fn has_same_shards(self, other: Self) -> bool {
+        (self.shards, self.tag) == (other.shards, other.tag)
+    }
+
+    pub(crate) fn shards(self) -> u32 {
+        self.shards
     }
 
     /// Reads a client's cursor; `None` stands for 0, the beginning.
@@ -86,23 +115,56 @@ impl Walk {
         if number > CURSOR_MAX {
             return Err(BadCursor::Malformed);
         }
-        let servers = u64::from(self.servers);
-        let (rest, server) = (number / servers, number % servers);
-        let (inner, tag) = (rest / TAGS, rest % TAGS);
-        if tag != u64::from(self.tag) {
+        let shards = u64::from(self.shards);
+        let (rest, shard) = (number / shards, number % shards);
+        let (inner, tag) = (rest / TAGS, (rest % TAGS) as u16);
+        let reign = tag ^ self.tag;
+        if reign & !REIGNS != 0 {
             return Err(BadCursor::Foreign);
         }
-        Ok(Some(Cursor { server: ServerId::new(server as u32), inner }))
+        Ok(Some(Cursor { shard: ShardId::new(shard as u32), reign, inner }))
     }
 
     /// The number for it; `None` if the server's cursor leaves no room for the rest. Never 0, which
-    /// stands for the end, unless `cursor` is the beginning.
+    /// stands for the end, unless it is at the beginning of the first shard.
     pub(crate) fn write(self, cursor: Cursor) -> Option<u64> {
-        let rest = cursor.inner.checked_mul(TAGS)?.checked_add(u64::from(self.tag))?;
+        let tag = u64::from(self.tag ^ cursor.reign);
+        let rest = cursor.inner.checked_mul(TAGS)?.checked_add(tag)?;
         let number = rest
-            .checked_mul(u64::from(self.servers))?
-            .checked_add(u64::from(cursor.server.number()))?;
+            .checked_mul(u64::from(self.shards))?
+            .checked_add(u64::from(cursor.shard.number()))?;
         (number <= CURSOR_MAX).then_some(number)
+    }
+}
+
+/// FNV-1a: the same in all workers and in every version.
+struct Tag(u64);
+
+impl Tag {
+    fn new() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        for &byte in bytes.iter().chain(&[0]) {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+
+    fn add_server(&mut self, name: &str, endpoint: &snapshot::Endpoint) {
+        self.add(name.as_bytes());
+        match endpoint {
+            snapshot::Endpoint::Tcp { host, port } => {
+                self.add(host.as_bytes());
+                self.add(&port.to_be_bytes());
+            }
+            snapshot::Endpoint::Unix(path) => self.add(path.as_os_str().as_encoded_bytes()),
+        }
+    }
+
+    fn folded(&self) -> u16 {
+        let hash = self.0;
+        (hash ^ hash >> 16 ^ hash >> 32 ^ hash >> 48) as u16
     }
 }
 
@@ -118,52 +180,77 @@ pub(crate) fn number(text: &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn servers(names: &[&str]) -> Vec<snapshot::Server> {
-        let server = |name: &&str| snapshot::Server {
-            name: (*name).to_owned(),
-            endpoint: snapshot::Endpoint::Tcp { host: "h".to_owned(), port: 1 },
-            weight: 1,
-            zone: None,
-        };
-        names.iter().map(server).collect()
+    fn pool(servers: &str) -> Pool {
+        let text = format!(
+            "p:\n  listen: 127.0.0.1:1\n  redis: true\n  sentinels: [h:1, h:2]\n  servers:\n{servers}\
+             \x20  - {{name: z, sentinel: m}}\n"
+        );
+        let context = cashew_config::Context::of_system();
+        match cashew_config::parse("f", &text, &context) {
+            Ok(loaded) => loaded.snapshot.pools.into_iter().next().unwrap(),
+            Err(errors) => panic!("{errors}"),
+        }
+    }
+
+    fn servers(names: &[&str]) -> Pool {
+        let line = |(port, name): (usize, &&str)| format!("   - h:{port}:1 {name}\n");
+        pool(&(1..).zip(names).map(line).collect::<String>())
     }
 
     #[test]
     fn what_is_written_is_read() {
-        let walk = Walk::new(&servers(&["a", "b", "c"]));
-        for server in 0..3 {
-            for inner in [0, 1, 7, 1 << 20, 1 << 32, (1 << 45) - 1] {
-                let cursor = Cursor { server: ServerId::new(server), inner };
+        let walk = Walk::new(&servers(&["a", "b"]));
+        for shard in (0..3).map(ShardId::new) {
+            for (inner, reign) in (0..40).flat_map(|reign| {
+                [0, 1, 7, 1 << 20, 1 << 32, (1 << 45) - 1].map(|inner| (inner, reign))
+            }) {
+                let cursor = Cursor::new(shard, reign, inner);
                 let number = walk.write(cursor).unwrap();
                 assert!(number <= CURSOR_MAX);
                 if number > 0 {
                     assert_eq!(walk.read(number.to_string().as_bytes()), Ok(Some(cursor)));
                 }
+                assert!(
+                    cursor.is_of(reign) && !cursor.is_of(reign + 1) && !cursor.is_of(reign + 15)
+                );
             }
         }
         assert_eq!(walk.read(b"0"), Ok(None));
-        assert_eq!(walk.write(Cursor { server: ServerId::new(0), inner: 1 << 46 }), None);
-        assert_eq!(walk.write(Cursor { server: ServerId::new(0), inner: u64::MAX }), None);
+        assert_eq!(walk.write(Cursor::new(ShardId::new(0), 0, 1 << 46)), None);
+        assert_eq!(walk.write(Cursor::new(ShardId::new(0), 0, u64::MAX)), None);
     }
 
     #[test]
     fn the_most_servers_leave_room_for_large_tables() {
-        let walk = Walk { servers: snapshot::SERVERS_MAX as u32, tag: u16::MAX };
-        let last = Cursor { server: ServerId::new(walk.servers - 1), inner: (1 << 31) - 1 };
+        let walk = Walk { servers_tag: 0, shards: snapshot::SERVERS_MAX as u32, tag: u16::MAX };
+        let last = Cursor::new(ShardId::new(walk.shards - 1), 0, (1 << 31) - 1);
         let number = walk.write(last).unwrap();
         assert_eq!(walk.read(number.to_string().as_bytes()), Ok(Some(last)));
     }
 
     #[test]
     fn other_lists_have_other_tags() {
-        let lists = [&["a", "b"][..], &["a", "c"], &["b", "a"], &["ab", ""], &["a", "b", "c"]];
+        let lists = [&["a", "b"][..], &["a", "c"], &["b", "a"], &["ab", "y"], &["a", "b", "c"]];
         let walks: Vec<Walk> = lists.iter().map(|names| Walk::new(&servers(names))).collect();
         for (at, walk) in walks.iter().enumerate() {
             assert!(!walks[..at].contains(walk), "{:?}", lists[at]);
         }
-        let number =
-            walks[0].write(Cursor { server: ServerId::new(1), inner: 5 }).unwrap().to_string();
+        let number = walks[0].write(Cursor::new(ShardId::new(1), 0, 5)).unwrap().to_string();
         assert_eq!(walks[1].read(number.as_bytes()), Err(BadCursor::Foreign));
+    }
+
+    /// Its reign tells that it is another one.
+    #[test]
+    fn who_is_the_primary_by_sentinels_is_no_matter_of_the_list() {
+        let mut pool = servers(&["a", "b"]);
+        let before = Walk::new(&pool);
+        pool.servers.iter_mut().filter(|it| it.name == "z").for_each(|server| {
+            server.endpoint = snapshot::Endpoint::Tcp { host: "h".to_owned(), port: 9 };
+        });
+        let after = Walk::new(&pool);
+        assert!(after.has_same_shards(before) && after != before);
+        pool.sentinel.as_mut().unwrap().groups[0].master = "other".to_owned();
+        assert!(!Walk::new(&pool).has_same_shards(before));
     }
 
     #[test]

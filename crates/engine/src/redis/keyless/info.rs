@@ -106,8 +106,24 @@ struct Section<'t> {
     index: HashMap<&'t str, usize>,
 }
 
-/// One INFO made of those of several servers. `process_id` is that of whom clients talk to.
-pub(crate) fn merge<'t>(texts: impl Iterator<Item = &'t str>, process_id: u32) -> String {
+/// Whether a field tells where a server listens, or where it replicates from or to.
+fn tells_address(key: &str) -> bool {
+    let is_numbered = |name: &str| {
+        let number = key.strip_prefix(name);
+        number.is_some_and(|it| !it.is_empty() && it.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    matches!(key, "master_host" | "master_port" | "tcp_port" | "executable" | "config_file")
+        || is_numbered("slave")
+        || is_numbered("listener")
+}
+
+/// One INFO made of those of several servers. `process_id` is that of whom clients talk to. Where the
+/// topology is `hidden`, without the servers' addresses.
+pub(crate) fn merge<'t>(
+    texts: impl Iterator<Item = &'t str>,
+    process_id: u32,
+    hidden: bool,
+) -> String {
     let mut sections: Vec<Section<'t>> = Vec::new();
     let mut servers = 0;
     for text in texts {
@@ -116,7 +132,9 @@ pub(crate) fn merge<'t>(texts: impl Iterator<Item = &'t str>, process_id: u32) -
         for line in text.lines() {
             if let Some(name) = line.strip_prefix("# ") {
                 current = Some(section(&mut sections, name));
-            } else if let (Some(at), Some((key, value))) = (current, line.split_once(':')) {
+            } else if let (Some(at), Some((key, value))) = (current, line.split_once(':'))
+                && !(hidden && tells_address(key))
+            {
                 add(&mut sections[at], key, value);
             }
         }
@@ -337,7 +355,7 @@ mod tests {
     #[test]
     fn servers_are_one() {
         assert_eq!(
-            merge([ONE, TWO].into_iter(), 7),
+            merge([ONE, TWO].into_iter(), 7, false),
             "# Server\r\nredis_version:7.0.9\r\nredis_mode:standalone\r\n\
              process_id:7\r\nuptime_in_seconds:60\r\n\r\n\
              # Clients\r\nconnected_clients:7\r\nclient_recent_max_input_buffer:30\r\n\r\n\
@@ -356,7 +374,18 @@ mod tests {
 
     #[test]
     fn what_one_server_says_stays_as_it_is() {
-        assert_eq!(merge([TWO].into_iter(), 101).trim_end(), TWO.trim_end());
+        assert_eq!(merge([TWO].into_iter(), 101, false).trim_end(), TWO.trim_end());
+    }
+
+    #[test]
+    fn addresses_of_servers_may_be_left_out() {
+        let text = "# Server\r\ntcp_port:6379\r\nlistener0:name=tcp,bind=10.0.0.1,port=6379\r\nlru_clock:1\r\n\r\n\
+                    # Replication\r\nrole:master\r\nconnected_slaves:1\r\nslave0:ip=10.0.0.2,port=6379\r\n\
+                    slave_repl_offset:7\r\nmaster_host:10.0.0.3\r\nmaster_port:6379\r\n";
+        let told = merge([text].into_iter(), 101, true);
+        assert!(["10.0", "6379"].iter().all(|it| !told.contains(it)), "{told}");
+        assert!(told.contains("connected_slaves:1\r\nslave_repl_offset:7\r\n"), "{told}");
+        assert!(merge([text].into_iter(), 101, false).contains("ip=10.0.0.2"));
     }
 
     #[test]
@@ -370,10 +399,10 @@ mod tests {
     #[test]
     fn anything_is_survived() {
         for text in ["", "# ", "a:b", "# X\r\n:\r\n::\r\n=\r\n", "# Keyspace\r\ndb0:=,,=\r\n"] {
-            merge([text, ONE, text].into_iter(), 7);
+            merge([text, ONE, text].into_iter(), 7, false);
         }
         let text = format!("# CPU\r\nused_cpu_sys:0.{}\r\n", "1".repeat(70_000));
         let expected = "# CPU\r\nused_cpu_sys:0.22222222222222221\r\n";
-        assert_eq!(merge([&*text, &*text].into_iter(), 7).trim_end(), expected.trim_end());
+        assert_eq!(merge([&*text, &*text].into_iter(), 7, false).trim_end(), expected.trim_end());
     }
 }

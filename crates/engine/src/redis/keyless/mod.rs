@@ -15,7 +15,7 @@ mod try_each;
 
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{Access, Command, Fan, Group, wrong_arity_error};
+use cashew_protocol::redis::{Access, Command, Fan, Group, Rule, wrong_arity_error};
 use cashew_protocol::resp::{Version, encode};
 
 use crate::base::failure::Failure;
@@ -145,7 +145,13 @@ impl Engine {
             }
             self.clients[client].fenced = true;
         }
-        if self.is_single(client) {
+        let is_as_it_is = match fan {
+            Fan::Scan => !self.walks_by_own_cursors(client),
+            // It tells where the server replicates from and to.
+            Fan::Info => !self.backends[self.backend_of(client)].config.hide_topology,
+            _ => true,
+        };
+        if self.is_single(client) && is_as_it_is {
             let plan = self.broadcast_to_only(client, way);
             if let (Some(sha), &Plan::Forward { lane, request }) = (loaded, &plan) {
                 self.watch_load(request, lane, sha);
@@ -239,9 +245,8 @@ impl Engine {
             servers.iter().filter(|server| server.ejected).count(),
             servers.iter().filter(|server| server.failing).count(),
         );
-        let names = backend.config.servers.iter().map(|server| &server.name);
-        for (at, (server, name)) in servers.iter().zip(names).enumerate().take(SERVERS_TOLD_MAX) {
-            let state = state_of(server);
+        for (at, server) in servers.iter().enumerate().take(SERVERS_TOLD_MAX) {
+            let (name, state) = (backend.shown_name(ServerId::new(at as u32)), state_of(server));
             text.push_str(&format!("server{at}:name={name},state={state}\r\n"));
         }
         text
@@ -262,8 +267,9 @@ impl Engine {
         if !is_address || rest.is_empty() || !self.clients[client].session.authenticated {
             return None;
         }
-        let servers = &self.listener_of(client).config.servers;
-        let Some(server) = servers.iter().position(|server| server.name.as_bytes() == name) else {
+        let backend = &self.backends[self.backend_of(client)];
+        let mut servers = backend.servers.ids();
+        let Some(server) = servers.find(|&it| backend.shown_name(it).as_bytes() == name) else {
             if self.is_single(client) {
                 // The only server may know better what is meant.
                 return None;
@@ -275,7 +281,10 @@ impl Engine {
         if !command.takes(rest.len()) {
             return Some(self.reply_with(client, |out| wrong_arity_error(out, command)));
         }
-        let server = ServerId::new(server as u32);
+        if command.rule == Rule::Fan(Fan::Info) && backend.config.hide_topology {
+            let text = "ERR this pool hides where its servers are: INFO is of all of them together";
+            return Some(self.reply_error(client, text));
+        }
         let lane = match self.lane_for(client, server, bytes.len()) {
             Ok(lane) => lane,
             Err(failure) => return Some(self.fail_for(client, server, failure)),

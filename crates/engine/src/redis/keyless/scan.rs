@@ -1,4 +1,7 @@
 //! SCAN over several servers, one after the other: the cursor says which one is next.
+//!
+//! If a shard's primary changes during the walk the shard is walked anew, at the new one: keys come twice
+//! then, and none is left out.
 
 use cashew_protocol::Span;
 use cashew_protocol::resp::{self, encode};
@@ -6,7 +9,7 @@ use cashew_protocol::resp::{self, encode};
 use super::cursor::{self, Cursor, Walk};
 use super::merge;
 use crate::base::failure::Failure;
-use crate::base::id::{BackendId, ClientId, RequestId, ServerId};
+use crate::base::id::{BackendId, ClientId, RequestId, ShardId};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::exchange::flow::{Attempts, Flow, FlowContext, Step, Target, Text};
@@ -15,7 +18,9 @@ use crate::exchange::flow::{Attempts, Flow, FlowContext, Step, Target, Text};
 #[derive(Clone, Copy, Debug)]
 struct Page {
     walk: Walk,
-    server: ServerId,
+    shard: ShardId,
+    /// The shard's when the page was asked for.
+    reign: u32,
 }
 
 impl Page {
@@ -30,8 +35,12 @@ impl Page {
         let mut reply = merge::Aggregate::of(reply)?;
         let inner = cursor::number(merge::text(reply.next()?)?)?;
         let next = match inner {
+            // What waited for a server may have been answered by the next one.
+            _ if !self.is_current(engine, backend) => {
+                Some(Cursor::new(self.shard, self.reign, inner.max(1)))
+            }
             0 => engine.page_behind(backend, self),
-            inner => Some(Cursor { server: self.server, inner }),
+            inner => Some(Cursor::new(self.shard, self.reign, inner)),
         };
         let number = match next {
             None => 0,
@@ -49,6 +58,13 @@ impl Page {
         out.extend_from_slice(reply.elements);
         Some(())
     }
+
+    /// Whether the shard's primary is the one that was asked. By a list that has changed nobody will go
+    /// on anyway.
+    fn is_current(self, engine: &Engine, backend: BackendId) -> bool {
+        !engine.redis_backends[backend].walk.has_same_shards(self.walk)
+            || engine.backends[backend].topology.reign(self.shard) == self.reign
+    }
 }
 
 impl Flow for Page {
@@ -61,27 +77,36 @@ impl Flow for Page {
 }
 
 impl Engine {
+    /// Whether SCAN has cursors of the gateway's. Where one server has all keys, for ever, those are as good
+    /// that the server gives.
+    pub(crate) fn walks_by_own_cursors(&self, client: ClientId) -> bool {
+        let topology = &self.backends[self.backend_of(client)].topology;
+        !self.is_single(client) || topology.may_change_primaries()
+    }
+
     pub(super) fn scan(&mut self, client: ClientId, bytes: &[u8], args: &[Span]) -> Plan {
         let backend = self.backend_of(client);
         let (pool, walk) = (&self.backends[backend], self.redis_backends[backend].walk);
         let topology = &pool.topology;
-        let first = || topology.heads().next();
+        let beginning = |shard| Cursor::new(shard, topology.reign(shard), 0);
         let cursor = match walk.read(args[1].of(bytes)) {
             Ok(Some(cursor)) => Some(cursor),
-            Ok(None) => first().map(|server| Cursor { server, inner: 0 }),
+            Ok(None) => topology.heads().next().map(|head| beginning(topology.shard_of(head))),
             Err(bad) => return self.reply_error(client, bad.text()),
         };
-        let Some(Cursor { server, inner }) = cursor else {
+        let Some(cursor) = cursor else {
             return self.fail(client, Failure::NoServer);
         };
-        if !topology.is_head(server) {
-            let name = &pool.config.servers[server.index()].name;
-            let why = match topology.live()[server.index()] {
-                true => "is no primary any more",
-                false => "has been ejected",
+        let (shard, reign) = (cursor.shard, topology.reign(cursor.shard));
+        let inner = if cursor.is_of(reign) { cursor.inner } else { 0 };
+        let server = topology.head(shard);
+        if !topology.is_on_ring(server) {
+            let named = match &pool.servers[server].label {
+                Some(_) => format!(", '{}',", pool.config.servers[server.index()].name),
+                None => String::new(),
             };
             let text = format!(
-                "ERR the server that this SCAN was at, '{name}', {why}; start again with cursor 0"
+                "ERR the server that this SCAN was at{named} has been ejected; start again with cursor 0"
             );
             return self.reply_error(client, &text);
         }
@@ -96,20 +121,19 @@ impl Engine {
         args[2..].iter().for_each(|arg| encode::write_bulk(&mut text, arg.of(bytes)));
         let request = self.new_request(client);
         let page = Step::Send(Attempts::one(Target::Lane(lane), Text::Owned(text)));
-        self.begin_flow(request, Box::new(Page { walk, server }), None, page);
+        self.begin_flow(request, Box::new(Page { walk, shard, reign }), None, page);
         Plan::Done
     }
 
     /// The beginning of the next shard on the ring, if there is one.
     fn page_behind(&self, backend: BackendId, page: Page) -> Option<Cursor> {
         let topology = &self.backends[backend].topology;
-        let server = if self.redis_backends[backend].walk == page.walk {
-            topology.heads_behind(topology.shard_of(page.server)).next()?
-        } else {
-            // By a list that has changed nobody will go on: the next cursor is refused.
-            let next = page.server.number() + 1;
-            (next < page.walk.servers()).then_some(ServerId::new(next))?
-        };
-        Some(Cursor { server, inner: 0 })
+        if self.redis_backends[backend].walk.has_same_shards(page.walk) {
+            let next = topology.shard_of(topology.heads_behind(page.shard).next()?);
+            return Some(Cursor::new(next, topology.reign(next), 0));
+        }
+        // By a list that has changed nobody will go on: the next cursor is refused.
+        let next = page.shard.number() + 1;
+        (next < page.walk.shards()).then(|| Cursor::new(ShardId::new(next), 0, 0))
     }
 }
