@@ -3,12 +3,13 @@
 import os
 import re
 import signal
+import subprocess
 import time
 
 import pytest
 
 from harness import HOST, Talker, resp, server_lines, wait_until
-from test_groups import group
+from test_groups import group, replicas_of
 
 KEYS = [f"key:{n}" for n in range(50)]
 
@@ -323,3 +324,60 @@ def test_the_role_is_asked_with_the_pool_s_password(place):
     replica.call("REPLICAOF", "NO", "ONE")
     done = gateway.order("failover", "alpha", "r1")
     assert done.returncode == 0, done.stderr
+
+
+def hold_up(gateway):
+    """A worker hangs, so that a failover waits for it."""
+    wait_until(gateway.workers, "the workers are there")
+    hung = gateway.workers()[0]
+    os.kill(hung, signal.SIGSTOP)
+    return hung
+
+
+def begin(gateway, *words):
+    """Asks for a failover, and returns when it is under way."""
+    command = [gateway.binary, "failover", "-c", gateway.config_path, "--force", *words]
+    asking = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    # It connects, and is held up.
+    time.sleep(0.3)
+    assert asking.poll() is None
+    return asking
+
+
+def test_a_failover_whose_asker_has_left_does_not_happen_later(place):
+    pair = Pair(place, settings={"worker_heartbeat_timeout": 0})
+    hung = hold_up(pair.gateway)
+    asking = begin(pair.gateway, "alpha", "r1")
+    asking.send_signal(signal.SIGINT)
+    asking.communicate(timeout=10)
+    wait_until(lambda: "the failover to 'r1' is withdrawn" in pair.gateway.log(), "it is withdrawn")
+    os.kill(hung, signal.SIGCONT)
+    time.sleep(1.5)
+    assert "of 2 up, primary master" in pair.gateway.order("status").stdout
+    # Whoever asks again gets it.
+    assert pair.promote().returncode == 0
+    pair.check_writes_go_to(pair.replica, pair.master)
+
+
+def test_a_later_failover_of_a_group_takes_the_place_of_one_under_way(place):
+    primary = place.redis()
+    replicas = replicas_of(place, primary, 2)
+    other, its = place.redis(), place.redis()
+    gateway = place.cashew(
+        {"alpha": {"redis": True, "servers": [group("s1", primary, *replicas),
+                                              group("s2", other, its)]}},
+        {"worker_processes": 2, "worker_heartbeat_timeout": 0})
+    hung = hold_up(gateway)
+    names = [f"s1/{HOST}:{server.port}" for server in replicas]
+    # The same server of another group is none of its business.
+    beside = begin(gateway, "alpha", "s2", f"{HOST}:{its.port}")
+    first = begin(gateway, "alpha", "s1", names[0])
+    second = begin(gateway, "alpha", "s1", names[1])
+    told, _ = first.communicate(timeout=3)
+    assert first.returncode == 1
+    assert f"pool 'alpha': replaced by a later failover to '{names[1]}'" in told
+    os.kill(hung, signal.SIGCONT)
+    for asking, server in [(second, names[1]), (beside, f"s2/{HOST}:{its.port}")]:
+        told, _ = asking.communicate(timeout=10)
+        assert (asking.returncode, f"'{server}' takes the writes now" in told) == (0, True), told
+    assert f"'{names[0]}' is the primary" not in gateway.log()

@@ -5,6 +5,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use rustix::net::SendFlags;
 use serde::{Deserialize, Serialize};
@@ -42,6 +43,29 @@ pub enum Command {
     },
 }
 
+impl Command {
+    /// How long the instance may take to the next line of its answer.
+    pub fn answer_timeout(&self) -> Duration {
+        match self {
+            // Requests in flight may be waited for as long as `reload_drain_timeout` can be.
+            Self::Reload { .. } | Self::Upgrade { .. } => Duration::from_secs(3600 + 120),
+            Self::Status => Duration::from_secs(30),
+            // The server is asked for its role, and workers have five seconds.
+            Self::Failover { .. } => Duration::from_secs(15),
+        }
+    }
+
+    /// What becomes of it if nobody waits for its answer any more.
+    pub(crate) fn unanswered(&self) -> &'static str {
+        match self {
+            Self::Failover { .. } => "it is withdrawn, unless it has happened already",
+            Self::Reload { .. } | Self::Upgrade { .. } | Self::Status => {
+                "the command may still be carried out"
+            }
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
@@ -63,6 +87,11 @@ pub(crate) trait Reply {
     /// The socket on which the answers go, so that the next program can continue with [`resume`].
     fn socket(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    /// False once whoever asked has left.
+    fn is_awaited(&self) -> bool {
+        true
     }
 }
 

@@ -47,9 +47,6 @@ const OUTPUT_SIZE_MAX: usize = 4 << 20;
 /// How long an operator may take to send its command, and to read the last answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a client of the socket waits for the next line of an answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
-
 /// How many files are checked for stale sockets.
 const SWEEP_MAX: usize = 256;
 
@@ -149,7 +146,7 @@ pub fn ask(
     if our != 0 && peer != 0 && peer != our {
         return Err(AskError::Stranger(peer));
     }
-    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+    stream.set_read_timeout(Some(command.answer_timeout()))?;
     let mut line = serde_json::to_vec(command).expect("commands are plain JSON");
     line.push(b'\n');
     // An instance that refuses does not read; its answer has the reason.
@@ -157,7 +154,9 @@ pub fn ask(
     for line in BufReader::new(&stream).lines() {
         let answer = match line {
             Ok(line) => serde_json::from_str(&line).map_err(io::Error::from)?,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(AskError::Timeout),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                return Err(AskError::Timeout(command.clone()));
+            }
             Err(error) => return Err(error.into()),
         };
         let is_last = matches!(answer, Answer::Done(_) | Answer::Failed(_));
@@ -177,8 +176,8 @@ pub enum AskError {
     NotThere(io::Error),
     #[error("the socket belongs to another user: {0}")]
     Stranger(u32),
-    #[error("no answer for {} seconds; the command may still be carried out", ANSWER_TIMEOUT.as_secs())]
-    Timeout,
+    #[error("no answer for {} seconds; {}", .0.answer_timeout().as_secs(), .0.unanswered())]
+    Timeout(Command),
     #[error("the connection has ended before the answer; the command may still be carried out")]
     Ended,
     #[error("{0}")]
@@ -194,7 +193,7 @@ impl AskError {
                 error.kind(),
                 ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof
             ),
-            Self::NotThere(_) | Self::Stranger(_) | Self::Timeout => false,
+            Self::NotThere(_) | Self::Stranger(_) | Self::Timeout(_) => false,
         }
     }
 }
@@ -297,7 +296,8 @@ impl ControlSocket {
         Box::new(Mailbox { id, stream, answers: Rc::clone(&self.answers) })
     }
 
-    /// Passes answers to their operators. If one has left, its command is carried out all the same.
+    /// Passes answers to their operators. If one has left, its command is carried out all the same,
+    /// unless the master looks at [`Reply::is_awaited`].
     pub(crate) fn deliver(&mut self, now: Instant) {
         for (id, answer) in self.answers.take() {
             if let Some(operator) = self.operators.iter_mut().find(|it| it.id == id) {
@@ -392,6 +392,19 @@ impl Reply for Mailbox {
     fn socket(&self) -> Option<BorrowedFd<'_>> {
         self.stream.as_ref().map(|stream| stream.as_fd())
     }
+
+    fn is_awaited(&self) -> bool {
+        // Where the descriptor could not be copied, nobody knows.
+        self.stream.as_ref().is_none_or(|stream| !has_hung_up(stream))
+    }
+}
+
+/// Whether the other end is closed, for reading as well.
+fn has_hung_up(stream: &UnixStream) -> bool {
+    let mut fds = [PollFd::new(stream, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let polled = poll(&mut fds, Some(&now));
+    polled.is_ok() && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
 fn bind(path: &Path) -> Result<UnixSocket, BindError> {
@@ -495,10 +508,7 @@ impl Operator {
 
     /// poll(2) reports a hangup even if not asked to, and would do so again and again.
     fn notice_hangup(&mut self) {
-        let mut fds = [PollFd::new(&self.stream, PollFlags::empty())];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let polled = poll(&mut fds, Some(&now));
-        if polled.is_ok() && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR) {
+        if has_hung_up(&self.stream) {
             self.state = State::Gone;
         }
     }
@@ -652,10 +662,13 @@ mod tests {
         operator.shutdown(Shutdown::Write).unwrap();
         world.handle();
         assert_eq!(world.socket.operators.len(), 1);
+        let reply = world.socket.reply(id);
+        assert!(reply.is_awaited());
         drop(operator);
+        assert!(!reply.is_awaited());
         world.handle();
         assert_eq!(world.socket.operators.len(), 0);
-        world.socket.reply(id).done();
+        reply.done();
         world.socket.deliver(world.now);
     }
 

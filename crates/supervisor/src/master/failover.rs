@@ -8,7 +8,7 @@ use cashew_config::snapshot::{Protocol, ServerGroup};
 use cashew_control::ToChild;
 use cashew_discovery::{Role, role_of};
 use rustix::event::PollFlags;
-use tracing::debug;
+use tracing::{debug, info};
 
 use super::{Master, Phase, Source};
 use crate::background_task::BackgroundTask;
@@ -96,12 +96,15 @@ impl Master {
     pub(super) fn handle_role(&mut self, number: u64, now: Instant) {
         let Some(asking) = self.failovers.asking.remove(&number) else { return };
         let Asking { pool, group, server, reply, answer } = asking;
+        if !reply.is_awaited() {
+            return;
+        }
         let Some(answer) = answer.finish() else {
             return reply.failed("asking the server for its role panicked");
         };
         let why = match answer {
             Ok(Role::Primary) => {
-                return self.fail_over(pool, group.as_deref(), &server, reply, now);
+                return self.fail_over_to(number, (pool, group.as_deref(), &server), reply, now);
             }
             Ok(Role::Replica) => "says that it is a replica: promote it first (REPLICAOF NO ONE), \
                                   or it refuses writes"
@@ -119,6 +122,18 @@ impl Master {
         reply: Box<dyn Reply>,
         now: Instant,
     ) {
+        self.failovers.last_asking += 1;
+        self.fail_over_to(self.failovers.last_asking, (pool, group, server), reply, now);
+    }
+
+    /// `number` is that of the command: what was asked for before it does not happen any more.
+    fn fail_over_to(
+        &mut self,
+        number: u64,
+        (pool, group, server): (String, Option<&str>, &str),
+        reply: Box<dyn Reply>,
+        now: Instant,
+    ) {
         if self.phase == Phase::Stopping {
             return reply.failed("the instance is stopping");
         }
@@ -130,10 +145,52 @@ impl Master {
         if let Err(why) = self.rings.promote(at, place, why, now) {
             return reply.failed(&format!("pool '{pool}': {why}"));
         }
+        self.replace_failovers(Some(number), (at, place));
         let server = self.current.snapshot.pools[at as usize].servers[place as usize].name.clone();
         self.failovers.waiting.push(Waiting { pool, server, reply, until: now + PATIENCE });
         self.deliver_rings(now);
         self.end_failovers(now);
+    }
+
+    /// Ends those for other servers of the same group: those that wait, and those of commands before
+    /// this number whose servers are asked still.
+    fn replace_failovers(&mut self, before: Option<u64>, (at, place): (u32, u32)) {
+        let name = self.current.snapshot.pools[at as usize].servers[place as usize].name.clone();
+        let is_other = |pool: &str, group: Option<&str>, server: &str| {
+            let other = self.place_of(pool, group, server).ok();
+            other.is_some_and(|(its, other)| {
+                (its, self.rings.group_of(its, other)) == (at, self.rings.group_of(at, place))
+                    && other != place
+            })
+        };
+        let is_replaced = |it: &Waiting| is_other(&it.pool, None, &it.server);
+        let replaced: Vec<bool> = self.failovers.waiting.iter().map(is_replaced).collect();
+        let is_asked_before = |(number, it): &(&u64, &Asking)| {
+            before.is_some_and(|before| **number < before)
+                && is_other(&it.pool, it.group.as_deref(), &it.server)
+        };
+        let asked: Vec<u64> = self
+            .failovers
+            .asking
+            .iter()
+            .filter(is_asked_before)
+            .map(|(&number, _)| number)
+            .collect();
+        let end = |pool: &str, reply: Box<dyn Reply>| {
+            reply.failed(&format!("pool '{pool}': replaced by a later failover to '{name}'"));
+        };
+        let waiting = std::mem::take(&mut self.failovers.waiting);
+        for (waiting, is_replaced) in waiting.into_iter().zip(replaced) {
+            match is_replaced {
+                true => end(&waiting.pool, waiting.reply),
+                false => self.failovers.waiting.push(waiting),
+            }
+        }
+        for number in asked {
+            if let Some(asking) = self.failovers.asking.remove(&number) {
+                end(&asking.pool, asking.reply);
+            }
+        }
     }
 
     /// A worker's server refuses writes as a replica does: discovery asks who is the primary.
@@ -158,8 +215,9 @@ impl Master {
             return;
         }
         let why = format!("'{from}' is a replica of it now");
-        if let Err(why) = self.rings.promote(at, place, why, now) {
-            debug!("pool '{pool}': '{to}' is not made the primary: {why}");
+        match self.rings.promote(at, place, why, now) {
+            Ok(()) => self.replace_failovers(None, (at, place)),
+            Err(why) => debug!("pool '{pool}': '{to}' is not made the primary: {why}"),
         }
         self.deliver_rings(now);
     }
@@ -215,9 +273,11 @@ impl Master {
         Ok((at as u32, place))
     }
 
-    /// Answers those whose promotion is through, or has been waited for long enough.
+    /// Answers those whose promotion is through, or has been waited for long enough. One that nobody waits
+    /// for any more does not happen.
     pub(super) fn end_failovers(&mut self, now: Instant) {
         let mut late = Vec::new();
+        self.failovers.asking.retain(|_, asking| asking.reply.is_awaited());
         for mut waiting in std::mem::take(&mut self.failovers.waiting) {
             let Waiting { pool, server, .. } = &waiting;
             let pools = &self.current.snapshot.pools;
@@ -229,6 +289,9 @@ impl Master {
                 let text = format!("pool '{pool}': '{server}' takes the writes now");
                 waiting.reply.line(&text);
                 waiting.reply.done();
+            } else if !waiting.reply.is_awaited() {
+                info!("pool '{pool}': the failover to '{server}' is withdrawn: who asked has left");
+                late.push((waiting.pool, waiting.server));
             } else if self.phase == Phase::Stopping {
                 waiting.reply.failed("the instance is stopping");
             } else if waiting.until <= now {
