@@ -358,8 +358,9 @@ section! {
         /// replica. None waits longer than `timeout`. 0 turns it off; 3000 unless set in a pool with
         /// `sentinels`, else 0.
         failover_wait: Number<0, 3600000> = none,
-        /// Whether errors leave out which server they are about. Otherwise they end with its name and
-        /// address, as in `Connection refused (server r2, 10.0.0.2:6379)`.
+        /// Whether replies leave out the names and addresses of the servers; see [what clients learn of
+        /// servers](operations.md#what-clients-learn-of-servers). Otherwise errors end with them, as in
+        /// `Connection refused (server r2, 10.0.0.2:6379)`.
         hide_topology: Switch = "false",
         /// Bytes that a replica may be behind its primary and answer reads; without it there is no
         /// limit. See [replicas that are fit](#replicas-that-are-fit). Redis pools only.

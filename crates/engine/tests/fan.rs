@@ -6,7 +6,8 @@ use cashew_engine::{BackendId, CloseReason, ConnId};
 use cashew_metrics::PoolCounter;
 use world::{World, pool, redis};
 
-const OPTIONS: &str = "redis: true\ncommand_policy: admin\ntimeout: 400\npreconnect: true\nhide_topology: false";
+const OPTIONS: &str =
+    "redis: true\ncommand_policy: admin\ntimeout: 400\npreconnect: true\nhide_topology: false";
 
 fn three_servers() -> (World, ConnId, [ConnId; 3]) {
     World::with_client(&pool(OPTIONS, 3))
@@ -396,7 +397,8 @@ fn a_server_that_dies_in_the_middle_is_the_answer() {
     world.send(a, ":1\r\n");
     world.close(c, CloseReason::Reset);
     world.send(b, ":1\r\n$1\r\nx\r\n");
-    world.expect(client, "-ERR Connection reset by peer (server s2, 127.0.0.1:7002)\r\n$1\r\nx\r\n");
+    world
+        .expect(client, "-ERR Connection reset by peer (server s2, 127.0.0.1:7002)\r\n$1\r\nx\r\n");
     world.assert_idle();
 }
 

@@ -115,8 +115,8 @@ fn very_many_values_come_whole_over_a_reload_that_moves_their_keys() {
 fn a_server_that_fails_is_named_and_the_others_are_heard() {
     let (mut world, client, [a, b, c, d]) = four_servers();
     let closed = "SERVER_ERROR Connection reset by peer";
-    let failed = "STAT servers_failed 1\r\nSTAT s1:error";
-    let named = "SERVER_ERROR s1: Connection reset by peer\r\n";
+    let failed = "STAT servers_failed 1\r\nSTAT server1:error";
+    let named = "SERVER_ERROR server1: Connection reset by peer\r\n";
     // It fails with the requests on their way, and then it cannot be sent any.
     for is_down in [false, true] {
         world.send(client, "stats\r\nstats items\r\nflush_all\r\nstats servers\r\n");
@@ -131,10 +131,10 @@ fn a_server_that_fails_is_named_and_the_others_are_heard() {
         let rows = |name: &str| format!("STAT {name}:n 2\r\n");
         let answer = format!(
             "STAT n 6\r\n{failed} {closed}\r\nEND\r\n{failed} {closed}\r\nEND\r\n{named}\
-             {}STAT s1:error {closed}\r\n{}{}END\r\n",
-            rows("s0"),
-            rows("s2"),
-            rows("s3"),
+             {}STAT server1:error {closed}\r\n{}{}END\r\n",
+            rows("server0"),
+            rows("server2"),
+            rows("server3"),
         );
         world.expect(client, answer);
     }

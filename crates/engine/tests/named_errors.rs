@@ -77,6 +77,117 @@ fn a_pool_may_hide_its_servers() {
     }
 }
 
+const HIDDEN: &str = "redis: true\nhide_topology: true\npreconnect: true\n";
+
+/// Nothing of a pool's servers, which are called `sN` and listen at 127.0.0.1:700N.
+#[track_caller]
+fn tells_no_server(reply: &[u8]) -> String {
+    let reply = String::from_utf8(reply.to_vec()).unwrap();
+    let names = ["s0", "s1", "s2", "127.0", "700"];
+    assert!(!names.iter().any(|name| reply.contains(name)), "{reply}");
+    reply
+}
+
+#[test]
+fn a_pool_that_hides_its_servers_names_none_in_any_reply() {
+    let (mut world, client, [a, b]): (World, ConnId, [ConnId; 2]) =
+        World::with_client(&pool(&format!("{HIDDEN}session_connections: 1"), 2));
+    // Each answers for itself, by its number.
+    world.send(client, redis("MEMORY DOCTOR"));
+    world.send(a, "+fine\r\n");
+    world.send(b, "+fine\r\n");
+    let reply = tells_no_server(&world.received(client));
+    assert!(reply.contains("$7\r\nserver0\r\n+fine\r\n$7\r\nserver1\r\n+fine\r\n"), "{reply}");
+    world.send(client, redis("INFO cashew"));
+    let reply = tells_no_server(&world.received(client));
+    assert!(reply.contains("server1:name=server1,state=up\r\n"), "{reply}");
+    // By that name it is asked, and by no other; but not for what tells where it is.
+    [a, b].map(|lane| world.received(lane));
+    world.send(client, redis("SLOWLOG LEN server:server1"));
+    world.expect(b, redis("SLOWLOG LEN"));
+    world.send(b, ":7\r\n");
+    world.expect(client, ":7\r\n");
+    world.send(client, redis("SLOWLOG LEN server:s1") + &redis("INFO all server:server1"));
+    world.expect(
+        client,
+        "-ERR this pool has no server 's1'\r\n-ERR this pool hides where its servers are: INFO is of all of \
+         them together\r\n",
+    );
+    // A transaction is at one server, and there is no connection for another.
+    world.send(client, redis("MULTI") + &redis("SET a 1") + &redis("SET b 1"));
+    let lane = world.accept(0);
+    world.send(lane, "+OK\r\n+QUEUED\r\n");
+    let reply = tells_no_server(&world.received(client));
+    assert!(
+        reply
+            .contains("-CROSSSLOT SET b is for another server than the transaction: with hash_tag"),
+        "{reply}"
+    );
+    let other = world.client();
+    world.send(other, redis("MULTI") + &redis("SET a 1"));
+    let reply = tells_no_server(&world.received(other));
+    assert!(
+        reply.contains("-ERR all connections to a server for transactions and blocking calls"),
+        "{reply}"
+    );
+}
+
+#[test]
+fn a_pool_that_hides_its_servers_leaves_their_addresses_out_of_info() {
+    let info =
+        "# Replication\r\nrole:master\r\nconnected_slaves:1\r\nslave0:ip=127.0.0.1,port=7009\r\n";
+    let reply = format!("${}\r\n{info}\r\n", info.len());
+    for servers in [1, 2] {
+        let snapshot = pool(HIDDEN, servers);
+        let mut world = World::new(&snapshot);
+        let lanes: Vec<ConnId> = (0..servers as u32).map(|server| world.accept(server)).collect();
+        let client = world.client();
+        world.send(client, redis("INFO replication"));
+        for &lane in &lanes {
+            world.expect(lane, redis("INFO replication"));
+            world.send(lane, &reply);
+        }
+        let told = tells_no_server(&world.received(client));
+        assert!(told.contains("role:master\r\nconnected_slaves:"), "{told}");
+    }
+}
+
+#[test]
+fn a_pool_of_memcached_that_hides_its_servers_names_none_in_its_statistics() {
+    let (mut world, client, [a, b]): (World, ConnId, [ConnId; 2]) =
+        World::with_client(&pool("hide_topology: true\npreconnect: true", 2));
+    for (asked, told, kept) in [
+        ("stats servers", "STAT pid 1\r\n", "STAT server1:pid 1\r\n"),
+        (
+            "stats conns",
+            "STAT 1:addr tcp:127.0.0.1:7000\r\nSTAT 1:state x\r\n",
+            "STAT server0:1:state x\r\n",
+        ),
+        (
+            "stats settings",
+            "STAT tcpport 7000\r\nSTAT inter 127.0.0.1\r\nSTAT verbosity 0\r\n",
+            "STAT verbosity 0\r\n",
+        ),
+    ] {
+        world.send(client, format!("{asked}\r\n"));
+        for lane in [a, b] {
+            world.received(lane);
+            world.send(lane, format!("{told}END\r\n"));
+        }
+        let reply = tells_no_server(&world.received(client));
+        assert!(reply.contains(kept), "{reply}");
+    }
+    world.send(client, "stats\r\n");
+    world.received(b);
+    world.close(b, CloseReason::Reset);
+    world.send(a, "STAT pid 1\r\nEND\r\n");
+    let reply = tells_no_server(&world.received(client));
+    assert!(
+        reply.contains("STAT server1:error SERVER_ERROR Connection reset by peer\r\n"),
+        "{reply}"
+    );
+}
+
 #[test]
 fn a_server_whose_place_another_has_taken_was_replaced_not_removed() {
     let (mut world, client, [_, b]): (World, ConnId, [ConnId; 2]) =

@@ -11,7 +11,7 @@ use cashew_protocol::memcached::binary::{
 use cashew_protocol::memcached::{Expect, Stats, is_error, words};
 
 use super::Asked;
-use crate::base::id::ClientId;
+use crate::base::id::{ClientId, ServerId};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::request::{Merge, MergeReplies};
@@ -29,6 +29,8 @@ pub(super) struct Aggregate {
     /// Those that were not asked, as they are not in the ring.
     ejected: Vec<String>,
     process_id: u32,
+    /// Addresses of servers are left out.
+    is_hidden: bool,
 }
 
 /// Where servers answer in text.
@@ -124,12 +126,13 @@ impl Engine {
     pub(super) fn aggregate(&self, client: ClientId, kind: Kind) -> Aggregate {
         let backend = &self.backends[self.backend_of(client)];
         let names = |is_live: bool| {
-            let servers = backend.config.servers.iter().zip(backend.topology.live());
+            let servers = (0..).map(ServerId::new).zip(backend.topology.live());
             let servers = servers.filter(move |&(_, &live)| live == is_live);
-            servers.map(|(server, _)| server.name.clone()).collect()
+            servers.map(|(server, _)| backend.shown_name(server).into_owned()).collect()
         };
         let (servers, ejected) = (names(true), names(false));
-        Aggregate { kind, servers, ejected, process_id: self.identity.process_id }
+        let (process_id, is_hidden) = (self.identity.process_id, backend.config.hide_topology);
+        Aggregate { kind, servers, ejected, process_id, is_hidden }
     }
 }
 
@@ -175,6 +178,25 @@ impl<'r> Rows<'r> {
 }
 
 impl Aggregate {
+    /// Whether one server's reply is passed on as it is.
+    fn passes_on(&self, replies: &[&[u8]]) -> bool {
+        let is_alone = replies.len() == 1 && (self.kind == Kind::Told || self.ejected.is_empty());
+        let may_have_address = matches!(self.kind, Kind::Settings | Kind::Named);
+        is_alone && !self.kind.names_servers() && !(self.is_hidden && may_have_address)
+    }
+
+    /// Whether clients may know of this statistic.
+    fn tells(&self, name: &[u8]) -> bool {
+        let is_address = || match self.kind {
+            Kind::Settings => {
+                matches!(name, b"inter" | b"tcpport" | b"udpport" | b"domain_socket")
+            }
+            Kind::Named => name.ends_with(b":addr") || name.ends_with(b":listen_addr"),
+            Kind::General | Kind::Numbers | Kind::Servers | Kind::Lines | Kind::Told => false,
+        };
+        !(self.is_hidden && is_address())
+    }
+
     fn name(&self, server: usize, name: &[u8]) -> Vec<u8> {
         match (self.kind.names_servers(), self.servers.get(server)) {
             (true, Some(server)) => [server.as_bytes(), b":", name].concat(),
@@ -333,8 +355,7 @@ fn add_error<'r>(aggregate: &Aggregate, one: (usize, &'r [u8]), table: &mut Rows
 /// Puts replies in text together.
 fn merge_stats(aggregate: &Aggregate, replies: &[&[u8]], out: &mut Vec<u8>) -> Option<()> {
     let kind = aggregate.kind;
-    let is_alone = replies.len() == 1 && (kind == Kind::Told || aggregate.ejected.is_empty());
-    if is_alone && !kind.names_servers() {
+    if aggregate.passes_on(replies) {
         out.extend_from_slice(replies.first()?);
         return Some(());
     }
@@ -352,7 +373,7 @@ fn merge_stats(aggregate: &Aggregate, replies: &[&[u8]], out: &mut Vec<u8>) -> O
         for stat in Stats::new(reply) {
             if kind == Kind::Lines {
                 write_row(stat.kind, stat.name, stat.value, out);
-            } else {
+            } else if aggregate.tells(stat.name) {
                 table.add(stat.kind, aggregate.name(server, stat.name), stat.value);
             }
         }
@@ -406,8 +427,7 @@ fn merge_packets(
     out: &mut Vec<u8>,
 ) -> Option<()> {
     let kind = aggregate.kind;
-    let is_alone = replies.len() == 1 && (kind == Kind::Told || aggregate.ejected.is_empty());
-    if is_alone && !kind.names_servers() {
+    if aggregate.passes_on(replies) {
         out.extend_from_slice(replies.first()?);
         return Some(());
     }
@@ -426,7 +446,7 @@ fn merge_packets(
                 for prefix in Stats::new(packet.value) {
                     table.add(prefix.kind, prefix.name.to_vec(), prefix.value);
                 }
-            } else if !packet.key.is_empty() {
+            } else if !packet.key.is_empty() && aggregate.tells(packet.key) {
                 table.add(b"STAT", aggregate.name(server, packet.key), packet.value);
             }
         }
@@ -476,7 +496,8 @@ mod tests {
 
     fn merged(kind: Kind, replies: &[&str]) -> String {
         let servers = vec!["a:1".to_owned(), "b:2".to_owned()];
-        let aggregate = Aggregate { kind, servers, ejected: Vec::new(), process_id: 99 };
+        let aggregate =
+            Aggregate { kind, servers, ejected: Vec::new(), process_id: 99, is_hidden: false };
         let replies: Vec<&[u8]> = replies.iter().map(|reply| reply.as_bytes()).collect();
         let mut out = Vec::new();
         merge_stats(&aggregate, &replies, &mut out).unwrap();
@@ -566,7 +587,7 @@ mod tests {
             (Kind::Servers, "STAT a:1:n 1\r\nSTAT b:2:error ejected\r\nEND\r\n"),
         ] {
             let (servers, ejected) = (vec!["a:1".to_owned()], vec!["b:2".to_owned()]);
-            let aggregate = Aggregate { kind, servers, ejected, process_id: 99 };
+            let aggregate = Aggregate { kind, servers, ejected, process_id: 99, is_hidden: false };
             let mut out = Vec::new();
             merge_stats(&aggregate, &[b"STAT n 1\r\nEND\r\n"], &mut out).unwrap();
             assert_eq!(String::from_utf8(out).unwrap(), expected);
@@ -590,8 +611,13 @@ mod tests {
             .concat()
         };
         let servers = vec!["a:1".to_owned(), "b:2".to_owned()];
-        let aggregate =
-            Aggregate { kind: Kind::General, servers, ejected: Vec::new(), process_id: 99 };
+        let aggregate = Aggregate {
+            kind: Kind::General,
+            servers,
+            ejected: Vec::new(),
+            process_id: 99,
+            is_hidden: false,
+        };
         let asked = Asked { opcode: 0x10, opaque: *b"opaq", ..Asked::default() };
         let (one, two) = (reply(b"3"), reply(b"4"));
         let mut out = Vec::new();
@@ -619,8 +645,13 @@ mod tests {
             assert_eq!(out, expected.concat());
             let done = packet(Status::Success, b"", b"");
             let servers = aggregate.servers.clone();
-            let aggregate =
-                Aggregate { kind: Kind::Told, servers, ejected: Vec::new(), process_id: 99 };
+            let aggregate = Aggregate {
+                kind: Kind::Told,
+                servers,
+                ejected: Vec::new(),
+                process_id: 99,
+                is_hidden: false,
+            };
             for (reply, expected) in [(&error, packet(status, b"", told)), (&done, done.clone())] {
                 out.clear();
                 merge_packets(&aggregate, &[&done, reply], asked, &mut out).unwrap();

@@ -569,9 +569,12 @@ impl Engine {
     /// What a client is told that finds no lease.
     pub(crate) fn no_lease(&mut self, client: ClientId, server: ServerId) -> String {
         let backend = &self.backends[self.backend_of(client)];
-        let name = &backend.config.servers[server.index()].name;
+        let server = match backend.config.hide_topology {
+            true => "a server".to_owned(),
+            false => format!("server {}", backend.config.servers[server.index()].name),
+        };
         format!(
-            "ERR all connections to server {name} for transactions and blocking calls are in use; \
+            "ERR all connections to {server} for transactions and blocking calls are in use; \
              session_connections of pool {} is their number",
             backend.config.name
         )
