@@ -176,11 +176,17 @@ impl Child {
         };
         let now = Instant::now();
         watch.advance(now);
+        let mut messages = Vec::new();
+        while let Some(news) = watch.poll_news() {
+            match news {
+                News::Down { pool, server, down } => members.set_down(&pool, &server, down),
+                news => messages.extend(message(news)),
+            }
+        }
         members.advance(now);
-        let mut news: Vec<News> = std::iter::from_fn(|| watch.poll_news()).collect();
-        news.extend(std::iter::from_fn(|| members.poll_news()));
-        for news in news {
-            self.say(&message(news))?;
+        messages.extend(std::iter::from_fn(|| members.poll_news()).filter_map(message));
+        for message in messages {
+            self.say(&message)?;
         }
         let Some(Watching { watch, members, .. }) = &self.watching else { return Ok(()) };
         Ok(watch.wait(members, Some(self.channel.as_fd()), None)?)
@@ -203,8 +209,13 @@ impl Child {
     }
 }
 
-fn message(news: News) -> ToMaster {
-    match news {
+/// What the master is told of it.
+fn message(news: News) -> Option<ToMaster> {
+    Some(match news {
+        News::Down { .. } => return None,
+        News::Replicas { pool, server, primary, replicas } => {
+            ToMaster::Replicas { pool, server, primary, replicas }
+        }
         News::Primary { pool, server, to, config_epoch, why } => {
             ToMaster::Primary { pool, server, host: to.host, port: to.port, config_epoch, why }
         }
@@ -216,7 +227,7 @@ fn message(news: News) -> ToMaster {
         News::Sentinel { pool, sentinel, failure } => {
             ToMaster::Sentinel { pool, host: sentinel.host, port: sentinel.port, failure }
         }
-    }
+    })
 }
 
 fn wait(channel: &ChildChannel, until: PollFlags) -> Result<()> {

@@ -19,7 +19,7 @@ use crate::tree::{Kind, Node};
 use crate::value::Value;
 
 /// Most replicas of a group.
-const REPLICAS_MAX: usize = 64;
+pub(crate) const REPLICAS_MAX: usize = 64;
 
 const REPLICAS_HINT: &str = "expected a list like \"[10.0.0.2:6379, 10.0.0.3:6379]\"";
 
@@ -263,6 +263,28 @@ fn check_addresses(lines: &[At<ServerLine>], report: &mut Report<'_>) {
     }
 }
 
+/// Servers as groups of one each, where Sentinels name replicas that answer reads.
+pub(crate) fn await_replicas(
+    section: &PoolSection,
+    lines: &[At<ServerLine>],
+    servers: &[Server],
+    topology: Topology,
+) -> Topology {
+    let classes = section.reads_by_class.iter().flat_map(|classes| &classes.value.0);
+    let mut reads = section.reads.iter().chain(classes.map(|class| &class.reads));
+    let is_named = section.sentinels.is_some() && lines.iter().any(|it| it.value.group.is_some());
+    if topology != Topology::Sharded || !is_named || reads.all(|it| it.value == Reads::Primary) {
+        return topology;
+    }
+    let group = |(primary, server): (u32, &Server)| ServerGroup {
+        name: server.name.clone(),
+        weight: server.weight,
+        primary,
+        replicas: Vec::new(),
+    };
+    Topology::Groups((0..).zip(servers).map(group).collect())
+}
+
 /// What is wrong with the choice of servers for reads.
 pub(crate) fn check_reads(
     section: &PoolSection,
@@ -299,7 +321,11 @@ fn check_policy(
             report.error(reads.pos, complaint.hint(hint));
         }
         (Reads::Replica, Topology::Groups(_)) => {
-            for line in lines.iter().filter(|line| line.value.replicas.is_empty()) {
+            // Who those are Sentinels say later.
+            let is_alone = |line: &&At<ServerLine>| {
+                line.value.replicas.is_empty() && line.value.group.is_none()
+            };
+            for line in lines.iter().filter(is_alone) {
                 let message = format!(
                     "\"{}\" has no replicas, and \"{key}\" is \"replica\"",
                     line.value.name

@@ -125,7 +125,10 @@ pub(crate) fn resolve(section: &PoolSection) -> ReplicaReads {
 
 /// Options without an effect are a mistake, though a harmless one.
 pub(crate) fn warn_without_replicas(pool: &Pool, section: &PoolSection, report: &mut Report<'_>) {
-    if pool.has_replicas() || pool.protocol != crate::snapshot::Protocol::Redis {
+    if pool.has_replicas()
+        || pool.takes_replicas()
+        || pool.protocol != crate::snapshot::Protocol::Redis
+    {
         return;
     }
     for (key, pos) in given(section) {

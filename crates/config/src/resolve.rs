@@ -412,6 +412,7 @@ fn resolve_section(
     warn_of_aliases(lines, report);
     groups::check(section, lines, protocol, dialect, report);
     let (servers, topology) = groups::resolve(lines, protocol, dialect);
+    let topology = groups::await_replicas(section, lines, &servers, topology);
     groups::check_reads(section, lines, &topology, report);
     groups::check_writes(section, protocol, lines, &topology, report);
     sentinel::check_listen(section, listen.as_ref(), context, report);

@@ -345,13 +345,33 @@ impl Snapshot {
         let endpoint = Endpoint::from(address.clone());
         let has_moved = server.endpoint != endpoint;
         server.endpoint = endpoint;
+        let name = server.name.clone();
         // It may be lower: of Sentinels that were set up anew.
         group.config_epoch = config_epoch.or(group.config_epoch);
         if has_moved {
             group.lineage = Lineage::default();
             group.moves = group.moves.wrapping_add(1);
+            // The one before is none of them until Sentinels say so.
+            let mut replicas = pool.replicas_of(&name);
+            replicas.retain(|it| it != address);
+            pool.set_replicas(&name, &replicas);
         }
         has_moved
+    }
+
+    /// Notes where the replicas of a group are that Sentinels name. False if there is no such group, its
+    /// primary is not there, or they are so already.
+    pub fn set_replicas(
+        &mut self,
+        pool: &str,
+        server: &str,
+        primary: &Address,
+        replicas: &[Address],
+    ) -> bool {
+        let Some(pool) = self.pools.iter_mut().find(|it| it.name == pool) else { return false };
+        let is_there =
+            |it: &Server| it.name == server && it.endpoint.address().as_ref() == Some(primary);
+        pool.servers.iter().any(is_there) && pool.set_replicas(server, replicas)
     }
 
     /// Notes what the primary of a group succeeds to, if it is there.
@@ -389,15 +409,18 @@ impl Snapshot {
                 known.filter(|(its, it, _)| is_same_group((pool, group), (its, it)))
             };
             let kept = same().find(is_named).or_else(|| same().next());
-            if let Some((_, kept, endpoint)) = kept
+            if let Some((its, kept, endpoint)) = kept
                 && let Some(address) = endpoint.address()
             {
-                found.push((pool.name.clone(), group.server.clone(), address, kept.clone()));
+                let replicas = its.replicas_of(&kept.server);
+                let (name, server) = (pool.name.clone(), group.server.clone());
+                found.push((name, server, address, kept.clone(), replicas));
             }
         }
-        for (pool, server, address, kept) in found {
+        for (pool, server, address, kept, replicas) in found {
             let Group { config_epoch, lineage, moves, .. } = kept;
             self.set_primary(&pool, &server, &address, config_epoch);
+            self.set_replicas(&pool, &server, &address, &replicas);
             self.set_lineage(&pool, &server, &address, config_epoch, &lineage);
             let mut groups =
                 self.pools.iter_mut().filter(|it| it.name == pool).flat_map(|it| &mut it.sentinel);

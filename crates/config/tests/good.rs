@@ -424,6 +424,35 @@ fn what_older_versions_know_nothing_of_is_as_it_was_there() {
 /// A line that becomes a group of its name moves no key, whatever the distribution, also where the
 /// name is the one that the line has of its address.
 #[test]
+fn replicas_that_sentinels_name_may_be_read() {
+    let load = |options: &str| {
+        let loaded = load(&format!(
+            "a: {{listen: 127.0.0.1:22121, redis: true, sentinels: ['h:1', 'h:2', 'h:3'], {options}, \
+             servers: [{{name: s1, sentinel: m, weight: 2}}, '10.0.0.1:6379:1 s2']}}"
+        ));
+        let mut pools = loaded.snapshot.pools;
+        (pools.remove(0), loaded.warnings)
+    };
+    for options in [
+        "reads: prefer_replica, replica_lag_max: 1mb",
+        "reads_by_class: {get: any}",
+        "zone: z, reads: any, read_your_writes: offset",
+    ] {
+        let (pool, warnings) = load(options);
+        assert!(pool.takes_replicas() && !pool.has_replicas(), "{options}");
+        assert!(warnings.is_empty(), "{warnings:?}");
+        let Topology::Groups(groups) = &pool.topology else { panic!("{options}") };
+        let names: Vec<_> = groups.iter().map(|it| (&*it.name, it.weight, it.primary)).collect();
+        assert_eq!(names, [("s1", 2, 0), ("s2", 1, 1)]);
+    }
+    // All else is as without them.
+    for options in ["reads: primary", "reads_by_class: {get: primary}", "timeout: 400"] {
+        let (pool, _) = load(options);
+        assert!(!pool.takes_replicas() && pool.topology == Topology::Sharded, "{options}");
+    }
+}
+
+#[test]
 fn a_line_that_becomes_a_group_of_its_name_keeps_its_keys() {
     let lines = "['10.0.0.1:6379:1', '10.0.0.2:6379:2 two', '10.0.0.3:11211:1', '/s:3 s', \
                  '10.0.0.4:6379:1 s10']";

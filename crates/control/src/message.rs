@@ -230,6 +230,13 @@ pub enum ToMaster {
         config_epoch: Option<u64>,
         why: String,
     },
+    /// The replicas of a group whose primary is there, as its Sentinels name them. Only discovery says this.
+    Replicas {
+        pool: String,
+        server: String,
+        primary: Address,
+        replicas: Vec<Address>,
+    },
     /// How a group is, and what whoever watches it next has to know. Comes before the primary that it
     /// is about does.
     Group {

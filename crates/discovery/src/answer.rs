@@ -44,10 +44,15 @@ pub(crate) fn config_epoch(bytes: &[u8]) -> Option<u64> {
     field(bytes, "config-epoch")?.parse().ok()
 }
 
-/// Of `SENTINEL REPLICAS`. Not of those that are too many.
-pub(crate) fn replicas(bytes: &[u8]) -> Vec<Address> {
+/// Of `SENTINEL REPLICAS`: where they are, and whether it takes them to be down. Not of those that are too
+/// many.
+pub(crate) fn replicas(bytes: &[u8]) -> Vec<(Address, bool)> {
     let Some(Reply::Array(elements)) = reply(bytes) else { return Vec::new() };
-    let replica = |bytes: &[u8]| address(field(bytes, "ip")?, field(bytes, "port")?);
+    let is_down = |flags: &str| flags.split(',').any(|flag| matches!(flag, "s_down" | "o_down"));
+    let replica = |bytes: &[u8]| {
+        let address = address(field(bytes, "ip")?, field(bytes, "port")?)?;
+        Some((address, field(bytes, "flags").is_some_and(is_down)))
+    };
     elements.filter_map(replica).take(SERVERS_MAX).collect()
 }
 
@@ -229,7 +234,7 @@ mod tests {
         let one = bulks(&["name", "x", "ip", "h", "port", "1"]);
         let bad = bulks(&["name", "x", "ip", "h"]);
         let many: Vec<u8> = [b"*40\r\n".to_vec(), bad, one.repeat(39)].concat();
-        assert_eq!(replicas(&many), vec![at("h", 1); SERVERS_MAX]);
+        assert_eq!(replicas(&many), vec![(at("h", 1), false); SERVERS_MAX]);
     }
 
     #[test]

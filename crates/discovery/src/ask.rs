@@ -45,7 +45,11 @@ pub fn ask_once(snapshot: &mut Snapshot, timeout: Duration) -> Vec<String> {
                 News::Sentinel { pool, sentinel, failure: Some(why) } => {
                     failures.push((pool, format!("{sentinel} {why}")));
                 }
-                News::Sentinel { .. } | News::Group { .. } | News::Successor { .. } => {}
+                News::Sentinel { .. }
+                | News::Group { .. }
+                | News::Replicas { .. }
+                | News::Down { .. }
+                | News::Successor { .. } => {}
             }
         }
         if let Err(error) = watch.wait(&Members::default(), None, Some(deadline)) {

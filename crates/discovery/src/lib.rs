@@ -9,6 +9,7 @@ mod ask;
 mod group;
 mod link;
 mod members;
+mod replica_views;
 mod replication;
 mod role;
 mod watch;

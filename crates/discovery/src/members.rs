@@ -37,6 +37,9 @@ pub struct Members {
     boards: Vec<Published>,
     beaten_at: Option<Instant>,
     news: VecDeque<News>,
+    /// By the names of a pool and of a group's primary: the replicas that Sentinels take to be down, also
+    /// before they have joined.
+    down: BTreeMap<(String, String), Vec<Address>>,
 }
 
 struct PoolMembers {
@@ -173,7 +176,9 @@ impl Members {
             }
             let known = before.iter().position(|it| it.name == pool.name);
             let known = known.map(|at| before.swap_remove(at));
-            self.pools.push(PoolMembers::new(pool, state, known, now));
+            let mut watched = PoolMembers::new(pool, state, known, now);
+            watched.mark_down(&self.down);
+            self.pools.push(watched);
         }
         self.boards.clear();
         self.prepare(snapshot, segments, now);
@@ -201,6 +206,7 @@ impl Members {
     pub fn set_topology(&mut self, pool: &Pool, state: &TopologyState) {
         let Some(watched) = self.pools.iter_mut().find(|it| it.name == pool.name) else { return };
         watched.set_groups(groups(pool, state));
+        watched.mark_down(&self.down);
     }
 
     pub(crate) fn links(&self) -> impl Iterator<Item = &Link> {
@@ -216,6 +222,15 @@ impl Members {
     /// What has come about since it was asked last.
     pub fn poll_news(&mut self) -> Option<News> {
         self.news.pop_front()
+    }
+
+    /// Sentinels take these replicas of a group to be down, and no others. `primary` is the name of its
+    /// primary, which is that of the group.
+    pub fn set_down(&mut self, pool: &str, primary: &str, down: Vec<Address>) {
+        self.down.insert((pool.to_owned(), primary.to_owned()), down);
+        if let Some(pool) = self.pools.iter_mut().find(|it| it.name == pool) {
+            pool.mark_down(&self.down);
+        }
     }
 
     /// A worker has found that a server of that pool is no primary: all are asked at once.
@@ -297,6 +312,19 @@ impl PoolMembers {
         }
         pool.moved = if is_known { strangers } else { Vec::new() };
         pool
+    }
+
+    /// Tells groups which of their members Sentinels take to be down.
+    fn mark_down(&mut self, down: &BTreeMap<(String, String), Vec<Address>>) {
+        for group in &mut self.groups {
+            let down = down.get(&(self.name.clone(), group.primary().to_owned()));
+            for Member { name, link, .. } in &self.members {
+                let address = link.as_ref().map(Link::address);
+                let is_down = address.is_some_and(|it| down.is_some_and(|down| down.contains(it)));
+                group.set_down(name, is_down);
+            }
+        }
+        self.is_news = true;
     }
 
     fn set_groups(&mut self, groups: Vec<Replication>) {

@@ -51,6 +51,8 @@ struct Member {
     /// The last poll that it has answered.
     polled: u64,
     is_lost: bool,
+    /// Sentinels say so.
+    is_down: bool,
     /// How far it had come as a replica in [`Replication::history`], when it said so last.
     followed: Option<u64>,
 }
@@ -162,6 +164,13 @@ impl Replication {
         }
     }
 
+    /// Whether Sentinels take it to be down.
+    pub fn set_down(&mut self, name: &str, is_down: bool) {
+        if let Some(member) = self.members.get_mut(name) {
+            member.is_down = is_down;
+        }
+    }
+
     fn note_position(&mut self, poll: u64, report: &MemberReport) {
         let MemberReport { replid, offset, .. } = report;
         let has_gone_back = self.points.back().is_some_and(|last| *offset < last.offset);
@@ -226,7 +235,11 @@ impl Replication {
 
     fn judge(&self, name: &str, member: &Member, rules: &ReplicaReads) -> (MemberState, u64, u64) {
         let Some(report) = &member.report else {
-            let fitness = if member.is_lost { Fitness::Unreachable } else { Fitness::Unknown };
+            let fitness = match (member.is_lost, member.is_down && name != self.primary) {
+                (true, _) => Fitness::Unreachable,
+                (false, true) => Fitness::SaidDown,
+                (false, false) => Fitness::Unknown,
+            };
             return (MemberState { fitness, ..MemberState::default() }, member.polled, 0);
         };
         let is_of_primary = self.replid.as_ref().map(|replid| *replid == report.replid);
@@ -255,7 +268,10 @@ impl Replication {
         if report.is_replica && is_of_primary == Some(true) {
             state.lag = self.lag(member, report);
         }
-        state.fitness = fitness(member.is_lost, report, &state, rules);
+        state.fitness = match fitness(member.is_lost, report, &state, rules) {
+            Fitness::Fit if member.is_down => Fitness::SaidDown,
+            fitness => fitness,
+        };
         let covers = if is_of_primary == Some(true) { self.covers(report.offset) } else { 0 };
         (state, member.polled, covers)
     }
@@ -345,6 +361,19 @@ mod tests {
         group.says("r", 1, replica(10));
         group.begin(2);
         group
+    }
+
+    #[test]
+    fn a_replica_that_sentinels_take_to_be_down_is_not_fit_and_a_primary_is() {
+        let mut group = group();
+        group.begin(1);
+        group.says("p", 1, primary(10));
+        group.says("r", 1, replica(10));
+        let fitness = |group: &Replication, name| group.standing(name, &RULES).unwrap().0.fitness;
+        ["p", "r"].iter().for_each(|name| group.set_down(name, true));
+        assert_eq!((fitness(&group, "p"), fitness(&group, "r")), (Fitness::Fit, Fitness::SaidDown));
+        group.set_down("r", false);
+        assert_eq!(fitness(&group, "r"), Fitness::Fit);
     }
 
     #[test]

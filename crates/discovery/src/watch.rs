@@ -16,6 +16,7 @@ use crate::answer::{self, EVENTS};
 use crate::group::{Event, Group, Output, Report, State, View};
 use crate::link::{Fate, Link};
 use crate::members::Members;
+use crate::replica_views::{Agreed, ReplicaViews};
 
 /// How often everybody is asked, as a rule and while anything is suspicious.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -45,6 +46,10 @@ pub enum News {
         primary: Option<Address>,
         lineage: Lineage,
     },
+    /// The replicas of a group, of the primary in effect, are these now.
+    Replicas { pool: String, server: String, primary: Address, replicas: Vec<Address> },
+    /// Of the replicas of a group, these are down.
+    Down { pool: String, server: String, down: Vec<Address> },
     /// A primary without Sentinels has become the replica of another server of its group: by their names.
     Successor { pool: String, from: String, to: String },
     /// Whether a Sentinel answers, and why not.
@@ -67,6 +72,8 @@ struct Settings {
     redis_auth: Option<String>,
     /// Names of servers, and what Sentinels call them.
     groups: Vec<(String, String)>,
+    /// Their replicas are of interest.
+    has_replicas: bool,
 }
 
 struct PoolWatch {
@@ -120,6 +127,7 @@ struct GroupWatch {
     master: String,
     group: Group,
     servers: BTreeMap<Address, ServerWatch>,
+    replicas: ReplicaViews,
     told: Option<Told>,
 }
 
@@ -258,6 +266,7 @@ impl Settings {
             auth: sentinel.auth.clone(),
             redis_auth: pool.redis_auth.clone(),
             groups: sentinel.groups.iter().map(names).collect(),
+            has_replicas: pool.takes_replicas(),
         }
     }
 
@@ -337,6 +346,7 @@ impl PoolWatch {
                     now,
                 ),
                 servers: BTreeMap::new(),
+                replicas: ReplicaViews::new(settings.addresses.len()),
                 told: None,
             }
         });
@@ -412,6 +422,9 @@ impl PoolWatch {
         for group in &mut self.groups {
             group.advance(&greeting, now);
             group.tell(&self.settings.name, is_loud, news, now);
+            if self.settings.has_replicas {
+                group.tell_replicas(&self.settings.name, news);
+            }
         }
     }
 
@@ -463,12 +476,17 @@ impl SentinelWatch {
                 }
                 Question::ConfigEpoch => *config_epoch = answer::config_epoch(bytes),
                 Question::Replicas => {
+                    let replicas = answer::replicas(bytes);
                     let view = |(primary, config_epoch)| View {
                         primary,
                         config_epoch,
-                        replicas: answer::replicas(bytes),
+                        replicas: replicas.iter().map(|(address, _)| address.clone()).collect(),
                     };
                     let view = named.take().zip(config_epoch.take()).map(view);
+                    match &view {
+                        Some(view) => group.replicas.says(index, view.primary.clone(), replicas),
+                        None => group.replicas.lost(index),
+                    }
                     group.group.sentinel_says(index, view, now);
                 }
             }
@@ -477,6 +495,7 @@ impl SentinelWatch {
             Fate::Lost(_) => {
                 self.expected.clear();
                 self.answered = None;
+                groups.iter_mut().for_each(|group| group.replicas.lost(index));
                 (self.named, self.config_epoch) = (None, None);
             }
             Fate::Opened => (self.asked_at, self.asked_all_at) = (None, None),
@@ -616,6 +635,15 @@ impl GroupWatch {
                 Output::Changed { .. } | Output::Unconfirmed { .. } => {}
             }
         }
+    }
+
+    /// Once it is in effect who the primary is, and where its replicas are may be put into effect.
+    fn tell_replicas(&mut self, pool: &str, news: &mut VecDeque<News>) {
+        let Some(primary) = self.group.primary() else { return };
+        let Some(Agreed { primary, replicas, down }) = self.replicas.news(primary) else { return };
+        let (pool, server) = (pool.to_owned(), self.server.clone());
+        news.push_back(News::Down { pool: pool.clone(), server: server.clone(), down });
+        news.push_back(News::Replicas { pool, server, primary, replicas });
     }
 
     fn tell_standing(&mut self, pool: &str, news: &mut VecDeque<News>, now: Instant) {

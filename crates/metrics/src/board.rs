@@ -90,10 +90,12 @@ pub enum Fitness {
     OtherHistory,
     /// It is too far behind.
     Lagging,
+    /// Sentinels say that it is down.
+    SaidDown,
 }
 
 impl Fitness {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Unknown,
         Self::Fit,
         Self::Unreachable,
@@ -104,6 +106,7 @@ impl Fitness {
         Self::Loading,
         Self::OtherHistory,
         Self::Lagging,
+        Self::SaidDown,
     ];
 
     /// In a word, as the status tells it.
@@ -119,6 +122,7 @@ impl Fitness {
             Self::Loading => "loading",
             Self::OtherHistory => "other history",
             Self::Lagging => "lagging",
+            Self::SaidDown => "down by Sentinel",
         }
     }
 

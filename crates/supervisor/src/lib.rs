@@ -21,6 +21,7 @@ mod epochs;
 mod fleet;
 mod handover;
 mod interests;
+mod joining;
 mod limits;
 mod listeners;
 mod master;

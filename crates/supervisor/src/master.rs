@@ -40,6 +40,7 @@ use crate::discovered::{Discovered, Known, Move};
 use crate::epochs::Epochs;
 use crate::handover;
 use crate::interests::Interests;
+use crate::joining::Joining;
 use crate::limits::OpenFiles;
 use crate::listeners::Listeners;
 use crate::member::{Letter, Member};
@@ -119,6 +120,7 @@ struct Master {
     upgrade: Upgrade,
     operators: Operators,
     failovers: Failovers,
+    joining: Joining,
     notify: Notify,
     sessions: Sessions,
     monitors: Monitors,
@@ -239,6 +241,7 @@ impl Master {
             upgrade: Upgrade::default(),
             operators,
             failovers: Failovers::default(),
+            joining: Joining::default(),
             notify: Notify::from_env(now),
             sessions: Sessions::default(),
             monitors: Monitors::default(),
@@ -329,6 +332,7 @@ impl Master {
             .chain(self.epochs.poll_timeout())
             .chain(self.reload.poll_timeout())
             .chain(self.discovered.poll_timeout())
+            .chain(self.joining.poll_timeout())
             .chain(self.upgrade.poll_timeout())
             .chain(self.operators.poll_timeout())
             .chain(self.failovers.poll_timeout())
@@ -346,6 +350,7 @@ impl Master {
         let has_served = |slot| running(slot).is_some_and(|running| running.is_ready);
         self.epochs.handle_timeout(has_served, now);
         self.operators.handle_timeout(now);
+        self.joining.handle_timeout(now);
         self.end_worker_queries(now);
         self.show_life(now);
         self.end_hangs(now);
@@ -484,6 +489,10 @@ impl Master {
                     self.know(Known { pool, server, primary, config_epoch, lineage });
                 }
             }
+            (ToMaster::Replicas { pool, server, primary, replicas }, Role::Discovery) => {
+                let snapshot = &self.current.snapshot;
+                self.joining.told((pool, server), primary, replicas, snapshot, now);
+            }
             (ToMaster::Sentinel { pool, host, port, failure }, Role::Discovery) => {
                 let address = Address { host, port };
                 self.discovered.sentinel(pool.clone(), address.clone(), failure);
@@ -545,6 +554,7 @@ impl Master {
             | (
                 message @ (ToMaster::Primary { .. }
                 | ToMaster::Group { .. }
+                | ToMaster::Replicas { .. }
                 | ToMaster::Successor { .. }
                 | ToMaster::Sentinel { .. }),
                 Role::Admin | Role::Worker { .. },

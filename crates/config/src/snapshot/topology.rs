@@ -6,7 +6,9 @@ use std::fmt;
 use cashew_placement::{Node, Ring};
 use serde::{Deserialize, Serialize};
 
-use super::{Pool, live};
+use super::{Address, Endpoint, Pool, Server, live};
+use crate::groups::REPLICAS_MAX;
+use crate::resolve::by_length_then_bytes;
 
 /// How servers share the keys of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -173,6 +175,78 @@ impl Pool {
             }
             Topology::Groups(groups) => groups.into(),
         }
+    }
+
+    /// Whether the replicas that Sentinels name answer reads: some reads are for others than primaries.
+    pub fn takes_replicas(&self) -> bool {
+        let is_for_others = |reads: Reads| reads != Reads::Primary;
+        let by_class = || self.reads_by_class.iter().any(|&(_, reads)| is_for_others(reads));
+        self.sentinel.is_some() && (self.reads.is_some_and(is_for_others) || by_class())
+    }
+
+    /// Where the replicas of a group are whose primary is `server`.
+    pub fn replicas_of(&self, server: &str) -> Vec<Address> {
+        let shards = self.shards();
+        let is_it = |group: &&ServerGroup| self.servers[group.primary as usize].name == server;
+        let replicas = shards.iter().find(is_it).into_iter().flat_map(|group| &group.replicas);
+        replicas.filter_map(|&it| self.servers[it as usize].endpoint.address()).collect()
+    }
+
+    /// Takes these for the replicas of a group whose primary, the server, Sentinels name. False if they
+    /// are so already. Other servers of the pool are nobody's replicas.
+    pub fn set_replicas(&mut self, server: &str, replicas: &[Address]) -> bool {
+        let Topology::Groups(groups) = &self.topology else { return false };
+        let is_sentinel_s = |name: &str| {
+            self.sentinel.iter().flat_map(|it| &it.groups).any(|group| group.server == name)
+        };
+        if !self.takes_replicas() || !is_sentinel_s(server) {
+            return false;
+        }
+        let name = |server: u32| self.servers[server as usize].name.clone();
+        // By names: places change with the list.
+        let mut named: Vec<(ServerGroup, String, Vec<String>)> = groups
+            .iter()
+            .map(|group| {
+                let replicas = group.replicas.iter().map(|&it| name(it)).collect();
+                (group.clone(), name(group.primary), replicas)
+            })
+            .collect();
+        let Some((group, _, before)) = named.iter_mut().find(|(_, primary, _)| primary == server)
+        else {
+            return false;
+        };
+        let is_other = |it: &Server| !before.contains(&it.name);
+        let mut wanted: Vec<Server> = Vec::new();
+        for address in replicas {
+            let endpoint = Endpoint::from(address.clone());
+            let name = format!("{}/{endpoint}", group.name);
+            let is_taken = |it: &Server| it.endpoint == endpoint || it.name == name;
+            let is_free = !wanted.iter().any(is_taken)
+                && !self.servers.iter().filter(|it| is_other(it)).any(is_taken);
+            if is_free && wanted.len() < REPLICAS_MAX {
+                wanted.push(Server { name, endpoint, weight: group.weight, zone: None });
+            }
+        }
+        wanted.sort_by(|a, b| by_length_then_bytes(&a.name, &b.name));
+        let names: Vec<String> = wanted.iter().map(|it| it.name.clone()).collect();
+        if names.len() == before.len() && names.iter().all(|name| before.contains(name)) {
+            return false;
+        }
+        self.servers.retain(|it| !before.contains(&it.name));
+        self.servers.extend(wanted);
+        self.servers.sort_by(|a, b| by_length_then_bytes(&a.name, &b.name));
+        *before = names;
+        let place = |name: &String| {
+            let place = self.servers.iter().position(|it| it.name == *name);
+            place.expect("it is among them") as u32
+        };
+        let placed = named.iter().map(|(group, primary, replicas)| ServerGroup {
+            primary: place(primary),
+            replicas: replicas.iter().map(place).collect(),
+            ..group.clone()
+        });
+        self.topology = Topology::Groups(placed.collect());
+        true
     }
 
     /// The groups of several servers, each with its number among the shards.

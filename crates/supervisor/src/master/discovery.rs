@@ -183,6 +183,25 @@ impl Master {
     }
 }
 
+impl Master {
+    /// Logs which replicas answer reads now that did not before, and the reverse.
+    pub(super) fn tell_joined(&self, before: &Snapshot) {
+        for (pool, group, _) in self.current.snapshot.groups() {
+            let was = before.pools.iter().find(|it| it.name == pool.name);
+            let was = was.map_or_else(Vec::new, |was| was.replicas_of(&group.server));
+            let is = pool.replicas_of(&group.server);
+            if was != is {
+                let list: Vec<String> = is.iter().map(Address::to_string).collect();
+                let list = if list.is_empty() { "none".to_owned() } else { list.join(", ") };
+                info!(
+                    "pool '{}': the replicas of '{}' ({}) are {list} now, as Sentinels name them",
+                    pool.name, group.server, group.master
+                );
+            }
+        }
+    }
+}
+
 fn group_message(pool: String, group: GroupStatus) -> ToChild {
     let GroupStatus { server, state, config_epoch, last_switch, .. } = group;
     let (switches, switched_at, why) = match last_switch {

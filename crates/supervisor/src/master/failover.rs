@@ -76,6 +76,9 @@ impl Master {
             Ok(place) => place,
             Err(why) => return reply.failed(&why),
         };
+        if let Err(why) = self.check_no_sentinels((at, place)) {
+            return reply.failed(&why);
+        }
         let config = &self.current.snapshot.pools[at as usize];
         if config.protocol != Protocol::Redis {
             return self.fail_over(pool, group.as_deref(), &server, reply, now);
@@ -141,6 +144,9 @@ impl Master {
             Ok(place) => place,
             Err(why) => return reply.failed(&why),
         };
+        if let Err(why) = self.check_no_sentinels((at, place)) {
+            return reply.failed(&why);
+        }
         let why = "an operator asked for it".to_owned();
         if let Err(why) = self.rings.promote(at, place, why, now) {
             return reply.failed(&format!("pool '{pool}': {why}"));
@@ -150,6 +156,20 @@ impl Master {
         self.failovers.waiting.push(Waiting { pool, server, reply, until: now + PATIENCE });
         self.deliver_rings(now);
         self.end_failovers(now);
+    }
+
+    /// Who takes the writes of a group that Sentinels watch is for them to say.
+    fn check_no_sentinels(&self, (at, place): (u32, u32)) -> Result<(), String> {
+        let pool = &self.current.snapshot.pools[at as usize];
+        let name = pool.group_names()[place as usize];
+        let mut groups = pool.sentinel.iter().flat_map(|sentinel| &sentinel.groups);
+        match groups.find(|group| group.server == name) {
+            Some(group) => Err(format!(
+                "pool '{}': Sentinels say who takes the writes of '{name}': SENTINEL FAILOVER {}",
+                pool.name, group.master
+            )),
+            None => Ok(()),
+        }
     }
 
     /// Ends those for other servers of the same group: those that wait, and those of commands before
@@ -210,7 +230,8 @@ impl Master {
         else {
             return;
         };
-        let is_current = self.rings.primaries(at).values().any(|&primary| primary == former);
+        let is_current = self.rings.primaries(at).values().any(|&primary| primary == former)
+            && self.check_no_sentinels((at, place)).is_ok();
         if self.phase != Phase::Serving || !is_current {
             return;
         }

@@ -204,7 +204,10 @@ impl Master {
                 self.succeed(askers);
                 self.begin_moves(now);
             }
-            Stage::Idle if self.discovered.has_moves(now) && !self.upgrade.has_frozen() => {
+            Stage::Idle
+                if (self.discovered.has_moves(now) || self.joining.is_ripe())
+                    && !self.upgrade.has_frozen() =>
+            {
                 self.begin_moves(now);
             }
             // The thread is abandoned.
@@ -253,11 +256,15 @@ impl Master {
         admin.is_some_and(|running| running.mail().is_some())
     }
 
-    /// Puts it into effect that primaries have moved.
+    /// Puts it into effect that primaries have moved, or that Sentinels name other replicas.
     fn begin_moves(&mut self, now: Instant) {
         let mut snapshot = Snapshot::clone(&self.current.snapshot);
-        let moves = self.discovered.take_moves(&mut snapshot);
-        if moves.is_empty() {
+        let moves = match self.discovered.has_moves(now) {
+            true => self.discovered.take_moves(&mut snapshot),
+            false => Vec::new(),
+        };
+        let has_joined = self.joining.put(&mut snapshot, &self.current.snapshot);
+        if moves.is_empty() && !has_joined {
             return;
         }
         self.rings.freeze();
@@ -357,7 +364,9 @@ impl Master {
         info!("epoch {} is in effect", self.current.snapshot.epoch);
         if let Some(before) = before {
             self.moves_done(moves, &before, now);
+            self.tell_joined(&before);
         }
+        self.joining.changed(&self.current.snapshot, now);
         self.save_primaries();
         if !is_of_file {
             return;
@@ -396,11 +405,15 @@ impl Master {
             let Move { pool, server, to, .. } = it;
             error!("pool '{pool}': the primary of '{server}' is not taken to be {to} yet: {why}");
         }
-        if !moves.is_empty() {
+        let moves_failed = moves.len();
+        if moves_failed > 0 {
             self.discovered.failed(moves, now);
         }
+        self.joining.changed(&self.current.snapshot, now);
         if is_of_file {
             self.fail(askers, why);
+        } else if moves_failed == 0 {
+            error!("replicas that Sentinels name are not taken over yet: {why}");
         }
     }
 

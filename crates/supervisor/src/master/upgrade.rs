@@ -31,6 +31,7 @@ use crate::child::{Role, Spawn};
 use crate::command::Reply;
 use crate::deal::Deal;
 use crate::discovered::Discovered;
+use crate::joining::Joining;
 use crate::limits::OpenFiles;
 use crate::listeners::Listeners;
 use crate::member::{Letter, Member, Running};
@@ -562,6 +563,7 @@ impl Master {
             started,
             operators: Operators::resume(state.operators, operators),
             failovers: Failovers::default(),
+            joining: Joining::default(),
         };
         master.allow_mail();
         // Slots of workers that the previous program has killed.
