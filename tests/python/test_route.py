@@ -67,6 +67,56 @@ def test_reads_by_a_policy_are_told_as_that(place):
     assert "prefer_replica of the group" in route(gateway, "key").stdout
 
 
+def test_classes_of_reads_are_told(place):
+    alone, one = place.redis(), place.redis()
+    two = replica_of(place, one)
+    gateway = place.cashew(pool(*server_lines([alone], names=["s0"]), group("s1", one, two),
+                                reads="prefer_replica",
+                                reads_by_class='{get: primary, "@slow": any}'))
+    found = routes(gateway, *map(str, range(20)))
+    assert {it["group"] for it in found} == {"s0", "s1"}
+    for it in found:
+        classes = [{"class": "get", "reads_by": "primary"}, {"class": "@slow", "reads_by": "any"}]
+        assert it.get("reads_by_class", []) == (classes if it["group"] == "s1" else [])
+    key = next(it["key"] for it in found if it["group"] == "s1")
+    text = route(gateway, key).stdout
+    assert "prefer_replica of the group; get: primary; @slow: any" in text, text
+
+
+def test_chance_is_a_field(place):
+    servers = server_lines([place.redis(), place.redis()], names=["s0", "s1"])
+    gateway = place.cashew(pool(*servers, distribution="random"))
+    [it] = routes(gateway, "key")
+    assert (it["random"], it["writes"], it["reads"]) == (True, None, None)
+    assert route(gateway, "key").stdout.splitlines()[1].split()[3:5] == ["any", "any"]
+    gateway.configure(pool(*servers))
+    [it] = routes(gateway, "key")
+    assert it["random"] is False
+
+
+def test_it_says_when_the_running_instance_was_not_reached(place):
+    gateway = place.cashew(pool(*server_lines([place.redis()], names=["s0"])))
+    told = route(gateway, "key")
+    assert "not reached" not in told.stderr + told.stdout
+    [it] = routes(gateway, "key")
+    assert it["by_instance"] is True and "not_by_instance" not in it
+    # The file has another pool than the one that runs.
+    gateway.configure(pool(*server_lines([place.redis(), place.redis()], names=["s0", "s1"])))
+    told = route(gateway, "key")
+    assert "pool 'alpha' is not in use like this; this is what the file says" in told.stderr
+    [it] = routes(gateway, "key")
+    assert (it["by_instance"], it["not_by_instance"]) == (
+        False, "pool 'alpha' is not in use like this")
+    gateway.stop()
+    told = route(gateway, "key")
+    assert told.returncode == 0
+    assert "cashew: the running instance was not reached: " in told.stderr
+    assert "; this is what the file says" in told.stderr
+    [it] = routes(gateway, "key")
+    assert it["by_instance"] is False
+    assert it["not_by_instance"].startswith("the running instance was not reached: /")
+
+
 def test_what_it_does_not_know_it_says(place):
     gateway = place.cashew(pool(*server_lines([place.redis()], names=["s0"])))
     for arguments, why in [

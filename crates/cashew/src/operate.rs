@@ -51,20 +51,25 @@ pub(crate) fn status(instance: &InstanceArguments, json: bool) -> ExitCode {
     }))
 }
 
-/// The status of the instance; `None` if none answers.
-pub(crate) fn status_if_running(instance: &InstanceArguments) -> Option<Status> {
-    let mut status = None;
-    for path in sockets(instance).ok()? {
-        let mut keep = |answer| {
-            if let Answer::Status(answer) = answer {
-                status = Some(*answer);
-            }
+/// The status of the instance. An error is one line that says why there is none.
+pub(crate) fn status_if_running(instance: &InstanceArguments) -> Result<Status, String> {
+    let (mut status, mut why) = (None, Vec::new());
+    for path in sockets(instance)? {
+        let mut failed = None;
+        let mut keep = |answer| match answer {
+            Answer::Status(answer) => status = Some(*answer),
+            Answer::Failed(why) => failed = Some(why),
+            Answer::Say(_) | Answer::Done(_) => {}
         };
-        if ask_until_answered(&path, &Command::Status, CUT_RETRY, &mut keep).is_ok() {
-            break;
+        let asked = ask_until_answered(&path, &Command::Status, CUT_RETRY, &mut keep);
+        if let Some(status) = status {
+            return Ok(status);
         }
+        let error = asked.err().map(|error| error.to_string()).or(failed);
+        let error = error.unwrap_or_else(|| "no status came".to_owned());
+        why.push(format!("{}: {error}", path.display()));
     }
-    status
+    Err(why.join("; "))
 }
 
 fn finish(result: Result<(), String>) -> ExitCode {

@@ -1,4 +1,4 @@
-//! `cashew route`: where a key lives, by the configuration file.
+//! `cashew route`: where a key lives, by the configuration file and what the running instance says.
 
 mod comparison;
 mod operations;
@@ -25,6 +25,11 @@ use crate::output::print_line;
 struct Route {
     pool: String,
     key: String,
+    /// Whether the running instance has said who the primaries are. Otherwise it is what the file says.
+    by_instance: bool,
+    /// Why it has not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_by_instance: Option<String>,
     /// The group, or the server where each is a group of one. `None`: it is left to chance, or no
     /// server is left.
     group: Option<String>,
@@ -37,6 +42,11 @@ struct Route {
     /// The pool's `reads`, if it chooses among the servers of the group.
     #[serde(skip_serializing_if = "Option::is_none")]
     reads_by: Option<String>,
+    /// Who answers the reads of some commands instead, as in the pool's `reads_by_class`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    reads_by_class: Vec<ClassReads>,
+    /// Which server it is, is left to chance.
+    random: bool,
     /// What decides.
     why: String,
 }
@@ -44,7 +54,15 @@ struct Route {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Place {
     server: String,
+    /// `unknown` where Sentinels name it and nobody has asked them.
     address: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct ClassReads {
+    /// A command, or a category with `@`.
+    class: String,
+    reads_by: String,
 }
 
 /// Where a key goes that clients of one port ask for.
@@ -192,11 +210,15 @@ fn of(pool: &Pool, state: &TopologyState, ring: &Ring, key: &str) -> Route {
     let mut route = Route {
         pool: pool.name.clone(),
         key: key.to_owned(),
+        by_instance: false,
+        not_by_instance: None,
         group: None,
         writes: None,
         writes_by: None,
         reads: None,
         reads_by: None,
+        reads_by_class: Vec::new(),
+        random: is_random && pool.servers.len() > 1,
         why: why(pool, key),
     };
     let Some(number) = shard else { return route };
@@ -221,13 +243,24 @@ fn of(pool: &Pool, state: &TopologyState, ring: &Ring, key: &str) -> Route {
     };
     let place = |server: u32| {
         let server = &pool.servers[server as usize];
-        Place { server: server.name.clone(), address: server.endpoint.to_string() }
+        let address = match server.endpoint.is_unknown() {
+            true => "unknown".to_owned(),
+            false => server.endpoint.to_string(),
+        };
+        Place { server: server.name.clone(), address }
     };
     route.group = Some(shard.name.clone());
     route.writes = Some(place(primary));
     route.writes_by = writes_to_all.then(|| "all".to_owned());
     route.reads = reader.map(place);
     route.reads_by = policy.map(|reads| reads.to_string());
+    if !shard.replicas.is_empty() {
+        let class = |(class, reads): &(String, Reads)| ClassReads {
+            class: class.clone(),
+            reads_by: reads.to_string(),
+        };
+        route.reads_by_class = pool.reads_by_class.iter().map(class).collect();
+    }
     if !is_up(&primary) {
         route.why += "; writes fail: it is down";
     }
@@ -269,11 +302,21 @@ fn describe(answers: &[Answer]) -> String {
 fn describe_pools(routes: &[&Route]) -> String {
     let head = ["POOL", "KEY", "GROUP", "WRITES GO TO", "READS GO TO", "WHY"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
-    let place = |place: &Option<Place>, route: &Route| match (place, &*route.why) {
-        (Some(Place { server, address }), _) if server.contains(&**address) => server.clone(),
-        (Some(Place { server, address }), _) => format!("{server} ({address})"),
-        (None, "random") => "any".to_owned(),
-        (None, _) => "none is left".to_owned(),
+    let place = |place: &Option<Place>, route: &Route| match place {
+        Some(Place { server, address }) if server.contains(&**address) => server.clone(),
+        Some(Place { server, address }) => format!("{server} ({address})"),
+        None if route.random => "any".to_owned(),
+        None => "none is left".to_owned(),
+    };
+    let reads = |route: &Route| {
+        let mut text = match &route.reads_by {
+            Some(policy) => format!("{policy} of the group"),
+            None => place(&route.reads, route),
+        };
+        for ClassReads { class, reads_by } in &route.reads_by_class {
+            text += &format!("; {class}: {reads_by}");
+        }
+        text
     };
     rows.extend(routes.iter().map(|route| {
         vec![
@@ -284,10 +327,7 @@ fn describe_pools(routes: &[&Route]) -> String {
                 Some(_) => format!("all of the group, {} answers", place(&route.writes, route)),
                 None => place(&route.writes, route),
             },
-            match &route.reads_by {
-                Some(policy) => format!("{policy} of the group"),
-                None => place(&route.reads, route),
-            },
+            reads(route),
             route.why.clone(),
         ]
     }));

@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 use std::collections::HashMap;
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{Operation, Pool, TopologyState};
+use cashew_config::snapshot::{Address, Endpoint, Operation, Pool, TopologyState};
 use cashew_placement::Ring;
 use cashew_supervisor::{PoolStatus, ServerStatus};
 
@@ -18,6 +18,8 @@ pub(super) struct Pools {
     pub(super) snapshot: Snapshot,
     states: Vec<TopologyState>,
     rings: Vec<OnceCell<Ring>>,
+    /// Why the running instance has not said how a pool is; by the file alone nobody was asked.
+    not_by_instance: Vec<Option<String>>,
     /// By pool and server: how it is, and whether it is down.
     known: HashMap<(String, String), (String, bool)>,
 }
@@ -40,8 +42,13 @@ impl Pools {
         arguments: &RouteArguments,
     ) -> Result<Self, String> {
         let mut pools = Self::of_file(snapshot);
-        if let Some(status) = operate::status_if_running(&arguments.instance) {
-            pools.take_status(&status.pools, chosen);
+        match operate::status_if_running(&arguments.instance) {
+            Ok(status) => pools.take_status(&status.pools, chosen),
+            Err(why) => {
+                let why = format!("the running instance was not reached: {why}");
+                print_line(format_args!("cashew: {why}; this is what the file says"));
+                pools.not_by_instance.fill(Some(why));
+            }
         }
         for wish in &arguments.as_if {
             pools.pretend(wish, chosen)?;
@@ -53,7 +60,8 @@ impl Pools {
     pub(super) fn of_file(snapshot: &Snapshot) -> Self {
         let states = snapshot.pools.iter().map(TopologyState::whole).collect();
         let rings = snapshot.pools.iter().map(|_| OnceCell::new()).collect();
-        Self { snapshot: snapshot.clone(), states, rings, known: HashMap::new() }
+        let not_by_instance = vec![Some("nobody was asked".to_owned()); snapshot.pools.len()];
+        Self { snapshot: snapshot.clone(), states, rings, not_by_instance, known: HashMap::new() }
     }
 
     pub(super) fn find(&self, name: &str) -> Option<&Pool> {
@@ -65,7 +73,12 @@ impl Pools {
         let at = self.snapshot.pools.iter().position(|it| it.name == pool);
         let at = at.expect("routes lead to pools, and others are looked up before");
         let (pool, state) = (&self.snapshot.pools[at], &self.states[at]);
-        of(pool, state, self.rings[at].get_or_init(|| ring_of(pool, state)), key)
+        let ring = self.rings[at].get_or_init(|| ring_of(pool, state));
+        Route {
+            by_instance: self.not_by_instance[at].is_none(),
+            not_by_instance: self.not_by_instance[at].clone(),
+            ..of(pool, state, ring, key)
+        }
     }
 
     /// Whether a pool has to do with those that are asked for: it is one, or routes among them lead there.
@@ -78,20 +91,23 @@ impl Pools {
 
     fn take_status(&mut self, status: &[PoolStatus], chosen: &[&str]) {
         for at in 0..self.snapshot.pools.len() {
+            let is_said = self.concerns(chosen, &self.snapshot.pools[at].name);
+            let pool = &mut self.snapshot.pools[at];
+            let found = status.iter().find(|status| status.name == pool.name);
+            if let Some(status) = found {
+                take_groups(pool, status);
+                self.states[at] = TopologyState::whole(pool);
+            }
             let pool = &self.snapshot.pools[at];
-            let is_said = self.concerns(chosen, &pool.name);
-            let found = status.iter().find(|status| {
-                status.name == pool.name && status.servers as usize == pool.servers.len()
-            });
-            let Some(status) = found else {
+            let Some(status) = found.filter(|it| it.servers as usize == pool.servers.len()) else {
+                let why = format!("pool '{}' is not in use like this", pool.name);
                 if is_said {
-                    print_line(format_args!(
-                        "cashew: pool '{}' is not in use like this",
-                        pool.name
-                    ));
+                    print_line(format_args!("cashew: {why}; this is what the file says"));
                 }
+                self.not_by_instance[at] = Some(why);
                 continue;
             };
+            self.not_by_instance[at] = None;
             let shards = status.shards.iter().map(|shard| (&*shard.name, &*shard.primary));
             take_primaries(pool, &mut self.states[at], &status.primary, shards);
             let ejected = status.servers - status.live;
@@ -152,5 +168,25 @@ impl Pools {
         // That it is down is the state.
         let why = why.strip_suffix("; writes fail: it is down").map_or(why.clone(), str::to_owned);
         Home { group, server, by, state, is_down, why }
+    }
+}
+
+/// Where Sentinels have said that the servers of groups are.
+fn take_groups(pool: &mut Pool, status: &PoolStatus) {
+    let address = |text: &str| {
+        let (host, port) = text.rsplit_once(':')?;
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        Some(Address { host, port: port.parse().ok()? })
+    };
+    for group in &status.groups {
+        let primary = group.primary.as_deref().and_then(address);
+        let server = pool.servers.iter_mut().find(|server| server.name == group.server);
+        if let (Some(server), Some(primary)) = (server, primary) {
+            server.endpoint = Endpoint::from(primary);
+        }
+        let start = format!("{}/", group.server);
+        let replicas = status.server_states.iter().filter(|it| it.name.starts_with(&start));
+        let replicas: Vec<Address> = replicas.filter_map(|it| address(&it.address)).collect();
+        pool.set_replicas(&group.server, &replicas);
     }
 }
