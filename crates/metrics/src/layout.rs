@@ -7,7 +7,7 @@
 //! A segment is, in words of 8 bytes: a header; then per pool its counters, gauges and histogram,
 //! followed by the same for each of its servers; then the void, a pool and a server that are never
 //! shown; then the audience. It is padded to whole pages, so that workers share no cache line. With
-//! histograms of about 4 KiB a segment takes `73856 + (pools + 1) * 4184 + (servers + 1) * 4168`
+//! histograms of about 4 KiB a segment takes `73856 + (pools + 1) * 4224 + (servers + 1) * 4168`
 //! bytes. Only touched pages are ever allocated.
 
 use std::ops::Range;

@@ -23,20 +23,24 @@ use cashew_config::snapshot;
 use cashew_metrics::{ServerCounter, WriteKind, WriteLane, WriteStamp};
 use cashew_protocol::memcached::binary::{self, HEADER_SIZE, Opcode, write_request};
 use cashew_protocol::memcached::{
-    Answer, Expect, KEY_SIZE_MAX, RequestParser, Verb, is_error, words,
+    Answer, Expect, KEY_SIZE_MAX, RequestParser, Verb, encode_key, is_error, words,
 };
 
 use super::Asked;
+use super::invalidation::{Copy, GIVE_UP_MS, HELD_MS, Invalidation, KEYS_MAX, RETRY_MS, SETTLE_MS};
 use super::meta::plain_key;
 use super::text::payload;
 use crate::base::failure::NamedFailure;
 use crate::base::id::{BackendId, ClientId, LaneId, RequestId, ServerId};
+use crate::base::time::Time;
+use crate::base::timers::Timer;
 use crate::downstream::client::Client;
 use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
 use crate::exchange::flow::{Flow, FlowContext, Step};
 use crate::request::{Own, Role};
 use crate::upstream::backend::Backend;
+use crate::upstream::session_params::WireProtocol;
 
 /// A write on its way to the servers of a group.
 #[derive(Debug)]
@@ -464,6 +468,256 @@ impl Engine {
     }
 }
 
+/// Of a key, what is sent to have a server forget it.
+struct Order {
+    text: Vec<u8>,
+    variant: u16,
+    expect: Expect,
+    asked: Asked,
+}
+
+impl Engine {
+    /// These servers are to forget a key when no write of it is on its way any more.
+    pub(crate) fn invalidate(
+        &mut self,
+        (backend, variant): (BackendId, u16),
+        key: &[u8],
+        config: &Arc<snapshot::Pool>,
+        servers: impl Iterator<Item = ServerId>,
+    ) {
+        let (now, due) = (self.now, self.now.plus_millis(SETTLE_MS));
+        let all = &mut self.invalidations;
+        let name = (backend, key.to_vec());
+        let number = match all.numbers.get(&name) {
+            Some(&number) => number,
+            None if all.keys.len() >= KEYS_MAX => {
+                let reached: Vec<ServerId> = servers
+                    .filter_map(|server| number_of(config, server, &self.backends[backend]))
+                    .filter(|&server| self.backends[backend].servers[server].is_up())
+                    .collect();
+                self.have_forgotten((backend, variant), key, &reached, |_| Own::Whatever);
+                return;
+            }
+            None => {
+                all.last = all.last.wrapping_add(1);
+                let number = all.last;
+                let it = Invalidation {
+                    backend,
+                    key: key.to_vec(),
+                    variant,
+                    copies: Vec::new(),
+                    due,
+                    until: now.plus_millis(GIVE_UP_MS),
+                };
+                all.keys.insert(number, it);
+                all.numbers.insert(name, number);
+                number
+            }
+        };
+        let it = all.keys.get_mut(&number).expect("it was there, or is now");
+        for server in servers {
+            match it.copy_of((server, config)) {
+                Some(copy) => (copy.is_owed, copy.owed_at) = (true, now),
+                None => {
+                    let config = Arc::clone(config);
+                    let copy = Copy { server, config, is_owed: true, owed_at: now, in_flight: 0 };
+                    it.copies.push(copy);
+                }
+            }
+        }
+        all.set_due(number, due);
+        all.remove_if_settled(number);
+        match self.draining {
+            true => drop(self.settle_invalidation(number, true)),
+            false => self.timers.arm(due, Timer::Invalidations),
+        }
+    }
+
+    /// The worker is about to go, or nothing else is on its way to these backends, and another copy may lead
+    /// next: nobody waits any longer. Returns whether something was sent.
+    pub(crate) fn hurry_invalidations(&mut self, of: impl Fn(BackendId) -> bool) -> bool {
+        let keys = self.invalidations.keys.iter().filter(|(_, it)| of(it.backend));
+        let numbers: Vec<u32> = keys.map(|(&number, _)| number).collect();
+        let sent: Vec<bool> =
+            numbers.into_iter().map(|number| self.settle_invalidation(number, true)).collect();
+        sent.contains(&true)
+    }
+
+    /// These copies have confirmed a write of a key, which was alone and began at that time. So they need not
+    /// forget it for anything that was over before. What was on its way may have come behind it.
+    #[inline]
+    pub(crate) fn absolve(
+        &mut self,
+        (backend, began): (BackendId, Time),
+        key: &[u8],
+        config: &Arc<snapshot::Pool>,
+        servers: impl Iterator<Item = ServerId>,
+    ) {
+        let all = &mut self.invalidations;
+        if all.keys.is_empty() {
+            return;
+        }
+        let Some(&number) = all.numbers.get(&(backend, key.to_vec())) else { return };
+        let it = all.keys.get_mut(&number).expect("each number is of one");
+        for server in servers {
+            if let Some(copy) = it.copy_of((server, config)) {
+                copy.is_owed &= copy.owed_at >= began;
+            }
+        }
+        all.remove_if_settled(number);
+    }
+
+    pub(crate) fn maintain_invalidations(&mut self) {
+        while let Some(&(due, number)) = self.invalidations.due.first()
+            && due <= self.now
+        {
+            self.settle_invalidation(number, false);
+        }
+        if let Some(&(due, _)) = self.invalidations.due.first() {
+            self.timers.arm(due, Timer::Invalidations);
+        }
+    }
+
+    /// Has copies forget a key that can be reached. Returns whether there were any. While a ring changes they wait,
+    /// unless `is_urgent`.
+    fn settle_invalidation(&mut self, number: u32, is_urgent: bool) -> bool {
+        let now = self.now;
+        let Some(it) = self.invalidations.keys.get_mut(&number) else { return false };
+        let state = &self.backends[it.backend];
+        if state.is_held() && !is_urgent {
+            self.invalidations.set_due(number, now.plus_millis(HELD_MS));
+            return false;
+        }
+        let is_over = it.until <= now;
+        let mut reached = Vec::new();
+        for (place, copy) in it.copies.iter_mut().enumerate().filter(|(_, copy)| copy.is_owed) {
+            match number_of(&copy.config, copy.server, state) {
+                Some(server) if state.servers[server].is_up() => reached.push((server, place)),
+                Some(_) if !is_over => {}
+                // It is in the group no more, or has been away for too long.
+                _ => copy.is_owed = false,
+            }
+        }
+        let (of, key) = ((it.backend, it.variant), it.key.clone());
+        let servers: Vec<ServerId> = reached.iter().map(|&(server, _)| server).collect();
+        let place_of = |server: ServerId| {
+            let found = reached.iter().find(|&&(it, _)| it == server);
+            found.map_or(0, |&(_, place)| place as u32)
+        };
+        let own = |server| Own::Invalidation { number, copy: place_of(server) };
+        let sent = self.have_forgotten(of, &key, &servers, own);
+        let is_sent = !sent.is_empty();
+        if let Some(it) = self.invalidations.keys.get_mut(&number) {
+            for server in sent {
+                let copy = &mut it.copies[place_of(server) as usize];
+                copy.is_owed = false;
+                copy.in_flight += 1;
+            }
+        }
+        self.invalidations.set_due(number, now.plus_millis(RETRY_MS));
+        self.invalidations.remove_if_settled(number);
+        is_sent
+    }
+
+    /// Has servers forget a key. Returns those that it was sent to.
+    fn have_forgotten(
+        &mut self,
+        (backend, variant): (BackendId, u16),
+        key: &[u8],
+        servers: &[ServerId],
+        own: impl Fn(ServerId) -> Own,
+    ) -> Vec<ServerId> {
+        if servers.is_empty() {
+            return Vec::new();
+        }
+        let lane = WriteLane::unordered(self.slot);
+        self.metrics.begin_write(key, lane, WriteKind::Ordered);
+        let mut sent = Vec::new();
+        for &server in servers {
+            let Some(order) = self.order_for((backend, server), variant, key) else { continue };
+            let lane = self.lane_of((backend, server), order.variant, 0, order.text.len());
+            let Ok(lane) = lane else { continue };
+            let (request, slot) = self.requests.add(backend, ClientId::NONE, self.now);
+            slot.role = Role::Own(own(server));
+            (slot.expect, slot.asked) = (order.expect, order.asked);
+            self.send(lane, request, Payload::Bytes(&order.text));
+            let metrics = self.backends[backend].servers[server].metrics;
+            self.metrics.add_server(metrics, ServerCounter::Invalidated, 1);
+            sent.push(server);
+        }
+        sent
+    }
+
+    /// By a connection of the first variant, or else of the client's: each protocol has keys that it
+    /// cannot name.
+    fn order_for(
+        &self,
+        (backend, server): (BackendId, ServerId),
+        variant: u16,
+        key: &[u8],
+    ) -> Option<Order> {
+        let state = &self.backends[backend];
+        let wire = |variant: u16| {
+            let params = state.params_set.get(usize::from(variant))?;
+            let has_lanes = state.servers[server].has_lanes(variant);
+            has_lanes.then_some(params.wire_protocol)
+        };
+        let is_plain =
+            key.len() <= KEY_SIZE_MAX && key.iter().all(|&byte| byte > b' ' && byte != 0x7f);
+        for variant in [0, variant] {
+            match wire(variant) {
+                Some(WireProtocol::Text) if is_plain => {
+                    // `delete noreply` would be read as a request without a key.
+                    let foot: &[u8] = if key == b"noreply" { b" 0\r\n" } else { b"\r\n" };
+                    let text = [b"delete ", key, foot].concat();
+                    let expect = Expect::Answer(Answer::Delete);
+                    return Some(Order { text, variant, expect, asked: Asked::default() });
+                }
+                Some(WireProtocol::Binary) => {
+                    let opcode = Opcode::Delete.byte();
+                    let mut text = Vec::new();
+                    write_request(opcode, key, b"", &mut text);
+                    let asked = Asked { opcode, ..Asked::default() };
+                    return Some(Order { text, variant, expect: Expect::Packet, asked });
+                }
+                _ => {}
+            }
+        }
+        let variant = [0, variant].into_iter().find(|&it| wire(it) == Some(WireProtocol::Text))?;
+        let mut text = b"md ".to_vec();
+        encode_key(key, &mut text);
+        if text.len() > b"md ".len() + KEY_SIZE_MAX {
+            return None;
+        }
+        text.extend_from_slice(b" b\r\n");
+        let expect = Expect::Answer(Answer::MetaDelete);
+        Some(Order { text, variant, expect, asked: Asked::default() })
+    }
+
+    /// A copy has answered that it forgets a key.
+    pub(crate) fn invalidated(&mut self, request: RequestId, own: Own, reply: &[u8]) {
+        let is_failed = is_bad(self.requests[request].expect, reply);
+        self.settle_copy(own, is_failed);
+    }
+
+    /// A copy has not answered.
+    pub(crate) fn not_invalidated(&mut self, own: Own) {
+        self.settle_copy(own, true);
+    }
+
+    fn settle_copy(&mut self, own: Own, is_failed: bool) {
+        let Own::Invalidation { number, copy } = own else { return };
+        let now = self.now;
+        let Some(it) = self.invalidations.keys.get_mut(&number) else { return };
+        let Some(copy) = it.copies.get_mut(copy as usize) else { return };
+        copy.in_flight -= 1;
+        if is_failed {
+            (copy.is_owed, copy.owed_at) = (true, now);
+        }
+        self.invalidations.remove_if_settled(number);
+    }
+}
+
 impl<'a> Write<'a> {
     /// As its bytes are, out of base64.
     fn key<'k>(self, buf: &'k mut [u8; KEY_SIZE_MAX]) -> &'k [u8]
@@ -564,7 +818,7 @@ impl<'a> Write<'a> {
 }
 
 /// The number that a server has now: a reload may have given it another.
-pub(super) fn number_of(
+fn number_of(
     config: &Arc<snapshot::Pool>,
     server: ServerId,
     backend: &Backend,
@@ -602,7 +856,7 @@ fn is_packet(expect: Expect) -> bool {
 
 /// Whether a reply says that its server has failed to do what it was asked, and not that there was
 /// nothing to do.
-pub(super) fn is_bad(expect: Expect, reply: &[u8]) -> bool {
+fn is_bad(expect: Expect, reply: &[u8]) -> bool {
     const TOO_LARGE: u16 = 3;
     const UNKNOWN: u16 = 0x81;
     match is_packet(expect) {
