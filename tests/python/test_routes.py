@@ -2,7 +2,7 @@
 
 import signal
 
-from harness import server_lines, wait_until
+from harness import HOST, server_lines, wait_until
 
 
 def backend(servers, redis=True, **options):
@@ -283,6 +283,34 @@ def test_reload_changes_the_tree_under_load(place):
         assert conn.call("SET", "y", "2") == "OK" and pools["b"].call("GET", "y") == b"2"
 
 
+def test_a_request_that_is_asked_of_several_outlives_a_reload_that_takes_pools_away(place):
+    pools = Pools(place, "{prefix: {'f:': {failover: [a, b]}, 's:': {shadow: {to: b, shadow: a, share: 100%}}, '': b,"
+                  " '1': {all_sync: [c, d, e, g]}}}", "cdegab", options={"timeout": 20000}, reload_drain_timeout=200)
+    gateway = pools.gateway
+    with gateway.connect() as conn, gateway.connect() as other:
+        assert conn.call("SET", "f:k", "1") == "OK"
+        pools["a"].process.signal(signal.SIGSTOP)
+        try:
+            conn.send(b"*2\r\n$3\r\nGET\r\n$3\r\nf:k\r\n")
+            assert other.call("SET", "s:k", "1") == "OK"
+            pools.configure(c=None, d=None, e=None, g=None, alpha={"route": "{prefix: {'f:': {failover: [a, b]}, '': b}}"})
+        finally:
+            pools["a"].process.signal(signal.SIGCONT)
+        assert conn.reply() == b"1"
+        assert conn.call("GET", "f:k") == b"1" and other.call("GET", "s:k") == b"1"
+        # A pool that somebody still waits for may go, too.
+        pools["a"].process.signal(signal.SIGSTOP)
+        try:
+            conn.send(b"*2\r\n$3\r\nGET\r\n$3\r\nf:k\r\n")
+            pools.configure(a=None, alpha={"route": "b"})
+            # Its server was removed, or it waits for that still.
+            assert conn.raw_reply(seconds=30)
+            assert conn.call("GET", "f:k") is None
+        finally:
+            pools["a"].process.signal(signal.SIGCONT)
+    assert "panicked" not in gateway.log()
+
+
 # ------------------------------------------------------------------------------------------ memcached
 
 def test_memcached_prefixes(place):
@@ -340,3 +368,29 @@ def test_memcached_nodes(place):
         conn.send(b"ms f:y 1 T5\r\n1\r\nget f:x f:y\r\n")
         conn.expect(b"HD\r\nVALUE f:x 0 1\r\n1\r\nVALUE f:y 0 1\r\n1\r\nEND\r\n")
         assert int(of("b", b"mg f:y t\r\n").split(b"t")[1]) <= 5
+
+
+def test_copies_of_a_group_behind_a_route_are_never_wrong(place):
+    one, other, spare = place.memcached(), place.memcached(), place.memcached()
+    group = f"{{name: g, primary: {HOST}:{one.port}, replicas: [{HOST}:{other.port}]}}"
+    pools = {"a": {"listen": None, "servers": [group]}, "b": backend([spare], redis=False),
+             "alpha": route("{prefix: {'s:': {all_sync: [a, b]}, '': a}}", redis=False)}
+    gateway = place.cashew(pools, {"worker_processes": 1})
+
+    def at(server, key):
+        with server.connect() as conn:
+            conn.send(b"mg %b v\r\nmn\r\n" % key)
+            return conn.read_until(b"MN\r\n")
+
+    with gateway.connect() as conn:
+        for key in (b"k", b"s:k"):
+            conn.send(b"set %b 0 0 3\r\nold\r\n" % key)
+            conn.expect(b"STORED\r\n")
+        assert all(at(server, b"k") == b"VA 3\r\nold\r\nMN\r\n" for server in (one, other))
+        with other.connect() as copy:
+            copy.send(b"set s:k 0 0 3\r\nold\r\n")
+            copy.expect(b"STORED\r\n")
+        conn.send(b"set s:k 0 0 3\r\nnew\r\n")
+        conn.expect(b"STORED\r\n")
+        assert at(one, b"s:k") == at(spare, b"s:k") == b"VA 3\r\nnew\r\nMN\r\n"
+        wait_until(lambda: at(other, b"s:k") == b"EN\r\nMN\r\n", "the copy has forgotten it")

@@ -40,6 +40,7 @@ use crate::exchange::dispatch::Payload;
 use crate::exchange::flow::{Flow, FlowContext, Step};
 use crate::request::{Own, Role};
 use crate::upstream::backend::Backend;
+use crate::upstream::lane::Lane;
 use crate::upstream::session_params::WireProtocol;
 
 /// A write on its way to the servers of a group.
@@ -419,6 +420,18 @@ impl Engine {
                 Err(_) => self.count_missed(backend, server),
             }
         }
+    }
+
+    /// A route has sent what changes a key on this lane, and nowhere else: the other copies forget the key, since
+    /// what they would make of it is not followed there.
+    #[cold]
+    pub(crate) fn forget_at_copies(&mut self, lane: LaneId, key: &[u8]) {
+        let Lane { backend, server, variant, .. } = *self.lane(lane);
+        let topology = &self.backends[backend].topology;
+        let others = topology.members(server).filter(|&it| it != server);
+        let others: Vec<ServerId> = others.collect();
+        let config = Arc::clone(&self.backends[backend].config);
+        self.invalidate((backend, variant), key, &config, others.into_iter());
     }
 
     /// Does at the other copies what a retrieval does beside retrieving.

@@ -19,6 +19,7 @@ use super::node::{self, Answers};
 use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{BackendId, ClientId, ListenerId, RequestId};
 use crate::downstream::client::Client;
+use crate::downstream::listener::Listener;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
@@ -149,8 +150,19 @@ impl RouteFlow {
         }
     }
 
+    /// The route, if it is there still: after a reload only the client says where.
+    fn route<'e>(&self, cx: &'e FlowContext<'_>) -> Option<&'e Listener> {
+        match cx.client() {
+            ClientId::NONE if cx.engine.epoch != self.epoch => None,
+            ClientId::NONE => cx.engine.listeners.get(self.listener),
+            client => Some(cx.engine.listener_of(client)),
+        }
+    }
+
     fn count(&self, cx: &FlowContext<'_>, counter: PoolCounter) {
-        cx.engine.metrics.add_pool(cx.engine.listeners[self.listener].metrics, counter, 1);
+        if let Some(route) = self.route(cx) {
+            cx.engine.metrics.add_pool(route.metrics, counter, 1);
+        }
     }
 
     /// Asks a node, and what is below it.
@@ -249,11 +261,14 @@ impl RouteFlow {
         let slot = &mut engine.requests[attempt];
         (slot.backend, slot.expect, slot.asked) = (backend, expect, asked);
         slot.is_tagged = is_tagged;
-        self.parts[part].tasks[task].attempt = attempt;
         engine.send(lane, attempt, Payload::Bytes(&text));
+        if access == Access::Write && engine.backends[backend].topology.writes_to_all() {
+            engine.forget_at_copies(lane, key);
+        }
         if let Some(text) = behind {
             engine.say_behind(lane, &text);
         }
+        self.parts[part].tasks[task].attempt = attempt;
     }
 
     /// Does what a node has said.
@@ -521,7 +536,7 @@ impl RouteFlow {
                 }
             }
             Some(Text::Failure(failure)) => {
-                let misses = cx.engine.listeners[self.listener].misses;
+                let misses = self.route(cx).is_some_and(|route| route.misses);
                 dialect.write_failure(question, failure, misses, &mut out);
             }
             Some(Text::Word(word)) => dialect.write_word(question, *word, &mut out),
