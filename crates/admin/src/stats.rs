@@ -479,17 +479,17 @@ mod tests {
             "pipelines_paused",
             "request_latency",
             "requests_retried",
+            "ring_version",
             "route_failovers",
             "route_refused",
-            "shadow_sent",
-            "shadow_differs",
-            "warm_up_fills",
-            "ring_version",
             "script_flushes",
             "session_waits",
             "sessions_reclaimed",
+            "shadow_differs",
+            "shadow_sent",
             "slow_clients",
             "subscriptions",
+            "warm_up_fills",
         ];
         assert_eq!(added(&ours["alpha"], &known["alpha"]), pool_additions);
         let server_additions = [
