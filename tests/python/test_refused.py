@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+import time
 
 import pytest
 
@@ -227,3 +228,62 @@ def test_without_failover_wait_the_error_is_passed_on(place):
         primary.call("REPLICAOF", HOST, replica.port)
         assert conn.error("SET", "a", "2").startswith("READONLY You can't write")
     assert retried(gateway) == 0
+
+
+class Pulse(threading.Thread):
+    """Writes all the time, and keeps when each write was acknowledged."""
+
+    def __init__(self, connect, key):
+        super().__init__()
+        self.connections, self.key = connect, key
+        self.stopped, self.acknowledged, self.errors = threading.Event(), [], []
+
+    def run(self):
+        connections = [connect(timeout=60) for connect in self.connections]
+        while not self.stopped.is_set():
+            for conn in connections:
+                try:
+                    conn.call("INCR", self.key)
+                    self.acknowledged.append(time.monotonic())
+                    break
+                except ReplyError as error:
+                    self.errors.append(str(error))
+            time.sleep(0.0005)
+        for conn in connections:
+            conn.close()
+
+    def gap(self):
+        """The longest time without an acknowledged write, in milliseconds."""
+        return max(later - sooner for sooner, later in zip(self.acknowledged, self.acknowledged[1:])) * 1000
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("program", ["redis-server", *newer_servers()],
+                         ids=lambda program: str(program).rsplit("/", 1)[-1])
+def test_a_coordinated_failover_takes_little_longer_than_the_servers_take(place, program):
+    """A2.7. Who knows both servers and tries one after the other sees their own gap."""
+    gateway, primary, [replica] = group(place, program)
+    gaps = []
+    for old, new in [(primary, replica), (replica, primary), (primary, replica)]:
+        own = Pulse([old.connect, new.connect], "own")
+        clients = [Pulse([gateway.connect], f"through:{n}") for n in range(3)]
+        before = [int(old.call("GET", client.key) or 0) for client in clients]
+        pulses = [own, *clients]
+        for pulse in pulses:
+            pulse.start()
+        wait_until(lambda: all(len(pulse.acknowledged) > 50 for pulse in pulses), "they write")
+        hand_over(old, new)
+        told = [len(pulse.acknowledged) for pulse in pulses]
+        wait_until(lambda: all(len(it.acknowledged) > count + 50 for it, count in zip(pulses, told)), "they go on")
+        for pulse in pulses:
+            pulse.stopped.set()
+        for pulse in pulses:
+            pulse.join()
+        assert [client.errors[:3] for client in clients] == [[]] * 3
+        for client, start in zip(clients, before):
+            assert int(new.call("GET", client.key)) == start + len(client.acknowledged), "none is lost"
+        gaps.append((own.gap(), max(client.gap() for client in clients)))
+        wait_until(lambda: all(fitness == "fit" for fitness in fitnesses(gateway)), "all are known to be fit")
+    print(", ".join(f"servers {own:.0f} ms, clients {seen:.0f} ms" for own, seen in gaps))
+    # 20 ms is what is promised; the machine does other things, too, and rarely three times.
+    assert min(seen - own for own, seen in gaps) < 120, gaps

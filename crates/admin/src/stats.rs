@@ -33,7 +33,7 @@ pub(crate) enum ServerStat {
 }
 
 /// Twemproxy's names in its order ([`POOL_STATS_OF_TWEMPROXY`] of them), then ours.
-pub(crate) const POOL_STATS: [PoolStat; 31] = [
+pub(crate) const POOL_STATS: [PoolStat; 35] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
     PoolStat::Gauge(PoolGauge::ClientConnections),
@@ -65,6 +65,10 @@ pub(crate) const POOL_STATS: [PoolStat; 31] = [
     PoolStat::Counter(PoolCounter::ShadowSent),
     PoolStat::Counter(PoolCounter::ShadowDiffers),
     PoolStat::Counter(PoolCounter::WarmUpFills),
+    PoolStat::Counter(PoolCounter::RetriesDenied),
+    PoolStat::Counter(PoolCounter::HedgesSent),
+    PoolStat::Counter(PoolCounter::HedgesWon),
+    PoolStat::Counter(PoolCounter::HedgesDenied),
 ];
 const POOL_STATS_OF_TWEMPROXY: usize = 6;
 
@@ -473,12 +477,16 @@ mod tests {
             "clients_shed",
             "clients_throttled",
             "commands_refused",
+            "hedges_denied",
+            "hedges_sent",
+            "hedges_won",
             "large_waits",
             "messages_delivered",
             "monitor_dropped",
             "pipelines_paused",
             "request_latency",
             "requests_retried",
+            "retries_denied",
             "ring_version",
             "route_failovers",
             "route_refused",

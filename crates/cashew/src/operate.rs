@@ -373,7 +373,7 @@ fn describe_members(pools: &[PoolStatus]) -> String {
     if rows.len() == 1 { String::new() } else { format!("\n{}", table(&rows)) }
 }
 
-/// A pool's command policy and pause; nothing if all is as usual.
+/// A pool's command policy and pause, and what is done about slow servers; nothing if all is as usual.
 fn describe_permissions(pool: &PoolStatus) -> String {
     let PoolStatus { name, command_policy, commands_refused, auth_failures, .. } = pool;
     let mut text = String::new();
@@ -385,6 +385,19 @@ fn describe_permissions(pool: &PoolStatus) -> String {
     }
     if *auth_failures > 0 {
         text += &format!("pool {name}: attempts with a wrong password: {auth_failures}\n");
+    }
+    if pool.requests_retried + pool.retries_denied > 0 {
+        let PoolStatus { requests_retried: again, retries_denied: denied, .. } = pool;
+        text += &format!(
+            "pool {name}: requests sent again: {again}, reads not sent again for want of budget: {denied}\n"
+        );
+    }
+    if pool.hedges_sent + pool.hedges_denied > 0 {
+        let PoolStatus { hedges_sent: sent, hedges_won: won, hedges_denied: denied, .. } = pool;
+        text += &format!(
+            "pool {name}: reads sent to a second server: {sent}, answered by it first: {won}, \
+             not sent for want of budget: {denied}\n"
+        );
     }
     if pool.paused_ms > 0 {
         let whom = if pool.paused_writes_only { "clients that write" } else { "all clients" };
@@ -553,6 +566,11 @@ mod tests {
                 command_policy: "cache".to_owned(),
                 commands_refused: 3,
                 auth_failures: 2,
+                hedges_sent: 9,
+                hedges_won: 7,
+                hedges_denied: 1,
+                requests_retried: 4,
+                retries_denied: 2,
                 paused_ms: 1500,
                 paused_writes_only: true,
                 server_states: Vec::new(),

@@ -13,9 +13,9 @@ use crate::policy::shown_policy;
 use crate::replica_reads::SpanText;
 use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
-    Affinity, CasUniques, Credentials, CustomCommand, Endpoint, Global, IoEngine, Limits, Listen,
-    Memcached, OnFailure, Pool, Protocol, Reads, ReplicaReads, Sentinel, Server, ServerGroup,
-    Snapshot, Topology, TopologyState, Wire, Writes,
+    Affinity, CasUniques, Credentials, CustomCommand, Endpoint, Global, Hedge, IoEngine, Limits,
+    Listen, Memcached, OnFailure, Pool, Protocol, Reads, ReplicaReads, Sentinel, Server,
+    ServerGroup, Snapshot, Topology, TopologyState, Wire, Writes,
 };
 use crate::value::RoundSize;
 
@@ -204,6 +204,8 @@ impl Difference {
             reads_by_class,
             replica_reads,
             route,
+            hedge,
+            retry_reads,
         } = old;
         let whose = whose(new);
         if *listen != new.listen {
@@ -283,6 +285,14 @@ impl Difference {
         option.changed("failover_wait", failover_wait_ms, &new.failover_wait_ms);
         option.changed("hide_topology", hide_topology, &new.hide_topology);
         option.replica_reads(replica_reads, &new.replica_reads);
+        let hedged = |hedge: &Option<Hedge>| match hedge {
+            None => "none".to_owned(),
+            Some(Hedge { after_ms, budget_percent }) => {
+                format!("after {}, budget {budget_percent}%", SpanText(*after_ms))
+            }
+        };
+        option.changed("retry_reads", retry_reads, &new.retry_reads);
+        option.changed("hedge", &hedged(hedge), &hedged(&new.hedge));
         option.sentinel(sentinel.as_ref(), new.sentinel.as_ref());
         let by_default = |reads: &Option<Reads>| match reads {
             None => "by default".to_owned(),
@@ -752,6 +762,8 @@ mod tests {
             ("replica_link_down_max: 1500", "replica_link_down_max: 60s -> 1500ms"),
             ("read_your_writes: offset", "read_your_writes: off -> offset"),
             ("read_your_writes: 2s", "read_your_writes: off -> 2s"),
+            ("retry_reads: true", "retry_reads: false -> true"),
+            ("hedge: {after: 3ms}", "hedge: none -> after 3ms, budget 5%"),
             ("client_pause_max: 5", "client_pause_max: 60000 -> 5"),
             ("failover_wait: 500", "failover_wait: 0 -> 500"),
             ("hide_topology: true", "hide_topology: false -> true"),

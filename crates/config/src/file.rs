@@ -7,6 +7,7 @@ use crate::address::ListenText;
 use crate::commands::{Commands, Whole, Words};
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::groups::{Member, MemberAddress, Members};
+use crate::hedge::HedgeText;
 use crate::policy::{Entries, PolicyText};
 use crate::reads_by_class::ReadsByClass;
 use crate::replica_reads::Span;
@@ -124,6 +125,16 @@ section! {
         /// Redis's flags. Without `write` and `readonly` the command may do either; `readonly` ones
         /// may go to a replica, and `blocking` ones get an exclusive connection.
         flags: Words = none,
+    }
+}
+
+section! {
+    /// When reads are sent to a second server.
+    HedgeSection {
+        /// How long the first server may take to begin its reply.
+        after: Span<1, 60000> = required,
+        /// How many reads more there may be, as a share of those that servers answer.
+        budget: Share = "5%",
     }
 }
 
@@ -372,6 +383,13 @@ section! {
         /// a replica answers once it has what the client wrote, or by a time for which the client
         /// reads from the primary after each write. Redis pools only.
         read_your_writes: ReadYourWrites = "off",
+        /// When reads are sent to a second server of their group: a section with `after` and `budget`, like
+        /// `{after: 3ms, budget: 5%}`. See [reads that take long](#reads-that-take-long).
+        hedge: HedgeText = none,
+        /// Whether [reads are sent again](#reads-that-are-sent-again) whose server fails when it has been sent them:
+        /// once, to another server of the group, or to the same one once it is back, for as long as
+        /// `failover_wait` lets them wait.
+        retry_reads: Switch = "false",
         /// Longest CLIENT PAUSE of the pool's clients, in milliseconds. Longer pauses are refused.
         /// Redis pools only.
         client_pause_max: Number<0, 2147483647> = "60000",

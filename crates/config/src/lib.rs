@@ -15,6 +15,7 @@ mod difference;
 mod file;
 mod foreign;
 mod groups;
+mod hedge;
 mod loops;
 mod memory;
 mod policy;

@@ -14,6 +14,7 @@ use crate::address::{ListenText, ServerLine, check_name};
 use crate::diagnostic::{At, Complaint, Pos, Report};
 use crate::file::{Dialect, File, GlobalSection, PoolSection};
 use crate::groups;
+use crate::hedge;
 use crate::loops;
 use crate::memory;
 use crate::policy;
@@ -468,8 +469,11 @@ fn resolve_section(
         zone: section.zone.clone().and_then(|zone| groups::check_zone(zone, report)),
         replica_reads: replica_reads::resolve(section),
         route: None,
+        hedge: section.hedge.as_ref().map(|hedge| hedge.value.0),
+        retry_reads: section.retry_reads.value.0,
     };
     replica_reads::warn_without_replicas(&pool, section, report);
+    hedge::warn_without_choice(&pool, section, report);
     if pool.fail_open_percent < 100 && !pool.auto_eject_hosts {
         let complaint = Complaint::new("\"fail_open\" has no effect".to_owned());
         report.warning(

@@ -16,7 +16,7 @@ use cashew_protocol::memcached::ChorePolicy;
 use cashew_protocol::redis::{Clearance, Definition, KeyPlaces, Rules};
 use serde::{Deserialize, Serialize};
 
-pub use self::replica_reads::{ReadYourWrites, ReplicaReads};
+pub use self::replica_reads::{Hedge, ReadYourWrites, ReplicaReads};
 pub use self::route::{FailoverOn, PrefixArm, Route, share_of};
 pub use self::topology::{Promoted, Reads, ServerGroup, Topology, TopologyState};
 pub use self::way::{Operation, Role, Visit, share_text};
@@ -223,6 +223,12 @@ pub struct Pool {
     /// Where its requests go, if that are other pools: then it has no servers of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub route: Option<Route>,
+    /// Reads that take long are sent to a second server.
+    #[serde(default)]
+    pub hedge: Option<Hedge>,
+    /// Reads are sent again whose server fails.
+    #[serde(default)]
+    pub retry_reads: bool,
 }
 
 /// The Sentinels of a pool, and the groups of servers whose primaries they name.

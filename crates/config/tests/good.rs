@@ -80,6 +80,8 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         reads_by_class: Vec::new(),
         replica_reads: Default::default(),
         route: None,
+        hedge: None,
+        retry_reads: false,
     }
 }
 

@@ -79,7 +79,15 @@ stats! {
         ScriptFlushes => "script_flushes", "cashew_script_flushes_total",
             "SCRIPT FLUSH commands of clients";
         RequestsRetried => "requests_retried", "cashew_requests_retried_total",
-            "Times a request was kept from its client's sight and sent again, since its server refused to run it";
+            "Times a request was kept from its client's sight and sent again, since its server refused to run it or, of reads, failed";
+        RetriesDenied => "retries_denied", "cashew_retries_denied_total",
+            "Reads not sent again though their server failed, since the budget of the option retry_reads was spent";
+        HedgesSent => "hedges_sent", "cashew_hedges_sent_total",
+            "Reads sent to a second server, since the first took long";
+        HedgesWon => "hedges_won", "cashew_hedges_won_total",
+            "Reads that the second server answered first";
+        HedgesDenied => "hedges_denied", "cashew_hedges_denied_total",
+            "Reads not sent to a second server, since the budget of the option hedge was spent";
         RouteFailovers => "route_failovers", "cashew_route_failovers_total",
             "Times a route asked the next pool since one had failed";
         RouteRefused => "route_refused", "cashew_route_refused_total",

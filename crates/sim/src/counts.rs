@@ -32,6 +32,8 @@ pub struct Counts {
     pub promotions: u64,
     /// Reads that a server answered with something older than the last write.
     pub stale: u64,
+    /// Reads that two servers have executed, since the first took long.
+    pub hedged: u64,
     pub faults: u64,
     pub clients: u64,
     /// Executed transactions, and blocking calls that were answered later.
@@ -68,6 +70,7 @@ impl AddAssign for Counts {
         self.epochs += other.epochs;
         self.promotions += other.promotions;
         self.stale += other.stale;
+        self.hedged += other.hedged;
         self.faults += other.faults;
         self.clients += other.clients;
         self.transactions += other.transactions;

@@ -90,6 +90,9 @@ pub(crate) struct Ledger {
     owed: VecDeque<u32>,
     /// Requests in flight by tag and key, with the number of parts not executed.
     tags: BTreeMap<Vec<u8>, (u32, u32)>,
+    /// Reads of pools whose reads may be sent twice, by tag and key: their requests, how many parts may still
+    /// be executed once more, and what was answered first.
+    read_once: BTreeMap<Vec<u8>, (u32, usize, Outcome)>,
     /// By server: the last request executed there. Where reads have a choice, of those that write.
     last: BTreeMap<u32, u32>,
     /// By key.
@@ -203,6 +206,7 @@ impl Oracle {
             requests: Vec::new(),
             owed: VecDeque::new(),
             tags: BTreeMap::new(),
+            read_once: BTreeMap::new(),
             last: BTreeMap::new(),
             writes: BTreeMap::new(),
             sent: 0,
@@ -340,6 +344,28 @@ impl Oracle {
         }
         let name = tag_of(tag, key);
         if !ledger.tags.contains_key(&name)
+            && let Some((index, left, before)) = ledger.read_once.get_mut(&name)
+            && *left > 0
+        {
+            *left -= 1;
+            let (index, before) = (*index, before.clone());
+            // It was sent to a second server. What that one says is of no interest if it comes too late.
+            self.counts.hedged += 1;
+            let sent_at = ledger.requests[index as usize].sent_at;
+            let is_owed = ledger.owed.contains(&index);
+            let writes = ledger.writes.get(key).copied().unwrap_or_default();
+            if is_owed && execution.is_stale && self.heeds_writes {
+                let is_acknowledged =
+                    writes.acknowledged == writes.executed && writes.at <= sent_at;
+                assert!(!is_acknowledged, "{} without its write, hedged", what());
+            }
+            if is_owed && before != *outcome {
+                // Either is right.
+                self.give_up(client);
+            }
+            return;
+        }
+        if !ledger.tags.contains_key(&name)
             && let Some(part) = ledger.waiting(key).filter(|_| self.has_faults)
         {
             // Its result was lost with the connection, and the command was sent again.
@@ -359,6 +385,12 @@ impl Oracle {
             entry.servers.push(server);
         } else if *left == 0 {
             ledger.tags.remove(&name);
+            if entry.request.access == Access::Read && self.rings.hedges(pool) {
+                let tag = &entry.request.tag;
+                let is_it = |part: &&Part| tag_of(tag, &part.key) == name;
+                let parts = entry.request.parts.iter().filter(is_it).count();
+                ledger.read_once.insert(name, (index, parts, outcome.clone()));
+            }
         }
         let is_queued = matches!(entry.request.answer, Answer::Session { .. });
         assert_eq!(is_queued, by_exec, "I1: {}: in a transaction or not", what());

@@ -213,6 +213,12 @@ impl Rings {
         ring.select(ring.point(config.hash, config.hash_tag, key)).map(|shard| shard as usize)
     }
 
+    /// Whether reads of the pool may be sent to a second server.
+    pub(crate) fn hedges(&self, pool: u32) -> bool {
+        let is_it = |config: &&Rc<Pool>| pool_id(config) == pool;
+        self.kept.iter().find(is_it).is_some_and(|config| config.hedge.is_some())
+    }
+
     pub(crate) fn has_groups(&self, pool: u32) -> bool {
         let is_it = |config: &&Rc<Pool>| pool_id(config) == pool;
         let config = self.kept.iter().find(is_it);

@@ -4,8 +4,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{
-    Affinity, CasUniques, CommandPolicy, Endpoint, Global, IoEngine, Limits, Listen, Memcached,
-    PolicyBase, Pool, Protocol, ReadYourWrites, Reads, Server, ServerGroup, Topology,
+    Affinity, CasUniques, CommandPolicy, Endpoint, Global, Hedge, IoEngine, Limits, Listen,
+    Memcached, PolicyBase, Pool, Protocol, ReadYourWrites, Reads, Server, ServerGroup, Topology,
 };
 use cashew_placement::{Distribution, Hash, HashTag};
 
@@ -639,6 +639,8 @@ impl Scenario {
             pool.topology = Topology::Groups(groups);
             pool.reads = random.percent(80).then(|| random.pick(&Reads::ALL).0);
             pool.failover_wait_ms = random.pick(&[0, 20, 300]);
+            let after_ms = random.pick(&[1, 5, 20]);
+            pool.hedge = random.percent(60).then_some(Hedge { after_ms, budget_percent: 100 });
         }
         scenario.universe.clone_from(&scenario.snapshot.pools);
         scenario
@@ -752,6 +754,8 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         reads_by_class: Vec::new(),
         replica_reads: Default::default(),
         route: None,
+        hedge: None,
+        retry_reads: false,
     }
 }
 

@@ -87,6 +87,15 @@ pub struct PoolStatus {
     pub commands_refused: u64,
     /// Attempts to log in with a wrong password.
     pub auth_failures: u64,
+    /// Reads that were sent to a second server, those that it answered first, and those that were not sent
+    /// since the budget was spent.
+    pub hedges_sent: u64,
+    pub hedges_won: u64,
+    pub hedges_denied: u64,
+    /// Times that a request was sent again, unseen by its client, and reads that were not for want of
+    /// budget.
+    pub requests_retried: u64,
+    pub retries_denied: u64,
     /// How much longer CLIENT PAUSE holds clients back; 0 if it does not.
     pub paused_ms: u64,
     /// The pause covers only writes.

@@ -21,6 +21,15 @@ impl Default for ReplicaReads {
     }
 }
 
+/// When a read is sent to a second server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hedge {
+    /// How long the first may take to begin its reply.
+    pub after_ms: u64,
+    /// So many reads more there may be, of a hundred that are answered.
+    pub budget_percent: u32,
+}
+
 /// Whether a client's reads see its own writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -306,14 +306,19 @@ impl Output {
     }
 
     /// Copies the first bytes, of which there are so many.
-    pub(crate) fn copy_front(&self, mut size: usize, out: &mut Vec<u8>) {
-        let mut skip = self.written;
+    pub(crate) fn copy_front(&self, size: usize, out: &mut Vec<u8>) {
+        self.copy_range(0, size, out);
+    }
+
+    /// Copies so many bytes from this place on.
+    pub(crate) fn copy_range(&self, at: usize, mut size: usize, out: &mut Vec<u8>) {
+        let mut skip = self.written + at;
         for buf in self.front.iter().flat_map(|front| front.iter()).chain([&self.tail]) {
-            let part = &buf[skip..];
+            let part = &buf[skip.min(buf.len())..];
+            skip = skip.saturating_sub(buf.len());
             let part = &part[..part.len().min(size)];
             out.extend_from_slice(part);
             size -= part.len();
-            skip = 0;
         }
         debug_assert_eq!(size, 0, "so many bytes are there");
     }

@@ -62,6 +62,8 @@ ids! {
     pub(crate) RequestId
     /// What goes on after the reply to a request.
     pub(crate) FlowId
+    /// A read that is on its way to two servers.
+    pub(crate) HedgeId
     /// A connection to a server, while connections of it come and go.
     pub(crate) LaneId
     /// What a port promises its clients. First come those of the epoch in use, in its order.

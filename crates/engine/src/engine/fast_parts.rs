@@ -44,7 +44,7 @@ impl Engine {
             let plain = match (&lane.scanner, request.expect) {
                 // It may have to be sent again.
                 (Scanner::Redis(_), _)
-                    if buf[0] == b'-' && self.backends[lane.backend].keeps_sent =>
+                    if buf[0] == b'-' && self.backends[lane.backend].repeats_refused =>
                 {
                     None
                 }

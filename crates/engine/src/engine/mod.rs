@@ -21,7 +21,7 @@ use crate::base::buffer::{BufPool, LARGE, Output};
 use crate::base::failure::{CloseReason, Failure};
 use crate::base::fifo::Fifo;
 use crate::base::free_ids::FreeIds;
-use crate::base::id::{BackendId, ClientId, ConnId, LaneId, ListenerId};
+use crate::base::id::{BackendId, ClientId, ConnId, HedgeId, LaneId, ListenerId};
 use crate::base::latency_batch::{Answered, LatencyBatch};
 use crate::base::recycler::Recycler;
 use crate::base::rng::Rng;
@@ -49,6 +49,7 @@ use crate::request::seal::Secret;
 use crate::request::slab::Requests;
 use crate::request::{Gather, Own, Role};
 use crate::upstream::backend::Backend;
+use crate::upstream::hedge::Hedge;
 use crate::upstream::inspect::LaneState;
 use crate::upstream::lane::Lane;
 use crate::upstream::replica_reads::WriteMarks;
@@ -136,6 +137,7 @@ pub struct Engine {
     pub(crate) requests: Requests,
     pub(crate) flows: Flows,
     pub(crate) invalidations: Invalidations,
+    pub(crate) hedges: Slab<HedgeId, Hedge>,
     pub(crate) bufs: BufPool,
     pub(crate) latency_batch: LatencyBatch,
     pub(crate) pressure: Pressure,
@@ -241,6 +243,7 @@ impl Engine {
             requests: Requests::new(),
             flows: Flows::new(),
             invalidations: Invalidations::default(),
+            hedges: Slab::new(),
             bufs: BufPool::default(),
             latency_batch: LatencyBatch::default(),
             pressure: Pressure::new(None),
@@ -520,6 +523,7 @@ impl Engine {
         self.requests.shrink(&mut self.bufs);
         self.clients.shrink();
         self.flows.shrink();
+        self.hedges.shrink();
         self.redis_backends.iter_mut().for_each(|backend| backend.pubsub.topics.shrink());
         shrink(&mut self.unpublished_lanes);
         shrink(&mut self.resumable);

@@ -155,6 +155,17 @@ impl Coalesced {
         &self.keys[self.answered + 1..self.answered + word_len(head)]
     }
 
+    /// Writes a get for the key of a request that is joined. `skipped` are the bytes of keys from the first
+    /// that is not answered to this one; it grows by this one's.
+    pub(crate) fn write_get(&self, request: &Request, skipped: &mut usize, out: &mut Vec<u8>) {
+        let start = self.answered + *skipped;
+        let len = word_len(request);
+        *skipped += len;
+        for part in [VERB, &self.keys[start..start + len], LINE_END] {
+            out.extend_from_slice(part);
+        }
+    }
+
     /// The lane's head, which is joined, has left it.
     #[inline(always)]
     pub(crate) fn pop_key(&mut self, head: &Request, bufs: &mut BufPool) {

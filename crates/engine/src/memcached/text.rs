@@ -360,7 +360,13 @@ impl Engine {
             }
         }
         let plan = match placed {
-            Ok(Some(server)) => self.forward_to(client, Some(server), Expect::Values, bytes.len()),
+            Ok(Some(server)) => {
+                let plan = self.forward_to(client, Some(server), Expect::Values, bytes.len());
+                if let Plan::Forward { request, .. } = plan {
+                    self.note_access(self.backend_of(client), request, access);
+                }
+                plan
+            }
             Ok(None) => {
                 let gather = self.gather_with_keys(&split, keys, bytes);
                 let is_plain = parser.verb() == Verb::Get

@@ -51,7 +51,7 @@ impl Engine {
         self.clients[client].reads = reads;
         if reads == Some(Reads::Nearest) {
             let backend = self.backend_of(client);
-            self.backends[backend].topology.heed_latency();
+            self.backends[backend].heed_latency();
         }
     }
 }

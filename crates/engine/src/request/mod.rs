@@ -11,7 +11,7 @@ use cashew_protocol::Span;
 use cashew_protocol::memcached::{Expect, Reticence};
 
 use crate::base::buffer::BufPool;
-use crate::base::id::{BackendId, ClientId, FlowId, LaneId, RequestId, ServerId};
+use crate::base::id::{BackendId, ClientId, FlowId, HedgeId, LaneId, RequestId, ServerId};
 use crate::base::mark::Mark;
 use crate::base::time::Time;
 use crate::request::seal::Seal;
@@ -47,6 +47,8 @@ pub(crate) struct Request {
     /// How often it may still go to another server that has the same keys while it is not sent: it is
     /// a read.
     pub(crate) moves_left: u8,
+    /// It was sent again since its server failed.
+    pub(crate) is_retried: bool,
     /// Where it may go, by whose policy, if that is not the pool's: see [`Request::may_move`].
     pub(crate) reads: Option<Reads>,
     pub(crate) expect: Expect,
@@ -108,6 +110,8 @@ pub(crate) enum Own {
     Seal(Seal),
     /// A copy is to forget a key: see [`crate::memcached::Invalidations`].
     Invalidation { number: u32, copy: u32 },
+    /// A read in whose place it stands: see [`crate::upstream::hedge`].
+    Twin { hedge: HedgeId, of: RequestId },
 }
 
 /// How the replies of fragments become one. An error of any fragment is the answer of all.
@@ -339,6 +343,11 @@ impl Request {
         self.reads = own;
     }
 
+    /// Whether other servers may answer it, too, and for whom it is.
+    pub(crate) fn is_movable_read(&self) -> bool {
+        self.moves_left > 0
+    }
+
     /// Whether something of its reply has come.
     pub(crate) fn has_begun(&self) -> bool {
         self.arrived > 0 || !self.reply.is_empty()
@@ -360,6 +369,7 @@ impl Request {
             is_noted: false,
             is_tagged: false,
             moves_left: 0,
+            is_retried: false,
             reads: None,
             expect: Expect::Line,
             asked: Asked::default(),
@@ -400,6 +410,7 @@ impl Request {
         self.is_noted = false;
         self.is_tagged = false;
         self.moves_left = 0;
+        self.is_retried = false;
         self.expect = Expect::Line;
         self.due = Due::Anything;
         self.started = started;

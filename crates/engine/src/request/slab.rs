@@ -5,7 +5,7 @@ use std::ops::{Index, IndexMut};
 use crate::base::buffer::BufPool;
 use crate::base::id::{BackendId, ClientId, RequestId};
 use crate::base::time::Time;
-use crate::request::{Request, Role};
+use crate::request::{Own, Request, Role};
 
 /// A buffer of at most this capacity stays with the slot of its request.
 const REPLY_KEPT_MAX: usize = 512;
@@ -46,6 +46,7 @@ impl Requests {
         let request = &self[index];
         match request.role {
             Role::Fragment { parent, .. } => self[parent].client,
+            Role::Own(Own::Twin { of, .. }) => self.waiting_client(of),
             Role::Single
             | Role::Parent { .. }
             | Role::Flow { .. }

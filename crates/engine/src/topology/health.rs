@@ -15,4 +15,36 @@ pub(crate) trait Health {
 
     /// Whether it is time to find that out again. Whoever is told so sends a request there.
     fn takes_measurement(&self, server: ServerId) -> bool;
+
+    /// Who takes longer than so many microseconds is passed by while another does not; `None` if nobody
+    /// is.
+    fn slow_from(&self) -> Option<u32>;
+}
+
+/// The same, as if one server could not be reached.
+pub(crate) struct Without<'a, H> {
+    pub(crate) health: &'a H,
+    pub(crate) server: ServerId,
+}
+
+impl<H: Health> Health for Without<'_, H> {
+    fn is_up(&self, server: ServerId) -> bool {
+        server != self.server && self.health.is_up(server)
+    }
+
+    fn is_fit(&self, server: ServerId) -> bool {
+        self.health.is_fit(server)
+    }
+
+    fn latency(&self, server: ServerId) -> u32 {
+        self.health.latency(server)
+    }
+
+    fn takes_measurement(&self, _: ServerId) -> bool {
+        false
+    }
+
+    fn slow_from(&self) -> Option<u32> {
+        self.health.slow_from()
+    }
 }

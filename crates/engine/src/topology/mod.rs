@@ -12,6 +12,7 @@ use cashew_placement::{Distribution, Hash, HashTag, Node, Ring};
 use cashew_protocol::redis::{Access, CommandId};
 
 pub(crate) use self::health::Health;
+use self::health::Without;
 use self::reads::{Choice, ClassReads, ReadPolicy};
 use self::shard::Shard;
 use crate::base::id::{ServerId, ShardId};
@@ -407,8 +408,27 @@ impl Topology {
         health: &impl Health,
         rng: &mut Rng,
     ) -> Option<ServerId> {
-        let other = self.server(self.shard_of(server), b"", (Access::Read, own), health, rng);
-        (other != server && health.is_up(other)).then_some(other)
+        let health = Without { health, server };
+        let shard = self.shard_of(server);
+        let other = self.server(shard, b"", (Access::Read, own), &health, rng);
+        let is_good = other == self.shards[shard].primary || health.is_fit(other);
+        let is_live = self.live()[other.index()] && health.is_up(other);
+        (is_live && is_good).then_some(other)
+    }
+
+    /// The same of one that takes long, which is nobody's turn.
+    pub(crate) fn beside(
+        &self,
+        server: ServerId,
+        own: Option<Reads>,
+        health: &impl Health,
+        rng: &mut Rng,
+    ) -> Option<ServerId> {
+        let turn = &self.turns[self.shard_of(server).index()];
+        let before = turn.get();
+        let other = self.another(server, own, health, rng);
+        turn.set(before);
+        other
     }
 
     fn replica(&self, choice: &Choice<'_, impl Health>, key: &[u8], rng: &mut Rng) -> ServerId {

@@ -135,10 +135,33 @@ impl<H: Health> Choice<'_, H> {
     /// The one of those that are usable whose turn it is.
     fn in_turn(&self, servers: impl Iterator<Item = ServerId> + Clone) -> Option<ServerId> {
         let usable = servers.filter(|&server| self.is_usable(server));
+        match self.health.slow_from() {
+            None => self.turn_of(usable),
+            Some(slow_from) => self.turn_of_quick(usable, slow_from),
+        }
+    }
+
+    /// The same, but those that take long are passed by. Now and then one finds out whether they still do.
+    fn turn_of_quick(
+        &self,
+        usable: impl Iterator<Item = ServerId> + Clone,
+        slow_from: u32,
+    ) -> Option<ServerId> {
+        if let Some(due) = usable.clone().find(|&server| self.health.takes_measurement(server)) {
+            return Some(due);
+        }
+        let quick = usable.clone().filter(|&server| self.health.latency(server) <= slow_from);
+        match quick.clone().next() {
+            Some(_) => self.turn_of(quick),
+            None => self.turn_of(usable),
+        }
+    }
+
+    fn turn_of(&self, mut usable: impl Iterator<Item = ServerId> + Clone) -> Option<ServerId> {
         let count = usable.clone().count() as u32;
         let turn = self.turn.get();
         self.turn.set(turn.wrapping_add(1));
-        usable.clone().nth(turn.checked_rem(count)? as usize)
+        usable.nth(turn.checked_rem(count)? as usize)
     }
 
     /// Of two that are usable, at random, the one that has answered sooner lately: so that many

@@ -12,7 +12,9 @@ use crate::base::table::Table;
 use crate::base::time::Time;
 use crate::topology::Topology;
 use crate::upstream::bulk::LargeReplies;
+use crate::upstream::hedge::Hedging;
 use crate::upstream::replica_reads::ReplicaRules;
+use crate::upstream::retry::RetryBudget;
 use crate::upstream::server::Server;
 use crate::upstream::session_params::{SessionParams, Usage, WireProtocol};
 
@@ -36,9 +38,16 @@ pub(crate) struct Backend {
     /// How long those wait that were not sent while their server cannot be reached, in microseconds:
     /// see [`crate::upstream::connect_attempts`].
     pub(crate) failover_wait_us: u64,
-    /// Lanes that clients share keep what is in flight, to send it again if the server refuses to run it: see
-    /// [`crate::upstream::refused`].
+    /// What a server refuses to run is sent again: see [`crate::upstream::refused`].
+    pub(crate) repeats_refused: bool,
+    /// Lanes that clients share keep what is in flight, for that, or to send it to another server, too.
     pub(crate) keeps_sent: bool,
+    /// Reads that take long are sent to another server, too.
+    pub(crate) hedging: Option<Hedging>,
+    /// Reads whose server fails are sent again.
+    pub(crate) retries: Option<RetryBudget>,
+    /// What servers answer is looked at: how soon they do, or how often.
+    pub(crate) watches_answers: bool,
     /// The fast path has to look closer at replies: for that, or since reads have a choice of servers.
     pub(crate) looks_closer: bool,
     /// Those of servers and their lanes count here, those of clients at the listener.
@@ -92,7 +101,11 @@ impl Backend {
             usage: vec![Usage::OPEN],
             timeout_us: u64::MAX,
             failover_wait_us: 0,
+            repeats_refused: false,
             keeps_sent: false,
+            hedging: None,
+            retries: None,
+            watches_answers: false,
             looks_closer: false,
             limits: config.limits,
             password: None,
@@ -137,8 +150,21 @@ impl Backend {
         let may_send_again = self.failover_wait_us > 0
             || self.topology.moves_reads(None)
             || !self.config.reads_by_class.is_empty();
-        self.keeps_sent = self.protocol == Protocol::Redis && may_send_again;
-        self.looks_closer = self.keeps_sent || self.replica_rules.has_replicas;
+        self.repeats_refused = self.protocol == Protocol::Redis && may_send_again;
+        let hedge = self.config.hedge.filter(|_| self.config.has_copies());
+        self.hedging = hedge.map(|hedge| Hedging::change(self.hedging.take(), &hedge));
+        self.retries = self.config.retry_reads.then(|| self.retries.take().unwrap_or_default());
+        self.keeps_sent = self.repeats_refused || self.hedging.is_some() || self.retries.is_some();
+        self.looks_closer = self.repeats_refused || self.replica_rules.has_replicas;
+        self.watches_answers =
+            self.topology.is_by_latency() || self.hedging.is_some() || self.retries.is_some();
+    }
+
+    /// A client wants its reads to go by how long servers take.
+    #[cold]
+    pub(crate) fn heed_latency(&mut self) {
+        self.topology.heed_latency();
+        self.watches_answers = true;
     }
 
     pub(crate) fn is_in_use(&self) -> bool {

@@ -224,7 +224,7 @@ impl Engine {
     /// The reply to something that the gateway asked for itself.
     pub(crate) fn own_reply(&mut self, own: Own, reply: &[u8]) {
         match own {
-            Own::Whatever | Own::Seal(_) | Own::Invalidation { .. } => {}
+            Own::Whatever | Own::Seal(_) | Own::Invalidation { .. } | Own::Twin { .. } => {}
             Own::Demand { lane } => {
                 if reply.starts_with(b"-") {
                     self.break_session(lane, Failure::HandshakeRefused);

@@ -51,6 +51,12 @@ impl Health for Servers<'_> {
     fn takes_measurement(&self, server: ServerId) -> bool {
         self.backend.servers[server].latency.takes_measurement(self.now)
     }
+
+    #[inline]
+    fn slow_from(&self) -> Option<u32> {
+        let hedging = self.backend.hedging.as_ref()?;
+        Some(u32::try_from(hedging.after_us).unwrap_or(u32::MAX))
+    }
 }
 
 /// How long a server takes to answer, of late.
@@ -67,11 +73,20 @@ impl Latency {
 
     /// A reply took so long.
     pub(crate) fn add(&mut self, micros: u64, now: Time) {
+        self.average_in(micros);
+        self.due_at.set(now.plus_millis(MEASURE_EVERY_MS));
+    }
+
+    /// A reply has taken so long already.
+    pub(crate) fn is_overdue(&mut self, micros: u64) {
+        self.average_in(micros.max(self.average_us.into()));
+    }
+
+    fn average_in(&mut self, micros: u64) {
         let micros = i64::try_from(micros).unwrap_or(i64::MAX).min(u32::MAX.into());
         let average = i64::from(self.average_us);
         let next = if average == 0 { micros } else { average + (micros - average) / WEIGHT };
         self.average_us = u32::try_from(next).unwrap_or(u32::MAX).max(1);
-        self.due_at.set(now.plus_millis(MEASURE_EVERY_MS));
     }
 
     fn takes_measurement(&self, now: Time) -> bool {

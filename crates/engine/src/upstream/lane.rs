@@ -79,6 +79,9 @@ pub(crate) struct Lane {
     pub(crate) in_flight_size: u64,
     /// When which requests in flight were written.
     pub(crate) batches: VecDeque<Batch>,
+    /// Up to which of those written, as `written` counts them, it was seen whether another server is to be
+    /// asked, too: see [`crate::upstream::hedge`].
+    pub(crate) hedged: u64,
     /// Requests written, and requests answered, on this connection.
     pub(crate) written: u64,
     pub(crate) answered: u64,
@@ -304,6 +307,7 @@ impl Lane {
             unsent: 0,
             in_flight_size: 0,
             batches: VecDeque::new(),
+            hedged: 0,
             written: 0,
             answered: 0,
             recorded: 0,

@@ -1,18 +1,36 @@
 //! What comes and goes on connections to servers, and when it is overdue.
 
-use cashew_metrics::{ServerCounter, ServerGauge};
+use cashew_config::snapshot::{Protocol, Reads};
+use cashew_metrics::{PoolCounter, ServerCounter, ServerGauge};
 use cashew_protocol::memcached::Expect;
 
 use crate::base::action::Sequel;
-use crate::base::failure::Failure;
-use crate::base::id::{ClientId, LaneId, RequestId};
+use crate::base::buffer::LARGE;
+use crate::base::failure::{Failure, NamedFailure};
+use crate::base::id::{ClientId, HedgeId, LaneId, RequestId, ServerId};
 use crate::base::time::Time;
 use crate::engine::{Closed, Engine};
 use crate::request::seal::Seal;
-use crate::request::{Due, Own, Role};
+use crate::request::{Due, Own, Request, Role};
+use crate::upstream::health::{Reading, Servers};
+use crate::upstream::hedge::Hedge;
 use crate::upstream::lane::{Batch, Lane, Link, Scan, Scanner};
 use crate::upstream::server::{Queues, Server};
 use crate::upstream::session_params::WireProtocol;
+
+/// Of a client that waits for more than this nothing is sent elsewhere: what it waits for is looked at.
+const PIPELINE_MAX: usize = 64;
+
+/// A read that may be sent elsewhere, too.
+#[derive(Clone, Copy)]
+struct Overdue {
+    request: RequestId,
+    client: ClientId,
+    /// The one before it in its lane.
+    before: RequestId,
+    /// Where it begins in what the lane keeps.
+    start: usize,
+}
 
 impl Engine {
     pub(crate) fn server_of(&mut self, lane: LaneId) -> &mut Server {
@@ -48,8 +66,12 @@ impl Engine {
             return;
         }
         lane.close_gets(&mut self.bufs);
-        if self.backends[lane.backend].keeps_sent && lane.keeps_sent() {
+        let backend = &self.backends[lane.backend];
+        if backend.keeps_sent && lane.keeps_sent() {
             lane.keep_sent(bytes, &mut self.bufs);
+            if let Some(hedging) = &backend.hedging {
+                lane.arm(index, self.now.plus_micros(hedging.after_us), &mut self.timers);
+            }
         }
         lane.output.advance(bytes, &mut self.bufs);
         lane.in_flight_size += bytes;
@@ -202,6 +224,12 @@ impl Engine {
                 self.misfit(index, "nothing: no request is open", bytes);
                 break;
             }
+            if let Role::Own(Own::Twin { .. }) = self.requests[lane.head].role
+                && self.settle_twin(index, bytes)
+            {
+                continue;
+            }
+            let lane = &self.lanes[index];
             let request = lane.head;
             if self.requests[request].expect.is_coalesced() {
                 bytes = self.coalesced_received(index, bytes);
@@ -392,8 +420,14 @@ impl Engine {
         let backend = &mut self.backends[lane.backend];
         let server = &mut backend.servers[lane.server];
         server.failures = 0;
-        if backend.topology.is_by_latency() {
+        if backend.watches_answers {
             server.latency.add(latency, self.now);
+            if let Some(hedging) = &mut backend.hedging {
+                hedging.answered(count);
+            }
+            if let Some(retries) = &mut backend.retries {
+                retries.answered(count, self.now);
+            }
         }
         let is_news = server.is_in_doubt;
         self.metrics.record_server(server.metrics, latency, count);
@@ -439,6 +473,8 @@ impl Engine {
                             self.lane_down(index, Failure::TimedOut, Closed::ByUs);
                         }
                     }
+                } else {
+                    self.hedge_overdue(index);
                 }
             }
         }
@@ -508,7 +544,7 @@ impl Engine {
                 expiries.into_iter().flatten().fold(deadline, Time::min)
             }
             Link::Backoff { until } => until,
-            Link::Ready { .. } => self.reply_deadline(index),
+            Link::Ready { .. } => self.reply_deadline(index).min(self.hedge_due(index)),
         };
         self.arm_lane(index, deadline);
     }
@@ -584,4 +620,240 @@ impl Engine {
             self.wake_waiting(backend, server_index);
         }
     }
+}
+
+/// Hedged reads: see [`crate::upstream::hedge`].
+impl Engine {
+    /// When the next of a lane's reads in flight are sent elsewhere, too.
+    pub(crate) fn hedge_due(&self, index: LaneId) -> Time {
+        let lane = self.lane(index);
+        let Some(hedging) = &self.backends[lane.backend].hedging else { return Time::NEVER };
+        let next = lane.batches.iter().find(|batch| batch.end > lane.hedged);
+        let next = next.filter(|_| lane.is_shared());
+        next.map_or(Time::NEVER, |batch| batch.at.plus_micros(hedging.after_us))
+    }
+
+    /// Sends those reads elsewhere, too, that have been in flight on a lane for long.
+    pub(crate) fn hedge_overdue(&mut self, index: LaneId) {
+        if self.hedge_due(index) > self.now {
+            return;
+        }
+        let now = self.now;
+        let lane = &mut self.lanes[index];
+        lane.trim_sent(&mut self.bufs);
+        let backend = &mut self.backends[lane.backend];
+        let Some(hedging) = &backend.hedging else { return };
+        let after_us = hedging.after_us;
+        let is_due = |at: Time| at.plus_micros(after_us) <= now;
+        let due = lane.batches.iter().take_while(|batch| is_due(batch.at)).last();
+        let from = lane.hedged.max(lane.answered);
+        let to = due.map_or(from, |batch| batch.end);
+        lane.hedged = lane.hedged.max(to);
+        // What takes so long, and may take for ever, counts before it has come.
+        let server = &mut backend.servers[lane.server];
+        server.latency.is_overdue(2 * after_us);
+        if backend.is_held() || lane.refused.is_some() {
+            return;
+        }
+        let unkept = lane.in_flight_size - lane.sent.len();
+        let (mut before, mut at) = (RequestId::NONE, lane.head);
+        let (mut ordinal, mut place, in_flight) = (lane.answered, 0, lane.in_flight);
+        for _ in 0..in_flight {
+            if ordinal >= to {
+                break;
+            }
+            ordinal += 1;
+            let Request { next_in_lane, wire_len, .. } = self.requests[at];
+            let mut here = at;
+            if ordinal > from
+                && let Some(start) = u64::checked_sub(place, unkept)
+                && let Some(client) = self.may_hedge(at)
+            {
+                let read = Overdue { request: at, client, before, start: start as usize };
+                here = self.hedge(index, read).unwrap_or(at);
+            }
+            place += wire_len;
+            (before, at) = (here, next_in_lane);
+        }
+    }
+
+    /// For whom a request is, if it is a read without a reply that another server may answer, too, and
+    /// its client waits for nothing but reads.
+    fn may_hedge(&self, index: RequestId) -> Option<ClientId> {
+        let request = &self.requests[index];
+        let is_whole = match request.role {
+            Role::Single => true,
+            Role::Fragment { parent, .. } => {
+                matches!(self.requests[parent].role, Role::Parent { .. })
+            }
+            Role::Parent { .. } | Role::Flow { .. } | Role::Probe { .. } | Role::Own(_) => false,
+        };
+        let is_odd = request.silent || request.is_tagged || request.expect.is_coalesced();
+        let client = self.waiting_client(index);
+        let is_fit = is_whole
+            && request.is_movable_read()
+            && !request.has_begun()
+            && !request.streaming
+            && !is_odd
+            && request.wire_len < LARGE as u64
+            && client != ClientId::NONE
+            && self.waits_for_reads(client);
+        is_fit.then_some(client)
+    }
+
+    fn waits_for_reads(&self, client: ClientId) -> bool {
+        let mut at = self.clients[client].head;
+        for _ in 0..PIPELINE_MAX {
+            if at == RequestId::NONE {
+                return true;
+            }
+            let request = &self.requests[at];
+            let is_read = match request.role {
+                Role::Parent { fragments, .. } => self.is_split_read(fragments),
+                _ => request.is_movable_read(),
+            };
+            if !request.done && !is_read {
+                return false;
+            }
+            at = request.next_in_client;
+        }
+        false
+    }
+
+    /// Whether what was split is a read: all of its parts are, then.
+    fn is_split_read(&self, mut at: RequestId) -> bool {
+        while at != RequestId::NONE && self.requests[at].done {
+            at = self.requests.next_fragment(at);
+        }
+        at == RequestId::NONE || self.requests[at].is_movable_read()
+    }
+
+    /// Sends a read of a lane to another server, too. Returns what stands in its place in the lane.
+    fn hedge(&mut self, index: LaneId, read: Overdue) -> Option<RequestId> {
+        let Overdue { request, client, before, start } = read;
+        let Lane { backend, server, variant, .. } = self.lanes[index];
+        let Request { wire_len, reads, started, .. } = self.requests[request];
+        let to = self.hedge_lane(index, read, reads)?;
+        let state = &mut self.backends[backend];
+        if !state.hedging.as_mut()?.spend() {
+            self.metrics.add_pool(state.metrics, PoolCounter::HedgesDenied, 1);
+            return None;
+        }
+        self.metrics.add_pool(state.metrics, PoolCounter::HedgesSent, 1);
+        let has_replicas = state.protocol == Protocol::Redis;
+        if has_replicas && state.topology.primary_of(server) == server {
+            self.clients[client].fenced = true;
+        }
+        debug_assert_eq!(self.lanes[to].variant, variant);
+        let mut text = self.bufs.take_for(wire_len as usize);
+        self.lanes[index].sent.copy_range(start, wire_len as usize, &mut text);
+        let (hedge, _) = self.hedges.insert(Hedge { request, twins: [RequestId::NONE; 2] });
+        let twins = [(); 2].map(|()| {
+            let (twin, _) = self.requests.add(backend, ClientId::NONE, started);
+            let Request { expect, asked, mark, .. } = self.requests[request];
+            let slot = &mut self.requests[twin];
+            (slot.asked, slot.mark) = (asked, mark);
+            // What its client does not want to hear is left out when it is answered.
+            slot.expect = if expect == Expect::MetaQuiet { Expect::Meta } else { expect };
+            slot.role = Role::Own(Own::Twin { hedge, of: request });
+            twin
+        });
+        self.hedges[hedge].twins = twins;
+        let [here, there] = twins;
+        self.requests[here].enter_lane(wire_len);
+        let next = std::mem::replace(&mut self.requests[request].next_in_lane, RequestId::NONE);
+        self.requests[here].next_in_lane = next;
+        self.put_in_place(index, (before, request), here);
+        let lane = &mut self.lanes[to];
+        lane.close_gets(&mut self.bufs);
+        lane.output.push(&text, &mut self.bufs);
+        self.bufs.give(text);
+        self.enqueue(to, there, wire_len);
+        Some(here)
+    }
+
+    /// The client's lane to another server that may answer its read at once.
+    fn hedge_lane(&mut self, index: LaneId, read: Overdue, reads: Option<Reads>) -> Option<LaneId> {
+        let Lane { backend, server, variant, .. } = self.lanes[index];
+        let state = &self.backends[backend];
+        let reader = self.reading_client(read.request, variant);
+        let reading = Some(Reading { reader, lanes: &self.lanes, metrics: &self.metrics });
+        let health = Servers { backend: state, now: self.now, reading };
+        let other: ServerId = state.topology.beside(server, reads, &health, &mut self.rng)?;
+        let to = state.servers[other].lane(variant, reader.lane_choice);
+        let lane = &self.lanes[to];
+        if !matches!(lane.link, Link::Ready { .. }) {
+            // For those that come.
+            let _ = self.reach(to);
+            return None;
+        }
+        let size = self.requests[read.request].wire_len as usize;
+        (lane.refused.is_none() && !lane.is_full(&state.limits, size)).then_some(to)
+    }
+
+    /// Something else stands in a request's place in a lane, behind the request `before`.
+    fn put_in_place(
+        &mut self,
+        index: LaneId,
+        (before, request): (RequestId, RequestId),
+        other: RequestId,
+    ) {
+        let lane = &mut self.lanes[index];
+        match before {
+            RequestId::NONE => lane.head = other,
+            before => self.requests[before].next_in_lane = other,
+        }
+        for place in [&mut lane.tail, &mut lane.first_unsent] {
+            if *place == request {
+                *place = other;
+            }
+        }
+    }
+
+    /// The reply to a lane's head, which is a twin, begins so. Returns whether the request itself stands in
+    /// its place now.
+    #[cold]
+    pub(crate) fn settle_twin(&mut self, index: LaneId, start: &[u8]) -> bool {
+        let twin = self.lane(index).head;
+        let Role::Own(Own::Twin { hedge: id, .. }) = self.requests[twin].role else { return false };
+        let is_error = match self.lane(index).scanner {
+            Scanner::Redis(_) => matches!(start.first(), Some(b'-' | b'!')),
+            Scanner::Memcached(_) | Scanner::Binary(_) => is_error_of_memcached(start),
+        };
+        let hedge = &mut self.hedges[id];
+        let is_second = hedge.twins[1] == twin;
+        let other = hedge.take(twin);
+        if is_error && other != RequestId::NONE {
+            self.requests[twin].role = Role::Own(Own::Whatever);
+            return false;
+        }
+        if other != RequestId::NONE {
+            self.requests[other].role = Role::Own(Own::Whatever);
+        }
+        let Hedge { request, .. } = self.hedges.remove(id);
+        if is_second {
+            let metrics = self.backends[self.requests[request].backend].metrics;
+            self.metrics.add_pool(metrics, PoolCounter::HedgesWon, 1);
+        }
+        self.requests[request].next_in_lane = self.requests[twin].next_in_lane;
+        self.put_in_place(index, (RequestId::NONE, twin), request);
+        self.free_request(twin);
+        true
+    }
+
+    /// A twin has left its lane and gets no reply.
+    #[cold]
+    pub(crate) fn twin_failed(&mut self, id: HedgeId, twin: RequestId, failure: NamedFailure) {
+        let other = self.hedges[id].take(twin);
+        self.free_request(twin);
+        if other == RequestId::NONE {
+            let Hedge { request, .. } = self.hedges.remove(id);
+            self.fail_request(request, failure);
+        }
+    }
+}
+
+fn is_error_of_memcached(start: &[u8]) -> bool {
+    const ERRORS: [&[u8]; 3] = [b"ERROR", b"SERVER_ERROR", b"CLIENT_ERROR"];
+    ERRORS.iter().any(|error| start.starts_with(error))
 }

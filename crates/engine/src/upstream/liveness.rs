@@ -85,7 +85,7 @@ impl Backend {
     /// Whether a lane's server is of use only if it is a primary: it refused writes as a replica, and is still
     /// taken for the primary.
     fn must_be_primary(&self, lane: &Lane) -> bool {
-        self.keeps_sent
+        self.repeats_refused
             && lane.last_failure == Failure::ReadOnly
             && self.topology.primary_of(lane.server) == lane.server
     }
@@ -103,7 +103,8 @@ impl Backend {
         if self.protocol != Protocol::Redis {
             return Sign::Fit;
         }
-        let refusal = Refusal::of(reply).filter(|_| self.keeps_sent).and_then(Refusal::absence);
+        let refusal =
+            Refusal::of(reply).filter(|_| self.repeats_refused).and_then(Refusal::absence);
         match (reply.first(), refusal) {
             (_, Some(why)) => Sign::Unfit(why),
             (Some(b'*'), _) if self.must_be_primary(lane) => {

@@ -4,6 +4,7 @@
 //! ([`crate::upstream::refused`]) or not sent waits for the next connection, unless the server
 //! cannot be reached. Failures in a row are counted, and lead to the server's ejection.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use cashew_config::snapshot::Protocol;
@@ -15,12 +16,13 @@ use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::base::time::Time;
 use crate::engine::{Closed, Engine};
-use crate::request::{Request, Role};
+use crate::request::{Own, Request, Role};
 use crate::upstream::bulk::BULK_SIZE;
 use crate::upstream::health::{Reading, Servers};
 use crate::upstream::lane::{Lane, Link};
 use crate::upstream::refused::RefusedRequest;
 use crate::upstream::replica_reads::{ReadingClient, WriteMark};
+use crate::upstream::retry::is_read;
 
 /// Backoff after the first failed attempt to connect; it doubles with every further one.
 const BACKOFF_MIN_MS: u64 = 10;
@@ -78,7 +80,12 @@ impl Engine {
         let is_engaged = self.is_engaged(index);
         let link = self.disconnect(index, closed);
         self.count_down(index, link, failure);
-        self.fail_sent(index, failure);
+        let again = self.fail_sent(index, failure);
+        for _ in 0..again {
+            if !self.move_first_unsent(index) {
+                break;
+            }
+        }
         if is_engaged {
             // What comes next in a transaction means something else on another connection.
             self.fail_unsent(index, failure);
@@ -213,8 +220,11 @@ impl Engine {
         }
     }
 
-    /// Fails what was sent, wholly or in part, on the connection that is gone.
-    pub(crate) fn fail_sent(&mut self, index: LaneId, failure: Failure) {
+    /// Fails what was sent, wholly or in part, on the connection that is gone. Returns how many are sent
+    /// again instead: they stand in front of what is not sent.
+    pub(crate) fn fail_sent(&mut self, index: LaneId, failure: Failure) -> usize {
+        let mut again = self.reads_to_repeat(index, failure);
+        let count = again.len();
         let lane = &mut self.lanes[index];
         let mut at = lane.head;
         let mut end = lane.first_unsent;
@@ -241,14 +251,19 @@ impl Engine {
         }
         while at != end {
             let next = self.requests[at].next_in_lane;
-            self.forget_key(index, at);
-            self.fail_request(at, self.named_of(index, failure));
+            if again.front().is_some_and(|read| read.request == at) {
+                self.repeat_read(index, failure, again.pop_front());
+            } else {
+                self.forget_key(index, at);
+                self.fail_request(at, self.named_of(index, failure));
+            }
             at = next;
         }
         if self.lanes[index].refused.is_some() {
             self.put_refused_back(index);
         }
         self.publish_queues(index);
+        count
     }
 
     /// A whole reply to a lane's head, of which `end` are the last bytes. Returns whether the request was
@@ -260,7 +275,7 @@ impl Engine {
             let start = self.requests[lane.head].reply.first().or(end.first());
             matches!(start, Some(b'-'))
         };
-        self.backends[lane.backend].keeps_sent
+        self.backends[lane.backend].repeats_refused
             && (lane.refused.is_some() || is_error())
             && self.takes_refused(index, end)
     }
@@ -286,6 +301,9 @@ impl Engine {
         }
         let mut reply = self.take_reply(request);
         self.bufs.extend(&mut reply, end);
+        if let Some(retries) = &mut self.backends[self.lanes[index].backend].retries {
+            retries.refused();
+        }
         self.pop_answered(index);
         let slot = &mut self.requests[request];
         (slot.in_lane, slot.arrived) = (true, 0);
@@ -525,7 +543,12 @@ impl Engine {
         slot.moves_left -= 1;
         slot.in_lane = false;
         slot.next_in_lane = RequestId::NONE;
+        let is_retried = slot.is_retried;
         let lane = &mut self.lanes[to];
+        if is_retried {
+            // Its time may be up. That is not this server's doing.
+            lane.progress_at = self.now;
+        }
         lane.close_gets(&mut self.bufs);
         lane.output.push(&text, &mut self.bufs);
         self.bufs.give(text);
@@ -534,7 +557,7 @@ impl Engine {
     }
 
     /// Who asked for what a request is, or is a part of.
-    fn reading_client(&self, request: RequestId, variant: u16) -> ReadingClient {
+    pub(crate) fn reading_client(&self, request: RequestId, variant: u16) -> ReadingClient {
         let client = match self.requests[request].role {
             Role::Fragment { parent, .. } => self.requests[parent].client,
             _ => self.requests[request].client,
@@ -620,6 +643,7 @@ impl Engine {
         }
         request.in_lane = false;
         match self.requests[index].role {
+            Role::Own(Own::Twin { hedge, .. }) => return self.twin_failed(hedge, index, failure),
             Role::Probe { .. } | Role::Own(_) => {
                 if let Role::Own(own) = self.requests[index].role {
                     self.not_invalidated(own);
@@ -660,5 +684,110 @@ impl Engine {
         write(&mut reply);
         self.charge(index, reply.len());
         self.deliver_buf(index, reply);
+    }
+}
+
+/// Reads that are sent again: see [`crate::upstream::retry`].
+impl Engine {
+    /// Which of the requests in flight on a lane are sent again, in their order, when it fails so.
+    #[inline]
+    pub(crate) fn reads_to_repeat(
+        &mut self,
+        index: LaneId,
+        failure: Failure,
+    ) -> VecDeque<RefusedRequest> {
+        let lane = self.lane(index);
+        let has_failed = matches!(
+            failure,
+            Failure::Closed | Failure::Reset | Failure::TimedOut | Failure::Silent
+        );
+        let may = has_failed && lane.in_flight > 0 && lane.is_shared();
+        match self.backends[lane.backend].retries {
+            Some(_) if may => self.find_reads_to_repeat(index),
+            _ => VecDeque::new(),
+        }
+    }
+
+    #[cold]
+    fn find_reads_to_repeat(&mut self, index: LaneId) -> VecDeque<RefusedRequest> {
+        let lane = &mut self.lanes[index];
+        lane.trim_sent(&mut self.bufs);
+        let unkept = lane.in_flight_size - lane.sent.len();
+        let Lane { backend, head, in_flight, .. } = *lane;
+        let protocol = self.backends[backend].protocol;
+        let mut in_flight_here = Vec::with_capacity(in_flight as usize);
+        let (mut at, mut place, mut keys) = (head, 0, 0);
+        for _ in 0..in_flight {
+            let request = &self.requests[at];
+            let Request { next_in_lane, wire_len, .. } = *request;
+            let mut bytes = self.bufs.take();
+            let before = bytes.capacity();
+            let lane = &self.lanes[index];
+            if request.expect.is_coalesced() {
+                lane.coalesced.write_get(request, &mut keys, &mut bytes);
+            } else if let Some(start) = u64::checked_sub(place, unkept) {
+                lane.sent.copy_range(start as usize, wire_len as usize, &mut bytes);
+            }
+            self.bufs.charge(bytes.capacity() - before);
+            in_flight_here.push((at, bytes));
+            (at, place) = (next_in_lane, place + wire_len);
+        }
+        let mut reads = VecDeque::new();
+        // Who has asked for something behind that may have run and is no read.
+        let mut others: Vec<ClientId> = Vec::new();
+        for (request, bytes) in in_flight_here.into_iter().rev() {
+            let client = self.waiting_client(request);
+            if !is_read(protocol, &bytes) {
+                others.push(client);
+            } else if !others.contains(&client) && self.may_repeat_read(request, client) {
+                reads.push_front(RefusedRequest { request, bytes, reply: Vec::new() });
+                continue;
+            }
+            self.bufs.give(bytes);
+        }
+        // The first come first.
+        let (now, workers) = (self.now, self.workers);
+        let state = &mut self.backends[backend];
+        let Some(budget) = &mut state.retries else { return reads };
+        let paid = reads.iter().take_while(|_| budget.spend(workers, now)).count();
+        let denied = reads.split_off(paid);
+        self.metrics.add_pool(state.metrics, PoolCounter::RetriesDenied, denied.len() as u64);
+        denied.into_iter().for_each(|it| self.bufs.give(it.bytes));
+        reads
+    }
+
+    fn may_repeat_read(&self, index: RequestId, client: ClientId) -> bool {
+        let request = &self.requests[index];
+        let is_whole = match request.role {
+            Role::Single => true,
+            Role::Fragment { parent, .. } => {
+                matches!(self.requests[parent].role, Role::Parent { .. })
+            }
+            Role::Parent { .. } | Role::Flow { .. } | Role::Probe { .. } | Role::Own(_) => false,
+        };
+        is_whole
+            && client != ClientId::NONE
+            && !request.is_retried
+            && !request.has_begun()
+            && !request.streaming
+    }
+
+    /// A read in flight is sent again: it stands with what was refused.
+    #[cold]
+    pub(crate) fn repeat_read(
+        &mut self,
+        index: LaneId,
+        why: Failure,
+        read: Option<RefusedRequest>,
+    ) {
+        let Some(read) = read else { return };
+        self.forget_key(index, read.request);
+        let request = &mut self.requests[read.request];
+        request.is_retried = true;
+        if request.expect.is_coalesced() {
+            // From here on it is a get of its own.
+            (request.expect, request.wire_len) = (Expect::Values, read.bytes.len() as u64);
+        }
+        self.lanes[index].keep_refused(why, read);
     }
 }

@@ -170,7 +170,7 @@ impl Lane {
 
 /// Whether a request that a server refused, or that has run behind such a one, may be sent once more. What a
 /// script or a module was asked answers errors of its own making.
-fn may_run_again(bytes: &[u8], is_refused: bool) -> bool {
+pub(crate) fn may_run_again(bytes: &[u8], is_refused: bool) -> bool {
     let mut parser = RequestParser::default();
     if !matches!(parser.parse(bytes, usize::MAX), Parsed::Complete { len } if len == bytes.len()) {
         return false;

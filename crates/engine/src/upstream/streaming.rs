@@ -300,6 +300,7 @@ impl Engine {
         lane.close_gets(&mut self.bufs);
         lane.coalesced.reset();
         lane.written = 0;
+        lane.hedged = 0;
         lane.answered = 0;
         lane.recorded = 0;
         if !matches!(link, Link::Connecting { .. }) {
