@@ -1,5 +1,6 @@
 """Routes: one port in front of several pools."""
 
+import base64
 import signal
 
 from harness import HOST, server_lines, wait_until
@@ -311,6 +312,61 @@ def test_a_request_that_is_asked_of_several_outlives_a_reload_that_takes_pools_a
     assert "panicked" not in gateway.log()
 
 
+def test_what_has_no_key_is_answered_by_a_first_pool_of_several_servers(place):
+    servers = [place.redis() for _ in range(4)]
+    pools = {"a": backend(servers[:3]), "b": backend(servers[3:]), "alpha": route("{prefix: {'': a, 'b:': b}}")}
+    gateway = place.cashew(pools, {"worker_processes": 1})
+    with gateway.connect() as conn, gateway.connect() as subscriber:
+        for command in ("INFO", "INFO memory", "MEMORY STATS", "LATENCY DOCTOR", "COMMAND COUNT"):
+            assert conn.call(*command.split()), command
+        assert subscriber.call("SSUBSCRIBE", "b:chan", "chan") is not None
+        assert subscriber.reply()
+        assert conn.call("SPUBLISH", "b:chan", "1") == 1
+        assert subscriber.reply() == [b"smessage", b"b:chan", b"1"]
+        sha = conn.call("SCRIPT", "LOAD", "return redis.call('GET', KEYS[1])")
+        assert conn.call("SET", "b:k", "1") == "OK" and conn.call("SET", "k", "2") == "OK"
+        assert conn.call("EVALSHA", sha, "1", "b:k") == b"1"
+        assert conn.call("EVALSHA", sha, "1", "k") == b"2"
+        assert "2 pools" in conn.error("FUNCTION", "LIST")
+    assert "panicked" not in gateway.log()
+
+
+def test_subscribers_are_closed_when_channels_are_elsewhere(place):
+    pools = Pools(place, "{prefix: {'': a, 'b:': b}}")
+    gateway = pools.gateway
+    with gateway.connect() as subscriber, gateway.connect() as conn:
+        assert subscriber.call("SUBSCRIBE", "chan") == [b"subscribe", b"chan", 1]
+        assert conn.call("PUBLISH", "chan", "1") == 1
+        assert subscriber.reply() == [b"message", b"chan", b"1"]
+        pools.configure(alpha={"route": "{prefix: {'': b, 'b:': a}}"})
+        subscriber.expect_closed()
+        with gateway.connect() as other:
+            assert other.call("SUBSCRIBE", "chan") == [b"subscribe", b"chan", 1]
+            assert conn.call("PUBLISH", "chan", "2") == 1
+            assert other.reply() == [b"message", b"chan", b"2"]
+        assert conn.call("SET", "k", "1") == "OK" and pools["b"].call("GET", "k") == b"1"
+    assert "panicked" not in gateway.log()
+
+
+def test_nodes_below_a_rewritten_prefix_know_the_key_as_it_is_there(place):
+    tree = ("{prefix: {'x:': {strip: true, to: {shadow: {to: a, shadow: b, share: 100%}}},"
+            " 'y:': {strip: true, to: {all_async: [a, b]}}, 'e:': {miss_failover: [a, b]}}}")
+    pools = Pools(place, tree)
+    with pools.gateway.connect() as conn:
+        assert conn.call("SET", "x:k", "1") == "OK" and conn.call("SET", "y:l", "1") == "OK"
+        wait_until(lambda: all(server.call("EXISTS", "k", "l") == 2 for server in pools.servers.values()), "both have it")
+        # What tells what was there is waited for.
+        assert conn.call("GETSET", "y:l", "2") == b"1"
+        assert conn.call("SET", "y:l", "3", "GET") == b"2"
+        assert conn.call("XADD", "y:s", "1-1", "f", "v") == b"1-1"
+        pools["a"].call("RPUSH", "e:list", "1")
+        assert "WRONGTYPE" in conn.error("GET", "e:list")
+        pools["a"].stop()
+        for n in range(20):
+            assert conn.call("SET", "y:z", str(n)) == "OK", "nobody waits for it"
+        wait_until(lambda: pools["b"].call("GET", "z") == b"19", "the other one has it")
+
+
 # ------------------------------------------------------------------------------------------ memcached
 
 def test_memcached_prefixes(place):
@@ -394,3 +450,51 @@ def test_copies_of_a_group_behind_a_route_are_never_wrong(place):
         conn.expect(b"STORED\r\n")
         assert at(one, b"s:k") == at(spare, b"s:k") == b"VA 3\r\nnew\r\nMN\r\n"
         wait_until(lambda: at(other, b"s:k") == b"EN\r\nMN\r\n", "the copy has forgotten it")
+
+
+def test_uniques_of_pools_are_not_taken_for_each_other(place):
+    tree = "{prefix: {'m:': {migrate: {from: a, to: b, share: %s}}, 'q:': {all_majority: [a, b, c]}}}"
+    pools = Pools(place, tree % "0%", "abc", redis=False)
+
+    def unique(conn, request):
+        conn.send(request)
+        line = conn.read_until(b"END\r\n")
+        return line.split(b"\r\n")[0].split()[-1]
+
+    with pools.gateway.connect() as conn:
+        conn.send(b"set m:k 0 0 1\r\n1\r\nset q:k 0 0 1\r\n1\r\n")
+        conn.expect(b"STORED\r\nSTORED\r\n")
+        old = unique(conn, b"gets m:k\r\n")
+        # Servers have uniques of their own for what is the same.
+        with pools["b"].connect() as server:
+            server.send(b"set q:k 0 0 1\r\n1\r\n" * 3)
+            server.expect(b"STORED\r\n" * 3)
+        assert unique(conn, b"gets q:k\r\n").isdigit()
+        pools.configure(alpha={"route": tree % "100%"})
+        for _ in range(3):
+            conn.send(b"set m:k 0 0 1\r\n2\r\n")
+            conn.expect(b"STORED\r\n")
+            conn.send(b"cas m:k 0 0 1 %b\r\n3\r\n" % old)
+            conn.expect(b"EXISTS\r\n")
+        new = unique(conn, b"gets m:k\r\n")
+        conn.send(b"cas m:k 0 0 1 %b\r\n3\r\n" % new)
+        conn.expect(b"STORED\r\n")
+
+
+def test_meta_replies_name_the_key_as_the_client_has_it_whatever_its_encoding(place):
+    tree = "{prefix: {'st:': {strip: true, to: a}, 'as:': {all_async: [a, b]}}}"
+    pools = Pools(place, tree, redis=False)
+    with pools.gateway.connect() as conn:
+        conn.send(b"set st:B1 0 0 1\r\n1\r\n")
+        conn.expect(b"STORED\r\n")
+        encoded = base64.b64encode(b"st:B1")
+        conn.send(b"mg %b b k v\r\nmg st:B1 k v\r\n" % encoded)
+        conn.expect(b"VA 1 kst:B1\r\n1\r\nVA 1 kst:B1\r\n1\r\n")
+        # What was stored by a name in base64 is told by that.
+        encoded = base64.b64encode(b"st:B2")
+        conn.send(b"ms %b 1 b\r\n1\r\nmg st:B2 k v\r\nme st:B2\r\n" % encoded)
+        conn.expect(b"HD\r\nVA 1 k%b b\r\n1\r\n" % encoded)
+        assert conn.read_line().startswith(b"ME %b " % encoded)
+        # What tells more than that it was done is waited for.
+        conn.send(b"set as:k 0 0 1\r\n1\r\ngat 100 as:k\r\nmd as:k O6 k\r\n")
+        conn.expect(b"NOT_STORED\r\nVALUE as:k 0 1\r\n1\r\nEND\r\nHD O6 kas:k\r\n")

@@ -602,6 +602,8 @@ alpha  127.0.0.1:22121  2 of 3   7     0123456789abcdef
 pool alpha: command_policy: cache
 pool alpha: requests refused by command_policy: 3
 pool alpha: attempts with a wrong password: 2
+pool alpha: requests sent again: 4, reads not sent again for want of budget: 2
+pool alpha: reads sent to a second server: 9, answered by it first: 7, not sent for want of budget: 1
 pool alpha: CLIENT PAUSE holds clients that write back for 1500 ms more"
         );
         let mut known = status.clone();

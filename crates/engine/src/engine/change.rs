@@ -640,6 +640,11 @@ impl Engine {
             }
         }
         let stood = self.standpoints_before(&steps, &places);
+        let keyless: Vec<(Option<ListenerId>, Option<BackendId>)> = self
+            .listeners
+            .entries()
+            .map(|(id, listener)| (places.listener(id), places.backend(listener.backend)))
+            .collect();
         self.renumber_actions(&places, in_use);
         (self.epoch, self.rank, self.workers) = (epoch, rank, workers);
         (self.listeners_in_use, self.backends_in_use) = (steps.len(), steps.len());
@@ -648,6 +653,7 @@ impl Engine {
         let changes = self.rearrange(before, steps, self.now.plus_millis(leave_ms));
         self.renumber(&places);
         self.lay_routes(stood);
+        self.cut_stranded(&keyless);
         for backend in self.backends.ids().take(self.backends_in_use) {
             self.complete_variants(backend);
             self.backends[backend].distrust_replicas(&self.metrics, self.now);
@@ -926,6 +932,13 @@ impl Engine {
             listener.route = Some(Arc::new(tree));
         }
         for listener in self.listeners.ids() {
+            let Some(route) = self.listeners[listener].route.clone() else { continue };
+            let backends = route.backends().iter().filter(|&&backend| backend != BackendId::NONE);
+            for &backend in backends.filter(|_| route.backends().len() > 1) {
+                self.backends[backend].tag_servers_of_several();
+            }
+        }
+        for listener in self.listeners.ids() {
             if self.listeners[listener].route.is_some() {
                 self.update_held(listener);
             }
@@ -947,6 +960,29 @@ impl Engine {
             if !self.follow_session(index) {
                 self.finish(index);
             }
+        }
+    }
+
+    /// Closes the subscribers of ports whose channels are elsewhere now: `before` says where they were, by the
+    /// numbers after the commit.
+    fn cut_stranded(&mut self, before: &[(Option<ListenerId>, Option<BackendId>)]) {
+        for &(listener, backend) in before {
+            let (Some(listener), Some(backend)) = (listener, backend) else { continue };
+            let now = self.listeners[listener].backend;
+            if now == backend {
+                continue;
+            }
+            let is_stranded = |&client: &ClientId| {
+                let client = &self.clients[client];
+                client.listener == listener && client.modes.subscriber.is_some()
+            };
+            let stranded: Vec<ClientId> = self.clients.indices().filter(is_stranded).collect();
+            // They leave what they have subscribed to where that is.
+            self.listeners[listener].backend = backend;
+            for client in stranded {
+                self.cut_client(client, PoolCounter::ClientErr);
+            }
+            self.listeners[listener].backend = now;
         }
     }
 

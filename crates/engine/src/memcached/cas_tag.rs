@@ -18,10 +18,10 @@ use crate::upstream::backend::Backend;
 use crate::upstream::lane::Scanner;
 
 /// The tag of each server of a pool.
-fn tags(pool: &snapshot::Pool) -> impl Iterator<Item = Tag> {
+fn tags(pool: &snapshot::Pool, is_of_several: bool) -> impl Iterator<Item = Tag> {
     let has_tags = match pool.memcached.cas_uniques {
         _ if pool.protocol != snapshot::Protocol::Memcached => false,
-        CasUniques::Auto => pool.servers.len() > 1,
+        CasUniques::Auto => is_of_several || pool.servers.len() > 1,
         CasUniques::Tagged => true,
         CasUniques::Plain => false,
     };
@@ -35,7 +35,16 @@ fn tags(pool: &snapshot::Pool) -> impl Iterator<Item = Tag> {
 impl Backend {
     /// Gives its servers their tags.
     pub(crate) fn tag_servers(&mut self) {
-        for (server, tag) in self.servers.iter_mut().zip(tags(&self.config)) {
+        self.set_tags(false);
+    }
+
+    /// The same where a route leads to other pools as well, whose uniques are not to be taken for its own.
+    pub(crate) fn tag_servers_of_several(&mut self) {
+        self.set_tags(true);
+    }
+
+    fn set_tags(&mut self, is_of_several: bool) {
+        for (server, tag) in self.servers.iter_mut().zip(tags(&self.config, is_of_several)) {
             server.tag = tag;
         }
     }

@@ -15,7 +15,7 @@ use crate::base::failure::NamedFailure;
 use crate::base::id::{BackendId, ClientId, LaneId};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
-use crate::route::answer::{Dialect, Fill, Kind, Question, Repeats, Seat, Word};
+use crate::route::answer::{Dialect, Fill, Kind, Question, Repeats, Seat, Word, digest};
 use crate::route::flow::Errand;
 use crate::topology::route_tree::{Operation, Tree, Way};
 
@@ -398,25 +398,39 @@ impl Dialect for Text {
         out.extend_from_slice(b"\r\n");
     }
 
+    /// Replies to meta commands have the key in base64 if the item was stored so, however it was asked for.
     fn restored(&self, question: &Question, asked: &[u8], reply: &[u8]) -> Option<Vec<u8>> {
         let end = reply.iter().position(|&byte| byte == b'\r')?;
         let (line, rest) = reply.split_at(end);
-        let asked = Self::written(question, asked);
-        let own = question.key_at.of(&question.text);
-        let is_value = line.starts_with(b"VALUE ");
+        let encoded = |key: &[u8]| {
+            let mut out = Vec::new();
+            encode_key(key, &mut out);
+            out
+        };
+        let own = &question.key;
+        let (asked_encoded, own_encoded) = (encoded(asked), encoded(own));
+        let is_encoded = words(line).skip(1).any(|word| word == b"b");
+        let own_of = |key: &[u8]| match key {
+            key if !is_encoded && key == asked => Some(&own[..]),
+            key if key == asked_encoded => Some(&own_encoded[..]),
+            key if key == asked => Some(&own[..]),
+            _ => None,
+        };
+        // `VALUE key` and `ME key`; others tell it by a flag.
+        let has_it_first = line.starts_with(b"VALUE ") || line.starts_with(b"ME ");
         let mut found = false;
         let parts: Vec<Vec<u8>> = words(line)
             .enumerate()
-            .map(|(at, word)| match word {
-                word if is_value && at == 1 && word == asked => {
-                    found = true;
-                    own.to_vec()
-                }
-                [b'k', key @ ..] if !is_value && at > 0 && *key == asked => {
-                    found = true;
-                    [b"k", own].concat()
-                }
-                word => word.to_vec(),
+            .map(|(at, word)| {
+                let new = match word {
+                    word if has_it_first && at == 1 => own_of(word).map(<[u8]>::to_vec),
+                    [b'k', key @ ..] if !has_it_first && at > 0 => {
+                        own_of(key).map(|own| [b"k", own].concat())
+                    }
+                    _ => None,
+                };
+                found |= new.is_some();
+                new.unwrap_or_else(|| word.to_vec())
             })
             .collect();
         found.then(|| [&parts.join(&b' ')[..], rest].concat())
@@ -457,13 +471,44 @@ impl Dialect for Text {
         Some(out)
     }
 
-    /// What quiet mode leaves out: of `mg` misses, of `ms` success, of `md` and `ma` either.
+    /// What is answered by a word alone.
+    fn has_word(&self, question: &Question) -> bool {
+        matches!(
+            Self::parsed(&question.text).verb(),
+            Verb::Set
+                | Verb::Add
+                | Verb::Replace
+                | Verb::Append
+                | Verb::Prepend
+                | Verb::Delete
+                | Verb::Touch
+        )
+    }
+
+    /// Without uniques, of which each server has its own. What `me` tells is about the server's copy.
+    fn digest(&self, _: &Question, reply: &[u8]) -> u64 {
+        let end = reply.iter().position(|&byte| byte == b'\r').unwrap_or(reply.len());
+        let (line, rest) = reply.split_at(end);
+        if line.starts_with(b"ME ") {
+            return 0;
+        }
+        let is_value = line.starts_with(b"VALUE ");
+        let is_unique = |at: usize, word: &[u8]| match is_value {
+            true => at == 4,
+            false => at > 0 && word.first() == Some(&b'c'),
+        };
+        let kept = words(line).enumerate().filter(|&(at, word)| !is_unique(at, word));
+        let kept: Vec<&[u8]> = kept.map(|(_, word)| word).collect();
+        digest(&[&kept.join(&b' ')[..], rest].concat())
+    }
+
+    /// What quiet mode leaves out: of `mg` misses, of `ms` and `md` success, of `ma` either.
     fn is_unwanted(&self, question: &Question, reply: &mut [u8]) -> bool {
         let is = |word: &[u8]| reply.starts_with(word);
         question.is_quiet
             && match &question.text[..2] {
                 b"mg" => is(b"EN"),
-                b"ms" => is(b"HD"),
+                b"ms" | b"md" => is(b"HD"),
                 _ => is(b"HD") || is(b"NF"),
             }
     }
@@ -608,6 +653,32 @@ impl Dialect for Packet {
                 failure.write_words(&mut words);
                 Self::answer(question, Status::TemporaryFailure, b"", &words, out);
             }
+        }
+    }
+
+    fn has_word(&self, question: &Question) -> bool {
+        let opcode = Opcode::from_byte(question.asked.opcode).map(|(opcode, _)| opcode);
+        let is_worded = matches!(
+            opcode,
+            Some(
+                Opcode::Set
+                    | Opcode::Add
+                    | Opcode::Replace
+                    | Opcode::Append
+                    | Opcode::Prepend
+                    | Opcode::Delete
+                    | Opcode::Touch
+            )
+        );
+        is_worded && !question.names_unique
+    }
+
+    /// Without the unique, of which each server has its own.
+    fn digest(&self, _: &Question, reply: &[u8]) -> u64 {
+        const UNIQUE: std::ops::Range<usize> = 16..24;
+        match reply.len() >= HEADER_SIZE {
+            true => digest(&[&reply[..UNIQUE.start], &reply[UNIQUE.end..]].concat()),
+            false => digest(reply),
         }
     }
 

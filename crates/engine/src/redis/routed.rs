@@ -15,14 +15,26 @@ use crate::base::id::{BackendId, ClientId, LaneId};
 use crate::base::outcome::Refusal;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
-use crate::route::answer::{Asked, Dialect, Fill, Kind, Question, Repeats, Seat, Word};
+use crate::route::answer::{Asked, Dialect, Fill, Kind, Question, Repeats, Seat, Word, digest};
 use crate::route::flow::Errand;
 use crate::route::stand::operation_of;
 use crate::topology::route_tree::{First, Operation, Tree, Way};
 
 /// What tells of, or changes, all keys: of one pool among several it would tell half of the truth.
-const ABOUT_ALL_KEYS: [&str; 9] =
-    ["dbsize", "flushall", "flushdb", "keys", "randomkey", "scan", "swapdb", "wait", "waitaof"];
+const ABOUT_ALL_KEYS: [&str; 10] = [
+    "dbsize",
+    "flushall",
+    "flushdb",
+    "function",
+    "keys",
+    "randomkey",
+    "scan",
+    "swapdb",
+    "wait",
+    "waitaof",
+];
+
+const OVERLOADED: &str = "ERR overloaded: the route lets no more requests through";
 
 /// What removes its keys.
 pub(crate) fn deletes(command: &Command) -> bool {
@@ -79,6 +91,14 @@ impl Engine {
             _ => false,
         };
         let pinned = self.transaction_backend(client);
+        self.remember_for_all(&tree, command, bytes, args);
+        if matches!(command.rule, Rule::Publish | Rule::Subscribe(_)) {
+            // Channels are names of their own: all of them are where what has no key is.
+            return match pinned.filter(|_| self.is_queueing(client)) {
+                Some(backend) => self.go_to(client, backend),
+                None => self.go_to(client, self.keyless_backend(client)),
+            };
+        }
         if stays {
             // What is about a transaction is for where that is.
             return pinned.and_then(|backend| self.go_to(client, backend));
@@ -96,6 +116,19 @@ impl Engine {
         plan
     }
 
+    /// A script that a client has loaded is to be had wherever its keys are.
+    fn remember_for_all(&mut self, tree: &Tree, command: &Command, bytes: &[u8], args: &[Span]) {
+        let text = match command.name {
+            "script|load" => args.get(2),
+            "eval" | "eval_ro" => args.get(1),
+            _ => None,
+        };
+        let Some(text) = text.map(|text| text.of(bytes)) else { return };
+        for &backend in tree.backends().iter().filter(|&&it| it != BackendId::NONE) {
+            self.remember_script(backend, text);
+        }
+    }
+
     fn route_keyless(
         &mut self,
         client: ClientId,
@@ -104,10 +137,11 @@ impl Engine {
         pinned: Option<BackendId>,
     ) -> Option<Plan> {
         let name = command.name.split('|').next().unwrap_or_default();
-        if ABOUT_ALL_KEYS.contains(&name) && tree.backends().len() > 1 {
+        let is_about_all = ABOUT_ALL_KEYS.contains(&name) || command.name == "script|flush";
+        if is_about_all && tree.backends().len() > 1 {
             let text = format!(
-                "ERR {} is about all keys, and this route leads to {} pools: ask them",
-                command.name.to_ascii_uppercase(),
+                "ERR {} is about all servers, and this route leads to {} pools: ask them",
+                command.name.to_ascii_uppercase().replace('|', " "),
                 tree.backends().len()
             );
             return Some(self.refuse_routed(client, &text));
@@ -163,7 +197,12 @@ impl Engine {
         let name = || command.name.to_ascii_uppercase().replace('|', " ");
         let mut found: Option<(BackendId, &[u8])> = None;
         for key in keys {
-            let First { backend, is_rewritten } = tree.first_for(tree.root(), key, operation);
+            let now = Some(self.now).filter(|_| found.is_none());
+            let first = tree.first_for(tree.root(), key, operation, now);
+            let First { backend, is_rewritten, is_refused } = first;
+            if is_refused {
+                return Some(self.refuse_routed(client, OVERLOADED));
+            }
             if is_rewritten {
                 let text = format!(
                     "ERR {} cannot go by a route on which servers know {} by another name",
@@ -405,9 +444,7 @@ impl Dialect for Redis {
 
     fn write_word(&self, question: &Question, word: Word, out: &mut Vec<u8>) {
         let text = match word {
-            Word::Overloaded => {
-                "ERR overloaded: the route lets no more requests through".to_owned()
-            }
+            Word::Overloaded => OVERLOADED.to_owned(),
             Word::NoMajority(hits, misses, failed) => format!(
                 "ERR no majority: {hits} have it or did it, {misses} do not, {failed} failed"
             ),
@@ -424,6 +461,39 @@ impl Dialect for Redis {
             }
         };
         encode::write_error(out, text.as_bytes());
+    }
+
+    /// What is answered by a status, or by how much was done.
+    fn has_word(&self, question: &Question) -> bool {
+        const ANSWERED_OK: [&[u8]; 7] =
+            [b"setex", b"psetex", b"mset", b"hmset", b"lset", b"ltrim", b"restore"];
+        const COUNTED: [&[u8]; 16] = [
+            b"del",
+            b"unlink",
+            b"hset",
+            b"hdel",
+            b"sadd",
+            b"srem",
+            b"zrem",
+            b"expire",
+            b"pexpire",
+            b"expireat",
+            b"pexpireat",
+            b"persist",
+            b"pfadd",
+            b"touch",
+            b"setbit",
+            b"geoadd",
+        ];
+        // What SET and ZADD answer depends on options, by which they are to run once.
+        let name = name_of(&question.text);
+        ANSWERED_OK.contains(&&name[..])
+            || COUNTED.contains(&&name[..])
+            || matches!(&name[..], b"set" | b"zadd")
+    }
+
+    fn digest(&self, _: &Question, reply: &[u8]) -> u64 {
+        digest(reply)
     }
 
     /// No reply to a command with one key in a certain place names it.

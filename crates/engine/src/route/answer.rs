@@ -34,6 +34,8 @@ pub(crate) struct Ask {
     pub(crate) share: u32,
     /// A number that is another each time.
     pub(crate) random: u32,
+    /// The gateway can answer it without asking anybody, as if nothing had been there.
+    pub(crate) has_word: bool,
 }
 
 /// What kind of answer a child has given.
@@ -200,6 +202,12 @@ pub(crate) trait Dialect: Debug + Sync {
     fn kind(&self, question: &Question, reply: &[u8]) -> Kind;
 
     fn write_word(&self, question: &Question, word: Word, out: &mut Vec<u8>);
+
+    /// Whether [`Word::Unknown`] is an answer to it.
+    fn has_word(&self, question: &Question) -> bool;
+
+    /// Of a reply: equal ones have equal ones, whichever server gave them.
+    fn digest(&self, question: &Question, reply: &[u8]) -> u64;
 
     /// The reply about the client's key, if it names the key that was `asked` about instead.
     fn restored(&self, question: &Question, asked: &[u8], reply: &[u8]) -> Option<Vec<u8>>;

@@ -13,7 +13,6 @@ use cashew_protocol::redis::Access;
 
 use super::answer::{
     Answer, Ask, Change, Dialect, Fill, Kind, Question, Repeats, Seat, Side, Text, Verdict, Word,
-    digest,
 };
 use super::node::{self, Answers};
 use crate::base::failure::{Failure, NamedFailure};
@@ -41,6 +40,8 @@ struct RouteFlow {
     tree: Arc<Tree>,
     root: NodeId,
     errand: Errand,
+    /// What was changed already when it began.
+    edits: Edits,
     seat: Seat,
     listener: ListenerId,
     /// Numbers mean something else in another one.
@@ -147,6 +148,7 @@ impl RouteFlow {
             repeats: self.errand.repeats,
             share: share_of(&question.key),
             random: *random,
+            has_word: self.errand.dialect.has_word(question),
         }
     }
 
@@ -288,8 +290,9 @@ impl RouteFlow {
                 self.answered_node(cx, part, task, Answer::word(word));
             }
             Verdict::SayAndAsk(word, children) => {
-                self.ask_children(cx, part, task, children);
+                // Whatever they say, at once or later, is too late.
                 self.answered_node(cx, part, task, Answer::word(word));
+                self.ask_children(cx, part, task, children);
             }
             Verdict::AnswerAndFill(child, cold) => {
                 self.fill(cx, part, task, [child, cold]);
@@ -451,6 +454,7 @@ impl RouteFlow {
         let comparison = compare.then(Comparison::default);
         let Part { question, random, tasks, .. } = &mut self.parts[part];
         tasks[task].comparison.clone_from(&comparison);
+        let edits = tasks[task].edits.clone();
         let shadow = Part::new(question.clone(), *random);
         let backend = tree.first_of(*child);
         let Self { errand, seat, listener, epoch, .. } = self;
@@ -458,6 +462,7 @@ impl RouteFlow {
             tree: Arc::clone(&tree),
             root: *child,
             errand: Errand { is_joined: false, ..errand.clone() },
+            edits,
             seat: *seat,
             listener: *listener,
             epoch: *epoch,
@@ -549,7 +554,7 @@ impl RouteFlow {
 impl Flow for RouteFlow {
     fn on_begin(&mut self, cx: &mut FlowContext<'_>) -> Step {
         for part in 0..self.parts.len() {
-            self.descend(cx, part, None, self.root, Edits::default());
+            self.descend(cx, part, None, self.root, self.edits.clone());
         }
         self.conclude(cx)
     }
@@ -557,7 +562,8 @@ impl Flow for RouteFlow {
     fn on_reply(&mut self, cx: &mut FlowContext<'_>, attempt: RequestId, reply: &[u8]) -> Step {
         if let Some((part, task)) = self.find(attempt) {
             let kind = self.errand.dialect.kind(&self.parts[part].question, reply);
-            let answer = Answer { kind, digest: digest(reply), text: Text::Reply(attempt) };
+            let digest = self.errand.dialect.digest(&self.parts[part].question, reply);
+            let answer = Answer { kind, digest, text: Text::Reply(attempt) };
             self.answered_leaf(cx, part, task, answer);
         }
         self.conclude(cx)
@@ -632,6 +638,7 @@ impl Engine {
             tree: Arc::clone(tree),
             root: tree.root(),
             errand,
+            edits: Edits::default(),
             seat,
             listener,
             epoch: self.epoch,

@@ -89,7 +89,7 @@ impl Engine {
         for key in keys {
             let backend = match (here, tree.way(key, operation)) {
                 (Some(backend), _) | (None, Way::Straight(backend)) => backend,
-                (None, Way::Forked(node)) => tree.first_for(node, key, operation).backend,
+                (None, Way::Forked(node)) => tree.first_for(node, key, operation, None).backend,
                 (None, Way::None) => BackendId::NONE,
             };
             let server = self.server_for(client, backend, key, access);

@@ -7,6 +7,7 @@ use cashew_config::snapshot::{self, FailoverOn, Route, share_of};
 
 use crate::base::bucket::Bucket;
 use crate::base::id::BackendId;
+use crate::base::time::Time;
 
 /// A node's place in its [`Tree`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -288,21 +289,36 @@ impl Tree {
         }
     }
 
-    /// Where a key's requests go that are not for several pools: at each node to the first child.
-    pub(crate) fn first_for(&self, node: NodeId, key: &[u8], operation: Operation) -> First {
-        let (mut at, mut is_rewritten) = (node, false);
+    /// Where a key's requests go that are not for several pools: at each node to the first child. With a time
+    /// they count for the limits on their way.
+    pub(crate) fn first_for(
+        &self,
+        node: NodeId,
+        key: &[u8],
+        operation: Operation,
+        now: Option<Time>,
+    ) -> First {
+        let (mut at, mut is_rewritten, mut is_refused) = (node, false, false);
         loop {
             at = match self.choice(at, (key, key), operation) {
-                Choice::Nothing => return First { backend: BackendId::NONE, is_rewritten },
+                Choice::Nothing => {
+                    return First { backend: BackendId::NONE, is_rewritten, is_refused };
+                }
                 Choice::Child(child, arm) => {
                     is_rewritten |= arm.is_some_and(|arm| arm.rewrite.is_some());
                     child
                 }
                 Choice::Itself => match self.node(at) {
-                    Node::Leaf(backend) => return First { backend: *backend, is_rewritten },
+                    Node::Leaf(backend) => {
+                        return First { backend: *backend, is_rewritten, is_refused };
+                    }
                     Node::Migrate { to, share, .. } => to[usize::from(share_of(key) < *share)],
                     Node::KeySplit { to, .. } => {
                         is_rewritten = true;
+                        *to
+                    }
+                    Node::Limit { to, bucket } => {
+                        is_refused |= now.is_some_and(|now| !bucket.take(now));
                         *to
                     }
                     node => node.children()[0],
@@ -328,6 +344,8 @@ pub(crate) struct First {
     pub(crate) backend: BackendId,
     /// Servers know the key by another name.
     pub(crate) is_rewritten: bool,
+    /// A limit does not let it through.
+    pub(crate) is_refused: bool,
 }
 
 impl Node {

@@ -289,7 +289,7 @@ impl Engine {
     }
 
     /// Returns the hash of a script that was not remembered before.
-    fn remember_script(&mut self, pool: BackendId, text: &[u8]) -> Option<Sha> {
+    pub(crate) fn remember_script(&mut self, pool: BackendId, text: &[u8]) -> Option<Sha> {
         let metrics = self.backends[pool].metrics;
         let pool = &mut self.redis_backends[pool];
         if pool.scripts.is_empty() {

@@ -11,7 +11,8 @@ pub(super) fn begin() -> Verdict {
 pub(super) fn judge(answers: &Answers<'_>) -> Verdict {
     let (last, next) = (answers.last, answers.last + 1);
     match answers.kind(last) {
-        Some(Kind::Hit) => Verdict::Answer(last),
+        // Of an error about the request others would say the same.
+        Some(Kind::Hit | Kind::Error) => Verdict::Answer(last),
         _ if next < answers.all.len() => Verdict::ask([next]),
         _ => Verdict::Answer(answers.best().unwrap_or(last)),
     }

@@ -94,9 +94,8 @@ pub(crate) fn judge(node: &Node, ask: &Ask, answers: &Answers<'_>) -> Verdict {
             migrate::judge(*share, *read_other, ask, answers)
         }
         Node::KeySplit { .. } => key_split::judge(ask, answers),
-        Node::AllAsync(_) | Node::Limit { .. } | Node::Outstanding { .. } => {
-            Verdict::Answer(answers.last)
-        }
+        Node::AllAsync(_) => all_async::judge(answers),
+        Node::Limit { .. } | Node::Outstanding { .. } => Verdict::Answer(answers.last),
         Node::Leaf(_) | Node::Prefix(_) | Node::Keys { .. } | Node::Operation { .. } => {
             unreachable!("what only chooses asks nobody")
         }

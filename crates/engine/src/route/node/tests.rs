@@ -102,8 +102,13 @@ fn split() -> Route {
     Route::KeySplit { to: Box::new(Route::Pool("0".to_owned())), copies: 2 }
 }
 
-const READ: Ask =
-    Ask { operation: Operation::Read, repeats: Repeats::Freely, share: 5000, random: 1 };
+const READ: Ask = Ask {
+    operation: Operation::Read,
+    repeats: Repeats::Freely,
+    share: 5000,
+    random: 1,
+    has_word: true,
+};
 const SET: Ask = Ask { operation: Operation::Write, repeats: Repeats::Alike, ..READ };
 const INCR: Ask = Ask { operation: Operation::Write, repeats: Repeats::Never, ..READ };
 

@@ -13,7 +13,8 @@ pub(super) fn begin() -> Verdict {
 
 pub(super) fn judge(answers: &Answers<'_>) -> Verdict {
     match (answers.kind(COLD), answers.kind(WARM)) {
-        (Some(Kind::Hit), _) => Verdict::Answer(COLD),
+        // Of an error about the request the other one would say the same.
+        (Some(Kind::Hit | Kind::Error), _) => Verdict::Answer(COLD),
         (Some(_), None) => Verdict::ask([WARM]),
         (Some(Kind::Miss), Some(Kind::Hit)) => Verdict::AnswerAndFill(WARM, COLD),
         // One that cannot be reached cannot be filled.
