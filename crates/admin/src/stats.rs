@@ -505,12 +505,12 @@ mod tests {
             "connects",
             "ejected",
             "in_line",
+            "invalidated",
             "protocol_errors",
             "server_latency",
             "sessions",
             "silent",
             "writes_missed",
-            "invalidated",
         ];
         assert_eq!(added(&ours["alpha"]["one"], &known["alpha"]["one"]), server_additions);
     }
