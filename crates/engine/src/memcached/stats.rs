@@ -101,7 +101,7 @@ impl Engine {
         }
         if matches!(words(line).nth(1), Some(b"sizes_enable" | b"sizes_disable")) {
             // Some versions answer them with one line, and nothing that closes it.
-            return self.administer(client, Kind::Settings, &[line, b"\r\n"].concat());
+            return self.administer(client, Kind::Lines, &[line, b"\r\n"].concat());
         }
         let line = if kind == Kind::Servers { b"stats" } else { line };
         let merge = Merge::Whole(Box::new(Lines(self.aggregate(client, kind))));
