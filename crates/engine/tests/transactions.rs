@@ -101,7 +101,7 @@ fn a_key_of_another_server_aborts_and_says_why() {
     world.send(lane, "+OK\r\n+QUEUED\r\n");
     world.expect(
         client,
-        "+OK\r\n+QUEUED\r\n-CROSSSLOT SET 'b' is for server s1, the transaction is for server s0: \
+        "+OK\r\n+QUEUED\r\n-CROSSSLOT SET 'b' is for another server than the transaction: \
          keys with the same part between { and } share a server\r\n",
     );
     world.send(client, redis("SET c 1"));
@@ -207,8 +207,8 @@ fn watching_takes_a_lane_that_has_all_for_its_server() {
     world.send(other, "$1\r\n2\r\n*1\r\n$-1\r\n");
     world.expect(
         client,
-        "+OK\r\n$1\r\n1\r\n$1\r\n2\r\n*2\r\n$-1\r\n$-1\r\n-CROSSSLOT WATCH 'b' is for server s1, \
-         the transaction is for server s0: keys with the same part between { and } share a server\r\n",
+        "+OK\r\n$1\r\n1\r\n$1\r\n2\r\n*2\r\n$-1\r\n$-1\r\n-CROSSSLOT WATCH 'b' is for another \
+         server than the transaction: keys with the same part between { and } share a server\r\n",
     );
     world.send(client, all(&["MULTI", "SET a 2", "EXEC"]));
     world.expect(lane, all(&["MULTI", "SET a 2", "EXEC"]));
