@@ -170,7 +170,8 @@ def test_over_a_failover_a_reload_an_upgrade_and_a_resize(place):
         late_feed = place.keep(Relay(replica.port))
         world.primary.call("REPLICAOF", HOST, late_feed.port)
         done = world.gateway.order("failover", "alpha", "r0")
-        assert done.returncode == 0, done.stderr
+        # The gateway may have followed by itself.
+        assert done.returncode == 0 or "is the primary already" in done.stderr, done.stderr
         wait_until(lambda: linked(world.primary), "the former primary follows", 20)
         late_feed.stalled.set()
         assert conn.call("SET", "key", "newest") == "OK"
