@@ -574,6 +574,13 @@ impl Driver for EpollDriver {
         self.unpark();
     }
 
+    fn give_up(&mut self, conn: Token) {
+        if let Some(descriptor) = self.socket(conn).and_then(|socket| socket.descriptor.as_ref()) {
+            // A Unix socket has no such option, and needs none.
+            let _ = sockopt::set_tcp_user_timeout(descriptor, crate::GIVE_UP_MS);
+        }
+    }
+
     fn pause(&mut self, conn: Token) {
         if let Some(socket) = self.socket(conn) {
             socket.state.paused = true;

@@ -115,6 +115,10 @@ pub trait Handler {
     fn sent(&mut self, conn: Token, bytes: u64);
 }
 
+/// How long what was sent on a connection that is [given up](Driver::give_up) may be unacknowledged: less than any
+/// time after which it would be sent again.
+const GIVE_UP_MS: u32 = 1;
+
 /// What every driver must do; `tests/contract.rs` tests it.
 pub trait Driver {
     /// The most bytes of a connection that are reported after the read for which it is to be
@@ -158,6 +162,10 @@ pub trait Driver {
     /// Closes the connection after the bytes already written; nothing is reported about it any
     /// more.
     fn close(&mut self, conn: Token);
+
+    /// Before a connection to a server is closed: what its peer has not acknowledged is not sent again. A peer
+    /// that cannot be reached would otherwise get it much later, when others have said something else.
+    fn give_up(&mut self, conn: Token);
 
     /// Stops reading from the connection until [`Driver::resume`]. Bytes read already are still
     /// reported, up to [`Driver::LATE_MAX`]; the end is not.

@@ -760,6 +760,13 @@ impl Driver for UringDriver {
         self.unpark();
     }
 
+    fn give_up(&mut self, conn: Token) {
+        if let Some(descriptor) = self.socket(conn).and_then(|socket| socket.descriptor.as_ref()) {
+            // A Unix socket has no such option, and needs none.
+            let _ = sockopt::set_tcp_user_timeout(descriptor, crate::GIVE_UP_MS);
+        }
+    }
+
     fn pause(&mut self, conn: Token) {
         let Some(socket) = self.socket(conn) else { return };
         let tag = tag(conn.0, socket.epoch, 0);

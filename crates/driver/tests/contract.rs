@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use bench::{Bench, Event, QUIET, SocketPath, client, free_address, pattern, reset, server};
 use cashew_driver::{Address, CloseKind, Driver, Token};
-use rustix::net::SendFlags;
+use rustix::net::{SendFlags, sockopt};
 use rustix::process::{Resource, Rlimit};
 
 contract! {
@@ -52,6 +52,7 @@ contract! {
     writes_nothing_when_there_is_nothing
     reports_a_write_to_nobody
     closes_behind_what_was_written
+    has_nothing_sent_again_of_what_it_gives_up
     keeps_nothing_of_what_it_closed
     reports_nothing_about_what_it_closed
     connects_to_tcp
@@ -458,6 +459,23 @@ fn reports_the_end_of_a_unix_peer_only_after_a_pause<D: Driver>(new: fn() -> D) 
     bench.driver.resume(conn);
     bench.until(|recorder| recorder.has(Event::ReadClosed(conn)));
     assert_eq!(bench.recorder.received(conn), b"last words");
+}
+
+fn has_nothing_sent_again_of_what_it_gives_up<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (mut peer, conn) = bench.accept(address);
+    bench.driver.give_up(conn);
+    let descriptor = bench.driver.descriptor(conn).unwrap();
+    // The kernel sends nothing again before 200 ms have passed.
+    let after_ms = sockopt::tcp_user_timeout(descriptor).unwrap();
+    assert!((1..200).contains(&after_ms), "{after_ms}");
+    // What has been written arrives all the same, if anybody is there.
+    bench.send(conn, "last words");
+    bench.driver.close(conn);
+    let mut received = Vec::new();
+    peer.read_to_end(&mut received).unwrap();
+    assert_eq!(received, b"last words");
 }
 
 fn keeps_to_a_low_water_mark<D: Driver>(new: fn() -> D) {
