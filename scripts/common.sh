@@ -1,7 +1,7 @@
 # What scripts/demo, scripts/test and scripts/check share: where things are, and how missing ones are installed.
 # To be sourced from the project's root.
 
-say() { printf '\n== %s\n' "$*"; }
+say() { printf '\n== %s (%s s)\n' "$*" "$SECONDS"; }
 fail() {
     printf '%s: %s\n' "$(basename "$0")" "$*" >&2
     exit 1

@@ -61,14 +61,22 @@ class Stack:
         for server in (*self.servers, self.plain):
             server.reset()
 
+    def invalidated(self):
+        """How many keys copies have been told to forget, all of them together."""
+        return sum(numbers.get("invalidated", 0) for numbers in self.gateway.stats()["beta"].values()
+                   if isinstance(numbers, dict))
+
     def check_copies(self):
-        """The servers of each group have the same. Nobody waits for a touch."""
+        """The servers of each group have the same, but for what copies were told to forget, as writes to it
+        were under way at once. Nobody waits for a touch."""
         for copies in self.groups:
             last = []
 
             def are_alike(copies=copies, last=last):
                 last[:] = map(items, copies)
-                return all(it == last[0] for it in last)
+                leader, *others = ({*it.items()} for it in last)
+                missed = sum(len(leader - it) for it in others)
+                return all(it <= leader for it in others) and (missed == 0 or missed <= self.invalidated())
 
             try:
                 wait_until(are_alike, "all copies are the same", seconds=10)

@@ -41,7 +41,8 @@ class Sentinel:
         if own_password:
             lines += [f"requirepass {own_password}", f"sentinel sentinel-pass {own_password}"]
         self.config.write_text("\n".join(lines) + "\n")
-        command = ["redis-sentinel", self.config]
+        # Debian has redis-sentinel in a package of its own.
+        command = ["redis-server", self.config, "--sentinel"]
         self.process = Process(command, directory, f"sentinel-{self.port}", self._ready)
 
     def _ready(self):
