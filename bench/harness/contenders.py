@@ -206,6 +206,28 @@ class Cashew(Nutcracker):
         return f"global:\n{lines}pools:\n{pools(listen, ports, protocol, '  ')}"
 
 
+class Routed(Cashew):
+    """Cashew with a route of three prefix nodes in front of each pool: what a tree costs."""
+
+    part = frozenset()
+
+    def configuration(self, listen, ports, protocol):
+        text = super().configuration(listen, ports, protocol)
+        lines = [line for line in text.splitlines() if not line.strip().startswith("listen:")]
+        lines.append("routes:")
+        for number, port in enumerate(listen):
+            tree = f"bench{number}"
+            for prefix in ("c:", "b:", "a:"):
+                tree = f"{{prefix: {{'{prefix}': bench{number}, '': {tree}}}}}"
+            lines += [
+                f"  route{number}:",
+                f"    listen: 127.0.0.1:{port}",
+                f"    redis: {str(protocol == 'redis').lower()}",
+                f"    route: {tree}",
+            ]
+        return "\n".join(lines) + "\n"
+
+
 class Haproxy(Contender):
     """TCP mode: each client connection goes to one server, whatever its keys. Nobody's request
     waits for another client's, so it has no part where that is the question."""
@@ -445,6 +467,7 @@ def known(options, target):
     found = [
         Cashew("cashew", options.cashew),
         Cashew("cashew-nowindow", options.cashew, [NO_WINDOW], NO_WINDOW_PART),
+        Routed("cashew-route3", options.cashew, part=frozenset()),
         Nutcracker("nutcracker"),
         Nutcracker("nutcracker-v5", verbosity=5),
         Haproxy("haproxy"),

@@ -204,6 +204,24 @@ class Process:
         return self.child.wait(PATIENCE)
 
 
+class Crowd:
+    """Threads that run until the block ends, or `ended` is set."""
+
+    def __init__(self, run, count):
+        self.ended = threading.Event()
+        self.threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.ended.set()
+        for thread in self.threads:
+            thread.join()
+
+
 def accepts(address):
     """Whether something accepts connections at a port of loopback, an address or a path."""
     try:

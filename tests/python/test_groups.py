@@ -2,11 +2,10 @@
 
 import contextlib
 import signal
-import threading
 
 import pytest
 
-from harness import HOST, ReplyError, Talker, free_port, server_lines, wait_until
+from harness import HOST, Crowd, ReplyError, Talker, free_port, server_lines, wait_until
 
 KEYS = [f"{n}:key" for n in range(60)]
 
@@ -198,18 +197,16 @@ def test_an_ejected_primary_takes_its_group_out_and_a_replica_does_not(place):
     assert [gateway.call("GET", key) for key in here] == [None] * len(here)
 
 
-class Readers:
+class Readers(Crowd):
     """Clients that read all the time, each on a connection of its own."""
 
     def __init__(self, gateway, keys, clients=12):
-        self.stopped = threading.Event()
+        super().__init__(lambda number: self.read(gateway, keys, number), clients)
         self.errors, self.counts = [[] for _ in range(clients)], [0] * clients
-        self.threads = [threading.Thread(target=self.read, args=(gateway, keys, number))
-                        for number in range(clients)]
 
     def read(self, gateway, keys, number):
         with gateway.connect() as conn:
-            while not self.stopped.is_set():
+            while not self.ended.is_set():
                 try:
                     reply = conn.call("GET", keys[self.counts[number] % len(keys)])
                 except ReplyError as error:
@@ -217,16 +214,6 @@ class Readers:
                 if reply != b"old":
                     self.errors[number].append(reply)
                 self.counts[number] += 1
-
-    def __enter__(self):
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.stopped.set()
-        for thread in self.threads:
-            thread.join()
 
     def go_on(self, count=30):
         before = list(self.counts)

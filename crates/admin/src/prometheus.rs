@@ -259,6 +259,31 @@ fn server_states(text: &mut Exposition, source: &Source) {
             text.sample(name, labels, Seconds(at_ms * 1000));
         }
     }
+    spools(text, &servers);
+}
+
+/// What servers are to forget, where that is kept.
+fn spools(text: &mut Exposition, servers: &[(String, ServerStatus<'_>)]) {
+    let spools = || servers.iter().filter_map(|(labels, server)| Some((labels, server.spool?)));
+    if spools().next().is_none() {
+        return;
+    }
+    let name = "cashew_server_spool_depth";
+    text.family(name, "gauge", "Keys that the server has yet to be told to forget");
+    spools().for_each(|(labels, spool)| text.sample(name, labels, spool.depth));
+    let name = "cashew_server_spool_oldest_timestamp_seconds";
+    text.family(
+        name,
+        "gauge",
+        "Since when the first of these keys waits, since 1970; 0 if none does",
+    );
+    spools().for_each(|(labels, spool)| text.sample(name, labels, spool.oldest_at));
+    let name = "cashew_server_spool_replayed_total";
+    text.family(name, "counter", "Keys that the server was told later to forget");
+    spools().for_each(|(labels, spool)| text.sample(name, labels, spool.replayed));
+    let name = "cashew_server_spool_held";
+    text.family(name, "gauge", "Whether the server is to forget keys before it answers reads");
+    spools().for_each(|(labels, spool)| text.sample(name, labels, u64::from(spool.is_held)));
 }
 
 /// Of pools that ask Sentinels; nothing where there are none.

@@ -7,7 +7,7 @@ use cashew_config::Snapshot;
 use cashew_metrics::{
     Health, Histogram, LastError, Layout, MemberRole, MemberState, PoolCounter, PoolGauge, PoolId,
     Reloads, Segments, ServerCounter, ServerGauge, ServerId, ServerState, Shared, SlotHeader,
-    WallClock, monotonic_ms,
+    SpoolState, WallClock, monotonic_ms,
 };
 
 use crate::discovery::{Discovery, Group, Sentinel};
@@ -36,6 +36,8 @@ pub(crate) struct ServerStatus<'a> {
     pub(crate) since_ms: Option<u64>,
     /// In milliseconds since 1970.
     pub(crate) last_error: Option<(&'static str, u64)>,
+    /// What it is to forget, where that is kept.
+    pub(crate) spool: Option<SpoolState>,
 }
 
 impl Source {
@@ -66,6 +68,11 @@ impl Source {
         Self { discovery, ..self }
     }
 
+    /// What a server is to forget.
+    pub(crate) fn spool(&self, server: ServerId) -> SpoolState {
+        self.segments.spool(server)
+    }
+
     /// All servers of all pools.
     pub(crate) fn servers(&self) -> impl Iterator<Item = ServerStatus<'_>> {
         let pools = self.snapshot.pools.iter().enumerate();
@@ -83,6 +90,7 @@ impl Source {
                     state,
                     since_ms: Some(state.since_ms).filter(|&ms| ms > 0).map(unix_ms),
                     last_error: self.segments.last_error(id).map(told),
+                    spool: pool.spool.as_ref().map(|_| self.segments.spool(id)),
                 }
             })
         })

@@ -33,7 +33,7 @@ pub(crate) enum ServerStat {
 }
 
 /// Twemproxy's names in its order ([`POOL_STATS_OF_TWEMPROXY`] of them), then ours.
-pub(crate) const POOL_STATS: [PoolStat; 35] = [
+pub(crate) const POOL_STATS: [PoolStat; 37] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
     PoolStat::Gauge(PoolGauge::ClientConnections),
@@ -62,6 +62,8 @@ pub(crate) const POOL_STATS: [PoolStat; 35] = [
     PoolStat::Counter(PoolCounter::RequestsRetried),
     PoolStat::Counter(PoolCounter::RouteFailovers),
     PoolStat::Counter(PoolCounter::RouteRefused),
+    PoolStat::Counter(PoolCounter::RegionCopies),
+    PoolStat::Counter(PoolCounter::RegionForgets),
     PoolStat::Counter(PoolCounter::ShadowSent),
     PoolStat::Counter(PoolCounter::ShadowDiffers),
     PoolStat::Counter(PoolCounter::WarmUpFills),
@@ -73,7 +75,7 @@ pub(crate) const POOL_STATS: [PoolStat; 35] = [
 const POOL_STATS_OF_TWEMPROXY: usize = 6;
 
 /// Twemproxy's names in its order ([`SERVER_STATS_OF_TWEMPROXY`] of them), then ours.
-pub(crate) const SERVER_STATS: [ServerStat; 22] = [
+pub(crate) const SERVER_STATS: [ServerStat; 25] = [
     ServerStat::Counter(ServerCounter::ServerEof),
     ServerStat::Counter(ServerCounter::ServerErr),
     ServerStat::Counter(ServerCounter::ServerTimedout),
@@ -89,7 +91,10 @@ pub(crate) const SERVER_STATS: [ServerStat; 22] = [
     ServerStat::Gauge(ServerGauge::OutQueueBytes),
     ServerStat::Counter(ServerCounter::Connects),
     ServerStat::Counter(ServerCounter::ConnectErrors),
+    ServerStat::Counter(ServerCounter::ConnectsPaced),
     ServerStat::Counter(ServerCounter::ProtocolErrors),
+    ServerStat::Counter(ServerCounter::Spooled),
+    ServerStat::Counter(ServerCounter::SpoolRefused),
     ServerStat::Counter(ServerCounter::WritesMissed),
     ServerStat::Counter(ServerCounter::Invalidated),
     ServerStat::Gauge(ServerGauge::Ejected),
@@ -234,6 +239,13 @@ fn server_with_additions<'a>(
     let id = source.layout().server(pool, server);
     let mut object = server_stats(numbers, id, &SERVER_STATS);
     object.insert("server_latency", latency(&numbers.server_latency(id)));
+    if source.snapshot().pools[pool].spool.is_some() {
+        let spool = source.spool(id);
+        object.insert("spool_depth", spool.depth);
+        object.insert("spool_oldest_at", spool.oldest_at);
+        object.insert("spool_replayed", spool.replayed);
+        object.insert("spool_held", u64::from(spool.is_held));
+    }
     object
 }
 
@@ -484,6 +496,8 @@ mod tests {
             "messages_delivered",
             "monitor_dropped",
             "pipelines_paused",
+            "region_copies",
+            "region_forgets",
             "request_latency",
             "requests_retried",
             "retries_denied",
@@ -503,6 +517,7 @@ mod tests {
         let server_additions = [
             "connect_errors",
             "connects",
+            "connects_paced",
             "ejected",
             "in_line",
             "invalidated",
@@ -510,6 +525,8 @@ mod tests {
             "server_latency",
             "sessions",
             "silent",
+            "spool_refused",
+            "spooled",
             "writes_missed",
         ];
         assert_eq!(added(&ours["alpha"]["one"], &known["alpha"]["one"]), server_additions);

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Instant;
 
 use cashew_config::snapshot::TopologyState;
@@ -9,6 +10,7 @@ use cashew_control::{ChildChannel, Epoch, ReceiveError, SendError, ToChild, ToMa
 use cashew_discovery::{Members, News, Watch};
 use cashew_metrics::{Layout, Segments};
 use cashew_process::drop_privileges;
+use cashew_spool::Replayer;
 use rustix::event::{PollFd, PollFlags, poll};
 use tracing::warn;
 
@@ -51,13 +53,15 @@ struct Watching {
     basis: Basis,
     watch: Watch,
     members: Members,
+    /// Has servers forget what they could not be told to.
+    replayer: Replayer,
 }
 
 /// What it goes by.
 struct Basis {
     epoch: Epoch,
     /// Where it publishes.
-    segments: Segments,
+    segments: Arc<Segments>,
 }
 
 impl Basis {
@@ -65,7 +69,7 @@ impl Basis {
         let mut descriptors = descriptors.into_iter();
         let epoch = Epoch::unseal(descriptors.next().ok_or("the epoch is missing")?)?;
         let metrics = descriptors.next().ok_or("the metrics are missing")?;
-        let segments = Segments::open(metrics, &Layout::new(&epoch.snapshot))?;
+        let segments = Arc::new(Segments::open(metrics, &Layout::new(&epoch.snapshot))?);
         Ok(Self { epoch, segments })
     }
 
@@ -78,7 +82,8 @@ impl Basis {
 impl Watching {
     fn new(basis: Basis, now: Instant) -> Self {
         let watch = Watch::new(&basis.epoch.snapshot, now);
-        let mut watching = Self { basis, watch, members: Members::default() };
+        let members = Members::default();
+        let mut watching = Self { basis, watch, members, replayer: Replayer::default() };
         watching.follow(now);
         watching
     }
@@ -92,6 +97,13 @@ impl Watching {
     fn follow(&mut self, now: Instant) {
         let Basis { epoch, segments } = &self.basis;
         self.members.put_into_effect(&epoch.snapshot, &self.basis.states(), segments, now);
+        self.follow_spool();
+    }
+
+    fn follow_spool(&mut self) {
+        let Basis { epoch, segments } = &self.basis;
+        let targets = cashew_spool::targets(&epoch.snapshot, &self.basis.states(), segments);
+        self.replayer.follow(targets, Arc::clone(segments));
     }
 
     fn set_topology(&mut self, pool: u32, topology: TopologyState) {
@@ -103,6 +115,7 @@ impl Watching {
         {
             self.members.set_topology(config, &topology);
             state.topology = topology;
+            self.follow_spool();
         }
     }
 }

@@ -281,6 +281,11 @@ fn describe_server_states(pools: &[PoolStatus]) -> String {
                 1 => format!("{state}; missed 1 write"),
                 missed => format!("{state}; missed {missed} writes"),
             };
+            let state = match server.to_forget {
+                0 => state,
+                1 => format!("{state}; 1 key to forget"),
+                keys => format!("{state}; {keys} keys to forget"),
+            };
             let at = server.last_error_at.map(time);
             let error = server.last_error.as_ref().zip(at);
             let mut row = vec![
@@ -618,6 +623,7 @@ pool alpha: CLIENT PAUSE holds clients that write back for 1500 ms more"
             last_error_at: error.map(|_| 0),
             role: String::new(),
             writes_missed: 0,
+            to_forget: 0,
         };
         known.pools[0].server_states = vec![
             server("a", "well", "", Some("Connection timed out")),
@@ -649,6 +655,10 @@ alpha  c       10.0.0.1:6379  untried                  -{never}-
         let text = describe(&known);
         let row = "\nalpha  a       10.0.0.1:6379  primary  well; missed 7 writes ";
         assert!(text.contains(row), "{text}");
+        known.pools[0].server_states[0].writes_missed = 0;
+        known.pools[0].server_states[0].to_forget = 12;
+        let row = "\nalpha  a       10.0.0.1:6379  primary  well; 12 keys to forget ";
+        assert!(describe(&known).contains(row));
         let lost = Status { log_lines_lost: 7, ..status.clone() };
         let line = "\nlog: /var/log/cashew.log, level 5; 7 lines could not be written\n";
         assert!(describe(&lost).contains(line));

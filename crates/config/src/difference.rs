@@ -15,9 +15,10 @@ use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
     Affinity, CasUniques, Credentials, CustomCommand, Endpoint, Global, Hedge, IoEngine, Limits,
     Listen, Memcached, OnFailure, Pool, Protocol, Reads, ReplicaReads, Sentinel, Server,
-    ServerGroup, Snapshot, Topology, TopologyState, Wire, Writes,
+    ServerGroup, Snapshot, Spool, Topology, TopologyState, Wire, Writes,
 };
 use crate::value::RoundSize;
+use crate::value::SizeText;
 
 /// Added, removed or changed servers of a pool beyond this number are counted, not named.
 const SERVERS_SHOWN_MAX: usize = 20;
@@ -206,6 +207,7 @@ impl Difference {
             route,
             hedge,
             retry_reads,
+            spool,
         } = old;
         let whose = whose(new);
         if *listen != new.listen {
@@ -292,6 +294,17 @@ impl Difference {
             }
         };
         option.changed("retry_reads", retry_reads, &new.retry_reads);
+        let spooled = |spool: &Option<Spool>| match spool {
+            None => "none".to_owned(),
+            Some(Spool { directory, max, overwrites, hold_ms, ttl_ms }) => format!(
+                "in {}, max {}, overwrites {overwrites}, hold {}, ttl {}",
+                directory.display(),
+                SizeText(*max),
+                SpanText(*hold_ms),
+                ttl_ms.map_or_else(|| "none".to_owned(), |ttl_ms| SpanText(ttl_ms).to_string()),
+            ),
+        };
+        option.changed("spool", &spooled(spool), &spooled(&new.spool));
         option.changed("hedge", &hedged(hedge), &hedged(&new.hedge));
         option.sentinel(sentinel.as_ref(), new.sentinel.as_ref());
         let by_default = |reads: &Option<Reads>| match reads {

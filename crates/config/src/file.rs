@@ -19,6 +19,7 @@ use crate::share::Share;
 use crate::snapshot::{
     Affinity, CasUniques, IoEngine, OnFailure, PolicyBase, ReadYourWrites, Reads, Wire, Writes,
 };
+use crate::spool::SpoolText;
 use crate::tree::{Kind, Node};
 use crate::value::{
     CredentialList, FilePath, Heartbeat, Memory, Number, Servers, Size, SocketPath, StatsListen,
@@ -135,6 +136,22 @@ section! {
         after: Span<1, 60000> = required,
         /// How many reads more there may be, as a share of those that servers answer.
         budget: Share = "5%",
+    }
+}
+
+section! {
+    /// Where it is kept what servers are to forget while they cannot be reached.
+    SpoolSection {
+        /// Where the files are. It is made if it is missing, and belongs to one instance.
+        directory: FilePath = required,
+        /// How large they may become, over all workers. Beyond that clients get the error again.
+        max: Size<16777216, 1099511627776> = "1gb",
+        /// Whether a value that could not be stored is a reason, too, to forget the one before.
+        overwrites: Switch = "false",
+        /// How long a server that is back answers no reads at most, until it has forgotten everything.
+        hold: Span<0, 3600000> = "5s",
+        /// How long keys live at most: what is older need not be forgotten.
+        ttl: Span<1000, 31536000000> = none,
     }
 }
 
@@ -390,6 +407,9 @@ section! {
         /// once, to another server of the group, or to the same one once it is back, for as long as
         /// `failover_wait` lets them wait.
         retry_reads: Switch = "false",
+        /// What servers are to forget while they cannot be reached is [kept on disk](#what-servers-are-to-forget): a
+        /// section with `directory`, `max`, `overwrites`, `hold` and `ttl`.
+        spool: SpoolText = none,
         /// Longest CLIENT PAUSE of the pool's clients, in milliseconds. Longer pauses are refused.
         /// Redis pools only.
         client_pause_max: Number<0, 2147483647> = "60000",

@@ -30,6 +30,7 @@ mod sentinel;
 mod share;
 mod slip;
 pub mod snapshot;
+mod spool;
 mod tree;
 mod value;
 

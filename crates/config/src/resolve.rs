@@ -26,6 +26,7 @@ use crate::sentinel;
 use crate::snapshot::{
     CasUniques, Global, Limits, Listen, Memcached, OnFailure, Pool, Protocol, Snapshot, Wire,
 };
+use crate::spool;
 use crate::value::{
     CredentialList, FilePath, Memory, RoundSize, SizeText, StatsListen, WORKERS_MAX, Workers,
 };
@@ -471,9 +472,11 @@ fn resolve_section(
         route: None,
         hedge: section.hedge.as_ref().map(|hedge| hedge.value.0),
         retry_reads: section.retry_reads.value.0,
+        spool: section.spool.as_ref().map(|spool| spool.value.0.clone()),
     };
     replica_reads::warn_without_replicas(&pool, section, report);
     hedge::warn_without_choice(&pool, section, report);
+    spool::check(&pool, section, report);
     if pool.fail_open_percent < 100 && !pool.auto_eject_hosts {
         let complaint = Complaint::new("\"fail_open\" has no effect".to_owned());
         report.warning(

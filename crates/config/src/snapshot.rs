@@ -229,6 +229,24 @@ pub struct Pool {
     /// Reads are sent again whose server fails.
     #[serde(default)]
     pub retry_reads: bool,
+    /// What servers are to forget is kept while they cannot be reached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spool: Option<Spool>,
+}
+
+/// Where it is kept what servers are to forget.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spool {
+    pub directory: PathBuf,
+    /// Bytes, over all workers.
+    pub max: u64,
+    /// A failed write of a whole value counts as well.
+    pub overwrites: bool,
+    /// How long a server that is back is kept from reads at most.
+    pub hold_ms: u64,
+    /// What is older need not be forgotten.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_ms: Option<u64>,
 }
 
 /// The Sentinels of a pool, and the groups of servers whose primaries they name.

@@ -81,6 +81,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         replica_reads: Default::default(),
         route: None,
         hedge: None,
+        spool: None,
         retry_reads: false,
     }
 }

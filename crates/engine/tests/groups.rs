@@ -117,6 +117,67 @@ fn servers_that_are_down_are_passed_over() {
 }
 
 #[test]
+fn a_server_that_came_back_gets_its_share_of_reads_bit_by_bit() {
+    for (reads, fair) in [("any", 40), ("prefer_replica", 60)] {
+        let (mut world, client, lanes) = connected(reads);
+        assert_eq!(
+            readers(&mut world, client, &lanes, 120).iter().filter(|at| **at == 2).count(),
+            fair
+        );
+        world.close(lanes[2], CloseReason::Reset);
+        world.wait_ms(1000);
+        world.refuse(2);
+        let others = [lanes[0], lanes[1], lanes[3]];
+        assert_eq!(readers(&mut world, client, &others, 60).len(), 60);
+        world.wait_ms(1000);
+        let back = world.accept(2);
+        if world.received(back).starts_with(b"*1") {
+            world.send(back, "+PONG\r\n");
+        }
+        let lanes = [lanes[0], lanes[1], back, lanes[3]];
+        let mut before = 0;
+        for step in 0..5 {
+            let got = readers(&mut world, client, &lanes, 120);
+            let got = got.iter().filter(|at| **at == 2).count();
+            match step {
+                0 => assert!((1..=fair / 5).contains(&got), "{reads}: {got} at first"),
+                4 => assert_eq!(got, fair, "{reads}: all of its share"),
+                _ => assert!(
+                    got > before && got < fair,
+                    "{reads}: {got} after {before} in step {step}"
+                ),
+            }
+            before = got;
+            world.wait_ms(100);
+        }
+        // If nobody else can answer it gets all at once.
+        world.close(lanes[2], CloseReason::Reset);
+        world.assert_idle();
+    }
+}
+
+#[test]
+fn who_alone_can_answer_gets_all_at_once() {
+    let group = snapshot(
+        "pools:\n  p:\n    listen: 127.0.0.1:6000\n    redis: true\n    preconnect: true\n\
+         \x20   reads: replica\n    servers:\n\
+         \x20   - {name: s1, primary: 127.0.0.1:7001, replicas: [127.0.0.1:7002]}\n",
+    );
+    let (mut world, client, [_, replica]) = World::with_client(&group);
+    world.close(replica, CloseReason::Reset);
+    world.wait_ms(1000);
+    world.refuse(1);
+    world.wait_ms(1000);
+    let back = world.accept(1);
+    if world.received(back).starts_with(b"*1") {
+        world.send(back, "+PONG\r\n");
+    }
+    for _ in 0..20 {
+        assert_eq!(asks(&mut world, client, &[back], &redis("GET a")), 0);
+    }
+}
+
+#[test]
 fn one_server_answers_for_all_keys_of_a_group() {
     let (mut world, client, lanes) = connected("any");
     let [grouped, alone] = keys();

@@ -3,7 +3,7 @@
 mod world;
 
 use cashew_engine::{Action, BackendId, CloseReason, ConnId, Plan};
-use cashew_metrics::{PoolCounter, ServerGauge};
+use cashew_metrics::{PoolCounter, ServerCounter, ServerGauge};
 use world::{World, all, pool, redis};
 
 const OPTIONS: &str = "redis: true\ntimeout: 4000\npreconnect: true";
@@ -96,6 +96,53 @@ fn nobody_waits_for_ever() {
     world.send(holder, redis("UNWATCH"));
     world.send(lane, "+OK\r\n");
     world.expect(lane, all(&["UNWATCH", "WATCH a"]));
+}
+
+#[test]
+fn eight_connections_are_made_at_once_and_the_others_wait_for_these() {
+    let (mut world, _) = few::<1>(100);
+    let paced = |world: &World| {
+        world.metrics.server_counter(world.metrics.server(0, 0), ServerCounter::ConnectsPaced)
+    };
+    let clients: Vec<ConnId> = (0..20).map(|_| world.client()).collect();
+    for &client in &clients {
+        world.send(client, redis("BLPOP l 0"));
+    }
+    assert_eq!((gauge(&world, ServerGauge::Sessions), gauge(&world, ServerGauge::InLine)), (8, 12));
+    assert!(paced(&world) > 0);
+    let mut lanes = Vec::new();
+    for made in 1..=20 {
+        assert!(world.connects_to(0), "{made}");
+        lanes.push(world.accept(0));
+        assert_eq!(gauge(&world, ServerGauge::Sessions), (8 + made).min(20));
+    }
+    assert!(!world.connects_to(0));
+    for lane in lanes {
+        world.expect(lane, all(&["CLIENT ID", "BLPOP l 0"]));
+        world.send(lane, ":1\r\n*-1\r\n");
+    }
+    for &client in &clients {
+        world.expect(client, "*-1\r\n");
+    }
+    world.assert_idle();
+}
+
+#[test]
+fn who_waits_for_a_connection_that_fails_is_told_so() {
+    let (mut world, _) = few::<1>(100);
+    let clients: Vec<ConnId> = (0..20).map(|_| world.client()).collect();
+    for &client in &clients {
+        world.send(client, redis("BLPOP l 0"));
+    }
+    for _ in 0..20 {
+        if world.connects_to(0) {
+            world.refuse(0);
+        }
+    }
+    for &client in &clients {
+        world.expect(client, "-ERR Connection refused\r\n");
+    }
+    assert_eq!((gauge(&world, ServerGauge::Sessions), gauge(&world, ServerGauge::InLine)), (0, 0));
 }
 
 #[test]

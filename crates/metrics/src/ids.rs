@@ -92,6 +92,10 @@ stats! {
             "Times a route asked the next pool since one had failed";
         RouteRefused => "route_refused", "cashew_route_refused_total",
             "Requests that a route's limit or outstanding did not let through";
+        RegionCopies => "region_copies", "cashew_region_copies_total",
+            "Writes that were sent on from one region to another";
+        RegionForgets => "region_forgets", "cashew_region_forgets_total",
+            "Keys that another region was told to forget, as it may have had them otherwise";
         ShadowSent => "shadow_sent", "cashew_shadow_sent_total",
             "Requests that a route sent to a shadow";
         ShadowDiffers => "shadow_differs", "cashew_shadow_differs_total",
@@ -140,6 +144,12 @@ stats! {
             "Server connections closed because a reply did not match its request";
         ConnectErrors => "connect_errors", "cashew_server_connect_errors_total",
             "Failed attempts to connect to the server";
+        ConnectsPaced => "connects_paced", "cashew_server_connects_paced_total",
+            "Clients that waited for a connection to the server since several were being made";
+        Spooled => "spooled", "cashew_server_spooled_total",
+            "Keys that the server could not be told to forget, and that were put on disk";
+        SpoolRefused => "spool_refused", "cashew_server_spool_refused_total",
+            "Keys that could not be put there, since it was full";
         WritesMissed => "writes_missed", "cashew_server_writes_missed_total",
             "Writes to its group that the server did not get or confirm, while another did";
         Invalidated => "invalidated", "cashew_server_invalidated_total",

@@ -125,7 +125,7 @@ impl Overlaps<'_> {
     }
 }
 
-fn place_of(key: &[u8]) -> usize {
+pub(crate) fn place_of(key: &[u8]) -> usize {
     const PRIME: u64 = 0x0000_0100_0000_01b3;
     let fnv = key.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(PRIME)

@@ -23,7 +23,7 @@ use crate::layout::{
 };
 use crate::mapping::{Mapping, View};
 use crate::overlaps::Overlaps;
-use crate::server_state::{LastError, ServerState, SharedState};
+use crate::server_state::{LastError, ServerState, SharedState, SpoolState};
 use crate::{Histogram, Writer};
 
 /// Segments behind those of the slots.
@@ -273,6 +273,38 @@ impl Segments {
     /// What last went wrong with a server.
     pub fn last_error(&self, server: ServerId) -> Option<LastError> {
         self.shared_state(server).last_error()
+    }
+
+    /// What a server is to forget.
+    pub fn spool(&self, server: ServerId) -> SpoolState {
+        self.shared_state(server).spool()
+    }
+
+    /// Something was noted that a server is to forget.
+    pub fn note_spooled(&self, server: ServerId, now_us: u64) {
+        self.shared_state(server).note_spooled(now_us);
+    }
+
+    /// When something was last noted that a server is to forget, in microseconds of the monotonic clock; 0 if
+    /// never.
+    pub fn spooled_us(&self, server: ServerId) -> u64 {
+        self.shared_state(server).spooled_us()
+    }
+
+    /// A server has forgotten all that was noted up to then. For whoever tells servers only.
+    pub fn set_forgotten(&self, server: ServerId, up_to_us: u64) {
+        self.shared_state(server).set_forgotten(up_to_us);
+    }
+
+    /// How many keys a server has yet to be told to forget, and since when the first of them waits, in seconds
+    /// since 1970. For whoever tells servers only.
+    pub fn set_spool(&self, server: ServerId, depth: u64, oldest_at: u64) {
+        self.shared_state(server).set_spool(depth, oldest_at);
+    }
+
+    /// A server has been told to forget so many keys.
+    pub fn add_replayed(&self, server: ServerId, count: u64) {
+        self.shared_state(server).add_replayed(count);
     }
 
     pub(crate) fn shared_state(&self, server: ServerId) -> SharedState<'_> {

@@ -5,11 +5,11 @@
 
 use std::sync::atomic::{
     AtomicU64,
-    Ordering::{AcqRel, Relaxed},
+    Ordering::{AcqRel, Acquire, Relaxed},
 };
 
 /// Words of each server that all workers write.
-pub(crate) const WORDS: usize = 4;
+pub(crate) const WORDS: usize = 9;
 
 mod word {
     pub(super) const STATE: usize = 0;
@@ -19,6 +19,15 @@ mod word {
     pub(super) const FAILED: usize = 2;
     /// When a worker last took it on itself to check the server.
     pub(super) const CHECKED: usize = 3;
+    /// When something was last noted that it is to forget, in microseconds.
+    pub(super) const SPOOLED: usize = 4;
+    /// All that was noted up to then it has forgotten.
+    pub(super) const FORGOTTEN: usize = 5;
+    /// Keys that it has yet to be told to forget, and since when the first of them waits, in seconds since 1970.
+    pub(super) const SPOOL_DEPTH: usize = 6;
+    pub(super) const SPOOL_OLDEST: usize = 7;
+    /// Keys that it has been told to forget.
+    pub(super) const REPLAYED: usize = 8;
 }
 
 const TIME_SHIFT: u32 = 16;
@@ -137,6 +146,19 @@ pub struct ServerState {
     pub since_ms: u64,
 }
 
+/// What a server is to forget that could not be told so: see the option `spool`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SpoolState {
+    /// Keys.
+    pub depth: u64,
+    /// Since when the first of them waits, in seconds since 1970; 0 if none does.
+    pub oldest_at: u64,
+    /// Keys that it has been told to forget so far.
+    pub replayed: u64,
+    /// It is to answer no reads.
+    pub is_held: bool,
+}
+
 /// What last went wrong, however the server is now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastError {
@@ -251,6 +273,45 @@ impl SharedState<'_> {
         // Most of the time it is not: no need to write.
         let before = checked.load(Relaxed);
         is_due(&before) && checked.compare_exchange(before, now_us.max(1), Relaxed, Relaxed).is_ok()
+    }
+
+    /// Something was noted that it is to forget.
+    pub(crate) fn note_spooled(&self, now_us: u64) {
+        self.0[word::SPOOLED].fetch_max(now_us.max(1), AcqRel);
+    }
+
+    /// When that was last; 0 if never.
+    pub(crate) fn spooled_us(&self) -> u64 {
+        self.0[word::SPOOLED].load(Acquire)
+    }
+
+    /// Whether there is something that it has not forgotten.
+    #[inline]
+    pub(crate) fn is_held(&self) -> bool {
+        self.0[word::SPOOLED].load(Acquire) > self.0[word::FORGOTTEN].load(Acquire)
+    }
+
+    /// It has forgotten all that was noted up to then.
+    pub(crate) fn set_forgotten(&self, up_to_us: u64) {
+        self.0[word::FORGOTTEN].fetch_max(up_to_us, AcqRel);
+    }
+
+    pub(crate) fn set_spool(&self, depth: u64, oldest_at: u64) {
+        self.0[word::SPOOL_DEPTH].store(depth, Relaxed);
+        self.0[word::SPOOL_OLDEST].store(oldest_at, Relaxed);
+    }
+
+    pub(crate) fn add_replayed(&self, count: u64) {
+        self.0[word::REPLAYED].fetch_add(count, Relaxed);
+    }
+
+    pub(crate) fn spool(&self) -> SpoolState {
+        SpoolState {
+            depth: self.0[word::SPOOL_DEPTH].load(Relaxed),
+            oldest_at: self.0[word::SPOOL_OLDEST].load(Relaxed),
+            replayed: self.0[word::REPLAYED].load(Relaxed),
+            is_held: self.is_held(),
+        }
     }
 
     /// Takes over what another epoch knows, unless this one knows better.
@@ -433,6 +494,25 @@ mod tests {
         old.note(Evidence::Failed(Cause::Closed), 7_000_000);
         new.carry(&old);
         assert_eq!((new.get().health, new.get().since_ms), (Health::Suspect, 7000));
+    }
+
+    #[test]
+    fn a_server_is_held_until_it_has_forgotten_the_newest() {
+        let words = words();
+        let state = SharedState(&words);
+        assert!(!state.is_held());
+        state.note_spooled(5);
+        state.note_spooled(3);
+        assert!(state.is_held());
+        state.set_forgotten(state.spooled_us());
+        assert!(!state.is_held());
+        state.note_spooled(6);
+        state.set_forgotten(5);
+        assert!(state.is_held(), "one has come meanwhile");
+        state.set_spool(7, 1000);
+        state.add_replayed(2);
+        let expected = SpoolState { depth: 7, oldest_at: 1000, replayed: 2, is_held: true };
+        assert_eq!(state.spool(), expected);
     }
 
     #[test]

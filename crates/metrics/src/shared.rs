@@ -15,6 +15,7 @@ use rustix::fs::{
 };
 
 use crate::mapping::Mapping;
+use crate::passages::Passages;
 
 /// Quota numbers are below this.
 pub const QUOTAS_MAX: u32 = 4096;
@@ -55,7 +56,10 @@ mod word {
     pub(super) const RELOAD_IS_OK: usize = RELOADS_VERSION + 4;
     pub(super) const FAILURE_BYTES: usize = RELOADS_VERSION + 5;
     pub(super) const FAILURE: usize = RELOADS_VERSION + 6;
-    pub(super) const COUNT: usize = FAILURE + super::FAILURE_MAX / 8;
+    /// Up to here it was in versions without regions.
+    pub(super) const COUNT_MIN: usize = FAILURE + super::FAILURE_MAX / 8;
+    pub(super) const PASSAGES: usize = COUNT_MIN.next_multiple_of(512);
+    pub(super) const COUNT: usize = PASSAGES + crate::passages::WORDS;
 }
 
 /// For how long the clients of a pool are paused.
@@ -122,13 +126,14 @@ impl Shared {
 
     /// Opens what [`create`](Self::create) made, and refuses everything else.
     pub fn open(fd: impl AsFd) -> io::Result<Self> {
-        if (fstat(&fd)?.st_size as u64) < word::COUNT as u64 * 8 {
+        let words = usize::try_from(fstat(&fd)?.st_size).unwrap_or(0) / 8;
+        if words < word::COUNT_MIN {
             return Err(invalid("what all workers share is cut short"));
         }
         if !fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK) {
             return Err(invalid("what all workers share is not sealed against shrinking"));
         }
-        let mapping = Mapping::shared(fd.as_fd(), word::COUNT)?;
+        let mapping = Mapping::shared(fd.as_fd(), words.min(word::COUNT))?;
         if mapping.words()[word::MAGIC].load(Relaxed) != MAGIC {
             return Err(invalid("what all workers share is of another version of cashew"));
         }
@@ -143,6 +148,11 @@ impl Shared {
     fn initialized(mapping: Mapping) -> Self {
         mapping.words()[word::MAGIC].store(MAGIC, Relaxed);
         Self { mapping: Arc::new(mapping) }
+    }
+
+    /// The writes that are under way to several regions. None in memory that an older version made.
+    pub fn passages(&self) -> Passages {
+        Passages::new(&self.mapping, word::PASSAGES)
     }
 
     /// An id that no other client ever has; the first is 1.

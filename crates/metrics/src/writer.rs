@@ -117,6 +117,19 @@ impl Writer {
         self.segments.last_error(server)
     }
 
+    /// Something was noted that the server is to forget.
+    pub fn note_spooled(&self, server: ServerId, now_us: u64) {
+        if server != self.void_server() {
+            self.segments.note_spooled(server, now_us);
+        }
+    }
+
+    /// Whether the server has yet to forget something.
+    #[inline]
+    pub fn is_held(&self, server: ServerId) -> bool {
+        self.segments.shared_state(server).is_held()
+    }
+
     pub fn server_state(&self, server: ServerId) -> ServerState {
         self.segments.server_state(server)
     }

@@ -755,6 +755,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         replica_reads: Default::default(),
         route: None,
         hedge: None,
+        spool: None,
         retry_reads: false,
     }
 }

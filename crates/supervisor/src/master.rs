@@ -209,6 +209,8 @@ impl Master {
         let rings = Rings::new(RingConfig::of(&snapshot));
         let (metrics, segments) = Segments::create(&Layout::new(&snapshot))
             .step("make the shared memory of the metrics")?;
+        // Before anybody serves.
+        cashew_spool::mark_leftovers(&cashew_spool::targets(&snapshot, &[], &segments), &segments);
         let metrics = (Rc::new(metrics), Rc::new(segments));
         let watchdog = Watchdog::new(snapshot.global.worker_heartbeat_timeout_ms, now);
         let last_epoch = snapshot.epoch;

@@ -140,6 +140,8 @@ pub struct ServerStatus {
     pub last_error_at: Option<u64>,
     /// Writes to its group that it did not get or confirm, while another did.
     pub writes_missed: u64,
+    /// Keys that it has yet to be told to forget.
+    pub to_forget: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

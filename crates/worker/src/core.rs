@@ -175,6 +175,21 @@ impl Core {
         }
     }
 
+    /// Begins to write down what servers are to forget, if that is asked for.
+    pub(crate) fn keep_spool(&mut self) {
+        let is_wanted = self.snapshot.pools.iter().any(|pool| pool.spool.is_some());
+        if !is_wanted || self.engine.has_spool() {
+            return;
+        }
+        let (queue, incoming) = cashew_spool::channel(cashew_spool::QUEUE_MAX);
+        let workers = self.snapshot.global.worker_processes;
+        let thread = std::thread::Builder::new().name("spool".to_owned());
+        match thread.spawn(move || cashew_spool::write(incoming, workers)) {
+            Ok(_) => self.engine.set_spool(queue),
+            Err(error) => tracing::error!("nothing is written to the spool: {error}"),
+        }
+    }
+
     /// Reserves as many files as the current servers may need.
     pub(crate) fn reserve_files(&mut self) {
         self.files = OpenFiles {

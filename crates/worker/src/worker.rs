@@ -144,6 +144,7 @@ impl<D: Driver> Worker<D> {
             now,
         });
         let noise = RandomState::new();
+        engine.set_passages(shared.passages());
         engine.set_secret([noise.hash_one(0), noise.hash_one(1)]);
         let mut pools = BTreeMap::new();
         for (listener, pool, socket) in listeners {
@@ -180,6 +181,7 @@ impl<D: Driver> Worker<D> {
             unacknowledged: Vec::new(),
         };
         core.set_snapshot(snapshot);
+        core.keep_spool();
         core.reserve_files();
         if rank == 0 {
             core.check_files();
@@ -394,8 +396,11 @@ impl<D: Driver> Worker<D> {
         match action {
             Action::Connect { conn, backend, server } => self.connect(conn, backend, server),
             Action::Close { conn } => {
-                let conn = Token(conn.token());
+                let (is_lane, conn) = (conn.is_lane(), Token(conn.token()));
                 self.core.forget(conn);
+                if is_lane {
+                    self.driver.give_up(conn);
+                }
                 self.driver.close(conn);
             }
             Action::PauseRead { conn } => self.driver.pause(Token(conn.token())),
@@ -630,7 +635,8 @@ impl<D: Driver> Worker<D> {
             return self.core.engine.is_drained() || now >= deadline;
         }
         self.retiring.as_ref().is_some_and(|retiring| {
-            let has_left = self.core.engine.clients() == 0 && self.outbox.is_empty();
+            let engine = &self.core.engine;
+            let has_left = engine.clients() == 0 && engine.owes_nothing() && self.outbox.is_empty();
             now >= retiring.until || (has_left && self.arrivals.is_empty())
         })
     }

@@ -8,8 +8,8 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 use super::keys::{self, KEYS_MAX};
 use super::sections::{
     ArmSection, Branches, FailoverSection, FastestSection, KeySplitSection, KeysSection,
-    LimitSection, MigrateSection, Miss, OperationSection, OutstandingSection, ShadowSection,
-    WarmUpSection,
+    LimitSection, MigrateSection, Miss, OperationSection, OutstandingSection, RegionsSection,
+    ShadowSection, WarmUpSection,
 };
 use super::{Branch, Reach};
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
@@ -17,7 +17,7 @@ use crate::resolve::Context;
 use crate::section::{self, Section};
 use crate::snapshot::{FailoverOn, PrefixArm, Protocol, Route};
 use crate::tree::{Kind, Node};
-use crate::value::Value;
+use crate::value::{Text, Value};
 
 /// Most nodes from the root of a route to a leaf, both included.
 const DEPTH_MAX: usize = 16;
@@ -34,7 +34,7 @@ const NAMES_SHOWN_MAX: usize = 12;
 /// Longest key of memcached.
 const MEMCACHED_KEY_MAX: usize = 250;
 
-const KINDS: [&str; 16] = [
+const KINDS: [&str; 17] = [
     "prefix",
     "keys",
     "operation",
@@ -51,6 +51,7 @@ const KINDS: [&str; 16] = [
     "key_split",
     "limit",
     "outstanding",
+    "regions",
 ];
 
 type Entries = [(At<String>, Node)];
@@ -318,8 +319,59 @@ impl<'a, 'f, 'r> Reader<'a, 'f, 'r> {
                 let to = self.branch(&section.to, below)?;
                 Some(Route::Outstanding { to: to.into(), max: section.max?.value.0 as u32 })
             }
+            "regions" => self.regions(kind, entries, below),
             _ => unreachable!("every kind is one of those"),
         }
+    }
+
+    fn regions(&mut self, kind: &At<String>, entries: &Entries, depth: usize) -> Option<Route> {
+        let section: RegionsSection = self.of_value(kind, entries)?;
+        let (regions, here) = (section.to?.value.0, section.here?);
+        let names: Vec<&str> = regions.iter().map(|(name, _)| name.value.as_str()).collect();
+        let mut is_good = true;
+        let mut place = |region: &At<Text>, option: &str, reader: &mut Self| {
+            let at = names.iter().position(|name| *name == region.value.0);
+            if at.is_none() {
+                let message = format!("\"{option}\" is no region: \"{}\"", region.value.0);
+                let hint = format!("there are {}", names.join(", "));
+                reader.error(region.pos, Complaint::new(message).hint(hint));
+                is_good = false;
+            }
+            at.unwrap_or(0) as u32
+        };
+        let own = place(&here, "here", self);
+        let primary = section.primary.as_ref().map_or(own, |it| place(it, "primary", self));
+        let reads = section.reads.as_ref().map_or(own, |it| place(it, "reads", self));
+        let mut to = Vec::new();
+        for (at, (name, node)) in (0..).zip(&regions) {
+            let Some(route) = self.node(node, depth) else {
+                is_good = false;
+                continue;
+            };
+            let is_kept =
+                |pool: &&str| self.reach.pools.get(*pool).is_some_and(|pool| pool.spool.is_some());
+            let unkept = match &route {
+                Route::Pool(pool) => Some(pool.as_str()).filter(|pool| !is_kept(pool)),
+                _ => None,
+            };
+            if !matches!(route, Route::Pool(_)) && at != primary {
+                let complaint = Complaint::new("a region that is not the primary one is a pool");
+                self.error(node.pos, complaint.hint("expected a pool's name"));
+                is_good = false;
+            } else if at != primary
+                && let Some(pool) = unkept
+            {
+                let message =
+                    format!("pool \"{pool}\" of region \"{}\" has no \"spool\"", name.value);
+                let hint =
+                    "what cannot be sent to a region is deleted there later, and kept until then";
+                self.error(node.pos, Complaint::new(message).hint(hint));
+                is_good = false;
+            }
+            to.push((name.value.clone(), route));
+        }
+        let outstanding_max = section.outstanding.value.0 as u32;
+        is_good.then_some(Route::Regions { to, primary, reads, outstanding_max })
     }
 
     /// The options of a node, its kind among them.
@@ -775,6 +827,7 @@ pub(crate) fn schema(generator: &mut SchemaGenerator) -> Schema {
         ("key_split", section::schema::<KeySplitSection>(generator)),
         ("limit", section::schema::<LimitSection>(generator)),
         ("outstanding", section::schema::<OutstandingSection>(generator)),
+        ("regions", section::schema::<RegionsSection>(generator)),
     ] {
         kinds.push(with(kind, value));
     }

@@ -149,6 +149,23 @@ section! {
     }
 }
 
+section! {
+    /// Writes go to one region, and from there to the others.
+    RegionsSection {
+        /// The regions by their names, and where the keys of each are.
+        to: Regions = required,
+        /// The region of this gateway.
+        here: Text = required,
+        /// The region that writes go to first: this one's unless it is set.
+        primary: Text = none,
+        /// Which region answers reads: this one's unless it is set.
+        reads: Text = none,
+        /// Writes that may be on their way to the other regions from one worker; what is beyond that they are
+        /// told to forget.
+        outstanding: Number<1, 1048576> = "10000",
+    }
+}
+
 /// Whether a section is about a node.
 pub(crate) fn is_of_node(section: &str) -> bool {
     [
@@ -163,6 +180,7 @@ pub(crate) fn is_of_node(section: &str) -> bool {
         KeySplitSection::NAME,
         LimitSection::NAME,
         OutstandingSection::NAME,
+        RegionsSection::NAME,
     ]
     .contains(&section)
 }
@@ -236,6 +254,46 @@ impl Value for Table {
         }
     }
 }
+
+/// Regions by their names.
+#[derive(Debug)]
+pub(super) struct Regions(pub(super) Vec<(At<String>, Node)>);
+
+impl Value for Regions {
+    fn parse(_: &str) -> Result<Self, Complaint> {
+        Err(Complaint::new("\"to\" takes a section of regions")
+            .hint("for example {eu: pool_eu, us: pool_us}"))
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "type": "object", "minProperties": 2, "additionalProperties": Branch::schema() })
+    }
+
+    fn describe() -> String {
+        "a section of regions".to_owned()
+    }
+
+    fn read(_: &str, node: &Node, report: &mut Report<'_>) -> Option<Self> {
+        match &node.kind {
+            Kind::Section(entries) if (2..=REGIONS_MAX).contains(&entries.len()) => {
+                Some(Self(entries.clone()))
+            }
+            Kind::Section(entries) => {
+                let message = format!("there are {} regions", entries.len());
+                let complaint =
+                    Complaint::new(message).hint(format!("expected 2 to {REGIONS_MAX}"));
+                report.error(node.pos, complaint);
+                None
+            }
+            Kind::Empty | Kind::Scalar { .. } | Kind::List(_) => {
+                Self::parse("").map_err(|complaint| report.error(node.pos, complaint)).ok()
+            }
+        }
+    }
+}
+
+/// Most regions of a node.
+const REGIONS_MAX: usize = 16;
 
 const FAILURES: [&str; 3] = ["refused", "timeout", "error"];
 

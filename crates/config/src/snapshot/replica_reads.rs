@@ -44,9 +44,11 @@ pub enum ReadYourWrites {
 }
 
 impl Snapshot {
-    /// Whether there is something for discovery: Sentinels, or replicas.
+    /// Whether there is something for discovery: Sentinels, replicas, or servers that are told later what to
+    /// forget.
     pub fn needs_discovery(&self) -> bool {
-        self.has_sentinels() || self.pools.iter().any(Pool::has_replicas)
+        let has_spool = self.pools.iter().any(|pool| pool.spool.is_some());
+        has_spool || self.has_sentinels() || self.pools.iter().any(Pool::has_replicas)
     }
 }
 

@@ -86,6 +86,17 @@ pub enum Route {
     Limit { to: Box<Self>, per_second: u32, burst: u32 },
     /// Beyond so many requests on their way from one worker there is an error.
     Outstanding { to: Box<Self>, max: u32 },
+    /// Writes go to one region first, and when that has done them to the others, whom nobody waits for.
+    Regions {
+        /// By their names. All but the primary are pools that keep what they are to forget.
+        to: Vec<(String, Self)>,
+        /// Who gets writes first, by its place.
+        primary: u32,
+        /// Who answers reads, by its place.
+        reads: u32,
+        /// Writes that may be on their way to the others from one worker. What is beyond that is removed there.
+        outstanding_max: u32,
+    },
 }
 
 /// Keys that begin alike.
@@ -140,6 +151,7 @@ impl Route {
             Self::KeySplit { to, .. } | Self::Limit { to, .. } | Self::Outstanding { to, .. } => {
                 vec![to]
             }
+            Self::Regions { to, .. } => to.iter().map(|(_, route)| route).collect(),
         }
     }
 

@@ -203,6 +203,17 @@ impl Route {
                 }
             },
             Self::Limit { to, .. } | Self::Outstanding { to, .. } => (String::new(), one(to)),
+            Self::Regions { to, reads, .. } if is_read => {
+                let (name, route) = &to[*reads as usize];
+                (format!("reads go to region {name}"), one(route))
+            }
+            Self::Regions { to, primary, .. } => {
+                let (name, first) = &to[*primary as usize];
+                let mut children = one(first);
+                let others = (0..).zip(to).filter(|(at, _)| at != primary);
+                children.extend(others.map(|(_, (_, route))| child(Aside, route)));
+                (format!("region {name}, and then the others"), children)
+            }
         };
         Visit { route: self, role, key: key.to_vec(), why, children }
     }
@@ -243,6 +254,14 @@ impl Route {
                 format!("limit, rate {per_second}, burst {burst}")
             }
             Self::Outstanding { max, .. } => format!("outstanding, max {max}"),
+            Self::Regions { to, primary, reads, outstanding_max } => {
+                let name = |at: &u32| &to[*at as usize].0;
+                format!(
+                    "regions, primary {}, reads {}, outstanding {outstanding_max}",
+                    name(primary),
+                    name(reads)
+                )
+            }
         }
     }
 
@@ -267,6 +286,7 @@ impl Route {
             Self::WarmUp { .. } => named(&["cold", "warm"]),
             Self::Shadow { .. } => named(&["to", "shadow"]),
             Self::Migrate { .. } => named(&["from", "to"]),
+            Self::Regions { to, .. } => format!("{}: ", to[child].0),
             _ => String::new(),
         }
     }

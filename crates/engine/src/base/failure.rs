@@ -84,6 +84,8 @@ pub enum Failure {
     Held,
     /// Its client sent too little of it.
     TooSlow,
+    /// The server is back, and has yet to forget keys that it could not be told to.
+    Forgetting,
 }
 
 impl Failure {
@@ -127,6 +129,7 @@ impl Failure {
                 "Large request was given up, since it came more slowly than transfer_rate_min or \
                  transfer_stall_timeout allow"
             }
+            Self::Forgetting => "Server is back and is being told what to forget",
             Self::Removed => "Server was removed from the configuration",
             Self::Replaced => "Server was replaced by another",
         }
@@ -287,7 +290,8 @@ impl From<Failure> for Cause {
             | Failure::Replaced
             | Failure::Unused
             | Failure::Held
-            | Failure::TooSlow => Self::None,
+            | Failure::TooSlow
+            | Failure::Forgetting => Self::None,
         }
     }
 }

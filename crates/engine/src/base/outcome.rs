@@ -150,7 +150,8 @@ impl Outcome {
             | Failure::Replaced
             | Failure::Unused
             | Failure::Held
-            | Failure::TooSlow => Sign::None,
+            | Failure::TooSlow
+            | Failure::Forgetting => Sign::None,
         };
         let execution = if is_written { Execution::Unknown } else { Execution::No };
         Self { execution, sign }

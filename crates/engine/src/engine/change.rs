@@ -900,7 +900,10 @@ impl Engine {
     fn standpoints_before(&self, steps: &[Step], places: &Places) -> Vec<(ClientId, BackendId)> {
         let mut preparing = steps.iter().filter_map(Step::preparing).map(PoolId::listener);
         let has_routes = self.listeners.iter().any(|listener| listener.route.is_some())
-            || preparing.any(|listener| self.listeners[listener].config.route.is_some());
+            || preparing.any(|listener| {
+                let config = &self.listeners[listener].config;
+                config.route.is_some() || config.spool.is_some()
+            });
         if !has_routes {
             return Vec::new();
         }
@@ -915,13 +918,21 @@ impl Engine {
             // Those in use come first.
             named.entry(backend.config.name.clone()).or_insert(id);
         }
-        let number = |pool: &str| named.get(pool).copied().unwrap_or(BackendId::NONE);
+        let backends = &self.backends;
+        let leaf = |pool: &str| {
+            let backend = named.get(pool).copied().unwrap_or(BackendId::NONE);
+            let spool = backends.get(backend).and_then(|backend| backend.spool.as_ref());
+            (backend, spool.map(|spool| spool.overwrites))
+        };
         for listener in &mut self.listeners {
-            let Some(route) = &listener.config.route else {
+            // What a pool could not delete is kept by a node.
+            let own = listener.config.spool.as_ref();
+            let own = own.map(|_| snapshot::Route::Pool(listener.config.name.clone()));
+            let Some(route) = listener.config.route.as_ref().or(own.as_ref()) else {
                 listener.route = None;
                 continue;
             };
-            let tree = Tree::new(route, &number);
+            let tree = Tree::new(route, &leaf);
             if tree.home() != BackendId::NONE {
                 listener.backend = tree.home();
             }

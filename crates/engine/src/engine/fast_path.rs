@@ -368,6 +368,10 @@ impl Engine {
             let Some(server) = chosen else {
                 break;
             };
+            // All listeners of a pool with a spool have a route.
+            if R::ROUTED && backend.has_to_forget(server, &self.metrics) {
+                break;
+            }
             let lane_index = backend.servers[server].lane(client.variant, client.lane_choice);
             let lane = &mut self.lanes[lane_index];
             let is_ready = matches!(lane.link, Link::Ready { .. });

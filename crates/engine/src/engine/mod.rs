@@ -13,8 +13,9 @@ use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
 
 use cashew_config::snapshot::{self, Protocol};
-use cashew_metrics::{PoolCounter, PoolGauge, Writer};
+use cashew_metrics::{Passages, PoolCounter, PoolGauge, Writer};
 use cashew_protocol::{Span, memcached, resp};
+use cashew_spool::Queue;
 
 use crate::base::action::Action;
 use crate::base::buffer::{BufPool, LARGE, Output};
@@ -53,6 +54,7 @@ use crate::upstream::hedge::Hedge;
 use crate::upstream::inspect::LaneState;
 use crate::upstream::lane::Lane;
 use crate::upstream::replica_reads::WriteMarks;
+use crate::upstream::spool::Spooling;
 
 /// How often memory that a peak left behind is given back.
 const HOUSEKEEPING_MS: u64 = 1000;
@@ -101,6 +103,10 @@ pub struct Engine {
     /// Which of the workers this is; the first counts what all do.
     pub(crate) rank: u32,
     pub(crate) workers: u32,
+    /// Where it is kept what servers are to forget.
+    pub(crate) spooling: Spooling,
+    /// Writes to several regions that are under way, over all workers.
+    pub(crate) passages: Passages,
     pub(crate) epoch: u64,
     pub(crate) metrics: Writer,
     /// First those of the epoch in use, in its order, then others: see [`crate::base::standing::Standing`].
@@ -219,6 +225,8 @@ impl Engine {
             slot,
             rank: 0,
             workers: 1,
+            spooling: Spooling::default(),
+            passages: Passages::default(),
             epoch: 0,
             metrics,
             listeners: Table::new(),
@@ -469,6 +477,20 @@ impl Engine {
         }
     }
 
+    /// Writes to several regions are counted there. Without it each one counts as crossed.
+    pub fn set_passages(&mut self, passages: Passages) {
+        self.passages = passages;
+    }
+
+    /// What servers could not be told to forget goes there from now on. Without it nothing is kept.
+    pub fn set_spool(&mut self, queue: Queue) {
+        self.spooling.queue = Some(queue);
+    }
+
+    pub fn has_spool(&self) -> bool {
+        self.spooling.queue.is_some()
+    }
+
     /// Time has passed: whatever is due happens.
     pub fn handle_timeout(&mut self, now: Time) {
         self.now = now;
@@ -494,6 +516,10 @@ impl Engine {
                 Timer::Monitors => self.release_lines(),
                 Timer::ClientPause => self.end_client_pauses(),
                 Timer::Invalidations => self.maintain_invalidations(),
+                Timer::Spool => {
+                    let Self { spooling, backends, metrics, timers, .. } = self;
+                    spooling.maintain(backends, metrics, now, timers);
+                }
                 Timer::Slowed { client, generation } => {
                     self.end_slow_down(client, generation, at);
                 }
@@ -555,6 +581,7 @@ impl Engine {
                 | Timer::Monitors
                 | Timer::ClientPause
                 | Timer::Invalidations
+                | Timer::Spool
                 | Timer::Slowed { .. }
                 | Timer::Housekeeping => true,
             });
@@ -580,7 +607,14 @@ impl Engine {
 
     /// Whether a drain is complete.
     pub fn is_drained(&self) -> bool {
-        self.draining && self.clients.len() == 0 && !self.invalidations.awaits_replies()
+        self.draining && self.clients.len() == 0 && self.owes_nothing()
+    }
+
+    /// Whether nothing is under way, or on its way to the disk, that goes on without a client.
+    pub fn owes_nothing(&self) -> bool {
+        !self.invalidations.awaits_replies()
+            && !self.flows.any_outlives_client()
+            && self.spooling.queue.as_ref().is_none_or(Queue::is_written)
     }
 
     // Work.

@@ -410,6 +410,21 @@ impl Engine {
         choice: u16,
         size: usize,
     ) -> Result<LaneId, Failure> {
+        if self.backends[backend].has_to_forget(server, &self.metrics) {
+            return Err(Failure::Forgetting);
+        }
+        self.lane_of_held((backend, server), variant, choice, size)
+    }
+
+    /// The same, also of a server that has something to forget.
+    #[inline]
+    pub(crate) fn lane_of_held(
+        &mut self,
+        (backend, server): (BackendId, ServerId),
+        variant: u16,
+        choice: u16,
+        size: usize,
+    ) -> Result<LaneId, Failure> {
         let backend = &self.backends[backend];
         let server = &backend.servers[server];
         let index = match size < BULK_SIZE {

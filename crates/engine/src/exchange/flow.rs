@@ -299,6 +299,11 @@ impl Flows {
         self.0[id].attached.take().expect("a flow decides one thing at a time")
     }
 
+    /// Whether something is under way that goes on without its client.
+    pub(crate) fn any_outlives_client(&self) -> bool {
+        self.0.indices().any(|id| self.outlives_client(id))
+    }
+
     fn outlives_client(&self, id: FlowId) -> bool {
         self.0[id].attached.as_ref().is_some_and(|attached| attached.flow.outlives_client())
     }

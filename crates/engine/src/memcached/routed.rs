@@ -239,11 +239,13 @@ impl Engine {
                 vec![question(text, keys[0], parser.expect())]
             }
         };
+        let repeats = repeats(parser, bytes);
         let errand = Errand {
             operation,
-            repeats: repeats(parser, bytes),
+            repeats,
             dialect: &TEXT,
             is_joined: retrieves && keys.len() > 1,
+            overwrites: operation == Operation::Write && repeats == Repeats::Alike,
         };
         Some(self.ask_route(client, tree, errand, questions))
     }
@@ -282,8 +284,27 @@ impl Engine {
             }
             _ => Repeats::Never,
         };
-        let errand = Errand { operation, repeats, dialect: &PACKET, is_joined: false };
+        let overwrites = operation == Operation::Write && repeats == Repeats::Alike;
+        let errand = Errand { operation, repeats, dialect: &PACKET, is_joined: false, overwrites };
         Some(self.ask_route(client, tree, errand, vec![question]))
+    }
+}
+
+/// Says again what a reply to a meta command says of its request, in the order of the request.
+fn repeat_flags(text: &[u8], out: &mut Vec<u8>) {
+    let line = text.split(|&byte| byte == b'\r').next().unwrap_or_default();
+    let mut words = words(line).skip(1);
+    let key = words.next().unwrap_or_default();
+    let is_encoded = words.clone().any(|word| word == b"b");
+    for word in words {
+        match word.first() {
+            Some(b'O') => out.extend_from_slice(&[b" ", word].concat()),
+            Some(b'k') => {
+                let form: &[u8] = if is_encoded { b" b" } else { b"" };
+                out.extend_from_slice(&[b" k", key, form].concat());
+            }
+            _ => {}
+        }
     }
 }
 
@@ -395,6 +416,9 @@ impl Dialect for Text {
             },
         };
         out.extend_from_slice(text.as_bytes());
+        if matches!(text, "NS" | "NF") {
+            repeat_flags(&question.text, out);
+        }
         out.extend_from_slice(b"\r\n");
     }
 

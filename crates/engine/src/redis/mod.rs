@@ -392,6 +392,10 @@ impl Engine {
             Local::User => self.say(client, b"$7\r\ndefault\r\n"),
             Local::Hello => self.hello(client, bytes, args),
             Local::Reads => self.readonly(client, command),
+            Local::Route => {
+                let (key, called) = (arg(2).unwrap_or_default(), arg(3).unwrap_or_default());
+                self.route_command(client, command, (key, called, args.len()))
+            }
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use cashew_config::snapshot::Protocol;
+use cashew_config::snapshot::{self, Protocol, Route, Visit};
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{self, Access, Command, Group, Rule, SessionRule};
+use cashew_protocol::redis::{self, Access, COMMANDS, Command, Group, Rule, SessionRule};
 use cashew_protocol::resp::{self, encode};
 
 use super::cross_shard_copy::shown;
@@ -370,8 +370,119 @@ impl Engine {
             repeats: repeats(command, bytes, args),
             dialect,
             is_joined: dialect.0.is_some(),
+            overwrites: matches!(command.name, "set" | "setex" | "psetex" | "mset" | "getset"),
         };
         self.ask_route(client, tree, errand, questions)
+    }
+}
+
+/// ROUTE EXPLAIN: where a key goes from the port where it is asked, and how the servers there are.
+impl Engine {
+    /// `ROUTE EXPLAIN key [command]`: a line for each node, as a list. Without a command it is read.
+    pub(crate) fn route_explain(&mut self, client: ClientId, key: &[u8], called: &[u8]) -> Plan {
+        let name = String::from_utf8_lossy(called).to_ascii_lowercase();
+        let known = COMMANDS.iter().find(|command| command.name == name);
+        let access = match (called.is_empty(), known) {
+            (true, _) => Access::Read,
+            (false, Some(command)) => command.access,
+            (false, None) => {
+                let text = format!("ERR there is no command '{}'", name.escape_debug());
+                return self.reply_error(client, &text);
+            }
+        };
+        let listener = self.listener_of(client);
+        if listener.config.hide_topology {
+            return self.reply_error(client, "ERR hide_topology keeps the servers to itself here");
+        }
+        let operation = operation_of(access, known.is_some_and(deletes));
+        let config = Arc::clone(&listener.config);
+        let own = Route::Pool(config.name.clone());
+        let route = config.route.as_ref().unwrap_or(&own);
+        let shown = match operation {
+            Operation::Read => snapshot::Operation::Read,
+            Operation::Write => snapshot::Operation::Write,
+            Operation::Delete => snapshot::Operation::Delete,
+        };
+        let visit = route.visit(key, shown);
+        let mut lines = Vec::new();
+        self.explain_step(&visit, key, access, 0, &mut lines);
+        self.reply_with(client, |out| {
+            out.extend_from_slice(format!("*{}\r\n", lines.len()).as_bytes());
+            lines.iter().for_each(|line| encode::write_bulk(out, line.as_bytes()));
+        })
+    }
+
+    fn explain_step(
+        &mut self,
+        visit: &Visit<'_>,
+        key: &[u8],
+        access: Access,
+        depth: usize,
+        lines: &mut Vec<String>,
+    ) {
+        let mut line = format!("{}{}", "  ".repeat(depth), visit.route.title());
+        match visit.role.describe() {
+            "" => {}
+            role => line += &format!(", {role}"),
+        }
+        if visit.key != key {
+            line += &format!(", as {}", String::from_utf8_lossy(&visit.key).escape_debug());
+        }
+        if !visit.why.is_empty() {
+            line += &format!(": {}", visit.why);
+        }
+        if let Some(pool) = visit.pool() {
+            line += &format!(": {}", self.explain_leaf(pool, &visit.key, access));
+        }
+        lines.push(line);
+        for child in &visit.children {
+            self.explain_step(child, &visit.key, access, depth + 1, lines);
+        }
+    }
+
+    /// The server of a pool that a request for the key would go to now, and how it is.
+    fn explain_leaf(&mut self, pool: &str, key: &[u8], access: Access) -> String {
+        let found = self.backends.entries().find(|(_, backend)| backend.config.name == pool);
+        let Some((backend, _)) = found else { return "it is not there".to_owned() };
+        let backend: BackendId = backend;
+        let Some(server) = self.server_for(ClientId::NONE, backend, key, access) else {
+            return "no server is left".to_owned();
+        };
+        let state = &self.backends[backend];
+        let shard = state.topology.shard_of(server);
+        let groups = state.config.shards();
+        let group = groups.get(shard.index()).map_or("", |group| group.name.as_str());
+        let named = &state.config.servers[server.index()];
+        let of_group = if group == named.name { String::new() } else { format!("group {group}, ") };
+        let health = self.metrics.server_state(state.servers[server].metrics);
+        let cause = match health.cause.text() {
+            "" => String::new(),
+            cause => format!(" ({cause})"),
+        };
+        let held = match state.has_to_forget(server, &self.metrics) {
+            true => ", is being told what to forget",
+            false => "",
+        };
+        format!(
+            "{of_group}server {} ({}), {}{cause}{held}",
+            named.name,
+            named.endpoint,
+            health.health.name()
+        )
+    }
+
+    /// Of all commands that are [`Local::Route`](cashew_protocol::redis::Local::Route).
+    pub(crate) fn route_command(
+        &mut self,
+        client: ClientId,
+        command: &Command,
+        arguments: (&[u8], &[u8], usize),
+    ) -> Plan {
+        let (key, called, count) = arguments;
+        match (command.name, count) {
+            ("route|explain", 3 | 4) => self.route_explain(client, key, called),
+            _ => self.reply_error(client, "ERR syntax error: ROUTE EXPLAIN key [command]"),
+        }
     }
 }
 

@@ -36,6 +36,12 @@ pub(crate) struct Ask {
     pub(crate) random: u32,
     /// The gateway can answer it without asking anybody, as if nothing had been there.
     pub(crate) has_word: bool,
+    /// It stores a whole value, whatever was there.
+    pub(crate) overwrites: bool,
+    /// The key is removed in its place.
+    pub(crate) removes: bool,
+    /// It follows what another region has done.
+    pub(crate) is_copy: bool,
 }
 
 /// What kind of answer a child has given.
@@ -117,6 +123,10 @@ pub(crate) enum Verdict {
     SayAndAsk(Word, Vec<(usize, Change)>),
     /// This child's answer is the node's, and what it has is added to another child.
     AnswerAndFill(usize, usize),
+    /// This child's answer is the node's, and these children get the same now, whom nobody waits for.
+    AnswerAndCopy(usize, Vec<(usize, Change)>),
+    /// This child's server is to forget the key when it is back.
+    Keep(usize),
 }
 
 impl Verdict {

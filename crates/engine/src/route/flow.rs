@@ -7,8 +7,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cashew_config::snapshot::share_of;
-use cashew_metrics::PoolCounter;
+use cashew_config::snapshot::{Protocol, share_of};
+use cashew_metrics::{Passage, PoolCounter};
 use cashew_protocol::redis::Access;
 
 use super::answer::{
@@ -24,6 +24,7 @@ use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
 use crate::exchange::flow::{Flow, FlowContext, Step};
 use crate::topology::route_tree::{Choice, Node, NodeId, Operation, Tree};
+use crate::upstream::backend::Backend;
 
 /// What is asked of a tree.
 #[derive(Clone, Debug)]
@@ -33,6 +34,8 @@ pub(crate) struct Errand {
     pub(crate) dialect: &'static dyn Dialect,
     /// The replies to several keys are joined, even if there is one key.
     pub(crate) is_joined: bool,
+    /// It stores whole values, whatever was there.
+    pub(crate) overwrites: bool,
 }
 
 #[derive(Debug)]
@@ -51,6 +54,10 @@ struct RouteFlow {
     open: usize,
     /// What it does beside somebody else's request, whom nobody waits for.
     shadows: Option<Shadows>,
+    /// What another region has done, which it does after it.
+    copy: Option<RegionCopy>,
+    /// What comes of it concerns others than its client: keys that are kept, or regions that follow.
+    concerns_others: bool,
     size: usize,
 }
 
@@ -77,6 +84,8 @@ struct Task {
     is_over: bool,
     /// With what a shadow answers.
     comparison: Option<Comparison>,
+    /// At a node of regions: of what is written.
+    passage: Option<Arc<Passage>>,
 }
 
 /// How a request differs from what the client asked.
@@ -85,6 +94,15 @@ struct Edits {
     key: Option<Vec<u8>>,
     ttl_ms: Option<u64>,
     removes: bool,
+}
+
+/// What follows a write in another region.
+#[derive(Debug)]
+struct RegionCopy {
+    node: NodeId,
+    passage: Arc<Passage>,
+    /// Another write of the key was under way, so the region forgets it.
+    is_undone: bool,
 }
 
 /// Of which node a request is the shadow.
@@ -149,6 +167,9 @@ impl RouteFlow {
             share: share_of(&question.key),
             random: *random,
             has_word: self.errand.dialect.has_word(question),
+            overwrites: self.errand.overwrites,
+            removes: false,
+            is_copy: self.copy.is_some(),
         }
     }
 
@@ -178,6 +199,10 @@ impl RouteFlow {
     ) {
         let tree = Arc::clone(&self.tree);
         loop {
+            // Of a copy everything is kept that fails.
+            if self.copy.is_some() && matches!(tree.node(node), Node::Spool { .. }) {
+                break;
+            }
             let key = edits.key(&self.parts[part].question);
             let own = &self.parts[part].question.key;
             match tree.choice(node, (key, own), self.errand.operation) {
@@ -193,6 +218,8 @@ impl RouteFlow {
                 Choice::Itself => break,
             }
         }
+        self.concerns_others |=
+            matches!(tree.node(node), Node::Spool { .. } | Node::Regions { .. });
         let width = tree.node(node).width();
         let backend = match tree.node(node) {
             Node::Leaf(backend) => Some(*backend),
@@ -209,6 +236,7 @@ impl RouteFlow {
             attempt: RequestId::NONE,
             is_over: false,
             comparison: None,
+            passage: None,
         });
         match backend {
             Some(_) => self.ask_leaf(cx, part, task),
@@ -224,7 +252,7 @@ impl RouteFlow {
         let Errand { operation, dialect, .. } = self.errand;
         let Part { question, tasks, .. } = &self.parts[part];
         let Task { edits, backend, .. } = &tasks[task];
-        let backend = *backend;
+        let backend = self.backend_now(cx.engine, *backend);
         let key = edits.key(question);
         let access = match operation {
             Operation::Read if edits.removes => Access::Write,
@@ -294,6 +322,28 @@ impl RouteFlow {
                 self.answered_node(cx, part, task, Answer::word(word));
                 self.ask_children(cx, part, task, children);
             }
+            Verdict::AnswerAndCopy(child, others) => {
+                for (other, change) in others {
+                    self.copy_to(cx, part, task, (other, change));
+                }
+                self.follow(cx, part, task, Verdict::Answer(child));
+            }
+            Verdict::Keep(child) => {
+                let is_kept = self.keep(cx, part, task, child);
+                if self.copy.is_some() && is_kept {
+                    self.count(cx, PoolCounter::RegionForgets);
+                }
+                let is_removal = self.errand.operation == Operation::Delete
+                    || self.parts[part].tasks[task].edits.removes;
+                match is_kept && is_removal {
+                    // As if nothing had been there, which nobody will see any more.
+                    true => {
+                        let answer = Answer { kind: Kind::Miss, ..Answer::word(Word::Unknown) };
+                        self.answered_node(cx, part, task, answer);
+                    }
+                    false => self.follow(cx, part, task, Verdict::Answer(child)),
+                }
+            }
             Verdict::AnswerAndFill(child, cold) => {
                 self.fill(cx, part, task, [child, cold]);
                 self.follow(cx, part, task, Verdict::Answer(child));
@@ -316,6 +366,12 @@ impl RouteFlow {
             self.count(cx, PoolCounter::RouteFailovers);
         }
         let is_shadowed = matches!(tree.node(node), Node::Shadow { .. });
+        if let Node::Regions { .. } = tree.node(node) {
+            let Part { question, tasks, .. } = &mut self.parts[part];
+            let slot = &mut tasks[task];
+            let passage = cx.engine.passages.begin(slot.edits.key(question));
+            slot.passage = Some(Arc::new(passage));
+        }
         // All count as asked before the first may answer.
         for &(child, _) in &children {
             self.parts[part].tasks[task].asked[child] = true;
@@ -394,8 +450,9 @@ impl RouteFlow {
             }
             return;
         };
-        let ask = self.ask(part);
+        let mut ask = self.ask(part);
         let slot = &mut self.parts[part].tasks[task];
+        ask.removes = slot.edits.removes;
         slot.answers[child] = Some(answer);
         let Some(node) = slot.node.filter(|_| !slot.is_over) else { return };
         let answers = Answers { all: &slot.answers, asked: &slot.asked, last: child };
@@ -409,6 +466,33 @@ impl RouteFlow {
             cx.fence();
         }
         self.follow(cx, part, task, verdict);
+    }
+
+    /// A backend of the tree as it is numbered now: a reload may have given it another number, or taken it out.
+    fn backend_now(&self, engine: &Engine, backend: BackendId) -> BackendId {
+        if engine.epoch == self.epoch {
+            return backend;
+        }
+        let name = self.tree.name_of(backend);
+        let is_it = |(_, it): &(BackendId, &Backend)| Some(it.config.name.as_str()) == name;
+        engine.backends.entries().find(is_it).map_or(BackendId::NONE, |(id, _)| id)
+    }
+
+    /// Keeps it that the server of a child, a leaf, is to forget the key. Returns whether that is kept.
+    fn keep(&self, cx: &mut FlowContext<'_>, part: usize, task: usize, child: usize) -> bool {
+        let Part { question, tasks, .. } = &self.parts[part];
+        let Some(node) = tasks[task].node else { return false };
+        let backend = self.tree.first_of(self.tree.node(node).child(child));
+        let backend = self.backend_now(cx.engine, backend);
+        let key = tasks[task].edits.key(question);
+        let server = cx.engine.server_for(ClientId::NONE, backend, key, Access::Write);
+        let Engine { spooling, backends, metrics, timers, now, .. } = &mut *cx.engine;
+        let (Some(server), Some(state)) = (server, backends.get(backend)) else { return false };
+        let database = match state.protocol {
+            Protocol::Redis => state.database_of(self.seat.database),
+            Protocol::Memcached => 0,
+        };
+        spooling.keep(state, server, (database, key), metrics, (*now, timers))
     }
 
     /// The leaf that has given a child's answer.
@@ -469,11 +553,78 @@ impl RouteFlow {
             parts: vec![shadow],
             open: 1,
             shadows: Some(Shadows { node, comparison }),
+            copy: None,
+            concerns_others: true,
             size: 0,
         };
         let now = cx.engine.now;
         let (request, _) = cx.engine.requests.add(backend, ClientId::NONE, now);
         cx.engine.start_flow(request, Box::new(flow));
+    }
+
+    /// Has another region do what the primary one has done, as somebody whom nobody waits for.
+    fn copy_to(
+        &mut self,
+        cx: &mut FlowContext<'_>,
+        part: usize,
+        task: usize,
+        (other, change): (usize, Change),
+    ) {
+        let tree = Arc::clone(&self.tree);
+        let Part { question, random, tasks, .. } = &self.parts[part];
+        let (Some(node), Some(passage)) = (tasks[task].node, &tasks[task].passage) else { return };
+        let Node::Regions { outstanding_max, busy, .. } = tree.node(node) else { return };
+        if busy.load(Ordering::Relaxed) >= *outstanding_max {
+            self.keep(cx, part, task, other);
+            return self.count(cx, PoolCounter::RegionForgets);
+        }
+        busy.fetch_add(1, Ordering::Relaxed);
+        let counter = match change {
+            Change::Delete => PoolCounter::RegionForgets,
+            _ => PoolCounter::RegionCopies,
+        };
+        self.count(cx, counter);
+        let root = tree.node(node).child(other);
+        let flow = Self {
+            tree: Arc::clone(&tree),
+            root,
+            errand: Errand { is_joined: false, ..self.errand.clone() },
+            edits: tasks[task].edits.with(change, question),
+            seat: self.seat,
+            listener: self.listener,
+            epoch: self.epoch,
+            parts: vec![Part::new(question.clone(), *random)],
+            open: 1,
+            shadows: None,
+            copy: Some(RegionCopy { node, passage: Arc::clone(passage), is_undone: false }),
+            concerns_others: true,
+            size: question.text.capacity() + question.key.capacity() + size_of::<Part>(),
+        };
+        let now = cx.engine.now;
+        let backend = self.backend_now(cx.engine, tree.first_of(root));
+        if backend == BackendId::NONE {
+            // The pool is gone. What was begun ends here.
+            return Box::new(flow).recycle(cx.engine);
+        }
+        let (request, _) = cx.engine.requests.add(backend, ClientId::NONE, now);
+        cx.engine.start_flow(request, Box::new(flow));
+    }
+
+    /// A copy has arrived, or will be removed. If another write of the key was under way, who knows which came
+    /// last: the region forgets it.
+    fn undo_crossed(&mut self, cx: &mut FlowContext<'_>) {
+        let Some(copy) = &mut self.copy else { return };
+        let is_crossed = cx.engine.passages.is_crossed(&copy.passage);
+        if copy.is_undone || self.edits.removes || !is_crossed {
+            return;
+        }
+        copy.is_undone = true;
+        self.edits.removes = true;
+        let Part { question, random, .. } = &self.parts[0];
+        self.parts = vec![Part::new(question.clone(), *random)];
+        self.open = 1;
+        self.count(cx, PoolCounter::RegionForgets);
+        self.descend(cx, 0, None, self.root, self.edits.clone());
     }
 
     /// The leaf that an attempt is of.
@@ -486,8 +637,15 @@ impl RouteFlow {
 
     /// What is next.
     fn conclude(&mut self, cx: &mut FlowContext<'_>) -> Step {
+        if self.open == 0 {
+            // It may be asked once more.
+            self.undo_crossed(cx);
+        }
         if self.open > 0 {
             return Step::Wait;
+        }
+        if self.copy.is_some() {
+            return Step::Reply(cx.engine.bufs.take());
         }
         if let Some(Shadows { comparison, .. }) = &self.shadows {
             if let (Some(comparison), Some(answer)) = (comparison, &self.parts[0].answer)
@@ -582,14 +740,14 @@ impl Flow for RouteFlow {
     }
 
     fn outlives_client(&self) -> bool {
-        self.shadows.is_some()
+        self.concerns_others
     }
 
     fn size(&self) -> usize {
         self.size
     }
 
-    fn recycle(self: Box<Self>, _: &mut Engine) {
+    fn recycle(self: Box<Self>, engine: &mut Engine) {
         for (part, it) in self.parts.iter().enumerate() {
             for (task, slot) in it.tasks.iter().enumerate() {
                 if !slot.is_over {
@@ -601,6 +759,19 @@ impl Flow for RouteFlow {
             && let Node::Shadow { busy, .. } = self.tree.node(shadows.node)
         {
             busy.fetch_sub(1, Ordering::Relaxed);
+        }
+        if let Some(copy) = &self.copy
+            && let Node::Regions { busy, .. } = self.tree.node(copy.node)
+        {
+            busy.fetch_sub(1, Ordering::Relaxed);
+        }
+        // The last one ends what was begun for all.
+        let Self { parts, copy, .. } = *self;
+        let tasks = parts.into_iter().flat_map(|part| part.tasks);
+        let passages = tasks.filter_map(|task| task.passage);
+        let passages = passages.chain(copy.map(|copy| copy.passage));
+        for passage in passages.filter_map(Arc::into_inner) {
+            engine.passages.end(&passage);
         }
     }
 }
@@ -645,6 +816,8 @@ impl Engine {
             parts: questions.into_iter().map(|question| Part::new(question, random)).collect(),
             open,
             shadows: None,
+            copy: None,
+            concerns_others: false,
             size,
         };
         self.start_flow(request, Box::new(flow));
@@ -683,6 +856,7 @@ impl Kind {
                 | Failure::ReadOnly
                 | Failure::DatabaseRefused
                 | Failure::WireProtocolRefused
+                | Failure::Forgetting
         );
         match is_unsent || why.is_local() {
             true => Self::of_unsent(why),

@@ -132,8 +132,12 @@ impl Engine {
         let server = self.server_for(ClientId::NONE, backend, key, access);
         let server = server.ok_or(Failure::NoServer)?;
         let variant = self.variant_of_seat(seat, backend)?;
-        self.lane_of((backend, server), variant, seat.lane_choice, size)
-            .map_err(|why| self.backends[backend].named(server, why))
+        // What failed before may be written now: it is deleted, or written over, either way.
+        let lane = match access {
+            Access::Write => self.lane_of_held((backend, server), variant, seat.lane_choice, size),
+            _ => self.lane_of((backend, server), variant, seat.lane_choice, size),
+        };
+        lane.map_err(|why| self.backends[backend].named(server, why))
     }
 
     fn variant_of_seat(&mut self, seat: Seat, backend: BackendId) -> Result<u16, Failure> {

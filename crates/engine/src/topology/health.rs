@@ -16,6 +16,13 @@ pub(crate) trait Health {
     /// Whether it is time to find that out again. Whoever is told so sends a request there.
     fn takes_measurement(&self, server: ServerId) -> bool;
 
+    /// Whether it came back a moment ago, and is to get only a share of what others can answer.
+    fn is_on_trial(&self, server: ServerId) -> bool;
+
+    /// Whether a read that others can answer is for it: always, unless it is on trial. Whoever is told so
+    /// sends a request there.
+    fn admits(&self, server: ServerId) -> bool;
+
     /// Who takes longer than so many microseconds is passed by while another does not; `None` if nobody
     /// is.
     fn slow_from(&self) -> Option<u32>;
@@ -42,6 +49,14 @@ impl<H: Health> Health for Without<'_, H> {
 
     fn takes_measurement(&self, _: ServerId) -> bool {
         false
+    }
+
+    fn is_on_trial(&self, server: ServerId) -> bool {
+        self.health.is_on_trial(server)
+    }
+
+    fn admits(&self, server: ServerId) -> bool {
+        self.health.admits(server)
     }
 
     fn slow_from(&self) -> Option<u32> {

@@ -81,8 +81,29 @@ pub(crate) struct Choice<'a, H> {
 }
 
 impl<H: Health> Choice<'_, H> {
-    /// The server for a read. One that cannot answer is chosen only where no other may.
+    /// The server for a read. One that cannot answer is chosen only where no other may. One that came back
+    /// a moment ago gets a share.
     pub(crate) fn by(&self, reads: Reads, rng: &mut Rng) -> ServerId {
+        let chosen = self.choose(reads, rng);
+        let is_required = chosen == self.primary || reads == Reads::Primary;
+        match is_required || self.health.admits(chosen) {
+            true => chosen,
+            false => self.instead_of(chosen, reads),
+        }
+    }
+
+    /// Who answers what a server on trial is not to get: the others that may, if there are any.
+    #[cold]
+    fn instead_of(&self, chosen: ServerId, reads: Reads) -> ServerId {
+        let is_well = |server: &ServerId| *server != chosen && !self.health.is_on_trial(*server);
+        let other = match reads {
+            Reads::Replica => self.in_turn(self.replicas().filter(is_well)),
+            _ => self.in_turn(self.members().filter(is_well)),
+        };
+        other.unwrap_or(chosen)
+    }
+
+    fn choose(&self, reads: Reads, rng: &mut Rng) -> ServerId {
         let primary = self.primary;
         match reads {
             Reads::Primary => primary,
@@ -141,7 +162,8 @@ impl<H: Health> Choice<'_, H> {
         }
     }
 
-    /// The same, but those that take long are passed by. Now and then one finds out whether they still do.
+    /// The same, but those that take long are passed by: longer than hedged reads wait, and more than twice
+    /// as long as the quickest. Now and then one finds out whether they still do.
     fn turn_of_quick(
         &self,
         usable: impl Iterator<Item = ServerId> + Clone,
@@ -150,6 +172,8 @@ impl<H: Health> Choice<'_, H> {
         if let Some(due) = usable.clone().find(|&server| self.health.takes_measurement(server)) {
             return Some(due);
         }
+        let latencies = usable.clone().map(|server| self.health.latency(server));
+        let slow_from = slow_from.max(latencies.min().unwrap_or(0).saturating_mul(2));
         let quick = usable.clone().filter(|&server| self.health.latency(server) <= slow_from);
         match quick.clone().next() {
             Some(_) => self.turn_of(quick),

@@ -28,11 +28,26 @@ pub(crate) struct Tree {
     root: NodeId,
     /// The backends that it leads to, in the order of the tree.
     backends: Vec<BackendId>,
+    /// What they are called, in the same order.
+    names: Vec<String>,
 }
 
 #[derive(Debug)]
 pub(crate) enum Node {
     Leaf(BackendId),
+    /// Of `to` the primary gets writes first. `busy` writes are on their way to the others.
+    Regions {
+        to: Vec<NodeId>,
+        primary: usize,
+        reads: usize,
+        outstanding_max: u32,
+        busy: AtomicU32,
+    },
+    /// A leaf that keeps what it could not delete, and with `overwrites` what it could not write over.
+    Spool {
+        to: NodeId,
+        overwrites: bool,
+    },
     /// Sorted by prefix.
     Prefix(Vec<Arm>),
     Keys {
@@ -121,27 +136,39 @@ pub(crate) enum Way {
 
 impl Tree {
     /// `backend` names the backend of a pool.
-    pub(crate) fn new(route: &Route, backend: &impl Fn(&str) -> BackendId) -> Self {
-        let mut tree = Self { nodes: Vec::new(), root: NodeId(0), backends: Vec::new() };
+    pub(crate) fn new(route: &Route, backend: &impl Fn(&str) -> (BackendId, Option<bool>)) -> Self {
+        let (nodes, backends, names) = (Vec::new(), Vec::new(), Vec::new());
+        let mut tree = Self { nodes, root: NodeId(0), backends, names };
         tree.root = tree.add(route, backend);
         let mut backends = Vec::new();
         for pool in route.pools() {
-            let backend = backend(pool);
+            let (backend, _) = backend(pool);
             if !backends.contains(&backend) {
                 backends.push(backend);
+                tree.names.push(pool.to_owned());
             }
         }
         tree.backends = backends;
         tree
     }
 
-    fn add(&mut self, route: &Route, backend: &impl Fn(&str) -> BackendId) -> NodeId {
+    fn add(
+        &mut self,
+        route: &Route,
+        backend: &impl Fn(&str) -> (BackendId, Option<bool>),
+    ) -> NodeId {
         let place = self.nodes.len();
         // Its place is in front of its children's.
         self.nodes.push(Node::Leaf(BackendId::NONE));
         let mut add = |route: &Route| self.add(route, backend);
         let node = match route {
-            Route::Pool(pool) => Node::Leaf(backend(pool)),
+            Route::Pool(pool) => match backend(pool) {
+                (backend, None) => Node::Leaf(backend),
+                (backend, Some(overwrites)) => {
+                    self.nodes.push(Node::Leaf(backend));
+                    Node::Spool { to: NodeId(self.nodes.len() as u32 - 1), overwrites }
+                }
+            },
             Route::Prefix(arms) => {
                 let arm = |arm: &snapshot::PrefixArm| Arm {
                     prefix: arm.prefix.as_bytes().into(),
@@ -200,6 +227,13 @@ impl Tree {
             Route::Limit { to, per_second, burst } => {
                 Node::Limit { to: add(to), bucket: Bucket::new(*per_second, *burst) }
             }
+            Route::Regions { to, primary, reads, outstanding_max } => Node::Regions {
+                to: to.iter().map(|(_, route)| add(route)).collect(),
+                primary: *primary as usize,
+                reads: *reads as usize,
+                outstanding_max: *outstanding_max,
+                busy: AtomicU32::new(0),
+            },
             Route::Outstanding { to, max } => {
                 Node::Outstanding { to: add(to), max: *max, busy: AtomicU32::new(0) }
             }
@@ -213,6 +247,12 @@ impl Tree {
         &self.backends
     }
 
+    /// What a backend is called, by its number when the tree was made.
+    pub(crate) fn name_of(&self, backend: BackendId) -> Option<&str> {
+        let at = self.backends.iter().position(|it| *it == backend)?;
+        Some(&self.names[at])
+    }
+
     /// Where everything goes that has no key.
     pub(crate) fn home(&self) -> BackendId {
         self.first_of(self.root)
@@ -222,6 +262,7 @@ impl Tree {
     pub(crate) fn tells_deletions(&self) -> bool {
         let tells = |node: &Node| match node {
             Node::Operation { write, delete, .. } => write != delete,
+            Node::Spool { .. } | Node::Regions { .. } => true,
             _ => false,
         };
         self.nodes.iter().any(tells)
@@ -285,6 +326,7 @@ impl Tree {
             Node::Prefix(arms) => arms.first().map_or(BackendId::NONE, |arm| self.first_of(arm.to)),
             Node::Keys { otherwise, .. } => self.first_of(*otherwise),
             Node::Operation { write, .. } => self.first_of(*write),
+            Node::Regions { to, primary, .. } => self.first_of(to[*primary]),
             node => node.children().first().map_or(BackendId::NONE, |&child| self.first_of(child)),
         }
     }
@@ -313,6 +355,7 @@ impl Tree {
                         return First { backend: *backend, is_rewritten, is_refused };
                     }
                     Node::Migrate { to, share, .. } => to[usize::from(share_of(key) < *share)],
+                    Node::Regions { to, primary, .. } => to[*primary],
                     Node::KeySplit { to, .. } => {
                         is_rewritten = true;
                         *to
@@ -353,6 +396,12 @@ impl Node {
     #[inline]
     fn step(&self, key: &[u8], own: &[u8], operation: Operation) -> Option<NodeId> {
         match self {
+            Self::Regions { to, reads, .. } if operation == Operation::Read => Some(to[*reads]),
+            Self::Spool { to, overwrites } => match operation {
+                Operation::Read => Some(*to),
+                Operation::Write if !overwrites => Some(*to),
+                Operation::Write | Operation::Delete => None,
+            },
             Self::Keys { exact, otherwise } => Some(exact.get(key).copied().unwrap_or(*otherwise)),
             Self::Operation { read, write, delete } => Some(match operation {
                 Operation::Read => *read,
@@ -394,11 +443,13 @@ impl Node {
             | Self::AllFastest { to, .. }
             | Self::AllInitial(to)
             | Self::Failover { to, .. }
+            | Self::Regions { to, .. }
             | Self::MissFailover(to) => to,
             Self::WarmUp { to, .. } | Self::Shadow { to, .. } | Self::Migrate { to, .. } => to,
-            Self::KeySplit { to, .. } | Self::Limit { to, .. } | Self::Outstanding { to, .. } => {
-                std::slice::from_ref(to)
-            }
+            Self::KeySplit { to, .. }
+            | Self::Limit { to, .. }
+            | Self::Outstanding { to, .. }
+            | Self::Spool { to, .. } => std::slice::from_ref(to),
         }
     }
 }
@@ -426,7 +477,7 @@ mod tests {
     use super::*;
 
     fn tree(route: Route) -> Tree {
-        let number = |pool: &str| BackendId::new(pool.parse().unwrap());
+        let number = |pool: &str| (BackendId::new(pool.parse().unwrap()), None);
         Tree::new(&route, &number)
     }
 

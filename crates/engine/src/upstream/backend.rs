@@ -17,6 +17,7 @@ use crate::upstream::replica_reads::ReplicaRules;
 use crate::upstream::retry::RetryBudget;
 use crate::upstream::server::Server;
 use crate::upstream::session_params::{SessionParams, Usage, WireProtocol};
+use crate::upstream::spool::SpoolOf;
 
 /// It knows no client: the ports whose requests it answers are
 /// [listeners](crate::downstream::listener::Listener).
@@ -70,6 +71,8 @@ pub(crate) struct Backend {
     pub(crate) hold: Option<Hold>,
     /// Nothing is dispatched for a change of the epoch.
     pub(crate) paused: bool,
+    /// What servers could not be told to forget is kept there.
+    pub(crate) spool: Option<SpoolOf>,
 }
 
 /// First phase of a change of the ring.
@@ -120,6 +123,7 @@ impl Backend {
             ring_version: 0,
             hold: None,
             paused: false,
+            spool: None,
             config,
         };
         backend.configure();
@@ -146,6 +150,7 @@ impl Backend {
             let label = || label(&named.name, &named.endpoint.to_string());
             server.label = (!config.hide_topology).then(label);
         }
+        self.spool = SpoolOf::change(self.spool.take(), config);
         self.configure_replica_reads();
         let may_send_again = self.failover_wait_us > 0
             || self.topology.moves_reads(None)

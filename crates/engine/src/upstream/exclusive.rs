@@ -7,7 +7,7 @@
 //! Each worker makes up to its share of `session_connections` for each server, and of all servers
 //! together as many as open files allow. Who finds none waits in the server's line.
 
-use cashew_metrics::{PoolCounter, ServerGauge};
+use cashew_metrics::{PoolCounter, ServerCounter, ServerGauge};
 
 use crate::base::action::Action;
 use crate::base::failure::Failure;
@@ -33,6 +33,9 @@ const IDLE_MAX_US: u64 = 60_000_000;
 const UNUSED_MAX_US: u64 = 10_000_000;
 /// What is said on a lease may lie unwritten up to so many bytes; beyond that its client waits.
 pub(crate) const UNSENT_MAX: u64 = 1 << 20;
+
+/// Connections that are made to one server at once.
+const DIALS_MAX: usize = 8;
 
 /// Where a client stands that wants a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +99,9 @@ impl Engine {
         if self.backends[backend].servers[server].is_silent() {
             return Lease::Failed(Failure::Silent);
         }
+        if self.backends[backend].has_to_forget(server, &self.metrics) {
+            return Lease::Failed(Failure::Forgetting);
+        }
         let is_first = self.backends[backend].servers[server].line.is_empty();
         let lane = match is_first {
             true => self.session_lane(backend, server, variant),
@@ -156,10 +162,30 @@ impl Engine {
         if best.is_none() && !may_add {
             return None;
         }
-        if self.session_links >= self.sessions_max && !self.close_idle() {
+        if self.is_paced(backend_id, server_index)
+            || self.session_links >= self.sessions_max && !self.close_idle()
+        {
             return None;
         }
         Some(best.unwrap_or_else(|| self.add_session_lane(backend_id, server_index, variant)))
+    }
+
+    /// Whether so many connections to a server are being made that the next one waits for the end of another:
+    /// after a server has come back all its clients want one at once, and it accepts one by one.
+    fn is_paced(&self, backend: BackendId, server: ServerId) -> bool {
+        let state = &self.backends[backend].servers[server];
+        let is_dialling = |lane: &&LaneId| match self.lane(**lane).link {
+            Link::Connecting { .. } | Link::Handshaking { .. } => true,
+            // Its client is about to.
+            Link::Idle | Link::Backoff { .. } => self.lane(**lane).is_taken(),
+            Link::Ready { .. } => false,
+        };
+        let is_paced = state.session_lanes.len() >= DIALS_MAX
+            && state.session_lanes.iter().filter(is_dialling).count() >= DIALS_MAX;
+        if is_paced {
+            self.metrics.add_server(state.metrics, ServerCounter::ConnectsPaced, 1);
+        }
+        is_paced
     }
 
     fn add_session_lane(&mut self, backend: BackendId, server: ServerId, variant: u16) -> LaneId {
@@ -530,7 +556,7 @@ impl Engine {
                 }
                 None => return,
             };
-            if self.session_links >= self.sessions_max {
+            if self.session_links >= self.sessions_max || self.is_paced(backend_id, server_index) {
                 return;
             }
             self.lanes[lane].progress_at = self.now;

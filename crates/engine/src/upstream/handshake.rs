@@ -175,6 +175,7 @@ impl Engine {
         let tried_at = lane.tried_at;
         let Lane { backend, server: number, .. } = *lane;
         self.doubt_new_connection(index);
+        let now = self.now;
         let server = self.server_of(index);
         let was_hindered = server.local_error.take().is_some();
         let has_answered = has_asked || server.heard_at >= tried_at;
@@ -184,6 +185,7 @@ impl Engine {
                 self.note_reached(backend, number);
             }
         } else if std::mem::take(&mut server.failing) || was_hindered {
+            server.trial.begin(now);
             if was_hindered {
                 self.actions.push_back(Action::ServerRecovered { backend, server: number });
             }
@@ -195,8 +197,15 @@ impl Engine {
             self.mark_lane(index);
         }
         self.rearm(index);
-        if self.lanes[index].is_feed {
+        if self.backends[backend].has_to_forget(number, &self.metrics) {
+            self.fail_unsent(index, Failure::Forgetting);
+        }
+        let lane = &self.lanes[index];
+        if lane.is_feed {
             self.feed_ready(index);
+        } else if lane.is_session {
+            self.publish_session(index);
+            self.serve_line(backend, number);
         }
     }
 

@@ -53,6 +53,16 @@ impl Health for Servers<'_> {
     }
 
     #[inline]
+    fn is_on_trial(&self, server: ServerId) -> bool {
+        self.backend.servers[server].trial.is_on(self.now)
+    }
+
+    #[inline]
+    fn admits(&self, server: ServerId) -> bool {
+        self.backend.servers[server].trial.admits(self.now)
+    }
+
+    #[inline]
     fn slow_from(&self) -> Option<u32> {
         let hedging = self.backend.hedging.as_ref()?;
         Some(u32::try_from(hedging.after_us).unwrap_or(u32::MAX))

@@ -280,6 +280,7 @@ impl Engine {
         let state = &mut self.backends[backend].servers[server];
         state.silent_since = Time::NEVER;
         state.failing = false;
+        state.trial.begin(self.now);
         let metrics = state.metrics;
         self.metrics.set_server(metrics, ServerGauge::Silent, 0);
         let state = &self.backends[backend];

@@ -22,4 +22,6 @@ pub(crate) mod replica_reads;
 pub(crate) mod retry;
 pub(crate) mod server;
 pub(crate) mod session_params;
+pub(crate) mod spool;
 pub(crate) mod streaming;
+pub(crate) mod trial;

@@ -12,6 +12,7 @@ use crate::base::time::Time;
 use crate::upstream::health::Latency;
 use crate::upstream::lane::Lane;
 use crate::upstream::misfit::Unknown;
+use crate::upstream::trial::Trial;
 
 /// A server as this worker knows it.
 pub(crate) struct Server {
@@ -52,6 +53,8 @@ pub(crate) struct Server {
     pub(crate) connect_us: u64,
     /// How long it takes to answer, where that matters for who gets reads.
     pub(crate) latency: Latency,
+    /// What it gets of reads since it came back.
+    pub(crate) trial: Trial,
     /// When the memory that workers share is looked at again for attempts of others.
     pub(crate) look_at: Time,
     /// Since when what is for it fails at once, since it answers nothing: see [`crate::upstream::liveness`].
@@ -147,6 +150,7 @@ impl Server {
             is_in_doubt: true,
             connect_us: 0,
             latency: Latency::new(),
+            trial: Trial::default(),
             look_at: Time::ZERO,
             silent_since: Time::NEVER,
             // Where anybody polls, it must have been asked.

@@ -46,6 +46,9 @@ impl Engine {
         if server.is_silent() {
             return Err(Failure::Silent);
         }
+        if self.backends[pool_index].has_to_forget(server_index, &self.metrics) {
+            return Err(Failure::Forgetting);
+        }
         let rank = |lane: &LaneId| {
             let lane = &self.lanes[*lane];
             match lane.link {

@@ -233,6 +233,8 @@ pub enum Local {
     Role,
     /// ACL WHOAMI.
     User,
+    /// ROUTE EXPLAIN: where a key goes.
+    Route,
     /// READONLY and READWRITE: whether replicas answer the client's reads.
     Reads,
 }

@@ -382,6 +382,7 @@ impl Master {
                 last_error: error.map(|error| error.cause.text().to_owned()),
                 last_error_at: error.map(|error| unix_s(error.at_ms)),
                 writes_missed: segments.sum_server_counter(id, ServerCounter::WritesMissed),
+                to_forget: segments.spool(id).depth,
             }
         };
         (0..).zip(&pool.servers).map(status).collect()

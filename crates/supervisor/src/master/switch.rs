@@ -130,6 +130,7 @@ impl Master {
         segments.use_slot(current.slots() - 1);
         // Workers may go by it before discovery has written there.
         segments.carry_board(current, &self.current.snapshot, snapshot);
+        cashew_spool::mark_leftovers(&cashew_spool::targets(snapshot, &[], &segments), &segments);
         Ok((Rc::new(metrics), Rc::new(segments)))
     }
 

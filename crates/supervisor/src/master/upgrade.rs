@@ -483,6 +483,8 @@ impl Master {
                 members.values_mut().for_each(Member::lose_count);
                 let (metrics, segments) = Segments::create(&Layout::new(&kit.epoch.snapshot))
                     .step("make the shared memory of the metrics")?;
+                let targets = cashew_spool::targets(&kit.epoch.snapshot, &[], &segments);
+                cashew_spool::mark_leftovers(&targets, &segments);
                 (Rc::new(metrics), segments)
             }
         };

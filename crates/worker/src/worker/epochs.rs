@@ -115,6 +115,7 @@ impl<D: Driver> Worker<D> {
         self.pace.set_hold_max_us(snapshot.global.batch_window_max_us);
         self.processors.pin(&snapshot.global.worker_cpu_affinity, rank);
         self.core.set_snapshot(snapshot);
+        self.core.keep_spool();
         self.core.reserve_files();
         if rank == 0 {
             self.core.check_files();

@@ -75,6 +75,8 @@ impl Driver for Fake {
 
     fn close(&mut self, _: Token) {}
 
+    fn give_up(&mut self, _: Token) {}
+
     fn pause(&mut self, _: Token) {}
 
     fn resume(&mut self, _: Token) {}

@@ -14,7 +14,9 @@ mod limit;
 mod migrate;
 mod miss_failover;
 mod outstanding;
+mod regions;
 mod shadow;
+mod spool;
 mod warm_up;
 
 #[cfg(test)]
@@ -73,6 +75,8 @@ pub(crate) fn begin(node: &Node, ask: &Ask, now: Time) -> Verdict {
         Node::KeySplit { copies, .. } => key_split::begin(*copies, ask),
         Node::Limit { bucket, .. } => limit::begin(bucket, now),
         Node::Outstanding { max, busy, .. } => outstanding::begin(*max, busy),
+        Node::Spool { .. } => spool::begin(),
+        Node::Regions { primary, .. } => regions::begin(*primary),
         Node::Leaf(_) | Node::Prefix(_) | Node::Keys { .. } | Node::Operation { .. } => {
             unreachable!("what only chooses asks nobody")
         }
@@ -95,6 +99,8 @@ pub(crate) fn judge(node: &Node, ask: &Ask, answers: &Answers<'_>) -> Verdict {
         }
         Node::KeySplit { .. } => key_split::judge(ask, answers),
         Node::AllAsync(_) => all_async::judge(answers),
+        Node::Spool { overwrites, .. } => spool::judge(*overwrites, ask, answers),
+        Node::Regions { primary, .. } => regions::judge(*primary, ask, answers),
         Node::Limit { .. } | Node::Outstanding { .. } => Verdict::Answer(answers.last),
         Node::Leaf(_) | Node::Prefix(_) | Node::Keys { .. } | Node::Operation { .. } => {
             unreachable!("what only chooses asks nobody")

@@ -32,7 +32,7 @@ const WRONG: Says = Says(Kind::Error, 0);
 
 /// Children answer in the order in which they are asked.
 fn play(route: Route, ask: &Ask, says: &[Says]) -> Played {
-    let number = |pool: &str| BackendId::new(pool.parse().unwrap());
+    let number = |pool: &str| (BackendId::new(pool.parse().unwrap()), None);
     let tree = Tree::new(&route, &number);
     let node = tree.node(tree.root());
     let (mut all, mut asked) = (vec![None; node.width()], vec![false; node.width()]);
@@ -61,6 +61,11 @@ fn play(route: Route, ask: &Ask, says: &[Says]) -> Played {
                 (played.answer, played.fills) = (Ok(child), Some(cold));
                 return played;
             }
+            Verdict::AnswerAndCopy(child, _) => {
+                played.answer = Ok(child);
+                return played;
+            }
+            Verdict::Keep(_) => unreachable!("only pools with a spool keep anything"),
             Verdict::Say(word) => {
                 played.answer = Err(word);
                 return played;
@@ -108,6 +113,9 @@ const READ: Ask = Ask {
     share: 5000,
     random: 1,
     has_word: true,
+    overwrites: false,
+    removes: false,
+    is_copy: false,
 };
 const SET: Ask = Ask { operation: Operation::Write, repeats: Repeats::Alike, ..READ };
 const INCR: Ask = Ask { operation: Operation::Write, repeats: Repeats::Never, ..READ };
@@ -152,7 +160,7 @@ fn docs_have_what_nodes_make_of_answers() {
         ("migrate", Box::new(|| migrate(0))),
     ];
     let straight = |route: &Route, ask: &Ask| {
-        let tree = Tree::new(route, &|pool: &str| BackendId::new(pool.parse().unwrap()));
+        let tree = Tree::new(route, &|pool: &str| (BackendId::new(pool.parse().unwrap()), None));
         matches!(tree.way(b"k", ask.operation), crate::topology::route_tree::Way::Straight(_))
     };
     let mut table = String::from(

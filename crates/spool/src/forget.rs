@@ -1,0 +1,171 @@
+//! Has a server forget keys.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use cashew_config::snapshot::{Credentials, Endpoint};
+use cashew_protocol::memcached::encode_key;
+use cashew_protocol::resp::encode::write_command;
+
+use crate::record::Record;
+
+/// How long connecting, and each answer, may take.
+const TIMEOUT: Duration = Duration::from_secs(1);
+/// Longest line that a server may answer.
+const LINE_MAX: u64 = 64 * 1024;
+
+/// How servers are talked to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Speech {
+    Redis { password: Option<String> },
+    Memcached { credentials: Option<Credentials> },
+}
+
+trait Stream: Read + Write + Send {}
+impl<T: Read + Write + Send> Stream for T {}
+
+/// A connection to a server that answers.
+pub(crate) struct Forgetting {
+    stream: BufReader<Box<dyn Stream>>,
+    speech: Speech,
+    database: u32,
+}
+
+impl Forgetting {
+    /// Connects, and asks whether the server serves.
+    pub(crate) fn connect(endpoint: &Endpoint, speech: &Speech) -> io::Result<Self> {
+        let stream: Box<dyn Stream> = match endpoint {
+            Endpoint::Tcp { host, port } => {
+                let address = (host.as_str(), *port).to_socket_addrs()?.next();
+                let address = address.ok_or_else(|| io::Error::other("the name has no address"))?;
+                let stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
+                stream.set_nodelay(true)?;
+                stream.set_read_timeout(Some(TIMEOUT))?;
+                stream.set_write_timeout(Some(TIMEOUT))?;
+                Box::new(stream)
+            }
+            Endpoint::Unix(path) => {
+                let stream = UnixStream::connect(path)?;
+                stream.set_read_timeout(Some(TIMEOUT))?;
+                stream.set_write_timeout(Some(TIMEOUT))?;
+                Box::new(stream)
+            }
+        };
+        let speech = speech.clone();
+        let mut it = Self { stream: BufReader::new(stream), speech, database: 0 };
+        it.greet()?;
+        Ok(it)
+    }
+
+    fn greet(&mut self) -> io::Result<()> {
+        let mut out = Vec::new();
+        let expected: &[&str] = match &self.speech {
+            Speech::Redis { password } => {
+                if let Some(password) = password {
+                    write_command(&mut out, &[b"AUTH", password.as_bytes()]);
+                }
+                write_command(&mut out, &[b"PING"]);
+                if password.is_some() { &["+OK", "+PONG"] } else { &["+PONG"] }
+            }
+            Speech::Memcached { credentials } => {
+                if let Some(Credentials { user, password }) = credentials {
+                    let data = format!("{user} {password}");
+                    out.extend_from_slice(
+                        format!("set auth 0 0 {}\r\n{data}\r\n", data.len()).as_bytes(),
+                    );
+                }
+                out.extend_from_slice(b"version\r\n");
+                if credentials.is_some() { &["STORED", "VERSION"] } else { &["VERSION"] }
+            }
+        };
+        self.say(&out)?;
+        for start in expected {
+            let line = self.line()?;
+            if !line.starts_with(start) {
+                return Err(io::Error::other(format!("the server says {line:?}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the server forget the keys of records, and waits until it has.
+    pub(crate) fn forget(&mut self, records: &[&Record]) -> io::Result<()> {
+        let (mut out, mut answers) = (Vec::new(), 0);
+        for record in records {
+            match self.speech {
+                Speech::Redis { .. } => {
+                    if record.database != self.database {
+                        self.database = record.database;
+                        write_command(
+                            &mut out,
+                            &[b"SELECT", record.database.to_string().as_bytes()],
+                        );
+                        answers += 1;
+                    }
+                    write_command(&mut out, &[b"DEL", &record.key]);
+                }
+                Speech::Memcached { .. } => delete(&mut out, &record.key),
+            }
+            answers += 1;
+        }
+        self.say(&out)?;
+        for _ in 0..answers {
+            let line = self.line()?;
+            let is_fit = match self.speech {
+                Speech::Redis { .. } => line.starts_with(':') || line.starts_with("+OK"),
+                Speech::Memcached { .. } => ["DELETED", "NOT_FOUND", "HD", "NF", "CLIENT_ERROR"]
+                    .iter()
+                    .any(|start| line.starts_with(start)),
+            };
+            if !is_fit {
+                return Err(io::Error::other(format!("the server says {line:?}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn say(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.get_mut().write_all(bytes)
+    }
+
+    fn line(&mut self) -> io::Result<String> {
+        let mut line = Vec::new();
+        (&mut self.stream).take(LINE_MAX).read_until(b'\n', &mut line)?;
+        match line.ends_with(b"\n") {
+            true => Ok(String::from_utf8_lossy(&line).trim_end().to_owned()),
+            false => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+}
+
+/// What the text protocol cannot name is in base64, which takes memcached 1.6.
+fn delete(out: &mut Vec<u8>, key: &[u8]) {
+    match key.iter().all(|byte| byte.is_ascii_graphic() || *byte >= 0x80) {
+        true => out.extend_from_slice(&[b"delete ", key, b"\r\n"].concat()),
+        false => {
+            out.extend_from_slice(b"md ");
+            encode_key(key, out);
+            out.extend_from_slice(b" b\r\n");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_named_as_servers_know_them() {
+        let text = |key: &[u8]| {
+            let mut out = Vec::new();
+            delete(&mut out, key);
+            out
+        };
+        assert_eq!(text(b"a"), b"delete a\r\n");
+        assert_eq!(text(b"a b"), b"md YSBi b\r\n");
+        assert_eq!(text(b"\0"), b"md AA== b\r\n");
+        assert_eq!(text(b"a\n"), b"md YQo= b\r\n");
+    }
+}

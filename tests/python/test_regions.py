@@ -1,0 +1,311 @@
+"""Writes go to one region, and from there to the others: all have the same, or nothing."""
+
+import random
+import select
+import socket
+import threading
+import time
+
+import pytest
+
+from harness import HOST, Crowd, ReplyError, free_port, resp, wait_until
+
+KEYS = [b"key-%03d" % number for number in range(200)]
+
+
+def has_ended(end):
+    """Whether the other side has closed a connection, whatever it has said before."""
+    poller = select.poll()
+    poller.register(end, select.POLLRDHUP)
+    return bool(poller.poll(0))
+
+
+class Line:
+    """A connection to another region: what is said takes a while, and it can be cut."""
+
+    def __init__(self, port, delay=(0.0, 0.0)):
+        self.target, self.delay = port, delay
+        self.cut, self.stopped = threading.Event(), threading.Event()
+        self.port = free_port()
+        self.listener = socket.create_server((HOST, self.port))
+        self.listener.settimeout(0.1)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        chance = random.Random(5)
+        while not self.stopped.is_set():
+            try:
+                near, _ = self.listener.accept()
+                far = socket.create_connection((HOST, self.target))
+            except (TimeoutError, OSError):
+                continue
+            # Each connection takes its own way, so that they overtake each other.
+            late = chance.uniform(*self.delay)
+            threading.Thread(target=self._pass_on, args=(near, far, late), daemon=True).start()
+
+    def _pass_on(self, near, far, late):
+        waiting, was_cut = [], False
+        try:
+            while not self.stopped.is_set():
+                if self.cut.is_set():
+                    # Packets are lost: nothing comes through, and what was on its way never will. Who closes its
+                    # end meanwhile sends nothing again.
+                    was_cut = True
+                    if waiting:
+                        return
+                    time.sleep(0.01)
+                    continue
+                if was_cut and any(has_ended(end) for end in (near, far)):
+                    return
+                was_cut = False
+                readable, _, _ = select.select([near, far], [], [], 0.002)
+                for one, other in ((near, far), (far, near)):
+                    if one in readable:
+                        data = one.recv(1 << 16)
+                        if not data:
+                            return
+                        waiting.append((time.monotonic() + late, other, data))
+                while waiting and waiting[0][0] <= time.monotonic():
+                    _, to, data = waiting.pop(0)
+                    to.sendall(data)
+        except OSError:
+            pass
+        finally:
+            near.close()
+            far.close()
+
+    def close(self):
+        self.stopped.set()
+        self.listener.close()
+
+
+@pytest.fixture
+def lines():
+    made = []
+    yield made
+    for line in made:
+        line.close()
+
+
+def two_regions(place, lines, kind, delay=(0.0, 0.0), node="", **options):
+    """The servers of both regions, the way to the second, and the gateway."""
+    eu, us = ((place.redis() if kind == "redis" else place.memcached()) for _ in range(2))
+    line = Line(us.port, delay)
+    lines.append(line)
+    common = {"redis": kind == "redis", "timeout": 500, "listen": None}
+    spool = "{directory: %s, max: 64mb}" % (place.directory / "spool")
+    gateway = place.cashew({
+        "eu": {"servers": [f"{HOST}:{eu.port}:1 eu1"], **common},
+        "us": {"servers": [f"{HOST}:{line.port}:1 us1"], "spool": spool, **common},
+        "alpha": {"redis": kind == "redis",
+                  "route": "{regions: {here: eu, to: {eu: eu, us: us}%s}}" % node, **options},
+    }, {"worker_processes": 2})
+    return eu, us, line, gateway
+
+
+def has(server, kind, keys=KEYS):
+    """What a server has of the keys."""
+    with server.connect() as conn:
+        if kind == "redis":
+            for key in keys:
+                conn.send(resp("GET", key))
+            return {key: conn.reply() for key in keys}
+        found = {}
+        for key in keys:
+            conn.send(b"get %b\r\n" % key)
+            line = conn.read_line()
+            found[key] = None
+            if line.startswith(b"VALUE"):
+                found[key] = conn.read_line().strip()
+                conn.read_line()
+        return found
+
+
+def differing(eu, us, kind, keys=KEYS):
+    """Keys of which the second region has something else than the first."""
+    first, second = has(eu, kind, keys), has(us, kind, keys)
+    return {key: (first[key], second[key]) for key in keys
+            if second[key] is not None and second[key] != first[key]}
+
+
+def settled(gateway):
+    us = gateway.stats()["us"]["us1"]
+    return us["spool_depth"] == 0 and us["spool_held"] == 0 and us["in_queue"] == 0 and us["out_queue"] == 0
+
+
+class Writers(Crowd):
+    """Clients of all workers that write the same keys, all the time."""
+
+    def __init__(self, kind, gateway, count=4, keys=KEYS):
+        super().__init__(self.run, count)
+        self.kind, self.gateway, self.keys = kind, gateway, keys
+        self.took, self.errors = [], []
+
+    def run(self, number):
+        chance = random.Random(number)
+        with self.gateway.connect("alpha", timeout=30) as conn:
+            step = 0
+            while not self.ended.is_set():
+                step += 1
+                key, value = chance.choice(self.keys), b"%d-%d" % (number, step)
+                began = time.monotonic()
+                what = chance.random()
+                try:
+                    if self.kind == "redis":
+                        if what < 0.8:
+                            conn.call("SET", key, value)
+                        elif what < 0.9:
+                            conn.call("DEL", key)
+                        else:
+                            conn.call("APPEND", key, b"+")
+                    else:
+                        if what < 0.8:
+                            conn.send(b"set %b 0 0 %d\r\n%b\r\n" % (key, len(value), value))
+                        elif what < 0.9:
+                            conn.send(b"delete %b\r\n" % key)
+                        else:
+                            conn.send(b"append %b 0 0 1\r\n+\r\n" % key)
+                        said = conn.read_line()
+                        if b"ERROR" in said:
+                            self.errors.append(said)
+                except ReplyError as error:
+                    self.errors.append(str(error))
+                self.took.append(time.monotonic() - began)
+                time.sleep(0.0005)
+
+
+@pytest.mark.certain
+@pytest.mark.parametrize("kind", ["redis", "memcached"])
+def test_writes_at_once_leave_the_same_or_nothing_in_all_regions(place, lines, kind):
+    eu, us, _, gateway = two_regions(place, lines, kind, delay=(0.0, 0.03))
+    with Writers(kind, gateway, keys=KEYS[:20]) as writers:
+        time.sleep(5)
+    wait_until(lambda: settled(gateway), "all has arrived")
+    time.sleep(0.2)
+    assert writers.errors == []
+    assert differing(eu, us, kind) == {}
+    # It is no wonder if it has nothing: what is written by itself is there.
+    with gateway.connect("alpha") as conn:
+        for key in KEYS[50:]:
+            if kind == "redis":
+                conn.call("SET", key, "alone")
+            else:
+                conn.send(b"set %b 0 0 5\r\nalone\r\n" % key)
+                conn.expect(b"STORED\r\n")
+    wait_until(lambda: all(has(us, kind, KEYS[50:]).values()), "they are there")
+    stats = gateway.stats()["alpha"]
+    assert stats["region_copies"] > 1000 and stats["region_forgets"] > 0
+
+
+@pytest.mark.certain
+@pytest.mark.parametrize("kind", ["redis", "memcached"])
+def test_after_a_cut_all_regions_have_the_same_or_nothing(place, lines, kind):
+    eu, us, line, gateway = two_regions(place, lines, kind)
+    with Writers(kind, gateway) as writers:
+        time.sleep(1)
+        before = has(us, kind)
+        assert sum(value is not None for value in before.values()) > 100
+        line.cut.set()
+        time.sleep(5)
+    # What is written later would hide what was not.
+    line.cut.clear()
+    assert writers.errors == []
+    wait_until(lambda: settled(gateway), "all is told", seconds=20)
+    time.sleep(0.2)
+    assert differing(eu, us, kind) == {}
+    assert gateway.stats()["us"]["us1"]["spool_replayed"] > 0
+
+
+def test_clients_do_not_wait_for_another_region(place, lines):
+    _, us, _, gateway = two_regions(place, lines, "redis", delay=(0.08, 0.08))
+    with Writers("redis", gateway, count=2) as writers:
+        time.sleep(2)
+    took = sorted(writers.took)
+    assert took[len(took) * 9 // 10] < 0.04
+    wait_until(lambda: any(has(us, "redis").values()), "it arrives")
+
+
+def test_reads_are_answered_where_it_is_said(place, lines):
+    for node, expected in (("", "eu"), (", reads: us", "us"), (", primary: us", "eu")):
+        eu, us, _, gateway = two_regions(place, lines, "redis", node=node) \
+            if "primary" not in node else primary_elsewhere(place, lines)
+        eu.call("SET", "where", "eu")
+        us.call("SET", "where", "us")
+        with gateway.connect("alpha") as conn:
+            assert conn.call("GET", "where") == expected.encode()
+            conn.call("SET", "k", "v")
+            wait_until(lambda: eu.call("GET", "k") == us.call("GET", "k") == b"v", "both have it")
+            assert conn.call("INCRBY", "number", "5") == 5
+            # What is no whole value is in the primary region only.
+            primary, other = (us, eu) if "primary" in node else (eu, us)
+            assert primary.call("GET", "number") == b"5"
+            wait_until(lambda: other.call("EXISTS", "number") == 0, "the other one has nothing")
+        gateway.stop()
+
+
+def primary_elsewhere(place, lines):
+    eu, us = place.redis(), place.redis()
+    spool = "{directory: %s, max: 64mb}" % (place.directory / "spool")
+    common = {"redis": True, "timeout": 500, "listen": None}
+    gateway = place.cashew({
+        "eu": {"servers": [f"{HOST}:{eu.port}:1 eu1"], "spool": spool, **common},
+        "us": {"servers": [f"{HOST}:{us.port}:1 us1"], **common},
+        "alpha": {"redis": True,
+                  "route": "{regions: {here: eu, primary: us, to: {eu: eu, us: us}}}"},
+    }, {"worker_processes": 1})
+    return eu, us, None, gateway
+
+
+def test_what_is_too_much_at_once_is_forgotten_there(place, lines):
+    eu, us, _, gateway = two_regions(place, lines, "redis", delay=(0.1, 0.1), node=", outstanding: 5")
+    for key in KEYS:
+        us.call("SET", key, "old")
+    with gateway.connect("alpha") as conn:
+        for key in KEYS:
+            conn.send(resp("SET", key, "new"))
+        for _ in KEYS:
+            conn.expect(b"+OK\r\n")
+    wait_until(lambda: settled(gateway), "all is told", seconds=20)
+    wait_until(lambda: differing(eu, us, "redis") == {}, "nothing old is left")
+    assert gateway.stats()["alpha"]["region_forgets"] > 100
+
+
+@pytest.mark.certain
+def test_a_reload_amid_writes_leaves_the_same_or_nothing(place, lines):
+    eu, us, _, gateway = two_regions(place, lines, "redis", delay=(0.0, 0.03))
+    other = place.redis()
+    base = dict(gateway.pools)
+    # Its name is the first, so that all others have another number.
+    more = {"aaa": {"redis": True, "servers": [f"{HOST}:{other.port}:1"]}}
+    with Writers("redis", gateway, keys=KEYS[:20]) as writers:
+        for step in range(6):
+            time.sleep(0.4)
+            gateway.configure(base if step % 2 else {**base, **more})
+            gateway.reload()
+    assert writers.errors == []
+    wait_until(lambda: settled(gateway), "all has arrived")
+    time.sleep(0.2)
+    assert differing(eu, us, "redis") == {}
+
+
+@pytest.mark.certain
+def test_who_writes_and_leaves_has_it_in_all_regions(place, lines):
+    eu, us = place.redis(), place.redis()
+    line = Line(eu.port, (0.05, 0.05))
+    lines.append(line)
+    common = {"redis": True, "timeout": 2000, "listen": None}
+    spool = "{directory: %s, max: 64mb}" % (place.directory / "spool")
+    gateway = place.cashew({
+        "eu": {"servers": [f"{HOST}:{line.port}:1 eu1"], **common},
+        "us": {"servers": [f"{HOST}:{us.port}:1 us1"], "spool": spool, **common},
+        "alpha": {"redis": True, "route": "{regions: {here: eu, to: {eu: eu, us: us}}}"},
+    }, {"worker_processes": 2})
+    for key in KEYS[:50]:
+        eu.call("SET", key, "old")
+        us.call("SET", key, "old")
+    for key in KEYS[:50]:
+        with gateway.connect("alpha") as conn:
+            conn.send(resp("SET", key, "new"))
+            time.sleep(0.005)
+    wait_until(lambda: set(has(eu, "redis", KEYS[:50]).values()) == {b"new"}, "all are written")
+    wait_until(lambda: differing(eu, us, "redis", KEYS[:50]) == {}, "they follow", seconds=5)
