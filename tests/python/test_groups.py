@@ -20,6 +20,9 @@ def replicate(replicas, primary):
     for replica in replicas:
         replica.call("REPLICAOF", HOST, str(primary.port))
     wait_until(lambda: all(map(is_linked, replicas)), "the replicas have a copy")
+    # Before that a primary keeps what is written: a replica that is promoted would not have it.
+    wait_until(lambda: primary.call("INFO", "replication").count(b"state=online") >= len(replicas),
+               "the primary sends them what is written")
 
 
 def replicas_of(place, primary, count):

@@ -36,6 +36,8 @@ class Walk:
 
 
 def promote(gateway, server, former):
+    # A replica's link is up before it is sent what was written since its copy was made.
+    wait_until(lambda: server.call("DBSIZE") == former.call("DBSIZE"), "the replica has all keys")
     server.call("REPLICAOF", "NO", "ONE")
     done = gateway.order("failover", "alpha", "s1", f"{HOST}:{server.port}")
     assert done.returncode == 0, done.stderr
