@@ -11,6 +11,7 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, sockopt};
 
+use crate::give_up::give_up;
 use crate::low_water;
 use crate::precise::PreciseWait;
 use crate::socket::{
@@ -576,8 +577,7 @@ impl Driver for EpollDriver {
 
     fn give_up(&mut self, conn: Token) {
         if let Some(descriptor) = self.socket(conn).and_then(|socket| socket.descriptor.as_ref()) {
-            // A Unix socket has no such option, and needs none.
-            let _ = sockopt::set_tcp_user_timeout(descriptor, crate::GIVE_UP_MS);
+            give_up(descriptor);
         }
     }
 

@@ -7,6 +7,8 @@
 
 mod epoll;
 #[allow(unsafe_code)]
+mod give_up;
+#[allow(unsafe_code)]
 mod low_water;
 #[allow(unsafe_code)]
 mod precise;
@@ -115,10 +117,6 @@ pub trait Handler {
     fn sent(&mut self, conn: Token, bytes: u64);
 }
 
-/// How long what was sent on a connection that is [given up](Driver::give_up) may be unacknowledged: less than any
-/// time after which it would be sent again.
-const GIVE_UP_MS: u32 = 1;
-
 /// What every driver must do; `tests/contract.rs` tests it.
 pub trait Driver {
     /// The most bytes of a connection that are reported after the read for which it is to be
@@ -163,8 +161,9 @@ pub trait Driver {
     /// more.
     fn close(&mut self, conn: Token);
 
-    /// Before a connection to a server is closed: what its peer has not acknowledged is not sent again. A peer
-    /// that cannot be reached would otherwise get it much later, when others have said something else.
+    /// Before a connection to a server is closed: what its peer has not acknowledged by then is not sent again, and
+    /// what it had no room for is not sent at all. A peer that cannot be reached, or hangs, would otherwise get it
+    /// much later, when others have said something else.
     fn give_up(&mut self, conn: Token);
 
     /// Stops reading from the connection until [`Driver::resume`]. Bytes read already are still

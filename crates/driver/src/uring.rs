@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, shutdown, sockopt};
 
+use crate::give_up::give_up;
 use crate::low_water;
 use crate::ring::{self, BUFFER_SIZE, Buffer, Completion, Ring};
 use crate::socket::{
@@ -762,8 +763,7 @@ impl Driver for UringDriver {
 
     fn give_up(&mut self, conn: Token) {
         if let Some(descriptor) = self.socket(conn).and_then(|socket| socket.descriptor.as_ref()) {
-            // A Unix socket has no such option, and needs none.
-            let _ = sockopt::set_tcp_user_timeout(descriptor, crate::GIVE_UP_MS);
+            give_up(descriptor);
         }
     }
 

@@ -53,6 +53,7 @@ contract! {
     reports_a_write_to_nobody
     closes_behind_what_was_written
     has_nothing_sent_again_of_what_it_gives_up
+    sends_nothing_that_a_peer_has_no_room_for_when_it_is_given_up
     keeps_nothing_of_what_it_closed
     reports_nothing_about_what_it_closed
     connects_to_tcp
@@ -476,6 +477,22 @@ fn has_nothing_sent_again_of_what_it_gives_up<D: Driver>(new: fn() -> D) {
     let mut received = Vec::new();
     peer.read_to_end(&mut received).unwrap();
     assert_eq!(received, b"last words");
+}
+
+fn sends_nothing_that_a_peer_has_no_room_for_when_it_is_given_up<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (mut peer, conn) = bench.accept(address);
+    let sent = pattern(16 << 20);
+    bench.send(conn, &*sent);
+    bench.linger();
+    bench.driver.give_up(conn);
+    bench.driver.close(conn);
+    bench.linger();
+    let mut received = Vec::new();
+    let ended = peer.read_to_end(&mut received);
+    assert_eq!(ended.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+    assert!(received.len() < sent.len());
 }
 
 fn keeps_to_a_low_water_mark<D: Driver>(new: fn() -> D) {

@@ -21,6 +21,9 @@ use crate::write::now_ms;
 const LOOK_INTERVAL: Duration = Duration::from_millis(25);
 /// A server that refuses what it is told is left alone for so long.
 const PAUSE: Duration = Duration::from_millis(250);
+/// A server that hung, or could not be reached, may have taken writes that it has yet to run: they came before what
+/// it is to forget, on connections of their own. It has so long for them.
+const SETTLE: Duration = Duration::from_millis(200);
 /// Nothing comes any more if nothing has for so long: workers say every tenth of a second that records are on
 /// their way.
 const QUIET_US: u64 = 300_000;
@@ -194,6 +197,9 @@ struct Replay<'d> {
     directory: &'d Path,
     readers: BTreeMap<PathBuf, Reader>,
     connection: Option<Forgetting>,
+    /// Nobody was there when it was last tried: whoever is there next has taken nothing before.
+    was_refused: bool,
+    settled_at: Option<Instant>,
     /// In milliseconds since 1970.
     connected_ms: u64,
     /// Since when the server is there, whatever it says to what it is told.
@@ -214,6 +220,8 @@ impl<'d> Replay<'d> {
             directory,
             readers: BTreeMap::new(),
             connection: None,
+            was_refused: false,
+            settled_at: None,
             connected_ms: 0,
             back_since: None,
             told_at: None,
@@ -245,11 +253,14 @@ impl<'d> Replay<'d> {
             match Forgetting::connect(&target.endpoint, &target.speech) {
                 Ok(connection) => {
                     self.connection = Some(connection);
+                    let is_new = std::mem::take(&mut self.was_refused);
+                    self.settled_at = (!is_new).then(|| Instant::now() + SETTLE);
                     self.connected_ms = now_ms();
                     self.back_since.get_or_insert_with(Instant::now);
                     self.seen.clear();
                 }
                 Err(error) => {
+                    self.was_refused = error.kind() == io::ErrorKind::ConnectionRefused;
                     self.note_failure(target, &error);
                     std::thread::sleep(LOOK_INTERVAL);
                 }
@@ -271,6 +282,13 @@ impl<'d> Replay<'d> {
         }
         if self.connection.is_none() {
             return false;
+        }
+        if self.settled_at.is_some_and(|at| Instant::now() < at) {
+            std::thread::sleep(LOOK_INTERVAL);
+            return false;
+        }
+        if self.settled_at.take().is_some() {
+            self.connected_ms = now_ms();
         }
         // Before the files are looked at.
         let newest = target.members.iter().map(|&it| segments.spooled_us(it)).max().unwrap_or(0);
