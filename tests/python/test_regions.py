@@ -309,3 +309,49 @@ def test_who_writes_and_leaves_has_it_in_all_regions(place, lines):
             time.sleep(0.005)
     wait_until(lambda: set(has(eu, "redis", KEYS[:50]).values()) == {b"new"}, "all are written")
     wait_until(lambda: differing(eu, us, "redis", KEYS[:50]) == {}, "they follow", seconds=5)
+
+
+# What it is before, and what changes it.
+CHANGES = [
+    (["HSET", "k", "f", "1"], ["HSET", "k", "f", "2"]),
+    (["ZADD", "k", "1", "a"], ["ZADD", "k", "2", "a"]),
+    (["GEOADD", "k", "1", "1", "a"], ["GEOADD", "k", "2", "2", "a"]),
+    (["SETBIT", "k", "7", "0"], ["SETBIT", "k", "7", "1"]),
+    (["SET", "k", "-1"], ["INCR", "k"]),
+    (["SET", "k", "1"], ["DECRBY", "k", "1"]),
+    (["HSET", "k", "f", "-1"], ["HINCRBY", "k", "f", "1"]),
+    (["SET", "k", "old"], ["GETSET", "k", "new"]),
+    (["SET", "k", "old"], ["SET", "k", "new", "GET"]),
+    (["SET", "k", "old"], ["SET", "k", "new", "KEEPTTL"]),
+    (["SET", "k", "old"], ["SET", "k", "new", "XX"]),
+    (["SET", "k", "old", "EX", "1000"], ["PERSIST", "k"]),
+    (["SET", "k", "old"], ["EXPIRE", "k", "1000"]),
+    (["RPUSH", "k", "a", "b"], ["LPOP", "k"]),
+    (["RPUSH", "k", "a", "b"], ["LSET", "k", "0", "c"]),
+    (["XADD", "k", "1-1", "f", "v"], ["XADD", "k", "2-1", "f", "v"]),
+]
+
+
+@pytest.mark.parametrize("before", ["the same", "only in the other"])
+@pytest.mark.parametrize("made, change", CHANGES, ids=[" ".join(change) for _, change in CHANGES])
+def test_what_changes_a_key_leaves_the_same_or_nothing(place, lines, made, change, before):
+    eu, us, _, gateway = two_regions(place, lines, "redis")
+    us.call(*made)
+    if before == "the same":
+        eu.call(*made)
+
+    def is_alike():
+        there = us.call("DUMP", "k")
+        lasts = us.call("TTL", "k")
+        return there is None or (there, lasts > 0) == (eu.call("DUMP", "k"), eu.call("TTL", "k") > 0)
+
+    try:
+        with gateway.connect("alpha") as conn:
+            conn.call(*change)
+    except ReplyError:
+        # It is not there.
+        assert before != "the same"
+        return
+    if before == "only in the other" and not eu.call("EXISTS", "k"):
+        return
+    wait_until(is_alike, "the other region follows")

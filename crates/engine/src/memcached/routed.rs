@@ -246,6 +246,7 @@ impl Engine {
             dialect: &TEXT,
             is_joined: retrieves && keys.len() > 1,
             overwrites: operation == Operation::Write && repeats == Repeats::Alike,
+            misses_change: false,
         };
         Some(self.ask_route(client, tree, errand, questions))
     }
@@ -285,7 +286,9 @@ impl Engine {
             _ => Repeats::Never,
         };
         let overwrites = operation == Operation::Write && repeats == Repeats::Alike;
-        let errand = Errand { operation, repeats, dialect: &PACKET, is_joined: false, overwrites };
+        let dialect = &PACKET;
+        let (is_joined, misses_change) = (false, false);
+        let errand = Errand { operation, repeats, dialect, is_joined, overwrites, misses_change };
         Some(self.ask_route(client, tree, errand, vec![question]))
     }
 }

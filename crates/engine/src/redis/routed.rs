@@ -319,6 +319,60 @@ fn repeats(command: &Command, bytes: &[u8], args: &[Span]) -> Repeats {
     }
 }
 
+/// Commands that have changed nothing if they answer 0 or nil.
+const UNCHANGED: [&str; 31] = [
+    "del",
+    "expire",
+    "expireat",
+    "getdel",
+    "getex",
+    "hdel",
+    "hexpire",
+    "hsetnx",
+    "linsert",
+    "lmpop",
+    "lpop",
+    "lpushx",
+    "lrem",
+    "msetnx",
+    "persist",
+    "pexpire",
+    "pexpireat",
+    "pfadd",
+    "rpop",
+    "rpushx",
+    "sadd",
+    "setnx",
+    "spop",
+    "srem",
+    "touch",
+    "unlink",
+    "xack",
+    "xdel",
+    "xtrim",
+    "zmpop",
+    "zrem",
+];
+
+/// Whether something may have changed though the answer is 0 or nil: `HSET` of a field that was there answers 0,
+/// `INCR` the result, `GETSET` what was there before.
+fn misses_change(command: &Command, bytes: &[u8], args: &[Span]) -> bool {
+    let has = |word: &[u8]| args.iter().skip(3).any(|arg| arg.of(bytes).eq_ignore_ascii_case(word));
+    match command.name {
+        "set" => has(b"GET") || !has(b"NX") && !has(b"XX"),
+        name => command.access != Access::Read && !UNCHANGED.contains(&name),
+    }
+}
+
+/// Whether what a key has afterwards, its time to live included, is all in the request.
+fn stores_whole(command: &Command, bytes: &[u8], args: &[Span]) -> bool {
+    let mut options = args.iter().skip(3).map(|arg| arg.of(bytes));
+    match command.name {
+        "set" => !options.any(|arg| arg.eq_ignore_ascii_case(b"KEEPTTL")),
+        name => matches!(name, "setex" | "psetex" | "mset" | "getset"),
+    }
+}
+
 impl Engine {
     /// Asks several backends, or in other words.
     fn fork_redis(
@@ -370,7 +424,8 @@ impl Engine {
             repeats: repeats(command, bytes, args),
             dialect,
             is_joined: dialect.0.is_some(),
-            overwrites: matches!(command.name, "set" | "setex" | "psetex" | "mset" | "getset"),
+            overwrites: stores_whole(command, bytes, args),
+            misses_change: misses_change(command, bytes, args),
         };
         self.ask_route(client, tree, errand, questions)
     }

@@ -38,6 +38,8 @@ pub(crate) struct Ask {
     pub(crate) has_word: bool,
     /// It stores a whole value, whatever was there.
     pub(crate) overwrites: bool,
+    /// What is answered like a miss may have changed something all the same.
+    pub(crate) misses_change: bool,
     /// The key is removed in its place.
     pub(crate) removes: bool,
     /// It follows what another region has done.

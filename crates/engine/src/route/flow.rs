@@ -36,6 +36,8 @@ pub(crate) struct Errand {
     pub(crate) is_joined: bool,
     /// It stores whole values, whatever was there.
     pub(crate) overwrites: bool,
+    /// If it answers that there is nothing, or a zero, it has changed something all the same.
+    pub(crate) misses_change: bool,
 }
 
 #[derive(Debug)]
@@ -168,6 +170,7 @@ impl RouteFlow {
             random: *random,
             has_word: self.errand.dialect.has_word(question),
             overwrites: self.errand.overwrites,
+            misses_change: self.errand.misses_change,
             removes: false,
             is_copy: self.copy.is_some(),
         }

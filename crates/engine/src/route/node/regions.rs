@@ -17,6 +17,7 @@ pub(super) fn judge(primary: usize, ask: &Ask, answers: &Answers<'_>) -> Verdict
     let change = match (answers.kind(primary), ask.operation) {
         (None, _) => return Verdict::Wait,
         (_, Operation::Read) => None,
+        (Some(Kind::Miss), Operation::Write) if ask.misses_change => Some(Change::Delete),
         (Some(Kind::Hit | Kind::Miss), Operation::Delete) => Some(Change::None),
         (Some(Kind::Hit), Operation::Write) if is_whole => Some(Change::None),
         (Some(Kind::Hit | Kind::Failed(Execution::Unknown) | Kind::Said), _) => {
@@ -45,6 +46,7 @@ mod tests {
         random: 0,
         has_word: true,
         overwrites: true,
+        misses_change: false,
         removes: false,
         is_copy: false,
     };
@@ -62,6 +64,7 @@ mod tests {
         let hset = Ask { overwrites: false, ..SET };
         let incr = Ask { overwrites: false, repeats: Repeats::Never, ..SET };
         let set_nx = Ask { repeats: Repeats::Never, ..SET };
+        let decr = Ask { misses_change: true, ..incr };
         let unknown = Kind::Failed(Execution::Unknown);
         for (ask, hit, miss) in [
             (&SET, &copy, &forget),
@@ -69,6 +72,7 @@ mod tests {
             (&hset, &forget, &nothing),
             (&incr, &forget, &nothing),
             (&set_nx, &forget, &nothing),
+            (&decr, &forget, &forget),
         ] {
             assert_eq!(&says(ask, Kind::Hit), hit, "{ask:?}");
             assert_eq!(&says(ask, Kind::Miss), miss, "{ask:?}");

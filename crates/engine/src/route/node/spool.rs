@@ -43,6 +43,7 @@ mod tests {
             random: 0,
             has_word: true,
             overwrites,
+            misses_change: false,
             removes: false,
             is_copy: false,
         };

@@ -114,6 +114,7 @@ const READ: Ask = Ask {
     random: 1,
     has_word: true,
     overwrites: false,
+    misses_change: false,
     removes: false,
     is_copy: false,
 };
