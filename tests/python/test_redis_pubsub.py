@@ -407,3 +407,19 @@ def test_subscribers_of_a_worker_that_retires_are_closed_in_time(place):
         except (EOFError, ConnectionError):
             pass
     assert open_still == left
+
+
+@pytest.mark.parametrize("options", [{}, {"redis_db": 2}], ids=["plain", "another database"])
+@pytest.mark.parametrize("dialect", [2, 3])
+def test_servers_with_a_password_are_subscribed_to(place, options, dialect):
+    server = place.redis("--requirepass", "secret")
+    gateway = place.cashew({"alpha": {"redis": True, "redis_auth": "secret", **options,
+                                      "servers": server_lines([server])}})
+    with gateway.connect() as conn, gateway.connect() as other:
+        conn.call("HELLO", str(dialect), "AUTH", "default", "secret")
+        other.call("AUTH", "secret")
+        conn.send(resp("SUBSCRIBE", "news"))
+        kind = b">" if dialect == 3 else b"*"
+        conn.expect(kind + b"3\r\n$9\r\nsubscribe\r\n$4\r\nnews\r\n:1\r\n")
+        assert other.call("PUBLISH", "news", "hi") == 1
+        conn.expect(kind + b"3\r\n$7\r\nmessage\r\n$4\r\nnews\r\n$2\r\nhi\r\n")

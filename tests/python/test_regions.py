@@ -355,3 +355,23 @@ def test_what_changes_a_key_leaves_the_same_or_nothing(place, lines, made, chang
     if before == "only in the other" and not eu.call("EXISTS", "k"):
         return
     wait_until(is_alike, "the other region follows")
+
+
+@pytest.mark.parametrize("change", [b"mg k T40 v\r\n", b"touch k 40\r\n", b"gat 40 k\r\n", b"mg k N30 R600 v\r\n"])
+def test_what_touches_an_item_touches_it_in_all_regions(place, lines, change):
+    eu, us, _, gateway = two_regions(place, lines, "memcached")
+    for server in (eu, us):
+        with server.connect() as conn:
+            conn.send(b"set k 0 500 1\r\nv\r\n")
+            conn.expect(b"STORED\r\n")
+    with gateway.connect("alpha") as conn:
+        conn.send(change)
+        conn.read_line()
+
+    def is_alike():
+        with us.connect() as conn:
+            conn.send(b"mg k t\r\n")
+            said = conn.read_line()
+        return said == b"EN" or int(said.removeprefix(b"HD t")) <= 40
+
+    wait_until(is_alike, "the other region follows")

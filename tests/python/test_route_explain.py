@@ -40,6 +40,13 @@ def test_the_server_that_is_named_gets_the_key(place):
         assert conn.error("ROUTE", "EXPLAIN", "a", "nothing") == "ERR there is no command 'nothing'"
         assert conn.error("ROUTE", "EXPLAIN").startswith("ERR wrong number of arguments")
         assert "unknown subcommand" in conn.error("ROUTE", "X", "a")
+        assert conn.call("ROUTE", "HELP")[1].startswith(b"EXPLAIN ")
+        for name in ("ping", "flushall", "subscribe", "multi", "config|get"):
+            shown = name.upper().replace("|", " ")
+            assert conn.error("ROUTE", "EXPLAIN", "z", name) == f"ERR {shown} does not go by a key"
+        assert explained(conn, "z", "incr")[0].startswith("INCR must run once")
+        assert explained(conn, "z", "rename")[0].startswith("RENAME goes to the first pool only")
+        assert explained(conn, "z", "get")[0].startswith("prefix")
 
 
 def test_how_the_server_is_and_what_is_hidden(place):

@@ -109,7 +109,9 @@ class Readers(Crowd):
 @pytest.mark.parametrize("kind", ["memcached", "redis"])
 def test_a_server_that_hung_answers_nothing_that_was_deleted_meanwhile(place, kind):
     it = server(kind, place)
-    gateway = place.cashew({"alpha": pool(kind, [it], place)}, {"worker_processes": 2})
+    # A busy machine may take longer than usual.
+    options = {"spool": spool(place, hold="60s")}
+    gateway = place.cashew({"alpha": pool(kind, [it], place) | options}, {"worker_processes": 2})
     speaks, keys = Speaks(kind, gateway), names(KEYS)
     speaks.store(keys)
     # Connections of all workers are there and stay.

@@ -20,8 +20,16 @@ pub struct Place {
     pub pool: String,
     /// Bytes that all workers may keep there.
     pub max: u64,
-    /// It has as many, or the disk is full.
+    /// It has as many, or cannot be written to.
     pub(crate) is_full: AtomicBool,
+}
+
+/// What is on its way to the writer.
+#[derive(Debug)]
+pub(crate) enum Letter {
+    /// A place that will be written to.
+    Place(Arc<Place>),
+    Record(Queued),
 }
 
 /// A record on its way.
@@ -35,7 +43,7 @@ pub(crate) struct Queued {
 /// The worker's end.
 #[derive(Debug)]
 pub struct Queue {
-    sender: SyncSender<Queued>,
+    sender: SyncSender<Letter>,
     unwritten: Arc<AtomicU64>,
     size: Arc<AtomicU64>,
 }
@@ -43,7 +51,7 @@ pub struct Queue {
 /// The writer's end.
 #[derive(Debug)]
 pub struct Incoming {
-    pub(crate) receiver: Receiver<Queued>,
+    pub(crate) receiver: Receiver<Letter>,
     unwritten: Arc<AtomicU64>,
     size: Arc<AtomicU64>,
 }
@@ -63,6 +71,12 @@ impl Place {
 }
 
 impl Queue {
+    /// Has it tried whether a place can be written to. It takes nothing while it cannot.
+    pub fn announce(&self, place: &Arc<Place>) {
+        // With so many records waiting it is too late anyway.
+        let _ = self.sender.try_send(Letter::Place(Arc::clone(place)));
+    }
+
     /// Takes on that a server is to forget a key of a database. `false` if there is no room for it, in memory
     /// or on disk, or if the key is too long.
     pub fn put(&self, place: &Arc<Place>, server: &str, database: u32, key: &[u8]) -> bool {
@@ -78,7 +92,7 @@ impl Queue {
         self.size.fetch_add(len, Ordering::Relaxed);
         let record = Record { at_ms: now_ms(), database, key: key.to_vec() };
         let queued = Queued { place: Arc::clone(place), server: server.to_owned(), record };
-        let is_taken = self.sender.try_send(queued).is_ok();
+        let is_taken = self.sender.try_send(Letter::Record(queued)).is_ok();
         if !is_taken {
             self.unwritten.fetch_sub(1, Ordering::Relaxed);
             self.size.fetch_sub(len, Ordering::Relaxed);

@@ -383,7 +383,17 @@ impl<'d> Replay<'d> {
         }
         target.members.iter().for_each(|&it| segments.set_forgotten(it, newest));
         let removed = |(path, reader): (&PathBuf, &Reader)| match reader.remove(path) {
-            Ok(is_removed) => is_removed.then(|| path.clone()),
+            Ok(is_removed) => {
+                if is_removed && reader.has_lost() {
+                    warn!(
+                        pool = target.pool,
+                        server = target.name,
+                        "has not forgotten all: parts of {} were damaged",
+                        path.display()
+                    );
+                }
+                is_removed.then(|| path.clone())
+            }
             Err(error) => {
                 warn!("cannot remove {}: {error}", path.display());
                 None

@@ -17,6 +17,8 @@ pub const MAGIC: &[u8; 8] = b"cshspl1\n";
 /// From this size on the next one is begun.
 pub(crate) const SEGMENT_MAX: u64 = 8 << 20;
 const SUFFIX: &str = ".spool";
+/// So far behind what is damaged the next record is looked for: beyond the longest one.
+const SEARCH_MAX: usize = 128 * 1024;
 /// Bytes that are read at once.
 const READ_MAX: usize = 256 * 1024;
 
@@ -111,6 +113,8 @@ pub(crate) struct Reader {
     taken_count: u64,
     /// What is behind that is no record.
     is_torn: bool,
+    /// Between records is something else.
+    is_damaged: bool,
 }
 
 impl Reader {
@@ -129,7 +133,15 @@ impl Reader {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no segment"));
         }
         let at = start.len() as u64;
-        Ok(Some(Self { file, counted: at, count: 0, taken: at, taken_count: 0, is_torn: false }))
+        Ok(Some(Self {
+            file,
+            counted: at,
+            count: 0,
+            taken: at,
+            taken_count: 0,
+            is_torn: false,
+            is_damaged: false,
+        }))
     }
 
     /// Counts what was written since. Returns how many records are not taken.
@@ -161,6 +173,7 @@ impl Reader {
         let mut bytes = vec![0; READ_MAX];
         self.file.seek(SeekFrom::Start(from))?;
         let len = self.file.read(&mut bytes)?;
+        let is_end = from + len as u64 >= self.file.metadata()?.len();
         let (mut records, mut at) = (Vec::new(), 0);
         while records.len() < max {
             match Record::read(&bytes[at..len]) {
@@ -168,14 +181,25 @@ impl Reader {
                     records.push(record);
                     at += size;
                 }
-                Found::Partial => break,
-                Found::Torn => {
-                    self.is_torn = at < len;
-                    break;
-                }
+                Found::Partial if !is_end => break,
+                found => match next_record(&bytes[at..len]) {
+                    Some(skipped) => {
+                        self.is_damaged = true;
+                        at += skipped;
+                    }
+                    None => {
+                        self.is_torn |= found == Found::Torn && at < len;
+                        break;
+                    }
+                },
             }
         }
         Ok((records, from + at as u64))
+    }
+
+    /// Whether some of it can no longer be read.
+    pub(crate) fn has_lost(&self) -> bool {
+        self.is_torn || self.is_damaged
     }
 
     /// Removes the segment if all of its records are taken, unless its writer is about to write. `false` if it
@@ -200,6 +224,12 @@ impl Reader {
         let is_read = file.seek(SeekFrom::Start(self.taken)).and_then(|_| file.read(&mut bytes));
         is_read.is_ok_and(|len| !matches!(Record::read(&bytes[..len]), Found::Record(..)))
     }
+}
+
+/// How far away the next whole record is.
+fn next_record(bytes: &[u8]) -> Option<usize> {
+    let is_record = |at: &usize| matches!(Record::read(&bytes[*at..]), Found::Record(..));
+    (1..bytes.len().min(SEARCH_MAX)).find(is_record)
 }
 
 #[cfg(test)]
@@ -264,6 +294,29 @@ mod tests {
         let (records, end) = reader.next(100).unwrap();
         reader.take(records.len() as u64, end);
         assert!(reader.remove(&segment.path).unwrap());
+        fs::remove_dir_all(place).unwrap();
+    }
+
+    #[test]
+    fn what_is_behind_damage_is_read() {
+        let place = place("damaged");
+        let whole = text(0..9);
+        let size = text(0..1).len();
+        for at in 0..whole.len() {
+            let mut segment = Segment::create(&place, 7, at as u64).unwrap();
+            let mut bytes = whole.clone();
+            bytes[at] ^= 0x40;
+            segment.append(&bytes).unwrap();
+            let mut reader = Reader::open(&segment.path).unwrap().unwrap();
+            let (records, end) = reader.next(100).unwrap();
+            let lost = at / size;
+            let expected: Vec<Record> =
+                (0..9).filter(|&it| it as usize != lost).map(record).collect();
+            assert_eq!(records, expected, "{at}");
+            reader.take(8, end);
+            assert!(reader.has_lost() || lost == 8);
+            assert!(reader.remove(&segment.path).unwrap());
+        }
         fs::remove_dir_all(place).unwrap();
     }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tracing::{error, info};
 
-use crate::channel::{Incoming, Place, Queued};
+use crate::channel::{Incoming, Letter, Place, Queued};
 use crate::segment::{self, SEGMENT_MAX, Segment};
 
 /// How long a record is in the page cache alone at most: so much of what was written last a machine that loses
@@ -35,17 +35,25 @@ pub fn write(incoming: Incoming, workers: u32) {
     };
     let mut writer = Writer::new(workers, to_sync);
     loop {
-        let first = match writer.dirty_since {
-            None => incoming.receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(since) => {
+        let first = match (writer.dirty_since, writer.unfit.is_empty()) {
+            (None, true) => incoming.receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            (None, false) => incoming.receiver.recv_timeout(RETRY_AFTER),
+            (Some(since), _) => {
                 let wait = SYNC_INTERVAL.saturating_sub(since.elapsed());
                 incoming.receiver.recv_timeout(wait)
             }
         };
+        writer.retry();
         match first {
             Ok(first) => {
                 let rest = incoming.receiver.try_iter().take(BATCH_MAX - 1);
-                let batch: Vec<Queued> = std::iter::once(first).chain(rest).collect();
+                let mut batch = Vec::new();
+                for letter in std::iter::once(first).chain(rest) {
+                    match letter {
+                        Letter::Place(place) => writer.prepare(place),
+                        Letter::Record(record) => batch.push(record),
+                    }
+                }
                 writer.write_all(&batch);
                 incoming.written(&batch);
             }
@@ -84,6 +92,9 @@ struct Writer {
     open: HashMap<PathBuf, Segment>,
     /// By the directory of the pool: what was written and may be there still.
     closed: HashMap<PathBuf, Vec<(PathBuf, u64)>>,
+    /// Where nothing can be written, when that was tried last.
+    unfit: Vec<Arc<Place>>,
+    tried_at: Instant,
     number: u64,
     workers: u64,
     dirty_since: Option<Instant>,
@@ -96,11 +107,38 @@ impl Writer {
         Self {
             open: HashMap::new(),
             closed: HashMap::new(),
+            unfit: Vec::new(),
+            tried_at: Instant::now(),
             number: 0,
             workers: workers.max(1).into(),
             dirty_since: None,
             told_at: None,
             to_sync,
+        }
+    }
+
+    /// Tries whether a place can be written to.
+    fn prepare(&mut self, place: Arc<Place>) {
+        let result = Segment::create(&place.directory, now_ms(), 0)
+            .and_then(|segment| std::fs::remove_file(segment.path));
+        match result {
+            Ok(()) => {
+                let is_full = self.size_of(&place) >= place.max / self.workers;
+                place.is_full.store(is_full, Ordering::Relaxed);
+                self.tell_of_end(&place);
+            }
+            Err(failure) => {
+                place.is_full.store(true, Ordering::Relaxed);
+                self.tell(&place.directory, &failure);
+                self.unfit.push(place);
+            }
+        }
+    }
+
+    fn retry(&mut self) {
+        if !self.unfit.is_empty() && self.tried_at.elapsed() >= RETRY_AFTER {
+            self.tried_at = Instant::now();
+            std::mem::take(&mut self.unfit).into_iter().for_each(|place| self.prepare(place));
         }
     }
 
@@ -123,8 +161,8 @@ impl Writer {
             place.is_full.store(is_full, Ordering::Relaxed);
             if is_full {
                 self.tell(&directory, &io::Error::other("it has as much as \"max\" allows"));
-            } else if self.told_at.take_if(|at| at.elapsed() >= TELL_AGAIN).is_some() {
-                info!("the spool in {} takes keys again", place.directory.display());
+            } else {
+                self.tell_of_end(&place);
             }
         }
         self.dirty_since.get_or_insert_with(Instant::now);
@@ -181,6 +219,12 @@ impl Writer {
         self.open.retain(|_, segment| segment.path.exists());
     }
 
+    fn tell_of_end(&mut self, place: &Place) {
+        if self.told_at.take_if(|at| at.elapsed() >= TELL_AGAIN).is_some() {
+            info!("the spool in {} takes keys again", place.directory.display());
+        }
+    }
+
     fn tell(&mut self, directory: &std::path::Path, failure: &io::Error) {
         if self.told_at.is_none_or(|at| at.elapsed() >= TELL_AGAIN) {
             self.told_at = Some(Instant::now());
@@ -208,6 +252,7 @@ mod tests {
         let base = std::env::temp_dir().join(format!("cashew-spool-write-{}", std::process::id()));
         let place = Arc::new(Place::new(base.clone(), "pool".to_owned(), 1 << 30));
         let (queue, incoming) = channel(1000);
+        queue.announce(&place);
         let writer = std::thread::spawn(move || write(incoming, 1));
         let key = |number: u32| format!("key{number}").into_bytes();
         for number in 0..200 {
@@ -225,6 +270,29 @@ mod tests {
             let expected: Vec<Vec<u8>> = (first..200).step_by(2).map(key).collect();
             assert_eq!(records.into_iter().map(|it| it.key).collect::<Vec<_>>(), expected);
         }
+        std::fs::remove_dir_all(base).unwrap();
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_written_to_takes_nothing() {
+        let base = std::env::temp_dir().join(format!("cashew-spool-none-{}", std::process::id()));
+        std::fs::write(&base, "a file in its place").unwrap();
+        let place = Arc::new(Place::new(base.clone(), "pool".to_owned(), 1000));
+        let (queue, incoming) = channel(10);
+        queue.announce(&place);
+        let writer = std::thread::spawn(move || write(incoming, 1));
+        let is_full = || place.is_full.load(Ordering::Relaxed);
+        while !is_full() {
+            std::thread::yield_now();
+        }
+        assert!(!queue.put(&place, "s", 0, b"k"));
+        std::fs::remove_file(&base).unwrap();
+        while is_full() {
+            std::thread::yield_now();
+        }
+        assert!(queue.put(&place, "s", 0, b"k"));
+        drop(queue);
+        writer.join().unwrap();
         std::fs::remove_dir_all(base).unwrap();
     }
 

@@ -59,6 +59,11 @@ impl Pressure {
         self.mark = fresh.mark;
     }
 
+    /// One part in so many of what may be held.
+    pub(crate) fn share(&self, parts: u64) -> u64 {
+        self.max as u64 / parts
+    }
+
     /// From here on those who cause it are not read.
     fn high(&self) -> usize {
         self.max / 4 * 3

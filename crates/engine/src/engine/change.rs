@@ -649,6 +649,7 @@ impl Engine {
         (self.epoch, self.rank, self.workers) = (epoch, rank, workers);
         (self.listeners_in_use, self.backends_in_use) = (steps.len(), steps.len());
         self.pressure.set_max(memory_max);
+        self.spooling.announce(&self.backends);
         let before = self.take_pools();
         let changes = self.rearrange(before, steps, self.now.plus_millis(leave_ms));
         self.renumber(&places);

@@ -485,6 +485,7 @@ impl Engine {
     /// What servers could not be told to forget goes there from now on. Without it nothing is kept.
     pub fn set_spool(&mut self, queue: Queue) {
         self.spooling.queue = Some(queue);
+        self.spooling.announce(&self.backends);
     }
 
     pub fn has_spool(&self) -> bool {

@@ -108,7 +108,7 @@ impl Engine {
 }
 
 /// What `mg` does: some of its flags change the item. A unique is good only where writes are judged by it.
-fn access_of_get(parser: &RequestParser, bytes: &[u8]) -> Access {
+pub(super) fn access_of_get(parser: &RequestParser, bytes: &[u8]) -> Access {
     let flags = || words(parser.line().of(bytes)).skip(2);
     if flags().any(|flag| matches!(flag[0], b'N' | b'R' | b'T' | b'E')) {
         Access::Write

@@ -8,8 +8,9 @@ use cashew_protocol::memcached::{
     Answer, Expect, KEY_SIZE_MAX, RequestParser, Reticence, Uniques, Verb, decode_key, encode_key,
     words, write_meta_miss,
 };
+use cashew_protocol::redis::Access;
 
-use super::meta::plain_key;
+use super::meta::{access_of_get, plain_key};
 use super::{Asked, warm_up};
 use crate::base::failure::NamedFailure;
 use crate::base::id::{BackendId, ClientId, LaneId};
@@ -26,8 +27,9 @@ const ABOUT_ALL_KEYS: &[u8] =
 const ABOUT_ALL_KEYS_WORDS: &[u8] = b"this route leads to several pools: ask them";
 
 /// What a text command does with its keys.
-fn operation_of(verb: Verb) -> Operation {
-    match verb {
+fn operation_of(parser: &RequestParser, bytes: &[u8]) -> Operation {
+    match parser.verb() {
+        Verb::MetaGet if access_of_get(parser, bytes) == Access::Write => Operation::Write,
         Verb::Get | Verb::Gets | Verb::MetaGet | Verb::MetaDebug => Operation::Read,
         Verb::Delete | Verb::MetaDelete => Operation::Delete,
         _ => Operation::Write,
@@ -83,8 +85,8 @@ impl Engine {
                 Some(Plan::Done)
             }
             _ if keys.is_empty() => self.go(client, self.keyless_backend(client)),
-            verb => {
-                let operation = operation_of(verb);
+            _ => {
+                let operation = operation_of(parser, bytes);
                 let mut buf = [0; KEY_SIZE_MAX];
                 let ways = match keys {
                     [_] => {
@@ -240,13 +242,18 @@ impl Engine {
             }
         };
         let repeats = repeats(parser, bytes);
+        // What these do is for the item that is there.
+        let has = |letters: &[u8]| {
+            let mut flags = words(parser.line().of(bytes)).skip(2);
+            parser.verb() == Verb::MetaGet && flags.any(|flag| letters.contains(&flag[0]))
+        };
         let errand = Errand {
             operation,
             repeats,
             dialect: &TEXT,
             is_joined: retrieves && keys.len() > 1,
-            overwrites: operation == Operation::Write && repeats == Repeats::Alike,
-            misses_change: false,
+            overwrites: operation == Operation::Write && repeats == Repeats::Alike && !has(b"NRE"),
+            misses_change: has(b"NRE"),
         };
         Some(self.ask_route(client, tree, errand, questions))
     }

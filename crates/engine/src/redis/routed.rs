@@ -41,6 +41,25 @@ pub(crate) fn deletes(command: &Command) -> bool {
     matches!(command.name, "del" | "unlink" | "getdel")
 }
 
+/// Whether it may be asked of several backends, or in other words, outside of a transaction.
+fn may_fork(command: &Command) -> bool {
+    matches!(command.rule, Rule::Split(_))
+        || command.rule == Rule::Forward
+            && command.single_key().is_some()
+            && command.group != Group::Scripting
+            && command.access != Access::None
+}
+
+/// Whether its keys tell where it goes.
+fn goes_by_keys(command: &Command) -> bool {
+    let may_have_keys = command.single_key().is_some() || command.access != Access::None;
+    match command.rule {
+        Rule::Forward | Rule::Split(_) | Rule::Block => may_have_keys,
+        Rule::Session(rule) => rule == SessionRule::Watch,
+        _ => false,
+    }
+}
+
 /// Where the keys of a request go.
 enum Ways {
     /// All to one backend, as they are.
@@ -162,13 +181,9 @@ impl Engine {
     ) -> Option<Plan> {
         let operation = operation_of(command.access, deletes(command));
         let texts = || keys.iter().map(|key| key.of(bytes));
-        let may_split = matches!(command.rule, Rule::Split(_)) && !self.is_queueing(client);
-        let may_fork = may_split
-            || command.rule == Rule::Forward
-                && command.single_key().is_some()
-                && command.group != Group::Scripting
-                && command.access != Access::None
-                && !self.is_queueing(client);
+        let is_queueing = self.is_queueing(client);
+        let may_split = matches!(command.rule, Rule::Split(_)) && !is_queueing;
+        let may_fork = may_fork(command) && !is_queueing;
         match Ways::of(tree, texts(), operation) {
             Ways::None(at) => {
                 let text = format!("ERR no route for the key {}", shown(keys[at].of(bytes)));
@@ -449,7 +464,15 @@ impl Engine {
         if listener.config.hide_topology {
             return self.reply_error(client, "ERR hide_topology keeps the servers to itself here");
         }
+        let shown_name = || name.to_ascii_uppercase().replace('|', " ");
+        if let Some(command) = known
+            && !goes_by_keys(command)
+        {
+            let text = format!("ERR {} does not go by a key", shown_name());
+            return self.reply_error(client, &text);
+        }
         let operation = operation_of(access, known.is_some_and(deletes));
+        let tree = listener.route.clone();
         let config = Arc::clone(&listener.config);
         let own = Route::Pool(config.name.clone());
         let route = config.route.as_ref().unwrap_or(&own);
@@ -460,6 +483,20 @@ impl Engine {
         };
         let visit = route.visit(key, shown);
         let mut lines = Vec::new();
+        let is_forked = tree.is_some_and(|tree| matches!(tree.way(key, operation), Way::Forked(_)));
+        if let Some(command) = known.filter(|_| is_forked) {
+            if !may_fork(command) {
+                lines.push(format!(
+                    "{} goes to the first pool only, and to none where the key has another name",
+                    shown_name()
+                ));
+            } else if repeats(command, b"", &[]) == Repeats::Never && command.name != "set" {
+                lines.push(format!(
+                    "{} must run once: of several pools that would run it the first one does",
+                    shown_name()
+                ));
+            }
+        }
         self.explain_step(&visit, key, access, 0, &mut lines);
         self.reply_with(client, |out| {
             out.extend_from_slice(format!("*{}\r\n", lines.len()).as_bytes());
@@ -536,10 +573,22 @@ impl Engine {
         let (key, called, count) = arguments;
         match (command.name, count) {
             ("route|explain", 3 | 4) => self.route_explain(client, key, called),
+            ("route|help", _) => self.reply_with(client, |out| {
+                encode::write_array_header(out, HELP.len());
+                HELP.iter().for_each(|line| encode::write_bulk(out, line.as_bytes()));
+            }),
             _ => self.reply_error(client, "ERR syntax error: ROUTE EXPLAIN key [command]"),
         }
     }
 }
+
+const HELP: [&str; 5] = [
+    "ROUTE <subcommand> [<arg> ...]. Subcommands are:",
+    "EXPLAIN <key> [<command>]",
+    "    Where the key goes, a line for each node of the route, and how the server is. Without a command it is read.",
+    "HELP",
+    "    Print this help.",
+];
 
 /// The name of what is called.
 fn name_of(text: &[u8]) -> Vec<u8> {

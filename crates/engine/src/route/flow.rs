@@ -40,6 +40,11 @@ pub(crate) struct Errand {
     pub(crate) misses_change: bool,
 }
 
+/// Bytes of the writes on their way to other regions, of a node and a worker: so many at most, and no more than one
+/// part in so many of what the worker may hold. Each is held twice, as long as it is in its connection's queue.
+const COPIES_SIZE_MAX: u64 = 64 << 20;
+const COPIES_SHARE: u64 = 8;
+
 #[derive(Debug)]
 struct RouteFlow {
     tree: Arc<Tree>,
@@ -576,12 +581,19 @@ impl RouteFlow {
         let tree = Arc::clone(&self.tree);
         let Part { question, random, tasks, .. } = &self.parts[part];
         let (Some(node), Some(passage)) = (tasks[task].node, &tasks[task].passage) else { return };
-        let Node::Regions { outstanding_max, busy, .. } = tree.node(node) else { return };
-        if busy.load(Ordering::Relaxed) >= *outstanding_max {
+        let Node::Regions { outstanding_max, busy, busy_size, .. } = tree.node(node) else {
+            return;
+        };
+        let size = question.text.capacity() + question.key.capacity() + size_of::<Part>();
+        let size_max = cx.engine.pressure.share(COPIES_SHARE).min(COPIES_SIZE_MAX);
+        if busy.load(Ordering::Relaxed) >= *outstanding_max
+            || busy_size.load(Ordering::Relaxed) + size as u64 > size_max
+        {
             self.keep(cx, part, task, other);
             return self.count(cx, PoolCounter::RegionForgets);
         }
         busy.fetch_add(1, Ordering::Relaxed);
+        busy_size.fetch_add(size as u64, Ordering::Relaxed);
         let counter = match change {
             Change::Delete => PoolCounter::RegionForgets,
             _ => PoolCounter::RegionCopies,
@@ -601,7 +613,7 @@ impl RouteFlow {
             shadows: None,
             copy: Some(RegionCopy { node, passage: Arc::clone(passage), is_undone: false }),
             concerns_others: true,
-            size: question.text.capacity() + question.key.capacity() + size_of::<Part>(),
+            size,
         };
         let now = cx.engine.now;
         let backend = self.backend_now(cx.engine, tree.first_of(root));
@@ -764,9 +776,10 @@ impl Flow for RouteFlow {
             busy.fetch_sub(1, Ordering::Relaxed);
         }
         if let Some(copy) = &self.copy
-            && let Node::Regions { busy, .. } = self.tree.node(copy.node)
+            && let Node::Regions { busy, busy_size, .. } = self.tree.node(copy.node)
         {
             busy.fetch_sub(1, Ordering::Relaxed);
+            busy_size.fetch_sub(self.size as u64, Ordering::Relaxed);
         }
         // The last one ends what was begun for all.
         let Self { parts, copy, .. } = *self;

@@ -1,7 +1,7 @@
 //! The tree of a route, as requests walk it.
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use cashew_config::snapshot::{self, FailoverOn, Route, share_of};
 
@@ -35,13 +35,14 @@ pub(crate) struct Tree {
 #[derive(Debug)]
 pub(crate) enum Node {
     Leaf(BackendId),
-    /// Of `to` the primary gets writes first. `busy` writes are on their way to the others.
+    /// Of `to` the primary gets writes first. `busy` writes of `busy_size` bytes are on their way to the others.
     Regions {
         to: Vec<NodeId>,
         primary: usize,
         reads: usize,
         outstanding_max: u32,
         busy: AtomicU32,
+        busy_size: AtomicU64,
     },
     /// A leaf that keeps what it could not delete, and with `overwrites` what it could not write over.
     Spool {
@@ -233,6 +234,7 @@ impl Tree {
                 reads: *reads as usize,
                 outstanding_max: *outstanding_max,
                 busy: AtomicU32::new(0),
+                busy_size: AtomicU64::new(0),
             },
             Route::Outstanding { to, max } => {
                 Node::Outstanding { to: add(to), max: *max, busy: AtomicU32::new(0) }

@@ -199,7 +199,8 @@ impl Engine {
                 continue;
             }
             let lane = &mut self.lanes[index];
-            if lane.is_feed {
+            let is_handshaking = matches!(lane.link, Link::Handshaking { .. });
+            if lane.is_feed && !is_handshaking {
                 bytes = self.feed_received(index, bytes);
                 continue;
             }

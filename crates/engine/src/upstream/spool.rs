@@ -67,13 +67,23 @@ impl Spooling {
         let shard = backend.topology.shard_of(server);
         let Some(name) = spool.names.get(shard.index()) else { return false };
         let server = backend.servers[server].metrics;
-        // Nobody reads it from here on, until it is told.
-        metrics.note_spooled(server, now.as_micros());
         let is_kept = queue.put(&spool.place, name, database, key);
+        if is_kept {
+            // Before the client hears of it: nobody reads the server from here on, until it is told.
+            metrics.note_spooled(server, now.as_micros());
+        }
         let counter = if is_kept { ServerCounter::Spooled } else { ServerCounter::SpoolRefused };
         metrics.add_server(server, counter, 1);
         self.watch(now, timers);
         is_kept
+    }
+
+    /// Has it tried whether what backends keep can be written.
+    pub(crate) fn announce(&self, backends: &Table<BackendId, Backend>) {
+        let Some(queue) = &self.queue else { return };
+        for spool in backends.iter().filter_map(|backend| backend.spool.as_ref()) {
+            queue.announce(&spool.place);
+        }
     }
 
     fn watch(&mut self, now: Time, timers: &mut Timers) {

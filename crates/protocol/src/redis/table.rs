@@ -557,8 +557,9 @@ pub static COMMANDS: &[Command] = &numbered([
     command("ping", -1, NO_DATA, NONE, "", local(Local::Ping), Connection, "fast").tips("request_policy:all_shards response_policy:all_succeeded"),
     command("quit", -1, NO_DATA, NONE, "", local(Local::Quit), Connection, "noscript loading stale fast no_auth allow_busy"),
     command("reset", 1, NO_DATA, NONE, "", session(SessionRule::Reset), Connection, "noscript loading stale fast no_auth allow_busy"),
-    command("route", -2, NO_DATA, NONE, "", Unsupported, Connection, "").containing(1).since("Cashew"),
+    command("route", -2, NO_DATA, NONE, "", Unsupported, Connection, "").containing(2).since("Cashew"),
     command("route|explain", -3, NO_DATA, NONE, "", local(Local::Route), Connection, "noscript loading stale").since("Cashew"),
+    command("route|help", 2, NO_DATA, NONE, "", local(Local::Route), Connection, "noscript loading stale").since("Cashew"),
     command("select", 2, NO_DATA, NONE, "", local(Local::Select), Connection, "loading stale fast"),
 
     command("acl", -2, NO_DATA, NONE, "", Unsupported, Server, "").containing(13),
