@@ -498,3 +498,14 @@ def test_meta_replies_name_the_key_as_the_client_has_it_whatever_its_encoding(pl
         # What tells more than that it was done is waited for.
         conn.send(b"set as:k 0 0 1\r\n1\r\ngat 100 as:k\r\nmd as:k O6 k\r\n")
         conn.expect(b"NOT_STORED\r\nVALUE as:k 0 1\r\n1\r\nEND\r\nHD O6 kas:k\r\n")
+
+
+def test_a_request_for_very_many_keys_keeps_the_worker_alive(place):
+    pools = Pools(place, "{prefix: {'': {failover: [a, b]}}}", worker_heartbeat_timeout=2000)
+    pools.call("PING")
+    workers = pools.gateway.workers()
+    keys = [f"key{number}" for number in range(8000)]
+    assert pools.call("MSET", *(word for key in keys for word in (key, "v"))) == "OK"
+    assert pools.call("MGET", *keys) == [b"v"] * len(keys)
+    assert pools.call("EXISTS", *keys) == pools.call("UNLINK", *keys) == len(keys)
+    assert pools.gateway.workers() == workers

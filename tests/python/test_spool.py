@@ -162,6 +162,13 @@ def unanswered(conn):
     return False
 
 
+def stores(conn, key, value):
+    try:
+        return conn.call("SET", key, value) == "OK"
+    except ReplyError:
+        return False
+
+
 def test_what_was_kept_outlives_the_gateway(place):
     it = server("memcached", place)
     options = pool("memcached", [it], place)
@@ -406,9 +413,12 @@ def test_a_group_is_told_whoever_takes_its_writes(place):
         assert conn.call("DEL", *(f"k{number}" for number in range(25))) == 0
         replica.call("REPLICAOF", "NO", "ONE")
         gateway.order("failover", "alpha", "g", f"g/127.0.0.1:{replica.port}")
+        # What is written before it was told everything would be deleted then.
+        wait_until(lambda: stores(conn, "k4", "new"), "it takes writes", seconds=20)
         wait_until(lambda: not segments(place), "the new one is told", seconds=20)
         wait_until(lambda: not unanswered(conn), "it serves")
         assert conn.call("GET", "k3") is None
+        assert conn.call("GET", "k4") == b"new"
         assert conn.call("GET", "k30") == b"v"
 
 

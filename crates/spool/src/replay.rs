@@ -1,6 +1,6 @@
 //! The replayer: has servers forget what was kept for them.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -90,6 +90,20 @@ pub fn targets(snapshot: &Snapshot, states: &[TopologyState], segments: &Segment
     targets
 }
 
+/// Tells the log of what no server will be told: those that it was kept for are in no pool any more.
+fn tell_of_strangers(targets: &BTreeMap<PathBuf, Target>) {
+    let pools: BTreeSet<&Path> = targets.keys().filter_map(|it| it.parent()).collect();
+    for entry in pools.into_iter().filter_map(|pool| std::fs::read_dir(pool).ok()).flatten().flatten() {
+        let directory = entry.path();
+        if !targets.contains_key(&directory) && !segment::list(&directory).is_empty() {
+            warn!(
+                "nobody is told what is in {}: no server of its pool has this name",
+                directory.display()
+            );
+        }
+    }
+}
+
 /// Has servers held that are to forget what an earlier instance has kept. To be called before anybody serves.
 pub fn mark_leftovers(targets: &[Target], segments: &Segments) {
     for target in targets.iter().filter(|it| !segment::list(&it.directory).is_empty()) {
@@ -121,6 +135,7 @@ impl Replayer {
         let targets: BTreeMap<PathBuf, Target> =
             targets.into_iter().map(|target| (target.directory.clone(), target)).collect();
         let is_idle = targets.is_empty();
+        tell_of_strangers(&targets);
         {
             let mut shared = lock(&self.shared);
             let before = shared.take();
@@ -377,11 +392,31 @@ impl<'d> Replay<'d> {
 
     /// All is forgotten that is in files. Returns whether nothing comes any more.
     fn settle(&mut self, target: &Target, segments: &Segments, newest: u64) -> bool {
+        // Also while more is on its way: it may wait for the room that they take.
+        self.remove_told(target);
         if now_us().saturating_sub(newest) < QUIET_US {
             std::thread::sleep(LOOK_INTERVAL);
             return false;
         }
         target.members.iter().for_each(|&it| segments.set_forgotten(it, newest));
+        self.count_waiting(target, segments);
+        if !segment::list(self.directory).is_empty() {
+            std::thread::sleep(LOOK_INTERVAL);
+            return false;
+        }
+        if self.count > 0 {
+            info!(
+                pool = target.pool,
+                server = target.name,
+                "has forgotten {} keys that it could not be told to before",
+                self.count
+            );
+        }
+        true
+    }
+
+    /// Removes the files whose keys are all told.
+    fn remove_told(&mut self, target: &Target) {
         let removed = |(path, reader): (&PathBuf, &Reader)| match reader.remove(path) {
             Ok(is_removed) => {
                 if is_removed && reader.has_lost() {
@@ -401,20 +436,6 @@ impl<'d> Replay<'d> {
         };
         let removed: Vec<PathBuf> = self.readers.iter().filter_map(removed).collect();
         removed.iter().for_each(|path| drop(self.readers.remove(path)));
-        self.count_waiting(target, segments);
-        if !segment::list(self.directory).is_empty() {
-            std::thread::sleep(LOOK_INTERVAL);
-            return false;
-        }
-        if self.count > 0 {
-            info!(
-                pool = target.pool,
-                server = target.name,
-                "has forgotten {} keys that it could not be told to before",
-                self.count
-            );
-        }
-        true
     }
 
     fn count_waiting(&mut self, target: &Target, segments: &Segments) {

@@ -92,7 +92,7 @@ struct Writer {
     open: HashMap<PathBuf, Segment>,
     /// By the directory of the pool: what was written and may be there still.
     closed: HashMap<PathBuf, Vec<(PathBuf, u64)>>,
-    /// Where nothing can be written, when that was tried last.
+    /// Where nothing could be written, or there was no room, when that was tried last.
     unfit: Vec<Arc<Place>>,
     tried_at: Instant,
     number: u64,
@@ -125,12 +125,17 @@ impl Writer {
             Ok(()) => {
                 let is_full = self.size_of(&place) >= place.max / self.workers;
                 place.is_full.store(is_full, Ordering::Relaxed);
-                self.tell_of_end(&place);
+                match is_full {
+                    true => self.is_full(place),
+                    false => self.tell_of_end(&place),
+                }
             }
             Err(failure) => {
                 place.is_full.store(true, Ordering::Relaxed);
                 self.tell(&place.directory, &failure);
-                self.unfit.push(place);
+                if !self.unfit.iter().any(|known| Arc::ptr_eq(known, &place)) {
+                    self.unfit.push(place);
+                }
             }
         }
     }
@@ -160,7 +165,7 @@ impl Writer {
             let is_full = self.size_of(&place) >= place.max / self.workers;
             place.is_full.store(is_full, Ordering::Relaxed);
             if is_full {
-                self.tell(&directory, &io::Error::other("it has as much as \"max\" allows"));
+                self.is_full(place);
             } else {
                 self.tell_of_end(&place);
             }
@@ -217,6 +222,14 @@ impl Writer {
             let _ = self.to_sync.send(file);
         }
         self.open.retain(|_, segment| segment.path.exists());
+    }
+
+    /// It is looked now and then whether there is room again: its servers have been told.
+    fn is_full(&mut self, place: Arc<Place>) {
+        self.tell(&place.directory, &io::Error::other("it has as much as \"max\" allows"));
+        if !self.unfit.iter().any(|known| Arc::ptr_eq(known, &place)) {
+            self.unfit.push(place);
+        }
     }
 
     fn tell_of_end(&mut self, place: &Place) {
@@ -312,6 +325,11 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(!put(), "it has as much as it may");
+        std::fs::remove_dir_all(segment::directory(&base, "pool", "s")).unwrap();
+        while place.is_full.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+        assert!(put(), "the server was told");
         drop(queue);
         writer.join().unwrap();
         std::fs::remove_dir_all(base).unwrap();

@@ -129,7 +129,7 @@ impl Failure {
                 "Large request was given up, since it came more slowly than transfer_rate_min or \
                  transfer_stall_timeout allow"
             }
-            Self::Forgetting => "Server is back and is being told what to forget",
+            Self::Forgetting => "Server has to be told what to forget first",
             Self::Removed => "Server was removed from the configuration",
             Self::Replaced => "Server was replaced by another",
         }

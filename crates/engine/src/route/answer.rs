@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
 
-use crate::base::failure::NamedFailure;
+use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{BackendId, LaneId, RequestId};
 use crate::base::outcome::Execution;
 use crate::downstream::client::Selected;
@@ -87,6 +87,13 @@ pub(crate) struct Answer {
     /// Of its bytes: equal answers have equal ones.
     pub(crate) digest: u64,
     pub(crate) text: Text,
+}
+
+impl Answer {
+    /// Whether its server has more to do than it may.
+    pub(crate) fn is_too_much(&self) -> bool {
+        matches!(&self.text, Text::Failure(named) if named.why == Failure::QueueFull)
+    }
 }
 
 /// Where the words of an answer are.

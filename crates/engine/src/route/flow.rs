@@ -57,6 +57,8 @@ struct RouteFlow {
     /// Numbers mean something else in another one.
     epoch: u64,
     parts: Vec<Part>,
+    /// The part that was answered last: servers answer in the order in which they were asked.
+    found: usize,
     /// Parts that have no answer yet.
     open: usize,
     /// What it does beside somebody else's request, whom nobody waits for.
@@ -559,6 +561,7 @@ impl RouteFlow {
             listener: *listener,
             epoch: *epoch,
             parts: vec![shadow],
+            found: 0,
             open: 1,
             shadows: Some(Shadows { node, comparison }),
             copy: None,
@@ -609,6 +612,7 @@ impl RouteFlow {
             listener: self.listener,
             epoch: self.epoch,
             parts: vec![Part::new(question.clone(), *random)],
+            found: 0,
             open: 1,
             shadows: None,
             copy: Some(RegionCopy { node, passage: Arc::clone(passage), is_undone: false }),
@@ -643,11 +647,15 @@ impl RouteFlow {
     }
 
     /// The leaf that an attempt is of.
-    fn find(&self, attempt: RequestId) -> Option<(usize, usize)> {
-        self.parts.iter().enumerate().find_map(|(part, it)| {
-            let task = it.tasks.iter().position(|task| task.attempt == attempt)?;
+    fn find(&mut self, attempt: RequestId) -> Option<(usize, usize)> {
+        let count = self.parts.len();
+        let (part, task) = (self.found..self.found + count).find_map(|at| {
+            let part = at % count;
+            let task = self.parts[part].tasks.iter().position(|task| task.attempt == attempt)?;
             Some((part, task))
-        })
+        })?;
+        self.found = part;
+        Some((part, task))
     }
 
     /// What is next.
@@ -829,6 +837,7 @@ impl Engine {
             seat,
             listener,
             epoch: self.epoch,
+            found: 0,
             parts: questions.into_iter().map(|question| Part::new(question, random)).collect(),
             open,
             shadows: None,

@@ -120,6 +120,14 @@ impl Backend {
     /// Whether a server has yet to forget something before it is asked anything.
     #[inline]
     pub(crate) fn has_to_forget(&self, server: ServerId, metrics: &Writer) -> bool {
-        self.spool.is_some() && metrics.is_held(self.servers[server].metrics)
+        self.spool.is_some() && self.awaits_forgetting(server, metrics)
+    }
+
+    /// Whoever takes the writes of a group is held for all of it: it may have taken another's place since.
+    fn awaits_forgetting(&self, server: ServerId, metrics: &Writer) -> bool {
+        let is_held = |it: ServerId| metrics.is_held(self.servers[it].metrics);
+        is_held(server)
+            || self.topology.primary_of(server) == server
+                && self.topology.members(server).any(is_held)
     }
 }

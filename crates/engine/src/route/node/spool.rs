@@ -1,7 +1,7 @@
 //! `spool`, an option of pools: what a server could not be told to delete, or to write over, is kept, and it is
 //! told when it is back.
 
-use super::super::answer::{Ask, Kind, Verdict};
+use super::super::answer::{Answer, Ask, Kind, Verdict};
 use super::Answers;
 use crate::topology::route_tree::Operation;
 
@@ -16,7 +16,10 @@ pub(super) fn judge(overwrites: bool, ask: &Ask, answers: &Answers<'_>) -> Verdi
         let is_good = answers.kind(0).is_some_and(Kind::is_good);
         return if is_good { Verdict::Answer(0) } else { Verdict::Keep(0) };
     }
-    let has_failed = matches!(answers.kind(0), Some(Kind::Failed(_) | Kind::Refused));
+    // A server that is well would be kept from its readers for the sake of a deletion that may be repeated at once.
+    let is_too_much = answers.all[0].as_ref().is_some_and(Answer::is_too_much);
+    let has_failed =
+        !is_too_much && matches!(answers.kind(0), Some(Kind::Failed(_) | Kind::Refused));
     let is_kept = match ask.operation {
         Operation::Delete => true,
         Operation::Write => ask.removes || (overwrites && ask.overwrites),
@@ -32,7 +35,7 @@ pub(super) fn judge(overwrites: bool, ask: &Ask, answers: &Answers<'_>) -> Verdi
 mod tests {
     use super::*;
     use crate::base::outcome::Execution;
-    use crate::route::answer::{Answer, Repeats, Text, Word};
+    use crate::route::answer::{Repeats, Text, Word};
 
     #[test]
     fn failed_deletions_are_kept_and_failed_writes_of_values_where_that_is_said() {
