@@ -12,6 +12,7 @@ mod discovery;
 mod http;
 mod json;
 mod nutcracker;
+mod processes;
 mod prometheus;
 mod readiness;
 mod server;
