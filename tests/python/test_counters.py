@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 import urllib.request
+from http.client import HTTPException
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -50,8 +51,9 @@ class Watch:
 
     def _run(self):
         while not self.ended.wait(0.02):
-            # While the admin process is replaced nobody may answer.
-            with contextlib.suppress(OSError, EOFError):
+            # While the admin process is replaced nobody may answer, and who is slow to ask is taken for one that
+            # asks for nothing.
+            with contextlib.suppress(OSError, EOFError, HTTPException):
                 self.look()
 
     def look(self):
