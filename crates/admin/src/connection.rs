@@ -148,7 +148,7 @@ impl Connection {
     }
 
     fn respond_raw(&mut self, source: &Source, now: Instant) {
-        self.respond(stats::twemproxy_shape(source).to_line(), now);
+        self.respond(stats::unasked(source), now);
     }
 
     fn respond(&mut self, output: Vec<u8>, now: Instant) {

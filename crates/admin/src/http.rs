@@ -59,10 +59,9 @@ fn route(method: &str, target: &str, source: &Source) -> Vec<u8> {
         return Response::text("405 Method Not Allowed", "only GET and HEAD\n").encode(false);
     }
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    let wants_fork = query.split('&').any(|pair| pair == "format=fork");
     let response = match path {
-        "/" | "/stats" if !wants_fork => Response::json(stats::twemproxy_shape(source).to_line()),
-        "/" | "/stats" | "/workers" => Response::json(stats::fork_shape(source).to_line()),
+        "/" | "/stats" => Response::json(stats::in_format(query, source)),
+        "/workers" => Response::json(stats::fork_shape(source).to_line()),
         "/metrics" => Response {
             status: "200 OK",
             content_type: prometheus::CONTENT_TYPE,

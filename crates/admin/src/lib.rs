@@ -1,5 +1,5 @@
-//! The stats port: twemproxy's statistics as JSON on a plain connection, the same and more over
-//! HTTP, and metrics for Prometheus.
+//! The stats port: twemproxy's statistics as JSON on a plain connection, more of them over HTTP, and
+//! metrics for Prometheus.
 //!
 //! All numbers are read from shared memory on request. So they are never older than the request and
 //! cost the workers nothing.
@@ -11,6 +11,8 @@ mod describe;
 mod discovery;
 mod http;
 mod json;
+mod nutcracker;
+mod processes;
 mod prometheus;
 mod readiness;
 mod server;

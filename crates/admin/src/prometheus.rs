@@ -3,11 +3,12 @@
 use std::fmt::{Display, Write};
 
 use cashew_metrics::{
-    Histogram, MemberRole, PoolCounter, PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId,
-    SlotHeader,
+    ChildKind, Histogram, MemberRole, PoolCounter, PoolGauge, PoolId, ServerCounter, ServerGauge,
+    ServerId, SlotHeader,
 };
 
 use crate::discovery::Group;
+use crate::processes::{Process, Role, processes};
 use crate::source::{Member, ServerStatus, Source, Worker};
 
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -84,6 +85,7 @@ impl Display for Number {
 pub(crate) fn exposition(source: &Source) -> String {
     let mut text = Exposition(String::new());
     instance(&mut text, source);
+    process_stats(&mut text, source);
     pools(&mut text, source);
     servers(&mut text, source);
     server_states(&mut text, source);
@@ -95,6 +97,14 @@ pub(crate) fn exposition(source: &Source) -> String {
 fn instance(text: &mut Exposition, source: &Source) {
     text.family("cashew_info", "gauge", "What runs here");
     text.sample("cashew_info", &label("version", source.version()), 1);
+    let build = [
+        label("version", source.version()),
+        label("os", std::env::consts::OS),
+        label("arch", std::env::consts::ARCH),
+        label("profile", if cfg!(debug_assertions) { "debug" } else { "release" }),
+    ];
+    text.family("cashew_build_info", "gauge", "How the program that answers here was built");
+    text.sample("cashew_build_info", &build.join(","), 1);
     text.family("cashew_start_time_seconds", "gauge", "When the instance started, since 1970");
     text.sample("cashew_start_time_seconds", "", source.started_at());
     text.family("cashew_config_epoch", "gauge", "Number of the configuration in effect");
@@ -103,6 +113,11 @@ fn instance(text: &mut Exposition, source: &Source) {
     let name = "cashew_log_lines_lost_total";
     text.family(name, "counter", "Lines that could not be written to the log");
     text.sample(name, "", source.log_lines_lost());
+    let name = "cashew_restarts_total";
+    text.family(name, "counter", "Processes that ended though they were not to");
+    for child in ChildKind::ALL {
+        text.sample(name, &label("role", child.name()), source.restarts(child));
+    }
     text.family("cashew_workers", "gauge", "Worker slots in use");
     text.sample("cashew_workers", "", source.workers().count());
     let name = "cashew_worker_heartbeat_age_seconds";
@@ -119,6 +134,49 @@ fn instance(text: &mut Exposition, source: &Source) {
         for worker in source.slots().filter(is_told) {
             let number = number(&worker.header);
             text.sample(name, &label("slot", &worker.slot.to_string()), number);
+        }
+    }
+}
+
+type ProcessStat = (&'static str, &'static str, &'static str, fn(&Process) -> Option<Number>);
+
+/// Metrics per process, with the names that they have everywhere.
+const PROCESS_STATS: [ProcessStat; 5] = [
+    (
+        "process_cpu_seconds_total",
+        "counter",
+        "Processor time of the process, of the user and of the system",
+        |process| Some(Number::Micros(process.cpu.as_micros() as u64)),
+    ),
+    ("process_resident_memory_bytes", "gauge", "Resident memory of the process", |process| {
+        Some(Number::Whole(process.resident_bytes))
+    }),
+    ("process_open_fds", "gauge", "Open descriptors of the process", |process| {
+        process.open_fds.map(Number::Whole)
+    }),
+    ("process_max_fds", "gauge", "Descriptors that the process may have", |process| {
+        process.max_fds.map(Number::Whole)
+    }),
+    ("process_start_time_seconds", "gauge", "When the process started, since 1970", |process| {
+        Some(Number::Micros(process.started.as_micros() as u64))
+    }),
+];
+
+fn process_stats(text: &mut Exposition, source: &Source) {
+    let processes = processes(source);
+    let labels = |process: &Process| {
+        let role = label("role", process.role.name());
+        match process.role {
+            Role::Worker { slot } => format!("{role},{}", label("slot", &slot.to_string())),
+            _ => role,
+        }
+    };
+    for (name, kind, help, number) in PROCESS_STATS {
+        text.family(name, kind, help);
+        for process in &processes {
+            if let Some(number) = number(process) {
+                text.sample(name, &labels(process), number);
+            }
         }
     }
 }

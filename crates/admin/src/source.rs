@@ -5,9 +5,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
 use cashew_metrics::{
-    Health, Histogram, LastError, Layout, MemberRole, MemberState, PoolCounter, PoolGauge, PoolId,
-    Reloads, Segments, ServerCounter, ServerGauge, ServerId, ServerState, Shared, SlotHeader,
-    SpoolState, WallClock, monotonic_ms,
+    ChildKind, Health, Histogram, LastError, Layout, MemberRole, MemberState, PoolCounter,
+    PoolGauge, PoolId, Reloads, Segments, ServerCounter, ServerGauge, ServerId, ServerState,
+    Shared, SlotHeader, SpoolState, WallClock, monotonic_ms,
 };
 
 use crate::discovery::{Discovery, Group, Sentinel};
@@ -160,6 +160,10 @@ impl Source {
 
     pub(crate) fn log_lines_lost(&self) -> u64 {
         self.shared.log_lines_lost()
+    }
+
+    pub(crate) fn restarts(&self, kind: ChildKind) -> u64 {
+        self.shared.restarts(kind)
     }
 
     pub(crate) fn reloads(&self) -> Reloads {

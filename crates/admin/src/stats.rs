@@ -1,10 +1,12 @@
-//! The statistics as JSON, in the shape of twemproxy and in that of its multi-process fork.
+//! The statistics as JSON, in full and in the shape of twemproxy's multi-process fork.
 //!
-//! Twemproxy's shape has pools beside the header and servers beside a pool's numbers. Cashew's
-//! additions come after twemproxy's own names, and yield to a pool or server of the same name.
+//! As in twemproxy's own shape, pools are beside the header and servers beside a pool's numbers. In
+//! full, Cashew's additions come after twemproxy's own names, and yield to a pool or server of the
+//! same name.
 
 use std::time::SystemTime;
 
+use cashew_config::snapshot::StatsFormat;
 use cashew_metrics::{
     Histogram, LastReload, PoolCounter, PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId,
     Stat,
@@ -12,10 +14,11 @@ use cashew_metrics::{
 
 use crate::discovery::{Group, Sentinel};
 use crate::json::{Json, Object};
+use crate::nutcracker;
 use crate::source::{Member, Numbers, ServerStatus, Source, Worker, unix_seconds};
 
 /// What monitoring of twemproxy looks for, whatever the name of the program.
-const SERVICE: &str = "nutcracker";
+pub(crate) const SERVICE: &str = "nutcracker";
 
 /// Upper bounds, in milliseconds, of all but the last of the fork's counts.
 const FORK_BOUNDS_MS: [u64; 10] = [1, 10, 20, 50, 100, 200, 500, 1000, 2000, 3000];
@@ -33,7 +36,7 @@ pub(crate) enum ServerStat {
 }
 
 /// Twemproxy's names in its order ([`POOL_STATS_OF_TWEMPROXY`] of them), then ours.
-pub(crate) const POOL_STATS: [PoolStat; 37] = [
+pub(crate) const POOL_STATS: [PoolStat; 39] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
     PoolStat::Gauge(PoolGauge::ClientConnections),
@@ -52,6 +55,8 @@ pub(crate) const POOL_STATS: [PoolStat; 37] = [
     PoolStat::Counter(PoolCounter::SessionWaits),
     PoolStat::Counter(PoolCounter::SessionsReclaimed),
     PoolStat::Counter(PoolCounter::PipelinesPaused),
+    PoolStat::Counter(PoolCounter::ClientBytesReceived),
+    PoolStat::Counter(PoolCounter::ClientBytesSent),
     PoolStat::Counter(PoolCounter::Requests),
     PoolStat::Counter(PoolCounter::Responses),
     PoolStat::Gauge(PoolGauge::RingVersion),
@@ -72,7 +77,7 @@ pub(crate) const POOL_STATS: [PoolStat; 37] = [
     PoolStat::Counter(PoolCounter::HedgesWon),
     PoolStat::Counter(PoolCounter::HedgesDenied),
 ];
-const POOL_STATS_OF_TWEMPROXY: usize = 6;
+pub(crate) const POOL_STATS_OF_TWEMPROXY: usize = 6;
 
 /// Twemproxy's names in its order ([`SERVER_STATS_OF_TWEMPROXY`] of them), then ours.
 pub(crate) const SERVER_STATS: [ServerStat; 25] = [
@@ -102,7 +107,7 @@ pub(crate) const SERVER_STATS: [ServerStat; 25] = [
     ServerStat::Gauge(ServerGauge::Sessions),
     ServerStat::Gauge(ServerGauge::InLine),
 ];
-const SERVER_STATS_OF_TWEMPROXY: usize = 13;
+pub(crate) const SERVER_STATS_OF_TWEMPROXY: usize = 13;
 
 // The lists are complete.
 const _: () = assert!(POOL_STATS.len() == PoolCounter::ALL.len() + PoolGauge::ALL.len());
@@ -116,7 +121,7 @@ impl PoolStat {
         }
     }
 
-    fn value(self, numbers: Numbers<'_>, pool: PoolId) -> u64 {
+    pub(crate) fn value(self, numbers: Numbers<'_>, pool: PoolId) -> u64 {
         match self {
             Self::Counter(counter) => numbers.pool_counter(pool, counter),
             Self::Gauge(gauge) => numbers.pool_gauge(pool, gauge),
@@ -132,7 +137,7 @@ impl ServerStat {
         }
     }
 
-    fn value(self, numbers: Numbers<'_>, server: ServerId) -> u64 {
+    pub(crate) fn value(self, numbers: Numbers<'_>, server: ServerId) -> u64 {
         match self {
             Self::Counter(counter) => numbers.server_counter(server, counter),
             Self::Gauge(gauge) => numbers.server_gauge(server, gauge),
@@ -140,8 +145,26 @@ impl ServerStat {
     }
 }
 
-/// All workers together, in twemproxy's shape.
-pub(crate) fn twemproxy_shape(source: &Source) -> Json<'_> {
+/// For whoever asks for nothing.
+pub(crate) fn unasked(source: &Source) -> Vec<u8> {
+    match source.snapshot().global.stats_raw {
+        StatsFormat::Nutcracker => nutcracker::line(source),
+        StatsFormat::Full => full_shape(source).to_line(),
+    }
+}
+
+/// In the format that the query of an address names; in full without one.
+pub(crate) fn in_format(query: &str, source: &Source) -> Vec<u8> {
+    let format = query.split('&').find_map(|pair| pair.strip_prefix("format="));
+    match format {
+        Some("nutcracker") => nutcracker::line(source),
+        Some("fork") => fork_shape(source).to_line(),
+        _ => full_shape(source).to_line(),
+    }
+}
+
+/// All workers together, with everything that is known.
+pub(crate) fn full_shape(source: &Source) -> Json<'_> {
     let numbers = source.total();
     let mut root = header(source, source.started_at());
     connections(&mut root, source, numbers);
@@ -192,8 +215,14 @@ fn header(source: &Source, started_at: u64) -> Object<'_> {
     header
 }
 
-/// Clients, servers and one listener per pool.
 fn connections(root: &mut Object<'_>, source: &Source, numbers: Numbers<'_>) {
+    let (total, current) = count_connections(source, numbers);
+    root.insert("total_connections", total);
+    root.insert("curr_connections", current);
+}
+
+/// Clients, servers and one listener per pool: since the start, and now.
+pub(crate) fn count_connections(source: &Source, numbers: Numbers<'_>) -> (u64, u64) {
     let layout = source.layout();
     let (mut total, mut current) = (0, 0);
     for (index, pool) in source.snapshot().pools.iter().enumerate() {
@@ -206,8 +235,7 @@ fn connections(root: &mut Object<'_>, source: &Source, numbers: Numbers<'_>) {
             current += numbers.server_gauge(id, ServerGauge::ServerConnections);
         }
     }
-    root.insert("total_connections", total);
-    root.insert("curr_connections", current);
+    (total, current)
 }
 
 fn pool_with_servers<'a>(source: &'a Source, numbers: Numbers<'_>, pool: usize) -> Object<'a> {
@@ -425,9 +453,9 @@ mod tests {
 
     #[test]
     fn groups_are_told_of_where_there_are_any() {
-        assert!(parse(&twemproxy_shape(&busy_source()))["cashew"].get("groups").is_none());
+        assert!(parse(&full_shape(&busy_source()))["cashew"].get("groups").is_none());
         let source = watched_source();
-        let told = parse(&twemproxy_shape(&source));
+        let told = parse(&full_shape(&source));
         let groups = serde_json::json!([
             {"pool": "alpha", "server": "s1", "master": "one", "primary": "10.0.0.1:6379",
              "config_epoch": 4, "state": "stable", "switches": 2,
@@ -471,7 +499,7 @@ mod tests {
     #[test]
     fn has_every_name_of_nutcracker_and_only_known_additions() {
         let source = busy_source();
-        let ours = parse(&twemproxy_shape(&source));
+        let ours = parse(&full_shape(&source));
         let known: Value = serde_json::from_str(NUTCRACKER).unwrap();
         assert_covers(&ours, &known, "");
         let added = |ours: &Value, known: &Value| -> Vec<String> {
@@ -481,6 +509,8 @@ mod tests {
         assert_eq!(added(&ours, &known), ["cashew"]);
         let pool_additions = [
             "auth_failures",
+            "client_bytes_received",
+            "client_bytes_sent",
             "client_requests",
             "client_responses",
             "clients_accepted",
@@ -535,7 +565,7 @@ mod tests {
     #[test]
     fn header_and_nutcrackers_names_come_first() {
         let source = busy_source();
-        let line = twemproxy_shape(&source).to_line();
+        let line = full_shape(&source).to_line();
         let line = str::from_utf8(&line).unwrap();
         assert!(line.starts_with(r#"{"service":"nutcracker","source":""#), "{line}");
         let order = [
@@ -557,7 +587,7 @@ mod tests {
 
     #[test]
     fn workers_are_summed() {
-        let ours = parse(&twemproxy_shape(&busy_source()));
+        let ours = parse(&full_shape(&busy_source()));
         let (pool, server) = (&ours["alpha"], &ours["alpha"]["one"]);
         assert_eq!(pool["fragments"], 3);
         assert_eq!(pool["client_connections"], 12);
@@ -633,7 +663,7 @@ mod tests {
     fn additions_yield_to_pools_and_servers_of_their_names() {
         let (source, _) =
             source_of(snapshot(&[("cashew", &["ring_version", "request_latency"])]), 1);
-        let line = twemproxy_shape(&source).to_line();
+        let line = full_shape(&source).to_line();
         let line = str::from_utf8(&line).unwrap();
         for name in ["\"cashew\"", "\"ring_version\"", "\"request_latency\""] {
             assert_eq!(line.matches(name).count(), 1, "{name}");

@@ -15,7 +15,7 @@ use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
     Affinity, CasUniques, Credentials, CustomCommand, Endpoint, Global, Hedge, IoEngine, Limits,
     Listen, Memcached, OnFailure, Pool, Protocol, Reads, ReplicaReads, Sentinel, Server,
-    ServerGroup, Snapshot, Spool, Topology, TopologyState, Wire, Writes,
+    ServerGroup, Snapshot, Spool, StatsFormat, Topology, TopologyState, Wire, Writes,
 };
 use crate::value::RoundSize;
 use crate::value::SizeText;
@@ -102,6 +102,7 @@ impl Difference {
             worker_heartbeat_timeout_ms,
             rebalance_threshold,
             stats_listen: _,
+            stats_raw,
             log_file,
             sentinel_state,
             log_level: _,
@@ -150,6 +151,11 @@ impl Difference {
             (old, new) => option.changed("rebalance", &old.is_some(), &new.is_some()),
         }
         option.changed("stats_listen", &old.stats_listen(), &new.stats_listen());
+        option.changed(
+            "stats_raw",
+            &stats_format_name(*stats_raw),
+            &stats_format_name(new.stats_raw),
+        );
         option.changed("log_file", &log(log_file), &log(&new.log_file));
         option.changed(
             "sentinel_state",
@@ -631,6 +637,13 @@ fn tag(tag: Option<HashTag>) -> String {
     )
 }
 
+fn stats_format_name(format: StatsFormat) -> &'static str {
+    match format {
+        StatsFormat::Nutcracker => "nutcracker",
+        StatsFormat::Full => "full",
+    }
+}
+
 fn engine(engine: IoEngine) -> &'static str {
     match engine {
         IoEngine::Auto => "auto",
@@ -720,6 +733,7 @@ mod tests {
             ("rebalance_threshold: 50", "rebalance_threshold: 20 -> 50"),
             ("stats_listen: \"[::1]:1\"", "stats_listen: 0.0.0.0:22222 -> [::1]:1"),
             ("stats_listen: \"*:22222\"", ""),
+            ("stats_raw: full", "stats_raw: nutcracker -> full"),
             ("log_file: /log", "log_file: standard error -> /log"),
             ("log_level: 7", "log_level: 5 -> 7"),
             ("log_level: 5", ""),

@@ -17,7 +17,8 @@ use crate::section::{self, OptionInfo, Section, section};
 use crate::sentinel::{Addresses, SentinelAuth};
 use crate::share::Share;
 use crate::snapshot::{
-    Affinity, CasUniques, IoEngine, OnFailure, PolicyBase, ReadYourWrites, Reads, Wire, Writes,
+    Affinity, CasUniques, IoEngine, OnFailure, PolicyBase, ReadYourWrites, Reads, StatsFormat,
+    Wire, Writes,
 };
 use crate::spool::SpoolText;
 use crate::tree::{Kind, Node};
@@ -87,6 +88,9 @@ section! {
         /// Address of the statistics. A name is resolved once, when the file is loaded, to its
         /// first address. The flag `-a` overrides the host, `-s` the port.
         stats_listen: StatsListen = "0.0.0.0:22222",
+        /// What whoever connects to the address of the statistics and asks for nothing gets: `nutcracker`
+        /// is [what nutcracker says](operations.md#statistics) and nothing more, `full` is what `/stats` says.
+        stats_raw: StatsFormat = "nutcracker",
         /// File that the log is appended to instead of standard error. The flag `-o` overrides it.
         log_file: FilePath = none,
         /// File that the master keeps the addresses of the primaries of [groups](#sentinel) in, and reads at a

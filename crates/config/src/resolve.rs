@@ -199,6 +199,7 @@ fn resolve_global(section: GlobalSection, context: &Context<'_>) -> Global {
             .0
             .then_some(section.rebalance_threshold.value.0 as u32),
         stats_listen: None,
+        stats_raw: section.stats_raw.value,
         log_file: section.log_file.map(|path| path.value.0),
         sentinel_state: section.sentinel_state.map(|path| path.value.0),
         log_level: said(&section.log_level).map(|level| level.0 as u8),

@@ -64,6 +64,8 @@ pub struct Global {
     /// [`STATS_LISTEN`].
     #[serde(default)]
     pub stats_listen: Option<SocketAddr>,
+    #[serde(default)]
+    pub stats_raw: StatsFormat,
     /// `None` is standard error.
     #[serde(default)]
     pub log_file: Option<PathBuf>,
@@ -126,6 +128,16 @@ pub enum IoEngine {
     Epoll,
     /// io_uring, or epoll if that is not allowed.
     Uring,
+}
+
+/// What the statistics say to whoever asks for nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StatsFormat {
+    /// What nutcracker says, and nothing more.
+    #[default]
+    Nutcracker,
+    Full,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

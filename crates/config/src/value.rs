@@ -16,7 +16,7 @@ use crate::groups;
 use crate::sentinel;
 use crate::snapshot::{
     Affinity, CasUniques, Credentials, IoEngine, OnFailure, PROCESSORS_MAX, Reads, SERVERS_MAX,
-    Wire, Writes,
+    StatsFormat, Wire, Writes,
 };
 use crate::tree::{Kind, Node};
 
@@ -556,6 +556,23 @@ impl Value for IoEngine {
 
     fn describe() -> String {
         list_of(&IO_ENGINES)
+    }
+}
+
+/// As [`StatsFormat`] is serialized.
+const STATS_FORMATS: [&str; 2] = ["nutcracker", "full"];
+
+impl Value for StatsFormat {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        named(text, "format of the statistics", &STATS_FORMATS)
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "enum": STATS_FORMATS })
+    }
+
+    fn describe() -> String {
+        list_of(&STATS_FORMATS)
     }
 }
 

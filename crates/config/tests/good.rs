@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use cashew_config::snapshot::{
     Affinity, CommandKeys, CommandPolicy, CustomCommand, Endpoint, Global, IoEngine, Limits,
-    Listen, PolicyBase, Pool, Protocol, Server, Snapshot, Topology, TopologyState,
+    Listen, PolicyBase, Pool, Protocol, Server, Snapshot, StatsFormat, Topology, TopologyState,
 };
 use cashew_config::{Context, Difference, Loaded, SecretFile, from_json, parse, to_json};
 use cashew_placement::{Distribution, Hash, HashTag};
@@ -178,6 +178,7 @@ fn the_flat_dialect_loads() {
             worker_heartbeat_timeout_ms: 700,
             rebalance_threshold: Some(20),
             stats_listen: None,
+            stats_raw: StatsFormat::Nutcracker,
             log_file: None,
             log_level: None,
             sentinel_state: None,
@@ -224,6 +225,7 @@ fn the_sectioned_dialect_loads() {
             worker_heartbeat_timeout_ms: 0,
             rebalance_threshold: None,
             stats_listen: Some("[::1]:22222".parse().unwrap()),
+            stats_raw: StatsFormat::Full,
             log_file: Some(PathBuf::from("/var/log/cashew.log")),
             log_level: Some(5),
             sentinel_state: None,
@@ -306,11 +308,12 @@ fn the_examples_load_without_warnings() {
 #[test]
 fn snapshots_of_versions_before_have_defaults() {
     let text = String::from_utf8(to_json(&load(FLAT).snapshot)).unwrap();
-    let added = r#","stats_listen":null,"log_file":null,"log_level":null,"sentinel_state":null"#;
+    let added = r#","stats_listen":null,"stats_raw":"nutcracker","log_file":null,"log_level":null,"sentinel_state":null"#;
     let global = from_json(text.replace(added, "").as_bytes()).unwrap().global;
     assert!(text.contains(added), "{text}");
     assert_eq!(global.stats_listen(), "0.0.0.0:22222".parse().unwrap());
     assert_eq!((global.log_level(), global.log_file), (5, None));
+    assert_eq!(global.stats_raw, StatsFormat::Nutcracker);
 }
 
 #[test]

@@ -102,6 +102,10 @@ stats! {
             "Answers of a shadow that were not those that clients got";
         WarmUpFills => "warm_up_fills", "cashew_warm_up_fills_total",
             "Keys that a route began to copy from a warm pool to a cold one";
+        ClientBytesReceived => "client_bytes_received", "cashew_client_received_bytes_total",
+            "Bytes received from clients";
+        ClientBytesSent => "client_bytes_sent", "cashew_client_sent_bytes_total",
+            "Bytes sent to clients";
         Requests => "client_requests", "cashew_requests_total",
             "Requests received from clients";
         Responses => "client_responses", "cashew_responses_total",

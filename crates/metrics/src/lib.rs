@@ -47,5 +47,7 @@ pub use overlaps::{WriteKind, WriteLane, WriteStamp};
 pub use passages::{Passage, Passages};
 pub use segments::{Attempts, Segments, SlotHeader};
 pub use server_state::{Cause, Evidence, Health, LastError, ServerState, SpoolState, StateChange};
-pub use shared::{FAILURE_MAX, LastReload, PAUSES_MAX, Pause, QUOTAS_MAX, Reloads, Shared};
+pub use shared::{
+    ChildKind, FAILURE_MAX, LastReload, PAUSES_MAX, Pause, QUOTAS_MAX, Reloads, Shared,
+};
 pub use writer::Writer;

@@ -44,6 +44,8 @@ mod word {
     pub(super) const LOG_LINES_LOST: usize = 25;
     /// 1 since the instance stops.
     pub(super) const STOPPING: usize = 26;
+    /// One for each kind of child.
+    pub(super) const RESTARTS: usize = 27;
     /// Apart from the rest, since it is written at every accept.
     pub(super) const QUOTAS: usize = 32;
     /// Odd while the master writes what follows.
@@ -60,6 +62,26 @@ mod word {
     pub(super) const COUNT_MIN: usize = FAILURE + super::FAILURE_MAX / 8;
     pub(super) const PASSAGES: usize = COUNT_MIN.next_multiple_of(512);
     pub(super) const COUNT: usize = PASSAGES + crate::passages::WORDS;
+}
+
+/// The processes that the master starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChildKind {
+    Worker,
+    Admin,
+    Discovery,
+}
+
+impl ChildKind {
+    pub const ALL: [Self; 3] = [Self::Worker, Self::Admin, Self::Discovery];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Worker => "worker",
+            Self::Admin => "admin",
+            Self::Discovery => "discovery",
+        }
+    }
 }
 
 /// For how long the clients of a pool are paused.
@@ -190,6 +212,16 @@ impl Shared {
     /// Lines that could not be written to the log, of all processes.
     pub fn log_lines_lost(&self) -> u64 {
         self.mapping.words()[word::LOG_LINES_LOST].load(Relaxed)
+    }
+
+    /// Counts a child that ended though it was not to, and is started anew. For the master alone.
+    pub fn add_restart(&self, kind: ChildKind) {
+        self.mapping.words()[word::RESTARTS + kind as usize].fetch_add(1, Relaxed);
+    }
+
+    /// How often children were started anew in the life of the instance.
+    pub fn restarts(&self, kind: ChildKind) -> u64 {
+        self.mapping.words()[word::RESTARTS + kind as usize].load(Relaxed)
     }
 
     /// Counts one client more, unless there are `limit` already; 0 is no limit. Returns whether it
@@ -370,6 +402,10 @@ mod tests {
         shared.add_log_lines_lost(3);
         other.add_log_lines_lost(4);
         assert_eq!((other.admin_beat_ms(), shared.log_lines_lost()), (u64::MAX, 7));
+        shared.add_restart(ChildKind::Discovery);
+        other.add_restart(ChildKind::Worker);
+        other.add_restart(ChildKind::Worker);
+        assert_eq!(ChildKind::ALL.map(|child| shared.restarts(child)), [2, 0, 1]);
         assert!(!other.is_stopping());
         shared.stops();
         assert!(other.is_stopping());

@@ -5,7 +5,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{
     Affinity, CasUniques, CommandPolicy, Endpoint, Global, Hedge, IoEngine, Limits, Listen,
-    Memcached, PolicyBase, Pool, Protocol, ReadYourWrites, Reads, Server, ServerGroup, Topology,
+    Memcached, PolicyBase, Pool, Protocol, ReadYourWrites, Reads, Server, ServerGroup, StatsFormat,
+    Topology,
 };
 use cashew_placement::{Distribution, Hash, HashTag};
 
@@ -176,6 +177,7 @@ impl Scenario {
                 worker_heartbeat_timeout_ms: 700,
                 rebalance_threshold: None,
                 stats_listen: None,
+                stats_raw: StatsFormat::Nutcracker,
                 log_file: None,
                 log_level: None,
                 sentinel_state: None,

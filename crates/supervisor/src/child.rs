@@ -10,6 +10,7 @@ use std::rc::Rc;
 use std::thread::{self, JoinHandle};
 use std::time::SystemTime;
 
+use cashew_metrics::ChildKind;
 use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid,
@@ -43,6 +44,14 @@ pub enum Role {
 impl Role {
     pub(crate) fn is_worker(self) -> bool {
         matches!(self, Self::Worker { .. })
+    }
+
+    pub(crate) fn kind(self) -> ChildKind {
+        match self {
+            Self::Worker { .. } => ChildKind::Worker,
+            Self::Admin => ChildKind::Admin,
+            Self::Discovery => ChildKind::Discovery,
+        }
     }
 }
 

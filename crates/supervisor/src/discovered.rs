@@ -40,6 +40,14 @@ pub(crate) struct Known {
     pub(crate) lineage: Lineage,
 }
 
+/// The last move of a group's primary, and how many there were, for the program after an upgrade.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Switched {
+    pub(crate) pool: String,
+    pub(crate) server: String,
+    pub(crate) last: SwitchStatus,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Discovered {
     /// Not put into effect yet, the last of each group.
@@ -54,8 +62,10 @@ pub(crate) struct Discovered {
 
 impl Discovered {
     /// As the program before has left it. What it could not put into effect any more is left to do.
-    pub(crate) fn resume(known: Vec<Known>, snapshot: &Snapshot) -> Self {
-        let mut discovered = Self::default();
+    pub(crate) fn resume(known: Vec<Known>, switches: Vec<Switched>, snapshot: &Snapshot) -> Self {
+        let by_name = |it: Switched| ((it.pool, it.server), it.last);
+        let switches = switches.into_iter().map(by_name).collect();
+        let mut discovered = Self { switches, ..Self::default() };
         for known in known {
             let Known { pool, server, primary, config_epoch, .. } = known.clone();
             if Snapshot::clone(snapshot).set_primary(&pool, &server, &primary, config_epoch) {
@@ -74,6 +84,15 @@ impl Discovered {
             |it: &Known| (it.primary.clone(), it.config_epoch, it.lineage.superseded.clone());
         let main_now = main(&known);
         self.known.insert(name, known).as_ref().map(main) != Some(main_now)
+    }
+
+    pub(crate) fn switches(&self) -> Vec<Switched> {
+        let told = |((pool, server), last): (&Name, &SwitchStatus)| Switched {
+            pool: pool.clone(),
+            server: server.clone(),
+            last: last.clone(),
+        };
+        self.switches.iter().map(told).collect()
     }
 
     pub(crate) fn known(&self) -> Vec<Known> {
@@ -279,6 +298,8 @@ mod tests {
         let one = &discovered.groups_of(&snapshot.pools[0])[0];
         let last = one.last_switch.as_ref().unwrap();
         assert_eq!((last.from.as_deref(), last.switches), (Some("10.0.0.1:2"), 2));
+        let next = Discovered::resume(Vec::new(), discovered.switches(), &snapshot);
+        assert_eq!(next.groups_of(&snapshot.pools[0])[0].last_switch, one.last_switch);
         // Whose epoch is not known is not that of the one before, but the newest known.
         assert_eq!(one.config_epoch, Some(2));
     }
@@ -369,7 +390,7 @@ mod tests {
         let confirmed = Known { config_epoch: Some(2), lineage: Lineage::default(), ..known };
         assert!(discovered.know(confirmed));
         // The next program goes on with it, also with what is not in effect yet.
-        let mut next = Discovered::resume(vec![further], &snapshot);
+        let mut next = Discovered::resume(vec![further], Vec::new(), &snapshot);
         assert_eq!(next.take_moves(&mut snapshot).len(), 1);
         let (_, group, found) = snapshot.groups().next().unwrap();
         assert_eq!((found.address(), group.config_epoch), (Some(at(2)), Some(1)));

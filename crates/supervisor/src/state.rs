@@ -19,7 +19,7 @@ use cashew_metrics::{QUOTAS_MAX, SLOTS_MAX};
 use serde::{Deserialize, Serialize};
 
 use crate::child::Role;
-use crate::discovered::Known;
+use crate::discovered::{Known, Switched};
 use crate::listeners::ListenersState;
 use crate::ring::RingsState;
 use crate::status::Outcome;
@@ -60,6 +60,8 @@ pub(crate) struct State {
     /// What discovery knows of groups.
     #[serde(default)]
     pub(crate) known: Vec<Known>,
+    #[serde(default)]
+    pub(crate) switches: Vec<Switched>,
     /// Apart from the others, of which one without a slot is the admin.
     #[serde(default)]
     pub(crate) discovery: Option<MemberState>,

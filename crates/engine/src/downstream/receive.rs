@@ -44,6 +44,8 @@ impl Engine {
     pub(crate) fn client_received(&mut self, conn: ConnId, bytes: &[u8]) {
         let index = conn.client();
         let Some(client) = self.clients.get(index, conn.generation()) else { return };
+        let metrics = self.listeners[client.listener].metrics;
+        self.metrics.add_pool(metrics, PoolCounter::ClientBytesReceived, bytes.len() as u64);
         self.activity.received += 1;
         if client.state != State::Open || client.input.capacity() > 0 || client.paused {
             self.keep_received(index, bytes);
@@ -538,6 +540,8 @@ impl Engine {
     pub(crate) fn client_sent(&mut self, conn: ConnId, bytes: u64) {
         let index = conn.client();
         let Some(client) = self.clients.get_mut(index, conn.generation()) else { return };
+        let metrics = self.listeners[client.listener].metrics;
+        self.metrics.add_pool(metrics, PoolCounter::ClientBytesSent, bytes);
         let concerns_more = client.paused
             || client.fenced
             || client.read_closed

@@ -390,7 +390,8 @@ impl Engine {
         }
         let index = conn.client();
         let Some(client) = self.clients.get(index, conn.generation()) else { return false };
-        match client.state {
+        let (metrics, size) = (self.listeners[client.listener].metrics, buffer.len() as u64);
+        let is_taken = match client.state {
             State::Uploading => {
                 self.bufs.charge(buffer.capacity());
                 self.upload_received(index, std::mem::take(buffer));
@@ -398,7 +399,12 @@ impl Engine {
             }
             State::Open => self.client_received_buffer(index, buffer),
             State::Closing => false,
+        };
+        // What is not taken is received, and counted, in the other way.
+        if is_taken {
+            self.metrics.add_pool(metrics, PoolCounter::ClientBytesReceived, size);
         }
+        is_taken
     }
 
     /// An empty buffer of at least this capacity, one that was taken earlier if there is any.

@@ -212,6 +212,8 @@ impl Master {
             Some(pause) => {
                 let member = self.member(role);
                 member.restarts += 1;
+                self.shared.add_restart(role.kind());
+                let member = self.member(role);
                 error!("{role} ({name}) {how}; restart {} in {pause:?}", member.restarts);
                 self.report_crash_loop(role);
             }

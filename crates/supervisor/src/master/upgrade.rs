@@ -428,6 +428,7 @@ impl Master {
             discovery,
             generation: self.generation,
             known: self.discovered.known(),
+            switches: self.discovered.switches(),
             rings: self.rings.state(now),
             quotas: self.quotas.numbers().clone(),
             log_level: self.log.level(),
@@ -499,7 +500,7 @@ impl Master {
                 pool.name
             );
         }
-        let discovered = Discovered::resume(state.known, &snapshot);
+        let discovered = Discovered::resume(state.known, state.switches, &snapshot);
         let workers = workers_of(&snapshot);
         let heartbeat_timeout_ms = snapshot.global.worker_heartbeat_timeout_ms;
         let current =
