@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
+use cashew_config::snapshot::LogFormat;
 use cashew_metrics::{
     Health, Histogram, LastError, Layout, MemberRole, MemberState, PoolCounter, PoolGauge, PoolId,
     Reloads, Segments, ServerCounter, ServerGauge, ServerId, ServerState, Shared, SlotHeader,
@@ -134,6 +135,10 @@ impl Source {
 
     pub(crate) fn snapshot(&self) -> &Snapshot {
         &self.snapshot
+    }
+
+    pub fn log_format(&self) -> LogFormat {
+        self.snapshot.global.log_format
     }
 
     pub(crate) fn layout(&self) -> &Layout {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::builder::RangedU64ValueParser;
 use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
 
+use cashew_config::snapshot::LogFormat;
 use cashew_process::log;
 use cashew_supervisor::CommandLine;
 
@@ -148,26 +149,35 @@ pub(crate) enum CommandArguments {
     Worker {
         #[arg(long)]
         slot: u32,
-        #[arg(long)]
-        log_level: u8,
+        #[command(flatten)]
+        log: LogArguments,
     },
     #[command(hide = true)]
     Admin {
-        #[arg(long)]
-        log_level: u8,
+        #[command(flatten)]
+        log: LogArguments,
         /// The instance's start, in seconds since 1970; this admin process may be a replacement.
         #[arg(long)]
         started_at: u64,
     },
     #[command(hide = true)]
     Discovery {
-        #[arg(long)]
-        log_level: u8,
+        #[command(flatten)]
+        log: LogArguments,
     },
     /// Run by a master before it becomes this program. Other versions run it too, so it must not
     /// change.
     #[command(hide = true)]
     Rehearse,
+}
+
+/// What a child logs, and how.
+#[derive(Args, Debug)]
+pub(crate) struct LogArguments {
+    #[arg(long)]
+    pub(crate) log_level: u8,
+    #[arg(long, value_parser = log_format)]
+    pub(crate) log_format: LogFormat,
 }
 
 #[derive(Args, Debug)]
@@ -257,6 +267,11 @@ fn level(text: &str) -> Result<u8, String> {
         return Err("it is not a number".into());
     }
     Ok(text.parse().map_or(log::LEVEL_MAX, |level: u8| level.min(log::LEVEL_MAX)))
+}
+
+fn log_format(text: &str) -> Result<LogFormat, String> {
+    let mut formats = [LogFormat::Plain, LogFormat::Json].into_iter();
+    formats.find(|format| format.name() == text).ok_or_else(|| "there is no such format".into())
 }
 
 #[cfg(test)]
@@ -352,8 +367,9 @@ mod tests {
         assert!(!Arguments::help().contains("worker --") && !Arguments::help().contains("admin"));
         assert!(!Arguments::help().contains("stdin") && !Arguments::help().contains("--take"));
         assert!(!Arguments::help().contains("rehearse"));
-        let child = parse("worker --slot 3 --log-level 5").unwrap().command;
-        assert!(matches!(child, Some(CommandArguments::Worker { slot: 3, log_level: 5 })));
+        let child = parse("worker --slot 3 --log-level 5 --log-format json").unwrap().command;
+        let Some(CommandArguments::Worker { slot: 3, log }) = child else { panic!("{child:?}") };
+        assert_eq!((log.log_level, log.log_format), (5, LogFormat::Json));
     }
 
     #[test]

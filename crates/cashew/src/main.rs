@@ -31,11 +31,9 @@ fn main() -> ExitCode {
         Err(error) => return output::misuse(&error),
     };
     match arguments.command {
-        Some(CommandArguments::Worker { slot, log_level }) => children::worker(slot, log_level),
-        Some(CommandArguments::Admin { log_level, started_at }) => {
-            children::admin(log_level, started_at)
-        }
-        Some(CommandArguments::Discovery { log_level }) => children::discovery(log_level),
+        Some(CommandArguments::Worker { slot, log }) => children::worker(slot, &log),
+        Some(CommandArguments::Admin { log, started_at }) => children::admin(&log, started_at),
+        Some(CommandArguments::Discovery { log }) => children::discovery(&log),
         Some(CommandArguments::Rehearse) => rehearse::rehearse(),
         Some(CommandArguments::Reload { instance, dry_run }) => operate::reload(&instance, dry_run),
         Some(CommandArguments::Upgrade { instance, binary }) => operate::upgrade(&instance, binary),

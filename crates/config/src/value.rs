@@ -15,8 +15,8 @@ use crate::foreign;
 use crate::groups;
 use crate::sentinel;
 use crate::snapshot::{
-    Affinity, CasUniques, Credentials, IoEngine, OnFailure, PROCESSORS_MAX, Reads, SERVERS_MAX,
-    Wire, Writes,
+    Affinity, CasUniques, Credentials, IoEngine, LogFormat, OnFailure, PROCESSORS_MAX, Reads,
+    SERVERS_MAX, Wire, Writes,
 };
 use crate::tree::{Kind, Node};
 
@@ -556,6 +556,23 @@ impl Value for IoEngine {
 
     fn describe() -> String {
         list_of(&IO_ENGINES)
+    }
+}
+
+/// As [`LogFormat`] is serialized.
+const LOG_FORMATS: [&str; 2] = ["plain", "json"];
+
+impl Value for LogFormat {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        named(text, "format of the log", &LOG_FORMATS)
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "enum": LOG_FORMATS })
+    }
+
+    fn describe() -> String {
+        list_of(&LOG_FORMATS)
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use cashew_config::snapshot::{
     Affinity, CommandKeys, CommandPolicy, CustomCommand, Endpoint, Global, IoEngine, Limits,
-    Listen, PolicyBase, Pool, Protocol, Server, Snapshot, Topology, TopologyState,
+    Listen, LogFormat, PolicyBase, Pool, Protocol, Server, Snapshot, Topology, TopologyState,
 };
 use cashew_config::{Context, Difference, Loaded, SecretFile, from_json, parse, to_json};
 use cashew_placement::{Distribution, Hash, HashTag};
@@ -180,6 +180,7 @@ fn the_flat_dialect_loads() {
             stats_listen: None,
             log_file: None,
             log_level: None,
+            log_format: LogFormat::Plain,
             sentinel_state: None,
             ready_workers: 1,
             ready_needs_primaries: false,
@@ -226,6 +227,7 @@ fn the_sectioned_dialect_loads() {
             stats_listen: Some("[::1]:22222".parse().unwrap()),
             log_file: Some(PathBuf::from("/var/log/cashew.log")),
             log_level: Some(5),
+            log_format: LogFormat::Plain,
             sentinel_state: None,
             ready_workers: 1,
             ready_needs_primaries: false,
@@ -306,7 +308,7 @@ fn the_examples_load_without_warnings() {
 #[test]
 fn snapshots_of_versions_before_have_defaults() {
     let text = String::from_utf8(to_json(&load(FLAT).snapshot)).unwrap();
-    let added = r#","stats_listen":null,"log_file":null,"log_level":null,"sentinel_state":null"#;
+    let added = r#","stats_listen":null,"log_file":null,"log_level":null,"log_format":"plain","sentinel_state":null"#;
     let global = from_json(text.replace(added, "").as_bytes()).unwrap().global;
     assert!(text.contains(added), "{text}");
     assert_eq!(global.stats_listen(), "0.0.0.0:22222".parse().unwrap());

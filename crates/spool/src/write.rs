@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use cashew_metrics::EventKind;
 use tracing::{error, info};
 
 use crate::channel::{Incoming, Place, Queued};
@@ -116,15 +117,24 @@ impl Writer {
         for (directory, (text, place)) in texts {
             while let Err(failure) = self.append(&directory, &text, &place) {
                 place.is_full.store(true, Ordering::Relaxed);
-                self.tell(&directory, &failure);
+                self.tell(&place.pool, &directory, &failure);
                 std::thread::sleep(RETRY_AFTER);
             }
             let is_full = self.size_of(&place) >= place.max / self.workers;
             place.is_full.store(is_full, Ordering::Relaxed);
             if is_full {
-                self.tell(&directory, &io::Error::other("it has as much as \"max\" allows"));
+                self.tell(
+                    &place.pool,
+                    &directory,
+                    &io::Error::other("it has as much as \"max\" allows"),
+                );
             } else if self.told_at.take_if(|at| at.elapsed() >= TELL_AGAIN).is_some() {
-                info!("the spool in {} takes keys again", place.directory.display());
+                info!(
+                    kind = EventKind::SpoolWrites.name(),
+                    pool = place.pool,
+                    "the spool in {} takes keys again",
+                    place.directory.display()
+                );
             }
         }
         self.dirty_since.get_or_insert_with(Instant::now);
@@ -181,10 +191,12 @@ impl Writer {
         self.open.retain(|_, segment| segment.path.exists());
     }
 
-    fn tell(&mut self, directory: &std::path::Path, failure: &io::Error) {
+    fn tell(&mut self, pool: &str, directory: &std::path::Path, failure: &io::Error) {
         if self.told_at.is_none_or(|at| at.elapsed() >= TELL_AGAIN) {
             self.told_at = Some(Instant::now());
             error!(
+                kind = EventKind::SpoolFull.name(),
+                pool,
                 "the spool in {} takes no keys, and clients get errors instead: {failure}",
                 directory.display()
             );
