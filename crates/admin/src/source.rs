@@ -6,9 +6,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use cashew_config::Snapshot;
 use cashew_config::snapshot::LogFormat;
 use cashew_metrics::{
-    Health, Histogram, LastError, Layout, MemberRole, MemberState, PoolCounter, PoolGauge, PoolId,
-    Reloads, Segments, ServerCounter, ServerGauge, ServerId, ServerState, Shared, SlotHeader,
-    SpoolState, WallClock, monotonic_ms,
+    Events, Health, Histogram, LastError, Layout, MemberRole, MemberState, PoolCounter, PoolGauge,
+    PoolId, Reloads, Segments, ServerCounter, ServerGauge, ServerId, ServerState, Shared,
+    SlotHeader, SpoolState, WallClock, monotonic_ms,
 };
 
 use crate::discovery::{Discovery, Group, Sentinel};
@@ -165,6 +165,10 @@ impl Source {
 
     pub(crate) fn log_lines_lost(&self) -> u64 {
         self.shared.log_lines_lost()
+    }
+
+    pub(crate) fn events(&self) -> Events {
+        self.shared.events()
     }
 
     pub(crate) fn reloads(&self) -> Reloads {

@@ -8,6 +8,7 @@ mod arguments;
 mod children;
 mod daemon;
 mod discovery;
+mod events;
 mod operate;
 mod output;
 mod rehearse;
@@ -39,6 +40,10 @@ fn main() -> ExitCode {
         Some(CommandArguments::Upgrade { instance, binary }) => operate::upgrade(&instance, binary),
         Some(CommandArguments::Failover { instance, pool, first, second, force }) => {
             operate::fail_over(&instance, pool, (first, second), force)
+        }
+        Some(CommandArguments::Events(arguments)) => events::events(&arguments),
+        Some(CommandArguments::LogLevel { instance, level }) => {
+            operate::log_level(&instance, level)
         }
         Some(CommandArguments::Route(arguments)) => route::route(&arguments),
         Some(CommandArguments::Status { instance, json }) => operate::status(&instance, json),

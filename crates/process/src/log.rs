@@ -5,6 +5,7 @@
 //! Nobody waits for the log: a line that a pipe or a disk has no room for is lost, counted, and
 //! told of by the next line that is written.
 
+mod event_record;
 mod line;
 mod line_writer;
 mod output;
@@ -22,6 +23,8 @@ use cashew_metrics::{EventKind, EventLevel, Events, NewEvent};
 use tracing::callsite::rebuild_interest_cache;
 use tracing::level_filters::LevelFilter;
 
+pub use event_record::EventRecord;
+pub use line::in_one_line;
 pub use line_writer::LineWriter;
 use subscriber::Log;
 

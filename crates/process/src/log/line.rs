@@ -53,7 +53,7 @@ impl Line<'_> {
     }
 
     fn json(&self, line: &mut String) -> fmt::Result {
-        let at = self.at.format("%Y-%m-%dT%H:%M:%S%.3f%:z");
+        let at = rfc3339(self.at);
         let level = match self.level {
             Level::ERROR => "error",
             Level::WARN => "warn",
@@ -88,6 +88,17 @@ fn string(name: &str, text: &str, line: &mut String) -> fmt::Result {
     escape(text, line, |letter| matches!(letter, '"' | '\\'));
     line.push('"');
     Ok(())
+}
+
+pub(super) fn rfc3339(at: DateTime<Local>) -> impl fmt::Display {
+    at.format("%Y-%m-%dT%H:%M:%S%.3f%:z")
+}
+
+/// The text without anything that would begin another line or move the cursor of a terminal.
+pub fn in_one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    escape(text, &mut line, |_| false);
+    line
 }
 
 /// As JSON does it, in both forms. `also` is what else gets a backslash.

@@ -13,6 +13,7 @@ use cashew_process::log;
 use tracing::{error, info};
 
 use super::Master;
+use crate::command::Reply;
 use crate::state::{Pack, Place, Unpack};
 
 pub(super) struct Log {
@@ -69,6 +70,13 @@ impl Master {
         let level = level.min(log::LEVEL_MAX);
         self.set_level(level, now);
         info!(kind = EventKind::LogLevel.name(), "{signal}: log level is {level}");
+    }
+
+    /// For an operator.
+    pub(super) fn order_level(&mut self, level: u8, mut reply: Box<dyn Reply>, now: Instant) {
+        self.change_level("an operator's order", level, now);
+        reply.line(&format!("log level is {}", self.log.level));
+        reply.done();
     }
 
     fn set_level(&mut self, level: u8, now: Instant) {

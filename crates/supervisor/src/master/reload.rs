@@ -181,6 +181,8 @@ impl Master {
             }
             Command::Reload { dry_run } => self.reload.waiting.push(Asker { dry_run, reply }),
             Command::Status => self.publish_status(reply),
+            Command::Events { since, kind } => self.publish_events(since, kind.as_deref(), reply),
+            Command::LogLevel { level } => self.order_level(level, reply, now),
             Command::Failover { pool, group, server, force: true } => {
                 self.fail_over(pool, group.as_deref(), &server, reply, now);
             }
