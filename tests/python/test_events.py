@@ -103,7 +103,7 @@ def test_a_server_that_dies_and_comes_back_is_told_of_within_a_second(place):
         assert "Connection refused" in down["message"]
         wait_until(lambda: any('"server_down"' in line for line in follower.lines()), "it is printed", 5)
         server.start()
-        ask(gateway)
+        wait_until(lambda: ask(gateway) is None, "it answers")
         up = wait_event(gateway, "server_up", pool="alpha", server="one")
         assert up["number"] > down["number"]
         moment = datetime.fromisoformat(up["time"])
