@@ -341,7 +341,7 @@ def test_a_full_disk_is_survived_and_told_of(place):
     pid_path.unlink()
     gateway.process.signal(signal.SIGUSR1)
     wait_until(lambda: link.exists() and re.search(
-        r"master/process::log \d+ lines of the log are lost: No space left on device",
+        r"master \d+ lines of the log are lost: No space left on device",
         link.read_text()), "the master tells what is lost", 10)
     wait_until(lambda: pid_path.exists() and pid_path.read_text() == f"{gateway.pid}\n",
                "the pid file is written", 10)
@@ -375,7 +375,7 @@ def test_a_limit_on_file_sizes_is_survived(place):
         resource.prlimit(pid, resource.RLIMIT_FSIZE, limit)
     speak(gateway)
     wait_until(lambda: re.search(
-        r"^\[.*\] WARN master/process::log \d+ lines of the log are lost: File too large",
+        r"^\[.*\] WARN master \d+ lines of the log are lost: File too large",
         gateway.log_path.read_text(), re.M), "the master tells what is lost", 10)
     gateway.reload()
     assert family(gateway.pid) == processes
@@ -465,7 +465,7 @@ def check_that_a_log_without_a_reader_blocks_nothing(gateway, server, reader, wr
     # Now somebody reads.
     empty(reader)
     speak(gateway)
-    wait_until(lambda: re.search(r"master/process::log \d+ lines of the log are lost: nobody read them",
+    wait_until(lambda: re.search(r"master \d+ lines of the log are lost: nobody read them",
                                  empty(reader)), "the master tells what is lost", 10)
     assert family(gateway.pid) == processes
 

@@ -193,7 +193,7 @@ def test_the_log_moves(place, workers):
     text = second.read_text()
     assert "the log continues from" in text and "is in effect" in text, text
     size = first.stat().st_size
-    assert workers_speak(gateway, second).startswith("worker-" if workers else "cashew/")
+    assert workers_speak(gateway, second).startswith("worker-" if workers else "cashew")
     # It is the new one that is opened again.
     second.rename(place.directory / "moved.1")
     gateway.process.signal(signal.SIGUSR1)

@@ -1,7 +1,7 @@
 //! HTTP/1.1 as far as a stats port needs it: one GET or HEAD, one response, close.
 
 use crate::source::Source;
-use crate::{prometheus, readiness, stats};
+use crate::{events, prometheus, readiness, stats};
 
 /// Longest request with all of its headers.
 pub(crate) const REQUEST_SIZE_MAX: usize = 8192;
@@ -67,6 +67,10 @@ fn route(method: &str, target: &str, source: &Source) -> Vec<u8> {
             content_type: prometheus::CONTENT_TYPE,
             body: prometheus::exposition(source).into_bytes(),
         },
+        "/events.json" => match events::json(source, query) {
+            Ok(body) => Response::json(body),
+            Err(why) => Response::text("400 Bad Request", &format!("{why}\n")),
+        },
         "/healthz" if source.is_healthy() => Response::text("200 OK", "ok\n"),
         "/healthz" => Response::text("503 Service Unavailable", "no worker shows that it runs\n"),
         "/readyz" => match readiness::reasons_against(source) {
@@ -75,7 +79,7 @@ fn route(method: &str, target: &str, source: &Source) -> Vec<u8> {
         },
         _ => Response::text(
             "404 Not Found",
-            "/stats, /workers, /metrics, /healthz and /readyz are here\n",
+            "/stats, /workers, /events.json, /metrics, /healthz and /readyz are here\n",
         ),
     };
     response.encode(head_only)

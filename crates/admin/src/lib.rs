@@ -9,6 +9,7 @@
 mod connection;
 mod describe;
 mod discovery;
+mod events;
 mod http;
 mod json;
 mod nutcracker;

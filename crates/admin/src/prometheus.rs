@@ -3,8 +3,8 @@
 use std::fmt::{Display, Write};
 
 use cashew_metrics::{
-    ChildKind, Histogram, MemberRole, PoolCounter, PoolGauge, PoolId, ServerCounter, ServerGauge,
-    ServerId, SlotHeader,
+    ChildKind, EventKind, Histogram, MemberRole, PoolCounter, PoolGauge, PoolId, ServerCounter,
+    ServerGauge, ServerId, SlotHeader,
 };
 
 use crate::discovery::Group;
@@ -118,6 +118,7 @@ fn instance(text: &mut Exposition, source: &Source) {
     for child in ChildKind::ALL {
         text.sample(name, &label("role", child.name()), source.restarts(child));
     }
+    events(text, source);
     text.family("cashew_workers", "gauge", "Worker slots in use");
     text.sample("cashew_workers", "", source.workers().count());
     let name = "cashew_worker_heartbeat_age_seconds";
@@ -436,6 +437,21 @@ fn members(text: &mut Exposition, source: &Source) {
         let reason = label("reason", member.state.fitness.name());
         let is_fit = u64::from(!member.state.fitness.is_unfit());
         text.sample(name, &format!("{},{reason}", labels(member)), is_fit);
+    }
+}
+
+/// All kinds, so that a rate is there from the first event on.
+fn events(text: &mut Exposition, source: &Source) {
+    let events = source.events();
+    let name = "cashew_events_total";
+    text.family(name, "counter", "Events, with those that were left out for being too many");
+    for &kind in EventKind::ALL {
+        text.sample(name, &label("kind", kind.name()), events.count(kind));
+    }
+    let name = "cashew_events_left_out_total";
+    text.family(name, "counter", "Events that are neither kept nor logged: there were too many");
+    for &kind in EventKind::ALL {
+        text.sample(name, &label("kind", kind.name()), events.left_out(kind));
     }
 }
 

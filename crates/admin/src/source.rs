@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
+use cashew_config::snapshot::LogFormat;
 use cashew_metrics::{
-    ChildKind, Health, Histogram, LastError, Layout, MemberRole, MemberState, PoolCounter,
+    ChildKind, Events, Health, Histogram, LastError, Layout, MemberRole, MemberState, PoolCounter,
     PoolGauge, PoolId, Reloads, Segments, ServerCounter, ServerGauge, ServerId, ServerState,
     Shared, SlotHeader, SpoolState, WallClock, monotonic_ms,
 };
@@ -136,6 +137,10 @@ impl Source {
         &self.snapshot
     }
 
+    pub fn log_format(&self) -> LogFormat {
+        self.snapshot.global.log_format
+    }
+
     pub(crate) fn layout(&self) -> &Layout {
         self.segments.layout()
     }
@@ -164,6 +169,10 @@ impl Source {
 
     pub(crate) fn restarts(&self, kind: ChildKind) -> u64 {
         self.shared.restarts(kind)
+    }
+
+    pub(crate) fn events(&self) -> Events {
+        self.shared.events()
     }
 
     pub(crate) fn reloads(&self) -> Reloads {

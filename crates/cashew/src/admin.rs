@@ -58,6 +58,7 @@ fn prepare(
                 let snapshot = Epoch::unseal(epoch)?.snapshot;
                 drop_privileges(snapshot.global.user.as_deref(), snapshot.global.group.as_deref())?;
                 let shared = Shared::open(memory)?;
+                log::record_events(shared.events());
                 let instance = Instance { shared, started, discovery: Discovery::default() };
                 source = Some((instance.open(snapshot, metrics)?, instance));
             }
@@ -159,6 +160,7 @@ impl Control {
                 let prepared = self.prepared.take().filter(|(number, _)| *number == epoch);
                 // A process that was started after the decision began with the new epoch.
                 if let Some((_, source)) = prepared {
+                    log::set_format(source.log_format());
                     self.changer.change(Change::Source(source))?;
                     self.trim_at = Some(Instant::now() + TRIM_AFTER);
                 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::builder::RangedU64ValueParser;
 use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
 
+use cashew_config::snapshot::LogFormat;
 use cashew_process::log;
 use cashew_supervisor::CommandLine;
 
@@ -140,6 +141,16 @@ pub(crate) enum CommandArguments {
         #[arg(long)]
         json: bool,
     },
+    /// Print what has changed lately: servers, primaries, configurations, processes
+    Events(EventsArguments),
+    /// Log more or less from now on, in all processes of the running instance
+    LogLevel {
+        #[command(flatten)]
+        instance: InstanceArguments,
+        /// error, warn, info, debug or trace, or a number as of --verbose
+        #[arg(value_name = "LEVEL", value_parser = level_or_name)]
+        level: u8,
+    },
     /// Print where keys live: by the file, and by the primaries of the instance if it runs
     #[command(override_usage = "cashew route [OPTIONS] KEY...")]
     Route(RouteArguments),
@@ -148,26 +159,53 @@ pub(crate) enum CommandArguments {
     Worker {
         #[arg(long)]
         slot: u32,
-        #[arg(long)]
-        log_level: u8,
+        #[command(flatten)]
+        log: LogArguments,
     },
     #[command(hide = true)]
     Admin {
-        #[arg(long)]
-        log_level: u8,
+        #[command(flatten)]
+        log: LogArguments,
         /// The instance's start, in seconds since 1970; this admin process may be a replacement.
         #[arg(long)]
         started_at: u64,
     },
     #[command(hide = true)]
     Discovery {
-        #[arg(long)]
-        log_level: u8,
+        #[command(flatten)]
+        log: LogArguments,
     },
     /// Run by a master before it becomes this program. Other versions run it too, so it must not
     /// change.
     #[command(hide = true)]
     Rehearse,
+}
+
+/// What a child logs, and how.
+#[derive(Args, Debug)]
+pub(crate) struct LogArguments {
+    #[arg(long)]
+    pub(crate) log_level: u8,
+    #[arg(long, value_parser = log_format)]
+    pub(crate) log_format: LogFormat,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct EventsArguments {
+    #[command(flatten)]
+    pub(crate) instance: InstanceArguments,
+    /// Print JSON, an object a line
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Go on, and print events as they come
+    #[arg(long)]
+    pub(crate) follow: bool,
+    /// Only events with higher numbers, which --json shows
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    pub(crate) since: u64,
+    /// Only events of this kind
+    #[arg(long, value_name = "KIND")]
+    pub(crate) kind: Option<String>,
 }
 
 #[derive(Args, Debug)]
@@ -257,6 +295,18 @@ fn level(text: &str) -> Result<u8, String> {
         return Err("it is not a number".into());
     }
     Ok(text.parse().map_or(log::LEVEL_MAX, |level: u8| level.min(log::LEVEL_MAX)))
+}
+
+fn level_or_name(text: &str) -> Result<u8, String> {
+    match log::LEVEL_NAMES.iter().find(|(name, _)| *name == text) {
+        Some(&(_, number)) => Ok(number),
+        None => level(text).map_err(|_| "neither a number nor the name of a level".into()),
+    }
+}
+
+fn log_format(text: &str) -> Result<LogFormat, String> {
+    let mut formats = [LogFormat::Plain, LogFormat::Json].into_iter();
+    formats.find(|format| format.name() == text).ok_or_else(|| "there is no such format".into())
 }
 
 #[cfg(test)]
@@ -352,8 +402,9 @@ mod tests {
         assert!(!Arguments::help().contains("worker --") && !Arguments::help().contains("admin"));
         assert!(!Arguments::help().contains("stdin") && !Arguments::help().contains("--take"));
         assert!(!Arguments::help().contains("rehearse"));
-        let child = parse("worker --slot 3 --log-level 5").unwrap().command;
-        assert!(matches!(child, Some(CommandArguments::Worker { slot: 3, log_level: 5 })));
+        let child = parse("worker --slot 3 --log-level 5 --log-format json").unwrap().command;
+        let Some(CommandArguments::Worker { slot: 3, log }) = child else { panic!("{child:?}") };
+        assert_eq!((log.log_level, log.log_format), (5, LogFormat::Json));
     }
 
     #[test]
@@ -374,6 +425,18 @@ mod tests {
             CommandArguments::Upgrade { binary: Some(_), .. }
         ));
         assert!(matches!(command("status --json"), CommandArguments::Status { json: true, .. }));
+        let CommandArguments::Events(events) = command("events --json --follow --since 7 -c f")
+        else {
+            panic!()
+        };
+        assert!(events.json && events.follow && events.since == 7 && events.kind.is_none());
+        for (text, number) in [("debug", 7), ("trace", 11), ("error", 3), ("4", 4), ("99", 11)] {
+            let line = format!("log-level {text}");
+            let command = parse(&line).unwrap().command;
+            let Some(CommandArguments::LogLevel { level, .. }) = command else { panic!() };
+            assert_eq!(level, number, "{text}");
+        }
+        assert!(parse("log-level loud").is_err() && parse("log-level").is_err());
         for line in ["-c f reload", "reload -t", "reload now", "status --dry-run", "relaod"] {
             assert!(parse(line).is_err(), "{line}");
         }

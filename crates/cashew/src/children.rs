@@ -12,6 +12,7 @@ use cashew_process::log;
 use cashew_supervisor::{Role, Spawn};
 use tracing::{error, warn};
 
+use crate::arguments::LogArguments;
 use crate::{admin, discovery};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -29,6 +30,7 @@ pub(crate) fn spawn_processes() -> Spawn {
             Role::Admin => command.args(["admin", "--started-at", &started_at.to_string()]),
         };
         command.args(["--log-level", &log_level.to_string()]);
+        command.args(["--log-format", log::current_format().name()]);
         command
     }))
 }
@@ -41,25 +43,25 @@ pub(crate) fn spawn_threads() -> Spawn {
     }
 }
 
-pub(crate) fn worker(slot: u32, log_level: u8) -> ExitCode {
-    child(format!("worker-{slot}"), log_level, serve_worker)
+pub(crate) fn worker(slot: u32, log: &LogArguments) -> ExitCode {
+    child(format!("worker-{slot}"), log, serve_worker)
 }
 
-pub(crate) fn admin(log_level: u8, started_at: u64) -> ExitCode {
+pub(crate) fn admin(log: &LogArguments, started_at: u64) -> ExitCode {
     let started = UNIX_EPOCH + Duration::from_secs(started_at);
-    child("admin".into(), log_level, |control| admin::serve(control, started))
+    child("admin".into(), log, |control| admin::serve(control, started))
 }
 
-pub(crate) fn discovery(log_level: u8) -> ExitCode {
-    child("discovery".into(), log_level, discovery::serve)
+pub(crate) fn discovery(log: &LogArguments) -> ExitCode {
+    child("discovery".into(), log, discovery::serve)
 }
 
 fn serve_worker(control: OwnedFd) -> Result<()> {
     Ok(cashew_worker::run(control)?)
 }
 
-fn child(name: String, log_level: u8, serve: impl FnOnce(OwnedFd) -> Result<()>) -> ExitCode {
-    log::init(name, log_level);
+fn child(name: String, log: &LogArguments, serve: impl FnOnce(OwnedFd) -> Result<()>) -> ExitCode {
+    log::init(name, log.log_level, log.log_format);
     if let Err(error) = cashew_process::leave_signals_to_master() {
         warn!("signals to all processes of the instance end this one: {error}");
     }

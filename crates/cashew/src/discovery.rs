@@ -8,7 +8,7 @@ use std::time::Instant;
 use cashew_config::snapshot::TopologyState;
 use cashew_control::{ChildChannel, Epoch, ReceiveError, SendError, ToChild, ToMaster};
 use cashew_discovery::{Members, News, Watch};
-use cashew_metrics::{Layout, Segments};
+use cashew_metrics::{Layout, Segments, Shared};
 use cashew_process::drop_privileges;
 use cashew_spool::Replayer;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -121,9 +121,11 @@ impl Watching {
 }
 
 impl Child {
-    fn obey(&mut self, message: ToChild, descriptors: Vec<OwnedFd>) -> Result<()> {
+    fn obey(&mut self, message: ToChild, mut descriptors: Vec<OwnedFd>) -> Result<()> {
         match message {
             ToChild::Init { .. } => {
+                let memory = descriptors.pop().ok_or("what all share is missing")?;
+                cashew_process::log::record_events(Shared::open(memory)?.events());
                 let basis = Basis::open(descriptors)?;
                 let snapshot = &basis.epoch.snapshot;
                 drop_privileges(snapshot.global.user.as_deref(), snapshot.global.group.as_deref())?;
@@ -151,6 +153,7 @@ impl Child {
                 let prepared = self.prepared.take().filter(|(number, _)| *number == epoch);
                 // Who was started since the change was decided began with its epoch.
                 if let (Some((_, basis)), Some(watching)) = (prepared, &mut self.watching) {
+                    cashew_process::log::set_format(basis.epoch.snapshot.global.log_format);
                     watching.put_into_effect(basis, Instant::now());
                 }
                 self.say(&ToMaster::Committed { epoch })?;

@@ -8,6 +8,7 @@ mod arguments;
 mod children;
 mod daemon;
 mod discovery;
+mod events;
 mod operate;
 mod output;
 mod rehearse;
@@ -31,16 +32,18 @@ fn main() -> ExitCode {
         Err(error) => return output::misuse(&error),
     };
     match arguments.command {
-        Some(CommandArguments::Worker { slot, log_level }) => children::worker(slot, log_level),
-        Some(CommandArguments::Admin { log_level, started_at }) => {
-            children::admin(log_level, started_at)
-        }
-        Some(CommandArguments::Discovery { log_level }) => children::discovery(log_level),
+        Some(CommandArguments::Worker { slot, log }) => children::worker(slot, &log),
+        Some(CommandArguments::Admin { log, started_at }) => children::admin(&log, started_at),
+        Some(CommandArguments::Discovery { log }) => children::discovery(&log),
         Some(CommandArguments::Rehearse) => rehearse::rehearse(),
         Some(CommandArguments::Reload { instance, dry_run }) => operate::reload(&instance, dry_run),
         Some(CommandArguments::Upgrade { instance, binary }) => operate::upgrade(&instance, binary),
         Some(CommandArguments::Failover { instance, pool, first, second, force }) => {
             operate::fail_over(&instance, pool, (first, second), force)
+        }
+        Some(CommandArguments::Events(arguments)) => events::events(&arguments),
+        Some(CommandArguments::LogLevel { instance, level }) => {
+            operate::log_level(&instance, level)
         }
         Some(CommandArguments::Route(arguments)) => route::route(&arguments),
         Some(CommandArguments::Status { instance, json }) => operate::status(&instance, json),

@@ -1,4 +1,4 @@
-//! Commands for a running instance: `reload`, `upgrade`, `failover` and `status`.
+//! Commands for a running instance: `reload`, `upgrade`, `failover`, `status` and `log-level`.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -41,14 +41,18 @@ pub(crate) fn fail_over(
 }
 
 pub(crate) fn status(instance: &InstanceArguments, json: bool) -> ExitCode {
-    finish(ask(instance, &Command::Status, |status| {
-        if json {
-            let text = serde_json::to_string_pretty(status).expect("a status is plain JSON");
+    finish(ask(instance, &Command::Status, |answer| match answer {
+        Answer::Status(status) if json => {
+            let text = serde_json::to_string_pretty(&status).expect("a status is plain JSON");
             print(&text);
-        } else {
-            print(&describe(status));
         }
+        Answer::Status(status) => print(&describe(&status)),
+        _ => {}
     }))
+}
+
+pub(crate) fn log_level(instance: &InstanceArguments, level: u8) -> ExitCode {
+    finish(ask(instance, &Command::LogLevel { level }, |_| {}))
 }
 
 /// The status of the instance. An error is one line that says why there is none.
@@ -59,7 +63,7 @@ pub(crate) fn status_if_running(instance: &InstanceArguments) -> Result<Status, 
         let mut keep = |answer| match answer {
             Answer::Status(answer) => status = Some(*answer),
             Answer::Failed(why) => failed = Some(why),
-            Answer::Say(_) | Answer::Done(_) => {}
+            Answer::Say(_) | Answer::Events(_) | Answer::Done(_) => {}
         };
         let asked = ask_until_answered(&path, &Command::Status, CUT_RETRY, &mut keep);
         if let Some(status) = status {
@@ -72,7 +76,7 @@ pub(crate) fn status_if_running(instance: &InstanceArguments) -> Result<Status, 
     Err(why.join("; "))
 }
 
-fn finish(result: Result<(), String>) -> ExitCode {
+pub(crate) fn finish(result: Result<(), String>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
@@ -87,16 +91,16 @@ fn print(text: &str) {
     let _ = writeln!(io::stdout(), "{text}");
 }
 
-/// Prints the instance's answer. An error is the reason why the command failed.
-fn ask(
+/// Prints what the instance says, and shows other answers. An error is the reason why the command failed.
+pub(crate) fn ask(
     instance: &InstanceArguments,
     command: &Command,
-    show: impl Fn(&Status),
+    mut show: impl FnMut(Answer),
 ) -> Result<(), String> {
     let mut result = Ok(());
     let mut on_answer = |answer| match answer {
         Answer::Say(text) => print(&text),
-        Answer::Status(status) => show(&status),
+        Answer::Status(_) | Answer::Events(_) => show(answer),
         Answer::Done(_) => {}
         Answer::Failed(why) => result = Err(why),
     };

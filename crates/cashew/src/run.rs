@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::rc::Rc;
 
+use cashew_config::snapshot::LogFormat;
 use cashew_process::log;
 use cashew_supervisor::{Options, TakeOver};
 use tracing::{error, info, warn};
@@ -50,7 +51,8 @@ fn run(arguments: Arguments, told: &Rc<Told>) -> Result<(), Box<dyn Error>> {
         None => told.has_no_log(),
     }
     let alone = global.worker_processes == 0;
-    log::init(if alone { "cashew" } else { "master" }, command_line.log_level(global));
+    let name = if alone { "cashew" } else { "master" };
+    log::init(name, command_line.log_level(global), global.log_format);
     info!("cashew-{} with {}", output::VERSION, arguments.conf_file.display());
     for warning in &loaded.warnings {
         warn!("{warning}");
@@ -73,8 +75,8 @@ fn run(arguments: Arguments, told: &Rc<Told>) -> Result<(), Box<dyn Error>> {
 /// Continues an instance that another program of this process began. Standard error is the log
 /// already.
 fn take_over(arguments: Arguments) -> ExitCode {
-    // The log level comes with the handover.
-    log::init("master", log::LEVEL_DEFAULT);
+    // Level and format come with the handover.
+    log::init("master", log::LEVEL_DEFAULT, LogFormat::Plain);
     match go_on(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -152,7 +154,7 @@ impl Told {
 
     fn failed(&self, why: &str) {
         // For a failure before the log's destination is known.
-        log::init("master", log::LEVEL_DEFAULT);
+        log::init("master", log::LEVEL_DEFAULT, LogFormat::Plain);
         error!("{why}");
         let why = format!("cashew: {why}");
         if let Some(terminal) = self.terminal.get() {

@@ -106,6 +106,7 @@ impl Difference {
             log_file,
             sentinel_state,
             log_level: _,
+            log_format,
             ready_workers,
             ready_needs_primaries,
         } = old;
@@ -163,6 +164,7 @@ impl Difference {
             &or_none(&shown(&new.sentinel_state)),
         );
         option.changed("log_level", &old.log_level(), &new.log_level());
+        option.changed("log_format", &log_format.name(), &new.log_format.name());
         option.changed("ready_workers", ready_workers, &new.ready_workers);
         option.changed("ready_needs_primaries", ready_needs_primaries, &new.ready_needs_primaries);
     }
@@ -737,6 +739,7 @@ mod tests {
             ("log_file: /log", "log_file: standard error -> /log"),
             ("log_level: 7", "log_level: 5 -> 7"),
             ("log_level: 5", ""),
+            ("log_format: json", "log_format: plain -> json"),
             ("ready_workers: 2", "ready_workers: 1 -> 2"),
             ("ready_needs_primaries: true", "ready_needs_primaries: false -> true"),
         ];

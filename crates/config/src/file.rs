@@ -17,8 +17,8 @@ use crate::section::{self, OptionInfo, Section, section};
 use crate::sentinel::{Addresses, SentinelAuth};
 use crate::share::Share;
 use crate::snapshot::{
-    Affinity, CasUniques, IoEngine, OnFailure, PolicyBase, ReadYourWrites, Reads, StatsFormat,
-    Wire, Writes,
+    Affinity, CasUniques, IoEngine, LogFormat, OnFailure, PolicyBase, ReadYourWrites, Reads,
+    StatsFormat, Wire, Writes,
 };
 use crate::spool::SpoolText;
 use crate::tree::{Kind, Node};
@@ -99,6 +99,9 @@ section! {
         /// How much is logged: 0 to 3 errors, 4 warnings, 5 and 6 information, 7 debugging, 8 to 11
         /// everything. The flag `-v` overrides it.
         log_level: Number<0, 11> = "5",
+        /// How lines of the log look. `plain` is as nutcracker's, in local time; `json` makes each an object with
+        /// the [fields](operations.md#the-log) of an event and a time with its zone.
+        log_format: LogFormat = "plain",
         /// Workers that must serve for [`/readyz`](operations.md#statistics) to say that the instance is ready.
         /// At most as many as there are.
         ready_workers: Number<1, 256> = "1",

@@ -203,6 +203,7 @@ fn resolve_global(section: GlobalSection, context: &Context<'_>) -> Global {
         log_file: section.log_file.map(|path| path.value.0),
         sentinel_state: section.sentinel_state.map(|path| path.value.0),
         log_level: said(&section.log_level).map(|level| level.0 as u8),
+        log_format: section.log_format.value,
         ready_workers: section.ready_workers.value.0 as u32,
         ready_needs_primaries: section.ready_needs_primaries.value.0,
     }

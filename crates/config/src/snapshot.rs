@@ -73,6 +73,8 @@ pub struct Global {
     /// [`LOG_LEVEL`].
     #[serde(default)]
     pub log_level: Option<u8>,
+    #[serde(default)]
+    pub log_format: LogFormat,
     /// Where it is kept where the primaries of groups are.
     #[serde(default)]
     pub sentinel_state: Option<PathBuf>,
@@ -138,6 +140,25 @@ pub enum StatsFormat {
     #[default]
     Nutcracker,
     Full,
+}
+
+/// How lines of the log look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    /// As nutcracker's.
+    #[default]
+    Plain,
+    Json,
+}
+
+impl LogFormat {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Json => "json",
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,8 +15,8 @@ use crate::foreign;
 use crate::groups;
 use crate::sentinel;
 use crate::snapshot::{
-    Affinity, CasUniques, Credentials, IoEngine, OnFailure, PROCESSORS_MAX, Reads, SERVERS_MAX,
-    StatsFormat, Wire, Writes,
+    Affinity, CasUniques, Credentials, IoEngine, LogFormat, OnFailure, PROCESSORS_MAX, Reads,
+    SERVERS_MAX, StatsFormat, Wire, Writes,
 };
 use crate::tree::{Kind, Node};
 
@@ -573,6 +573,23 @@ impl Value for StatsFormat {
 
     fn describe() -> String {
         list_of(&STATS_FORMATS)
+    }
+}
+
+/// As [`LogFormat`] is serialized.
+const LOG_FORMATS: [&str; 2] = ["plain", "json"];
+
+impl Value for LogFormat {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        named(text, "format of the log", &LOG_FORMATS)
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "enum": LOG_FORMATS })
+    }
+
+    fn describe() -> String {
+        list_of(&LOG_FORMATS)
     }
 }
 

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use cashew_config::snapshot::{
     Affinity, CommandKeys, CommandPolicy, CustomCommand, Endpoint, Global, IoEngine, Limits,
-    Listen, PolicyBase, Pool, Protocol, Server, Snapshot, StatsFormat, Topology, TopologyState,
+    Listen, LogFormat, PolicyBase, Pool, Protocol, Server, Snapshot, StatsFormat, Topology,
+    TopologyState,
 };
 use cashew_config::{Context, Difference, Loaded, SecretFile, from_json, parse, to_json};
 use cashew_placement::{Distribution, Hash, HashTag};
@@ -181,6 +182,7 @@ fn the_flat_dialect_loads() {
             stats_raw: StatsFormat::Nutcracker,
             log_file: None,
             log_level: None,
+            log_format: LogFormat::Plain,
             sentinel_state: None,
             ready_workers: 1,
             ready_needs_primaries: false,
@@ -228,6 +230,7 @@ fn the_sectioned_dialect_loads() {
             stats_raw: StatsFormat::Full,
             log_file: Some(PathBuf::from("/var/log/cashew.log")),
             log_level: Some(5),
+            log_format: LogFormat::Plain,
             sentinel_state: None,
             ready_workers: 1,
             ready_needs_primaries: false,
@@ -308,7 +311,7 @@ fn the_examples_load_without_warnings() {
 #[test]
 fn snapshots_of_versions_before_have_defaults() {
     let text = String::from_utf8(to_json(&load(FLAT).snapshot)).unwrap();
-    let added = r#","stats_listen":null,"stats_raw":"nutcracker","log_file":null,"log_level":null,"sentinel_state":null"#;
+    let added = r#","stats_listen":null,"stats_raw":"nutcracker","log_file":null,"log_level":null,"log_format":"plain","sentinel_state":null"#;
     let global = from_json(text.replace(added, "").as_bytes()).unwrap().global;
     assert!(text.contains(added), "{text}");
     assert_eq!(global.stats_listen(), "0.0.0.0:22222".parse().unwrap());

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Address, Credentials, Lineage, Pool, Sentinel};
+use cashew_metrics::EventKind;
 use cashew_protocol::resp::encode::write_command;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{info, warn};
@@ -409,7 +410,7 @@ impl PoolWatch {
             for master in sentinel.advance(index, &mut self.groups, interval, now) {
                 let address = sentinel.asking.address();
                 if is_loud {
-                    warn!("pool '{name}': the Sentinel {address} does not know {master}");
+                    warn!(kind = EventKind::SentinelUnaware.name(), pool = name, server = %address, "pool '{name}': the Sentinel {address} does not know {master}");
                 }
             }
             if let Some(failure) = sentinel.tell(name, is_loud, now) {
@@ -438,11 +439,17 @@ impl PoolWatch {
         let name = &self.settings.name;
         match is_loud {
             true if !has_majority && before != Some(false) => warn!(
+                kind = EventKind::SentinelsTooFew.name(),
+                pool = name,
                 "pool '{name}': {up} of {all} Sentinels answer: no majority, so primaries stay where \
                  they are"
             ),
             true if has_majority && before == Some(false) => {
-                info!("pool '{name}': {up} of {all} Sentinels answer again");
+                info!(
+                    kind = EventKind::SentinelsEnough.name(),
+                    pool = name,
+                    "pool '{name}': {up} of {all} Sentinels answer again"
+                );
             }
             _ => {}
         }
@@ -584,8 +591,12 @@ impl SentinelWatch {
         let address = self.asking.address();
         match &failure {
             _ if !is_loud => {}
-            Some(why) => warn!("pool '{pool}': the Sentinel {address} {why}"),
-            None => info!("pool '{pool}': the Sentinel {address} answers"),
+            Some(why) => {
+                warn!(kind = EventKind::SentinelLost.name(), pool, server = %address, "pool '{pool}': the Sentinel {address} {why}")
+            }
+            None => {
+                info!(kind = EventKind::SentinelFound.name(), pool, server = %address, "pool '{pool}': the Sentinel {address} answers")
+            }
         }
         Some(failure)
     }
@@ -626,9 +637,17 @@ impl GroupWatch {
                     news.push_back(News::Primary { pool, server, to, config_epoch, why });
                 }
                 Output::Changed { from, to, why } if is_loud => {
-                    info!("pool '{pool}': group '{server}' ({master}): {from} -> {to}: {why}");
+                    info!(
+                        kind = EventKind::GroupState.name(),
+                        pool,
+                        server,
+                        "pool '{pool}': group '{server}' ({master}): {from} -> {to}: {why}"
+                    );
                 }
                 Output::Unconfirmed { primary } if is_loud => warn!(
+                    kind = EventKind::PrimaryNotChanged.name(),
+                    pool,
+                    server,
                     "pool '{pool}': group '{server}' ({master}): the Sentinels have not confirmed \
                      {primary}; it stays the primary"
                 ),

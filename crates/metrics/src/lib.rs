@@ -13,14 +13,15 @@
 //! are copies of each other, [marks](WriteStamp) of the writes that are on their way.
 //! Behind the slots is the [`Board`], which discovery alone writes.
 //!
-//! [`Shared`] has what all workers write: client ids, limits of clients, and the outcomes of
-//! reloads.
+//! [`Shared`] has what all workers write: client ids, limits of clients, the outcomes of reloads, and the
+//! [events](Events) of all processes.
 #![deny(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
 mod audience;
 mod board;
 mod clock;
+mod events;
 mod histogram;
 mod ids;
 mod layout;
@@ -40,6 +41,7 @@ pub use board::{
     BOARD_STALE_AFTER_MS, Board, BoardWriter, Fitness, MemberRole, MemberState, Progress,
 };
 pub use clock::{WallClock, monotonic_ms};
+pub use events::{EVENTS_MAX, Event, EventKind, EventLevel, EventRing, Events, NewEvent, Recorded};
 pub use histogram::Histogram;
 pub use ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge, Stat};
 pub use layout::{Layout, PoolId, SLOTS_MAX, ServerId};

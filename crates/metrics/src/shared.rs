@@ -14,6 +14,7 @@ use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
 
+use crate::events::Events;
 use crate::mapping::Mapping;
 use crate::passages::Passages;
 
@@ -61,7 +62,9 @@ mod word {
     /// Up to here it was in versions without regions.
     pub(super) const COUNT_MIN: usize = FAILURE + super::FAILURE_MAX / 8;
     pub(super) const PASSAGES: usize = COUNT_MIN.next_multiple_of(512);
-    pub(super) const COUNT: usize = PASSAGES + crate::passages::WORDS;
+    /// Up to here it was in versions without events.
+    pub(super) const EVENTS: usize = PASSAGES + crate::passages::WORDS;
+    pub(super) const COUNT: usize = EVENTS + crate::events::WORDS;
 }
 
 /// The processes that the master starts.
@@ -130,7 +133,7 @@ pub struct LastReload {
 
 /// What all processes of an instance share for its life: the next client id, the number of clients
 /// of each pool over all workers, pauses, the outcomes of reloads, the admin process's heartbeat,
-/// and lost log lines. A quota is a pool's number for this, below [`QUOTAS_MAX`].
+/// lost log lines, and [events](Events). A quota is a pool's number for this, below [`QUOTAS_MAX`].
 #[derive(Clone)]
 pub struct Shared {
     mapping: Arc<Mapping>,
@@ -175,6 +178,11 @@ impl Shared {
     /// The writes that are under way to several regions. None in memory that an older version made.
     pub fn passages(&self) -> Passages {
         Passages::new(&self.mapping, word::PASSAGES)
+    }
+
+    /// What has changed lately. Nothing in memory that an older version made.
+    pub fn events(&self) -> Events {
+        Events::new(&self.mapping, word::EVENTS)
     }
 
     /// An id that no other client ever has; the first is 1.
@@ -329,7 +337,7 @@ impl Shared {
         let read = |at: usize| self.mapping.words()[at].load(Relaxed);
         let at = Some(read(word::RELOADED_AT)).filter(|&at| at != 0);
         let mut why: Vec<u8> =
-            (word::FAILURE..word::COUNT).flat_map(|at| read(at).to_le_bytes()).collect();
+            (word::FAILURE..word::COUNT_MIN).flat_map(|at| read(at).to_le_bytes()).collect();
         why.truncate(read(word::FAILURE_BYTES) as usize);
         let failed = read(word::RELOADS_FAILED);
         Reloads {
@@ -530,6 +538,19 @@ mod tests {
                 assert_eq!(reloads.failure.unwrap(), &expected[..expected.len().min(FAILURE_MAX)]);
             }
         });
+    }
+
+    #[test]
+    fn memory_of_a_version_without_regions_and_events_is_taken_as_it_is() {
+        let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&fd, word::COUNT_MIN as u64 * 8).unwrap();
+        fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+        let mapping = Mapping::shared(fd.as_fd(), word::COUNT_MIN).unwrap();
+        mapping.words()[word::MAGIC].store(MAGIC, Relaxed);
+        let shared = Shared::open(&fd).unwrap();
+        shared.add_reload(1, Some("why"));
+        assert_eq!(shared.reloads().failure.as_deref(), Some("why"));
+        assert_eq!((shared.events().since(0), shared.events().newest()), (vec![], 0));
     }
 
     #[test]

@@ -5,53 +5,104 @@
 //! Nobody waits for the log: a line that a pipe or a disk has no room for is lost, counted, and
 //! told of by the next line that is written.
 
+mod event_record;
+mod line;
+mod line_writer;
 mod output;
+mod subscriber;
 
-use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 
-use output::Output;
+use cashew_config::snapshot::LogFormat;
+use cashew_metrics::{EventKind, EventLevel, Events, NewEvent};
+use tracing::callsite::rebuild_interest_cache;
 use tracing::level_filters::LevelFilter;
-use tracing::{Event, Subscriber};
-use tracing_subscriber::fmt::format::Writer;
-use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
-use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::registry::{LookupSpan, Registry};
-use tracing_subscriber::reload;
+
+pub use event_record::EventRecord;
+pub use line::in_one_line;
+pub use line_writer::LineWriter;
+use subscriber::Log;
 
 /// nutcracker's default: up to INFO.
 pub const LEVEL_DEFAULT: u8 = 5;
 pub const LEVEL_MAX: u8 = 11;
 
-static LEVEL: OnceLock<reload::Handle<LevelFilter, Registry>> = OnceLock::new();
+/// The names of levels, for people, with the lowest number that means the same.
+pub const LEVEL_NAMES: [(&str, u8); 5] =
+    [("error", 3), ("warn", 4), ("info", LEVEL_DEFAULT), ("debug", 7), ("trace", LEVEL_MAX)];
+
+static IS_BEGUN: AtomicBool = AtomicBool::new(false);
+static LEVEL: AtomicU8 = AtomicU8::new(LEVEL_DEFAULT);
+static FORMAT: AtomicU8 = AtomicU8::new(LogFormat::Plain as u8);
+/// Where events are kept.
+static EVENTS: OnceLock<Events> = OnceLock::new();
 
 /// Starts logging to standard error. `name` says in each line which process wrote it. Does nothing
 /// when called again.
-pub fn init(name: impl Into<String>, level: u8) {
-    let (filter, handle) = reload::Layer::new(filter(level));
-    if LEVEL.set(handle).is_err() {
+pub fn init(name: impl Into<String>, level: u8, format: LogFormat) {
+    if IS_BEGUN.swap(true, Relaxed) {
         return;
     }
+    LEVEL.store(level, Relaxed);
+    set_format(format);
     output::adopt_stderr();
-    let name = name.into();
-    let lines = tracing_subscriber::fmt::layer()
-        .with_writer(Output::new(name.clone()))
-        .with_ansi(false)
-        .event_format(Line { name });
-    let subscriber = tracing_subscriber::registry().with(filter).with(lines);
     // Whoever set another subscriber before wants that one.
-    let _ = tracing::subscriber::set_global_default(subscriber);
+    let _ = tracing::subscriber::set_global_default(Log::new(name.into()));
+    let default = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| match current_format() {
+        LogFormat::Plain => default(panic),
+        // Each line is an object.
+        LogFormat::Json => tracing::error!("{panic}"),
+    }));
 }
 
 /// `level` is nutcracker's `-v`.
 pub fn set_level(level: u8) {
-    if let Some(handle) = LEVEL.get() {
-        // Fails only when there is no subscriber any more, and then nothing is logged anyway.
-        let _ = handle.modify(|current| *current = filter(level));
+    if LEVEL.swap(level, Relaxed) != level {
+        rebuild_interest_cache();
+    }
+}
+
+/// How lines look from now on.
+pub fn set_format(format: LogFormat) {
+    FORMAT.store(format as u8, Relaxed);
+}
+
+pub fn current_format() -> LogFormat {
+    if FORMAT.load(Relaxed) == LogFormat::Json as u8 { LogFormat::Json } else { LogFormat::Plain }
+}
+
+/// Keeps what has the field `kind` there, from now on. Only the first call counts: all that one process opens is
+/// the same memory.
+pub fn record_events(events: Events) {
+    let _ = EVENTS.set(events);
+}
+
+fn events() -> Option<&'static Events> {
+    EVENTS.get()
+}
+
+fn current_filter() -> LevelFilter {
+    filter(LEVEL.load(Relaxed))
+}
+
+/// The log cannot tell.
+fn tell_of_lost(process: &str, why: &str) {
+    if let Some(events) = events() {
+        events.record(&NewEvent {
+            kind: EventKind::LogLinesLost,
+            level: EventLevel::Warn,
+            process,
+            worker: None,
+            pool: "",
+            server: "",
+            text: &format!("lines of the log are lost: {why}"),
+        });
     }
 }
 
@@ -83,63 +134,9 @@ fn filter(level: u8) -> LevelFilter {
     }
 }
 
-/// `[2026-01-31 23:59:59.999] LEVEL name/module text`, in local time as nutcracker has it.
-struct Line {
-    name: String,
-}
-
-impl<S, F> FormatEvent<S, F> for Line
-where
-    S: Subscriber + for<'a> LookupSpan<'a>,
-    F: for<'a> FormatFields<'a> + 'static,
-{
-    fn format_event(
-        &self,
-        context: &FmtContext<'_, S, F>,
-        mut writer: Writer<'_>,
-        event: &Event<'_>,
-    ) -> fmt::Result {
-        let metadata = event.metadata();
-        let module = metadata.target().trim_start_matches("cashew_");
-        write!(writer, "[{}] {} {}/{module} ", now(), metadata.level(), self.name)?;
-        context.field_format().format_fields(writer.by_ref(), event)?;
-        writeln!(writer)
-    }
-}
-
-/// As each line begins.
-fn now() -> impl fmt::Display {
-    chrono::Local::now().format("%Y-%m-%d %H:%M:%S%.3f")
-}
-
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-    use std::sync::{Arc, Mutex};
-
     use super::*;
-
-    #[test]
-    fn a_line_has_time_level_place_and_text() {
-        let written = Written::default();
-        let lines = tracing_subscriber::fmt::layer()
-            .with_ansi(false)
-            .with_writer({
-                let written = written.clone();
-                move || written.clone()
-            })
-            .event_format(Line { name: "worker-1".into() });
-        let subscriber = tracing_subscriber::registry().with(lines);
-        tracing::subscriber::with_default(subscriber, || {
-            tracing::warn!(target: "cashew_engine::server", pool = "alpha", "server is down");
-        });
-        let line = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
-        let (time, rest) = line.split_at("[2026-01-31 23:59:59.999] ".len());
-        let shape: String =
-            time.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
-        assert_eq!(shape, "[0000-00-00 00:00:00.000] ");
-        assert_eq!(rest, "WARN worker-1/engine::server server is down pool=\"alpha\"\n");
-    }
 
     #[test]
     fn levels_are_those_of_nutcracker() {
@@ -158,16 +155,10 @@ mod tests {
         }
     }
 
-    #[derive(Clone, Default)]
-    struct Written(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Written {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
+    #[test]
+    fn the_names_of_levels_mean_what_they_say() {
+        for (name, level) in LEVEL_NAMES {
+            assert_eq!(filter(level).to_string(), name);
         }
     }
 }

@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{
     Affinity, CasUniques, CommandPolicy, Endpoint, Global, Hedge, IoEngine, Limits, Listen,
-    Memcached, PolicyBase, Pool, Protocol, ReadYourWrites, Reads, Server, ServerGroup, StatsFormat,
-    Topology,
+    LogFormat, Memcached, PolicyBase, Pool, Protocol, ReadYourWrites, Reads, Server, ServerGroup,
+    StatsFormat, Topology,
 };
 use cashew_placement::{Distribution, Hash, HashTag};
 
@@ -180,6 +180,7 @@ impl Scenario {
                 stats_raw: StatsFormat::Nutcracker,
                 log_file: None,
                 log_level: None,
+                log_format: LogFormat::Plain,
                 sentinel_state: None,
                 ready_workers: 1,
                 ready_needs_primaries: false,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Endpoint, Protocol, TopologyState};
-use cashew_metrics::{Segments, ServerId, monotonic_ms};
+use cashew_metrics::{EventKind, Segments, ServerId, monotonic_ms};
 use tracing::{info, warn};
 
 use crate::forget::{Forgetting, Speech};
@@ -93,7 +93,9 @@ pub fn targets(snapshot: &Snapshot, states: &[TopologyState], segments: &Segment
 /// Tells the log of what no server will be told: those that it was kept for are in no pool any more.
 fn tell_of_strangers(targets: &BTreeMap<PathBuf, Target>) {
     let pools: BTreeSet<&Path> = targets.keys().filter_map(|it| it.parent()).collect();
-    for entry in pools.into_iter().filter_map(|pool| std::fs::read_dir(pool).ok()).flatten().flatten() {
+    for entry in
+        pools.into_iter().filter_map(|pool| std::fs::read_dir(pool).ok()).flatten().flatten()
+    {
         let directory = entry.path();
         if !targets.contains_key(&directory) && !segment::list(&directory).is_empty() {
             warn!(
@@ -198,7 +200,18 @@ fn watch(shared: &Shared) {
 /// Replays what is in a directory, until nothing is left or nobody wants it any more.
 fn replay(shared: &Shared, directory: &Path) {
     let mut replay = Replay::new(directory);
+    let mut is_told = false;
     while let Some((target, segments)) = replay.target(shared) {
+        if !std::mem::replace(&mut is_told, true) {
+            info!(
+                kind = EventKind::SpoolBegun.name(),
+                pool = target.pool,
+                server = target.name,
+                "pool {}: server {} missed writes: it is told what to forget when it is there",
+                target.pool,
+                target.name
+            );
+        }
         if replay.advance(&target, &segments) {
             break;
         }
@@ -286,9 +299,12 @@ impl<'d> Replay<'d> {
             self.is_let_go = true;
             if target.members.iter().any(|&it| segments.spool(it).is_held) {
                 warn!(
+                    kind = EventKind::SpoolHoldOver.name(),
                     pool = target.pool,
                     server = target.name,
-                    "answers reads before it has forgotten everything: \"hold\" is over"
+                    "pool {}: server {} answers reads before it has forgotten everything: \"hold\" is over",
+                    target.pool,
+                    target.name
                 );
             }
         }
@@ -331,9 +347,12 @@ impl<'d> Replay<'d> {
         if self.told_at.is_none_or(|at| at.elapsed() >= TELL_AGAIN) {
             self.told_at = Some(Instant::now());
             warn!(
+                kind = EventKind::SpoolRefused.name(),
                 pool = target.pool,
                 server = target.name,
-                "cannot be told what to forget: {refusal}"
+                "pool {}: server {} cannot be told what to forget: {refusal}",
+                target.pool,
+                target.name
             );
         }
     }
@@ -406,9 +425,12 @@ impl<'d> Replay<'d> {
         }
         if self.count > 0 {
             info!(
+                kind = EventKind::SpoolFinished.name(),
                 pool = target.pool,
                 server = target.name,
-                "has forgotten {} keys that it could not be told to before",
+                "pool {}: server {} has forgotten {} keys that it could not be told to before",
+                target.pool,
+                target.name,
                 self.count
             );
         }

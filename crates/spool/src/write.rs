@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use cashew_metrics::EventKind;
 use tracing::{error, info};
 
 use crate::channel::{Incoming, Letter, Place, Queued};
@@ -132,7 +133,7 @@ impl Writer {
             }
             Err(failure) => {
                 place.is_full.store(true, Ordering::Relaxed);
-                self.tell(&place.directory, &failure);
+                self.tell(&place.pool, &place.directory, &failure);
                 if !self.unfit.iter().any(|known| Arc::ptr_eq(known, &place)) {
                     self.unfit.push(place);
                 }
@@ -159,7 +160,7 @@ impl Writer {
         for (directory, (text, place)) in texts {
             while let Err(failure) = self.append(&directory, &text, &place) {
                 place.is_full.store(true, Ordering::Relaxed);
-                self.tell(&directory, &failure);
+                self.tell(&place.pool, &directory, &failure);
                 std::thread::sleep(RETRY_AFTER);
             }
             let is_full = self.size_of(&place) >= place.max / self.workers;
@@ -226,7 +227,8 @@ impl Writer {
 
     /// It is looked now and then whether there is room again: its servers have been told.
     fn is_full(&mut self, place: Arc<Place>) {
-        self.tell(&place.directory, &io::Error::other("it has as much as \"max\" allows"));
+        let why = io::Error::other("it has as much as \"max\" allows");
+        self.tell(&place.pool, &place.directory, &why);
         if !self.unfit.iter().any(|known| Arc::ptr_eq(known, &place)) {
             self.unfit.push(place);
         }
@@ -234,14 +236,21 @@ impl Writer {
 
     fn tell_of_end(&mut self, place: &Place) {
         if self.told_at.take_if(|at| at.elapsed() >= TELL_AGAIN).is_some() {
-            info!("the spool in {} takes keys again", place.directory.display());
+            info!(
+                kind = EventKind::SpoolWrites.name(),
+                pool = place.pool,
+                "the spool in {} takes keys again",
+                place.directory.display()
+            );
         }
     }
 
-    fn tell(&mut self, directory: &std::path::Path, failure: &io::Error) {
+    fn tell(&mut self, pool: &str, directory: &std::path::Path, failure: &io::Error) {
         if self.told_at.is_none_or(|at| at.elapsed() >= TELL_AGAIN) {
             self.told_at = Some(Instant::now());
             error!(
+                kind = EventKind::SpoolFull.name(),
+                pool,
                 "the spool in {} takes no keys, and clients get errors instead: {failure}",
                 directory.display()
             );

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::thread::{self, JoinHandle};
 use std::time::SystemTime;
 
-use cashew_metrics::ChildKind;
+use cashew_metrics::{ChildKind, EventKind};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid,
@@ -42,6 +42,19 @@ pub enum Role {
 }
 
 impl Role {
+    /// Its slot, if it is a worker.
+    pub(crate) fn slot(self) -> Option<u32> {
+        match self {
+            Self::Worker { slot } => Some(slot),
+            Self::Admin | Self::Discovery => None,
+        }
+    }
+
+    /// The kind of an event of which there is one for workers and one for the others.
+    pub(crate) fn event(self, of_worker: EventKind, of_helper: EventKind) -> &'static str {
+        if self.is_worker() { of_worker.name() } else { of_helper.name() }
+    }
+
     pub(crate) fn is_worker(self) -> bool {
         matches!(self, Self::Worker { .. })
     }

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use cashew_process::log::EventRecord;
 use rustix::net::SendFlags;
 use serde::{Deserialize, Serialize};
 use tracing::debug;
@@ -41,6 +42,19 @@ pub enum Command {
         #[serde(default)]
         force: bool,
     },
+    /// The events that are kept.
+    Events {
+        /// Only those with higher numbers.
+        #[serde(default)]
+        since: u64,
+        /// Only those of this kind.
+        #[serde(default)]
+        kind: Option<String>,
+    },
+    /// Log more or less: 0..=11 as nutcracker's `-v`.
+    LogLevel {
+        level: u8,
+    },
 }
 
 impl Command {
@@ -49,7 +63,7 @@ impl Command {
         match self {
             // Requests in flight may be waited for as long as `reload_drain_timeout` can be.
             Self::Reload { .. } | Self::Upgrade { .. } => Duration::from_secs(3600 + 120),
-            Self::Status => Duration::from_secs(30),
+            Self::Status | Self::Events { .. } | Self::LogLevel { .. } => Duration::from_secs(30),
             // The server is asked for its role, and workers have five seconds.
             Self::Failover { .. } => Duration::from_secs(15),
         }
@@ -59,9 +73,11 @@ impl Command {
     pub(crate) fn unanswered(&self) -> &'static str {
         match self {
             Self::Failover { .. } => "it is withdrawn, unless it has happened already",
-            Self::Reload { .. } | Self::Upgrade { .. } | Self::Status => {
-                "the command may still be carried out"
-            }
+            Self::Reload { .. }
+            | Self::Upgrade { .. }
+            | Self::Status
+            | Self::Events { .. }
+            | Self::LogLevel { .. } => "the command may still be carried out",
         }
     }
 }
@@ -72,6 +88,7 @@ pub enum Answer {
     /// A line of information.
     Say(String),
     Status(Box<Status>),
+    Events(Vec<EventRecord>),
     Done(bool),
     /// The reason of the failure.
     Failed(String),
@@ -81,6 +98,7 @@ pub enum Answer {
 pub(crate) trait Reply {
     fn line(&mut self, text: &str);
     fn status(&mut self, status: Status);
+    fn events(&mut self, events: Vec<EventRecord>);
     fn done(self: Box<Self>);
     fn failed(self: Box<Self>, why: &str);
 
@@ -124,6 +142,10 @@ impl Reply for Handed {
         self.write(&Answer::Status(Box::new(status)));
     }
 
+    fn events(&mut self, events: Vec<EventRecord>) {
+        self.write(&Answer::Events(events));
+    }
+
     fn done(self: Box<Self>) {
         self.write(&Answer::Done(true));
     }
@@ -143,6 +165,7 @@ pub(crate) struct Nobody;
 impl Reply for Nobody {
     fn line(&mut self, _: &str) {}
     fn status(&mut self, _: Status) {}
+    fn events(&mut self, _: Vec<EventRecord>) {}
     fn done(self: Box<Self>) {}
     fn failed(self: Box<Self>, _: &str) {}
 }

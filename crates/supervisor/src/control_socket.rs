@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use cashew_process::log::EventRecord;
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -379,6 +380,10 @@ impl Reply for Mailbox {
 
     fn status(&mut self, status: Status) {
         self.push(Answer::Status(Box::new(status)));
+    }
+
+    fn events(&mut self, events: Vec<EventRecord>) {
+        self.push(Answer::Events(events));
     }
 
     fn done(self: Box<Self>) {

@@ -4,6 +4,7 @@
 mod sockets;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -15,9 +16,10 @@ use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Listen, Pool};
+use cashew_metrics::EventKind;
 use rustix::net::sockopt;
 use serde::{Deserialize, Serialize};
-use tracing::{error, warn};
+use tracing::{error, info, warn};
 
 use self::sockets::{Socket, Sockets, Why, backlog, bind_pool, listen_tcp, tcp_socket};
 use crate::deal::{Hand, ListenerId};
@@ -137,10 +139,7 @@ impl Listeners {
             None => Ok(()),
             Some(address) => Err(ListenError {
                 whose: "socket activation".into(),
-                address: match address {
-                    Address::Tcp(address) => address.to_string(),
-                    Address::Unix(path) => path.display().to_string(),
-                },
+                address: address.to_string(),
                 why: Why::Unclaimed,
             }),
         }
@@ -226,7 +225,13 @@ impl Listeners {
         let Bound { groups: mut bound, stats } = bound;
         if let Some(mut stats) = stats {
             stats.listen();
-            self.stats = Some(stats);
+            info!(kind = EventKind::ListenerOpened.name(), "statistics are at {}", stats.address);
+            if let Some(before) = self.stats.replace(stats) {
+                info!(
+                    kind = EventKind::ListenerClosed.name(),
+                    "statistics are no more at {}", before.address
+                );
+            }
         }
         for pool in &snapshot.pools {
             let Some(address) = Address::of(&pool.listen) else { continue };
@@ -238,11 +243,22 @@ impl Listeners {
             if is_new || group.pool != pool.name {
                 pool.name.clone_into(&mut group.pool);
                 group.renumber(&mut self.next_id);
+                let (pool, listen) = (&pool.name, &pool.listen);
+                info!(
+                    kind = EventKind::ListenerOpened.name(),
+                    pool, "pool '{pool}' listens on {listen}"
+                );
             }
             group.tune(pool);
             groups.insert(address, group);
         }
-        self.groups = groups;
+        for (address, group) in std::mem::replace(&mut self.groups, groups) {
+            let pool = &group.pool;
+            info!(
+                kind = EventKind::ListenerClosed.name(),
+                pool, "pool '{pool}' listens no more on {address}"
+            );
+        }
     }
 
     pub(crate) fn hands(&self) -> Vec<Hand> {
@@ -398,6 +414,15 @@ impl Address {
         let (Self::Tcp(one), Self::Tcp(other)) = (self, other) else { return false };
         let ips = [one.ip(), other.ip()];
         one.port() == other.port() && (ips[0] == ips[1] || ips.iter().any(|ip| ip.is_unspecified()))
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(f),
+            Self::Unix(path) => path.display().fmt(f),
+        }
     }
 }
 

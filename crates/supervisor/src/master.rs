@@ -25,7 +25,7 @@ use std::time::{Duration, Instant, SystemTime};
 use cashew_config::Snapshot;
 use cashew_config::snapshot::Address;
 use cashew_control::{Rest, ToChild, ToMaster};
-use cashew_metrics::{Layout, Segments, Shared, monotonic_ms};
+use cashew_metrics::{EventKind, Layout, Segments, Shared, monotonic_ms};
 use cashew_process::log::take_lost;
 use cashew_process::{exec, is_out_of_room};
 use rustix::event::PollFlags;
@@ -187,6 +187,9 @@ impl Master {
         }
         let log =
             Log::new(snapshot.global.log_level(), standard_error).step("keep standard error")?;
+        // Before there is anything to tell.
+        let (shared_memfd, shared) = Shared::create().step("make the memory of all processes")?;
+        cashew_process::log::record_events(shared.events());
         let mut files = OpenFiles::new(matches!(spawn, Spawn::Processes(_)));
         match snapshot.global.max_open_files {
             Some(wanted) => files.want(wanted),
@@ -204,7 +207,6 @@ impl Master {
         // The working directory may change.
         let conf_file = std::path::absolute(conf_file).step("find the configuration file")?;
         let operators = Operators::open(&snapshot, &conf_file)?;
-        let (shared_memfd, shared) = Shared::create().step("make the memory of all processes")?;
         let quotas = Quotas::default().switched(&snapshot, |_| 0);
         let rings = Rings::new(RingConfig::of(&snapshot));
         let (metrics, segments) = Segments::create(&Layout::new(&snapshot))
@@ -270,7 +272,7 @@ impl Master {
             self.handle_timeouts(now)?;
             self.settle(now);
             if self.is_over() {
-                info!("stopped");
+                info!(kind = EventKind::InstanceStopped.name(), "stopped");
                 return Ok(());
             }
             for source in self.wait().step("wait for events")? {
@@ -568,7 +570,12 @@ impl Master {
     fn started(&mut self) -> Result<(), Error> {
         self.phase = Phase::Serving;
         let pools = self.current.snapshot.pools.len();
-        info!(pools, workers = workers_of(&self.current.snapshot), "serving");
+        info!(
+            kind = EventKind::InstanceServes.name(),
+            pools,
+            workers = workers_of(&self.current.snapshot),
+            "serving"
+        );
         self.write_pid_file()?;
         self.save_primaries();
         if let Some(on_ready) = self.on_ready.take() {

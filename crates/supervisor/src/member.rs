@@ -11,6 +11,7 @@ use cashew_control::frozen::Frozen;
 use cashew_control::{
     MasterChannel, ReceiveError, SESSION_VERSION, SendError, Session, ToChild, ToMaster, VERSION,
 };
+use cashew_metrics::EventKind;
 use rustix::process::{Pid, Signal};
 use tracing::{error, warn};
 
@@ -155,8 +156,18 @@ impl Member {
 
     /// Aborts it for violating the protocol.
     pub(crate) fn condemn(&mut self, why: &str, now: Instant) {
+        self.abort((EventKind::WorkerAborted, EventKind::HelperAborted), why, now);
+    }
+
+    fn abort(&mut self, kinds: (EventKind, EventKind), why: &str, now: Instant) {
+        let role = self.role;
         let Some(running) = &mut self.running else { return };
-        error!("{} ({}) is aborted: {why}", self.role, running.child);
+        error!(
+            kind = role.event(kinds.0, kinds.1),
+            worker = role.slot(),
+            "{role} ({}) is aborted: {why}",
+            running.child
+        );
         running.hang_up();
         running.child.signal(Signal::ABORT);
         self.slot.aborted(now);
@@ -164,15 +175,21 @@ impl Member {
 
     /// Kills it because it hangs.
     pub(crate) fn end_hang(&mut self, hang: Hang, now: Instant) {
+        let (role, kinds) = (self.role, (EventKind::WorkerHung, EventKind::HelperHung));
         let Some(running) = &mut self.running else { return };
         if hang == Hang::Stopped {
             // A stopped process takes SIGABRT only when it continues.
-            error!("{} ({}) is killed: {hang}", self.role, running.child);
+            error!(
+                kind = role.event(kinds.0, kinds.1),
+                worker = role.slot(),
+                "{role} ({}) is killed: {hang}",
+                running.child
+            );
             running.hang_up();
             running.child.signal(Signal::KILL);
             self.slot.mark_dying(now);
         } else {
-            self.condemn(&hang.to_string(), now);
+            self.abort(kinds, &hang.to_string(), now);
         }
     }
 
@@ -181,7 +198,13 @@ impl Member {
         let Some(running) = &self.running else { return true };
         let killed = running.child.signal(Signal::KILL);
         if killed {
-            warn!("{} ({}) is killed", self.role, running.child);
+            let role = self.role;
+            warn!(
+                kind = role.event(EventKind::WorkerKilled, EventKind::HelperKilled),
+                worker = role.slot(),
+                "{role} ({}) is killed",
+                running.child
+            );
         }
         killed
     }

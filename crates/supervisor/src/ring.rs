@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 use cashew_config::Snapshot;
 use cashew_config::snapshot::TopologyState;
 use cashew_control::ToChild;
+use cashew_metrics::EventKind;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
@@ -412,7 +413,12 @@ impl Rings {
         // Who is a primary no more is not missed.
         ring.weigh_and_tell();
         if !ring.servers.iter().any(|server| server.live) {
-            warn!("pool '{}': all servers are ejected", ring.config.name);
+            warn!(
+                kind = EventKind::PoolEmpty.name(),
+                pool = ring.config.name,
+                "pool '{}': all servers are ejected",
+                ring.config.name
+            );
         }
         self.release(pool);
     }
@@ -421,8 +427,11 @@ impl Rings {
         let ring = &mut self.pools[pool];
         if let Some(change) = &ring.change {
             warn!(
+                kind = EventKind::RingNotChanged.name(),
+                pool = ring.config.name,
                 "pool '{}': the ring is not changed, workers {:?} did not hold in time",
-                ring.config.name, change.waiting
+                ring.config.name,
+                change.waiting
             );
         }
         self.undo(pool);

@@ -15,6 +15,7 @@ use std::rc::Rc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
+use cashew_config::snapshot::LogFormat;
 use cashew_metrics::{QUOTAS_MAX, SLOTS_MAX};
 use serde::{Deserialize, Serialize};
 
@@ -70,6 +71,8 @@ pub(crate) struct State {
     /// The quota number of each pool, by the pool's name.
     pub(crate) quotas: BTreeMap<String, u32>,
     pub(crate) log_level: u8,
+    #[serde(default)]
+    pub(crate) log_format: LogFormat,
     /// Standard error as it was at the start. If missing, it is unchanged: the log file, if any, is
     /// that of the command line.
     #[serde(default)]

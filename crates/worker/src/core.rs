@@ -10,7 +10,7 @@ use std::time::Duration;
 use cashew_config::Snapshot;
 use cashew_driver::{CloseKind, Handler, Token};
 use cashew_engine::{Admission, CloseReason, ConnId, Engine, ListenerId, OpenFiles, Time};
-use cashew_metrics::{Segments, Shared, Writer, monotonic_ms};
+use cashew_metrics::{EventKind, Segments, Shared, Writer, monotonic_ms};
 use rustix::process::{Resource, getrlimit};
 
 use crate::clock::now;
@@ -206,6 +206,7 @@ impl Core {
     pub(crate) fn check_files(&self) {
         if self.files.is_short() {
             tracing::warn!(
+                kind = EventKind::FilesShort.name(),
                 "each worker may open {} files and reserves {} of them for servers and itself: {} \
                  clients are let in all the same, and there may be no files left to connect to \
                  servers with; raise max_openfiles",
@@ -223,10 +224,12 @@ impl Core {
             return false;
         }
         if self.refused.is_due(self.now) {
+            let pool = &self.engine.listener_config(pool).name;
             tracing::warn!(
-                "pool {}: a client is refused: there are {clients}, and the rest of the {} files \
+                kind = EventKind::ClientsRefused.name(),
+                pool,
+                "pool {pool}: a client is refused: there are {clients}, and the rest of the {} files \
                  is for servers; raise max_openfiles or lower client_connections",
-                self.engine.listener_config(pool).name,
                 self.files.limit
             );
         }
@@ -326,6 +329,8 @@ impl Handler for Core {
             let pool = self.pool_of(listener).map(|pool| self.engine.listener_config(pool));
             let pool = pool.map_or("", |pool| &pool.name);
             tracing::warn!(
+                kind = EventKind::ClientsWait.name(),
+                pool,
                 "pool {pool}: out of file descriptors: clients wait until others leave; \
                  raise max_openfiles or lower client_connections"
             );

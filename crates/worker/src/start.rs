@@ -75,6 +75,7 @@ fn take_over(control: &mut ChildChannel) -> Result<Start, Error> {
         return Err(Error::Unexpected(Box::new(ToChild::Init { slot, rank, workers })));
     }
     let shared = Shared::open(shared).map_err(Error::Metrics)?;
+    cashew_process::log::record_events(shared.events());
     drop_privileges(snapshot.global.user.as_deref(), snapshot.global.group.as_deref())
         .map_err(|error| Error::Privileges(error.to_string()))?;
     let mut start = Start {

@@ -21,7 +21,7 @@ use cashew_engine::{
     Action, BackendId, ConnId, Engine, Identity, ListenerId, OpenFiles, Sequel, ServerId, Setup,
     SlowEnd, Time,
 };
-use cashew_metrics::{Cause, Health, StateChange, monotonic_ms};
+use cashew_metrics::{Cause, EventKind, Health, StateChange, monotonic_ms};
 
 use rustix::thread::set_current_timer_slack;
 
@@ -259,7 +259,10 @@ impl<D: Driver> Worker<D> {
                 // A closed channel stays readable for ever.
                 self.driver.unwatch(control.as_fd()).map_err(Error::Io)?;
                 if self.deadline.is_none() {
-                    tracing::warn!("the master is gone: finishing what is in flight");
+                    tracing::warn!(
+                        kind = EventKind::MasterGone.name(),
+                        "the master is gone: finishing what is in flight"
+                    );
                     self.begin_shutdown();
                 }
             }
@@ -443,6 +446,7 @@ impl<D: Driver> Worker<D> {
                 self.trim_now_and_then();
                 if self.core.pressed.is_due(self.core.now) {
                     tracing::warn!(
+                        kind = EventKind::MemoryPressed.name(),
                         "buffers hold {} MiB, which closing clients does not free: no new requests \
                          are taken until it is less; raise memory_max or lower the limits of pools",
                         held >> 20
@@ -454,6 +458,8 @@ impl<D: Driver> Worker<D> {
                 if self.core.held_back.is_due(self.core.now) {
                     let pool = &self.core.engine.listener_config(listener).name;
                     tracing::warn!(
+                        kind = EventKind::ClientsHeldBack.name(),
+                        pool,
                         "pool {pool} holds {} MiB, more than its share of memory_max, {} MiB: the \
                          {clients} clients that hold most are not read until it is less",
                         held >> 20,
@@ -465,6 +471,8 @@ impl<D: Driver> Worker<D> {
                 if self.core.shed.is_due(self.core.now) {
                     let pool = &self.core.engine.listener_config(listener).name;
                     tracing::warn!(
+                        kind = EventKind::ClientsShed.name(),
+                        pool,
                         "pool {pool} holds {} MiB, its share of memory_max is {} MiB: the {clients} \
                          clients that held most are closed, which frees {} MiB; the first had id {most}",
                         held >> 20,
@@ -476,6 +484,9 @@ impl<D: Driver> Worker<D> {
             Action::LargeWaits { backend, server } => {
                 let (pool, server) = self.names(backend, server);
                 tracing::warn!(
+                    kind = EventKind::ServerCrowded.name(),
+                    pool,
+                    server,
                     "pool {pool}: all connections of this worker to server {server} for large \
                      requests and replies are taken: such wait, or hold others up; see \
                      transfer_rate_min"
@@ -484,6 +495,9 @@ impl<D: Driver> Worker<D> {
             Action::SessionsWait { backend, server, clients } => {
                 let (pool, server) = self.names(backend, server);
                 tracing::warn!(
+                    kind = EventKind::ServerCrowded.name(),
+                    pool,
+                    server,
                     "pool {pool}: {clients} clients wait for a connection to server {server} for \
                      transactions and blocking calls: all of session_connections are in use"
                 );
@@ -497,6 +511,9 @@ impl<D: Driver> Worker<D> {
                         SlowEnd::Closed => "it is closed",
                     };
                     tracing::warn!(
+                        kind = EventKind::ClientSlow.name(),
+                        pool,
+                        server,
                         "pool {pool}: the client of id {id} is too slow for its connection to server \
                          {server}: {what}"
                     );
@@ -508,6 +525,9 @@ impl<D: Driver> Worker<D> {
             Action::ServerHindered { backend, server, why } => {
                 let (pool, server) = self.names(backend, server);
                 tracing::warn!(
+                    kind = EventKind::ServerHindered.name(),
+                    pool,
+                    server,
                     "pool {pool}: cannot connect to server {server} from this machine, which does \
                      not count against the server: {}",
                     why.text()
@@ -521,13 +541,21 @@ impl<D: Driver> Worker<D> {
                     Sequel::Dropped => "behind an error, so that much was dropped",
                 };
                 tracing::warn!(
+                    kind = EventKind::ServerMisfit.name(),
+                    pool,
+                    server,
                     "pool {pool}: server {server} sent what does not fit, {sequel}: expected \
                      {expected}, got {excerpt} (hex)"
                 );
             }
             Action::ServerRecovered { backend, server } => {
                 let (pool, server) = self.names(backend, server);
-                tracing::info!("pool {pool}: server {server} is connected again");
+                tracing::info!(
+                    kind = EventKind::ServerReconnected.name(),
+                    pool,
+                    server,
+                    "pool {pool}: server {server} is connected again"
+                );
             }
         }
     }
@@ -542,15 +570,29 @@ impl<D: Driver> Worker<D> {
             // The master says so, and why.
             (Health::Out, Cause::Ejected) => {}
             (Health::Out, Cause::Silent) => tracing::warn!(
+                kind = EventKind::ServerDown.name(),
+                pool,
+                server,
                 "pool {pool}: server {server} does not answer: its requests fail at once"
             ),
             (Health::Out, _) => tracing::warn!(
+                kind = EventKind::ServerDown.name(),
+                pool,
+                server,
                 "pool {pool}: server {server} fails: {why}; it is out until it answers"
             ),
-            (Health::Suspect, _) => tracing::warn!("pool {pool}: server {server} fails: {why}"),
+            (Health::Suspect, _) => tracing::warn!(
+                kind = EventKind::ServerInDoubt.name(),
+                pool,
+                server,
+                "pool {pool}: server {server} fails: {why}"
+            ),
             (Health::Well, _) if change.lasted_ms > 0 => {
                 let (seconds, millis) = (change.lasted_ms / 1000, change.lasted_ms % 1000);
                 tracing::info!(
+                    kind = EventKind::ServerUp.name(),
+                    pool,
+                    server,
                     "pool {pool}: server {server} answers again, after {seconds}.{millis:03} s"
                 );
             }
@@ -655,6 +697,7 @@ impl<D: Driver> Worker<D> {
                 _ => self.core.snapshot.global.worker_shutdown_timeout_ms,
             };
             tracing::warn!(
+                kind = EventKind::ClientsCut.name(),
                 "{cut} clients are closed: they were not at rest within {timeout_ms} ms"
             );
             self.core.writer.add_sessions_cut(cut);

@@ -6,18 +6,21 @@
 //! other means.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::line::Line;
+use cashew_metrics::EventKind;
+use chrono::Local;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
-use tracing_subscriber::fmt::MakeWriter;
+use tracing::Level;
 
 static STATE: Mutex<State> = Mutex::new(State { means: Means::Write, is_torn: false, lost: None });
 
@@ -49,36 +52,19 @@ enum Means {
     Send,
 }
 
-/// Takes the lines of a process, each in one piece.
-pub(super) struct Output {
-    /// Of the process.
-    name: String,
-}
-
-impl Output {
-    pub(super) fn new(name: String) -> Self {
-        Self { name }
+/// Writes a line in one piece. Takes all of it, written or lost: who logs has no use for the failure.
+pub(super) fn write(process: &str, line: &[u8]) {
+    let outcome = state().write(process, line, |means, bytes| means.write(bytes));
+    if let Some(why) = outcome.begins_to_lose {
+        super::tell_of_lost(process, &reason(why));
     }
 }
 
-impl<'a> MakeWriter<'a> for Output {
-    type Writer = &'a Self;
-
-    fn make_writer(&'a self) -> &'a Self {
-        self
-    }
-}
-
-impl Write for &Output {
-    /// Takes all of it, written or lost: who logs has no use for the failure.
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        state().write(&self.name, line, |means, bytes| means.write(bytes));
-        Ok(line.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+/// What came of a line.
+#[derive(Debug, Default)]
+struct Outcome {
+    /// It is the first of those that are lost.
+    begins_to_lose: Option<Errno>,
 }
 
 /// Sees to it that standard error as it was inherited makes nobody wait.
@@ -167,13 +153,14 @@ impl State {
         name: &str,
         line: &[u8],
         write: impl Fn(Means, &[u8]) -> Result<usize, Errno>,
-    ) {
+    ) -> Outcome {
         let attempt = self.tell_of_lost(name, &write).and_then(|()| self.put(line, &write));
-        if let Err(why) = attempt {
-            LOST.fetch_add(1, Relaxed);
-            let lines = self.lost.map_or(0, |lost| lost.lines) + 1;
-            self.lost = Some(Lost { lines, why });
-        }
+        let Err(why) = attempt else { return Outcome::default() };
+        LOST.fetch_add(1, Relaxed);
+        let is_first = self.lost.is_none();
+        let lines = self.lost.map_or(0, |lost| lost.lines) + 1;
+        self.lost = Some(Lost { lines, why });
+        Outcome { begins_to_lose: is_first.then_some(why) }
     }
 
     fn tell_of_lost(
@@ -185,13 +172,18 @@ impl State {
             self.put(b"\n", write)?;
         }
         let Some(Lost { lines, why }) = self.lost else { return Ok(()) };
-        let why = match why {
-            Errno::AGAIN => "nobody read them".to_owned(),
-            errno => io::Error::from(errno).to_string(),
+        let line = Line {
+            at: Local::now(),
+            level: Level::WARN,
+            process: name,
+            kind: EventKind::LogLinesLost.name(),
+            pool: "",
+            server: "",
+            worker: None,
+            text: &format!("{lines} lines of the log are lost: {}", reason(why)),
+            left_out: 0,
         };
-        let now = super::now();
-        let text =
-            format!("[{now}] WARN {name}/process::log {lines} lines of the log are lost: {why}\n");
+        let text = line.format(super::current_format());
         self.put(text.as_bytes(), write)?;
         self.lost = None;
         Ok(())
@@ -217,9 +209,17 @@ impl State {
     }
 }
 
+fn reason(why: Errno) -> String {
+    match why {
+        Errno::AGAIN => "nobody read them".to_owned(),
+        errno => io::Error::from(errno).to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
+    use std::io::Write;
 
     use super::*;
 
@@ -246,11 +246,12 @@ mod tests {
         let disk = RefCell::new(Disk { room: 8, content: Vec::new() });
         let mut state = State { means: Means::Write, is_torn: false, lost: None };
         let mut say = |line: &str| {
-            state.write("master", line.as_bytes(), |_, bytes| disk.borrow_mut().write(bytes));
+            let write = |_, bytes: &[u8]| disk.borrow_mut().write(bytes);
+            state.write("master", line.as_bytes(), write).begins_to_lose
         };
-        say("one\n");
-        say("second\n");
-        say("third\n");
+        assert_eq!(say("one\n"), None);
+        assert_eq!(say("second\n"), Some(Errno::NOSPC));
+        assert_eq!(say("third\n"), None, "it was told");
         assert_eq!(disk.borrow().content, b"one\nseco");
         disk.borrow_mut().room = 4096;
         say("fourth\n");
@@ -258,7 +259,7 @@ mod tests {
         let text = String::from_utf8(disk.borrow().content.clone()).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!((lines[0], lines[1], &lines[3..]), ("one", "seco", &["fourth", "fifth"][..]));
-        let why = "WARN master/process::log 2 lines of the log are lost: No space left on device";
+        let why = "WARN master 2 lines of the log are lost: No space left on device";
         assert!(lines[2].contains(why), "{}", lines[2]);
     }
 

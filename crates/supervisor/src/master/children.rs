@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use cashew_control::{MasterChannel, Rest, ToChild};
-use cashew_metrics::SLOTS_MAX;
+use cashew_metrics::{EventKind, SLOTS_MAX};
 use tracing::{debug, error, info, warn};
 
 use super::{Master, Phase, workers_of};
@@ -50,7 +50,12 @@ impl Master {
     fn start(&mut self, role: Role, now: Instant) -> Result<(), Error> {
         match self.spawn_child(role) {
             Ok(running) => {
-                info!("{role} is started: {}", running.child);
+                info!(
+                    kind = role.event(EventKind::WorkerStarted, EventKind::HelperStarted),
+                    worker = role.slot(),
+                    "{role} is started: {}",
+                    running.child
+                );
                 let generation = self.generation;
                 let member = self.member(role);
                 member.running = Some(running);
@@ -207,18 +212,35 @@ impl Master {
         match self.vacate(role, now) {
             // It ends by itself only in order to be started anew.
             Some(_) if !role.is_worker() && is_clean(&exit) => {
-                info!("{role} ({name}) has stopped")
+                info!(
+                    kind = role.event(EventKind::WorkerStopped, EventKind::HelperStopped),
+                    worker = role.slot(),
+                    "{role} ({name}) has stopped"
+                )
             }
             Some(pause) => {
                 let member = self.member(role);
                 member.restarts += 1;
                 self.shared.add_restart(role.kind());
                 let member = self.member(role);
-                error!("{role} ({name}) {how}; restart {} in {pause:?}", member.restarts);
+                error!(
+                    kind = role.event(EventKind::WorkerCrashed, EventKind::HelperCrashed),
+                    worker = role.slot(),
+                    "{role} ({name}) {how}; restart {} in {pause:?}",
+                    member.restarts
+                );
                 self.report_crash_loop(role);
             }
-            None if is_clean(&exit) => info!("{role} ({name}) has stopped"),
-            None => warn!("{role} ({name}) has stopped: {how}"),
+            None if is_clean(&exit) => info!(
+                kind = role.event(EventKind::WorkerStopped, EventKind::HelperStopped),
+                worker = role.slot(),
+                "{role} ({name}) has stopped"
+            ),
+            None => warn!(
+                kind = role.event(EventKind::WorkerStopped, EventKind::HelperStopped),
+                worker = role.slot(),
+                "{role} ({name}) has stopped: {how}"
+            ),
         }
         self.forget_closed();
         if role == Role::Discovery {
@@ -232,7 +254,11 @@ impl Master {
         let crashes = self.members[&role].slot.crashes();
         if crashes >= CRASH_LOOP {
             let serving = self.serving().count();
-            error!("{role} crashes in a loop: {crashes} times in a row; {serving} workers serve");
+            error!(
+                kind = role.event(EventKind::WorkerCrashesOn, EventKind::HelperCrashesOn),
+                worker = role.slot(),
+                "{role} crashes in a loop: {crashes} times in a row; {serving} workers serve"
+            );
         }
     }
 
@@ -298,7 +324,11 @@ impl Master {
         if self.phase != Phase::Stopping {
             return Err(Error::Stuck { role });
         }
-        warn!("{role} does not end and is abandoned");
+        warn!(
+            kind = role.event(EventKind::WorkerKilled, EventKind::HelperKilled),
+            worker = role.slot(),
+            "{role} does not end and is abandoned"
+        );
         if let Some(running) = self.member(role).running.take() {
             let (_, sessions) = running.into_parts();
             self.bury(role, false, sessions, now);
@@ -419,7 +449,11 @@ impl Master {
     /// It will serve no more, and is not told so yet.
     fn retire(&mut self, slot: u32, now: Instant) {
         let timeout_ms = self.shutdown_timeout_ms();
-        info!("worker {slot} retires, within {timeout_ms} ms");
+        info!(
+            kind = EventKind::WorkerRetires.name(),
+            worker = slot,
+            "worker {slot} retires, within {timeout_ms} ms"
+        );
         let deadline = now + Duration::from_millis(timeout_ms) + KILL_GRACE;
         self.member(Role::Worker { slot }).slot.retire(deadline);
     }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use cashew_control::{Session, ToChild};
-use cashew_metrics::{PoolGauge, Segments};
+use cashew_metrics::{EventKind, PoolGauge, Segments};
 use tracing::{info, warn};
 
 use super::{Master, Phase};
@@ -87,7 +87,14 @@ impl Master {
         let load = |(slot, _)| (slot, self.current.segments.header(slot).busy);
         let loads: Vec<_> = self.serving().map(load).collect();
         if let Some(next) = self.balance.handle_loads(&loads, percent * 10, now) {
-            info!("worker {} sheds {}‰ of its load to worker {}", next.from, next.share, next.to);
+            info!(
+                kind = EventKind::LoadMoved.name(),
+                worker = next.from,
+                "worker {} sheds {}‰ of its load to worker {}",
+                next.from,
+                next.share,
+                next.to
+            );
             let message = ToChild::Shed { permille: next.share };
             self.post(Role::Worker { slot: next.from }, message, Vec::new(), now);
         }

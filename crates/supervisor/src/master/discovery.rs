@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Address, Pool};
 use cashew_control::{Epoch, ToChild};
+use cashew_metrics::EventKind;
 use tracing::{error, info, warn};
 
 use super::{Master, Phase};
@@ -30,7 +31,7 @@ pub(super) const MOVE_DRAIN_MS: u64 = 50;
 pub(super) fn find_primaries(snapshot: &mut Snapshot) {
     let missing = find(snapshot);
     for line in &missing {
-        error!("{line}");
+        error!(kind = EventKind::PrimaryUnknown.name(), "{line}");
     }
     // Before the first start there is none.
     let file = snapshot.global.sentinel_state.clone();
@@ -42,7 +43,10 @@ pub(super) fn find_primaries(snapshot: &mut Snapshot) {
     }
     for (pool, group, endpoint) in snapshot.groups().filter(|(.., it)| !it.is_unknown()) {
         let (pool, server, master) = (&pool.name, &group.server, &group.master);
-        info!("pool '{pool}': the primary of '{server}' ({master}) is {endpoint}");
+        info!(
+            kind = EventKind::PrimaryKnown.name(),
+            pool, server, "pool '{pool}': the primary of '{server}' ({master}) is {endpoint}"
+        );
     }
 }
 
@@ -173,7 +177,10 @@ impl Master {
     /// They are in effect since the last switch, before which this was.
     pub(super) fn moves_done(&mut self, moves: Vec<Move>, before: &Arc<Snapshot>, now: Instant) {
         for Move { pool, server, to, why, .. } in &moves {
-            warn!("pool '{pool}': the primary of '{server}' is {to} now: {why}");
+            warn!(
+                kind = EventKind::PrimaryChanged.name(),
+                pool, server, "pool '{pool}': the primary of '{server}' is {to} now: {why}"
+            );
         }
         let names: Vec<_> = moves.iter().map(|it| (it.pool.clone(), it.server.clone())).collect();
         self.discovered.done(moves, before);
@@ -194,8 +201,13 @@ impl Master {
                 let list: Vec<String> = is.iter().map(Address::to_string).collect();
                 let list = if list.is_empty() { "none".to_owned() } else { list.join(", ") };
                 info!(
+                    kind = EventKind::ReplicasChanged.name(),
+                    pool = pool.name,
+                    server = group.server,
                     "pool '{}': the replicas of '{}' ({}) are {list} now, as Sentinels name them",
-                    pool.name, group.server, group.master
+                    pool.name,
+                    group.server,
+                    group.master
                 );
             }
         }

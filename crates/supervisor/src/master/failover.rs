@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use cashew_config::snapshot::{Protocol, ServerGroup};
 use cashew_control::ToChild;
 use cashew_discovery::{Role, role_of};
+use cashew_metrics::EventKind;
 use rustix::event::PollFlags;
 use tracing::{debug, info};
 
@@ -311,7 +312,12 @@ impl Master {
                 waiting.reply.line(&text);
                 waiting.reply.done();
             } else if !waiting.reply.is_awaited() {
-                info!("pool '{pool}': the failover to '{server}' is withdrawn: who asked has left");
+                info!(
+                    kind = EventKind::PrimaryNotChanged.name(),
+                    pool,
+                    server,
+                    "pool '{pool}': the failover to '{server}' is withdrawn: who asked has left"
+                );
                 late.push((waiting.pool, waiting.server));
             } else if self.phase == Phase::Stopping {
                 waiting.reply.failed("the instance is stopping");

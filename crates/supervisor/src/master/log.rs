@@ -6,18 +6,19 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Instant;
 
-use cashew_config::snapshot::Global;
+use cashew_config::snapshot::{Global, LogFormat};
 use cashew_control::ToChild;
+use cashew_metrics::EventKind;
 use cashew_process::log;
 use tracing::{error, info};
 
 use super::Master;
+use crate::command::Reply;
 use crate::state::{Pack, Place, Unpack};
 
 pub(super) struct Log {
-    /// Level of this process and of the children. It is changed by signals, and by a configuration
-    /// that has another one than before.
-    /// another one than the one before.
+    /// Level of this process and of the children. It is changed by signals and operators, and by a configuration
+    /// that has another one than the one before.
     level: u8,
     /// Standard error as it was at the start, for when there is no log file any more.
     standard_error: Rc<OwnedFd>,
@@ -36,12 +37,13 @@ impl Log {
 
     /// Continues from another program.
     pub(super) fn resume(
-        level: u8,
+        (level, format): (u8, LogFormat),
         standard_error: Option<Place>,
         descriptors: &Unpack,
     ) -> Result<Self, String> {
         let standard_error = standard_error.map(|place| descriptors.copy(place)).transpose()?;
         log::set_level(level);
+        log::set_format(format);
         Self::new(level, standard_error).map_err(|error| error.to_string())
     }
 
@@ -67,7 +69,14 @@ impl Master {
     fn change_level(&mut self, signal: &str, level: u8, now: Instant) {
         let level = level.min(log::LEVEL_MAX);
         self.set_level(level, now);
-        info!("{signal}: log level is {level}");
+        info!(kind = EventKind::LogLevel.name(), "{signal}: log level is {level}");
+    }
+
+    /// For an operator.
+    pub(super) fn order_level(&mut self, level: u8, mut reply: Box<dyn Reply>, now: Instant) {
+        self.change_level("an operator's order", level, now);
+        reply.line(&format!("log level is {}", self.log.level));
+        reply.done();
     }
 
     fn set_level(&mut self, level: u8, now: Instant) {
@@ -98,6 +107,7 @@ impl Master {
         let global = &self.current.snapshot.global;
         let level = global.log_level();
         let is_new_level = level != before.log_level();
+        let format = global.log_format;
         if let Some(Destination(fd)) = destination {
             let place = |global: &Global| match &global.log_file {
                 Some(path) => path.display().to_string(),
@@ -107,12 +117,14 @@ impl Master {
             info!("the log continues in {to}");
             match redirect(&fd) {
                 Ok(fd) => {
-                    info!("the log continues from {from}");
+                    info!(kind = EventKind::LogReopened.name(), "the log continues from {from}");
                     self.post_all(&ToChild::LogReopen, &[fd], now);
                 }
                 Err(error) => error!("the log stays where it is: {error}"),
             }
         }
+        // Children read it in the configuration.
+        log::set_format(format);
         if is_new_level {
             self.set_level(level, now);
         }
@@ -127,7 +139,7 @@ impl Master {
             Ok(file) => file,
             Err(error) => return error!("{}", cannot_open(path, &error)),
         };
-        info!("log file is reopened");
+        info!(kind = EventKind::LogReopened.name(), "log file is reopened");
         self.post_all(&ToChild::LogReopen, &[file], now);
     }
 }

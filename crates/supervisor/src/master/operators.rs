@@ -10,7 +10,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Pool, Server, ServerGroup, TopologyState};
-use cashew_metrics::{MemberState, PoolCounter, ServerCounter, WallClock, monotonic_ms};
+use cashew_metrics::{EventKind, MemberState, PoolCounter, ServerCounter, WallClock, monotonic_ms};
+use cashew_process::log::EventRecord;
 use rustix::event::PollFlags;
 use tracing::{error, info, warn};
 
@@ -213,6 +214,17 @@ impl Master {
             }
             Err(error) => reply.failed(&format!("cannot compute the digests: {error}")),
         }
+    }
+
+    /// The events that are kept, of all processes.
+    pub(super) fn publish_events(&self, since: u64, kind: Option<&str>, mut reply: Box<dyn Reply>) {
+        if let Some(unknown) = kind.filter(|kind| EventKind::named(kind).is_none()) {
+            return reply.failed(&format!("there is no kind of events '{unknown}'"));
+        }
+        let events = self.shared.events().since(since).into_iter();
+        let wanted = events.filter(|event| kind.is_none_or(|kind| event.kind.name() == kind));
+        reply.events(wanted.map(EventRecord::from).collect());
+        reply.done();
     }
 
     pub(super) fn handle_digested(&mut self, number: u64) {

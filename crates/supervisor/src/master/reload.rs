@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use cashew_config::snapshot::TopologyState;
 use cashew_config::{Difference, Snapshot};
+use cashew_metrics::EventKind;
 use tracing::{error, info, warn};
 
 use super::discovery::MOVE_DRAIN_MS;
-use super::{Master, Phase};
+use super::{Master, Phase, workers_of};
 use crate::CommandLine;
 use crate::background_task::BackgroundTask;
 use crate::child::{Role, Spawn};
@@ -24,12 +25,17 @@ use crate::ring::{RingConfig, Rings};
 use crate::state::{Pack, ReloadAsker, Unpack, WantedReload};
 use crate::status::Outcome;
 
+/// Bytes of changes in an event.
+const CHANGES_SHOWN_MAX: usize = 300;
+
 /// One reload at a time. Commands that come meanwhile share the next one, which reads the file
 /// after all of them.
 #[derive(Default)]
 pub(super) struct Reload {
     waiting: Vec<Asker>,
     stage: Stage,
+    /// What the change under way changes, in one line, for the event.
+    changes: String,
 }
 
 #[derive(Default)]
@@ -141,7 +147,7 @@ impl Reload {
         if wanted.reload_wanted {
             waiting.push(Asker { dry_run: false, reply: Box::new(Nobody) });
         }
-        Ok(Self { waiting, stage: Stage::Idle })
+        Ok(Self { waiting, ..Self::default() })
     }
 
     /// For operators whose reload is under way.
@@ -175,6 +181,8 @@ impl Master {
             }
             Command::Reload { dry_run } => self.reload.waiting.push(Asker { dry_run, reply }),
             Command::Status => self.publish_status(reply),
+            Command::Events { since, kind } => self.publish_events(since, kind.as_deref(), reply),
+            Command::LogLevel { level } => self.order_level(level, reply, now),
             Command::Failover { pool, group, server, force: true } => {
                 self.fail_over(pool, group.as_deref(), &server, reply, now);
             }
@@ -331,6 +339,7 @@ impl Master {
             return self.nothing_changes(askers);
         }
         loaded.difference.lines().iter().for_each(|line| info!("{line}"));
+        self.reload.changes = in_one_line(loaded.difference.lines());
         self.rings.freeze();
         let (snapshot, is_of_file, moves) = (loaded.snapshot, true, Vec::new());
         let wanted = Box::new(Wanted { snapshot, addresses, is_same, is_of_file, moves });
@@ -361,8 +370,23 @@ impl Master {
     /// All workers have changed, to what is in effect from what was before.
     pub(super) fn reload_done(&mut self, before: Option<Arc<Snapshot>>, now: Instant) {
         let (askers, is_of_file, moves) = self.take_change();
-        info!("epoch {} is in effect", self.current.snapshot.epoch);
+        let epoch = self.current.snapshot.epoch;
+        match std::mem::take(&mut self.reload.changes) {
+            changes if is_of_file => info!(
+                kind = EventKind::ReloadDone.name(),
+                "epoch {epoch} is in effect: {}",
+                if changes.is_empty() { "names lead to other addresses" } else { &changes }
+            ),
+            _ => info!("epoch {epoch} is in effect"),
+        }
         if let Some(before) = before {
+            let (from, to) = (workers_of(&before), workers_of(&self.current.snapshot));
+            if from != to {
+                info!(
+                    kind = EventKind::WorkersResized.name(),
+                    "{to} workers are to serve, no more {from}"
+                );
+            }
             self.moves_done(moves, &before, now);
             self.tell_joined(&before);
         }
@@ -394,7 +418,7 @@ impl Master {
     }
 
     fn nothing_changes(&mut self, mut askers: Vec<Asker>) {
-        info!("the configuration has not changed");
+        info!(kind = EventKind::ReloadNeedless.name(), "the configuration has not changed");
         askers.iter_mut().for_each(|asker| asker.reply.line(NOTHING_CHANGES));
         self.succeed(askers);
     }
@@ -403,7 +427,12 @@ impl Master {
         let (askers, is_of_file, moves) = self.take_change();
         for it in &moves {
             let Move { pool, server, to, .. } = it;
-            error!("pool '{pool}': the primary of '{server}' is not taken to be {to} yet: {why}");
+            error!(
+                kind = EventKind::PrimaryNotChanged.name(),
+                pool,
+                server,
+                "pool '{pool}': the primary of '{server}' is not taken to be {to} yet: {why}"
+            );
         }
         let moves_failed = moves.len();
         if moves_failed > 0 {
@@ -447,7 +476,10 @@ impl Master {
 
     fn fail(&mut self, askers: Vec<Asker>, why: &str) {
         if askers.iter().any(|asker| !asker.dry_run) {
-            error!("the configuration stays as it is: {why}");
+            error!(
+                kind = EventKind::ReloadRefused.name(),
+                "the configuration stays as it is: {why}"
+            );
             self.note_reload(Some(why));
             // Whatever the outcome, the reload is over.
             self.notify.ready(&format!("{}; the last reload failed: {why}", self.summary()));
@@ -480,6 +512,21 @@ fn load(
     let difference = Difference::in_force((current, &before), (&snapshot, &topologies));
     let names = if is_dry { Names::default() } else { Names::look_up(current, &snapshot) };
     Ok(Loaded { snapshot, warnings, difference, names })
+}
+
+/// As much of it as an event has room for.
+fn in_one_line(changes: &[String]) -> String {
+    let mut line = String::new();
+    for (at, change) in changes.iter().enumerate() {
+        if line.len() + change.len() > CHANGES_SHOWN_MAX && at > 0 {
+            return format!("{line}; and {} more", changes.len() - at);
+        }
+        if at > 0 {
+            line += "; ";
+        }
+        line += change;
+    }
+    line
 }
 
 fn finish(askers: Vec<Asker>) {

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use cashew_control::ToChild;
+use cashew_metrics::EventKind;
 use tracing::info;
 
 use super::{Master, Phase};
@@ -13,7 +14,7 @@ impl Master {
     pub(super) fn stop(&mut self, now: Instant) {
         let timeout = self.current.snapshot.global.worker_shutdown_timeout_ms;
         let timeout = Duration::from_millis(timeout);
-        info!("SIGTERM: stopping, for at most {timeout:?}");
+        info!(kind = EventKind::InstanceStops.name(), "SIGTERM: stopping, for at most {timeout:?}");
         self.begin_stop(now);
         // Workers observe the timeout themselves; the grace lets them exit.
         let deadline = now + timeout + KILL_GRACE;
@@ -27,7 +28,7 @@ impl Master {
     }
 
     pub(super) fn stop_now(&mut self, now: Instant, signal: &str) {
-        info!("{signal}: stopping at once");
+        info!(kind = EventKind::InstanceStops.name(), "{signal}: stopping at once");
         self.begin_stop(now);
         self.members.values_mut().for_each(|member| member.slot.stop(now));
     }

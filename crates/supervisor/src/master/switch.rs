@@ -11,7 +11,7 @@ use std::time::Instant;
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Endpoint, Global, Pool};
 use cashew_control::{Epoch, PoolState, ToChild};
-use cashew_metrics::{Layout, Segments, monotonic_ms};
+use cashew_metrics::{EventKind, Layout, Segments, monotonic_ms};
 use cashew_process::explain_limit;
 use tracing::{info, warn};
 
@@ -161,7 +161,10 @@ impl Master {
                 Output::Send(slot, step) => self.send_step(Role::Worker { slot }, step, now),
                 Output::Switch { unfinished } => {
                     if unfinished > 0 {
-                        warn!("{unfinished} requests were not answered in time before the change");
+                        warn!(
+                            kind = EventKind::RequestsCut.name(),
+                            "{unfinished} requests were not answered in time before the change"
+                        );
                     }
                     self.report_moved();
                     self.switch(now);
@@ -227,16 +230,19 @@ impl Master {
             let found: Vec<String> =
                 next.addresses.get(host)?.iter().map(IpAddr::to_string).collect();
             let (name, pool, found) = (&server.name, &pool.name, found.join(", "));
-            Some(format!("server '{name}' of pool '{pool}': {host} now resolves to {found}"))
+            let line = format!("server '{name}' of pool '{pool}': {host} now resolves to {found}");
+            info!(kind = EventKind::ServerMoved.name(), pool, server = name, "{line}");
+            Some(line)
         };
         let mut lines: Vec<String> =
             next.moved.iter().take(MOVED_SHOWN_MAX).filter_map(line).collect();
         let more = next.moved.len().saturating_sub(MOVED_SHOWN_MAX);
         if more > 0 {
-            lines.push(format!("{more} more servers are at other addresses now"));
+            let line = format!("{more} more servers are at other addresses now");
+            info!(kind = EventKind::ServerMoved.name(), "{line}");
+            lines.push(line);
         }
         for line in lines {
-            info!("{line}");
             self.reload.line(&line);
         }
     }

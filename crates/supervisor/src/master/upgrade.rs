@@ -16,7 +16,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use cashew_control::{SESSION_VERSION, ToChild, VERSION};
-use cashew_metrics::{Layout, SLOTS_MAX, Segments, monotonic_ms};
+use cashew_metrics::{EventKind, Layout, SLOTS_MAX, Segments, monotonic_ms};
 use cashew_process::exec;
 use rustix::fs::{Mode, OFlags};
 use tracing::{error, info, warn};
@@ -105,7 +105,10 @@ impl Fallback {
             Error::TakeOver(why) => why.clone(),
             other => other.to_string(),
         };
-        error!("the upgrade has failed, the previous program continues: {why}");
+        error!(
+            kind = EventKind::UpgradeFailed.name(),
+            "the upgrade has failed, the previous program continues: {why}"
+        );
         // A signal that came before the program is ready to take it would end the instance.
         if let Err(error) = exec::hold_signals() {
             warn!("cannot hold signals back: {error}");
@@ -187,7 +190,7 @@ impl Master {
         now: Instant,
     ) {
         let refuse = |reply: Box<dyn Reply>, why: &str| {
-            error!("the upgrade is refused: {why}");
+            error!(kind = EventKind::UpgradeFailed.name(), "the upgrade is refused: {why}");
             reply.failed(why);
         };
         if matches!(self.spawn, Spawn::Threads { .. }) {
@@ -206,7 +209,7 @@ impl Master {
             return refuse(reply, &why);
         }
         let path = binary.unwrap_or_else(|| self.program.path.clone());
-        info!("trying {} for an upgrade", path.display());
+        info!(kind = EventKind::UpgradeBegun.name(), "trying {} for an upgrade", path.display());
         match Trial::begin(&self.program, &path, now) {
             Ok(trial) => {
                 self.upgrade.stage = Stage::Trying(trial);
@@ -432,6 +435,7 @@ impl Master {
             rings: self.rings.state(now),
             quotas: self.quotas.numbers().clone(),
             log_level: self.log.level(),
+            log_format: self.current.snapshot.global.log_format,
             standard_error: Some(standard_error),
             started_at: self.started.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
             operators: self.operators.state(&mut pack)?,
@@ -449,8 +453,9 @@ impl Master {
         let TakeOver { conf_file, spawn, mut program, command_line, pid_file } = options;
         let now = Instant::now();
         let signals = Signals::new().step("handle signals")?;
-        let log = Log::resume(state.log_level, state.standard_error, descriptors)
-            .map_err(Error::TakeOver)?;
+        let looks = (state.log_level, state.log_format);
+        let log = Log::resume(looks, state.standard_error, descriptors).map_err(Error::TakeOver)?;
+        cashew_process::log::record_events(kit.shared.events());
         let is_back = state.failed.is_some();
         let started = state.started();
         program.path = if is_back { state.path } else { state.next_path }.into();
@@ -480,7 +485,7 @@ impl Master {
         let (metrics, segments) = match kit.segments {
             Ok(segments) => (descriptors.get(state.metrics).map_err(Error::TakeOver)?, segments),
             Err(why) => {
-                warn!("counters start from zero: {why}");
+                warn!(kind = EventKind::CountersLost.name(), "counters start from zero: {why}");
                 members.values_mut().for_each(Member::lose_count);
                 let (metrics, segments) = Segments::create(&Layout::new(&kit.epoch.snapshot))
                     .step("make the shared memory of the metrics")?;
@@ -631,7 +636,10 @@ impl Master {
         }
         self.upgrade.last = Some(Outcome::new(None));
         let version = self.program.version.clone();
-        info!("the upgrade is done: this is cashew {version}, the previous workers retire");
+        info!(
+            kind = EventKind::UpgradeDone.name(),
+            "the upgrade is done: this is cashew {version}, the previous workers retire"
+        );
         self.let_sessions_go(now);
         self.restart(Role::Admin, now);
         self.restart(Role::Discovery, now);
@@ -667,7 +675,10 @@ impl Master {
     }
 
     fn upgrade_failed(&mut self, why: &str, now: Instant) {
-        error!("the upgrade has failed, nothing is changed: {why}");
+        error!(
+            kind = EventKind::UpgradeFailed.name(),
+            "the upgrade has failed, nothing is changed: {why}"
+        );
         self.upgrade.stage = Stage::Idle;
         self.upgrade.last = Some(Outcome::new(Some(why.to_owned())));
         self.let_sessions_go(now);

@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 
+use cashew_metrics::EventKind;
 use tracing::{info, warn};
 
 use super::pool::{Ring, Wanted};
@@ -48,12 +49,16 @@ impl Ring {
         let (name, percent) = (&self.config.name, self.config.fail_open_percent);
         match (was_open, &self.down_while_open) {
             (false, Some(down)) => warn!(
+                kind = EventKind::PoolFailsOpen.name(),
+                pool = name,
                 "pool '{name}' fails open: {} of {} servers are down, more than {percent} %: all are \
                  used, and none is ejected",
                 down.len(),
                 self.counted().len()
             ),
             (true, None) => info!(
+                kind = EventKind::PoolRecovered.name(),
+                pool = name,
                 "pool '{name}' does not fail open any more: no more than {percent} % of its servers \
                  are down, and those are ejected"
             ),

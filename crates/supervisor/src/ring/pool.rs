@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Endpoint, Pool, Promoted, ServerGroup, TopologyState};
 use cashew_control::ToChild;
+use cashew_metrics::EventKind;
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
@@ -438,17 +439,33 @@ impl Ring {
         if wanted.live {
             // Who returns since all are needed has not recovered, and does not flap when it goes again.
             server.flaps.changed_at = Some(now).filter(|_| !is_open);
-            info!("pool '{pool}': server '{name}' is readmitted: {}", wanted.why);
+            info!(
+                kind = EventKind::ServerReadmitted.name(),
+                pool,
+                server = name,
+                "pool '{pool}': server '{name}' is readmitted: {}",
+                wanted.why
+            );
             return;
         }
         let retry = Duration::from_millis(self.config.retry_timeout_ms);
         match server.flaps.ejected(retry, now) {
             Some(served) => warn!(
+                kind = EventKind::ServerEjected.name(),
+                pool,
+                server = name,
                 "pool '{pool}': server '{name}' is ejected: {}; it was readmitted {served:.1?} \
                  ago, so it stays out for {:?} at least",
-                wanted.why, server.flaps.pause
+                wanted.why,
+                server.flaps.pause
             ),
-            None => warn!("pool '{pool}': server '{name}' is ejected: {}", wanted.why),
+            None => warn!(
+                kind = EventKind::ServerEjected.name(),
+                pool,
+                server = name,
+                "pool '{pool}': server '{name}' is ejected: {}",
+                wanted.why
+            ),
         }
     }
 
@@ -484,6 +501,9 @@ impl Ring {
             false => format!(" of group '{}'", self.config.groups[&shard].name),
         };
         warn!(
+            kind = EventKind::PrimaryChanged.name(),
+            pool,
+            server = name,
             "pool '{pool}': server '{name}' is the primary{group} now, no more '{before}': {why}"
         );
         self.primaries.insert(shard, server);

@@ -308,7 +308,7 @@ pub(crate) fn scenario() -> Option<(String, PathBuf)> {
 /// Runs the master of a scenario.
 pub(crate) fn master() {
     let Some((scenario, directory)) = scenario() else { return };
-    cashew_process::log::init("master", 5);
+    cashew_process::log::init("master", 5, cashew_config::snapshot::LogFormat::Plain);
     let takes_over = std::env::args().any(|argument| argument == TAKE_OVER);
     let spawn = if scenario.starts_with("threads") {
         Spawn::Threads {

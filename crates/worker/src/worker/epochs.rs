@@ -114,6 +114,7 @@ impl<D: Driver> Worker<D> {
         self.core.segments = segments;
         self.pace.set_hold_max_us(snapshot.global.batch_window_max_us);
         self.processors.pin(&snapshot.global.worker_cpu_affinity, rank);
+        cashew_process::log::set_format(snapshot.global.log_format);
         self.core.set_snapshot(snapshot);
         self.core.keep_spool();
         self.core.reserve_files();

@@ -3,6 +3,8 @@
 use cashew_driver::Driver;
 use cashew_engine::{ClientPause, ConnId, ListenerId, Notice};
 
+use cashew_metrics::EventKind;
+
 use super::Worker;
 use crate::place::place;
 
@@ -20,12 +22,16 @@ impl<D: Driver> Worker<D> {
                 let whom = if writes_only { "clients that write" } else { "all clients" };
                 let millis = until.micros_since(self.core.now).div_ceil(1000);
                 tracing::warn!(
+                    kind = EventKind::ClientsPaused.name(),
+                    pool = name,
                     "pool {name}: CLIENT PAUSE by the client at {peer} (id {by}): {whom} are held \
                      back for {millis} ms"
                 );
                 self.pauses_begun.push(name);
             }
             None => tracing::warn!(
+                kind = EventKind::ClientsContinue.name(),
+                pool = name,
                 "pool {name}: CLIENT UNPAUSE by the client at {peer} (id {by}): clients go on"
             ),
         }
@@ -38,7 +44,11 @@ impl<D: Driver> Worker<D> {
             let is_paused =
                 engine.listener_named(name).is_some_and(|pool| engine.client_pause(pool).is_some());
             if !is_paused {
-                tracing::warn!("pool {name}: CLIENT PAUSE is over: clients go on");
+                tracing::warn!(
+                    kind = EventKind::ClientsContinue.name(),
+                    pool = name,
+                    "pool {name}: CLIENT PAUSE is over: clients go on"
+                );
             }
             is_paused
         });
@@ -63,13 +73,19 @@ impl<D: Driver> Worker<D> {
         };
         match notice {
             Notice::Refused { command } => tracing::warn!(
+                kind = EventKind::CommandRefused.name(),
+                pool = name,
                 "pool {name}: the client at {peer} may not call {}, see command_policy{before}",
                 command.to_ascii_uppercase()
             ),
             Notice::WrongPassword => tracing::warn!(
+                kind = EventKind::PasswordWrong.name(),
+                pool = name,
                 "pool {name}: the client at {peer} gave a wrong user or password{before}"
             ),
             Notice::Http => tracing::warn!(
+                kind = EventKind::HttpClient.name(),
+                pool = name,
                 "pool {name}: possible attack: the client at {peer} sends POST or Host: as a command, \
                  perhaps a browser that is made to; its connection is closed{before}"
             ),
