@@ -147,14 +147,15 @@ fn is_of_the_client(error: &io::Error) -> bool {
 async fn tick(hub: Rc<Hub>) {
     let mut beats = interval(BEAT);
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut sampled: Option<Instant> = None;
+    let mut next_sample = Instant::now();
     loop {
         beats.tick().await;
         let source = hub.source();
         source.beat();
-        let is_due = sampled.is_none_or(|at| at.elapsed() >= history::INTERVAL);
-        if is_due {
-            sampled = Some(Instant::now());
+        let now = Instant::now();
+        if now >= next_sample {
+            // What was missed while the machine stood still is not made up for.
+            next_sample = (next_sample + history::INTERVAL).max(now + history::INTERVAL / 2);
             hub.history.borrow_mut().sample(&source);
         }
     }
