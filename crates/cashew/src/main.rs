@@ -13,6 +13,7 @@ mod output;
 mod rehearse;
 mod route;
 mod run;
+mod top;
 
 use std::process::ExitCode;
 
@@ -44,6 +45,9 @@ fn main() -> ExitCode {
         }
         Some(CommandArguments::Route(arguments)) => route::route(&arguments),
         Some(CommandArguments::Status { instance, json }) => operate::status(&instance, json),
+        Some(CommandArguments::Top { instance, url, once }) => {
+            top::top(&instance, url.as_deref(), once)
+        }
         None if arguments.help || arguments.version || arguments.describe_stats => {
             output::about(&arguments)
         }
