@@ -41,11 +41,14 @@ fn pools<'a>(source: &'a Source, history: &History) -> Json<'a> {
     pools
         .map(|(at, config)| {
             source.beat();
+            let roles = roles(config);
             let statuses = servers.by_ref().take(config.servers.len());
             let servers = statuses.enumerate().map(|(index, status)| {
                 let member = members.get(&(&config.name, status.name));
                 let series = history.server(&config.name, status.name);
-                server(source, (at, index), status, member, series)
+                // What discovery says counts first.
+                let role = member.map_or(roles[index], |it| it.role.name());
+                server(source, (at, index), status, (role, member), series)
             });
             let mut object = pool(source, at, history.pool(&config.name));
             object.insert("open", u64::from(open.get(&*config.name) == Some(&true)));
@@ -110,7 +113,7 @@ fn server<'a>(
     source: &'a Source,
     (pool, index): (usize, usize),
     status: ServerStatus<'a>,
-    member: Option<&MemberState>,
+    (role, member): (&'static str, Option<&MemberState>),
     series: Option<&Series>,
 ) -> Object<'a> {
     let id = source.layout().server(pool, index);
@@ -119,7 +122,7 @@ fn server<'a>(
     let mut object = Object::default();
     object.insert("name", status.name);
     object.insert("address", Some(status.address));
-    object.insert("role", role(&source.snapshot().pools[pool], index as u32, member));
+    object.insert("role", role);
     object.insert("reads", member.map(|it| it.fitness.name().to_owned()));
     object.insert("lag_bytes", member.and_then(|it| it.lag));
     object.insert("up", u64::from(status.state.health.is_up()));
@@ -140,20 +143,24 @@ fn server<'a>(
     object
 }
 
-/// What discovery says, or else the file. Empty where servers have no roles.
-fn role(pool: &Pool, server: u32, member: Option<&MemberState>) -> &'static str {
-    if let Some(member) = member {
-        return member.role.name();
-    }
+/// Of each server, as the file has it. Empty where they have none.
+fn roles(pool: &Pool) -> Vec<&'static str> {
+    let mut roles = vec![""; pool.servers.len()];
     if !pool.has_copies() {
-        return "";
+        return roles;
     }
-    match pool.shards().iter().any(|shard| shard.primary == server) {
-        // All of them take the writes.
-        _ if pool.protocol == Protocol::Memcached => "copy",
-        true => "primary",
-        false => "replica",
+    for shard in pool.shards().iter() {
+        let is_memcached = pool.protocol == Protocol::Memcached;
+        for member in shard.members() {
+            roles[member as usize] = match member == shard.primary {
+                // All of them take the writes.
+                _ if is_memcached => "copy",
+                true => "primary",
+                false => "replica",
+            };
+        }
     }
+    roles
 }
 
 fn worker<'a>(source: &Source, worker: &Worker) -> Object<'a> {
@@ -173,7 +180,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::testing::{busy_source, watched_source};
+    use crate::testing::{busy_source, snapshot, source_of};
     use crate::{Cell, Column, Section, Unit};
 
     fn state(source: &Source) -> Value {
@@ -199,7 +206,20 @@ mod tests {
         let workers = state["workers"].as_array().unwrap();
         assert_eq!((&workers[1]["slot"], &workers[1]["clients"]), (&2.into(), &8.into()));
         assert_eq!(state["sections"], serde_json::json!([]));
-        watched_source();
+    }
+
+    #[test]
+    fn servers_have_the_roles_of_the_file() {
+        let mut snapshot = snapshot(&[("a", &["s1", "s2", "s3"])]);
+        assert_eq!(roles(&snapshot.pools[0]), ["", "", ""]);
+        snapshot.pools[0].topology = Topology::MasterReplica { master: 1 };
+        assert_eq!(roles(&snapshot.pools[0]), ["replica", "primary", "replica"]);
+        let (source, _) = source_of(snapshot.clone(), 1);
+        let pool = state(&source)["pools"][0].take();
+        assert_eq!(pool["servers"][1]["role"], "primary");
+        assert_eq!(pool["groups"][0]["servers"], serde_json::json!(["s2", "s1", "s3"]));
+        snapshot.pools[0].protocol = Protocol::Memcached;
+        assert_eq!(roles(&snapshot.pools[0]), ["copy", "copy", "copy"]);
     }
 
     struct Slow;
