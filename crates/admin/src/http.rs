@@ -1,11 +1,17 @@
-//! HTTP/1.1 as far as a stats port needs it: one GET or HEAD, one response, close.
+//! What the stats port answers to requests by HTTP.
 
+use hyper::body::Body as HttpBody;
+use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode, Uri, Version};
+
+use crate::history::History;
+use crate::page::{self, Page};
+use crate::server::Hub;
 use crate::source::Source;
-use crate::{events, prometheus, readiness, stats};
+use crate::{events, prometheus, readiness, state, stats};
 
 /// Longest request with all of its headers.
 pub(crate) const REQUEST_SIZE_MAX: usize = 8192;
-const HEADERS_MAX: usize = 64;
 const METHOD_SIZE_MAX: usize = 16;
 
 const TEXT: &str = "text/plain; charset=utf-8";
@@ -31,89 +37,128 @@ pub(crate) fn speech(input: &[u8]) -> Speech {
     }
 }
 
-/// The response, once the request is complete or cannot become valid.
-pub(crate) fn answer(input: &[u8], source: &Source) -> Option<Vec<u8>> {
-    let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
-    let mut request = httparse::Request::new(&mut headers);
-    match request.parse(input) {
-        Ok(httparse::Status::Complete(_)) => {
-            let method = request.method.unwrap_or_default();
-            Some(route(method, request.path.unwrap_or_default(), source))
-        }
-        Ok(httparse::Status::Partial) if input.len() < REQUEST_SIZE_MAX => None,
-        Ok(httparse::Status::Partial) | Err(_) => Some(bad_request()),
-    }
-}
-
+/// To a client that ended its side within a request.
 pub(crate) fn bad_request() -> Vec<u8> {
-    Response::text("400 Bad Request", "bad request\n").encode(false)
+    refusal("400 Bad Request", "bad request\n")
 }
 
 pub(crate) fn request_timeout() -> Vec<u8> {
-    Response::text("408 Request Timeout", "request timeout\n").encode(false)
+    refusal("408 Request Timeout", "request timeout\n")
 }
 
-fn route(method: &str, target: &str, source: &Source) -> Vec<u8> {
-    let head_only = method == "HEAD";
-    if !head_only && method != "GET" {
-        return Response::text("405 Method Not Allowed", "only GET and HEAD\n").encode(false);
+fn refusal(status: &str, body: &str) -> Vec<u8> {
+    let size = body.len();
+    format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {TEXT}\r\nContent-Length: {size}\r\n\
+         Cache-Control: no-store\r\nConnection: close\r\n\r\n{body}"
+    )
+    .into_bytes()
+}
+
+/// The connection is closed unless the client asks for more by name, as browsers do: scripts that
+/// speak HTTP/1.1 by hand read to the end.
+pub(crate) fn respond<B: HttpBody>(request: &Request<B>, hub: &Hub) -> Response<Vec<u8>> {
+    let asked = Asked {
+        method: request.method(),
+        uri: request.uri(),
+        wants_page: accepts_html(request.headers()),
+    };
+    let mut response = answer(&asked, &hub.source(), &hub.history.borrow());
+    let keeps = request.version() == Version::HTTP_11
+        && request.body().is_end_stream()
+        && has(request.headers(), header::CONNECTION, "keep-alive");
+    let connection = if keeps { "keep-alive" } else { "close" };
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static(connection));
+    response
+}
+
+fn accepts_html(headers: &HeaderMap) -> bool {
+    has(headers, header::ACCEPT, "text/html")
+}
+
+/// Whether a list in a header has the word, whatever its parameters.
+fn has(headers: &HeaderMap, name: header::HeaderName, word: &str) -> bool {
+    let values = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
+    let mut words = values
+        .flat_map(|value| value.split(','))
+        .map(|item| item.split(';').next().unwrap_or_default().trim());
+    words.any(|item| item.eq_ignore_ascii_case(word))
+}
+
+pub(crate) struct Asked<'a> {
+    pub(crate) method: &'a Method,
+    pub(crate) uri: &'a Uri,
+    /// Rather than what programs read.
+    pub(crate) wants_page: bool,
+}
+
+fn answer(asked: &Asked<'_>, source: &Source, history: &History) -> Response<Vec<u8>> {
+    if asked.method != Method::GET && asked.method != Method::HEAD {
+        let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
+        response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
+        return response;
     }
-    let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    let response = match path {
-        "/" | "/stats" => Response::json(stats::in_format(query, source)),
-        "/workers" => Response::json(stats::fork_shape(source).to_line()),
-        "/metrics" => Response {
-            status: "200 OK",
-            content_type: prometheus::CONTENT_TYPE,
-            body: prometheus::exposition(source).into_bytes(),
+    let query = asked.uri.query().unwrap_or_default();
+    match asked.uri.path() {
+        "/" if asked.wants_page && query.is_empty() => html(page::page()),
+        "/" | "/stats" => json(stats::in_format(query, source)),
+        "/workers" => json(stats::fork_shape(source).to_line()),
+        "/state.json" => json(state::document(source, history).to_line()),
+        "/history.json" => match history.told(query) {
+            Ok(told) => json(told.to_line()),
+            Err(why) => text(StatusCode::NOT_FOUND, &format!("{why}\n")),
         },
         "/events.json" => match events::json(source, query) {
-            Ok(body) => Response::json(body),
-            Err(why) => Response::text("400 Bad Request", &format!("{why}\n")),
+            Ok(body) => json(body),
+            Err(why) => text(StatusCode::BAD_REQUEST, &format!("{why}\n")),
         },
-        "/healthz" if source.is_healthy() => Response::text("200 OK", "ok\n"),
-        "/healthz" => Response::text("503 Service Unavailable", "no worker shows that it runs\n"),
-        "/readyz" => match readiness::reasons_against(source) {
-            reasons if reasons.is_empty() => Response::text("200 OK", "ready\n"),
-            reasons => Response::text("503 Service Unavailable", &(reasons.join("\n") + "\n")),
-        },
-        _ => Response::text(
-            "404 Not Found",
-            "/stats, /workers, /events.json, /metrics, /healthz and /readyz are here\n",
+        "/metrics" => response(
+            StatusCode::OK,
+            prometheus::CONTENT_TYPE,
+            prometheus::exposition(source).into_bytes(),
         ),
-    };
-    response.encode(head_only)
+        "/healthz" if source.is_healthy() => text(StatusCode::OK, "ok\n"),
+        "/healthz" => text(StatusCode::SERVICE_UNAVAILABLE, "no worker shows that it runs\n"),
+        "/readyz" => match readiness::reasons_against(source) {
+            reasons if reasons.is_empty() => text(StatusCode::OK, "ready\n"),
+            reasons => text(StatusCode::SERVICE_UNAVAILABLE, &(reasons.join("\n") + "\n")),
+        },
+        _ => text(
+            StatusCode::NOT_FOUND,
+            "/stats, /workers, /state.json, /history.json, /metrics, /healthz and /readyz are \
+             here, and / for browsers\n",
+        ),
+    }
 }
 
-struct Response {
-    status: &'static str,
-    content_type: &'static str,
-    body: Vec<u8>,
+fn text(status: StatusCode, text: &str) -> Response<Vec<u8>> {
+    response(status, TEXT, text.into())
 }
 
-impl Response {
-    fn text(status: &'static str, text: &str) -> Self {
-        Self { status, content_type: TEXT, body: text.into() }
-    }
+fn json(body: Vec<u8>) -> Response<Vec<u8>> {
+    response(StatusCode::OK, JSON, body)
+}
 
-    fn json(body: Vec<u8>) -> Self {
-        Self { status: "200 OK", content_type: JSON, body }
+fn html(page: Page) -> Response<Vec<u8>> {
+    let mut response = response(StatusCode::OK, "text/html; charset=utf-8", page.text);
+    let headers = response.headers_mut();
+    if let Ok(policy) = HeaderValue::try_from(page.policy) {
+        headers.insert(header::CONTENT_SECURITY_POLICY, policy);
     }
+    headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    headers.insert(header::VARY, HeaderValue::from_static("Accept"));
+    response
+}
 
-    fn encode(self, head_only: bool) -> Vec<u8> {
-        let Self { status, content_type, body } = self;
-        let allow = if status.starts_with("405") { "Allow: GET, HEAD\r\n" } else { "" };
-        let mut bytes = format!(
-            "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\n\
-             {allow}Cache-Control: no-store\r\nConnection: close\r\n\r\n",
-            body.len()
-        )
-        .into_bytes();
-        if !head_only {
-            bytes.extend_from_slice(&body);
-        }
-        bytes
-    }
+fn response(status: StatusCode, content_type: &'static str, body: Vec<u8>) -> Response<Vec<u8>> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    // What is shown has names from files and keys of clients.
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
 }
 
 #[cfg(test)]
@@ -123,15 +168,19 @@ mod tests {
     use super::*;
     use crate::testing::{busy_source, snapshot, source_of};
 
-    fn ask(request: &str) -> (String, String) {
-        let response = answer(request.as_bytes(), &busy_source()).expect("a whole request");
-        let response = String::from_utf8(response).unwrap();
-        let (head, body) = response.split_once("\r\n\r\n").unwrap();
-        (head.to_string(), body.to_string())
+    fn ask(method: Method, target: &str, wants_page: bool) -> Response<Vec<u8>> {
+        let uri = target.parse().unwrap();
+        let asked = Asked { method: &method, uri: &uri, wants_page };
+        answer(&asked, &busy_source(), &History::default())
     }
 
-    fn get(path: &str) -> (String, String) {
-        ask(&format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"))
+    fn get(target: &str) -> (StatusCode, String) {
+        let response = ask(Method::GET, target, false);
+        (response.status(), String::from_utf8(response.into_body()).unwrap())
+    }
+
+    fn content_type(response: &Response<Vec<u8>>) -> &str {
+        response.headers()[header::CONTENT_TYPE].to_str().unwrap()
     }
 
     #[test]
@@ -150,67 +199,57 @@ mod tests {
     #[test]
     fn paths_lead_to_their_shapes() {
         for path in ["/", "/stats", "/stats?format=nutcracker"] {
-            let (head, body) = get(path);
-            assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
-            assert!(head.contains("\r\nContent-Type: application/json\r\n"));
-            assert!(head.contains(&format!("\r\nContent-Length: {}\r\n", body.len())));
-            assert!(head.ends_with("\r\nConnection: close"));
-            assert!(body.starts_with("{\"service\":\"nutcracker\""));
+            let response = ask(Method::GET, path, false);
+            assert_eq!((response.status(), content_type(&response)), (StatusCode::OK, JSON));
+            assert!(response.body().starts_with(b"{\"service\":\"nutcracker\""));
         }
         for path in ["/stats?format=fork", "/stats?x=1&format=fork", "/workers"] {
             assert!(get(path).1.starts_with("[{\"service\":\"nutcracker\""), "{path}");
         }
-        let (head, body) = get("/metrics");
-        assert!(head.contains("Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"));
-        assert!(body.starts_with("# HELP cashew_info "));
-        assert!(get("/metrics/").0.starts_with("HTTP/1.1 404 "));
+        let response = ask(Method::GET, "/metrics", false);
+        assert_eq!(content_type(&response), "text/plain; version=0.0.4; charset=utf-8");
+        assert!(response.body().starts_with(b"# HELP cashew_info "));
+        assert_eq!(get("/metrics/").0, StatusCode::NOT_FOUND);
+        assert_eq!(get("/history.json?pool=none").0, StatusCode::NOT_FOUND);
+        assert!(get("/state.json").1.starts_with("{\"version\":\"1.2.3\""));
     }
 
     #[test]
-    fn head_has_the_length_and_no_body() {
-        let (head, body) = ask("HEAD /healthz HTTP/1.1\r\n\r\n");
-        assert!(head.starts_with("HTTP/1.1 200 OK") && head.contains("Content-Length: 3\r\n"));
-        assert_eq!(body, "");
+    fn browsers_get_a_page_at_the_root_alone() {
+        let page = ask(Method::GET, "/", true);
+        assert_eq!(content_type(&page), "text/html; charset=utf-8");
+        let policy = page.headers()[header::CONTENT_SECURITY_POLICY].to_str().unwrap();
+        assert!(policy.starts_with("default-src 'none';") && !policy.contains("unsafe"));
+        for path in ["/stats", "/?format=fork", "/state.json"] {
+            assert_eq!(content_type(&ask(Method::GET, path, true)), JSON, "{path}");
+        }
+        let accepts = |accept: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::ACCEPT, HeaderValue::from_static(accept));
+            accepts_html(&headers)
+        };
+        assert!(accepts("text/html,application/xhtml+xml,*/*;q=0.8"));
+        assert!(accepts("image/png, Text/HTML;q=0.9"));
+        assert!(!accepts("*/*") && !accepts("application/json") && !accepts("text/htmlx"));
+        assert!(!accepts_html(&HeaderMap::new()));
     }
 
     #[test]
     fn other_methods_are_refused() {
-        let (head, _) = ask("POST /stats HTTP/1.1\r\nContent-Length: 5\r\n\r\n");
-        assert!(head.starts_with("HTTP/1.1 405 ") && head.contains("\r\nAllow: GET, HEAD\r\n"));
-    }
-
-    #[test]
-    fn malformed_and_oversized_requests_are_refused() {
-        for request in ["GET / HTTP/9\r\n\r\n", "GET /\r\n\r\n", "GET / HTTP/1.1\r\n\0\r\n\r\n"] {
-            assert!(ask(request).0.starts_with("HTTP/1.1 400 "), "{request}");
-        }
-        let headers: String = (0..=HEADERS_MAX).map(|at| format!("a{at}: b\r\n")).collect();
-        assert!(ask(&format!("GET / HTTP/1.1\r\n{headers}\r\n")).0.starts_with("HTTP/1.1 400 "));
-        let mut long = b"GET / HTTP/1.1\r\nX: ".to_vec();
-        long.resize(REQUEST_SIZE_MAX - 1, b'x');
-        assert!(answer(&long, &busy_source()).is_none());
-        long.push(b'x');
-        assert_eq!(answer(&long, &busy_source()), Some(bad_request()));
-    }
-
-    #[test]
-    fn any_prefix_of_a_request_waits_for_the_rest() {
-        let request = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n";
-        let source = busy_source();
-        for end in 0..request.len() {
-            assert!(answer(&request[..end], &source).is_none(), "{end}");
-        }
-        assert!(answer(request, &source).is_some());
+        let refused = ask(Method::POST, "/stats", false);
+        assert_eq!(refused.status(), StatusCode::METHOD_NOT_ALLOWED);
+        assert_eq!(refused.headers()[header::ALLOW], "GET, HEAD");
     }
 
     #[test]
     fn healthy_while_one_worker_beats() {
         let (source, segments) = source_of(snapshot(&[("a", &["x"])]), 2);
-        let status = |source: &Source| {
-            let response = answer(b"GET /healthz HTTP/1.1\r\n\r\n", source).unwrap();
-            String::from_utf8(response).unwrap()[9..12].parse::<u32>().unwrap()
+        let status = || {
+            let uri = Uri::from_static("/healthz");
+            let asked = Asked { method: &Method::GET, uri: &uri, wants_page: false };
+            answer(&asked, &source, &History::default()).status().as_u16()
         };
-        assert_eq!(status(&source), 200);
+        assert_eq!(status(), 200);
         let workers = [segments.writer(0), segments.writer(1)];
         workers.iter().for_each(|worker| {
             worker.set_pid(1);
@@ -218,9 +257,9 @@ mod tests {
         });
         // The machine may have been up for less than the maximum age of a heartbeat.
         if monotonic_ms() > 60_000 {
-            assert_eq!(status(&source), 503);
+            assert_eq!(status(), 503);
         }
         workers[1].beat(monotonic_ms());
-        assert_eq!(status(&source), 200);
+        assert_eq!(status(), 200);
     }
 }

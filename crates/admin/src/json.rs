@@ -20,6 +20,10 @@ impl<'a> Object<'a> {
         self.0.push((key, value.into()));
     }
 
+    pub(crate) fn extend(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+
     pub(crate) fn has(&self, key: &str) -> bool {
         self.0.iter().any(|(have, _)| *have == key)
     }

@@ -1,29 +1,37 @@
-//! The stats port: twemproxy's statistics as JSON on a plain connection, more of them over HTTP, and
-//! metrics for Prometheus.
+//! The stats port: twemproxy's statistics as JSON on a plain connection, more of them over HTTP,
+//! metrics for Prometheus, and a page for browsers.
 //!
 //! All numbers are read from shared memory on request. So they are never older than the request and
-//! cost the workers nothing.
+//! cost the workers nothing. Only the last hour of some is kept here.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
+mod body;
 mod connection;
 mod describe;
 mod discovery;
 mod events;
+mod history;
 mod http;
 mod json;
 mod nutcracker;
+mod page;
+mod place;
 mod processes;
 mod prometheus;
 mod readiness;
+mod section;
 mod server;
 mod source;
+mod state;
 mod stats;
+mod stream;
 
 #[cfg(test)]
 mod testing;
 
 pub use describe::describe;
 pub use discovery::{Discovery, GroupState};
+pub use section::{Cell, Column, Section, Unit};
 pub use server::{Change, Changer, Changes, changes, serve};
 pub use source::Source;

@@ -12,6 +12,7 @@ use cashew_metrics::{
 };
 
 use crate::discovery::{Discovery, Group, Sentinel};
+use crate::section::Section;
 
 /// A worker whose heartbeat is older is not healthy.
 const HEARTBEAT_AGE_MAX_MS: u64 = 10_000;
@@ -25,6 +26,7 @@ pub struct Source {
     version: String,
     host: String,
     clock: WallClock,
+    sections: Vec<Arc<dyn Section>>,
 }
 
 /// A server, how it is, and what last went wrong with it.
@@ -61,12 +63,23 @@ impl Source {
         let version = version.into();
         let (discovery, started_at) = (Discovery::default(), unix_seconds(started));
         let clock = WallClock::now();
-        Self { snapshot, segments, shared, discovery, started_at, version, host, clock }
+        let sections = Vec::new();
+        Self { snapshot, segments, shared, discovery, started_at, version, host, clock, sections }
     }
 
     /// Tells of what is told there, too.
     pub fn with_discovery(self, discovery: Discovery) -> Self {
         Self { discovery, ..self }
+    }
+
+    /// Has another table in `/state.json`.
+    pub fn with_section(mut self, section: Arc<dyn Section>) -> Self {
+        self.sections.push(section);
+        self
+    }
+
+    pub(crate) fn sections(&self) -> impl Iterator<Item = &dyn Section> {
+        self.sections.iter().map(|section| &**section)
     }
 
     /// What a server is to forget.

@@ -415,7 +415,7 @@ fn sentinel(sentinel: Sentinel<'_>) -> Object<'_> {
     object
 }
 
-fn reloads(source: &Source) -> Object<'_> {
+pub(crate) fn reloads(source: &Source) -> Object<'_> {
     let reloads = source.reloads();
     let mut object = Object::default();
     object.insert("ok", reloads.ok);
@@ -427,7 +427,7 @@ fn reloads(source: &Source) -> Object<'_> {
     object
 }
 
-fn worker_state<'a>(worker: &Worker) -> Object<'a> {
+pub(crate) fn worker_state<'a>(worker: &Worker) -> Object<'a> {
     let mut object = Object::default();
     object.insert("slot", u64::from(worker.slot));
     object.insert("pid", u64::from(worker.header.pid));

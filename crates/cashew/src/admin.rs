@@ -35,7 +35,7 @@ pub(crate) fn serve(control: OwnedFd, started: SystemTime) -> Result<()> {
     };
     source.beat();
     channel.send(&ToMaster::Ready, &[])?;
-    let (changer, changes) = cashew_admin::changes()?;
+    let (changer, changes) = cashew_admin::changes();
     let control = Control { channel, changer, instance, prepared: None, trim_at: None };
     thread::Builder::new().name("control".into()).spawn(move || control.run())?;
     Ok(cashew_admin::serve(listener, source, changes)?)

@@ -151,6 +151,17 @@ pub(crate) enum CommandArguments {
         #[arg(value_name = "LEVEL", value_parser = level_or_name)]
         level: u8,
     },
+    /// Show live what the running instance does: pools, servers, workers, latencies
+    Top {
+        #[command(flatten)]
+        instance: InstanceArguments,
+        /// The statistics of an instance elsewhere, such as `http://gateway-1:22222`
+        #[arg(long, value_name = "URL")]
+        url: Option<String>,
+        /// Print everything once, as plain text
+        #[arg(long)]
+        once: bool,
+    },
     /// Print where keys live: by the file, and by the primaries of the instance if it runs
     #[command(override_usage = "cashew route [OPTIONS] KEY...")]
     Route(RouteArguments),
@@ -437,6 +448,10 @@ mod tests {
             assert_eq!(level, number, "{text}");
         }
         assert!(parse("log-level loud").is_err() && parse("log-level").is_err());
+        assert!(matches!(
+            command("top --url http://a:1 --once"),
+            CommandArguments::Top { url: Some(_), once: true, .. }
+        ));
         for line in ["-c f reload", "reload -t", "reload now", "status --dry-run", "relaod"] {
             assert!(parse(line).is_err(), "{line}");
         }
@@ -444,7 +459,7 @@ mod tests {
             assert_eq!(parse(line).unwrap_err().kind(), clap::error::ErrorKind::DisplayHelp);
         }
         let help = Arguments::help();
-        for command in ["reload", "upgrade", "status"] {
+        for command in ["reload", "upgrade", "status", "top"] {
             assert!(help.contains(&format!("\n  {command}")), "{help}");
         }
     }

@@ -14,6 +14,7 @@ mod output;
 mod rehearse;
 mod route;
 mod run;
+mod top;
 
 use std::process::ExitCode;
 
@@ -47,6 +48,9 @@ fn main() -> ExitCode {
         }
         Some(CommandArguments::Route(arguments)) => route::route(&arguments),
         Some(CommandArguments::Status { instance, json }) => operate::status(&instance, json),
+        Some(CommandArguments::Top { instance, url, once }) => {
+            top::top(&instance, url.as_deref(), once)
+        }
         None if arguments.help || arguments.version || arguments.describe_stats => {
             output::about(&arguments)
         }

@@ -132,6 +132,17 @@ impl Histogram {
         self.add_words(|at| if at == SUM { other.sum_us } else { other.buckets[at] });
     }
 
+    /// What was recorded since an earlier copy of the same histogram. A bucket that has less than before is
+    /// empty.
+    pub fn since(&self, earlier: &Self) -> Self {
+        let mut since = self.clone();
+        for (count, before) in since.buckets.iter_mut().zip(&*earlier.buckets) {
+            *count = count.saturating_sub(*before);
+        }
+        since.sum_us = since.sum_us.saturating_sub(earlier.sum_us);
+        since
+    }
+
     /// Adds a histogram as it lies in memory.
     pub(crate) fn add_words(&mut self, word: impl Fn(usize) -> u64) {
         for (at, count) in self.buckets.iter_mut().enumerate() {
@@ -219,6 +230,17 @@ mod tests {
         histogram.record(u64::MAX);
         assert_eq!(histogram.quantile(0.5), Some(BOUND_MAX));
         assert_eq!((histogram.count(), histogram.count_le(u64::MAX)), (1, 0));
+    }
+
+    #[test]
+    fn a_difference_has_what_was_recorded_since() {
+        let mut histogram = Histogram::default();
+        histogram.record(100);
+        let before = histogram.clone();
+        histogram.record(7);
+        let since = histogram.since(&before);
+        assert_eq!((since.count(), since.sum_us(), since.quantile(1.0)), (1, 7, Some(7)));
+        assert_eq!(before.since(&histogram).count(), 0);
     }
 
     proptest! {

@@ -1,0 +1,142 @@
+//! `cashew top`: what the running instance does, in a terminal.
+
+mod app;
+mod feed;
+mod layout;
+mod state;
+mod terminal;
+mod view;
+
+use std::io::{self, IsTerminal, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use ratatui_crossterm::crossterm::event::{self, Event, KeyEventKind};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use self::app::App;
+use self::feed::Feed;
+use self::terminal::{Drawing, Screen};
+use self::view::Palette;
+use crate::arguments::InstanceArguments;
+use crate::operate::status_if_running;
+use crate::output::print_line;
+
+/// How often keys and news are looked for.
+const TICK: Duration = Duration::from_millis(100);
+/// Columns of a frame for scripts, unless `COLUMNS` says otherwise.
+const ONCE_WIDTH: u16 = 120;
+
+pub(crate) fn top(instance: &InstanceArguments, url: Option<&str>, once: bool) -> ExitCode {
+    let done = address(instance, url).and_then(|address| match once {
+        true => print_once(&address),
+        false => watch(address),
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            print_line(format_args!("cashew: {why}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Where the statistics are, as `host:port`: where the instance says, or else its file.
+fn address(instance: &InstanceArguments, url: Option<&str>) -> Result<String, String> {
+    if let Some(url) = url {
+        return feed::address_of(url);
+    }
+    let running = status_if_running(instance);
+    if let Some(address) = running.as_ref().ok().and_then(|status| status.statistics) {
+        return Ok(reachable(address).to_string());
+    }
+    let loaded = cashew_config::load(&instance.conf_file).map_err(|error| {
+        let why = running.err().map_or_else(String::new, |why| format!("{why}; "));
+        format!("{why}{error}")
+    })?;
+    Ok(reachable(loaded.snapshot.global.stats_listen()).to_string())
+}
+
+/// What listens on all addresses listens on loopback.
+fn reachable(mut address: SocketAddr) -> SocketAddr {
+    if address.ip().is_unspecified() {
+        address.set_ip(match address.ip() {
+            IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        });
+    }
+    address
+}
+
+fn print_once(address: &str) -> Result<(), String> {
+    let state = feed::state(address)?;
+    let columns = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
+    let lines = view::whole(&state, columns.unwrap_or(ONCE_WIDTH).max(40));
+    let mut text = lines.join("\n");
+    text.push('\n');
+    // The reader may be gone, as with `head`.
+    let _ = io::stdout().write_all(text.as_bytes());
+    Ok(())
+}
+
+fn watch(address: String) -> Result<(), String> {
+    let term = std::env::var("TERM").unwrap_or_default();
+    if !io::stdout().is_terminal() || !io::stdin().is_terminal() || term == "dumb" {
+        return Err("this is no terminal to draw on; --once prints a frame".to_owned());
+    }
+    let ended = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGHUP, SIGINT] {
+        signal_hook::flag::register(signal, Arc::clone(&ended))
+            .map_err(|error| format!("signals cannot be taken: {error}"))?;
+    }
+    let failed = |error: io::Error| format!("the terminal: {error}");
+    let mut drawing = Drawing::start().map_err(failed)?;
+    let feed = Feed::start(address);
+    let mut app = App::new(Palette::of_environment());
+    run(&mut app, &feed, &mut drawing.0, &ended).map_err(failed)
+}
+
+fn run(app: &mut App, feed: &Feed, screen: &mut Screen, ended: &AtomicBool) -> io::Result<()> {
+    let mut is_stale = true;
+    while !ended.load(Relaxed) {
+        for news in feed.news() {
+            app.take(news);
+            is_stale = true;
+        }
+        if is_stale {
+            screen.draw(|frame| view::draw(app, frame))?;
+            is_stale = false;
+        }
+        if !event::poll(TICK)? {
+            continue;
+        }
+        match event::read()? {
+            Event::Key(key) if key.kind != KeyEventKind::Release => {
+                if app.press(key, screen.size()?.height).is_break() {
+                    return Ok(());
+                }
+                feed.want(app.wanted());
+            }
+            _ => {}
+        }
+        is_stale = true;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_addresses_are_reached_by_loopback() {
+        for (listen, reached) in
+            [("0.0.0.0:1", "127.0.0.1:1"), ("[::]:1", "[::1]:1"), ("10.0.0.1:1", "10.0.0.1:1")]
+        {
+            assert_eq!(reachable(listen.parse().unwrap()).to_string(), reached);
+        }
+    }
+}
