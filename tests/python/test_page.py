@@ -93,7 +93,7 @@ def test_the_state_has_what_happens_now(world):
     world.wait_serving()
     before = state(world)
     assert [pool["name"] for pool in before["pools"]] == ["beta", "alpha"]
-    assert before["host"] and before["version"] and before["sections"] == []
+    assert before["host"] and before["version"] and [it["name"] for it in before["sections"]] == ["events"]
     assert [worker["slot"] for worker in before["workers"]] == [0, 1]
     assert sorted(worker["pid"] for worker in before["workers"]) == sorted(world.workers())
     # There is none before the first one.
@@ -126,6 +126,8 @@ def test_a_killed_server_is_shown_as_down_until_it_is_back(world):
     assert (down["up"], down["cause"], down["last_error"]) == (0, "Connection refused", "Connection refused")
     assert down["since"] and down["last_error_at"]
     assert server_of(world, "one")["up"] == 1
+    kinds = [(row[1], row[3]) for row in state(world)["sections"][0]["rows"]]
+    assert ("server_down", EVIL) in kinds, kinds
     wait_until(lambda: pool_of(world)["errors"] > 0, "errors are counted")
     world.servers[1].start()
 

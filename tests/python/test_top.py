@@ -90,7 +90,7 @@ def write(gateway, pool="alpha", count=30):
 def once(gateway, *arguments, environment=None):
     words = [CASHEW, "top", "--once", *(arguments or ("-c", str(gateway.config_path)))]
     return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30,
-                          env={**os.environ, **(environment or {})})
+                          env={**os.environ, "COLUMNS": "120", **(environment or {})})
 
 
 def line_of(text, name):
@@ -108,7 +108,7 @@ def test_pools_workers_and_latencies_are_shown_and_keys_do_their_work(place, wor
     assert text.splitlines()[1].split()[:3] == ["POOL", "REQ/S", "ERR/S"]
     assert all(str(pid) in text for pid in world.workers())
     # It is there live: bars come as time goes on.
-    wait_until(lambda: write(world) or re.search(r"p99 .*us.*[▁▂▃▄▅▆▇█]", screen.text()), "bars")
+    wait_until(lambda: write(world) or re.search(r"p99 .*[um]s.*[▁▂▃▄▅▆▇█]", screen.text()), "bars")
     assert re.search(r"^> beta", screen.text(), re.M), screen.text()
     screen.press("j")
     screen.shows("> alpha")

@@ -1,10 +1,45 @@
-//! `/events.json`: what has changed lately, whichever process has seen it.
+//! What has changed lately, whichever process has seen it: `/events.json`, and a table of `/state.json`.
 
 use cashew_metrics::EventKind;
 use cashew_process::log::EventRecord;
 use serde::Serialize;
 
+use crate::section::{Cell, Column, Section, Unit};
 use crate::source::Source;
+
+/// The newest events, for the page and `cashew top`.
+pub(crate) struct EventTable;
+
+impl Section for EventTable {
+    fn name(&self) -> &'static str {
+        "events"
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const COLUMNS: [Column; 5] = [
+            Column { name: "time", unit: Unit::Time },
+            Column { name: "kind", unit: Unit::Text },
+            Column { name: "pool", unit: Unit::Text },
+            Column { name: "server", unit: Unit::Text },
+            Column { name: "message", unit: Unit::Text },
+        ];
+        &COLUMNS
+    }
+
+    fn rows(&self, source: &Source) -> Vec<Vec<Cell>> {
+        let text = |text: &str| match text {
+            "" => Cell::Nothing,
+            text => Cell::Text(text.to_owned()),
+        };
+        let row = |event: cashew_metrics::Event| {
+            let kind = Cell::Text(event.kind.name().to_owned());
+            let (pool, server, message) =
+                (text(&event.pool), text(&event.server), text(&event.text));
+            vec![Cell::Number(event.at_ms), kind, pool, server, message]
+        };
+        source.events().since(0).into_iter().rev().map(row).collect()
+    }
+}
 
 #[derive(Serialize)]
 struct Listing {

@@ -12,6 +12,7 @@ use cashew_metrics::{
 };
 
 use crate::discovery::{Discovery, Group, Sentinel};
+use crate::events::EventTable;
 use crate::section::Section;
 
 /// A worker whose heartbeat is older is not healthy.
@@ -63,7 +64,7 @@ impl Source {
         let version = version.into();
         let (discovery, started_at) = (Discovery::default(), unix_seconds(started));
         let clock = WallClock::now();
-        let sections = Vec::new();
+        let sections: Vec<Arc<dyn Section>> = vec![Arc::new(EventTable)];
         Self { snapshot, segments, shared, discovery, started_at, version, host, clock, sections }
     }
 
