@@ -220,6 +220,15 @@ def test_signals_leave_the_terminal_as_it_was(place, world, number):
     screen.ends()
 
 
+def test_it_ends_with_its_terminal(place, world):
+    screen = top(place, world)
+    screen.shows("WORKER")
+    pane = int(screen.tmux("display-message", "-p", "#{pane_pid}"))
+    [child] = [int(pid) for pid in open(f"/proc/{pane}/task/{pane}/children").read().split()]
+    screen.close()
+    wait_until(lambda: not os.path.exists(f"/proc/{child}"), "it has ended")
+
+
 def test_a_gateway_that_is_gone_is_told_of_until_it_is_back(place, world):
     screen = top(place, world)
     screen.shows("WORKER")

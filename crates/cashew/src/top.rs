@@ -92,11 +92,25 @@ fn watch(address: String) -> Result<(), String> {
         signal_hook::flag::register(signal, Arc::clone(&ended))
             .map_err(|error| format!("signals cannot be taken: {error}"))?;
     }
+    end_at_last(Arc::clone(&ended));
     let failed = |error: io::Error| format!("the terminal: {error}");
     let mut drawing = Drawing::start().map_err(failed)?;
     let feed = Feed::start(address);
     let mut app = App::new(Palette::of_environment());
     run(&mut app, &feed, &mut drawing.0, &ended).map_err(failed)
+}
+
+/// Ends the process if it has not ended within a second after a signal: reading from a terminal that is gone takes
+/// for ever in crossterm.
+fn end_at_last(ended: Arc<AtomicBool>) {
+    std::thread::spawn(move || {
+        while !ended.load(Relaxed) {
+            std::thread::sleep(TICK);
+        }
+        std::thread::sleep(Duration::from_secs(1));
+        terminal::restore();
+        std::process::exit(1);
+    });
 }
 
 fn run(app: &mut App, feed: &Feed, screen: &mut Screen, ended: &AtomicBool) -> io::Result<()> {

@@ -45,7 +45,7 @@ fn start() -> io::Result<Screen> {
 }
 
 /// As far as it can be: the terminal may be gone.
-fn restore() {
+pub(super) fn restore() {
     let _ = disable_raw_mode();
     let _ = execute!(stdout(), LeaveAlternateScreen, Show);
 }
