@@ -240,7 +240,7 @@ fn wait_for(channel: &ChildChannel, until: PollFlags, at_most: Option<Duration>)
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-    use std::io::Read;
+    use std::io::{Read, Write};
     use std::net::TcpStream;
     use std::os::fd::AsFd;
     use std::time::Duration;
@@ -277,6 +277,8 @@ mod tests {
     fn stats(listener: &TcpListener) -> String {
         let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        // What is said unasked is nutcracker's alone.
+        stream.write_all(b"GET /stats HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
         text
