@@ -87,19 +87,19 @@ def lines():
         line.close()
 
 
-def two_regions(place, lines, kind, delay=(0.0, 0.0), node="", **options):
+def two_regions(place, lines, kind, delay=(0.0, 0.0), node="", timeout=500, settings=None, **options):
     """The servers of both regions, the way to the second, and the gateway."""
     eu, us = ((place.redis() if kind == "redis" else place.memcached()) for _ in range(2))
     line = Line(us.port, delay)
     lines.append(line)
-    common = {"redis": kind == "redis", "timeout": 500, "listen": None}
+    common = {"redis": kind == "redis", "timeout": timeout, "listen": None}
     spool = "{directory: %s, max: 64mb}" % (place.directory / "spool")
     gateway = place.cashew({
         "eu": {"servers": [f"{HOST}:{eu.port}:1 eu1"], **common},
         "us": {"servers": [f"{HOST}:{line.port}:1 us1"], "spool": spool, **common},
         "alpha": {"redis": kind == "redis",
                   "route": "{regions: {here: eu, to: {eu: eu, us: us}%s}}" % node, **options},
-    }, {"worker_processes": 2})
+    }, {"worker_processes": 2, **(settings or {})})
     return eu, us, line, gateway
 
 
@@ -375,3 +375,17 @@ def test_what_touches_an_item_touches_it_in_all_regions(place, lines, change):
         return said == b"EN" or int(said.removeprefix(b"HD t")) <= 40
 
     wait_until(is_alike, "the other region follows")
+
+
+def test_a_region_that_hangs_takes_little_memory_from_others(place, lines):
+    _, us, line, gateway = two_regions(place, lines, "redis", timeout=20000, settings={"memory_max": "64mb"})
+    with gateway.connect("alpha", timeout=10) as conn:
+        conn.call("SET", "a", "b")
+        line.cut.set()
+        # Ten times what may be kept of them.
+        for number in range(2000):
+            assert conn.call("SET", f"k{number % 100}", "x" * 100_000) == "OK", number
+    assert gateway.stats()["us"]["us1"]["spooled"] > 1000
+    line.cut.clear()
+    wait_until(lambda: settled(gateway), "it is told", seconds=60)
+    assert us.call("EXISTS", *(f"k{number}" for number in range(100))) <= 100

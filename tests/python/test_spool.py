@@ -463,3 +463,17 @@ def test_who_deletes_and_does_not_wait_is_served_too(place, how):
         for key in keys:
             conn.send(b"get %b\r\n" % key)
             conn.expect(b"END\r\n")
+
+
+def test_a_full_queue_keeps_nothing_and_holds_nobody(place):
+    it = place.redis()
+    options = pool("redis", [it], place, server_queue_max=8)
+    gateway = place.cashew({"alpha": options}, {"worker_processes": 1})
+    with gateway.connect() as conn:
+        conn.send(b"".join(resp("DEL", f"k{number}") for number in range(500)))
+        said = [conn.reply() for _ in range(500)]
+        refused = [line for line in said if isinstance(line, ReplyError)]
+        assert refused and all("queue is full" in str(line) for line in refused), refused[:3]
+        assert conn.call("GET", "a") is None
+    numbers = next(it for it in gateway.stats()["alpha"].values() if isinstance(it, dict) and "spooled" in it)
+    assert (numbers["spooled"], numbers["spool_held"]) == (0, 0)
