@@ -314,12 +314,17 @@ def test_the_log_level_changes_for_all_processes(place):
 
     assert log_level("debug") == "log level is 7\n"
     assert '"log_level": 7' in gateway.order("status", "--json").stdout
-    server.process.kill()
-    ask(gateway)
+
+    def tells_more():
+        """A server that is back accepts connections before it answers, but it may do both at once."""
+        server.process.kill()
+        ask(gateway)
+        server.start()
+        wait_until(lambda: ask(gateway) is None, "it answers")
+        return re.search(r"DEBUG worker-0 .*accepts connections", gateway.log())
+
+    wait_until(tells_more, "workers tell more")
     wait_event(gateway, "server_down")
-    server.start()
-    wait_until(lambda: ask(gateway) is None, "it answers")
-    wait_until(lambda: re.search(r"DEBUG worker-0 .*accepts connections", gateway.log()), "workers tell more")
     assert "an operator's order: log level is 7" in wait_event(gateway, "log_level")["message"]
     # What is not logged is an event all the same.
     assert log_level("error") == "log level is 3\n"

@@ -538,7 +538,7 @@ def test_reload_and_upgrade_keep_what_sentinels_have_said(place, binary):
     wait_until(lambda: all(line in metrics(gateway) for line in (up, stable)), "its word counts again")
     text = metrics(gateway)
     assert 'cashew_group_primary_info{pool="alpha",server="s1",address="%s:%d"} 1' % (HOST, newer.port) in text
-    assert 'cashew_group_switches_total{pool="alpha",server="s1"} 1' in text
+    assert 'cashew_group_switches_total{pool="alpha",server="s1"} 2' in text
     ups = lambda: [it["up"] for it in gateway.stats()["cashew"]["sentinels"]]
     wait_until(lambda: ups() == [1, 1, 1], "all their words count")
     told = gateway.stats()["cashew"]
