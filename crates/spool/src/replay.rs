@@ -30,8 +30,8 @@ const QUIET_US: u64 = 300_000;
 /// Records that are read at once.
 const BATCH: usize = 4096;
 /// Keys that a server is told at once, and the pause behind that: so it has time for others.
-const CHUNK: usize = 512;
-const PACE: Duration = Duration::from_millis(1);
+const CHUNK: usize = 256;
+const PACE: Duration = Duration::from_millis(3);
 /// Keys that are remembered as forgotten, so that they are not told twice.
 const SEEN_MAX: usize = 1 << 20;
 /// The log is told of a server that refuses what it is told so seldom at most.
