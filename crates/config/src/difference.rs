@@ -216,6 +216,9 @@ impl Difference {
             hedge,
             retry_reads,
             spool,
+            slow_log_ms,
+            hot_keys,
+            prefixes,
         } = old;
         let whose = whose(new);
         if *listen != new.listen {
@@ -313,6 +316,9 @@ impl Difference {
             ),
         };
         option.changed("spool", &spooled(spool), &spooled(&new.spool));
+        option.changed("slow_log", &SpanText(*slow_log_ms), &SpanText(new.slow_log_ms));
+        option.changed("hot_keys", hot_keys, &new.hot_keys);
+        option.changed("prefixes", &listed(prefixes), &listed(&new.prefixes));
         option.changed("hedge", &hedged(hedge), &hedged(&new.hedge));
         option.sentinel(sentinel.as_ref(), new.sentinel.as_ref());
         let by_default = |reads: &Option<Reads>| match reads {
@@ -440,6 +446,10 @@ fn classes(classes: &[(String, Reads)]) -> String {
     let classes: Vec<String> =
         classes.iter().map(|(class, reads)| format!("{class}: {reads}")).collect();
     if classes.is_empty() { "none".to_owned() } else { classes.join(", ") }
+}
+
+fn listed(texts: &[String]) -> String {
+    if texts.is_empty() { "none".to_owned() } else { format!("[{}]", texts.join(", ")) }
 }
 
 fn names(commands: &[CustomCommand]) -> String {
@@ -797,6 +807,9 @@ mod tests {
             ("client_pause_max: 5", "client_pause_max: 60000 -> 5"),
             ("failover_wait: 500", "failover_wait: 0 -> 500"),
             ("hide_topology: true", "hide_topology: false -> true"),
+            ("slow_log: 2ms", "slow_log: 10ms -> 2ms"),
+            ("hot_keys: false", "hot_keys: true -> false"),
+            ("prefixes: [a:, b:]", "prefixes: none -> [a:, b:]"),
             ("request_size_max: 1mb", "request_size_max: 1.0 GiB -> 1.0 MiB"),
             ("client_requests_max: 1", "client_requests_max: 1024 -> 1"),
             ("client_output_pause: 5kb", "client_output_pause: 1.0 MiB -> 5.0 KiB"),

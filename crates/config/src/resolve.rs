@@ -475,6 +475,9 @@ fn resolve_section(
         hedge: section.hedge.as_ref().map(|hedge| hedge.value.0),
         retry_reads: section.retry_reads.value.0,
         spool: section.spool.as_ref().map(|spool| spool.value.0.clone()),
+        slow_log_ms: section.slow_log.value.0,
+        hot_keys: section.hot_keys.value.0,
+        prefixes: section.prefixes.as_ref().map_or_else(Vec::new, |it| it.value.0.clone()),
     };
     replica_reads::warn_without_replicas(&pool, section, report);
     hedge::warn_without_choice(&pool, section, report);

@@ -24,7 +24,7 @@ use crate::value::Value;
 pub(crate) use self::keys::read_file as read_keys_file;
 
 /// Options of pools that concern clients, and so are those of routes as well.
-const CLIENT_OPTIONS: [&str; 27] = [
+const CLIENT_OPTIONS: [&str; 30] = [
     "listen",
     "redis",
     "backlog",
@@ -51,6 +51,9 @@ const CLIENT_OPTIONS: [&str; 27] = [
     "commands",
     "command_policy",
     "hide_topology",
+    "slow_log",
+    "hot_keys",
+    "prefixes",
     "client_pause_max",
 ];
 

@@ -265,6 +265,35 @@ pub struct Pool {
     /// What servers are to forget is kept while they cannot be reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spool: Option<Spool>,
+    /// Requests that take longer are recorded; 0 is none.
+    #[serde(default = "slow_log_ms")]
+    pub slow_log_ms: u64,
+    /// Samples tell which keys are asked for most.
+    #[serde(default = "hot_keys")]
+    pub hot_keys: bool,
+    /// Requests for keys that begin so are counted by themselves; none is empty, none there twice.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prefixes: Vec<String>,
+}
+
+impl Pool {
+    /// Requests that take as long are recorded, in microseconds; the largest number if none is.
+    pub fn slow_after_us(&self) -> u64 {
+        match self.slow_log_ms {
+            0 => u64::MAX,
+            ms => ms.saturating_mul(1000),
+        }
+    }
+}
+
+/// As in a snapshot of a version without the option.
+fn slow_log_ms() -> u64 {
+    10
+}
+
+/// As in a snapshot of a version without the option.
+fn hot_keys() -> bool {
+    true
 }
 
 /// Where it is kept what servers are to forget.

@@ -84,6 +84,9 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         hedge: None,
         spool: None,
         retry_reads: false,
+        slow_log_ms: 10,
+        hot_keys: true,
+        prefixes: Vec::new(),
     }
 }
 

@@ -366,6 +366,7 @@ fn reconnecting_costs_no_memory() {
             world.received(client);
             world.received(lane);
             world.actions.clear();
+            world.sightings.clear();
             world.closed.clear();
         }
     };

@@ -4,9 +4,7 @@
 //! processes that have died, too. There are two rings of entries: what befalls servers and clients can be much, as
 //! where a whole rack fails, and must not push out what was done to the instance, which may be the reason.
 //!
-//! Writers draw a number each and write to the entry of that number. A word of the entry tells whether it is whole,
-//! and a checksum tells if two writers met in it, which takes one that sleeps while the others go once around.
-//! Nobody waits for anybody.
+//! Each entry is a [record](crate::record) of its ring.
 
 mod entry;
 mod kind;
@@ -304,7 +302,7 @@ mod tests {
         events.record_at(&down("two"), 2, 2);
         // As where its writer died in the midst of it.
         let entry = entry_of(events.words().unwrap(), EventRing::Servers as usize, 0);
-        entry::begin(entry, 0);
+        crate::record::begin(entry, 0);
         let seen: Vec<String> = events.since(0).into_iter().map(|event| event.server).collect();
         assert_eq!(seen, ["two"]);
     }

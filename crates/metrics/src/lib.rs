@@ -14,7 +14,7 @@
 //! Behind the slots is the [`Board`], which discovery alone writes.
 //!
 //! [`Shared`] has what all workers write: client ids, limits of clients, the outcomes of reloads, and the
-//! [events](Events) of all processes.
+//! [events](Events) of all processes, and [requests](RequestRing) that are worth a look.
 #![deny(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
@@ -23,11 +23,14 @@ mod board;
 mod clock;
 mod events;
 mod histogram;
+mod hot;
 mod ids;
 mod layout;
 mod mapping;
 mod overlaps;
 mod passages;
+mod record;
+mod requests;
 mod segments;
 mod server_state;
 mod shared;
@@ -43,10 +46,17 @@ pub use board::{
 pub use clock::{WallClock, monotonic_ms};
 pub use events::{EVENTS_MAX, Event, EventKind, EventLevel, EventRing, Events, NewEvent, Recorded};
 pub use histogram::Histogram;
-pub use ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge, Stat};
+pub use hot::{HALF_LIFE_US, HotKey, HotKeys, HotSample, KEY_SIZE_MAX, Ranking};
+pub use ids::{
+    COMMANDS_MAX, CommandClass, CommandCounter, PoolCounter, PoolGauge, ServerCounter, ServerGauge,
+    Stat,
+};
 pub use layout::{Layout, PoolId, SLOTS_MAX, ServerId};
 pub use overlaps::{WriteKind, WriteLane, WriteStamp};
 pub use passages::{Passage, Passages};
+pub use requests::{
+    ARGUMENT_SIZE_MAX, ARGUMENTS_MAX, NewRequest, RequestRing, SLOW_MAX, SeenRequest, Times,
+};
 pub use segments::{Attempts, Segments, SlotHeader};
 pub use server_state::{Cause, Evidence, Health, LastError, ServerState, SpoolState, StateChange};
 pub use shared::{

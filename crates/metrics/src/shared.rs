@@ -17,6 +17,7 @@ use rustix::fs::{
 use crate::events::Events;
 use crate::mapping::Mapping;
 use crate::passages::Passages;
+use crate::requests::RequestRing;
 
 /// Quota numbers are below this.
 pub const QUOTAS_MAX: u32 = 4096;
@@ -64,7 +65,9 @@ mod word {
     pub(super) const PASSAGES: usize = COUNT_MIN.next_multiple_of(512);
     /// Up to here it was in versions without events.
     pub(super) const EVENTS: usize = PASSAGES + crate::passages::WORDS;
-    pub(super) const COUNT: usize = EVENTS + crate::events::WORDS;
+    /// Up to here it was in versions without single requests.
+    pub(super) const REQUESTS: usize = EVENTS + crate::events::WORDS;
+    pub(super) const COUNT: usize = REQUESTS + crate::requests::WORDS;
 }
 
 /// The processes that the master starts.
@@ -183,6 +186,16 @@ impl Shared {
     /// What has changed lately. Nothing in memory that an older version made.
     pub fn events(&self) -> Events {
         Events::new(&self.mapping, word::EVENTS)
+    }
+
+    /// The newest slow requests. None in memory that an older version made.
+    pub fn slow_requests(&self) -> RequestRing {
+        RequestRing::slow(&self.mapping, word::REQUESTS)
+    }
+
+    /// The newest samples of requests, while somebody wants them. None in memory that an older version made.
+    pub fn sampled_requests(&self) -> RequestRing {
+        RequestRing::samples(&self.mapping, word::REQUESTS)
     }
 
     /// An id that no other client ever has; the first is 1.

@@ -186,6 +186,8 @@ impl Gateway {
         self.engine.settle(now);
         self.act(fabric);
         self.send_all(fabric);
+        // Whoever drives the engine takes them; here nobody shows them.
+        drop(self.engine.take_sightings(now));
         self.act(fabric);
         self.check_bounds(fabric);
         let next = Clock::instant(self.engine.poll_timeout()).max(fabric.clock.now() + 10);

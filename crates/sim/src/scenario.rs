@@ -760,6 +760,9 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         hedge: None,
         spool: None,
         retry_reads: false,
+        slow_log_ms: 10,
+        hot_keys: true,
+        prefixes: Vec::new(),
     }
 }
 

@@ -90,6 +90,8 @@ pub(crate) struct Core {
     /// This worker's counters.
     pub(crate) writer: Writer,
     pub(crate) now: Time,
+    /// For how long nothing was read before the wait that goes on, in microseconds.
+    pub(crate) worked_us: u64,
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) segments: Arc<Segments>,
     pub(crate) shared: Shared,
@@ -303,6 +305,8 @@ fn close_reason(kind: CloseKind) -> CloseReason {
 impl Handler for Core {
     fn woken(&mut self) {
         self.tick();
+        let worked_us = std::mem::take(&mut self.worked_us);
+        self.engine.note_busy(self.now, worked_us);
     }
 
     fn accepted(&mut self, listener: u32) -> Result<Token, &'static [u8]> {

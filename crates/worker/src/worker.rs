@@ -6,6 +6,7 @@ mod monitors;
 mod moving;
 mod notices;
 mod orders;
+mod sightings;
 mod worker_queries;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -156,6 +157,7 @@ impl<D: Driver> Worker<D> {
             engine,
             writer,
             now,
+            worked_us: 0,
             snapshot: Arc::clone(&snapshot),
             segments,
             shared,
@@ -276,6 +278,7 @@ impl<D: Driver> Worker<D> {
         self.core.tick();
         let began = self.core.now;
         let worked_us = began.micros_since(self.woken_at);
+        self.core.worked_us = worked_us;
         let mut timeout = self.timeout();
         if let Some(at) = self.pace.wake_at() {
             timeout = timeout.min(at - began);
@@ -333,6 +336,9 @@ impl<D: Driver> Worker<D> {
             self.log_ended_pauses();
         }
         self.write();
+        if self.core.engine.has_sightings() {
+            self.record_sightings();
+        }
         self.core.give_quotas();
         if !(self.handoffs.is_empty() && self.core.detached.is_empty()) {
             self.move_sessions();
@@ -617,6 +623,7 @@ impl<D: Driver> Worker<D> {
         self.core.writer.beat(monotonic_ms());
         self.core.shared.add_log_lines_lost(cashew_process::log::take_lost());
         self.core.engine.tell_time(wall_us(), now);
+        self.core.engine.want_samples(self.core.shared.sampled_requests().is_wanted());
         self.core.follow_pauses();
         self.core.engine.check_servers(now);
         if self.next_return <= now {

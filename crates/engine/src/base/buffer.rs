@@ -338,6 +338,18 @@ impl Output {
         debug_assert_eq!(size, 0, "so many bytes are there");
     }
 
+    /// Moves all that waits to the end of another output, without a copy if that is empty and this is in one piece.
+    #[inline]
+    pub(crate) fn move_to(&mut self, to: &mut Self, pool: &mut BufPool) {
+        if to.is_empty() && self.front.is_none() {
+            std::mem::swap(self, to);
+            self.usual = to.usual;
+        } else {
+            self.copy_front_to(self.len as usize, to, pool);
+            self.clear(pool);
+        }
+    }
+
     /// Appends all that waits in another output.
     pub(crate) fn append(&mut self, mut other: Self, pool: &mut BufPool) {
         other.copy_front_to(other.len as usize, self, pool);

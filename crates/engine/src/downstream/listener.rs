@@ -25,6 +25,8 @@ pub(crate) struct Listener {
     pub(crate) metrics: cashew_metrics::PoolId,
     /// Those of clients count here, those of servers and lanes at the backend.
     pub(crate) limits: Limits,
+    /// Clients that take longer to read a reply are recorded, in microseconds.
+    pub(crate) slow_after_us: u64,
     pub(crate) auth: Option<String>,
     /// A get whose server fails is a miss.
     pub(crate) misses: bool,
@@ -80,6 +82,7 @@ impl Listener {
             standing: Standing::Coming,
             metrics,
             limits: config.limits,
+            slow_after_us: u64::MAX,
             auth: None,
             misses: false,
             has_replicas: false,
@@ -107,6 +110,7 @@ impl Listener {
     pub(crate) fn configure(&mut self) {
         let config = &*self.config;
         self.limits = config.limits;
+        self.slow_after_us = config.slow_after_us();
         self.auth.clone_from(&config.redis_auth);
         self.misses = config.memcached.on_failure == OnFailure::Miss;
         self.has_replicas = config.has_copies();

@@ -558,6 +558,8 @@ impl Engine {
     fn follow_sent(&mut self, index: ClientId, bytes: u64) {
         let client = &mut self.clients[index];
         client.output.advance(bytes, &mut self.bufs);
+        self.observe_sent(index, bytes);
+        let client = &self.clients[index];
         let (is_finished, is_fenced) = (client.is_finished(), client.fenced);
         if client.paused {
             self.unblock(index);

@@ -34,6 +34,11 @@ impl Engine {
             }
             let fragment = lane.head;
             let request = &mut self.requests[fragment];
+            let age_us = self.now.micros_since(request.started);
+            let slow_after_us = self.backends[lane.backend].slow_after_us;
+            if self.observer.left <= 1 || self.observer.is_suspect(age_us, slow_after_us) {
+                break;
+            }
             let Role::Fragment { parent, .. } = request.role else { break };
             let mut end: &[u8] = b"";
             // Where nothing of the reply has arrived, and no push, the lane's scanner is at its start.
@@ -67,6 +72,7 @@ impl Engine {
             };
             let Some((reply, rest)) = plain.filter(|(reply, _)| reply.len() < LARGE) else { break };
             buf = rest;
+            self.observer.left -= 1;
             request.in_lane = false;
             request.done = true;
             lane.pop_head(request.next_in_lane, request.wire_len);

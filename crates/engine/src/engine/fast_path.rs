@@ -475,6 +475,12 @@ impl Engine {
         if !is_clear {
             return buf;
         }
+        if lane.in_flight > 0 {
+            let age_us = self.now.micros_since(self.requests[lane.head].started);
+            if self.observer.is_suspect(age_us, backend.slow_after_us) {
+                return buf;
+            }
+        }
         let heeds_writes = R::CHOOSES && backend.replica_rules.heed_writes();
         let batch_end = lane.batches.front().map_or(u64::MAX, |batch| batch.end);
         let tag = match R::TAGS_HEADERS {
@@ -482,7 +488,9 @@ impl Engine {
             false => Tag::default(),
         };
         let mut unblocked = ClientId::NONE;
-        while lane.in_flight > 0 {
+        // The last one is a sample.
+        let mut left = self.observer.left;
+        while lane.in_flight > 0 && left > 1 {
             let head = lane.head;
             let request = &mut self.requests[head];
             // Where nothing of the reply has arrived, and no push, the lane's scanner is at its start.
@@ -515,6 +523,7 @@ impl Engine {
                 break;
             }
             buf = rest;
+            left -= 1;
             request.in_lane = false;
             request.done = true;
             lane.pop_head(request.next_in_lane, request.wire_len);
@@ -567,6 +576,7 @@ impl Engine {
                 break;
             }
         }
+        self.observer.left = left;
         if unblocked != ClientId::NONE {
             self.unblock(unblocked);
         }

@@ -7,6 +7,7 @@ pub(crate) mod fast_parts;
 pub(crate) mod fast_path;
 pub(crate) mod hold;
 pub(crate) mod memory;
+mod observe;
 pub(crate) mod open_files;
 
 use std::collections::{HashMap, VecDeque};
@@ -41,6 +42,7 @@ use crate::engine::change::Change;
 use crate::engine::epoch::Plan;
 use crate::exchange::flow::Flows;
 use crate::memcached::{Invalidations, Notes, RequestCtx};
+use crate::observe::Observer;
 use crate::redis;
 use crate::redis::monitor::MonitorRelay;
 use crate::redis::script_replay::Call;
@@ -146,6 +148,7 @@ pub struct Engine {
     pub(crate) hedges: Slab<HedgeId, Hedge>,
     pub(crate) bufs: BufPool,
     pub(crate) latency_batch: LatencyBatch,
+    pub(crate) observer: Observer,
     pub(crate) pressure: Pressure,
     pub(crate) rng: Rng,
     pub(crate) secret: Secret,
@@ -254,6 +257,7 @@ impl Engine {
             hedges: Slab::new(),
             bufs: BufPool::default(),
             latency_batch: LatencyBatch::default(),
+            observer: Observer::new(now),
             pressure: Pressure::new(None),
             rng: Rng::new(seed),
             secret: Secret::new([seed, slot.into()]),
@@ -645,6 +649,7 @@ impl Engine {
             self.maintain_detached();
         }
         self.latency_batch.publish(&self.metrics);
+        self.observer.tick(now);
         self.activity.tick(now);
         if self.clients.has_retired() {
             self.free_dropped();

@@ -646,6 +646,7 @@ impl Engine {
 
     /// The head of the lane's queue, which is joined, is answered: `last` is the end of its reply.
     fn part_answered(&mut self, index: LaneId, last: &[u8]) {
+        self.observe_head(index, last);
         let lane = &mut self.lanes[index];
         let request = lane.head;
         lane.coalesced.pop_key(&self.requests[request], &mut self.bufs);

@@ -25,6 +25,10 @@ pub(crate) struct Backend {
     pub(crate) config: Arc<snapshot::Pool>,
     /// As far as lanes are concerned.
     pub(crate) standing: Standing,
+    /// What takes longer is recorded, in microseconds.
+    pub(crate) slow_after_us: u64,
+    /// Requests are looked at one by one that take long, or are samples: see [`crate::observe`].
+    pub(crate) is_observed: bool,
     /// What its servers speak.
     pub(crate) protocol: Protocol,
     pub(crate) metrics: cashew_metrics::PoolId,
@@ -41,7 +45,7 @@ pub(crate) struct Backend {
     pub(crate) failover_wait_us: u64,
     /// What a server refuses to run is sent again: see [`crate::upstream::refused`].
     pub(crate) repeats_refused: bool,
-    /// Lanes that clients share keep what is in flight, for that, or to send it to another server, too.
+    /// Lanes that clients share must keep what is in flight, for that, or to send it to another server, too.
     pub(crate) keeps_sent: bool,
     /// Reads that take long are sent to another server, too.
     pub(crate) hedging: Option<Hedging>,
@@ -102,6 +106,8 @@ impl Backend {
             servers,
             params_set: vec![SessionParams { wire_protocol, database: config.redis_db }],
             usage: vec![Usage::OPEN],
+            slow_after_us: u64::MAX,
+            is_observed: false,
             timeout_us: u64::MAX,
             failover_wait_us: 0,
             repeats_refused: false,
@@ -138,6 +144,8 @@ impl Backend {
         let timeout_us = |timeout: u64| timeout.saturating_mul(1000);
         self.timeout_us = config.timeout_ms.map_or(u64::MAX, timeout_us);
         self.failover_wait_us = (config.failover_wait_ms * 1000).min(self.timeout_us);
+        self.slow_after_us = config.slow_after_us();
+        self.is_observed = config.slow_log_ms > 0 || config.hot_keys;
         self.limits = config.limits;
         self.password.clone_from(&config.redis_auth);
         self.params_set[0].database = config.redis_db;

@@ -410,6 +410,7 @@ impl Engine {
     /// Ends the connection of a lane that a client leased, or one with requests that must not be
     /// executed by themselves: all of them fail. No fault of the server's.
     pub(crate) fn break_session(&mut self, index: LaneId, failure: Failure) {
+        self.observe_lost(index, failure);
         if self.lane(index).has_connection() {
             self.disconnect(index, Closed::ByUs);
         }
@@ -450,6 +451,7 @@ impl Engine {
         (lane.head, lane.tail, lane.first_unsent) =
             (RequestId::NONE, RequestId::NONE, RequestId::NONE);
         (lane.unsent, lane.partial, lane.in_flight, lane.in_flight_size) = (0, 0, 0, 0);
+        lane.sent.clear(&mut self.bufs);
         lane.output.clear(&mut self.bufs);
         while at != RequestId::NONE {
             let next = self.requests[at].next_in_lane;

@@ -7,7 +7,7 @@ use cashew_protocol::memcached::binary::Opcode;
 use cashew_protocol::memcached::{self, Expect, Tagger, binary};
 use cashew_protocol::resp;
 
-use crate::base::buffer::{BufPool, Output};
+use crate::base::buffer::{BufPool, LARGE, Output};
 use crate::base::failure::Failure;
 use crate::base::fifo::Fifo;
 use crate::base::id::{BackendId, ClientId, ConnId, LaneId, RequestId, ServerId};
@@ -22,9 +22,11 @@ use crate::upstream::refused::Refused;
 use crate::upstream::server::Queues;
 use crate::upstream::session_params::WireProtocol;
 
-/// Bytes of requests in flight that a lane keeps, to send them again. Where there are more, none of
-/// those can be.
-const SENT_MAX: u64 = 1 << 20;
+/// Bytes of requests in flight that a lane keeps, to send them again, or to show them. Where there are more,
+/// none of those can be.
+pub(crate) const SENT_MAX: u64 = 1 << 20;
+/// As many are kept of what is written at once, where that is only to be shown: see [`crate::observe`].
+pub(crate) const SHOWN_MAX: u64 = LARGE as u64;
 
 /// One multiplexed connection to a server; it stays a lane while connections come and go.
 ///
@@ -63,7 +65,7 @@ pub(crate) struct Lane {
     pub(crate) was_lost: bool,
     pub(crate) handshake: Handshake,
     pub(crate) output: Output,
-    /// The last bytes of those in flight, up to [`SENT_MAX`], where requests may be sent again: see
+    /// The last bytes of those in flight, up to [`SENT_MAX`], where requests may be sent again, or are looked at: see
     /// [`Lane::trim_sent`].
     pub(crate) sent: Output,
     /// Requests that the server refused to run. While there are some nothing is sent.
@@ -445,15 +447,19 @@ impl Lane {
         !self.is_session && !self.is_feed
     }
 
-    /// Keeps the first bytes of the output, which are about to leave it.
-    #[cold]
-    pub(crate) fn keep_sent(&mut self, bytes: u64, bufs: &mut BufPool) {
+    /// The first bytes of the output leave it, and are kept, if they are no more than `most`.
+    pub(crate) fn keep_sent(&mut self, bytes: u64, most: u64, bufs: &mut BufPool) {
         self.trim_sent(bufs);
-        if self.sent.len() + bytes > SENT_MAX {
+        if self.sent.len() + bytes > SENT_MAX || bytes > most {
             self.sent.clear(bufs);
         }
-        if bytes <= SENT_MAX {
+        if bytes > most {
+            self.output.advance(bytes, bufs);
+        } else if bytes == self.output.len() {
+            self.output.move_to(&mut self.sent, bufs);
+        } else {
             self.output.copy_front_to(bytes as usize, &mut self.sent, bufs);
+            self.output.advance(bytes, bufs);
         }
     }
 

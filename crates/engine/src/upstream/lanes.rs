@@ -14,7 +14,7 @@ use crate::request::seal::Seal;
 use crate::request::{Due, Own, Request, Role};
 use crate::upstream::health::{Reading, Servers};
 use crate::upstream::hedge::Hedge;
-use crate::upstream::lane::{Batch, Lane, Link, Scan, Scanner};
+use crate::upstream::lane::{Batch, Lane, Link, SENT_MAX, SHOWN_MAX, Scan, Scanner};
 use crate::upstream::server::{Queues, Server};
 use crate::upstream::session_params::WireProtocol;
 
@@ -68,12 +68,15 @@ impl Engine {
         lane.close_gets(&mut self.bufs);
         let backend = &self.backends[lane.backend];
         if backend.keeps_sent && lane.keeps_sent() {
-            lane.keep_sent(bytes, &mut self.bufs);
+            lane.keep_sent(bytes, SENT_MAX, &mut self.bufs);
             if let Some(hedging) = &backend.hedging {
                 lane.arm(index, self.now.plus_micros(hedging.after_us), &mut self.timers);
             }
+        } else if backend.is_observed {
+            lane.keep_sent(bytes, SHOWN_MAX, &mut self.bufs);
+        } else {
+            lane.output.advance(bytes, &mut self.bufs);
         }
-        lane.output.advance(bytes, &mut self.bufs);
         lane.in_flight_size += bytes;
         let mut sent = 0;
         if lane.output.is_empty() {
@@ -263,6 +266,7 @@ impl Engine {
                         Role::Probe { .. } => self.lanes[index].recorded += 1,
                         _ => {}
                     }
+                    self.observe_head(index, &bytes[..len]);
                     if is_half_sent {
                         self.leave_remnant(index);
                     } else {
@@ -381,6 +385,7 @@ impl Engine {
         let remnant = lane.head;
         let request = &self.requests[remnant];
         lane.in_flight_size -= request.wire_len;
+        lane.trim_sent(&mut self.bufs);
         lane.head = request.next_in_lane;
         if lane.head == RequestId::NONE {
             lane.tail = RequestId::NONE;

@@ -78,6 +78,7 @@ impl Engine {
         let is_early = std::mem::take(&mut lane.is_early);
         let had_requests = lane.in_flight > 0 || lane.partial > 0;
         let is_engaged = self.is_engaged(index);
+        self.observe_lost(index, failure);
         let link = self.disconnect(index, closed);
         self.count_down(index, link, failure);
         let again = self.fail_sent(index, failure);
@@ -610,6 +611,7 @@ impl Engine {
     }
 
     fn fail_unsent_head(&mut self, index: LaneId, failure: Failure) -> Expect {
+        self.observe_unsent(index, failure);
         let lane = &mut self.lanes[index];
         assert!(lane.in_flight == 0 && lane.partial == 0 && lane.head == lane.first_unsent);
         let request = lane.first_unsent;

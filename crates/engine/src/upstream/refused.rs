@@ -87,7 +87,8 @@ impl Lane {
             Role::Parent { .. } | Role::Flow { .. } | Role::Probe { .. } | Role::Own(_) => false,
         };
         let is_short = request.reply.len() + end.len() < LARGE;
-        if !is_whole || !is_short || request.streaming || !self.keeps_sent() {
+        if !is_whole || !is_short || request.streaming || !self.keeps_sent() || !backend.keeps_sent
+        {
             return None;
         }
         if !self.keeps_head(bufs) {

@@ -171,6 +171,7 @@ impl Engine {
         (lane.head, lane.tail, lane.first_unsent) =
             (RequestId::NONE, RequestId::NONE, RequestId::NONE);
         (lane.unsent, lane.partial, lane.in_flight, lane.in_flight_size) = (0, 0, 0, 0);
+        lane.sent.clear(&mut self.bufs);
         lane.upload = ClientId::NONE;
         lane.close_gets(&mut self.bufs);
         lane.output.clear(&mut self.bufs);

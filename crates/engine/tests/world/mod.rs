@@ -10,7 +10,7 @@ use std::sync::Arc;
 use cashew_config::{Context, Snapshot};
 use cashew_engine::{
     Action, Admission, CloseReason, ConnId, Engine, Export, Identity, ListenerId, Place, Plan,
-    Rest, Scope, Setup, Time,
+    Rest, Scope, Setup, Sighting, Time,
 };
 use cashew_metrics::{Health, Segments, ServerGauge, Writer};
 use cashew_protocol::resp::{ReplyScanner, Scan};
@@ -90,6 +90,8 @@ pub(crate) struct World {
     /// What is behind requests that are sealed is shown to the test, which has to answer it.
     pub(crate) shows_seals: bool,
     has_seals: bool,
+    /// Requests that the engine has looked at.
+    pub(crate) sightings: Vec<Sighting>,
 }
 
 impl World {
@@ -128,6 +130,7 @@ impl World {
             paused: Vec::new(),
             received: HashMap::new(),
             stuck: Vec::new(),
+            sightings: Vec::new(),
             ids: 0,
             numbers: HashMap::new(),
             told_elsewhere: String::new(),
@@ -155,6 +158,7 @@ impl World {
             idle = false;
             self.write(conn);
         }
+        self.sightings.extend(self.engine.take_sightings(self.now).0);
         if idle && self.engine.poll_timeout() > self.now {
             return false;
         }

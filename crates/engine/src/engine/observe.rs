@@ -1,0 +1,395 @@
+//! Requests that are looked at one by one: see [`crate::observe`].
+
+use cashew_metrics::{HotSample, Times};
+
+use crate::base::failure::Failure;
+use crate::base::id::{BackendId, ClientId, LaneId, RequestId, ServerId};
+use crate::base::time::Time;
+use crate::engine::Engine;
+use crate::observe::{STUCK_MAX, Scratch, Sighting, Stage, TEXT_MAX, WAITING_MAX, Waiting};
+use crate::request::{Request, Role};
+
+/// How many requests of a lane that fails are looked at.
+const FAILED_MAX: usize = 16;
+
+/// What is known of a request of a lane.
+#[derive(Clone, Copy)]
+struct Subject {
+    request: RequestId,
+    place: (BackendId, ServerId),
+    /// When its last byte was written; `None` if it was not.
+    sent: Option<Time>,
+    wire_len: u64,
+    reply_len: u64,
+}
+
+impl Engine {
+    /// The worker has looked at no connection for so long before `now`: it was busy.
+    #[inline]
+    pub fn note_busy(&mut self, now: Time, busy_us: u64) {
+        self.observer.note_busy(now, busy_us);
+    }
+
+    /// Whether samples are wanted one by one from now on.
+    pub fn want_samples(&mut self, wants: bool) {
+        self.observer.wants_samples = wants;
+    }
+
+    /// The head of a lane is answered, and about to leave it: `end` are the last bytes of its reply.
+    #[inline]
+    pub(crate) fn observe_head(&mut self, index: LaneId, end: &[u8]) {
+        let lane = &self.lanes[index];
+        let request = &self.requests[lane.head];
+        let age_us = self.now.micros_since(request.started);
+        let is_suspect =
+            self.observer.is_suspect(age_us, self.backends[lane.backend].slow_after_us);
+        if self.observer.left > 1 && !is_suspect {
+            self.observer.left -= 1;
+            return;
+        }
+        self.look_at_head(index, end.len(), is_suspect);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look_at_head(&mut self, index: LaneId, end: usize, mut is_suspect: bool) {
+        let head = self.lanes[index].head;
+        let mut weight = None;
+        if self.observer.left <= 1 {
+            weight = Some(self.observer.draw(&mut self.rng));
+        } else {
+            self.observer.left -= 1;
+        }
+        let is_own = matches!(self.requests[head].role, Role::Probe { .. } | Role::Own(_));
+        if is_own || self.lanes[index].is_feed {
+            return;
+        }
+        if self.blocked_at(index).is_some() {
+            // What a client waited for is not the time that its server took.
+            (is_suspect, weight) = (false, None);
+        }
+        let lane = &self.lanes[index];
+        let place = (lane.backend, lane.server);
+        let sent = lane.batches.front().map_or(self.now, |batch| batch.at);
+        let request = &self.requests[head];
+        let subject = Subject {
+            request: head,
+            place,
+            sent: Some(sent),
+            wire_len: request.wire_len,
+            reply_len: request.arrived + end as u64,
+        };
+        let text = self.text_of_head(index);
+        if let Some(weight) = weight.filter(|_| self.backends[place.0].config.hot_keys) {
+            self.note_hot(&subject, weight, &text);
+        }
+        let is_wanted = weight.is_some() && self.observer.wants_samples;
+        if is_suspect || is_wanted {
+            self.sight(&subject, &text, (is_wanted, ""));
+        }
+        self.observer.scratch.text = text;
+    }
+
+    /// What was sent of the lane's head, in the observer's buffer; empty if that is not known.
+    fn text_of_head(&mut self, index: LaneId) -> Vec<u8> {
+        let mut text = std::mem::take(&mut self.observer.scratch.text);
+        text.clear();
+        let lane = &mut self.lanes[index];
+        let request = &self.requests[lane.head];
+        if request.expect.is_coalesced() {
+            text.extend_from_slice(b"get ");
+            text.extend_from_slice(lane.coalesced.key(request));
+        } else if lane.keeps_head(&mut self.bufs) {
+            let len = usize::try_from(request.wire_len).unwrap_or(TEXT_MAX).min(TEXT_MAX);
+            lane.sent.copy_front(len, &mut text);
+        }
+        text
+    }
+
+    /// Tells the sketch of the pool's hot keys of a sample.
+    fn note_hot(&mut self, subject: &Subject, weight: u64, text: &[u8]) {
+        let backend = &self.backends[subject.place.0];
+        let Scratch { words, keys, .. } = &mut self.observer.scratch;
+        words.read(backend.protocol, text);
+        words.keys(backend.protocol, text, keys);
+        if !keys.is_empty() {
+            // One of them stands for all.
+            let count = keys.len() as u64;
+            let chosen = (self.rng.next() % count) as usize;
+            let sent = subject.sent.unwrap_or(self.now);
+            let sample = HotSample {
+                key: keys[chosen].of(text),
+                server: subject.place.1.number(),
+                weight: weight * count,
+                request_bytes: subject.wire_len / count,
+                reply_bytes: subject.reply_len / count,
+                server_us: self.now.micros_since(sent) / count,
+            };
+            self.metrics.note_hot(backend.metrics, &sample, self.now.as_micros());
+        }
+    }
+
+    /// Writes down what is known of a request, and waits for what is to become of its reply.
+    fn sight(&mut self, subject: &Subject, text: &[u8], (is_wanted, failure): (bool, &str)) {
+        let (backend_id, server) = subject.place;
+        let backend = &self.backends[backend_id];
+        let request = &self.requests[subject.request];
+        let client = self.requests.waiting_client(subject.request);
+        let Request { started, .. } = *request;
+        let now = self.now;
+        let sent = subject.sent.unwrap_or(now);
+        let answered_in = now.micros_since(sent);
+        // While the worker was busy the reply may have lain there.
+        let late_us = self.observer.busy_before(now).min(answered_in);
+        let times = Times {
+            gateway_us: self.observer.busy_before(started) + late_us,
+            queue_us: sent.micros_since(started),
+            server_us: answered_in - late_us,
+            order_us: 0,
+            client_us: 0,
+        };
+        let Scratch { words, keys, .. } = &mut self.observer.scratch;
+        words.read(backend.protocol, text);
+        words.keys(backend.protocol, text, keys);
+        let key_hash = keys.first().map_or(0, |key| digest(key.of(text)));
+        let server_name = &backend.config.servers.get(server.index());
+        let mut sighting = Sighting {
+            pool: backend.config.name.clone(),
+            server: server_name.map_or_else(String::new, |server| server.name.clone()),
+            arguments: words.arguments(backend.protocol, text),
+            request_bytes: subject.wire_len,
+            reply_bytes: subject.reply_len,
+            times,
+            key_hash,
+            failure: failure.to_owned(),
+            is_wanted,
+            slow_after_us: backend.slow_after_us,
+            ..Sighting::default()
+        };
+        self.name_client(&mut sighting, client);
+        let goes_on =
+            matches!(request.role, Role::Single) && client != ClientId::NONE && failure.is_empty();
+        if goes_on {
+            self.await_delivery(sighting, subject.request, client);
+        } else {
+            self.observer.finish(sighting);
+        }
+    }
+
+    /// Whose request it was, and where that client is connected.
+    fn name_client(&self, sighting: &mut Sighting, client: ClientId) {
+        if client == ClientId::NONE {
+            return;
+        }
+        let state = &self.clients[client];
+        let listener = &self.listeners[state.listener];
+        if listener.config.name != sighting.pool {
+            if !sighting.server.is_empty() {
+                sighting.server = format!("{}/{}", sighting.pool, sighting.server);
+            }
+            sighting.pool.clone_from(&listener.config.name);
+        }
+        sighting.client = Some(self.client_conn(client));
+        sighting.client_id = state.session.id;
+        sighting.client_name = state.session.name().unwrap_or_default().to_vec();
+        if sighting.arguments.is_empty()
+            && let Some(name) = state.called.name()
+        {
+            // What was sent is not kept.
+            sighting.arguments.push(name.replace('|', " ").into_bytes());
+        }
+    }
+
+    /// A lane's connection is lost: those that were sent on it will be answered by errors.
+    pub(crate) fn observe_lost(&mut self, index: LaneId, failure: Failure) {
+        let lane = &mut self.lanes[index];
+        let slow_after_us = self.backends[lane.backend].slow_after_us;
+        if slow_after_us == u64::MAX || lane.is_feed || lane.in_flight == 0 {
+            return;
+        }
+        lane.trim_sent(&mut self.bufs);
+        let unkept = lane.in_flight_size - lane.sent.len();
+        let place = (lane.backend, lane.server);
+        let (mut at, mut start, mut ordinal) = (lane.head, 0, lane.answered);
+        for _ in 0..(lane.in_flight as usize).min(FAILED_MAX) {
+            let lane = &self.lanes[index];
+            ordinal += 1;
+            let request = &self.requests[at];
+            let (wire_len, next) = (request.wire_len, request.next_in_lane);
+            let sent = lane.batches.iter().find(|batch| batch.end >= ordinal).map(|batch| batch.at);
+            let is_own = matches!(request.role, Role::Probe { .. } | Role::Own(_));
+            let age_us = self.now.micros_since(request.started);
+            if !is_own && self.observer.is_suspect(age_us, slow_after_us) {
+                let mut text = std::mem::take(&mut self.observer.scratch.text);
+                text.clear();
+                if !request.expect.is_coalesced()
+                    && let Some(start) = u64::checked_sub(start, unkept)
+                {
+                    let len = wire_len.min(TEXT_MAX as u64) as usize;
+                    lane.sent.copy_range(start as usize, len, &mut text);
+                }
+                let sent = Some(sent.unwrap_or(self.now));
+                let subject = Subject { request: at, place, sent, wire_len, reply_len: 0 };
+                self.sight(&subject, &text, (false, failure.text()));
+                self.observer.scratch.text = text;
+            }
+            (at, start) = (next, start + wire_len);
+        }
+    }
+
+    /// The first request of a lane that is not sent will be answered by an error.
+    pub(crate) fn observe_unsent(&mut self, index: LaneId, failure: Failure) {
+        let lane = &self.lanes[index];
+        let request = &self.requests[lane.first_unsent];
+        let slow_after_us = self.backends[lane.backend].slow_after_us;
+        let age_us = self.now.micros_since(request.started);
+        let is_own = matches!(request.role, Role::Probe { .. } | Role::Own(_));
+        if is_own || lane.is_feed || !self.observer.is_suspect(age_us, slow_after_us) {
+            return;
+        }
+        let mut text = std::mem::take(&mut self.observer.scratch.text);
+        text.clear();
+        let wire_len = request.wire_len;
+        if !request.expect.is_coalesced() && lane.partial == 0 && wire_len <= lane.output.len() {
+            lane.output.copy_front(wire_len.min(TEXT_MAX as u64) as usize, &mut text);
+        }
+        let place = (lane.backend, lane.server);
+        let request = lane.first_unsent;
+        let subject = Subject { request, place, sent: None, wire_len, reply_len: 0 };
+        self.sight(&subject, &text, (false, failure.text()));
+        self.observer.scratch.text = text;
+    }
+}
+
+/// FNV-1a, 64 bits; never 0.
+fn digest(key: &[u8]) -> u64 {
+    let step = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    key.iter().fold(0xcbf2_9ce4_8422_2325, step).max(1)
+}
+
+/// What became of replies: see [`crate::observe::Waiting`].
+impl Engine {
+    fn await_delivery(&mut self, sighting: Sighting, request: RequestId, client: ClientId) {
+        if self.observer.waiting.len() >= WAITING_MAX {
+            return self.observer.finish(sighting);
+        }
+        let started = self.requests[request].started;
+        let stage = Stage::Order { request, started, answered: self.now };
+        let client = self.client_conn(client);
+        self.observer.waiting.push(Waiting { sighting, client, stage });
+    }
+
+    /// Bytes of a client's output are written, and some are left.
+    #[inline]
+    pub(crate) fn observe_sent(&mut self, index: ClientId, bytes: u64) {
+        let client = &self.clients[index];
+        let is_stuck = !client.output.is_empty();
+        if is_stuck || !self.observer.waiting.is_empty() {
+            self.note_sent(index, bytes, is_stuck);
+        }
+    }
+
+    #[cold]
+    fn note_sent(&mut self, index: ClientId, bytes: u64, is_stuck: bool) {
+        let now = self.now;
+        let client = self.client_conn(index);
+        let (mut is_known, mut stuck) = (false, 0);
+        for waiting in &mut self.observer.waiting {
+            let Stage::Output { left, until, .. } = &mut waiting.stage else { continue };
+            stuck += 1;
+            if waiting.client == client && until.is_none() {
+                is_known = true;
+                *left = left.saturating_sub(bytes);
+                if *left == 0 {
+                    *until = Some(now);
+                }
+            }
+        }
+        let state = &self.clients[index];
+        let slow_after_us = self.listeners[state.listener].slow_after_us;
+        if !is_stuck || is_known || stuck >= STUCK_MAX || slow_after_us == u64::MAX {
+            return;
+        }
+        let left = state.output.len();
+        let mut sighting = Sighting {
+            pool: self.listeners[state.listener].config.name.clone(),
+            reply_bytes: left + bytes,
+            slow_after_us,
+            ..Sighting::default()
+        };
+        self.name_client(&mut sighting, index);
+        let stage = Stage::Output { since: now, left, until: None };
+        self.observer.waiting.push(Waiting { sighting, client, stage });
+    }
+
+    /// Finds out what became of replies. To be called when what there was to write is written.
+    #[inline]
+    pub(crate) fn settle_sightings(&mut self) {
+        if !self.observer.waiting.is_empty() {
+            self.look_at_waiting();
+        }
+    }
+
+    #[cold]
+    fn look_at_waiting(&mut self) {
+        let mut waiting = std::mem::take(&mut self.observer.waiting);
+        let mut at = 0;
+        while at < waiting.len() {
+            if self.is_over(&mut waiting[at]) {
+                let over = waiting.swap_remove(at);
+                self.observer.finish(over.sighting);
+            } else {
+                at += 1;
+            }
+        }
+        waiting.append(&mut self.observer.waiting);
+        self.observer.waiting = waiting;
+    }
+
+    fn is_over(&self, waiting: &mut Waiting) -> bool {
+        let Waiting { sighting, client, stage } = waiting;
+        let now = self.now;
+        let Some(state) = self.clients.get(client.client(), client.generation()) else {
+            // It does not wait any more.
+            match stage {
+                Stage::Order { answered, .. } => {
+                    sighting.times.order_us = now.micros_since(*answered)
+                }
+                Stage::Output { since, .. } => sighting.times.client_us = now.micros_since(*since),
+            }
+            return true;
+        };
+        if let Stage::Order { request, started, answered } = *stage {
+            let is_queued = self.requests.get(request).is_some_and(|it| {
+                it.client == client.client() && it.started == started && !it.in_lane
+            });
+            if is_queued && state.head != RequestId::NONE {
+                return false;
+            }
+            sighting.times.order_us = now.micros_since(answered);
+            *stage = Stage::Output { since: now, left: state.output.len(), until: None };
+        }
+        let Stage::Output { since, left, until } = *stage else { return false };
+        let is_taken = left == 0 || until.is_some() || state.output.is_empty();
+        if is_taken {
+            sighting.times.client_us = until.unwrap_or(now).micros_since(since);
+        }
+        is_taken
+    }
+
+    /// Whether there is something for [`Engine::take_sightings`].
+    #[inline]
+    pub fn has_sightings(&self) -> bool {
+        !self.observer.waiting.is_empty()
+            || !self.observer.seen.is_empty()
+            || self.observer.left_out > 0
+    }
+
+    /// Requests of which all is known by now, and how many slow ones were left out since there were too many. To be
+    /// called when what there was to write is written.
+    pub fn take_sightings(&mut self, now: Time) -> (Vec<Sighting>, u64) {
+        self.now = now;
+        self.settle_sightings();
+        (std::mem::take(&mut self.observer.seen), std::mem::take(&mut self.observer.left_out))
+    }
+}

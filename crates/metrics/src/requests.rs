@@ -1,0 +1,390 @@
+//! Single requests that are worth a look, as all workers have seen them: slow ones, and samples.
+//!
+//! They are kept in rings in the memory that all processes share, so whoever reads them there sees those of workers
+//! that have died, too. Each is a [record](crate::record) of its ring. Who writes has limited how many there are.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::mapping::Mapping;
+use crate::record::{self, Record};
+
+/// Slow requests that are kept.
+pub const SLOW_MAX: usize = 512;
+/// Sampled requests that are kept: for readers that come several times a second.
+const SAMPLES_MAX: usize = 2048;
+/// Arguments kept of a request, as in Redis' slow log: the last one says how many more there were.
+pub const ARGUMENTS_MAX: usize = 32;
+/// Bytes kept of an argument, as in Redis' slow log, behind which it says how many more there were.
+pub const ARGUMENT_SIZE_MAX: usize = 128;
+
+/// Words of a record: a KiB.
+const WORDS_EACH: usize = 128;
+const NUMBERS: usize = 12;
+const TEXTS: usize = 7;
+const NAME_MAX: usize = 80;
+const ADDRESS_MAX: usize = 128;
+const FAILURE_MAX: usize = 64;
+
+mod word {
+    /// How many records were ever begun.
+    pub(super) const TICKETS: usize = 0;
+    /// Those of lower tickets are forgotten.
+    pub(super) const SINCE: usize = 1;
+    /// How many there were that found no room in the limits.
+    pub(super) const LEFT_OUT: usize = 2;
+    /// 1 while somebody reads it.
+    pub(super) const WANTED: usize = 3;
+    pub(super) const RECORDS: usize = 8;
+}
+
+const fn words(records: usize) -> usize {
+    word::RECORDS + records * WORDS_EACH
+}
+
+/// Words of both rings.
+pub(crate) const WORDS: usize = words(SLOW_MAX) + words(SAMPLES_MAX);
+
+/// Where the time of a request went. The parts do not overlap; all are microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// The gateway was busy with others, before the request was read or before its reply was.
+    pub gateway_us: u64,
+    /// It waited for its turn, or for a connection, to be sent to its server.
+    pub queue_us: u64,
+    /// From its last byte sent to the last byte of the reply.
+    pub server_us: u64,
+    /// The reply waited for those to earlier requests of the client.
+    pub order_us: u64,
+    /// The reply waited for the client to take it.
+    pub client_us: u64,
+}
+
+impl Times {
+    pub fn total_us(&self) -> u64 {
+        self.gateway_us + self.queue_us + self.server_us + self.order_us + self.client_us
+    }
+
+    /// The name of the part that took longest.
+    pub fn longest(&self) -> &'static str {
+        let parts = [
+            ("gateway", self.gateway_us),
+            ("queue", self.queue_us),
+            ("order", self.order_us),
+            ("client", self.client_us),
+            ("server", self.server_us),
+        ];
+        parts.into_iter().max_by_key(|(_, us)| *us).map_or("server", |(name, _)| name)
+    }
+}
+
+/// A request that has ended just now.
+#[derive(Clone, Copy, Debug)]
+pub struct NewRequest<'a> {
+    /// Where its client is connected.
+    pub pool: &'a str,
+    /// `pool/server` if that pool is another one. Empty if none was asked.
+    pub server: &'a str,
+    /// The client's address. Empty if it is gone.
+    pub client: &'a str,
+    pub client_id: u64,
+    /// Of CLIENT SETNAME.
+    pub client_name: &'a [u8],
+    pub user: &'a str,
+    /// The slot of the worker.
+    pub worker: u32,
+    /// The command and what follows it, each cut to [`ARGUMENT_SIZE_MAX`].
+    pub arguments: &'a [Vec<u8>],
+    pub request_bytes: u64,
+    pub reply_bytes: u64,
+    pub times: Times,
+    /// A digest of its first key, for where keys must not be shown; 0 if it has none.
+    pub key_hash: u64,
+    /// Why it was not answered by its server. Empty if it was.
+    pub failure: &'a str,
+    pub is_slow: bool,
+}
+
+/// A request as it was recorded.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SeenRequest {
+    /// Later ones of the same ring have higher numbers.
+    pub number: u64,
+    /// When it ended, in microseconds since 1970.
+    pub at_us: u64,
+    pub pool: String,
+    pub server: String,
+    pub client: String,
+    pub client_id: u64,
+    pub client_name: Vec<u8>,
+    pub user: String,
+    pub worker: u32,
+    pub arguments: Vec<Vec<u8>>,
+    pub request_bytes: u64,
+    pub reply_bytes: u64,
+    pub times: Times,
+    pub key_hash: u64,
+    pub failure: String,
+    pub is_slow: bool,
+}
+
+/// One ring of requests. None are kept in memory that an older version made.
+#[derive(Clone)]
+pub struct RequestRing(Option<Place>);
+
+#[derive(Clone)]
+struct Place {
+    mapping: Arc<Mapping>,
+    start: usize,
+    records: usize,
+}
+
+impl RequestRing {
+    /// The ring of slow requests, whose words and those of all that follows begin at `start`.
+    pub(crate) fn slow(mapping: &Arc<Mapping>, start: usize) -> Self {
+        Self::new(mapping, start, SLOW_MAX)
+    }
+
+    /// The ring of samples.
+    pub(crate) fn samples(mapping: &Arc<Mapping>, start: usize) -> Self {
+        Self::new(mapping, start + words(SLOW_MAX), SAMPLES_MAX)
+    }
+
+    fn new(mapping: &Arc<Mapping>, start: usize, records: usize) -> Self {
+        let is_there = mapping.words().len() >= start + words(records);
+        Self(is_there.then(|| Place { mapping: Arc::clone(mapping), start, records }))
+    }
+
+    fn place(&self) -> Option<(&[AtomicU64], usize)> {
+        let Place { mapping, start, records } = self.0.as_ref()?;
+        Some((mapping.words().get(*start..start + words(*records))?, *records))
+    }
+
+    pub fn record(&self, request: &NewRequest<'_>) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.record_at(request, now.as_micros() as u64);
+    }
+
+    fn record_at(&self, request: &NewRequest<'_>, at_us: u64) {
+        let Some((words, records)) = self.place() else { return };
+        let ticket = words[word::TICKETS].fetch_add(1, Relaxed);
+        let Times { gateway_us, queue_us, server_us, order_us, client_us } = request.times;
+        let what = u64::from(request.worker) << 1 | u64::from(request.is_slow);
+        let numbers = [
+            at_us,
+            what,
+            request.client_id,
+            request.request_bytes,
+            request.reply_bytes,
+            request.key_hash,
+            gateway_us,
+            queue_us,
+            server_us,
+            order_us,
+            client_us,
+            0,
+        ];
+        let mut arguments = Vec::with_capacity(256);
+        for argument in request.arguments {
+            arguments.extend_from_slice(&(argument.len() as u16).to_le_bytes());
+            arguments.extend_from_slice(argument);
+        }
+        let texts = [
+            (request.pool.as_bytes(), NAME_MAX),
+            (request.server.as_bytes(), 2 * NAME_MAX),
+            (request.client.as_bytes(), ADDRESS_MAX),
+            (request.client_name, NAME_MAX),
+            (request.user.as_bytes(), NAME_MAX),
+            (request.failure.as_bytes(), FAILURE_MAX),
+            (arguments.as_slice(), usize::MAX),
+        ];
+        record::write::<NUMBERS, TEXTS>(record_of(words, records, ticket), ticket, numbers, texts);
+    }
+
+    /// Counts some that were not recorded, since there were too many.
+    pub fn leave_out(&self, count: u64) {
+        if let Some((words, _)) = self.place() {
+            words[word::LEFT_OUT].fetch_add(count, Relaxed);
+        }
+    }
+
+    /// How many were not recorded, since there were too many.
+    pub fn left_out(&self) -> u64 {
+        self.place().map_or(0, |(words, _)| words[word::LEFT_OUT].load(Relaxed))
+    }
+
+    /// How many were ever recorded.
+    pub fn count(&self) -> u64 {
+        self.place().map_or(0, |(words, _)| words[word::TICKETS].load(Relaxed))
+    }
+
+    /// Those that are kept with numbers above `since`, in order. The first number is 1. One that is being written
+    /// is not among them.
+    pub fn since(&self, since: u64) -> Vec<SeenRequest> {
+        let Some((words, records)) = self.place() else { return Vec::new() };
+        let end = words[word::TICKETS].load(Relaxed);
+        let from =
+            words[word::SINCE].load(Relaxed).max(since).max(end.saturating_sub(records as u64));
+        let read = |ticket| {
+            let record = record::read(record_of(words, records, ticket), ticket)?;
+            Some(seen(ticket + 1, record))
+        };
+        (from.min(end)..end).filter_map(read).collect()
+    }
+
+    /// How many are kept.
+    pub fn len(&self) -> usize {
+        let Some((words, records)) = self.place() else { return 0 };
+        let end = words[word::TICKETS].load(Relaxed);
+        let from = words[word::SINCE].load(Relaxed).max(end.saturating_sub(records as u64));
+        end.saturating_sub(from) as usize
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Forgets all that were recorded up to now.
+    pub fn reset(&self) {
+        if let Some((words, _)) = self.place() {
+            words[word::SINCE].store(words[word::TICKETS].load(Relaxed), Relaxed);
+        }
+    }
+
+    /// Whether somebody wants them.
+    pub fn is_wanted(&self) -> bool {
+        self.place().is_some_and(|(words, _)| words[word::WANTED].load(Relaxed) != 0)
+    }
+
+    /// Says whether somebody wants them from now on.
+    pub fn set_wanted(&self, is_wanted: bool) {
+        if let Some((words, _)) = self.place() {
+            words[word::WANTED].store(is_wanted.into(), Relaxed);
+        }
+    }
+}
+
+fn record_of(words: &[AtomicU64], records: usize, ticket: u64) -> &[AtomicU64] {
+    let start = word::RECORDS + (ticket % records as u64) as usize * WORDS_EACH;
+    &words[start..start + WORDS_EACH]
+}
+
+fn seen(number: u64, record: Record<NUMBERS, TEXTS>) -> SeenRequest {
+    let [at_us, what, client_id, request_bytes, reply_bytes, key_hash, times @ .., _] =
+        record.numbers;
+    let [gateway_us, queue_us, server_us, order_us, client_us] = times;
+    let [pool, server, client, client_name, user, failure, arguments] = record.texts;
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    SeenRequest {
+        number,
+        at_us,
+        pool: text(pool),
+        server: text(server),
+        client: text(client),
+        client_id,
+        client_name,
+        user: text(user),
+        worker: (what >> 1) as u32,
+        arguments: split_arguments(&arguments),
+        request_bytes,
+        reply_bytes,
+        times: Times { gateway_us, queue_us, server_us, order_us, client_us },
+        key_hash,
+        failure: text(failure),
+        is_slow: what & 1 == 1,
+    }
+}
+
+/// The last one may be cut.
+fn split_arguments(mut bytes: &[u8]) -> Vec<Vec<u8>> {
+    let mut arguments = Vec::new();
+    while let Some((&len, rest)) = bytes.split_first_chunk() {
+        let len = usize::from(u16::from_le_bytes(len)).min(rest.len());
+        let (argument, rest) = rest.split_at(len);
+        arguments.push(argument.to_vec());
+        bytes = rest;
+    }
+    arguments
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Shared;
+
+    fn request(arguments: &[Vec<u8>]) -> NewRequest<'_> {
+        NewRequest {
+            pool: "alpha",
+            server: "one",
+            client: "10.0.0.1:5",
+            client_id: 7,
+            client_name: b"app",
+            user: "",
+            worker: 3,
+            arguments,
+            request_bytes: 30,
+            reply_bytes: 5,
+            times: Times { server_us: 20_000, queue_us: 3, ..Times::default() },
+            key_hash: 9,
+            failure: "",
+            is_slow: true,
+        }
+    }
+
+    #[test]
+    fn a_request_is_seen_by_all_as_it_was_recorded() {
+        let (fd, shared) = Shared::create().unwrap();
+        let arguments = [b"get".to_vec(), b"k\0\xff".to_vec()];
+        shared.slow_requests().record_at(&request(&arguments), 1_000_000);
+        let seen = Shared::open(&fd).unwrap().slow_requests().since(0);
+        let expected = SeenRequest {
+            number: 1,
+            at_us: 1_000_000,
+            pool: "alpha".into(),
+            server: "one".into(),
+            client: "10.0.0.1:5".into(),
+            client_id: 7,
+            client_name: b"app".to_vec(),
+            user: String::new(),
+            worker: 3,
+            arguments: arguments.to_vec(),
+            request_bytes: 30,
+            reply_bytes: 5,
+            times: Times { server_us: 20_000, queue_us: 3, ..Times::default() },
+            key_hash: 9,
+            failure: String::new(),
+            is_slow: true,
+        };
+        assert_eq!(seen, [expected]);
+        assert_eq!((seen[0].times.total_us(), seen[0].times.longest()), (20_003, "server"));
+        assert!(shared.sampled_requests().is_empty());
+    }
+
+    #[test]
+    fn the_newest_stay_and_a_reset_forgets_them() {
+        let slow = Shared::in_memory().slow_requests();
+        let total = SLOW_MAX as u64 + 5;
+        for at in 0..total {
+            slow.record_at(&request(&[]), at);
+        }
+        let kept = slow.since(0);
+        assert_eq!((kept.len(), slow.len(), kept[0].number), (SLOW_MAX, SLOW_MAX, 6));
+        assert_eq!(slow.since(total - 2).len(), 2);
+        slow.reset();
+        assert_eq!((slow.since(0), slow.len(), slow.count()), (vec![], 0, total));
+        slow.record_at(&request(&[]), 1);
+        assert_eq!((slow.since(0).len(), slow.len()), (1, 1));
+    }
+
+    #[test]
+    fn long_requests_are_cut_and_others_stay_whole() {
+        let slow = Shared::in_memory().slow_requests();
+        let arguments: Vec<Vec<u8>> = (0..ARGUMENTS_MAX).map(|at| vec![at as u8; 128]).collect();
+        slow.record_at(&request(&arguments), 1);
+        let seen = &slow.since(0)[0];
+        assert!((6..ARGUMENTS_MAX).contains(&seen.arguments.len()), "{}", seen.arguments.len());
+        assert_eq!(seen.arguments[..5], arguments[..5]);
+        assert_eq!(seen.pool, "alpha");
+    }
+}
