@@ -389,3 +389,164 @@ def test_a_region_that_hangs_takes_little_memory_from_others(place, lines):
     line.cut.clear()
     wait_until(lambda: settled(gateway), "it is told", seconds=60)
     assert us.call("EXISTS", *(f"k{number}" for number in range(100))) <= 100
+
+
+def test_what_a_transaction_writes_is_forgotten_elsewhere(place, lines):
+    eu, us, _, gateway = two_regions(place, lines, "redis", delay=(0.0, 0.01))
+    keys = [f"{{t}}{number}" for number in range(6)]
+    for server in (eu, us):
+        for key in keys:
+            server.call("SET", key, "old")
+        server.call("SELECT", "0")
+    with gateway.connect("alpha") as conn:
+        conn.call("MULTI")
+        conn.call("SET", keys[0], "new")
+        conn.call("GET", keys[1])
+        conn.call("RENAME", keys[2], "{t}other")
+        conn.call("EVAL", "return redis.call('set', KEYS[1], 'new')", "1", keys[3])
+        conn.call("APPEND", keys[4], "+")
+        assert conn.call("EXEC") == ["OK", b"old", "OK", "OK", 4]
+        wait_until(lambda: us.call("EXISTS", *keys) == 2, "it has forgotten four")
+        assert us.call("MGET", keys[1], keys[5]) == [b"old", b"old"]
+        assert eu.call("MGET", keys[0], keys[3], keys[4]) == [b"new", b"new", b"old+"]
+        assert us.call("EXISTS", "{t}other") == 0
+    assert gateway.stats()["alpha"]["region_forgets"] == 5
+
+
+@pytest.mark.parametrize("how", ["watched", "refused", "discarded", "gone"])
+def test_a_transaction_that_is_not_executed_has_nothing_forgotten(place, lines, how):
+    eu, us, _, gateway = two_regions(place, lines, "redis")
+    for server in (eu, us):
+        server.call("SET", "k", "old")
+    with gateway.connect("alpha") as conn:
+        if how == "watched":
+            conn.call("WATCH", "k")
+            eu.call("SET", "k", "changed")
+        conn.call("MULTI")
+        assert conn.call("SET", "k", "new") == "QUEUED"
+        if how == "watched":
+            assert conn.call("EXEC") is None
+        elif how == "refused":
+            conn.error("NONSENSE")
+            assert conn.error("EXEC").startswith("EXECABORT")
+        elif how == "discarded":
+            conn.call("DISCARD")
+    time.sleep(0.3)
+    assert us.call("GET", "k") == b"old"
+    assert gateway.stats()["alpha"]["region_forgets"] == 0
+
+
+def test_a_transaction_is_forgotten_in_the_database_that_it_selects(place, lines):
+    eu, us, _, gateway = two_regions(place, lines, "redis")
+    for server in (eu, us):
+        with server.connect() as conn:
+            for database in range(3):
+                conn.call("SELECT", str(database))
+                conn.call("MSET", "a", "old", "b", "old")
+    with gateway.connect("alpha") as conn:
+        conn.call("SELECT", "1")
+        conn.call("MULTI")
+        conn.call("SET", "a", "new")
+        conn.call("SELECT", "2")
+        conn.call("SET", "b", "new")
+        conn.call("EXEC")
+    with us.connect() as conn:
+        def found():
+            answers = []
+            for database in range(3):
+                conn.call("SELECT", str(database))
+                answers.append(conn.call("EXISTS", "a", "b"))
+            return answers
+        wait_until(lambda: found() == [2, 1, 1], "it has forgotten them")
+        assert conn.call("MGET", "a", "b") == [b"old", None]
+
+
+def test_what_a_transaction_of_a_gone_client_did_is_forgotten_too(place, lines):
+    eu, us = place.redis(), place.redis()
+    line = Line(eu.port, (0.1, 0.1))
+    lines.append(line)
+    common = {"redis": True, "timeout": 2000, "listen": None}
+    spool = "{directory: %s, max: 64mb}" % (place.directory / "spool")
+    gateway = place.cashew({
+        "eu": {"servers": [f"{HOST}:{line.port}:1 eu1"], **common},
+        "us": {"servers": [f"{HOST}:{us.port}:1 us1"], "spool": spool, **common},
+        "alpha": {"redis": True, "route": "{regions: {here: eu, to: {eu: eu, us: us}}}"},
+    }, {"worker_processes": 1})
+    us.call("SET", "k", "old")
+    eu.call("SET", "k", "old")
+    with gateway.connect("alpha") as conn:
+        conn.call("MULTI")
+        conn.call("SET", "k", "new")
+        conn.send(resp("EXEC"))
+        time.sleep(0.02)
+    wait_until(lambda: eu.call("GET", "k") == b"new", "it is written")
+    wait_until(lambda: us.call("GET", "k") is None, "it is forgotten")
+    # A server that is killed has perhaps executed it.
+    with gateway.connect("alpha") as conn:
+        us.call("SET", "l", "old")
+        conn.call("MULTI")
+        conn.call("SET", "l", "new")
+        line.cut.set()
+        conn.send(resp("EXEC"))
+        assert isinstance(conn.reply(), ReplyError)
+    wait_until(lambda: us.call("GET", "l") is None, "nobody knows, so it is forgotten")
+
+
+class Transactions(Crowd):
+    """Clients that write the same keys within transactions and outside of them."""
+
+    def __init__(self, gateway, keys, count=4):
+        super().__init__(self.run, count)
+        self.gateway, self.keys, self.done, self.aborted = gateway, keys, 0, 0
+
+    def run(self, number):
+        chance, step = random.Random(number), 0
+        with self.gateway.connect("alpha", timeout=30) as conn:
+            while not self.ended.is_set():
+                step += 1
+                key, other = chance.sample(self.keys, 2)
+                value = b"%d-%d" % (number, step)
+                if chance.random() < 0.5:
+                    conn.call("SET", key, value)
+                    continue
+                if chance.random() < 0.5:
+                    conn.call("WATCH", key)
+                conn.call("MULTI")
+                conn.call("SET", key, value)
+                conn.call("APPEND", other, "+")
+                if conn.call("EXEC") is None:
+                    self.aborted += 1
+                self.done += 1
+                time.sleep(0.0005)
+
+
+@pytest.mark.certain
+def test_transactions_and_writes_at_once_leave_the_same_or_nothing(place, lines):
+    eu, us, line, gateway = two_regions(place, lines, "redis", delay=(0.0, 0.03))
+    with Transactions(gateway, KEYS[:20]) as crowd:
+        time.sleep(4)
+        line.cut.set()
+        time.sleep(2)
+        line.cut.clear()
+        time.sleep(2)
+    assert crowd.done > 1000 and crowd.aborted > 0
+    wait_until(lambda: settled(gateway), "all has arrived", seconds=20)
+    time.sleep(0.2)
+    assert differing(eu, us, "redis", KEYS[:20]) == {}
+
+
+@pytest.mark.certain
+def test_a_write_that_crosses_a_transaction_does_not_outlive_it_elsewhere(place, lines):
+    eu, us, _, gateway = two_regions(place, lines, "redis", delay=(0.0, 0.03))
+    for attempt in range(6):
+        # Other connections to the other region, of which some are later than others.
+        with gateway.connect("alpha") as one, gateway.connect("alpha") as other:
+            for key in KEYS:
+                one.send(resp("SET", key, b"%d" % attempt))
+                other.send(resp("MULTI") + resp("APPEND", key, "+") + resp("EXEC"))
+                assert one.reply() == "OK"
+                assert [other.reply() for _ in range(2)] == ["OK", "QUEUED"]
+                assert other.reply()
+        wait_until(lambda: settled(gateway), "all has arrived")
+        time.sleep(0.1)
+        assert differing(eu, us, "redis") == {}

@@ -280,9 +280,9 @@ impl Engine {
 
 /// Redis's protocol, whose replies to several keys are joined so.
 #[derive(Debug)]
-struct Redis(Option<redis::Merge>);
+pub(crate) struct Redis(Option<redis::Merge>);
 
-static PLAIN: Redis = Redis(None);
+pub(super) static PLAIN: Redis = Redis(None);
 static GATHERED: Redis = Redis(Some(redis::Merge::Gather));
 static SUMMED: Redis = Redis(Some(redis::Merge::Sum));
 static ALL_OK: Redis = Redis(Some(redis::Merge::AllOk));
@@ -389,6 +389,29 @@ fn stores_whole(command: &Command, bytes: &[u8], args: &[Span]) -> bool {
     }
 }
 
+fn question(text: Vec<u8>, key_at: Span) -> Question {
+    Question {
+        key: key_at.of(&text).to_vec(),
+        key_at,
+        text,
+        expect: Expect::Line,
+        asked: Asked::default(),
+        asks_unique: false,
+        names_unique: false,
+        is_quiet: false,
+        is_base64: false,
+        opcode: 0,
+    }
+}
+
+/// What deletes a key.
+pub(super) fn deletion(key: &[u8]) -> Question {
+    let mut text = Vec::new();
+    encode::write_command(&mut text, &[b"DEL", key]);
+    let start = text.len() - key.len() - b"\r\n".len();
+    question(text, Span::new(start, key.len()))
+}
+
 impl Engine {
     /// Asks several backends, or in other words.
     fn fork_redis(
@@ -400,18 +423,6 @@ impl Engine {
         keys: &[Span],
         operation: Operation,
     ) -> Plan {
-        let question = |text: Vec<u8>, key_at: Span| Question {
-            key: key_at.of(&text).to_vec(),
-            key_at,
-            text,
-            expect: Expect::Line,
-            asked: Asked::default(),
-            asks_unique: false,
-            names_unique: false,
-            is_quiet: false,
-            is_base64: false,
-            opcode: 0,
-        };
         let (dialect, questions): (&'static Redis, Vec<Question>) = match command.rule {
             Rule::Split(merge) => {
                 let (dialect, step) = match merge {
