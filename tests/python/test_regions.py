@@ -23,8 +23,8 @@ def has_ended(end):
 class Line:
     """A connection to another region: what is said takes a while, and it can be cut."""
 
-    def __init__(self, port, delay=(0.0, 0.0)):
-        self.target, self.delay = port, delay
+    def __init__(self, port, delay=(0.0, 0.0), seed=5):
+        self.target, self.delay, self.seed = port, delay, seed
         self.cut, self.stopped = threading.Event(), threading.Event()
         self.port = free_port()
         self.listener = socket.create_server((HOST, self.port))
@@ -32,7 +32,7 @@ class Line:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self):
-        chance = random.Random(5)
+        chance = random.Random(self.seed)
         while not self.stopped.is_set():
             try:
                 near, _ = self.listener.accept()
@@ -550,3 +550,79 @@ def test_a_write_that_crosses_a_transaction_does_not_outlive_it_elsewhere(place,
         wait_until(lambda: settled(gateway), "all has arrived")
         time.sleep(0.1)
         assert differing(eu, us, "redis") == {}
+
+
+class Owners(Crowd):
+    """Clients that have keys of their own, or share some, which they write one after the other, by several
+    connections."""
+
+    def __init__(self, kind, gateway, count=6, each=20, shared=None):
+        super().__init__(self.run, count)
+        self.kind, self.gateway, self.each, self.shared = kind, gateway, each, shared
+        self.last, self.errors = {}, []
+
+    def request(self, key, value):
+        if self.kind == "redis":
+            return resp("DEL", key) if value is None else resp("SET", key, value)
+        if value is None:
+            return b"delete %b\r\n" % key
+        return b"set %b 0 0 %d\r\n%b\r\n" % (key, len(value), value)
+
+    def run(self, number):
+        chance, step = random.Random(number), 0
+        conns = [self.gateway.connect("alpha", timeout=30) for _ in range(6)]
+        own = self.shared or [b"key-%d-%d" % (number, at) for at in range(self.each)]
+        while not self.ended.is_set():
+            conn, step = chance.choice(conns), step + 1
+            values = {key: None if chance.random() < 0.15 else b"%d-%d" % (number, step) for key in chance.sample(own, 10)}
+            conn.send(b"".join(self.request(key, value) for key, value in values.items()))
+            for key, value in values.items():
+                said = conn.reply() if self.kind == "redis" else conn.read_line()
+                if isinstance(said, ReplyError) or (self.kind == "memcached" and b"ERROR" in said):
+                    self.errors.append(said)
+                self.last[key] = value
+        for conn in conns:
+            conn.close()
+
+
+@pytest.mark.certain
+@pytest.mark.parametrize("kind", ["redis", "memcached"])
+def test_another_primary_region_amid_writes_leaves_the_last_value_or_nothing(place, lines, kind):
+    eu, us = ((place.redis() if kind == "redis" else place.memcached()) for _ in range(2))
+    ways = [Line(server.port, (0.0, 0.03), seed) for seed, server in enumerate((eu, us))]
+    lines += ways
+
+    def pools(primary):
+        def pool(name, way):
+            spool = "{directory: %s, max: 64mb}" % (place.directory / f"spool-{name}")
+            return {"redis": kind == "redis", "timeout": 2000, "listen": None, "spool": spool,
+                    "servers": [f"{HOST}:{way.port}:1 {name}1"]}
+        node = "{regions: {here: eu, primary: %s, to: {eu: eu, us: us}}}" % primary
+        return {"eu": pool("eu", ways[0]), "us": pool("us", ways[1]),
+                "alpha": {"redis": kind == "redis", "route": node}}
+
+    gateway = place.cashew(pools("eu"), {"worker_processes": 2})
+    with Owners(kind, gateway) as owners, Owners(kind, gateway, shared=KEYS) as others:
+        for step in range(10):
+            time.sleep(0.4)
+            gateway.configure(pools(("us", "eu")[step % 2]))
+            gateway.reload()
+        time.sleep(0.1)
+    assert owners.errors == others.errors == []
+
+    def is_settled():
+        servers = [gateway.stats()[name][f"{name}1"] for name in ("eu", "us")]
+        depths = ("spool_depth", "spool_held", "in_queue", "out_queue")
+        return all(server[depth] == 0 for server in servers for depth in depths)
+    wait_until(is_settled, "all has arrived", seconds=20)
+    time.sleep(0.2)
+    keys = sorted(owners.last)
+    found = [has(server, kind, keys) for server in (eu, us)]
+    wrong = {key: (*(region[key] for region in found), owners.last[key]) for key in keys
+             if any(region[key] not in (None, owners.last[key]) for region in found)}
+    assert wrong == {}
+    # Of several writers nobody knows who was the last, but all regions have the same one's, or nothing.
+    one, other = (has(server, kind) for server in (eu, us))
+    assert {key: (one[key], other[key]) for key in KEYS
+            if None not in (one[key], other[key]) and one[key] != other[key]} == {}
+    assert sum(all(region[key] is not None for region in found) for key in keys) > len(keys) // 10
