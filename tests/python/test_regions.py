@@ -492,6 +492,27 @@ def test_what_a_transaction_of_a_gone_client_did_is_forgotten_too(place, lines):
     wait_until(lambda: us.call("GET", "l") is None, "nobody knows, so it is forgotten")
 
 
+def test_a_large_answer_to_a_transaction_is_forgotten_elsewhere_too(place, lines):
+    eu, us, _, gateway = two_regions(place, lines, "redis")
+    large = "x" * 3_000_000
+    for server in (eu, us):
+        server.call("SET", "{t}small", "old")
+        server.call("SET", "{t}large", large)
+    with gateway.connect("alpha") as conn:
+        conn.call("MULTI")
+        conn.call("GET", "{t}large")
+        conn.call("SET", "{t}small", "new")
+        assert conn.call("EXEC") == [large.encode(), "OK"]
+        wait_until(lambda: us.call("EXISTS", "{t}small", "{t}large") == 1, "it has forgotten one")
+        # What is written by more commands than can be noted is refused.
+        conn.call("MULTI")
+        conn.send(b"".join(resp("SET", "{t}%d" % number, "v") for number in range(10_001)))
+        said = [conn.reply() for _ in range(10_001)]
+        assert said[:10_000] == ["QUEUED"] * 10_000 and "too many keys" in str(said[-1])
+        assert conn.error("EXEC").startswith("EXECABORT")
+        assert eu.call("EXISTS", "{t}1") == 0
+
+
 class Transactions(Crowd):
     """Clients that write the same keys within transactions and outside of them."""
 
