@@ -23,8 +23,8 @@ def has_ended(end):
 class Line:
     """A connection to another region: what is said takes a while, and it can be cut."""
 
-    def __init__(self, port, delay=(0.0, 0.0)):
-        self.target, self.delay = port, delay
+    def __init__(self, port, delay=(0.0, 0.0), seed=5):
+        self.target, self.delay, self.seed = port, delay, seed
         self.cut, self.stopped = threading.Event(), threading.Event()
         self.port = free_port()
         self.listener = socket.create_server((HOST, self.port))
@@ -32,7 +32,7 @@ class Line:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self):
-        chance = random.Random(5)
+        chance = random.Random(self.seed)
         while not self.stopped.is_set():
             try:
                 near, _ = self.listener.accept()
@@ -389,3 +389,261 @@ def test_a_region_that_hangs_takes_little_memory_from_others(place, lines):
     line.cut.clear()
     wait_until(lambda: settled(gateway), "it is told", seconds=60)
     assert us.call("EXISTS", *(f"k{number}" for number in range(100))) <= 100
+
+
+def test_what_a_transaction_writes_is_forgotten_elsewhere(place, lines):
+    eu, us, _, gateway = two_regions(place, lines, "redis", delay=(0.0, 0.01))
+    keys = [f"{{t}}{number}" for number in range(6)]
+    for server in (eu, us):
+        for key in keys:
+            server.call("SET", key, "old")
+        server.call("SELECT", "0")
+    with gateway.connect("alpha") as conn:
+        conn.call("MULTI")
+        conn.call("SET", keys[0], "new")
+        conn.call("GET", keys[1])
+        conn.call("RENAME", keys[2], "{t}other")
+        conn.call("EVAL", "return redis.call('set', KEYS[1], 'new')", "1", keys[3])
+        conn.call("APPEND", keys[4], "+")
+        assert conn.call("EXEC") == ["OK", b"old", "OK", "OK", 4]
+        wait_until(lambda: us.call("EXISTS", *keys) == 2, "it has forgotten four")
+        assert us.call("MGET", keys[1], keys[5]) == [b"old", b"old"]
+        assert eu.call("MGET", keys[0], keys[3], keys[4]) == [b"new", b"new", b"old+"]
+        assert us.call("EXISTS", "{t}other") == 0
+    assert gateway.stats()["alpha"]["region_forgets"] == 5
+
+
+@pytest.mark.parametrize("how", ["watched", "refused", "discarded", "gone"])
+def test_a_transaction_that_is_not_executed_has_nothing_forgotten(place, lines, how):
+    eu, us, _, gateway = two_regions(place, lines, "redis")
+    for server in (eu, us):
+        server.call("SET", "k", "old")
+    with gateway.connect("alpha") as conn:
+        if how == "watched":
+            conn.call("WATCH", "k")
+            eu.call("SET", "k", "changed")
+        conn.call("MULTI")
+        assert conn.call("SET", "k", "new") == "QUEUED"
+        if how == "watched":
+            assert conn.call("EXEC") is None
+        elif how == "refused":
+            conn.error("NONSENSE")
+            assert conn.error("EXEC").startswith("EXECABORT")
+        elif how == "discarded":
+            conn.call("DISCARD")
+    time.sleep(0.3)
+    assert us.call("GET", "k") == b"old"
+    assert gateway.stats()["alpha"]["region_forgets"] == 0
+
+
+def test_a_transaction_is_forgotten_in_the_database_that_it_selects(place, lines):
+    eu, us, _, gateway = two_regions(place, lines, "redis")
+    for server in (eu, us):
+        with server.connect() as conn:
+            for database in range(3):
+                conn.call("SELECT", str(database))
+                conn.call("MSET", "a", "old", "b", "old")
+    with gateway.connect("alpha") as conn:
+        conn.call("SELECT", "1")
+        conn.call("MULTI")
+        conn.call("SET", "a", "new")
+        conn.call("SELECT", "2")
+        conn.call("SET", "b", "new")
+        conn.call("EXEC")
+    with us.connect() as conn:
+        def found():
+            answers = []
+            for database in range(3):
+                conn.call("SELECT", str(database))
+                answers.append(conn.call("EXISTS", "a", "b"))
+            return answers
+        wait_until(lambda: found() == [2, 1, 1], "it has forgotten them")
+        assert conn.call("MGET", "a", "b") == [b"old", None]
+
+
+def test_what_a_transaction_of_a_gone_client_did_is_forgotten_too(place, lines):
+    eu, us = place.redis(), place.redis()
+    line = Line(eu.port, (0.1, 0.1))
+    lines.append(line)
+    common = {"redis": True, "timeout": 2000, "listen": None}
+    spool = "{directory: %s, max: 64mb}" % (place.directory / "spool")
+    gateway = place.cashew({
+        "eu": {"servers": [f"{HOST}:{line.port}:1 eu1"], **common},
+        "us": {"servers": [f"{HOST}:{us.port}:1 us1"], "spool": spool, **common},
+        "alpha": {"redis": True, "route": "{regions: {here: eu, to: {eu: eu, us: us}}}"},
+    }, {"worker_processes": 1})
+    us.call("SET", "k", "old")
+    eu.call("SET", "k", "old")
+    with gateway.connect("alpha") as conn:
+        conn.call("MULTI")
+        conn.call("SET", "k", "new")
+        conn.send(resp("EXEC"))
+        time.sleep(0.02)
+    wait_until(lambda: eu.call("GET", "k") == b"new", "it is written")
+    wait_until(lambda: us.call("GET", "k") is None, "it is forgotten")
+    # A server that is killed has perhaps executed it.
+    with gateway.connect("alpha") as conn:
+        us.call("SET", "l", "old")
+        conn.call("MULTI")
+        conn.call("SET", "l", "new")
+        line.cut.set()
+        conn.send(resp("EXEC"))
+        assert isinstance(conn.reply(), ReplyError)
+    wait_until(lambda: us.call("GET", "l") is None, "nobody knows, so it is forgotten")
+
+
+def test_a_large_answer_to_a_transaction_is_forgotten_elsewhere_too(place, lines):
+    eu, us, _, gateway = two_regions(place, lines, "redis")
+    large = "x" * 3_000_000
+    for server in (eu, us):
+        server.call("SET", "{t}small", "old")
+        server.call("SET", "{t}large", large)
+    with gateway.connect("alpha") as conn:
+        conn.call("MULTI")
+        conn.call("GET", "{t}large")
+        conn.call("SET", "{t}small", "new")
+        assert conn.call("EXEC") == [large.encode(), "OK"]
+        wait_until(lambda: us.call("EXISTS", "{t}small", "{t}large") == 1, "it has forgotten one")
+        # What is written by more commands than can be noted is refused.
+        conn.call("MULTI")
+        conn.send(b"".join(resp("SET", "{t}%d" % number, "v") for number in range(10_001)))
+        said = [conn.reply() for _ in range(10_001)]
+        assert said[:10_000] == ["QUEUED"] * 10_000 and "too many keys" in str(said[-1])
+        assert conn.error("EXEC").startswith("EXECABORT")
+        assert eu.call("EXISTS", "{t}1") == 0
+
+
+class Transactions(Crowd):
+    """Clients that write the same keys within transactions and outside of them."""
+
+    def __init__(self, gateway, keys, count=4):
+        super().__init__(self.run, count)
+        self.gateway, self.keys, self.done, self.aborted = gateway, keys, 0, 0
+
+    def run(self, number):
+        chance, step = random.Random(number), 0
+        with self.gateway.connect("alpha", timeout=30) as conn:
+            while not self.ended.is_set():
+                step += 1
+                key, other = chance.sample(self.keys, 2)
+                value = b"%d-%d" % (number, step)
+                if chance.random() < 0.5:
+                    conn.call("SET", key, value)
+                    continue
+                if chance.random() < 0.5:
+                    conn.call("WATCH", key)
+                conn.call("MULTI")
+                conn.call("SET", key, value)
+                conn.call("APPEND", other, "+")
+                if conn.call("EXEC") is None:
+                    self.aborted += 1
+                self.done += 1
+                time.sleep(0.0005)
+
+
+@pytest.mark.certain
+def test_transactions_and_writes_at_once_leave_the_same_or_nothing(place, lines):
+    eu, us, line, gateway = two_regions(place, lines, "redis", delay=(0.0, 0.03))
+    with Transactions(gateway, KEYS[:20]) as crowd:
+        time.sleep(4)
+        line.cut.set()
+        time.sleep(2)
+        line.cut.clear()
+        time.sleep(2)
+    assert crowd.done > 1000 and crowd.aborted > 0
+    wait_until(lambda: settled(gateway), "all has arrived", seconds=20)
+    time.sleep(0.2)
+    assert differing(eu, us, "redis", KEYS[:20]) == {}
+
+
+@pytest.mark.certain
+def test_a_write_that_crosses_a_transaction_does_not_outlive_it_elsewhere(place, lines):
+    eu, us, _, gateway = two_regions(place, lines, "redis", delay=(0.0, 0.03))
+    for attempt in range(6):
+        # Other connections to the other region, of which some are later than others.
+        with gateway.connect("alpha") as one, gateway.connect("alpha") as other:
+            for key in KEYS:
+                one.send(resp("SET", key, b"%d" % attempt))
+                other.send(resp("MULTI") + resp("APPEND", key, "+") + resp("EXEC"))
+                assert one.reply() == "OK"
+                assert [other.reply() for _ in range(2)] == ["OK", "QUEUED"]
+                assert other.reply()
+        wait_until(lambda: settled(gateway), "all has arrived")
+        time.sleep(0.1)
+        assert differing(eu, us, "redis") == {}
+
+
+class Owners(Crowd):
+    """Clients that have keys of their own, or share some, which they write one after the other, by several
+    connections."""
+
+    def __init__(self, kind, gateway, count=6, each=20, shared=None):
+        super().__init__(self.run, count)
+        self.kind, self.gateway, self.each, self.shared = kind, gateway, each, shared
+        self.last, self.errors = {}, []
+
+    def request(self, key, value):
+        if self.kind == "redis":
+            return resp("DEL", key) if value is None else resp("SET", key, value)
+        if value is None:
+            return b"delete %b\r\n" % key
+        return b"set %b 0 0 %d\r\n%b\r\n" % (key, len(value), value)
+
+    def run(self, number):
+        chance, step = random.Random(number), 0
+        conns = [self.gateway.connect("alpha", timeout=30) for _ in range(6)]
+        own = self.shared or [b"key-%d-%d" % (number, at) for at in range(self.each)]
+        while not self.ended.is_set():
+            conn, step = chance.choice(conns), step + 1
+            values = {key: None if chance.random() < 0.15 else b"%d-%d" % (number, step) for key in chance.sample(own, 10)}
+            conn.send(b"".join(self.request(key, value) for key, value in values.items()))
+            for key, value in values.items():
+                said = conn.reply() if self.kind == "redis" else conn.read_line()
+                if isinstance(said, ReplyError) or (self.kind == "memcached" and b"ERROR" in said):
+                    self.errors.append(said)
+                self.last[key] = value
+        for conn in conns:
+            conn.close()
+
+
+@pytest.mark.certain
+@pytest.mark.parametrize("kind", ["redis", "memcached"])
+def test_another_primary_region_amid_writes_leaves_the_last_value_or_nothing(place, lines, kind):
+    eu, us = ((place.redis() if kind == "redis" else place.memcached()) for _ in range(2))
+    ways = [Line(server.port, (0.0, 0.03), seed) for seed, server in enumerate((eu, us))]
+    lines += ways
+
+    def pools(primary):
+        def pool(name, way):
+            spool = "{directory: %s, max: 64mb}" % (place.directory / f"spool-{name}")
+            return {"redis": kind == "redis", "timeout": 2000, "listen": None, "spool": spool,
+                    "servers": [f"{HOST}:{way.port}:1 {name}1"]}
+        node = "{regions: {here: eu, primary: %s, to: {eu: eu, us: us}}}" % primary
+        return {"eu": pool("eu", ways[0]), "us": pool("us", ways[1]),
+                "alpha": {"redis": kind == "redis", "route": node}}
+
+    gateway = place.cashew(pools("eu"), {"worker_processes": 2})
+    with Owners(kind, gateway) as owners, Owners(kind, gateway, shared=KEYS) as others:
+        for step in range(10):
+            time.sleep(0.4)
+            gateway.configure(pools(("us", "eu")[step % 2]))
+            gateway.reload()
+        time.sleep(0.1)
+    assert owners.errors == others.errors == []
+
+    def is_settled():
+        servers = [gateway.stats()[name][f"{name}1"] for name in ("eu", "us")]
+        depths = ("spool_depth", "spool_held", "in_queue", "out_queue")
+        return all(server[depth] == 0 for server in servers for depth in depths)
+    wait_until(is_settled, "all has arrived", seconds=20)
+    time.sleep(0.2)
+    keys = sorted(owners.last)
+    found = [has(server, kind, keys) for server in (eu, us)]
+    wrong = {key: (*(region[key] for region in found), owners.last[key]) for key in keys
+             if any(region[key] not in (None, owners.last[key]) for region in found)}
+    assert wrong == {}
+    # Of several writers nobody knows who was the last, but all regions have the same one's, or nothing.
+    one, other = (has(server, kind) for server in (eu, us))
+    assert {key: (one[key], other[key]) for key in KEYS
+            if None not in (one[key], other[key]) and one[key] != other[key]} == {}
+    assert sum(all(region[key] is not None for region in found) for key in keys) > len(keys) // 10

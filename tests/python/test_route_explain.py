@@ -1,6 +1,7 @@
-"""ROUTE EXPLAIN names the server that the wire shows."""
+"""ROUTE EXPLAIN and `stats route` name the server that the wire shows."""
 
 import signal
+import struct
 
 from harness import ReplyError, server_lines, wait_until
 
@@ -70,3 +71,81 @@ def test_how_the_server_is_and_what_is_hidden(place):
         wait_until(is_out, "it is seen")
     with gateway.connect("beta") as conn:
         assert "hide_topology" in conn.error("ROUTE", "EXPLAIN", "a")
+
+
+def stats_of_route(conn, *words):
+    """The statistics in their order; an error is a line."""
+    conn.send(" ".join(["stats", "route", *words]).encode() + b"\r\n")
+    rows = []
+    while (line := conn.read_line()) != b"END":
+        if not line.startswith(b"STAT "):
+            return line.decode()
+        rows.append(line.decode().removeprefix("STAT ").split(" ", 1))
+    return rows
+
+
+def packets(conn, key):
+    """What a packet for statistics is answered: status, key and value of each packet."""
+    conn.send(struct.pack(">BBHBBHIIQ", 0x80, 0x10, len(key), 0, 0, 0, len(key), 7, 0) + key)
+    found = []
+    while True:
+        header = conn.read(24)
+        _, opcode, key_len, _, _, status, size, opaque, _ = struct.unpack(">BBHBBHIIQ", header)
+        body = conn.read(size)
+        assert (opcode, opaque) == (0x10, 7)
+        found.append((status, body[:key_len], body[key_len:]))
+        if not key_len:
+            return found
+
+
+def test_memcached_tells_it_as_statistics(place):
+    servers = [place.memcached() for _ in range(4)]
+    lines = server_lines(servers, names=["a", "b", "c", "d"])
+    gateway = place.cashew({
+        "x": {"listen": None, "servers": lines[:2]},
+        "y": {"listen": None, "servers": lines[2:]},
+        "plain": {"servers": lines},
+        "hidden": {"servers": lines, "hide_topology": True},
+        "alpha": {"route": "{prefix: {'u:': {strip: true, to: x}, '': {failover: [y, x]}}}"},
+    }, {"worker_processes": 2})
+    by_name = dict(zip("abcd", servers))
+    for pool in ("alpha", "plain"):
+        with gateway.connect(pool) as conn:
+            for number in range(100):
+                key = f"{'u:' if number % 2 else ''}key-{pool}-{number}"
+                told = stats_of_route(conn, key, "set")
+                assert [name for name, _ in told] == [str(at + 1) for at in range(len(told))]
+                leaf = next(line for _, line in told if "server " in line and "if that fails" not in line)
+                it = by_name[leaf.split("server ")[1].split(" ")[0]]
+                conn.send(b"set %b 0 0 1\r\nv\r\n" % key.encode())
+                conn.expect(b"STORED\r\n")
+                stripped = key.removeprefix("u:") if pool == "alpha" else key
+                with it.connect() as direct:
+                    direct.send(b"get %b\r\n" % stripped.encode())
+                    direct.expect(b"VALUE %b 0 1\r\nv\r\nEND\r\n" % stripped.encode())
+    with gateway.connect("alpha") as conn:
+        told = stats_of_route(conn, "u:1")
+        assert told[0] == ["1", 'prefix: prefix "u:", stripped']
+        assert told[1][1].startswith("  pool x, as 1: server ")
+        assert stats_of_route(conn, "z", "incr")[0] == [
+            "note", "incr must run once: of several pools that would run it the first one does"]
+        assert stats_of_route(conn, "z", "set", "surplus")[0][0] == "1"
+        for words, error in (
+            ((), "CLIENT_ERROR usage: stats route <key> [<command>]"),
+            (("z", "nothing"), "CLIENT_ERROR there is no command 'nothing'"),
+            (("z", "version"), "CLIENT_ERROR version does not go by a key"),
+            (("z" * 251,), "CLIENT_ERROR a key has 1 to 250 bytes"),
+        ):
+            assert stats_of_route(conn, *words) == error
+        # In the order of what was asked, and what servers say is as ever.
+        conn.send(b"get none\r\nstats route u:1 get\r\nget none\r\n")
+        conn.expect(b"END\r\nSTAT 1 prefix")
+    with gateway.connect("alpha") as conn:
+        told = packets(conn, b"route u:1 set")
+        assert [status for status, _, _ in told] == [0, 0, 0]
+        assert told[0][1:] == (b"1", b'prefix: prefix "u:", stripped') and told[-1][1:] == (b"", b"")
+        assert told[1][2].startswith(b"  pool x, as 1: server ")
+        assert packets(conn, b"route z version") == [(4, b"", b"version does not go by a key")]
+        assert packets(conn, b"route")[0][0] == 1
+    with gateway.connect("hidden") as conn:
+        assert "hide_topology" in stats_of_route(conn, "a")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -477,3 +478,100 @@ def test_a_full_queue_keeps_nothing_and_holds_nobody(place):
         assert conn.call("GET", "a") is None
     numbers = next(it for it in gateway.stats()["alpha"].values() if isinstance(it, dict) and "spooled" in it)
     assert (numbers["spooled"], numbers["spool_held"]) == (0, 0)
+
+
+def test_what_a_hung_server_has_in_its_sockets_does_not_outlive_its_deletion(place):
+    # It serves connections by turns, twenty requests of each.
+    it = place.memcached("-m", "256", "-t", "1")
+    gateway = place.cashew({"alpha": pool("memcached", [it], place)}, {"worker_processes": 2})
+    speaks, keys = Speaks("memcached", gateway), names(32_000)
+    # Other clients, or connections that a gateway has given up: nobody reads what they say for now.
+    writers = [it.connect() for _ in range(32)]
+    it.process.signal(signal.SIGSTOP)
+    for number, conn in enumerate(writers):
+        conn.send(b"".join(b"set %b 0 0 3\r\nv@1\r\n" % key for key in keys[number::32]))
+    # What it will store last it is told first to forget.
+    assert set(speaks.delete(keys[::-1])) == {speaks.gone}
+    wait_until(lambda: depth(gateway) >= len(keys), "all are on disk")
+    it.process.signal(signal.SIGCONT)
+    wait_until(lambda: not segments(place), "it is told", seconds=20)
+    for conn in writers:
+        assert {conn.read_line() for _ in range(1000)} == {b"STORED"}, "it had taken them"
+        conn.close()
+    assert not any(b"v@1" in answer for answer in speaks.read(keys))
+
+
+@pytest.mark.parametrize("by", ["restart", "reload"])
+def test_the_log_names_what_is_kept_for_a_server_that_is_called_otherwise_now(place, by):
+    it = place.memcached()
+
+    def named(name):
+        return {"alpha": pool("memcached", [it], place) | {"servers": server_lines([it], names=[name])}}
+    gateway = place.cashew(named("before"), {"worker_processes": 1})
+    speaks, keys = Speaks("memcached", gateway), names(100)
+    speaks.store(keys)
+    it.process.signal(signal.SIGSTOP)
+    assert set(speaks.delete(keys)) == {speaks.gone}
+    wait_until(lambda: depth(gateway) >= len(keys), "they are on disk")
+    kept = segments(place)[0].parent
+    if by == "restart":
+        gateway.stop()
+        gateway = place.cashew(named("after"), {"worker_processes": 1})
+    else:
+        gateway.configure(named("after"))
+        gateway.reload()
+    wait_until(lambda: f"nobody is told what is in {kept}: no server of its pool has this name" in gateway.log(),
+               "the log tells")
+    it.process.signal(signal.SIGCONT)
+    speaks = Speaks("memcached", gateway)
+    wait_until(lambda: b"ERR" not in speaks.read(keys[:1])[0], "it serves")
+    assert segments(place), "it is there for whoever gives the server its name back"
+    gateway.configure(named("before"))
+    gateway.reload()
+    wait_until(lambda: not segments(place), "it is told", seconds=20)
+    wait_until(lambda: b"ERR" not in speaks.read(keys[:1])[0], "it serves")
+    assert set(speaks.read(keys)) == {b"END"}
+
+
+@pytest.fixture
+def small_disk(place):
+    """A file system of 1 MiB where the spool is."""
+    base = place.directory / "spool"
+    base.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "cashew-test", str(base)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small file system is for root")
+    yield base
+    subprocess.run(["umount", "-l", str(base)], check=True)
+
+
+def test_a_full_disk_loses_nothing_and_stops_nobody(place, small_disk):
+    hung, well = server("memcached", place), server("memcached", place)
+    options = pool("memcached", [hung, well], place, distribution="modula", hash="one_at_a_time")
+    gateway = place.cashew({"alpha": options}, {"worker_processes": 1})
+    speaks, keys = Speaks("memcached", gateway), names(60_000)
+    speaks.store(keys)
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(700_000))
+    hung.process.signal(signal.SIGSTOP)
+    said = dict(zip(keys, speaks.delete(keys)))
+    errors = [key for key, line in said.items() if line.startswith(b"SERVER_ERROR")]
+    kept = [key for key, line in said.items() if line == speaks.gone]
+    assert errors and kept, (len(errors), len(kept))
+    # The other server deletes on.
+    assert sum(line == b"DELETED" for line in said.values()) > len(keys) // 3
+    wait_until(lambda: "takes no keys" in gateway.log() and "No space left" in gateway.log(), "the log tells")
+    refused = sum(it["spool_refused"] for it in gateway.stats()["alpha"].values()
+                  if isinstance(it, dict) and "spool_refused" in it)
+    assert refused >= len(errors)
+    # There is room again: who was refused may ask again.
+    filler.unlink()
+    wait_until(lambda: speaks.delete(errors[:1]) == [speaks.gone], "there is room")
+    small = errors[:1000]
+    assert set(speaks.delete(small)) == {speaks.gone}
+    hung.process.signal(signal.SIGCONT)
+    wait_until(lambda: not segments(place), "it is told", seconds=30)
+    wait_until(lambda: b"ERR" not in speaks.read(small[:1])[0], "it serves")
+    # Whatever was said to be gone is gone, and what was refused is there.
+    assert set(speaks.read(kept)) == {b"END"} and set(speaks.read(small)) == {b"END"}
+    assert any(b"v@1" in answer for answer in speaks.read(errors[1000:]))

@@ -10,6 +10,7 @@ mod auth;
 mod binary;
 mod cas_tag;
 mod copies;
+mod explain;
 mod fallback;
 mod get_coalescing;
 mod invalidation;

@@ -10,7 +10,8 @@ use cashew_protocol::memcached::binary::{
 };
 use cashew_protocol::memcached::{Expect, Stats, is_error, words};
 
-use super::Asked;
+use super::explain::Query;
+use super::{Asked, END};
 use crate::base::id::{ClientId, ServerId};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
@@ -91,6 +92,9 @@ impl Kind {
 impl Engine {
     pub(super) fn stats_by_text(&mut self, client: ClientId, line: &[u8]) -> Plan {
         let kind = Kind::of(words(line).nth(1));
+        if words(line).nth(1) == Some(b"route") {
+            return self.explain_by_text(client, line);
+        }
         if lists_keys(line) {
             self.answer(client, |out| out.extend_from_slice(UNTELLABLE_KEYS));
             return Plan::Done;
@@ -115,12 +119,59 @@ impl Engine {
 
     pub(super) fn stats_by_binary(&mut self, client: ClientId, key: &[u8]) -> Plan {
         let kind = Kind::of(words(key).next());
+        if words(key).next() == Some(b"route") {
+            return self.explain_by_binary(client, key);
+        }
         let key = if kind == Kind::Servers { b"" } else { key };
         let mut text = Vec::new();
         write_request(Opcode::Stat.byte(), key, b"", &mut text);
         text[12..16].copy_from_slice(&self.request_ctx.asked.opaque);
         let merge = Merge::Whole(Box::new(InPackets(self.aggregate(client, kind))));
         self.send_to_all(client, &text, Expect::Packets, merge)
+    }
+
+    fn explain_by_text(&mut self, client: ClientId, line: &[u8]) -> Plan {
+        let rows = self.explain_words(client, words(line).skip(2));
+        self.answer(client, |out| match rows {
+            Ok(rows) => {
+                let rows = rows.iter();
+                rows.for_each(|(name, line)| {
+                    write_row(b"STAT", name.as_bytes(), line.as_bytes(), out);
+                });
+                out.extend_from_slice(END);
+            }
+            Err(text) => out.extend_from_slice(format!("CLIENT_ERROR {text}\r\n").as_bytes()),
+        });
+        Plan::Done
+    }
+
+    fn explain_by_binary(&mut self, client: ClientId, key: &[u8]) -> Plan {
+        let rows = self.explain_words(client, words(key).skip(1));
+        let Asked { opcode, opaque, .. } = self.request_ctx.asked;
+        self.answer(client, |out| {
+            let mut write = |status, key: &str, value: &str| {
+                let (key, value) = (key.as_bytes(), value.as_bytes());
+                write_response(&Response { opcode, status, opaque, key, value }, out);
+            };
+            match rows {
+                Ok(rows) => {
+                    rows.iter().for_each(|(name, line)| write(Status::Success, name, line));
+                    write(Status::Success, "", "");
+                }
+                Err(text) => write(Status::Invalid, "", &text),
+            }
+        });
+        Plan::Done
+    }
+
+    fn explain_words<'a>(
+        &mut self,
+        client: ClientId,
+        words: impl Iterator<Item = &'a [u8]>,
+    ) -> Result<Vec<(String, String)>, String> {
+        let query = Query::parse(words)?;
+        let explanation = self.explain(client, query.key, query.access, query.operation)?;
+        Ok(query.rows(explanation).collect())
     }
 
     pub(super) fn aggregate(&self, client: ClientId, kind: Kind) -> Aggregate {

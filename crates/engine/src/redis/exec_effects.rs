@@ -1,4 +1,5 @@
-//! What a transaction does that the gateway goes along with: SELECT, CLIENT PAUSE and UNPAUSE.
+//! What a transaction does that the gateway goes along with: SELECT, CLIENT PAUSE and UNPAUSE, and on routes with
+//! regions its writes.
 //!
 //! The server queues and executes SELECT as any command there, so that what follows in the
 //! transaction has the other database. EXEC's reply says of each whether it has been done; by the
@@ -9,11 +10,15 @@
 //! effect: EXEC has forgotten what is watched already. When EXEC's reply says that they have been
 //! done all workers are asked as outside of MULTI, and the reply waits for their answers. Of a client
 //! that is gone by then nobody knows what its transaction came to.
+//!
+//! What it writes in the primary region the other regions have to forget, once EXEC is answered and has done
+//! anything, or is not answered: also if its client is gone.
 
 use cashew_protocol::Span;
 use cashew_protocol::redis::Command;
 use cashew_protocol::resp::{self, encode};
 
+use crate::base::failure::NamedFailure;
 use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::downstream::client::Selected;
 use crate::downstream::receive::Plan;
@@ -23,8 +28,11 @@ use crate::exchange::dispatch::Payload;
 use crate::exchange::flow::{Flow, FlowContext, Step};
 use crate::redis::client_list::Question;
 use crate::redis::keyless::Aggregate;
+use crate::redis::routed::{PLAIN, deletion};
 use crate::redis::transaction::UNWATCH;
+use crate::redis::written_keys::WrittenKeys;
 use crate::request::{Due, Own};
+use crate::route::flow::RegionWrite;
 
 /// Of one transaction.
 const EFFECTS_MAX: usize = 1024;
@@ -33,7 +41,15 @@ const NOWHERE: i64 = -1;
 
 /// The effects of the commands that a transaction has queued.
 #[derive(Debug, Default)]
-pub(crate) struct ExecEffects(Vec<Effect>);
+pub(crate) struct ExecEffects {
+    /// In the order of the commands.
+    effects: Vec<Effect>,
+    /// In the primary region.
+    written: WrittenKeys,
+    /// The same once EXEC is sent, and what they take.
+    writes: Vec<RegionWrite>,
+    writes_size: usize,
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Effect {
@@ -61,28 +77,40 @@ struct Pauses {
 
 impl ExecEffects {
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.effects.is_empty() && self.written.is_empty()
     }
 
     /// Bytes allocated.
     pub(crate) fn size(&self) -> usize {
-        self.0.capacity() * size_of::<Effect>()
+        self.effects.capacity() * size_of::<Effect>() + self.written.size() + self.writes_size
     }
 
     /// What is queued behind them is for this database, if they are done.
     pub(crate) fn database(&self) -> Option<Selected> {
-        self.0.iter().rev().find_map(|effect| effect.kind.database())
+        self.effects.iter().rev().find_map(|effect| effect.kind.database())
     }
 
     /// Those that have come about by this reply to EXEC.
     fn done<'r>(&self, reply: &'r [u8]) -> impl Iterator<Item = Effect> + use<'_, 'r> {
-        let mut left = self.0.iter().peekable();
+        let mut left = self.effects.iter().peekable();
         let elements = Aggregate::of(reply).into_iter().flatten().zip(0..);
         elements.filter_map(move |(element, place)| {
             let effect = left.next_if(|effect| effect.place == place)?;
             (!resp::is_error(element)).then_some(*effect)
         })
     }
+
+    /// What EXEC came to is known, or never will be.
+    fn end_writes(&mut self, engine: &mut Engine, has_written: bool) {
+        for write in std::mem::take(&mut self.writes) {
+            engine.end_region_write(write, has_written);
+        }
+    }
+}
+
+/// Whether anything was executed, by the beginning of the reply to EXEC.
+fn has_executed(reply: &[u8]) -> bool {
+    matches!(reply, [b'*', b'1'..=b'9', ..])
 }
 
 impl Kind {
@@ -117,8 +145,9 @@ impl Pauses {
 impl Flow for ExecEffects {
     /// The reply to EXEC is here. It waits for other workers if they are concerned.
     fn on_reply(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, reply: &[u8]) -> Step {
+        self.end_writes(cx.engine, has_executed(reply));
         let client = cx.client();
-        if client == ClientId::NONE {
+        if client == ClientId::NONE || self.effects.is_empty() {
             return Step::Answer;
         }
         let FlowContext { engine, request, .. } = cx;
@@ -152,9 +181,34 @@ impl Flow for ExecEffects {
         }
     }
 
+    /// Nobody knows what it has done.
+    fn on_failure(
+        &mut self,
+        cx: &mut FlowContext<'_>,
+        _attempt: RequestId,
+        why: NamedFailure,
+    ) -> Step {
+        self.end_writes(cx.engine, true);
+        Step::Fail(why)
+    }
+
+    /// What was written can be told from the first bytes.
+    fn on_start(&mut self, cx: &mut FlowContext<'_>, start: &[u8]) -> bool {
+        if self.effects.is_empty() && start.len() > 1 {
+            self.end_writes(cx.engine, has_executed(start));
+        }
+        !self.effects.is_empty() || !self.writes.is_empty()
+    }
+
+    fn outlives_client(&self) -> bool {
+        !self.writes.is_empty()
+    }
+
     /// They have been counted since the transaction had them.
-    fn recycle(self: Box<Self>, engine: &mut Engine) {
+    fn recycle(mut self: Box<Self>, engine: &mut Engine) {
         engine.bufs.discharge(Self::size(&self));
+        // Whatever has ended it: these may have been written.
+        self.end_writes(engine, true);
     }
 }
 
@@ -229,7 +283,7 @@ impl Engine {
 
     fn is_affected_most(&self, client: ClientId) -> bool {
         let transaction = self.clients[client].modes.transaction.as_ref();
-        transaction.is_some_and(|transaction| transaction.exec_effects.0.len() >= EFFECTS_MAX)
+        transaction.is_some_and(|transaction| transaction.exec_effects.effects.len() >= EFFECTS_MAX)
     }
 
     fn queue_effect(&mut self, client: ClientId, text: &[u8], kind: Option<Kind>) -> Plan {
@@ -248,10 +302,59 @@ impl Engine {
             && let Some(transaction) = self.clients[client].modes.transaction()
         {
             let before = transaction.size();
-            transaction.exec_effects.0.push(Effect { place, kind });
+            transaction.exec_effects.effects.push(Effect { place, kind });
             self.bufs.charge(transaction.size() - before);
         }
         plan
+    }
+
+    /// Whether no more keys can be noted that other regions have to forget.
+    pub(crate) fn has_written_most(&self, client: ClientId) -> bool {
+        let transaction = self.clients[client].modes.transaction.as_ref();
+        transaction.is_some_and(|transaction| transaction.exec_effects.written.is_full())
+    }
+
+    /// Notes what a queued command will write in the primary region.
+    pub(crate) fn note_written(
+        &mut self,
+        client: ClientId,
+        command: &Command,
+        bytes: &[u8],
+        args: &[Span],
+    ) {
+        let has_regions =
+            self.listener_of(client).route.as_ref().is_some_and(|it| it.has_regions());
+        if !has_regions || command.access.reads() {
+            return;
+        }
+        let mut keys = std::mem::take(&mut self.scratch.keys);
+        keys.clear();
+        // What is wrong with its keys is for the server to say: it writes none of them then.
+        if command.keys(bytes, args, &mut keys).is_ok()
+            && let Some(transaction) = self.clients[client].modes.transaction()
+        {
+            let before = transaction.size();
+            let effects = &mut transaction.exec_effects;
+            let database = effects.database().and_then(Selected::number);
+            keys.iter().for_each(|key| effects.written.add(database, key.of(bytes)));
+            self.bufs.charge(transaction.size() - before);
+        }
+        self.scratch.keys = keys;
+    }
+
+    /// EXEC is about to be sent.
+    fn begin_writes(&mut self, client: ClientId, exec_effects: &mut ExecEffects) {
+        self.bufs.discharge(exec_effects.size());
+        for (database, key) in std::mem::take(&mut exec_effects.written).into_keys() {
+            let database = match database {
+                Some(database) => Some(database).into(),
+                None => self.clients[client].session.database,
+            };
+            let writes = self.begin_region_writes((client, database), &deletion(&key), &PLAIN);
+            exec_effects.writes_size += writes.iter().map(RegionWrite::size).sum::<usize>();
+            exec_effects.writes.extend(writes);
+        }
+        self.bufs.charge(exec_effects.size());
     }
 
     /// Sends EXEC for a transaction with effects, the last request of its lease.
@@ -260,9 +363,10 @@ impl Engine {
         client: ClientId,
         lane: LaneId,
         exec: &[u8],
-        exec_effects: ExecEffects,
+        mut exec_effects: ExecEffects,
     ) -> Plan {
         let selects = exec_effects.database().is_some();
+        self.begin_writes(client, &mut exec_effects);
         let request = self.new_request(client);
         self.requests[request].due = Due::Elements;
         self.watch_reply(request, Box::new(exec_effects), None);
@@ -306,9 +410,18 @@ pub(crate) fn write_with_error(reply: &[u8], place: u32, error: &str, out: &mut 
 mod tests {
     use super::*;
 
+    #[test]
+    fn what_was_not_executed_has_written_nothing() {
+        for reply in ["*-1\r\n", "_\r\n", "-EXECABORT x\r\n", "*0\r\n", "+OK\r\n", "", "*"] {
+            assert!(!has_executed(reply.as_bytes()), "{reply}");
+        }
+        assert!(has_executed(b"*1\r\n+OK\r\n") && has_executed(b"*12"));
+    }
+
     fn after(reply: &str) -> Option<u32> {
         let at = |place, database| Effect { place, kind: Kind::Select(Some(database).into()) };
-        let exec_effects = ExecEffects(vec![at(0, 5), at(2, 7), at(3, 9)]);
+        let effects = vec![at(0, 5), at(2, 7), at(3, 9)];
+        let exec_effects = ExecEffects { effects, ..ExecEffects::default() };
         let last = exec_effects.done(reply.as_bytes()).last();
         last.and_then(|effect| effect.kind.database()?.number())
     }

@@ -20,6 +20,7 @@ pub(crate) mod transaction;
 pub(crate) mod wait_all;
 pub(crate) mod warm_up;
 pub(crate) mod worker_query;
+mod written_keys;
 
 use std::borrow::Cow;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cashew_config::snapshot::{self, Protocol, Route, Visit};
+use cashew_config::snapshot::Protocol;
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::{self, Access, COMMANDS, Command, Group, Rule, SessionRule};
@@ -16,6 +16,7 @@ use crate::base::outcome::Refusal;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::route::answer::{Asked, Dialect, Fill, Kind, Question, Repeats, Seat, Word, digest};
+use crate::route::explain::{Explanation, once};
 use crate::route::flow::Errand;
 use crate::route::stand::operation_of;
 use crate::topology::route_tree::{First, Operation, Tree, Way};
@@ -279,9 +280,9 @@ impl Engine {
 
 /// Redis's protocol, whose replies to several keys are joined so.
 #[derive(Debug)]
-struct Redis(Option<redis::Merge>);
+pub(crate) struct Redis(Option<redis::Merge>);
 
-static PLAIN: Redis = Redis(None);
+pub(super) static PLAIN: Redis = Redis(None);
 static GATHERED: Redis = Redis(Some(redis::Merge::Gather));
 static SUMMED: Redis = Redis(Some(redis::Merge::Sum));
 static ALL_OK: Redis = Redis(Some(redis::Merge::AllOk));
@@ -388,6 +389,29 @@ fn stores_whole(command: &Command, bytes: &[u8], args: &[Span]) -> bool {
     }
 }
 
+fn question(text: Vec<u8>, key_at: Span) -> Question {
+    Question {
+        key: key_at.of(&text).to_vec(),
+        key_at,
+        text,
+        expect: Expect::Line,
+        asked: Asked::default(),
+        asks_unique: false,
+        names_unique: false,
+        is_quiet: false,
+        is_base64: false,
+        opcode: 0,
+    }
+}
+
+/// What deletes a key.
+pub(super) fn deletion(key: &[u8]) -> Question {
+    let mut text = Vec::new();
+    encode::write_command(&mut text, &[b"DEL", key]);
+    let start = text.len() - key.len() - b"\r\n".len();
+    question(text, Span::new(start, key.len()))
+}
+
 impl Engine {
     /// Asks several backends, or in other words.
     fn fork_redis(
@@ -399,18 +423,6 @@ impl Engine {
         keys: &[Span],
         operation: Operation,
     ) -> Plan {
-        let question = |text: Vec<u8>, key_at: Span| Question {
-            key: key_at.of(&text).to_vec(),
-            key_at,
-            text,
-            expect: Expect::Line,
-            asked: Asked::default(),
-            asks_unique: false,
-            names_unique: false,
-            is_quiet: false,
-            is_base64: false,
-            opcode: 0,
-        };
         let (dialect, questions): (&'static Redis, Vec<Question>) = match command.rule {
             Rule::Split(merge) => {
                 let (dialect, step) = match merge {
@@ -460,10 +472,6 @@ impl Engine {
                 return self.reply_error(client, &text);
             }
         };
-        let listener = self.listener_of(client);
-        if listener.config.hide_topology {
-            return self.reply_error(client, "ERR hide_topology keeps the servers to itself here");
-        }
         let shown_name = || name.to_ascii_uppercase().replace('|', " ");
         if let Some(command) = known
             && !goes_by_keys(command)
@@ -472,95 +480,26 @@ impl Engine {
             return self.reply_error(client, &text);
         }
         let operation = operation_of(access, known.is_some_and(deletes));
-        let tree = listener.route.clone();
-        let config = Arc::clone(&listener.config);
-        let own = Route::Pool(config.name.clone());
-        let route = config.route.as_ref().unwrap_or(&own);
-        let shown = match operation {
-            Operation::Read => snapshot::Operation::Read,
-            Operation::Write => snapshot::Operation::Write,
-            Operation::Delete => snapshot::Operation::Delete,
-        };
-        let visit = route.visit(key, shown);
-        let mut lines = Vec::new();
-        let is_forked = tree.is_some_and(|tree| matches!(tree.way(key, operation), Way::Forked(_)));
+        let Explanation { mut lines, is_forked } =
+            match self.explain(client, key, access, operation) {
+                Ok(explanation) => explanation,
+                Err(text) => return self.reply_error(client, &format!("ERR {text}")),
+            };
         if let Some(command) = known.filter(|_| is_forked) {
             if !may_fork(command) {
-                lines.push(format!(
+                let text = format!(
                     "{} goes to the first pool only, and to none where the key has another name",
                     shown_name()
-                ));
+                );
+                lines.insert(0, text);
             } else if repeats(command, b"", &[]) == Repeats::Never && command.name != "set" {
-                lines.push(format!(
-                    "{} must run once: of several pools that would run it the first one does",
-                    shown_name()
-                ));
+                lines.insert(0, once(&shown_name()));
             }
         }
-        self.explain_step(&visit, key, access, 0, &mut lines);
         self.reply_with(client, |out| {
             out.extend_from_slice(format!("*{}\r\n", lines.len()).as_bytes());
             lines.iter().for_each(|line| encode::write_bulk(out, line.as_bytes()));
         })
-    }
-
-    fn explain_step(
-        &mut self,
-        visit: &Visit<'_>,
-        key: &[u8],
-        access: Access,
-        depth: usize,
-        lines: &mut Vec<String>,
-    ) {
-        let mut line = format!("{}{}", "  ".repeat(depth), visit.route.title());
-        match visit.role.describe() {
-            "" => {}
-            role => line += &format!(", {role}"),
-        }
-        if visit.key != key {
-            line += &format!(", as {}", String::from_utf8_lossy(&visit.key).escape_debug());
-        }
-        if !visit.why.is_empty() {
-            line += &format!(": {}", visit.why);
-        }
-        if let Some(pool) = visit.pool() {
-            line += &format!(": {}", self.explain_leaf(pool, &visit.key, access));
-        }
-        lines.push(line);
-        for child in &visit.children {
-            self.explain_step(child, &visit.key, access, depth + 1, lines);
-        }
-    }
-
-    /// The server of a pool that a request for the key would go to now, and how it is.
-    fn explain_leaf(&mut self, pool: &str, key: &[u8], access: Access) -> String {
-        let found = self.backends.entries().find(|(_, backend)| backend.config.name == pool);
-        let Some((backend, _)) = found else { return "it is not there".to_owned() };
-        let backend: BackendId = backend;
-        let Some(server) = self.server_for(ClientId::NONE, backend, key, access) else {
-            return "no server is left".to_owned();
-        };
-        let state = &self.backends[backend];
-        let shard = state.topology.shard_of(server);
-        let groups = state.config.shards();
-        let group = groups.get(shard.index()).map_or("", |group| group.name.as_str());
-        let named = &state.config.servers[server.index()];
-        let of_group = if group == named.name { String::new() } else { format!("group {group}, ") };
-        let health = self.metrics.server_state(state.servers[server].metrics);
-        let cause = match health.cause.text() {
-            "" => String::new(),
-            cause => format!(" ({cause})"),
-        };
-        let held = match state.has_to_forget(server, &self.metrics) {
-            true => ", is being told what to forget",
-            false => "",
-        };
-        format!(
-            "{of_group}server {} ({}), {}{cause}{held}",
-            named.name,
-            named.endpoint,
-            health.health.name()
-        )
     }
 
     /// Of all commands that are [`Local::Route`](cashew_protocol::redis::Local::Route).

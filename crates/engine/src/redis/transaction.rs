@@ -41,6 +41,8 @@ const DISCARD: &[u8] = b"*1\r\n$7\r\nDISCARD\r\n";
 pub(crate) const UNWATCH: &[u8] = b"*1\r\n$7\r\nUNWATCH\r\n";
 const QUEUED: &[u8] = b"+QUEUED\r\n";
 const OK: &[u8] = b"+OK\r\n";
+const TOO_MANY_KEYS: &str =
+    "ERR a transaction writes too many keys for this gateway to have other regions forget them";
 
 /// What a client has begun with WATCH or MULTI.
 pub(crate) struct Transaction {
@@ -320,6 +322,7 @@ impl Engine {
             && self.queued(client) > Some(before)
         {
             self.note_queued(client, command, bytes, args);
+            self.note_written(client, command, bytes, args);
         }
         plan
     }
@@ -354,6 +357,9 @@ impl Engine {
         };
         if command.facts.flags.split(' ').any(|flag| flag == "no_multi") {
             return self.refuse_queued(client, "ERR Command not allowed inside a transaction");
+        }
+        if !command.access.reads() && self.has_written_most(client) && is_by_keys(command) {
+            return self.refuse_queued(client, TOO_MANY_KEYS);
         }
         if may_write(command) && !self.only_reads(client, command, bytes, args) {
             self.transaction(client).is_writing = true;
@@ -844,6 +850,11 @@ impl Engine {
         let version = self.resp_of(client);
         self.reply_with(client, |out| encode::write_null_array(out, version))
     }
+}
+
+/// Whether what it does is about keys.
+fn is_by_keys(command: &Command) -> bool {
+    matches!(command.rule, Rule::Forward | Rule::Split(_) | Rule::Block | Rule::Single(_))
 }
 
 /// As users write it.

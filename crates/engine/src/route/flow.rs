@@ -17,7 +17,7 @@ use super::answer::{
 use super::node::{self, Answers};
 use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{BackendId, ClientId, ListenerId, RequestId};
-use crate::downstream::client::Client;
+use crate::downstream::client::{Client, Selected};
 use crate::downstream::listener::Listener;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
@@ -492,11 +492,15 @@ impl RouteFlow {
     fn keep(&self, cx: &mut FlowContext<'_>, part: usize, task: usize, child: usize) -> bool {
         let Part { question, tasks, .. } = &self.parts[part];
         let Some(node) = tasks[task].node else { return false };
-        let backend = self.tree.first_of(self.tree.node(node).child(child));
-        let backend = self.backend_now(cx.engine, backend);
-        let key = tasks[task].edits.key(question);
-        let server = cx.engine.server_for(ClientId::NONE, backend, key, Access::Write);
-        let Engine { spooling, backends, metrics, timers, now, .. } = &mut *cx.engine;
+        let leaf = self.tree.node(node).child(child);
+        self.keep_below(cx.engine, leaf, tasks[task].edits.key(question))
+    }
+
+    /// The same of the first leaf below a node.
+    fn keep_below(&self, engine: &mut Engine, node: NodeId, key: &[u8]) -> bool {
+        let backend = self.backend_now(engine, self.tree.first_of(node));
+        let server = engine.server_for(ClientId::NONE, backend, key, Access::Write);
+        let Engine { spooling, backends, metrics, timers, now, .. } = engine;
         let (Some(server), Some(state)) = (server, backends.get(backend)) else { return false };
         let database = match state.protocol {
             Protocol::Redis => state.database_of(self.seat.database),
@@ -581,31 +585,11 @@ impl RouteFlow {
         task: usize,
         (other, change): (usize, Change),
     ) {
-        let tree = Arc::clone(&self.tree);
         let Part { question, random, tasks, .. } = &self.parts[part];
         let (Some(node), Some(passage)) = (tasks[task].node, &tasks[task].passage) else { return };
-        let Node::Regions { outstanding_max, busy, busy_size, .. } = tree.node(node) else {
-            return;
-        };
-        let size = question.text.capacity() + question.key.capacity() + size_of::<Part>();
-        let size_max = cx.engine.pressure.share(COPIES_SHARE).min(COPIES_SIZE_MAX);
-        if busy.load(Ordering::Relaxed) >= *outstanding_max
-            || busy_size.load(Ordering::Relaxed) + size as u64 > size_max
-        {
-            self.keep(cx, part, task, other);
-            return self.count(cx, PoolCounter::RegionForgets);
-        }
-        busy.fetch_add(1, Ordering::Relaxed);
-        busy_size.fetch_add(size as u64, Ordering::Relaxed);
-        let counter = match change {
-            Change::Delete => PoolCounter::RegionForgets,
-            _ => PoolCounter::RegionCopies,
-        };
-        self.count(cx, counter);
-        let root = tree.node(node).child(other);
         let flow = Self {
-            tree: Arc::clone(&tree),
-            root,
+            tree: Arc::clone(&self.tree),
+            root: self.tree.node(node).child(other),
             errand: Errand { is_joined: false, ..self.errand.clone() },
             edits: tasks[task].edits.with(change, question),
             seat: self.seat,
@@ -617,16 +601,43 @@ impl RouteFlow {
             shadows: None,
             copy: Some(RegionCopy { node, passage: Arc::clone(passage), is_undone: false }),
             concerns_others: true,
-            size,
+            size: question.size(),
         };
-        let now = cx.engine.now;
-        let backend = self.backend_now(cx.engine, tree.first_of(root));
+        let counter = flow.start_copy(cx.engine);
+        self.count(cx, counter);
+    }
+
+    /// Sends what another region is to do, or has it forget the key if there is too much on its way. Returns how
+    /// that counts. Whoever has begun the passage holds it until then.
+    fn start_copy(self, engine: &mut Engine) -> PoolCounter {
+        let tree = Arc::clone(&self.tree);
+        let node = self.copy.as_ref().map(|copy| tree.node(copy.node));
+        let Some(Node::Regions { outstanding_max, busy, busy_size, .. }) = node else {
+            return PoolCounter::RegionForgets;
+        };
+        let size = self.size as u64;
+        let size_max = engine.pressure.share(COPIES_SHARE).min(COPIES_SIZE_MAX);
+        if busy.load(Ordering::Relaxed) >= *outstanding_max
+            || busy_size.load(Ordering::Relaxed) + size > size_max
+        {
+            self.keep_below(engine, self.root, self.edits.key(&self.parts[0].question));
+            return PoolCounter::RegionForgets;
+        }
+        busy.fetch_add(1, Ordering::Relaxed);
+        busy_size.fetch_add(size, Ordering::Relaxed);
+        let counter = match self.edits.removes {
+            true => PoolCounter::RegionForgets,
+            false => PoolCounter::RegionCopies,
+        };
+        let backend = self.backend_now(engine, tree.first_of(self.root));
         if backend == BackendId::NONE {
             // The pool is gone. What was begun ends here.
-            return Box::new(flow).recycle(cx.engine);
+            Box::new(self).recycle(engine);
+            return counter;
         }
-        let (request, _) = cx.engine.requests.add(backend, ClientId::NONE, now);
-        cx.engine.start_flow(request, Box::new(flow));
+        let (request, _) = engine.requests.add(backend, ClientId::NONE, engine.now);
+        engine.start_flow(request, Box::new(self));
+        counter
     }
 
     /// A copy has arrived, or will be removed. If another write of the key was under way, who knows which came
@@ -817,16 +828,9 @@ impl Engine {
         if errand.operation != Operation::Read {
             self.note_write(client);
         }
-        let Client { lane_choice, listener, session, .. } = &self.clients[client];
-        let seat = Seat {
-            wire_protocol: session.wire_protocol,
-            database: session.database,
-            lane_choice: *lane_choice,
-        };
-        let sizes =
-            questions.iter().map(|question| question.text.capacity() + question.key.capacity());
-        let size = sizes.sum::<usize>() + questions.len() * size_of::<Part>();
-        let listener = *listener;
+        let seat = self.seat_of(client);
+        let size = questions.iter().map(Question::size).sum::<usize>();
+        let listener = self.clients[client].listener;
         let open = questions.len();
         let random = self.rng.next() as u32;
         let flow = RouteFlow {
@@ -847,6 +851,114 @@ impl Engine {
         };
         self.start_flow(request, Box::new(flow));
         Plan::Done
+    }
+}
+
+/// A write of a key that goes to the primary region of a node without a walk of the tree, as one of a transaction
+/// does. It has to be [ended](Engine::end_region_write).
+#[derive(Debug)]
+pub(crate) struct RegionWrite {
+    tree: Arc<Tree>,
+    node: NodeId,
+    question: Question,
+    dialect: &'static dyn Dialect,
+    seat: Seat,
+    listener: ListenerId,
+    epoch: u64,
+    passage: Passage,
+}
+
+impl RegionWrite {
+    /// Bytes allocated.
+    pub(crate) fn size(&self) -> usize {
+        size_of::<Self>() + self.question.size()
+    }
+}
+
+impl Engine {
+    /// A client's write of a key is about to be sent to the primary region of each node of regions on its way.
+    /// `question` is one that deletes the key.
+    pub(crate) fn begin_region_writes(
+        &mut self,
+        (client, database): (ClientId, Selected),
+        question: &Question,
+        dialect: &'static dyn Dialect,
+    ) -> Vec<RegionWrite> {
+        let Some(tree) = self.listener_of(client).route.clone() else { return Vec::new() };
+        let (listener, epoch) = (self.clients[client].listener, self.epoch);
+        let seat = Seat { database, ..self.seat_of(client) };
+        let nodes = tree.regions_on_way(&question.key, Operation::Write);
+        let begin = |node| RegionWrite {
+            tree: Arc::clone(&tree),
+            node,
+            question: question.clone(),
+            dialect,
+            seat,
+            listener,
+            epoch,
+            passage: self.passages.begin(&question.key),
+        };
+        nodes.into_iter().map(begin).collect()
+    }
+
+    /// What the primary region has said is here. If the key may be another one now all other regions forget it.
+    pub(crate) fn end_region_write(&mut self, write: RegionWrite, has_written: bool) {
+        let RegionWrite { tree, node, question, dialect, seat, listener, epoch, passage } = write;
+        let passage = Arc::new(passage);
+        if let Node::Regions { to, primary, .. } = tree.node(node)
+            && has_written
+        {
+            let others = (0..to.len()).filter(|other| other != primary);
+            for other in others {
+                let flow = RouteFlow {
+                    tree: Arc::clone(&tree),
+                    root: to[other],
+                    errand: Errand {
+                        operation: Operation::Delete,
+                        repeats: Repeats::Alike,
+                        dialect,
+                        is_joined: false,
+                        overwrites: false,
+                        misses_change: false,
+                    },
+                    edits: Edits { removes: true, ..Edits::default() },
+                    seat,
+                    listener,
+                    epoch,
+                    parts: vec![Part::new(question.clone(), 0)],
+                    found: 0,
+                    open: 1,
+                    shadows: None,
+                    copy: Some(RegionCopy {
+                        node,
+                        passage: Arc::clone(&passage),
+                        is_undone: false,
+                    }),
+                    concerns_others: true,
+                    size: question.size(),
+                };
+                let counter = flow.start_copy(self);
+                if let Some(route) = self.listeners.get(listener).filter(|_| epoch == self.epoch) {
+                    self.metrics.add_pool(route.metrics, counter, 1);
+                }
+            }
+        }
+        if let Some(passage) = Arc::into_inner(passage) {
+            self.passages.end(&passage);
+        }
+    }
+
+    fn seat_of(&self, client: ClientId) -> Seat {
+        let Client { lane_choice, session, .. } = &self.clients[client];
+        let (wire_protocol, database) = (session.wire_protocol, session.database);
+        Seat { wire_protocol, database, lane_choice: *lane_choice }
+    }
+}
+
+impl Question {
+    /// Bytes of a part that asks it.
+    fn size(&self) -> usize {
+        self.text.capacity() + self.key.capacity() + size_of::<Part>()
     }
 }
 

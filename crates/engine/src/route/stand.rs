@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use cashew_config::snapshot::Route;
 use cashew_protocol::redis::Access;
 
 use super::answer::Seat;
+use super::explain::{Explanation, in_configurations};
 use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{BackendId, ClientId, LaneId, ServerId};
 use crate::downstream::client::{Client, Session};
@@ -159,5 +161,60 @@ impl Engine {
         let (request, slot) = self.requests.add(backend, ClientId::NONE, self.now);
         slot.role = Role::Own(Own::Whatever);
         self.send(lane, request, Payload::Bytes(text));
+    }
+}
+
+/// Where a key goes from the port where it is asked, and how the servers there are.
+impl Engine {
+    /// Fails, in words, if clients may not know.
+    pub(crate) fn explain(
+        &mut self,
+        client: ClientId,
+        key: &[u8],
+        access: Access,
+        operation: Operation,
+    ) -> Result<Explanation, &'static str> {
+        let listener = self.listener_of(client);
+        if listener.config.hide_topology {
+            return Err("hide_topology keeps the servers to itself here");
+        }
+        let way = listener.route.as_ref().map(|tree| tree.way(key, operation));
+        let is_forked = matches!(way, Some(Way::Forked(_)));
+        let config = Arc::clone(&listener.config);
+        let own = Route::Pool(config.name.clone());
+        let visit = config.route.as_ref().unwrap_or(&own).visit(key, in_configurations(operation));
+        let leaf = |pool: &str, key: &[u8]| self.explain_leaf(pool, key, access);
+        Ok(Explanation::new(&visit, key, is_forked, leaf))
+    }
+
+    /// The server of a pool that a request for the key would go to now, and how it is.
+    fn explain_leaf(&mut self, pool: &str, key: &[u8], access: Access) -> String {
+        let found = self.backends.entries().find(|(_, backend)| backend.config.name == pool);
+        let Some((backend, _)) = found else { return "it is not there".to_owned() };
+        let backend: BackendId = backend;
+        let Some(server) = self.server_for(ClientId::NONE, backend, key, access) else {
+            return "no server is left".to_owned();
+        };
+        let state = &self.backends[backend];
+        let shard = state.topology.shard_of(server);
+        let groups = state.config.shards();
+        let group = groups.get(shard.index()).map_or("", |group| group.name.as_str());
+        let named = &state.config.servers[server.index()];
+        let of_group = if group == named.name { String::new() } else { format!("group {group}, ") };
+        let health = self.metrics.server_state(state.servers[server].metrics);
+        let cause = match health.cause.text() {
+            "" => String::new(),
+            cause => format!(" ({cause})"),
+        };
+        let held = match state.has_to_forget(server, &self.metrics) {
+            true => ", is being told what to forget",
+            false => "",
+        };
+        format!(
+            "{of_group}server {} ({}), {}{cause}{held}",
+            named.name,
+            named.endpoint,
+            health.health.name()
+        )
     }
 }

@@ -342,8 +342,36 @@ impl Tree {
         operation: Operation,
         now: Option<Time>,
     ) -> First {
+        self.walk_first(node, key, operation, now, |_| {})
+    }
+
+    /// The nodes of regions on that way.
+    pub(crate) fn regions_on_way(&self, key: &[u8], operation: Operation) -> Vec<NodeId> {
+        let mut found = Vec::new();
+        self.walk_first(self.root, key, operation, None, |at| {
+            if let Node::Regions { .. } = self.node(at) {
+                found.push(at);
+            }
+        });
+        found
+    }
+
+    /// Whether there is a node of regions anywhere.
+    pub(crate) fn has_regions(&self) -> bool {
+        self.nodes.iter().any(|node| matches!(node, Node::Regions { .. }))
+    }
+
+    fn walk_first(
+        &self,
+        node: NodeId,
+        key: &[u8],
+        operation: Operation,
+        now: Option<Time>,
+        mut pass: impl FnMut(NodeId),
+    ) -> First {
         let (mut at, mut is_rewritten, mut is_refused) = (node, false, false);
         loop {
+            pass(at);
             at = match self.choice(at, (key, key), operation) {
                 Choice::Nothing => {
                     return First { backend: BackendId::NONE, is_rewritten, is_refused };

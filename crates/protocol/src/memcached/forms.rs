@@ -16,6 +16,7 @@ enum Word {
     Unsigned,
     Signed,
     Decimal,
+    Any,
     /// Slab classes with commas between them, or a word for all.
     Classes,
 }
@@ -26,7 +27,7 @@ struct Form {
     bad: &'static [u8],
 }
 
-use Word::{Classes, Decimal, Signed, Unsigned};
+use Word::{Any, Classes, Decimal, Signed, Unsigned};
 
 const fn is(word: &'static str) -> Word {
     Word::Is(word.as_bytes())
@@ -73,8 +74,10 @@ const STATS: &[Form] = &[
     form(ERROR, &[is("stats"), is("sizes_enable")]),
     form(ERROR, &[is("stats"), is("sizes_disable")]),
     form(ERROR, &[is("stats"), is("conns")]),
-    // The gateway's own command.
+    // The gateway's own commands.
     form(ERROR, &[is("stats"), is("servers")]),
+    form(ERROR, &[is("stats"), is("route"), Any, Any]),
+    form(ERROR, &[is("stats"), is("route"), Any]),
     form(ERROR, &[is("stats"), is("reset")]),
     form(ERROR, &[is("stats"), is("extstore")]),
     form(ERROR, &[is("stats"), is("proxy")]),
@@ -103,6 +106,7 @@ pub(super) fn stats(words: &[&[u8]]) -> Result<usize, &'static [u8]> {
     match (find(STATS, words, true), words[1]) {
         (Some(found), _) => found,
         (None, b"detail") => Err(DETAIL_USAGE),
+        (None, b"route") => Err(ROUTE_USAGE),
         (None, b"cachedump") => Err(BAD_COMMAND_LINE),
         (None, _) => Err(ERROR),
     }
@@ -148,6 +152,7 @@ impl Word {
     fn takes(self, word: &[u8]) -> bool {
         match self {
             Self::Is(expected) => expected == word,
+            Self::Any => true,
             Self::Unsigned => unsigned32(word).is_some(),
             Self::Signed => signed32(word).is_some(),
             Self::Decimal => is_decimal(word),
@@ -204,8 +209,17 @@ mod tests {
 
     #[test]
     fn knows_keys_of_statistics() {
-        for key in ["", "items", "settings", "reset", "detail on", "detail dump", "cachedump 1 100"]
-        {
+        for key in [
+            "",
+            "items",
+            "settings",
+            "reset",
+            "detail on",
+            "detail dump",
+            "cachedump 1 100",
+            "route k",
+            "route k set",
+        ] {
             assert!(knows_statistics(key.as_bytes()), "{key}");
         }
         for key in [
@@ -217,6 +231,8 @@ mod tests {
             "detail",
             "detailx",
             "detail  on",
+            "route",
+            "route k set x",
             "detail on x",
             "items\0",
             "sizes_enable",
@@ -242,6 +258,9 @@ mod tests {
             ("stats detail", Err(DETAIL_USAGE)),
             ("stats detail o", Err(DETAIL_USAGE)),
             ("stats detail on x", Ok(3)),
+            ("stats route", Err(ROUTE_USAGE)),
+            ("stats route reset", Ok(3)),
+            ("stats route key set x", Ok(4)),
             ("stats cachedump 1", Err(BAD_COMMAND_LINE)),
             ("stats cachedump 1 x", Err(BAD_FORMAT)),
             ("stats cachedump 1 100 x", Ok(4)),

@@ -22,6 +22,7 @@ pub(super) const BAD_MODE: &[u8] = b"CLIENT_ERROR incorrect length for M token\r
 pub(super) const LONG_OPAQUE: &[u8] = b"CLIENT_ERROR opaque token too long\r\n";
 pub(super) const BAD_KEY: &[u8] = b"CLIENT_ERROR error decoding key\r\n";
 pub(super) const BAD_CLASS: &[u8] = b"BADCLASS invalid class id\r\n";
+pub(super) const ROUTE_USAGE: &[u8] = b"CLIENT_ERROR usage: stats route <key> [<command>]\r\n";
 pub(super) const DETAIL_USAGE: &[u8] = b"CLIENT_ERROR usage: stats detail on|off|dump\r\n";
 pub(super) const BAD_COMMAND_LINE: &[u8] = b"CLIENT_ERROR bad command line\r\n";
 pub(super) const TOO_MANY_FLAGS: &[u8] = b"CLIENT_ERROR options flags too long\r\n";

@@ -35,7 +35,7 @@ pub enum Verb {
 
 impl Verb {
     #[inline]
-    pub(super) fn from_word(word: &[u8]) -> Option<Self> {
+    pub fn from_word(word: &[u8]) -> Option<Self> {
         Some(match word {
             b"get" | b"bget" => Self::Get,
             b"set" => Self::Set,
