@@ -14,7 +14,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
 
 use cashew_config::snapshot::{self, Protocol};
-use cashew_metrics::{Passages, PoolCounter, PoolGauge, Writer};
+use cashew_metrics::{Passages, PoolCounter, PoolGauge, RequestRing, Writer};
 use cashew_protocol::{Span, memcached, resp};
 use cashew_spool::Queue;
 
@@ -490,6 +490,11 @@ impl Engine {
     /// Writes to several regions are counted there. Without it each one counts as crossed.
     pub fn set_passages(&mut self, passages: Passages) {
         self.passages = passages;
+    }
+
+    /// Slow requests are shown from there. Without it there are none to show.
+    pub fn set_slow_log(&mut self, ring: RequestRing) {
+        self.observer.slow_log = ring;
     }
 
     /// What servers could not be told to forget goes there from now on. Without it nothing is kept.

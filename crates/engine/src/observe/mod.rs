@@ -8,17 +8,20 @@
 //!
 //! [`Lane::sent`]: crate::upstream::lane::Lane::sent
 
+mod shown;
 mod sighting;
 mod text;
 mod waiting;
 
 use std::collections::VecDeque;
 
+use cashew_metrics::RequestRing;
 use cashew_protocol::Span;
 
 use crate::base::rng::Rng;
 use crate::base::time::Time;
 
+pub(crate) use shown::{share, times, word};
 pub use sighting::Sighting;
 pub(crate) use text::{TEXT_MAX, Words};
 pub(crate) use waiting::{STUCK_MAX, Stage, WAITING_MAX, Waiting};
@@ -65,6 +68,8 @@ pub(crate) struct Observer {
     pub(crate) seen: Vec<Sighting>,
     /// Somebody wants samples one by one.
     pub(crate) wants_samples: bool,
+    /// Those of all workers.
+    pub(crate) slow_log: RequestRing,
     /// Memory for the moment of looking, kept to be used again.
     pub(crate) scratch: Scratch,
 }
@@ -93,6 +98,7 @@ impl Observer {
             waiting: Vec::new(),
             seen: Vec::new(),
             wants_samples: false,
+            slow_log: RequestRing::none(),
             scratch: Scratch::default(),
         }
     }
