@@ -90,7 +90,8 @@ pub(crate) struct Core {
     /// This worker's counters.
     pub(crate) writer: Writer,
     pub(crate) now: Time,
-    /// For how long nothing was read before the wait that goes on, in microseconds.
+    /// Since when, and for how long, in microseconds, nothing was read before the wait that goes on.
+    pub(crate) worked_from: Time,
     pub(crate) worked_us: u64,
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) segments: Arc<Segments>,
@@ -306,7 +307,7 @@ impl Handler for Core {
     fn woken(&mut self) {
         self.tick();
         let worked_us = std::mem::take(&mut self.worked_us);
-        self.engine.note_busy(self.now, worked_us);
+        self.engine.note_busy(self.worked_from, worked_us, self.now);
     }
 
     fn accepted(&mut self, listener: u32) -> Result<Token, &'static [u8]> {

@@ -158,6 +158,7 @@ impl<D: Driver> Worker<D> {
             engine,
             writer,
             now,
+            worked_from: now,
             worked_us: 0,
             snapshot: Arc::clone(&snapshot),
             segments,
@@ -279,7 +280,7 @@ impl<D: Driver> Worker<D> {
         self.core.tick();
         let began = self.core.now;
         let worked_us = began.micros_since(self.woken_at);
-        self.core.worked_us = worked_us;
+        (self.core.worked_from, self.core.worked_us) = (self.woken_at, worked_us);
         let mut timeout = self.timeout();
         if let Some(at) = self.pace.wake_at() {
             timeout = timeout.min(at - began);
