@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use cashew_driver::{
-    Address, CloseKind, Driver, EpollDriver, Handler, Refusal, Token, UringDriver,
+    Address, CloseKind, Driver, EpollDriver, Handler, Refusal, Secured, Token, UringDriver,
 };
+use cashew_tls::{Acceptor, Facts};
 
 #[path = "../../../../tests/rust/addresses.rs"]
 mod addresses;
@@ -26,6 +27,13 @@ macro_rules! contract {
             $(#[test]
             fn $name() {
                 super::$name(crate::bench::epoll_driver);
+            })*
+        }
+
+        mod secured {
+            $(#[test]
+            fn $name() {
+                super::$name(crate::bench::secured_driver);
             })*
         }
 
@@ -69,6 +77,13 @@ pub(crate) fn epoll_driver() -> EpollDriver {
     EpollDriver::new().expect("epoll")
 }
 
+/// For connections that are not secured where others may be.
+pub(crate) fn secured_driver() -> Secured<EpollDriver> {
+    let mut driver = Secured::new(epoll_driver());
+    driver.enable();
+    driver
+}
+
 pub(crate) fn uring_driver() -> UringDriver {
     UringDriver::new().expect("io_uring")
 }
@@ -104,6 +119,10 @@ pub(crate) struct Recorder {
     /// Tokens for the next connections; after these they are numbered.
     pub(crate) tokens: VecDeque<Token>,
     accepted: u64,
+    /// What clients are secured with.
+    pub(crate) acceptor: Option<Acceptor>,
+    /// Finished handshakes.
+    pub(crate) secured: Vec<(Token, Facts)>,
     /// Accepts no client.
     pub(crate) is_full: bool,
     /// How many it has not accepted.
@@ -189,6 +208,14 @@ impl Handler for Recorder {
         self.accepted += 1;
         self.events.push(Event::Accepted(listener, conn));
         Ok(conn)
+    }
+
+    fn acceptor(&self, _: u32) -> Option<&Acceptor> {
+        self.acceptor.as_ref()
+    }
+
+    fn secured(&mut self, conn: Token, facts: Facts) {
+        self.secured.push((conn, facts));
     }
 
     fn connected(&mut self, conn: Token) {
