@@ -2,6 +2,7 @@
 
 mod route;
 mod share;
+mod tls;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -216,6 +217,9 @@ impl Difference {
             hedge,
             retry_reads,
             spool,
+            tls,
+            tls_listen,
+            server_tls,
         } = old;
         let whose = whose(new);
         if *listen != new.listen {
@@ -313,6 +317,9 @@ impl Difference {
             ),
         };
         option.changed("spool", &spooled(spool), &spooled(&new.spool));
+        option.tls(tls.as_ref(), new.tls.as_ref());
+        option.changed("tls_listen", &or_none(tls_listen), &or_none(&new.tls_listen));
+        option.server_tls(server_tls.as_ref(), new.server_tls.as_ref());
         option.changed("hedge", &hedged(hedge), &hedged(&new.hedge));
         option.sentinel(sentinel.as_ref(), new.sentinel.as_ref());
         let by_default = |reads: &Option<Reads>| match reads {

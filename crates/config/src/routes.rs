@@ -24,7 +24,7 @@ use crate::value::Value;
 pub(crate) use self::keys::read_file as read_keys_file;
 
 /// Options of pools that concern clients, and so are those of routes as well.
-const CLIENT_OPTIONS: [&str; 27] = [
+const CLIENT_OPTIONS: [&str; 29] = [
     "listen",
     "redis",
     "backlog",
@@ -52,6 +52,8 @@ const CLIENT_OPTIONS: [&str; 27] = [
     "command_policy",
     "hide_topology",
     "client_pause_max",
+    "tls",
+    "tls_listen",
 ];
 
 /// What is said of an option of pools otherwise for routes.
@@ -157,6 +159,7 @@ impl Section for RouteSection {
 pub(crate) fn warn_without_clients(section: &PoolSection, report: &mut Report<'_>) {
     let policy = section.command_policy.pos;
     let client_auth = section.client_auth.as_ref().map_or(Pos::NONE, |auth| auth.pos);
+    let tls = section.tls.as_ref().map_or(Pos::NONE, |tls| tls.pos);
     for (key, pos) in [
         ("backlog", section.backlog.pos),
         ("client_connections", section.client_connections.pos),
@@ -165,6 +168,7 @@ pub(crate) fn warn_without_clients(section: &PoolSection, report: &mut Report<'_
         ("protocol", section.protocol.pos),
         ("client_auth", client_auth),
         ("command_policy", policy),
+        ("tls", tls),
     ] {
         if pos != Pos::NONE {
             let complaint = Complaint::new(format!("\"{key}\" has no effect"));

@@ -83,6 +83,9 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         route: None,
         hedge: None,
         spool: None,
+        tls: None,
+        tls_listen: None,
+        server_tls: None,
         retry_reads: false,
     }
 }

@@ -85,14 +85,13 @@ impl Sessions {
         find_in(&mut self.tables, conn)
     }
 
-    fn insert(&mut self, conn: Token, stream: Stream, deadline: Option<Instant>) {
+    fn insert(&mut self, conn: Token, session: Session) {
         let table = &mut self.tables[conn.table()];
         if table.len() <= conn.index() {
             table.resize_with(conn.index() + 1, || None);
         }
-        let session = Session::new(conn.generation(), stream, deadline);
+        self.work.deadlines.extend(session.deadline.map(|at| (at, conn.0)));
         table[conn.index()] = Some(Box::new(session));
-        self.work.deadlines.extend(deadline.map(|at| (at, conn.0)));
     }
 
     fn remove(&mut self, conn: Token) -> Option<Box<Session>> {
@@ -228,7 +227,7 @@ impl<H: Handler> Handler for Between<'_, H> {
         // Words in plain text would be no answer to a handshake.
         let Some(stream) = Stream::accept(acceptor) else { return Err(b"") };
         let conn = self.handler.accepted(listener).map_err(|_| &b""[..])?;
-        sessions.insert(conn, stream, Some(deadline));
+        sessions.insert(conn, Session::accepted(conn.generation(), stream, deadline));
         Ok(conn)
     }
 
@@ -238,10 +237,11 @@ impl<H: Handler> Handler for Between<'_, H> {
 
     fn connected(&mut self, conn: Token) {
         if let Some(sessions) = &mut self.sessions
-            && let Some(session) = sessions.find_mut(conn)
+            && let Some(session) = find_in(&mut sessions.tables, conn)
         {
             // The first bytes are ours. They are for the handshake's turn, as they take keys to make.
-            (session.is_connected, session.is_waiting) = (true, true);
+            let deadline = session.connected(Instant::now());
+            sessions.work.deadlines.insert((deadline, conn.0));
             sessions.work.waiting.push_back(conn);
             return;
         }
@@ -339,6 +339,11 @@ impl<D: Driver> Secured<D> {
         Self { driver, sessions: None }
     }
 
+    /// For tests.
+    pub fn below(&mut self) -> &mut D {
+        &mut self.driver
+    }
+
     /// From now on connections may be secured. Until then they all pass through at no cost.
     pub fn enable(&mut self) {
         self.sessions.get_or_insert_default();
@@ -355,15 +360,29 @@ impl<D: Driver> Secured<D> {
         address: &Address,
         connector: &Connector,
         host: Option<&str>,
+        handshake_timeout: Duration,
     ) -> Result<(), CloseKind> {
         let stream = Stream::connect(connector, host);
         let stream = stream.ok_or(CloseKind::Insecure(Failure::WrongName))?;
         self.driver.connect(conn, address)?;
         self.enable();
         if let Some(sessions) = &mut self.sessions {
-            sessions.insert(conn, stream, None);
+            sessions
+                .insert(conn, Session::connecting(conn.generation(), stream, handshake_timeout));
         }
         Ok(())
+    }
+
+    /// Tells all peers that nothing more follows, before all is closed.
+    pub fn take_leave(&mut self) {
+        let Some(sessions) = self.sessions.as_deref_mut() else { return };
+        for (table, slots) in (0..).zip(&mut sessions.tables) {
+            for (index, slot) in (0..).zip(slots) {
+                let Some(session) = slot else { continue };
+                let conn = Token(u64::from(session.generation) << 32 | table << 31 | index);
+                write_last(self.driver.descriptor(conn), session.close());
+            }
+        }
     }
 
     /// Whether the connection is secured.

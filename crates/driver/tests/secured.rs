@@ -39,6 +39,7 @@ contract! {
     connects_to_a_server
     distrusts_a_server
     finds_that_a_server_speaks_no_tls
+    gives_up_a_server_that_says_nothing
     reports_a_reset
     keeps_to_no_low_water_mark
 }
@@ -52,8 +53,8 @@ static FILES: LazyLock<(String, Pair)> = LazyLock::new(|| {
 fn acceptor(handshake_timeout_ms: u64) -> Acceptor {
     let Pair { certificate, key } = FILES.1.clone();
     let Certificate { names, expires_at, .. } = Certificate::of_pem(&certificate).unwrap();
-    let file = "leaf.crt".to_owned();
-    let identity = Identity { file, chain: certificate, key, names, expires_at };
+    let (file, key_file) = ("leaf.crt".to_owned(), "leaf.key".to_owned());
+    let identity = Identity { file, key_file, chain: certificate, key, names, expires_at };
     let options = ListenerTls {
         identities: vec![identity],
         client_ca: None,
@@ -73,6 +74,7 @@ fn connector(ca: &str) -> Connector {
         verify: true,
         min_version: Version::Tls12,
         ciphers: Ciphers::Default,
+        mark: 0,
     };
     Connector::new(&options).unwrap()
 }
@@ -412,9 +414,8 @@ fn serves_others_while_many_shake_hands<D: Driver>(new: fn() -> D) {
         waits += 1;
     }
     assert!(waits < MANY / 2, "{waits}");
-    let mut crowd = during(&mut bench, || {
-        crowd.into_iter().map(Peer::shake_hands).collect::<Vec<_>>()
-    });
+    let mut crowd =
+        during(&mut bench, || crowd.into_iter().map(Peer::shake_hands).collect::<Vec<_>>());
     bench.until(|recorder| recorder.secured.len() == MANY + 1);
     for peer in &mut crowd {
         peer.say(b"hello");
@@ -449,7 +450,8 @@ fn connect<D: Driver, T: Send>(
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = Address::Tcp(listener.local_addr().unwrap());
     let conn = server(0, 1);
-    bench.driver.connect_secured(conn, &address, &connector(ca), Some("127.0.0.1")).unwrap();
+    let (connector, host) = (connector(ca), Some("127.0.0.1"));
+    bench.driver.connect_secured(conn, &address, &connector, host, PATIENCE / 2).unwrap();
     let served = during(bench, || serve(listener.accept().unwrap().0));
     bench.until(|recorder| {
         recorder.has(Event::Connected(conn)) || recorder.close_kind(conn).is_some()
@@ -511,12 +513,25 @@ fn finds_that_a_server_speaks_no_tls<D: Driver>(new: fn() -> D) {
     let address = Address::Tcp(bench::free_address());
     let conn = server(1, 1);
     let connector = connector(&FILES.0);
-    let result = bench.driver.connect_secured(conn, &address, &connector, Some("127.0.0.1"));
+    let host = Some("127.0.0.1");
+    let result = bench.driver.connect_secured(conn, &address, &connector, host, PATIENCE);
     if result.is_ok() {
         bench.until(|recorder| recorder.close_kind(conn).is_some());
     }
     let why = result.err().or(bench.recorder.close_kind(conn));
     assert_eq!(why, Some(CloseKind::Refused));
+}
+
+fn gives_up_a_server_that_says_nothing<D: Driver>(new: fn() -> D) {
+    let mut bench = new_bench(new);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = Address::Tcp(listener.local_addr().unwrap());
+    let conn = server(0, 1);
+    let (connector, timeout) = (connector(&FILES.0), Duration::from_millis(100));
+    bench.driver.connect_secured(conn, &address, &connector, None, timeout).unwrap();
+    bench.until(|recorder| recorder.close_kind(conn).is_some());
+    let why = CloseKind::Insecure(Failure::TimedOut);
+    assert_eq!(bench.recorder.close_kind(conn), Some(why));
 }
 
 fn reports_a_reset<D: Driver>(new: fn() -> D) {

@@ -759,6 +759,9 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         route: None,
         hedge: None,
         spool: None,
+        tls: None,
+        tls_listen: None,
+        server_tls: None,
         retry_reads: false,
     }
 }

@@ -9,7 +9,7 @@ use rustls::crypto::CryptoProvider;
 use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 
-use crate::certificate::{Unusable, certified, roots};
+use crate::certificate::{certified, roots};
 use crate::options::{ClientAuth, Identity, ListenerTls};
 use crate::provider::{provider, versions};
 use crate::tickets::{TicketSecret, Ticketer};
@@ -73,9 +73,9 @@ impl Identities {
     fn new(identities: &[Identity], provider: &CryptoProvider) -> Result<Self, String> {
         let mut found = Self { all: Vec::new(), by_name: HashMap::new() };
         for identity in identities {
-            let Identity { file, chain, key, names, .. } = identity;
+            let Identity { chain, key, names, .. } = identity;
             let certified = certified(chain, key, provider);
-            let certified = Arc::new(certified.map_err(|why: Unusable| format!("{file} {why}"))?);
+            let certified = Arc::new(certified.map_err(|why| identity.complain(&why))?);
             for name in names {
                 found.by_name.entry(name.clone()).or_default().push(Arc::clone(&certified));
             }

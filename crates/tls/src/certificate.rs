@@ -22,8 +22,6 @@ pub enum Unusable {
     BadKey,
     #[error("is not the key of the certificate")]
     Mismatch,
-    #[error("cannot be used: {0}")]
-    Other(String),
 }
 
 /// What is known of a certificate.

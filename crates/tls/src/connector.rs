@@ -47,7 +47,7 @@ impl Connector {
         let config = match &options.identity {
             Some(identity) => {
                 let certified = certified(&identity.chain, &identity.key, &provider)
-                    .map_err(|why| format!("{} {why}", identity.file))?;
+                    .map_err(|why| identity.complain(&why))?;
                 let only = rustls::sign::SingleCertAndKey::from(certified);
                 builder.with_client_cert_resolver(Arc::new(only))
             }

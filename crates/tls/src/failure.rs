@@ -45,7 +45,7 @@ impl Failure {
             Self::Refused => "it does not trust the certificate here",
             Self::TimedOut => "its handshake took longer than handshake_timeout",
             Self::Closed => "it left within its handshake",
-            Self::Broken => "its handshake failed",
+            Self::Broken => "what it sent is not right in TLS",
         }
     }
 

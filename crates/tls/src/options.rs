@@ -1,15 +1,19 @@
 //! What a configuration says of TLS, with the content of the files that it names.
 
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
 
+use crate::certificate::Unusable;
+
 /// The oldest version that is spoken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
 pub enum Version {
     #[default]
+    #[serde(rename = "1.2")]
     Tls12,
+    #[serde(rename = "1.3")]
     Tls13,
 }
 
@@ -65,8 +69,9 @@ impl ClientAuth {
 /// A certificate with its chain and its key.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// The file of the certificate, for messages.
+    /// The files of the certificate and of its key, for messages.
     pub file: String,
+    pub key_file: String,
     /// PEM.
     pub chain: String,
     /// PEM. Never shown.
@@ -109,6 +114,8 @@ pub struct ServerTls {
     pub verify: bool,
     pub min_version: Version,
     pub ciphers: Ciphers,
+    /// Tells such options from others also when their files are forgotten: [`ServerTls::marked`].
+    pub mark: u64,
 }
 
 impl ListenerTls {
@@ -120,6 +127,23 @@ impl ListenerTls {
 }
 
 impl ServerTls {
+    /// With a mark of all that these options are.
+    #[must_use]
+    pub fn marked(mut self) -> Self {
+        let Self { ca, server_name, identity, verify, min_version, ciphers, mark: _ } = &self;
+        let identity = identity.as_ref().map(|it| (&it.chain, &it.key));
+        let mut hasher = DefaultHasher::new();
+        (ca, server_name, identity, verify, min_version.name(), ciphers.name()).hash(&mut hasher);
+        self.mark = hasher.finish();
+        self
+    }
+
+    /// Whether who was trusted by the one is trusted by the other.
+    pub fn trusts_as(&self, other: &Self) -> bool {
+        (&self.ca, &self.server_name, self.verify) == (&other.ca, &other.server_name, other.verify)
+            && (self.min_version, self.ciphers) == (other.min_version, other.ciphers)
+    }
+
     /// Removes the content of the files, once a connector is made of it.
     pub fn forget_files(&mut self) {
         self.ca = String::new();
@@ -128,6 +152,16 @@ impl ServerTls {
 }
 
 impl Identity {
+    /// Which file cannot be used, and why.
+    pub(crate) fn complain(&self, why: &Unusable) -> String {
+        match why {
+            Unusable::NoKey | Unusable::BadKey | Unusable::Mismatch => {
+                format!("{} {why}", self.key_file)
+            }
+            Unusable::NoCertificate | Unusable::BadCertificate => format!("{} {why}", self.file),
+        }
+    }
+
     fn forget_files(&mut self) {
         (self.chain, self.key) = (String::new(), String::new());
     }
@@ -141,6 +175,7 @@ mod tests {
     fn a_key_is_never_shown() {
         let identity = Identity {
             file: "/c.pem".to_owned(),
+            key_file: "/k.pem".to_owned(),
             chain: String::new(),
             key: "SECRET".to_owned(),
             names: vec!["a".to_owned()],

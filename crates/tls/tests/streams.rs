@@ -16,6 +16,7 @@ fn identity(pair: &Pair) -> Identity {
     let Certificate { names, expires_at, .. } = Certificate::of_pem(&pair.certificate).unwrap();
     Identity {
         file: "leaf.crt".to_owned(),
+        key_file: "leaf.key".to_owned(),
         chain: pair.certificate.clone(),
         key: pair.key.clone(),
         names,
@@ -42,6 +43,7 @@ fn server(authority: &Authority) -> ServerTls {
         verify: true,
         min_version: Version::Tls12,
         ciphers: Ciphers::Default,
+        mark: 0,
     }
 }
 
@@ -283,8 +285,8 @@ fn files_that_cannot_be_used_are_refused() {
     .into();
     let expected = [
         "leaf.crt has no certificate in PEM form",
-        "leaf.crt has no private key in PEM form, or only one with a passphrase",
-        "leaf.crt is not the key of the certificate",
+        "leaf.key has no private key in PEM form, or only one with a passphrase",
+        "leaf.key is not the key of the certificate",
     ];
     assert_eq!(reasons, expected.map(str::to_owned).into());
     let wanted = ListenerTls { client_auth: ClientAuth::Required, ..listener(&[one]) };

@@ -1,7 +1,7 @@
 //! What a secured connection has beside its socket.
 
 use std::io::IoSlice;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cashew_tls::{Facts, Failure, Stream};
 
@@ -29,6 +29,8 @@ pub(super) struct Session {
     is_open: bool,
     /// The connection below stands.
     pub(super) is_connected: bool,
+    /// How long its handshake may take then.
+    timeout: Duration,
     /// When the handshake must be over.
     pub(super) deadline: Option<Instant>,
     /// Listed as waiting for its turn.
@@ -54,7 +56,14 @@ pub(super) enum Turn {
 }
 
 impl Session {
-    pub(super) fn new(generation: u32, stream: Stream, deadline: Option<Instant>) -> Self {
+    /// Of a client.
+    pub(super) fn accepted(generation: u32, stream: Stream, deadline: Instant) -> Self {
+        let session = Self::connecting(generation, stream, Duration::ZERO);
+        Self { is_connected: true, deadline: Some(deadline), ..session }
+    }
+
+    /// Of a connection to a server that is being made.
+    pub(super) fn connecting(generation: u32, stream: Stream, timeout: Duration) -> Self {
         Self {
             generation,
             stream,
@@ -63,9 +72,9 @@ impl Session {
             written: 0,
             holds_byte: false,
             is_open: false,
-            // Only those who come have a deadline of ours.
-            is_connected: deadline.is_some(),
-            deadline,
+            is_connected: false,
+            timeout,
+            deadline: None,
             is_waiting: false,
             is_paused: false,
             is_ended: false,
@@ -74,6 +83,12 @@ impl Session {
             is_failed: false,
             is_given_up: false,
         }
+    }
+
+    /// The connection below stands: the handshake waits for its turn. Returns when it must be over.
+    pub(super) fn connected(&mut self, now: Instant) -> Instant {
+        (self.is_connected, self.is_waiting) = (true, true);
+        *self.deadline.insert(now + self.timeout)
     }
 
     /// Whether its handshake is not over.

@@ -88,6 +88,8 @@ pub(crate) struct Client {
     /// It counts for `client_connections`; who is refused for that does not.
     pub(crate) has_place: bool,
     pub(crate) handoff: Handoff,
+    /// Its connection cannot go to another process.
+    pub(crate) is_tied: bool,
     /// Who answers its reads, if it has said so: see [`crate::redis::client_reads`]. It is of the session,
     /// but has room here.
     pub(crate) reads: Option<Reads>,
@@ -378,6 +380,7 @@ impl Client {
             modes: Modes::default(),
             has_place: false,
             handoff: Handoff::No,
+            is_tied: false,
             reads: None,
             session,
         }

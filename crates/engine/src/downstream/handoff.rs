@@ -136,6 +136,24 @@ impl Engine {
         self.moving.next = movable.map(|index| self.client_conn(index)).collect();
     }
 
+    /// The client's connection cannot go to another process.
+    pub fn tie(&mut self, conn: ConnId) {
+        if !conn.is_lane() && self.clients.is_current(conn.client(), conn.generation()) {
+            self.clients[conn.client()].is_tied = true;
+        }
+    }
+
+    /// Closes those who are tied to this process, once what they are owed is written.
+    pub fn finish_tied(&mut self, now: Time) {
+        self.now = now;
+        for index in self.clients.indices().collect::<Vec<ClientId>>() {
+            let client = &self.clients[index];
+            if client.is_tied && client.state == State::Open && client.modes.transaction.is_none() {
+                self.finish(index);
+            }
+        }
+    }
+
     fn is_movable(&self, index: ClientId) -> bool {
         self.listener_of(index).is_in_use() && !self.is_pinned(index)
     }

@@ -74,6 +74,7 @@ impl<D: Driver> Worker<D> {
             match answer.result {
                 Ok((next, mut plan)) => {
                     self.follow_names(&next, &mut plan);
+                    self.core.tls.add_connectors(&next.tls);
                     self.change = Change::Ready(next);
                     self.core.engine.handle_prepare(plan, self.core.now);
                 }
@@ -87,8 +88,15 @@ impl<D: Driver> Worker<D> {
         self.outbox.push(ToMaster::Refused { epoch, why });
     }
 
+    /// Call this before anybody is accepted who is to be secured.
+    pub(super) fn enable_tls(&mut self) {
+        if !self.core.tls.is_empty() {
+            self.driver.enable();
+        }
+    }
+
     pub(super) fn commit(&mut self, epoch: u64) {
-        let Next { rank, snapshot, segments, .. } =
+        let Next { rank, snapshot, segments, tls, .. } =
             match std::mem::replace(&mut self.change, Change::None) {
                 Change::Ready(next) if next.epoch == epoch => next,
                 other => {
@@ -115,6 +123,8 @@ impl<D: Driver> Worker<D> {
         self.pace.set_hold_max_us(snapshot.global.batch_window_max_us);
         self.processors.pin(&snapshot.global.worker_cpu_affinity, rank);
         cashew_process::log::set_format(snapshot.global.log_format);
+        self.core.tls = tls;
+        self.enable_tls();
         self.core.set_snapshot(snapshot);
         self.core.keep_spool();
         self.core.reserve_files();
