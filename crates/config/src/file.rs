@@ -184,6 +184,9 @@ section! {
         ciphers: Ciphers = "default",
         /// How long a client may take to get through its handshake, before it is closed.
         handshake_timeout: Span<100, 600000> = "10s",
+        /// Whether clients move to other workers, as those without TLS do, when theirs retires or is too busy. The
+        /// keys of their connections then go through the master to the other process.
+        hand_over: Switch = "true",
     }
 }
 

@@ -213,6 +213,7 @@ pub(crate) fn resolve(
         min_version: tls.min_version.value,
         ciphers: tls.ciphers.value,
         handshake_timeout_ms: tls.handshake_timeout.value.0,
+        hand_over: tls.hand_over.value.0,
     };
     check(Acceptor::new(&resolved, None), "tls", *pos, report)?;
     Some(resolved)

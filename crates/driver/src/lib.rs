@@ -27,7 +27,7 @@ use std::time::Duration;
 use cashew_tls::{Acceptor, Facts, Failure};
 
 pub use epoll::EpollDriver;
-pub use secured::Secured;
+pub use secured::{Luggage, Secured};
 pub use uring::{Refusal, UringDriver};
 
 /// Identifies a connection. The handler chooses it: bits 0..31 are an index into one of two dense
@@ -125,6 +125,11 @@ pub trait Handler {
     /// The connection is detached, after [`Driver::detach`]: here is its socket, and the token is
     /// free. All received bytes have been reported; unsent output stays with the handler.
     fn detached(&mut self, conn: Token, socket: OwnedFd);
+    /// The same of a secured connection, with what it takes to go on with it.
+    fn detached_secured(&mut self, conn: Token, socket: OwnedFd, _luggage: Luggage) {
+        drop(socket);
+        self.closed(conn, CloseKind::Reset);
+    }
     /// The connection is gone, its descriptor closed, the token free.
     fn closed(&mut self, conn: Token, why: CloseKind);
     /// A descriptor given to [`Driver::watch`] is readable.

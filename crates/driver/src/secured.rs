@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use cashew_tls::{Connector, Failure, Stream};
 use rustix::net::{SendFlags, send};
 
+pub use self::session::Luggage;
 use self::session::{Session, Turn};
 use crate::{Address, CloseKind, Driver, Handler, Token};
 
@@ -161,7 +162,7 @@ fn find_in(tables: &mut [Vec<Option<Box<Session>>>; 2], conn: Token) -> Option<&
 fn read(
     session: &mut Session,
     conn: Token,
-    bytes: &mut Vec<u8>,
+    bytes: &mut [u8],
     work: &mut Work,
     handler: &mut impl Handler,
 ) {
@@ -276,7 +277,15 @@ impl<H: Handler> Handler for Between<'_, H> {
     }
 
     fn detached(&mut self, conn: Token, socket: OwnedFd) {
-        self.handler.detached(conn, socket);
+        let session = self.sessions.as_mut().and_then(|sessions| sessions.remove(conn));
+        match session.map(|session| session.part()) {
+            None => self.handler.detached(conn, socket),
+            Some(Some(luggage)) => self.handler.detached_secured(conn, socket, luggage),
+            Some(None) => {
+                drop(socket);
+                self.handler.closed(conn, CloseKind::Reset);
+            }
+        }
     }
 
     fn closed(&mut self, conn: Token, why: CloseKind) {
@@ -370,6 +379,30 @@ impl<D: Driver> Secured<D> {
             sessions
                 .insert(conn, Session::connecting(conn.generation(), stream, handshake_timeout));
         }
+        Ok(())
+    }
+
+    /// As [`Driver::adopt`], of a secured connection.
+    ///
+    /// # Errors
+    /// If it cannot go on.
+    pub fn adopt_secured(
+        &mut self,
+        conn: Token,
+        socket: OwnedFd,
+        luggage: Luggage,
+    ) -> io::Result<()> {
+        let session = Session::adopted(conn.generation(), luggage);
+        let session = session.ok_or(io::ErrorKind::InvalidData)?;
+        self.driver.adopt(conn, socket)?;
+        let sessions = self.sessions.get_or_insert_default();
+        if session.has_output() {
+            sessions.work.unsent.push(conn);
+        }
+        if session.is_ended {
+            sessions.work.ends.push(conn);
+        }
+        sessions.insert(conn, session);
         Ok(())
     }
 
@@ -503,9 +536,7 @@ impl<D: Driver> Driver for Secured<D> {
         self.driver.adopt(conn, socket)
     }
 
-    /// Of a connection that is not secured: its keys do not go elsewhere.
     fn detach(&mut self, conn: Token) {
-        debug_assert!(!self.is_secured(conn), "a secured connection is not detached");
         self.driver.detach(conn);
     }
 

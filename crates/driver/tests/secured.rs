@@ -42,6 +42,8 @@ contract! {
     gives_up_a_server_that_says_nothing
     reports_a_reset
     keeps_to_no_low_water_mark
+    goes_on_with_another_driver
+    goes_on_with_what_is_not_written
 }
 
 /// For all tests, since keys take a while to make.
@@ -62,6 +64,7 @@ fn acceptor(handshake_timeout_ms: u64) -> Acceptor {
         min_version: Version::Tls12,
         ciphers: Ciphers::Default,
         handshake_timeout_ms,
+        hand_over: true,
     };
     Acceptor::new(&options, TicketSecret::random().as_ref()).unwrap()
 }
@@ -551,4 +554,66 @@ fn keeps_to_no_low_water_mark<D: Driver>(new: fn() -> D) {
     bench.driver.set_low_water(conn, 100_000);
     peer.say(b"little");
     bench.until(|recorder| recorder.received(conn) == b"little");
+}
+
+/// Moves a connection to another driver.
+#[track_caller]
+fn hand_over<D: Driver, E: Driver>(bench: &mut Benches<D>, conn: Token, to: &mut Benches<E>) {
+    bench.driver.detach(conn);
+    bench.until(|recorder| {
+        recorder.luggage.contains_key(&conn) || recorder.close_kind(conn).is_some()
+    });
+    let (socket, luggage) = bench.recorder.luggage.remove(&conn).expect("it has not ended");
+    assert!(!bench.driver.is_secured(conn));
+    bench.move_record(conn, to);
+    to.driver.adopt_secured(conn, socket, luggage).unwrap();
+    to.flush(conn);
+}
+
+fn goes_on_with_another_driver<D: Driver>(new: fn() -> D) {
+    let (mut here, mut there) = (new_bench(new), new_bench(new));
+    let address = here.listen(3, "127.0.0.1:0");
+    let (mut peer, conn) = accept(&mut here, address);
+    let mut expected = Vec::new();
+    for round in 0..10 {
+        let text = format!("round {round} ").repeat(3000).into_bytes();
+        peer.say(&text);
+        expected.extend(&text);
+        // What is under way goes along, or is found there.
+        here.tick(Duration::from_millis(1));
+        hand_over(&mut here, conn, &mut there);
+        there.until(|recorder| recorder.received(conn).len() == expected.len());
+        there.send(conn, text.clone());
+        assert!(during(&mut there, || peer.hear(text.len())) == text);
+        hand_over(&mut there, conn, &mut here);
+    }
+    here.until(|recorder| recorder.received(conn) == expected);
+    peer.say(b"last");
+    peer.end();
+    here.until(|recorder| recorder.has(Event::ReadClosed(conn)));
+    hand_over(&mut here, conn, &mut there);
+    there.until(|recorder| recorder.has(Event::ReadClosed(conn)));
+    there.send(conn, "words");
+    there.driver.close(conn);
+    assert_eq!(peer.hear(5), b"words");
+    while peer.read() {}
+    assert!(peer.is_ended);
+}
+
+fn goes_on_with_what_is_not_written<D: Driver>(new: fn() -> D) {
+    const SIZE: usize = 30 << 20;
+    let (mut here, mut there) = (new_bench(new), new_bench(new));
+    let address = here.listen(3, "127.0.0.1:0");
+    let (mut peer, conn) = accept(&mut here, address);
+    here.send(conn, pattern(SIZE));
+    here.linger();
+    assert!(!here.recorder.is_all_sent(conn));
+    hand_over(&mut here, conn, &mut there);
+    let mut peer = during(&mut there, || {
+        assert!(peer.hear(SIZE) == pattern(SIZE));
+        peer
+    });
+    there.until(|recorder| recorder.is_all_sent(conn));
+    peer.say(b"all");
+    there.until(|recorder| recorder.received(conn) == b"all");
 }

@@ -49,6 +49,7 @@ impl Acceptor {
             (_, ClientAuth::None) => builder.with_no_client_auth(),
         };
         let mut config = builder.with_cert_resolver(Arc::new(identities));
+        config.enable_secret_extraction = options.hand_over;
         match secret {
             Some(secret) => {
                 let secret = secret.clone().brought_forward();

@@ -26,6 +26,8 @@ pub enum Failure {
     TimedOut,
     /// The connection ended within the handshake.
     Closed,
+    /// The connection has moved, and would need new keys to go on.
+    Worn,
     /// What came does not fit, or the peer gave up for another reason.
     Broken,
 }
@@ -45,6 +47,7 @@ impl Failure {
             Self::Refused => "it does not trust the certificate here",
             Self::TimedOut => "its handshake took longer than handshake_timeout",
             Self::Closed => "it left within its handshake",
+            Self::Worn => "it has moved, and cannot go on without new keys",
             Self::Broken => "what it sent is not right in TLS",
         }
     }

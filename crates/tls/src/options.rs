@@ -100,6 +100,8 @@ pub struct ListenerTls {
     pub ciphers: Ciphers,
     /// How long a client may take to get through its handshake.
     pub handshake_timeout_ms: u64,
+    /// Connections may go on in other processes, which get their keys.
+    pub hand_over: bool,
 }
 
 /// TLS towards servers.

@@ -12,12 +12,13 @@ use rustls::{CommonState, Error, HandshakeKind, ProtocolVersion};
 use crate::acceptor::Acceptor;
 use crate::connector::Connector;
 use crate::failure::Failure;
+use crate::moved::{Parted, Records};
 use crate::options::Version;
 
 /// Bytes that an encrypted record may be longer than its plaintext.
 const OVERHEAD: usize = 64;
 /// The most plaintext of a record.
-const RECORD_MAX: usize = 16 * 1024;
+pub(crate) const RECORD_MAX: usize = 16 * 1024;
 
 /// How far a connection has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +35,8 @@ pub struct Facts {
     pub version: Version,
     /// It continued an earlier session.
     pub is_resumed: bool,
+    /// It may go on in another process.
+    pub is_movable: bool,
 }
 
 /// The state of one connection.
@@ -42,12 +45,15 @@ pub struct Stream {
     /// Something of the peer was understood.
     has_heard: bool,
     is_ended: bool,
+    is_movable: bool,
     failure: Option<Failure>,
 }
 
 enum Side {
     Server(UnbufferedServerConnection),
     Client(UnbufferedClientConnection),
+    /// Its handshake was elsewhere.
+    Moved(Box<Records>),
 }
 
 /// What one call of rustls has led to.
@@ -62,7 +68,8 @@ impl Stream {
     /// Of a client that has connected. `None` if this cannot be: the system gives no random bytes.
     pub fn accept(acceptor: &Acceptor) -> Option<Self> {
         let side = UnbufferedServerConnection::new(Arc::clone(&acceptor.config)).ok()?;
-        Some(Self::new(Side::Server(side)))
+        let is_movable = acceptor.config.enable_secret_extraction;
+        Some(Self { is_movable, ..Self::new(Side::Server(side)) })
     }
 
     /// To a server at `host`, or at a Unix socket. Its first bytes are written by the first
@@ -74,28 +81,68 @@ impl Stream {
     }
 
     fn new(side: Side) -> Self {
-        Self { side, has_heard: false, is_ended: false, failure: None }
+        Self { side, has_heard: false, is_ended: false, is_movable: false, failure: None }
     }
 
-    fn common(&self) -> &CommonState {
+    /// Of a connection that another process has had. `None` if that cannot be.
+    pub fn resume(parted: Parted) -> Option<Self> {
+        let records = Box::new(Records::new(parted)?);
+        Some(Self { is_movable: true, ..Self::new(Side::Moved(records)) })
+    }
+
+    /// The connection as plain data, for another process to go on with what is left of its input. `None` if it has to
+    /// stay, and so to end: its handshake is not over, it is not movable, or its keys are about to be used up.
+    pub fn part(self) -> Option<Parted> {
+        let version = self.version()?;
+        if self.failure.is_some() || self.is_handshaking() || !self.is_movable {
+            return None;
+        }
+        match self.side {
+            Side::Server(side) => {
+                let (secrets, _) = side.dangerous_into_kernel_connection().ok()?;
+                Parted::of(secrets, version, self.is_ended)
+            }
+            Side::Client(_) => None,
+            Side::Moved(records) => records.into_parted(),
+        }
+    }
+
+    /// Whether the peer has ended its side.
+    pub fn is_ended(&self) -> bool {
         match &self.side {
-            Side::Server(side) => side,
-            Side::Client(side) => side,
+            Side::Moved(records) => records.is_ended(),
+            Side::Server(_) | Side::Client(_) => self.is_ended,
+        }
+    }
+
+    /// `None` of one that has moved.
+    fn common(&self) -> Option<&CommonState> {
+        match &self.side {
+            Side::Server(side) => Some(side),
+            Side::Client(side) => Some(side),
+            Side::Moved(_) => None,
         }
     }
 
     pub fn is_handshaking(&self) -> bool {
-        self.common().is_handshaking()
+        self.common().is_some_and(CommonState::is_handshaking)
+    }
+
+    fn version(&self) -> Option<Version> {
+        if let Side::Moved(records) = &self.side {
+            return Some(records.version());
+        }
+        match self.common()?.protocol_version()? {
+            ProtocolVersion::TLSv1_3 => Some(Version::Tls13),
+            _ => Some(Version::Tls12),
+        }
     }
 
     /// Of a finished handshake.
     pub fn facts(&self) -> Option<Facts> {
-        let version = match self.common().protocol_version()? {
-            ProtocolVersion::TLSv1_3 => Version::Tls13,
-            _ => Version::Tls12,
-        };
-        let is_resumed = self.common().handshake_kind() == Some(HandshakeKind::Resumed);
-        Some(Facts { version, is_resumed })
+        let (version, is_movable) = (self.version()?, self.is_movable);
+        let kind = self.common().and_then(CommonState::handshake_kind);
+        Some(Facts { version, is_resumed: kind == Some(HandshakeKind::Resumed), is_movable })
     }
 
     /// Reads what has come: `input` begins with what was left by the last call. Appends plaintext to `plain`, and what
@@ -111,6 +158,11 @@ impl Stream {
     ) -> Result<Progress, Failure> {
         if let Some(failure) = self.failure {
             return Err(failure);
+        }
+        if let Side::Moved(records) = &mut self.side {
+            return records
+                .process(input, plain, out)
+                .inspect_err(|failure| self.failure = Some(*failure));
         }
         let first = input.first().copied();
         let mut consumed = 0;
@@ -136,6 +188,7 @@ impl Stream {
         match &mut self.side {
             Side::Server(side) => step(side.process_tls_records(input), plain, out),
             Side::Client(side) => step(side.process_tls_records(input), plain, out),
+            Side::Moved(_) => (0, Step::Idle),
         }
     }
 
@@ -143,7 +196,7 @@ impl Stream {
     /// bytes long. It must not be made to read: after a failure that panics.
     fn write_alert(&mut self, len: usize, out: &mut Vec<u8>) {
         let mut blank = vec![0; len];
-        while self.common().wants_write() {
+        while self.common().is_some_and(CommonState::wants_write) {
             self.step(&mut blank, &mut Vec::new(), out);
         }
     }
@@ -180,6 +233,17 @@ impl Stream {
         let result = match &mut self.side {
             Side::Server(side) => write(side.process_tls_records(input), what, out),
             Side::Client(side) => write(side.process_tls_records(input), what, out),
+            Side::Moved(records) => match what {
+                Outgoing::Data(plain) => {
+                    return records
+                        .encrypt(plain, out)
+                        .inspect_err(|failure| self.failure = Some(*failure));
+                }
+                Outgoing::End => {
+                    records.close(out);
+                    Ok(())
+                }
+            },
         };
         result.map_err(|Unwritten| *self.failure.insert(Failure::Broken))
     }

@@ -32,6 +32,7 @@ fn listener(pairs: &[Pair]) -> ListenerTls {
         min_version: Version::Tls12,
         ciphers: Ciphers::Default,
         handshake_timeout_ms: 10_000,
+        hand_over: true,
     }
 }
 
@@ -98,6 +99,101 @@ impl Pipe {
             peer = peer.or(self.peer.process().err());
         }
         (gateway, peer)
+    }
+}
+
+impl Pipe {
+    /// The gateway's end goes on elsewhere, in the form that another process gets.
+    fn move_gateway(&mut self) {
+        let other = Stream::accept(&acceptor(&listener(&[]))).unwrap();
+        let stream = std::mem::replace(&mut self.gateway.stream, other);
+        let parted = stream.part().expect("it may go");
+        let json = serde_json::to_vec(&parted).unwrap();
+        let parted = serde_json::from_slice(&json).unwrap();
+        self.gateway.stream = Stream::resume(parted).unwrap();
+    }
+}
+
+#[test]
+fn a_connection_goes_on_elsewhere() {
+    let authority = Authority::new();
+    let pair = authority.sign("DNS:localhost", 10);
+    let options = &server(&authority);
+    for ciphers in [Ciphers::Default, Ciphers::Strong] {
+        for piece in [1, 1000, usize::MAX] {
+            let acceptor = ListenerTls { ciphers, ..listener(std::slice::from_ref(&pair)) };
+            let connector = Connector::new(options).unwrap();
+            let mut pipe = Pipe::new(&self::acceptor(&acceptor), &connector, "localhost");
+            assert_eq!(pipe.run(piece), (None, None));
+            let mut heard = Vec::new();
+            let value: Vec<u8> = (0..40_000_u32).map(|it| it as u8).collect();
+            for round in 0..5 {
+                pipe.gateway.say(&value);
+                pipe.peer.say(&value);
+                assert_eq!(pipe.run(piece), (None, None), "{round}");
+                heard.extend(std::mem::take(&mut pipe.gateway.plain));
+                if round != 3 {
+                    // In the middle of a record, too.
+                    pipe.peer.say(b"across");
+                    let len = pipe.peer.out.len() / 2;
+                    pipe.gateway.input.extend(pipe.peer.out.drain(..len));
+                    pipe.gateway.process().unwrap();
+                    pipe.move_gateway();
+                    assert_eq!(pipe.run(piece), (None, None), "{round}");
+                    assert_eq!(std::mem::take(&mut pipe.gateway.plain), b"across");
+                }
+            }
+            assert!(heard == value.repeat(5) && pipe.peer.plain == value.repeat(5));
+            pipe.peer.say(b"last");
+            let End { stream, input, out, .. } = &mut pipe.peer;
+            stream.close(input, out);
+            assert_eq!(pipe.run(piece), (None, None));
+            assert!(pipe.gateway.is_ended && pipe.gateway.plain == b"last");
+            pipe.move_gateway();
+            pipe.gateway.say(b"words");
+            let End { stream, input, out, .. } = &mut pipe.gateway;
+            stream.close(input, out);
+            assert_eq!(pipe.run(piece), (None, None));
+            assert!(pipe.peer.plain.ends_with(b"words") && pipe.peer.is_ended);
+        }
+    }
+}
+
+#[test]
+fn what_is_forged_ends_a_connection_that_has_moved() {
+    let authority = Authority::new();
+    let options = listener(&[authority.sign("DNS:localhost", 10)]);
+    let connector = Connector::new(&server(&authority)).unwrap();
+    let mut forgeries = vec![
+        vec![23, 3, 3, 0, 0],
+        vec![23, 3, 3, 0, 15, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        vec![23, 9, 3, 0, 0],
+        vec![23, 3, 3, 255, 255],
+        vec![20, 3, 3, 0, 1, 1],
+    ];
+    for at in 0..27 {
+        forgeries.push(vec![255; at]);
+    }
+    for forgery in forgeries {
+        let mut pipe = Pipe::new(&acceptor(&options), &connector, "localhost");
+        assert_eq!(pipe.run(usize::MAX), (None, None));
+        pipe.move_gateway();
+        pipe.peer.say(b"x");
+        let mut record = std::mem::take(&mut pipe.peer.out);
+        match forgery.first() {
+            // A bit of a record that was right.
+            Some(255) | None => *record.get_mut(forgery.len()).unwrap_or(&mut 0) ^= 64,
+            Some(_) => record = forgery.clone(),
+        }
+        pipe.gateway.input = record;
+        match pipe.gateway.process() {
+            // One that was made longer is waited for.
+            Ok(()) => assert!(pipe.gateway.plain.is_empty() || forgery.len() >= 23, "{forgery:?}"),
+            Err(why) => {
+                assert_eq!(why, Failure::Broken);
+                assert_eq!(pipe.gateway.process(), Err(why));
+            }
+        }
     }
 }
 
@@ -237,9 +333,10 @@ fn a_session_is_resumed_by_whoever_has_the_secret() {
     let resumes = |acceptor| {
         let mut pipe = Pipe::new(acceptor, &connector, "localhost");
         assert_eq!(pipe.run(usize::MAX), (None, None));
-        let facts = pipe.gateway.stream.facts();
-        assert_eq!(facts, pipe.peer.stream.facts());
-        facts.unwrap().is_resumed
+        let facts = [&pipe.gateway, &pipe.peer].map(|end| end.stream.facts().unwrap());
+        assert_eq!(facts.map(|it| it.version), [Version::Tls13; 2]);
+        assert_eq!(facts[0].is_resumed, facts[1].is_resumed);
+        facts[0].is_resumed
     };
     assert!(!resumes(&one));
     assert!(resumes(&other) && resumes(&one));

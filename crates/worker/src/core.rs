@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cashew_config::Snapshot;
-use cashew_driver::{CloseKind, Handler, Token};
+use cashew_driver::{CloseKind, Handler, Luggage, Token};
 use cashew_engine::{Admission, CloseReason, ConnId, Engine, ListenerId, OpenFiles, Time};
 use cashew_metrics::{EventKind, Segments, ServerCounter, Shared, Writer, monotonic_ms};
 use cashew_tls::{Acceptor, Facts, Failure};
@@ -137,7 +137,7 @@ pub(crate) struct Core {
     /// Connections that the driver was told to detach and has not yet.
     pub(crate) detaching: HashSet<Token>,
     /// Detached connections.
-    pub(crate) detached: Vec<(Token, OwnedFd)>,
+    pub(crate) detached: Vec<(Token, OwnedFd, Option<Luggage>)>,
     /// Whether some pool has `tcp_quickack`.
     pub(crate) has_quickack: bool,
     /// Clients whose bytes are to be acknowledged now.
@@ -381,6 +381,9 @@ impl Handler for Core {
             secured::server_counters_of(facts).for_each(|it| self.engine.count_server(conn, it));
         } else {
             secured::counters_of(facts).for_each(|it| self.engine.count_client(conn, it));
+            if facts.is_movable {
+                self.engine.untie(conn);
+            }
         }
     }
 
@@ -435,7 +438,12 @@ impl Handler for Core {
 
     fn detached(&mut self, conn: Token, socket: OwnedFd) {
         self.detaching.remove(&conn);
-        self.detached.push((conn, socket));
+        self.detached.push((conn, socket, None));
+    }
+
+    fn detached_secured(&mut self, conn: Token, socket: OwnedFd, luggage: Luggage) {
+        self.detaching.remove(&conn);
+        self.detached.push((conn, socket, Some(luggage)));
     }
 
     fn closed(&mut self, conn: Token, why: CloseKind) {

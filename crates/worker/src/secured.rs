@@ -142,7 +142,9 @@ pub(crate) fn counter_of(failure: Failure) -> PoolCounter {
         | Failure::Invalid
         | Failure::NoCertificate => PoolCounter::TlsCertificates,
         Failure::TimedOut => PoolCounter::TlsTimeouts,
-        Failure::Refused | Failure::Closed | Failure::Broken => PoolCounter::TlsFailures,
+        Failure::Refused | Failure::Closed | Failure::Worn | Failure::Broken => {
+            PoolCounter::TlsFailures
+        }
     }
 }
 
@@ -158,6 +160,6 @@ pub(crate) fn cause_of(failure: Failure) -> Cause {
         Failure::Invalid => Cause::CertificateInvalid,
         Failure::Refused | Failure::NoCertificate => Cause::CertificateRefused,
         Failure::TimedOut => Cause::TlsSilent,
-        Failure::Closed | Failure::Broken => Cause::TlsFailed,
+        Failure::Closed | Failure::Worn | Failure::Broken => Cause::TlsFailed,
     }
 }

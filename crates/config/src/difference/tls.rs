@@ -18,6 +18,7 @@ impl Options<'_> {
             min_version,
             ciphers,
             handshake_timeout_ms,
+            hand_over,
         } = old;
         if *identities != new.identities {
             self.changed("tls certificate", &shown(identities), &shown(&new.identities));
@@ -29,6 +30,7 @@ impl Options<'_> {
         self.changed("tls client_auth", &client_auth.name(), &new.client_auth.name());
         self.changed("tls min_version", &min_version.name(), &new.min_version.name());
         self.changed("tls ciphers", &ciphers.name(), &new.ciphers.name());
+        self.changed("tls hand_over", hand_over, &new.hand_over);
         let span = |ms: u64| SpanText(ms).to_string();
         let timeouts = [*handshake_timeout_ms, new.handshake_timeout_ms].map(span);
         self.changed("tls handshake_timeout", &timeouts[0], &timeouts[1]);

@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 use std::time::{Duration, Instant};
 
-use cashew_tls::{Facts, Failure, Stream};
+use cashew_tls::{Facts, Failure, Parted, Stream};
 
 use crate::socket::SLICES_MAX;
 use crate::{Handler, Token};
@@ -47,6 +47,18 @@ pub(super) struct Session {
     pub(super) is_given_up: bool,
 }
 
+/// What a detached connection needs to go on elsewhere, beside its socket.
+#[derive(Debug)]
+pub struct Luggage {
+    pub parted: Parted,
+    /// Received and not decrypted.
+    pub input: Vec<u8>,
+    /// Encrypted and not written.
+    pub output: Vec<u8>,
+    /// The first byte that the handler has not sent is the last one in the output.
+    pub holds_byte: bool,
+}
+
 /// What reading has led to.
 pub(super) enum Turn {
     On,
@@ -85,6 +97,36 @@ impl Session {
         }
     }
 
+    /// Of a connection that comes from elsewhere. `None` if it cannot go on.
+    pub(super) fn adopted(generation: u32, luggage: Luggage) -> Option<Self> {
+        let Luggage { parted, input, output, holds_byte } = luggage;
+        let stream = Stream::resume(parted)?;
+        let is_ended = stream.is_ended();
+        let session = Self::connecting(generation, stream, Duration::ZERO);
+        let (is_open, is_connected) = (true, true);
+        let is_end_listed = is_ended;
+        Some(Self {
+            input,
+            output,
+            holds_byte,
+            is_open,
+            is_connected,
+            is_ended,
+            is_end_listed,
+            ..session
+        })
+    }
+
+    /// `None` if it has to end instead.
+    pub(super) fn part(mut self) -> Option<Luggage> {
+        if self.is_failed {
+            return None;
+        }
+        self.forget_written();
+        let Self { stream, input, output, holds_byte, .. } = self;
+        Some(Luggage { parted: stream.part()?, input, output, holds_byte })
+    }
+
     /// The connection below stands: the handshake waits for its turn. Returns when it must be over.
     pub(super) fn connected(&mut self, now: Instant) -> Instant {
         (self.is_connected, self.is_waiting) = (true, true);
@@ -104,7 +146,7 @@ impl Session {
     }
 
     /// Decrypts `bytes`, which follow what is in `input`, into `plain`.
-    pub(super) fn read(&mut self, bytes: &mut Vec<u8>, plain: &mut Vec<u8>) -> Turn {
+    pub(super) fn read(&mut self, bytes: &mut [u8], plain: &mut Vec<u8>) -> Turn {
         self.forget_written();
         let Self { stream, input, output, .. } = self;
         let result = match input.is_empty() {

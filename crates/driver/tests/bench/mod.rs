@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use cashew_driver::{
-    Address, CloseKind, Driver, EpollDriver, Handler, Refusal, Secured, Token, UringDriver,
+    Address, CloseKind, Driver, EpollDriver, Handler, Luggage, Refusal, Secured, Token, UringDriver,
 };
 use cashew_tls::{Acceptor, Facts};
 
@@ -130,6 +130,8 @@ pub(crate) struct Recorder {
     pub(crate) events: Vec<Event>,
     /// Detached sockets.
     pub(crate) detached: HashMap<Token, OwnedFd>,
+    /// Detached sockets of secured connections.
+    pub(crate) luggage: HashMap<Token, (OwnedFd, Luggage)>,
     /// How often accepting was blocked.
     pub(crate) blocked: usize,
     pub(crate) woken: usize,
@@ -251,6 +253,10 @@ impl Handler for Recorder {
     fn detached(&mut self, conn: Token, socket: OwnedFd) {
         self.events.push(Event::Detached(conn));
         assert!(self.detached.insert(conn, socket).is_none(), "it is let go of once");
+    }
+
+    fn detached_secured(&mut self, conn: Token, socket: OwnedFd, luggage: Luggage) {
+        assert!(self.luggage.insert(conn, (socket, luggage)).is_none(), "it is let go of once");
     }
 
     fn closed(&mut self, conn: Token, why: CloseKind) {
@@ -395,6 +401,13 @@ impl<D: Driver> Bench<D> {
     pub(crate) fn hand_over<E: Driver>(&mut self, conn: Token, to: &mut Bench<E>) {
         let socket = self.detach(conn).expect("it has not ended");
         self.recorder.events.retain(|event| *event != Event::Detached(conn));
+        self.move_record(conn, to);
+        to.driver.adopt(conn, socket).expect("it is a good socket");
+        to.flush(conn);
+    }
+
+    /// Moves what the recorder knows of a connection, but for its events.
+    pub(crate) fn move_record<E>(&mut self, conn: Token, to: &mut Bench<E>) {
         if let Some(received) = self.recorder.received.remove(&conn) {
             to.recorder.received.entry(conn).or_default().extend(received);
         }
@@ -405,8 +418,6 @@ impl<D: Driver> Bench<D> {
             to.recorder.written.insert(conn, written);
         }
         self.recorder.received_at.remove(&conn);
-        to.driver.adopt(conn, socket).expect("it is a good socket");
-        to.flush(conn);
     }
 
     /// Connects, and returns the error, however it is reported.

@@ -143,6 +143,14 @@ impl Engine {
         }
     }
 
+    /// It can, now.
+    pub fn untie(&mut self, conn: ConnId) {
+        if !conn.is_lane() && self.clients.is_current(conn.client(), conn.generation()) {
+            self.clients[conn.client()].is_tied = false;
+            self.leave_new(conn.client());
+        }
+    }
+
     /// Closes those who are tied to this process, once what they are owed is written.
     pub fn finish_tied(&mut self, now: Time) {
         self.now = now;
