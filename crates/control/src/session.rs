@@ -60,7 +60,7 @@ pub struct Session {
     /// Length of the unwritten output.
     pub output: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub secured: Option<SecuredSession>,
+    pub secured: Option<Box<SecuredSession>>,
 }
 
 /// What a session with TLS has beside the rest.

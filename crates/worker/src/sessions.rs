@@ -151,8 +151,8 @@ pub(crate) fn unpack(session: &Session, descriptors: Vec<OwnedFd>) -> io::Result
     let mut descriptors = descriptors.into_iter();
     let socket = descriptors.next().ok_or_else(|| invalid("its socket is missing"))?;
     let mut input = descriptors.next().map(unseal).transpose()?.unwrap_or_default();
-    let [of_input, of_output] = match &session.secured {
-        Some(SecuredSession { input, output, .. }) => [*input, *output],
+    let [of_input, of_output] = match session.secured.as_deref() {
+        Some(&SecuredSession { input, output, .. }) => [input, output],
         None => [0, 0],
     };
     let lengths = [session.input, session.output, of_input, of_output];

@@ -52,12 +52,12 @@ impl<D: Driver> Worker<D> {
         let secured = luggage.map(|luggage| {
             bytes.extend_from_slice(&luggage.input);
             bytes.extend_from_slice(&luggage.output);
-            SecuredSession {
+            Box::new(SecuredSession {
                 parted: luggage.parted,
                 input: luggage.input.len() as u64,
                 output: luggage.output.len() as u64,
                 holds_byte: luggage.holds_byte,
-            }
+            })
         });
         let session = Session {
             version: match secured {
