@@ -16,7 +16,7 @@ import redis
 
 from certificates import Authority, Pair
 from harness import (
-    Crowd, FakeServer, HOST, PATIENCE, check_io_engine, free_port, server_lines, wait_until,
+    Crowd, FakeServer, HOST, PATIENCE, ReplyError, check_io_engine, free_port, server_lines, wait_until,
 )
 
 NAMES = f"DNS:localhost,IP:{HOST}"
@@ -561,6 +561,24 @@ def test_a_server_that_wants_a_certificate(place, authority, pair):
     words = f"{{ca: {authority.ca}, certificate: {own.certificate}, key: {own.key}}}"
     gateway = behind(place, backends, words)
     assert gateway.call("PING") == "PONG" and gateway.call("SET", "a", "b") == "OK"
+    # Another certificate is for those connections that are made from then on.
+    own.put(place.directory / "next.crt", place.directory / "next.key")
+    next_words = words.replace(str(own.certificate), str(place.directory / "next.crt"))
+    next_words = next_words.replace(str(own.key), str(place.directory / "next.key"))
+    authority.sign("DNS:next").put(place.directory / "next.crt", place.directory / "next.key")
+    before = gateway.stats()["alpha"]["r1"]["tls_handshakes"]
+    gateway.configure({name: {**options, "server_tls": next_words} for name, options in gateway.pools.items()})
+    assert "server_tls certificate: changed" in gateway.reload()
+    assert gateway.call("GET", "a") == b"b"
+    assert gateway.stats()["alpha"]["r1"]["tls_handshakes"] == before
+    backends.redis.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    def is_served_anew():
+        with contextlib.suppress(ReplyError):
+            return (gateway.call("GET", "a") == b"b"
+                    and gateway.stats()["alpha"]["r1"]["tls_handshakes"] > before)
+
+    wait_until(is_served_anew, "it is connected anew")
     without = behind(place, backends, f"{{ca: {authority.ca}}}")
     with without.connect("alpha") as conn:
         # With TLS 1.3 the handshake is over here before the server has refused it.
@@ -608,6 +626,25 @@ def test_a_server_that_is_not_to_be_trusted(place, authority, what, words):
         assert gateway.call("GET", "a") == b"b"
 
 
+def test_a_pool_that_was_removed_reaches_its_servers_on(place, backends, authority):
+    lines, _ = backends.lines()
+    secured = {"redis": "true", "servers": lines, "server_tls": f"{{ca: {authority.ca}}}"}
+    other = {"redis": "true", "servers": server_lines([place.redis()])}
+    gateway = place.cashew({"alpha": other, "beta": secured}, {"worker_processes": 1})
+    with gateway.connect("beta") as conn:
+        assert conn.call("SET", "removed", "x") == "OK"
+        gateway.configure({"alpha": other})
+        gateway.reload()
+        assert conn.call("GET", "removed") == b"x"
+        backends.redis.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+        def is_served():
+            with contextlib.suppress(ReplyError):
+                return conn.call("GET", "removed") == b"x"
+
+        wait_until(is_served, "its server is connected anew", pause=0.1)
+
+
 def test_servers_get_tls_by_reload(place, backends, authority):
     lines, _ = backends.lines()
     plain = {"redis": "true", "servers": [f"localhost:{backends.redis.port}:1 r1"]}
@@ -641,7 +678,7 @@ def test_a_server_that_hangs_in_its_handshake(place, authority):
     held = threading.Event()
     server = place.keep(FakeServer(lambda client, number: held.wait(PATIENCE)))
     gateway = place.cashew({"alpha": {
-        "redis": "true", "servers": [f"{HOST}:{server.port}:1 r1"], "timeout": "300",
+        "redis": "true", "servers": [f"{HOST}:{server.port}:1 r1"], "timeout": "2000",
         "server_tls": f"{{ca: {authority.ca}}}",
     }}, {"worker_processes": 1})
     with gateway.connect() as conn:

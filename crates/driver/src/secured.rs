@@ -22,6 +22,9 @@ const HANDSHAKE_TIME: Duration = Duration::from_millis(1);
 /// The most bytes of a peer whose handshake waits for its turn. A peer that speaks TLS waits after a few of them.
 const WAITING_INPUT_MAX: usize = 64 * 1024;
 
+/// How often it is looked whether a client that was not read can go on with its handshake.
+const PAUSED_RETRY: Duration = Duration::from_secs(1);
+
 /// The most bytes of an encrypted record, with its header.
 const RECORD_SIZE_MAX: u64 = 16 * 1024 + 2048 + 5;
 
@@ -482,7 +485,7 @@ impl Sessions {
             let Some(session) = find_in(tables, conn) else { continue };
             session.deadline = None;
             if session.is_paused {
-                let later = now + HANDSHAKE_TIME.max(Duration::from_secs(1));
+                let later = now + PAUSED_RETRY;
                 session.deadline = Some(later);
                 work.deadlines.insert((later, conn.0));
             } else {

@@ -18,10 +18,14 @@ pub(crate) struct Tls {
     /// By the snapshot's pools.
     acceptors: Vec<Option<Acceptor>>,
     connectors: Connectors,
+    /// Those of the snapshot before, whose removed pools are served on.
+    previous: Connectors,
+    /// Those of the snapshot that is being prepared, whose servers are connected already.
+    upcoming: Connectors,
 }
 
 /// By the marks of their options.
-pub(crate) type Connectors = HashMap<u64, Connector>;
+type Connectors = HashMap<u64, Connector>;
 
 impl Tls {
     /// Takes the content of files out of the snapshot.
@@ -56,14 +60,21 @@ impl Tls {
         self.acceptors.get(at)?.clone().filter(|_| is_there)
     }
 
-    /// Those of the next snapshot are needed before it is in effect, those of the last one not after that.
-    pub(crate) fn connectors(&self) -> &Connectors {
-        &self.connectors
+    /// What servers are connected with that have options of this mark.
+    pub(crate) fn connector(&self, mark: u64) -> Option<&Connector> {
+        let all = [&self.connectors, &self.upcoming, &self.previous];
+        all.into_iter().find_map(|connectors| connectors.get(&mark))
     }
 
-    pub(crate) fn add_connectors(&mut self, of: &Self) {
-        let others = of.connectors.iter().map(|(mark, connector)| (*mark, connector.clone()));
-        self.connectors.extend(others);
+    /// This is to follow.
+    pub(crate) fn expect(&mut self, next: &Self) {
+        self.upcoming = next.connectors.clone();
+    }
+
+    /// This has followed.
+    pub(crate) fn replace(&mut self, next: Self) {
+        let previous = std::mem::take(&mut self.connectors);
+        *self = Self { previous, ..next };
     }
 }
 

@@ -88,8 +88,6 @@ pub(crate) struct Client {
     /// It counts for `client_connections`; who is refused for that does not.
     pub(crate) has_place: bool,
     pub(crate) handoff: Handoff,
-    /// Its connection cannot go to another process.
-    pub(crate) is_tied: bool,
     /// Who answers its reads, if it has said so: see [`crate::redis::client_reads`]. It is of the session,
     /// but has room here.
     pub(crate) reads: Option<Reads>,
@@ -115,13 +113,23 @@ pub(crate) enum State {
 }
 
 /// Whether it goes to another process: see [`crate::downstream::handoff`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Handoff {
     No,
+    /// Its connection cannot go there.
+    Tied,
     /// As soon as it is at rest; nothing more of it is dispatched.
     Asked,
     /// The driver is to let go of its connection.
     HandedOff,
+}
+
+impl Handoff {
+    /// Whether it is to go.
+    #[inline(always)]
+    pub(crate) fn is_leaving(self) -> bool {
+        self >= Self::Asked
+    }
 }
 
 /// What a connection has agreed with its client: plain data, all that has to move with the
@@ -380,7 +388,6 @@ impl Client {
             modes: Modes::default(),
             has_place: false,
             handoff: Handoff::No,
-            is_tied: false,
             reads: None,
             session,
         }

@@ -136,17 +136,18 @@ impl Engine {
         self.moving.next = movable.map(|index| self.client_conn(index)).collect();
     }
 
-    /// The client's connection cannot go to another process.
+    /// The connection of a client that has just come cannot go to another process.
     pub fn tie(&mut self, conn: ConnId) {
         if !conn.is_lane() && self.clients.is_current(conn.client(), conn.generation()) {
-            self.clients[conn.client()].is_tied = true;
+            self.clients[conn.client()].handoff = Handoff::Tied;
         }
     }
 
     /// It can, now.
     pub fn untie(&mut self, conn: ConnId) {
-        if !conn.is_lane() && self.clients.is_current(conn.client(), conn.generation()) {
-            self.clients[conn.client()].is_tied = false;
+        let is_there = self.clients.is_current(conn.client(), conn.generation());
+        if !conn.is_lane() && is_there && self.clients[conn.client()].handoff == Handoff::Tied {
+            self.clients[conn.client()].handoff = Handoff::No;
             self.leave_new(conn.client());
         }
     }
@@ -156,7 +157,10 @@ impl Engine {
         self.now = now;
         for index in self.clients.indices().collect::<Vec<ClientId>>() {
             let client = &self.clients[index];
-            if client.is_tied && client.state == State::Open && client.modes.transaction.is_none() {
+            if client.handoff == Handoff::Tied
+                && client.state == State::Open
+                && client.modes.transaction.is_none()
+            {
                 self.finish(index);
             }
         }

@@ -150,7 +150,7 @@ impl<D: Driver> Worker<D> {
         }) else {
             return self.driver.connect(conn, address);
         };
-        let Some(connector) = self.core.tls.connectors().get(&options.mark) else {
+        let Some(connector) = self.core.tls.connector(options.mark) else {
             tracing::error!("there is nothing to secure a connection to a server with");
             return Err(CloseKind::Insecure(Failure::Broken));
         };

@@ -74,7 +74,7 @@ impl<D: Driver> Worker<D> {
             match answer.result {
                 Ok((next, mut plan)) => {
                     self.follow_names(&next, &mut plan);
-                    self.core.tls.add_connectors(&next.tls);
+                    self.core.tls.expect(&next.tls);
                     self.change = Change::Ready(next);
                     self.core.engine.handle_prepare(plan, self.core.now);
                 }
@@ -123,7 +123,7 @@ impl<D: Driver> Worker<D> {
         self.pace.set_hold_max_us(snapshot.global.batch_window_max_us);
         self.processors.pin(&snapshot.global.worker_cpu_affinity, rank);
         cashew_process::log::set_format(snapshot.global.log_format);
-        self.core.tls = tls;
+        self.core.tls.replace(tls);
         self.enable_tls();
         self.core.set_snapshot(snapshot);
         self.core.keep_spool();
