@@ -19,7 +19,7 @@ pub(super) enum Change {
         order: u64,
     },
     /// The engine has the plan.
-    Ready(Next),
+    Ready(Box<Next>),
 }
 
 impl<D: Driver> Worker<D> {
@@ -75,7 +75,7 @@ impl<D: Driver> Worker<D> {
                 Ok((next, mut plan)) => {
                     self.follow_names(&next, &mut plan);
                     self.core.tls.expect(&next.tls);
-                    self.change = Change::Ready(next);
+                    self.change = Change::Ready(Box::new(next));
                     self.core.engine.handle_prepare(plan, self.core.now);
                 }
                 Err(why) => self.refuse(epoch, why),
@@ -98,7 +98,7 @@ impl<D: Driver> Worker<D> {
     pub(super) fn commit(&mut self, epoch: u64) {
         let Next { rank, snapshot, segments, tls, .. } =
             match std::mem::replace(&mut self.change, Change::None) {
-                Change::Ready(next) if next.epoch == epoch => next,
+                Change::Ready(next) if next.epoch == epoch => *next,
                 other => {
                     self.change = other;
                     tracing::error!("the master commits epoch {epoch}, which is not prepared");
