@@ -2,6 +2,7 @@
 
 mod route;
 mod share;
+mod tls;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -219,6 +220,9 @@ impl Difference {
             slow_log_ms,
             hot_keys,
             prefixes,
+            tls,
+            tls_listen,
+            server_tls,
         } = old;
         let whose = whose(new);
         if *listen != new.listen {
@@ -319,6 +323,9 @@ impl Difference {
         option.changed("slow_log", &SpanText(*slow_log_ms), &SpanText(new.slow_log_ms));
         option.changed("hot_keys", hot_keys, &new.hot_keys);
         option.changed("prefixes", &listed(prefixes), &listed(&new.prefixes));
+        option.tls(tls.as_ref(), new.tls.as_ref());
+        option.changed("tls_listen", &or_none(tls_listen), &or_none(&new.tls_listen));
+        option.server_tls(server_tls.as_ref(), new.server_tls.as_ref());
         option.changed("hedge", &hedged(hedge), &hedged(&new.hedge));
         option.sentinel(sentinel.as_ref(), new.sentinel.as_ref());
         let by_default = |reads: &Option<Reads>| match reads {

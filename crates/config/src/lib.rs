@@ -32,6 +32,7 @@ mod share;
 mod slip;
 pub mod snapshot;
 mod spool;
+mod tls;
 mod tree;
 mod value;
 
