@@ -35,69 +35,6 @@ macro_rules! stats {
     };
 }
 
-/// Commands of a pool that are counted one by one; others are counted as number 0.
-pub const COMMANDS_MAX: usize = 512;
-
-stats! {
-    /// Counters of a command, or of a prefix of keys. They only grow.
-    pub enum CommandCounter {
-        Requests => "requests", "cashew_command_requests_total",
-            "Requests answered, by command";
-        Errors => "errors", "cashew_command_errors_total",
-            "Requests answered with an error, the server's or the gateway's, by command";
-        Hits => "hits", "cashew_command_hits_total",
-            "Keys found, by command that gets values";
-        Misses => "misses", "cashew_command_misses_total",
-            "Keys not found, by command that gets values";
-        RequestBytes => "request_bytes", "cashew_command_request_bytes_total",
-            "Bytes of requests as they were sent to servers, by command";
-        ReplyBytes => "reply_bytes", "cashew_command_reply_bytes_total",
-            "Bytes of replies as clients get them, by command";
-        LatencyUs => "latency_us", "cashew_command_latency_microseconds_total",
-            "Microseconds from the arrival of requests to their replies, by command";
-        Slow => "slow", "cashew_command_slow_total",
-            "Requests that were recorded as slow, by command";
-    }
-}
-
-/// What commands are alike in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum CommandClass {
-    Read,
-    Write,
-    Script,
-    Transaction,
-    PubSub,
-    /// They may wait at the server for as long as they like.
-    Blocking,
-    Other,
-}
-
-impl CommandClass {
-    pub const ALL: [Self; 7] = [
-        Self::Read,
-        Self::Write,
-        Self::Script,
-        Self::Transaction,
-        Self::PubSub,
-        Self::Blocking,
-        Self::Other,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Write => "write",
-            Self::Script => "script",
-            Self::Transaction => "transaction",
-            Self::PubSub => "pubsub",
-            Self::Blocking => "blocking",
-            Self::Other => "other",
-        }
-    }
-}
-
 stats! {
     /// Counters of a pool. They only grow.
     pub enum PoolCounter {
