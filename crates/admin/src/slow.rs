@@ -12,6 +12,9 @@ use crate::source::Source;
 /// Requests that are listed unless the query has a `limit`.
 const LIMIT: usize = 100;
 
+/// Letters of a command in the table: more would leave no room for the other columns.
+const COMMAND_MAX: usize = 100;
+
 /// The newest slow requests, for the page and `cashew top`.
 pub(crate) struct SlowTable;
 
@@ -58,7 +61,7 @@ impl Section for SlowTable {
                 text(request.pool),
                 text(request.server),
                 text(client.trim_start().to_owned()),
-                text(printable::command(&request.arguments)),
+                text(start_of(printable::command(&request.arguments))),
             ];
             let parts = [
                 times.gateway_us,
@@ -73,6 +76,15 @@ impl Section for SlowTable {
         };
         source.slow_requests().since(0).into_iter().rev().take(LIMIT).map(row).collect()
     }
+}
+
+/// It is ASCII.
+fn start_of(mut command: String) -> String {
+    if command.len() > COMMAND_MAX {
+        command.truncate(COMMAND_MAX);
+        command.push('…');
+    }
+    command
 }
 
 /// What `/slow.json` says.
@@ -296,6 +308,8 @@ mod tests {
         assert_eq!(rows[0][5], Cell::Text(r"10.0.0.1:5 (app\x1b)".to_owned()));
         let parts: Vec<_> = [1, 2, 30, 4, 5].map(Cell::Number).to_vec();
         assert_eq!(rows[0][7..12], parts);
+        assert_eq!(start_of("x".repeat(101)), "x".repeat(100) + "…");
+        assert_eq!(start_of("x".repeat(100)), "x".repeat(100));
         assert_eq!((&rows[0][1], &rows[0][12]), (&Cell::Number(42), &Cell::Nothing));
     }
 }
