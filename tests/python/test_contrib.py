@@ -78,6 +78,10 @@ def printed(module_place):
         conn.call("SET", "k", "v")
 
     def seen():
+        # Keys are hot while they are asked for.
+        with gateway.connect("alpha") as conn:
+            for _ in range(50):
+                conn.call("GET", "k")
         with urllib.request.urlopen(f"http://{HOST}:{gateway.stats_port}/metrics", timeout=20) as page:
             found = text_string_to_metric_families(page.read().decode())
         labels = collections.defaultdict(set)
@@ -88,7 +92,7 @@ def printed(module_place):
 
     late = ["cashew_server_lag_bytes", "cashew_replica_fit", "cashew_group_primary_info", "cashew_sentinel_up",
             "cashew_last_reload_success", "cashew_server_spool_depth", "cashew_pool_open",
-            "cashew_server_state_since_timestamp_seconds"]
+            "cashew_server_state_since_timestamp_seconds", "cashew_hot_key_share"]
     wait_until(lambda: all(name in seen() for name in late), f"all of {late}", pause=0.2)
     return {**seen(), **UP}
 
@@ -194,6 +198,7 @@ def test_each_alert_has_a_runbook_and_each_runbook_an_alert():
 
 SERVER = 'job="cashew", instance="i", pool="p", server="s"'
 POOL = 'job="cashew", instance="i", pool="p"'
+POOL_IDLE = 'job="cashew", instance="i", pool="idle"'
 INSTANCE = 'job="cashew", instance="i"'
 GROWS, STAYS = "0+600x60", "7x60"
 
@@ -270,6 +275,12 @@ CASES = {
     "CashewSpoolDeep": one("cashew_server_spool_depth", SERVER, "200000x60", "100x60"),
     "CashewSpoolFull": one("cashew_server_spool_refused_total", SERVER, GROWS, STAYS),
     "CashewPasswordsGuessed": one("cashew_auth_failures_total", POOL, GROWS, STAYS),
+    # A pool that does next to nothing has a hot key as soon as anybody asks for it.
+    "CashewHotKey": (
+        {f'cashew_hot_key_share{{{POOL}, key="k"}}': "0.3x60", f"cashew_requests_total{{{POOL}}}": "0+60000x60"},
+        {f'cashew_hot_key_share{{{POOL}, key="k"}}': "0.1x60", f"cashew_requests_total{{{POOL}}}": "0+60000x60",
+         f'cashew_hot_key_share{{{POOL_IDLE}, key="k"}}': "1x60",
+         f"cashew_requests_total{{{POOL_IDLE}}}": "0+600x60"}),
 }
 
 

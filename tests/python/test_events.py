@@ -63,8 +63,10 @@ def attempt(conn, *words):
 class Follower:
     """`cashew events --follow`, whose lines come as they are printed."""
 
+    command = "events"
+
     def __init__(self, gateway, *arguments):
-        words = [gateway.binary, "events", "-c", str(gateway.config_path), "--follow", *arguments]
+        words = [gateway.binary, self.command, "-c", str(gateway.config_path), "--follow", *arguments]
         self.child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                       stderr=subprocess.PIPE)
         self.text = b""

@@ -17,6 +17,8 @@ from harness import HOST, ROOT, server_lines, wait_until
 
 #: As it may be in a file.
 EVIL = "<script>alert(1)</script>"
+#: The tables that come after pools and workers.
+SECTIONS = ["events", "slow", "hot"]
 CHROMIUM = os.environ.get("CASHEW_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 
 
@@ -93,7 +95,7 @@ def test_the_state_has_what_happens_now(world):
     world.wait_serving()
     before = state(world)
     assert [pool["name"] for pool in before["pools"]] == ["beta", "alpha"]
-    assert before["host"] and before["version"] and [it["name"] for it in before["sections"]] == ["events"]
+    assert before["host"] and before["version"] and [it["name"] for it in before["sections"]] == SECTIONS
     assert [worker["slot"] for worker in before["workers"]] == [0, 1]
     assert sorted(worker["pid"] for worker in before["workers"]) == sorted(world.workers())
     # There is none before the first one.
@@ -283,13 +285,13 @@ def test_sections_appear_when_there_are_any(world):
     needs_node()
     told = state(world)
     told["sections"] = [{
-        "name": "slow",
+        "name": "further",
         "columns": [{"name": "took", "unit": "us"}, {"name": "command", "unit": "text"}, {"name": "size", "unit": "bytes"}],
         "rows": [[12_345, "GET <b>key</b>", 2048], [1, None, None]],
     }]
     main = run(world, {"state.json": told})["main"]
-    assert "Slow" in main and "12.3 ms" in main and "GET <b>key</b>" in main and "2.0 KiB" in main
-    assert "Slow" not in run(world)["main"]
+    assert "Further" in main and "12.3 ms" in main and "GET <b>key</b>" in main and "2.0 KiB" in main
+    assert "Further" not in run(world)["main"]
 
 
 def test_the_page_tells_that_nobody_answers(world):

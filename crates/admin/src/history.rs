@@ -10,6 +10,7 @@ use cashew_config::snapshot::Pool;
 use cashew_metrics::{Histogram, PoolCounter, ServerCounter};
 
 use crate::json::{Json, Object};
+use crate::query;
 use crate::source::Source;
 
 /// How often [`History::sample`] is to be called.
@@ -266,9 +267,7 @@ impl History {
     /// why that is not there.
     pub(crate) fn told(&self, query: &str) -> Result<Json<'_>, String> {
         let (mut pool, mut server, mut last) = (None, None, POINTS_MAX);
-        for pair in query.split('&') {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let value = decoded(value);
+        for (name, value) in query::pairs(query) {
             match name {
                 "pool" => pool = Some(value),
                 "server" => server = Some(value),
@@ -296,28 +295,6 @@ impl History {
         object.extend(series.told(&self.times, last));
         Ok(object.into())
     }
-}
-
-/// A value of a query, as forms write it.
-fn decoded(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&byte, after)) = rest.split_first() {
-        rest = after;
-        let escaped = (byte == b'%')
-            .then(|| after.get(..2))
-            .flatten()
-            .and_then(|digits| str::from_utf8(digits).ok())
-            .and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        match escaped {
-            Some(escaped) => {
-                bytes.push(escaped);
-                rest = &after[2..];
-            }
-            None => bytes.push(if byte == b'+' { b' ' } else { byte }),
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 fn unix_ms() -> u64 {
@@ -421,13 +398,5 @@ mod tests {
         history.sample(&source);
         assert!(history.server("a", "s1").is_none() && history.pool("a").is_some());
         assert!(history.told("pool=a&server=s1").is_err_and(|why| why.contains("only pools")));
-    }
-
-    #[test]
-    fn values_of_queries_are_decoded() {
-        for (text, value) in [("a%2Fb+c", "a/b c"), ("%", "%"), ("%zz%41", "%zzA"), ("%c3%a4", "ä")]
-        {
-            assert_eq!(decoded(text), value);
-        }
     }
 }

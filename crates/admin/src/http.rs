@@ -8,7 +8,7 @@ use crate::history::History;
 use crate::page::{self, Page};
 use crate::server::Hub;
 use crate::source::Source;
-use crate::{events, prometheus, readiness, state, stats};
+use crate::{events, hot, prometheus, readiness, slow, state, stats};
 
 /// Longest request with all of its headers.
 pub(crate) const REQUEST_SIZE_MAX: usize = 8192;
@@ -108,10 +108,9 @@ fn answer(asked: &Asked<'_>, source: &Source, history: &History) -> Response<Vec
             Ok(told) => json(told.to_line()),
             Err(why) => text(StatusCode::NOT_FOUND, &format!("{why}\n")),
         },
-        "/events.json" => match events::json(source, query) {
-            Ok(body) => json(body),
-            Err(why) => text(StatusCode::BAD_REQUEST, &format!("{why}\n")),
-        },
+        "/events.json" => listing(events::json(source, query)),
+        "/slow.json" => listing(slow::json(source, query)),
+        "/hot.json" => listing(hot::json(source, query)),
         "/metrics" => response(
             StatusCode::OK,
             prometheus::CONTENT_TYPE,
@@ -125,9 +124,17 @@ fn answer(asked: &Asked<'_>, source: &Source, history: &History) -> Response<Vec
         },
         _ => text(
             StatusCode::NOT_FOUND,
-            "/stats, /workers, /state.json, /history.json, /metrics, /healthz and /readyz are \
-             here, and / for browsers\n",
+            "/stats, /workers, /state.json, /history.json, /events.json, /slow.json, /hot.json, \
+             /metrics, /healthz and /readyz are here, and / for browsers\n",
         ),
+    }
+}
+
+/// What a query asks for, or what is wrong with it.
+fn listing(listing: Result<Vec<u8>, String>) -> Response<Vec<u8>> {
+    match listing {
+        Ok(body) => json(body),
+        Err(why) => text(StatusCode::BAD_REQUEST, &format!("{why}\n")),
     }
 }
 
@@ -211,6 +218,12 @@ mod tests {
         assert!(response.body().starts_with(b"# HELP cashew_info "));
         assert_eq!(get("/metrics/").0, StatusCode::NOT_FOUND);
         assert_eq!(get("/history.json?pool=none").0, StatusCode::NOT_FOUND);
+        for path in ["/events.json", "/slow.json", "/hot.json"] {
+            assert_eq!(content_type(&ask(Method::GET, path, false)), JSON, "{path}");
+        }
+        let (status, why) = get("/hot.json?by=luck");
+        assert_eq!(status, StatusCode::BAD_REQUEST);
+        assert_eq!(why, "by is one of requests, bytes, time and size\n");
         assert!(get("/state.json").1.starts_with("{\"version\":\"1.2.3\""));
     }
 

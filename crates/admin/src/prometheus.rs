@@ -8,6 +8,7 @@ use cashew_metrics::{
 };
 
 use crate::discovery::Group;
+use crate::hot;
 use crate::processes::{Process, Role, processes};
 use crate::source::{Member, ServerStatus, Source, Worker};
 
@@ -91,6 +92,8 @@ pub(crate) fn exposition(source: &Source) -> String {
     server_states(&mut text, source);
     groups(&mut text, source);
     members(&mut text, source);
+    slow_requests(&mut text, source);
+    hot_keys(&mut text, source);
     text.0
 }
 
@@ -452,6 +455,30 @@ fn events(text: &mut Exposition, source: &Source) {
     text.family(name, "counter", "Events that are neither kept nor logged: there were too many");
     for &kind in EventKind::ALL {
         text.sample(name, &label("kind", kind.name()), events.left_out(kind));
+    }
+}
+
+fn slow_requests(text: &mut Exposition, source: &Source) {
+    let slow = source.slow_requests();
+    let name = "cashew_slow_requests_total";
+    text.family(name, "counter", "Requests that were recorded in the slow log");
+    text.sample(name, "", slow.count());
+    let name = "cashew_slow_requests_left_out_total";
+    text.family(name, "counter", "Slow requests that were not recorded: there were too many");
+    text.sample(name, "", slow.left_out());
+}
+
+/// Nothing where no key has much.
+fn hot_keys(text: &mut Exposition, source: &Source) {
+    let shares = hot::shares(source);
+    if shares.is_empty() {
+        return;
+    }
+    let name = "cashew_hot_key_share";
+    text.family(name, "gauge", "Share of the pool's requests that are for the key, from 0 to 1");
+    for (pool, key, share) in shares {
+        let labels = [label("pool", &pool), label("key", &key)].join(",");
+        text.sample(name, &labels, format_args!("{share:.4}"));
     }
 }
 

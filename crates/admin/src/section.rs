@@ -5,7 +5,7 @@ use crate::json::{Json, Object};
 use crate::source::Source;
 
 /// Rows shown of a section. More of them tell nobody more.
-const ROWS_MAX: usize = 100;
+pub(crate) const ROWS_MAX: usize = 100;
 
 /// A table that others fill.
 pub trait Section: Send + Sync {

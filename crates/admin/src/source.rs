@@ -4,16 +4,18 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::LogFormat;
+use cashew_config::snapshot::{LogFormat, Server};
 use cashew_metrics::{
-    ChildKind, Events, Health, Histogram, LastError, Layout, MemberRole, MemberState, PoolCounter,
-    PoolGauge, PoolId, Reloads, Segments, ServerCounter, ServerGauge, ServerId, ServerState,
-    Shared, SlotHeader, SpoolState, WallClock, monotonic_ms,
+    ChildKind, Events, Health, Histogram, HotKeys, LastError, Layout, MemberRole, MemberState,
+    PoolCounter, PoolGauge, PoolId, Ranking, Reloads, RequestRing, Segments, ServerCounter,
+    ServerGauge, ServerId, ServerState, Shared, SlotHeader, SpoolState, WallClock, monotonic_ms,
 };
 
 use crate::discovery::{Discovery, Group, Sentinel};
 use crate::events::EventTable;
+use crate::hot::HotTable;
 use crate::section::Section;
+use crate::slow::SlowTable;
 
 /// A worker whose heartbeat is older is not healthy.
 const HEARTBEAT_AGE_MAX_MS: u64 = 10_000;
@@ -64,7 +66,8 @@ impl Source {
         let version = version.into();
         let (discovery, started_at) = (Discovery::default(), unix_seconds(started));
         let clock = WallClock::now();
-        let sections: Vec<Arc<dyn Section>> = vec![Arc::new(EventTable)];
+        let sections: Vec<Arc<dyn Section>> =
+            vec![Arc::new(EventTable), Arc::new(SlowTable), Arc::new(HotTable)];
         Self { snapshot, segments, shared, discovery, started_at, version, host, clock, sections }
     }
 
@@ -189,6 +192,41 @@ impl Source {
         self.shared.events()
     }
 
+    pub(crate) fn slow_requests(&self) -> RequestRing {
+        self.shared.slow_requests()
+    }
+
+    /// Whether the file has a pool, or a route, of this name.
+    pub(crate) fn has_pool(&self, name: &str) -> bool {
+        self.snapshot.pools.iter().any(|pool| pool.name == name)
+    }
+
+    /// Whether the pool, or any of them, has a server of this name.
+    pub(crate) fn has_server(&self, pool: Option<&str>, name: &str) -> bool {
+        let mut pools =
+            self.snapshot.pools.iter().filter(|it| pool.is_none_or(|pool| it.name == pool));
+        pools.any(|pool| pool.servers.iter().any(|server| server.name == name))
+    }
+
+    /// The pools whose requests are sampled, and that had any. Of others nothing is read, since reading would take
+    /// memory where nothing was written.
+    pub(crate) fn observed_pools(&self) -> Vec<ObservedPool<'_>> {
+        let numbers = self.total();
+        let pools = self.snapshot.pools.iter().enumerate();
+        let pools = pools.map(|(at, pool)| (self.layout().pool(at), pool));
+        pools
+            .filter(|(id, pool)| {
+                pool.hot_keys && numbers.pool_counter(*id, PoolCounter::Requests) > 0
+            })
+            .map(|(id, pool)| ObservedPool { id, name: &pool.name, servers: &pool.servers })
+            .collect()
+    }
+
+    /// The heaviest keys of a pool now.
+    pub(crate) fn hot_keys(&self, pool: PoolId, ranking: Ranking) -> HotKeys {
+        self.segments.hot_keys(pool, ranking, monotonic_ms() * 1000)
+    }
+
     pub(crate) fn reloads(&self) -> Reloads {
         self.shared.reloads()
     }
@@ -232,6 +270,13 @@ impl Source {
     pub(crate) fn of_slot(&self, slot: u32) -> Numbers<'_> {
         Numbers { segments: &self.segments, slot: Some(slot) }
     }
+}
+
+/// A pool whose requests are sampled.
+pub(crate) struct ObservedPool<'a> {
+    pub(crate) id: PoolId,
+    pub(crate) name: &'a str,
+    pub(crate) servers: &'a [Server],
 }
 
 /// A server of a pool that has replicas.

@@ -143,6 +143,10 @@ pub(crate) enum CommandArguments {
     },
     /// Print what has changed lately: servers, primaries, configurations, processes
     Events(EventsArguments),
+    /// Print the slowest requests of late, and where their time went
+    Slowlog(SlowlogArguments),
+    /// Print which keys are asked for most, or are the largest
+    Hot(HotArguments),
     /// Log more or less from now on, in all processes of the running instance
     LogLevel {
         #[command(flatten)]
@@ -217,6 +221,51 @@ pub(crate) struct EventsArguments {
     /// Only events of this kind
     #[arg(long, value_name = "KIND")]
     pub(crate) kind: Option<String>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct SlowlogArguments {
+    #[command(flatten)]
+    pub(crate) instance: InstanceArguments,
+    /// How many requests to print, of the newest; 512 are kept
+    #[arg(short = 'n', long = "number", value_name = "N", default_value_t = 20,
+          value_parser = RangedU64ValueParser::<usize>::new().range(1..=512))]
+    pub(crate) number: usize,
+    /// Only requests of clients of this pool or route
+    #[arg(long, value_name = "POOL")]
+    pub(crate) pool: Option<String>,
+    /// Go on, and print slow requests as they come
+    #[arg(long)]
+    pub(crate) follow: bool,
+    /// Print JSON, an object a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct HotArguments {
+    #[command(flatten)]
+    pub(crate) instance: InstanceArguments,
+    /// What makes a key hot: requests, bytes, time (of its servers), or size (of its value)
+    #[arg(long, value_name = "WHAT", default_value = "requests",
+          value_parser = ["requests", "bytes", "time", "size"])]
+    pub(crate) by: String,
+    /// Only keys of this pool
+    #[arg(long, value_name = "POOL")]
+    pub(crate) pool: Option<String>,
+    /// Only keys of this server
+    #[arg(long, value_name = "SERVER")]
+    pub(crate) server: Option<String>,
+    /// How many keys of each pool to print
+    #[arg(short = 'n', long = "number", value_name = "N", default_value_t = 10,
+          value_parser = RangedU64ValueParser::<usize>::new().range(1..=100))]
+    pub(crate) number: usize,
+    /// Print JSON, an object a line
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Go on, and print them again every second
+    #[arg(long)]
+    pub(crate) watch: bool,
 }
 
 #[derive(Args, Debug)]
@@ -441,6 +490,17 @@ mod tests {
             panic!()
         };
         assert!(events.json && events.follow && events.since == 7 && events.kind.is_none());
+        let CommandArguments::Slowlog(slow) = command("slowlog -n 5 --pool p --follow") else {
+            panic!()
+        };
+        assert!(slow.number == 5 && slow.pool.as_deref() == Some("p") && slow.follow && !slow.json);
+        let CommandArguments::Hot(hot) = command("hot --by size --server s --watch") else {
+            panic!()
+        };
+        assert_eq!((hot.number, hot.by.as_str(), hot.server.as_deref()), (10, "size", Some("s")));
+        for line in ["hot --by luck", "hot -n 0", "hot -n 101", "slowlog -n 513", "slowlog x"] {
+            assert!(parse(line).is_err(), "{line}");
+        }
         for (text, number) in [("debug", 7), ("trace", 11), ("error", 3), ("4", 4), ("99", 11)] {
             let line = format!("log-level {text}");
             let command = parse(&line).unwrap().command;

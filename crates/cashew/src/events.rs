@@ -13,7 +13,7 @@ use crate::arguments::EventsArguments;
 use crate::operate::{ask, finish};
 
 /// How often the instance is asked for what is new.
-const FOLLOW_INTERVAL: Duration = Duration::from_millis(200);
+pub(crate) const FOLLOW_INTERVAL: Duration = Duration::from_millis(200);
 
 /// An event may be whole only after some with higher numbers: so far back is looked.
 const LATE_MAX: u64 = 256;
@@ -46,15 +46,15 @@ fn show(arguments: &EventsArguments) -> Result<(), String> {
     }
 }
 
-/// The numbers of events that were shown.
+/// The numbers of events, or of slow requests, that were shown.
 #[derive(Default)]
-struct Seen {
+pub(crate) struct Seen {
     numbers: BTreeSet<u64>,
 }
 
 impl Seen {
     /// Whether it was not shown before.
-    fn add(&mut self, number: u64) -> bool {
+    pub(crate) fn add(&mut self, number: u64) -> bool {
         let is_new = self.numbers.insert(number);
         let floor = self.all_up_to();
         self.numbers = self.numbers.split_off(&floor);
@@ -62,7 +62,7 @@ impl Seen {
     }
 
     /// What has no higher number is not asked for any more.
-    fn all_up_to(&self) -> u64 {
+    pub(crate) fn all_up_to(&self) -> u64 {
         self.numbers.last().map_or(0, |newest| newest.saturating_sub(LATE_MAX))
     }
 }

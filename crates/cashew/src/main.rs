@@ -9,11 +9,15 @@ mod children;
 mod daemon;
 mod discovery;
 mod events;
+mod hot;
+mod layout;
 mod operate;
 mod output;
 mod rehearse;
 mod route;
 mod run;
+mod slowlog;
+mod stats_port;
 mod top;
 
 use std::process::ExitCode;
@@ -43,6 +47,8 @@ fn main() -> ExitCode {
             operate::fail_over(&instance, pool, (first, second), force)
         }
         Some(CommandArguments::Events(arguments)) => events::events(&arguments),
+        Some(CommandArguments::Slowlog(arguments)) => slowlog::slowlog(&arguments),
+        Some(CommandArguments::Hot(arguments)) => hot::hot(&arguments),
         Some(CommandArguments::LogLevel { instance, level }) => {
             operate::log_level(&instance, level)
         }

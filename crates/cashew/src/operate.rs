@@ -1,16 +1,19 @@
 //! Commands for a running instance: `reload`, `upgrade`, `failover`, `status` and `log-level`.
 
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use cashew_admin::{HotListing, SlowListing};
 use cashew_supervisor::{Answer, AskError, Command, Outcome, PoolStatus, Status};
 use chrono::{DateTime, Local};
 
 use crate::arguments::InstanceArguments;
 use crate::output::print_line;
+use crate::{hot, slowlog, stats_port};
 
 /// How long to retry while the instance becomes another executable.
 const CUT_RETRY: Duration = Duration::from_secs(5);
@@ -46,9 +49,27 @@ pub(crate) fn status(instance: &InstanceArguments, json: bool) -> ExitCode {
             let text = serde_json::to_string_pretty(&status).expect("a status is plain JSON");
             print(&text);
         }
-        Answer::Status(status) => print(&describe(&status)),
+        Answer::Status(status) => {
+            print(&describe(&status));
+            let summary = status.statistics.map(summary).unwrap_or_default();
+            if !summary.is_empty() {
+                print(&format!("\n{}", summary.join("\n")));
+            }
+        }
         _ => {}
     }))
+}
+
+/// What is slow and what is hot. An instance whose stats port does not answer, or of an older version, has a status
+/// all the same.
+fn summary(statistics: SocketAddr) -> Vec<String> {
+    let address = stats_port::reachable(statistics).to_string();
+    let slow: Option<SlowListing> = stats_port::get(&address, "/slow.json?limit=1").ok();
+    let hot = slow.as_ref().and_then(|_| stats_port::get(&address, "/hot.json?limit=1").ok());
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let slow = slow.and_then(|slow| slowlog::summary(&slow, now.as_micros() as u64));
+    let hot = hot.map(|hot: HotListing| hot::summary(&hot));
+    slow.into_iter().chain(hot.unwrap_or_default()).collect()
 }
 
 pub(crate) fn log_level(instance: &InstanceArguments, level: u8) -> ExitCode {

@@ -2,13 +2,11 @@
 
 mod app;
 mod feed;
-mod layout;
 mod state;
 mod terminal;
 mod view;
 
 use std::io::{self, IsTerminal, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -22,8 +20,8 @@ use self::feed::Feed;
 use self::terminal::{Drawing, Screen};
 use self::view::Palette;
 use crate::arguments::InstanceArguments;
-use crate::operate::status_if_running;
 use crate::output::print_line;
+use crate::stats_port::address;
 
 /// How often keys and news are looked for.
 const TICK: Duration = Duration::from_millis(100);
@@ -42,33 +40,6 @@ pub(crate) fn top(instance: &InstanceArguments, url: Option<&str>, once: bool) -
             ExitCode::FAILURE
         }
     }
-}
-
-/// Where the statistics are, as `host:port`: where the instance says, or else its file.
-fn address(instance: &InstanceArguments, url: Option<&str>) -> Result<String, String> {
-    if let Some(url) = url {
-        return feed::address_of(url);
-    }
-    let running = status_if_running(instance);
-    if let Some(address) = running.as_ref().ok().and_then(|status| status.statistics) {
-        return Ok(reachable(address).to_string());
-    }
-    let loaded = cashew_config::load(&instance.conf_file).map_err(|error| {
-        let why = running.err().map_or_else(String::new, |why| format!("{why}; "));
-        format!("{why}{error}")
-    })?;
-    Ok(reachable(loaded.snapshot.global.stats_listen()).to_string())
-}
-
-/// What listens on all addresses listens on loopback.
-fn reachable(mut address: SocketAddr) -> SocketAddr {
-    if address.ip().is_unspecified() {
-        address.set_ip(match address.ip() {
-            IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-            IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
-        });
-    }
-    address
 }
 
 fn print_once(address: &str) -> Result<(), String> {
@@ -139,18 +110,4 @@ fn run(app: &mut App, feed: &Feed, screen: &mut Screen, ended: &AtomicBool) -> i
         is_stale = true;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn all_addresses_are_reached_by_loopback() {
-        for (listen, reached) in
-            [("0.0.0.0:1", "127.0.0.1:1"), ("[::]:1", "[::1]:1"), ("10.0.0.1:1", "10.0.0.1:1")]
-        {
-            assert_eq!(reachable(listen.parse().unwrap()).to_string(), reached);
-        }
-    }
 }

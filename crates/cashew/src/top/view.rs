@@ -10,10 +10,10 @@ use ratatui_core::text::{Line, Span};
 use serde_json::Value;
 
 use super::app::App;
-use super::layout::{
-    Cell, Column, Tone, bars, bytes, count, cut, micros, number, span, table, text, wide,
-};
 use super::state::{History, Now, Pool, Section, Server, State, Worker};
+use crate::layout::{
+    Cell, Column, Tone, bars, bytes, count, cut, lines, micros, number, span, table, text, wide,
+};
 
 const KEYS: &str = "jk, arrows: select  Enter: servers  Esc: back  ?: help  q: quit  s: by";
 
@@ -240,12 +240,7 @@ pub(super) fn whole(state: &State, width: u16) -> Vec<String> {
     }
     parts.push(workers(&state.workers, width));
     parts.extend(state.sections.iter().map(|it| section(it, width, usize::MAX)));
-    let line = |cells: &Vec<Cell>| {
-        let text: String = cells.iter().map(|cell| cell.text.as_str()).collect();
-        text.trim_end().to_owned()
-    };
-    let parts: Vec<String> =
-        parts.iter().map(|part| part.iter().map(line).collect::<Vec<_>>().join("\n")).collect();
+    let parts: Vec<String> = parts.iter().map(|part| lines(part).join("\n")).collect();
     parts.join("\n\n").lines().map(str::to_owned).collect()
 }
 
@@ -426,6 +421,7 @@ fn section(section: &Section, width: usize, rows_max: usize) -> Vec<Vec<Cell>> {
         if is_number(&column.unit) { number(&name) } else { text(&name) }
     };
     let columns: Vec<Column> = section.columns.iter().enumerate().map(column).collect();
+    let columns = &columns[..fitting(&columns, width)];
     let cell = |(column, value): (&super::state::Column, &Value)| -> Cell {
         match (column.unit.as_str(), value) {
             (_, Value::Null) => "-".into(),
@@ -438,8 +434,23 @@ fn section(section: &Section, width: usize, rows_max: usize) -> Vec<Vec<Cell>> {
         }
     };
     let rows = section.rows.iter().take(rows_max);
-    let rows = rows.map(|row| section.columns.iter().zip(row).map(cell).collect());
-    table(&columns, rows.collect(), width)
+    let rows = rows.map(|row| {
+        let cells = section.columns.iter().zip(row).map(cell);
+        cells.take(columns.len()).collect()
+    });
+    table(columns, rows.collect(), width)
+}
+
+/// How many columns leave each other room enough: more of them would only cut off what comes first.
+fn fitting(columns: &[Column], width: usize) -> usize {
+    const ROOM: usize = 10;
+    const NUMBER: usize = 7;
+    let mut used = 0;
+    let fits = |column: &&Column| {
+        used += if column.is_number { wide(&column.name).max(NUMBER) } else { ROOM } + 1;
+        used <= width + 1
+    };
+    columns.iter().take_while(fits).count().max(1)
 }
 
 /// The time of day here.
@@ -487,6 +498,14 @@ mod tests {
             assert!(text.contains(part), "{part} in\n{text}");
         }
         assert!(text.lines().all(|line| wide(line) == 80));
+    }
+
+    #[test]
+    fn of_a_wide_section_what_comes_first_is_shown() {
+        let columns: Vec<Column> = ["SLOW: TIME", "SERVER", "CLIENT", "COMMAND"].map(text).to_vec();
+        assert_eq!([60, 43, 42, 9].map(|width| fitting(&columns, width)), [4, 4, 3, 1]);
+        let columns = [number("A"), number("B"), number("QUEUE TIME")];
+        assert_eq!([26, 25].map(|width| fitting(&columns, width)), [3, 2]);
     }
 
     #[test]

@@ -1,10 +1,13 @@
 //! Tables and numbers as text for a given width.
 
+use std::io::{self, IsTerminal};
+
 use ratatui_core::text::Span;
+use ratatui_crossterm::crossterm::terminal::size;
 
 /// How a cell is to be seen. Where there is no colour its words have to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Tone {
+pub(crate) enum Tone {
     #[default]
     Plain,
     Head,
@@ -14,13 +17,13 @@ pub(super) enum Tone {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Cell {
-    pub(super) text: String,
-    pub(super) tone: Tone,
+pub(crate) struct Cell {
+    pub(crate) text: String,
+    pub(crate) tone: Tone,
 }
 
 impl Cell {
-    pub(super) fn new(text: impl Into<String>, tone: Tone) -> Self {
+    pub(crate) fn new(text: impl Into<String>, tone: Tone) -> Self {
         Self { text: clean(&text.into()), tone }
     }
 }
@@ -37,16 +40,16 @@ fn clean(text: &str) -> String {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Column {
-    pub(super) name: String,
-    pub(super) is_number: bool,
+pub(crate) struct Column {
+    pub(crate) name: String,
+    pub(crate) is_number: bool,
 }
 
-pub(super) fn text(name: &str) -> Column {
+pub(crate) fn text(name: &str) -> Column {
     Column { name: clean(name), is_number: false }
 }
 
-pub(super) fn number(name: &str) -> Column {
+pub(crate) fn number(name: &str) -> Column {
     Column { name: clean(name), is_number: true }
 }
 
@@ -55,7 +58,7 @@ const WIDTH_MIN: usize = 6;
 
 /// The head and the rows, each cell as wide as its column. Where that is too wide, the widest columns of text
 /// get less, and what is still too much is cut off on the right.
-pub(super) fn table(columns: &[Column], rows: Vec<Vec<Cell>>, width: usize) -> Vec<Vec<Cell>> {
+pub(crate) fn table(columns: &[Column], rows: Vec<Vec<Cell>>, width: usize) -> Vec<Vec<Cell>> {
     let head = columns.iter().map(|column| Cell { text: column.name.clone(), tone: Tone::Head });
     let mut all = vec![head.collect::<Vec<_>>()];
     all.extend(rows);
@@ -85,7 +88,26 @@ pub(super) fn table(columns: &[Column], rows: Vec<Vec<Cell>>, width: usize) -> V
     all
 }
 
-pub(super) fn wide(text: &str) -> usize {
+/// As lines without colours.
+pub(crate) fn lines(rows: &[Vec<Cell>]) -> Vec<String> {
+    let line = |cells: &Vec<Cell>| {
+        let text: String = cells.iter().map(|cell| cell.text.as_str()).collect();
+        text.trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
+}
+
+/// Columns of the reader: of the terminal unless `COLUMNS` says otherwise. Files have room for all.
+pub(crate) fn room() -> usize {
+    let columns = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
+    let of_terminal = || match io::stdout().is_terminal() {
+        true => size().map_or(80, |(columns, _)| columns.into()),
+        false => usize::MAX,
+    };
+    columns.unwrap_or_else(of_terminal).max(40)
+}
+
+pub(crate) fn wide(text: &str) -> usize {
     Span::raw(text).width()
 }
 
@@ -101,7 +123,7 @@ fn fit(text: &str, width: usize, to_the_right: bool) -> String {
 }
 
 /// What is cut off is told by a `~`.
-pub(super) fn cut(text: &str, width: usize) -> String {
+pub(crate) fn cut(text: &str, width: usize) -> String {
     if wide(text) <= width {
         return text.to_owned();
     }
@@ -119,7 +141,7 @@ pub(super) fn cut(text: &str, width: usize) -> String {
     shown
 }
 
-pub(super) fn count(number: Option<u64>) -> String {
+pub(crate) fn count(number: Option<u64>) -> String {
     let Some(number) = number else { return "-".to_owned() };
     match number {
         0..10_000 => number.to_string(),
@@ -129,7 +151,7 @@ pub(super) fn count(number: Option<u64>) -> String {
     }
 }
 
-pub(super) fn bytes(number: u64) -> String {
+pub(crate) fn bytes(number: u64) -> String {
     match number {
         0..1024 => format!("{number}B"),
         1024..1_048_576 => format!("{:.1}KiB", number as f64 / 1024.0),
@@ -138,7 +160,7 @@ pub(super) fn bytes(number: u64) -> String {
     }
 }
 
-pub(super) fn micros(us: Option<u64>) -> String {
+pub(crate) fn micros(us: Option<u64>) -> String {
     let Some(us) = us else { return "-".to_owned() };
     match us {
         0..1000 => format!("{us}us"),
@@ -148,7 +170,7 @@ pub(super) fn micros(us: Option<u64>) -> String {
     }
 }
 
-pub(super) fn span(seconds: u64) -> String {
+pub(crate) fn span(seconds: u64) -> String {
     match seconds {
         0..120 => format!("{seconds}s"),
         120..7200 => format!("{}min", seconds / 60),
@@ -158,7 +180,7 @@ pub(super) fn span(seconds: u64) -> String {
 }
 
 /// The newest values as a row of bars, of which the highest is the largest. Nothing where there was nothing.
-pub(super) fn bars(values: &[Option<u64>], width: usize, has_blocks: bool) -> String {
+pub(crate) fn bars(values: &[Option<u64>], width: usize, has_blocks: bool) -> String {
     let levels: &[char] = match has_blocks {
         true => &['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'],
         false => &['_', '.', '-', '=', '+', '*', '#', '@'],
