@@ -6,7 +6,9 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
+mod access_log;
 mod body;
+mod collector;
 mod connection;
 mod describe;
 mod discovery;
@@ -20,9 +22,12 @@ mod place;
 mod processes;
 mod prometheus;
 mod readiness;
+mod request_tap;
 mod section;
 mod server;
 mod source;
+mod span;
+mod span_exporter;
 mod state;
 mod stats;
 mod stream;

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::LogFormat;
+use cashew_config::snapshot::{LogFormat, Tracing};
 use cashew_metrics::{
-    ChildKind, Events, Health, Histogram, LastError, Layout, MemberRole, MemberState, PoolCounter,
-    PoolGauge, PoolId, Reloads, Segments, ServerCounter, ServerGauge, ServerId, ServerState,
-    Shared, SlotHeader, SpoolState, WallClock, monotonic_ms,
+    ChildKind, Events, Exports, Health, Histogram, LastError, Layout, MemberRole, MemberState,
+    PoolCounter, PoolGauge, PoolId, Reloads, Segments, ServerCounter, ServerGauge, ServerId,
+    ServerState, Shared, SlotHeader, SpoolState, WallClock, monotonic_ms,
 };
 
 use crate::discovery::{Discovery, Group, Sentinel};
@@ -179,6 +179,19 @@ impl Source {
 
     pub(crate) fn log_lines_lost(&self) -> u64 {
         self.shared.log_lines_lost()
+    }
+
+    /// Where spans are sent.
+    pub(crate) fn tracing(&self) -> Option<&Tracing> {
+        self.snapshot.global.tracing.as_ref()
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    pub(crate) fn exports(&self) -> Exports {
+        self.shared.exports()
     }
 
     pub(crate) fn restarts(&self, kind: ChildKind) -> u64 {

@@ -95,7 +95,19 @@ impl Instance {
     fn open_epoch(&self, descriptors: Vec<OwnedFd>) -> Result<Source> {
         let [epoch, metrics] = <[OwnedFd; 2]>::try_from(descriptors)
             .map_err(|_| "the epoch or the metrics are missing")?;
-        self.open(Epoch::unseal(epoch)?.snapshot, metrics)
+        let snapshot = Epoch::unseal(epoch)?.snapshot;
+        check_access_log(&snapshot)?;
+        self.open(snapshot, metrics)
+    }
+}
+
+/// A file that cannot be opened is a reason to refuse a configuration, as it is with that of the log.
+fn check_access_log(snapshot: &Snapshot) -> Result<()> {
+    let Some(access_log) = &snapshot.global.access_log else { return Ok(()) };
+    let file = &access_log.file;
+    match log::open(file) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!("cannot open the access log {}: {error}", file.display()).into()),
     }
 }
 
@@ -178,6 +190,10 @@ impl Control {
             ToChild::Sentinel { pool, address, is_answering } => {
                 self.instance.discovery.sentinel(pool, address, is_answering);
                 Ok(())
+            }
+            ToChild::LogReopen => {
+                log_or_warn(ToChild::LogReopen, &descriptors);
+                Ok(self.changer.change(Change::Reopen)?)
             }
             ToChild::Listen { .. } => {
                 let socket = descriptors.pop().ok_or("a socket to listen at is missing")?;

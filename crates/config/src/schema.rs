@@ -6,7 +6,8 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use crate::file::{
-    CommandSection, GlobalSection, GroupSection, PolicySection, PoolSection, ServerGroupSection,
+    AccessLogSection, CommandSection, GlobalSection, GroupSection, PolicySection, PoolSection,
+    ServerGroupSection, TracingSection,
 };
 use crate::routes::{self, RouteSection};
 use crate::section::{self, Section, prose};
@@ -51,6 +52,16 @@ pub fn group_table() -> String {
 /// The options of a group with replicas among a pool's `servers`, as a Markdown table.
 pub fn server_group_table() -> String {
     table::<ServerGroupSection>()
+}
+
+/// The options of `tracing`, as a Markdown table.
+pub fn tracing_table() -> String {
+    table::<TracingSection>()
+}
+
+/// The options of `access_log`, as a Markdown table.
+pub fn access_log_table() -> String {
+    table::<AccessLogSection>()
 }
 
 fn table<S: Section>() -> String {

@@ -189,6 +189,8 @@ fn the_flat_dialect_loads() {
             sentinel_state: None,
             ready_workers: 1,
             ready_needs_primaries: false,
+            tracing: None,
+            access_log: None,
         },
         pools: vec![last, first, second],
     };
@@ -237,6 +239,8 @@ fn the_sectioned_dialect_loads() {
             sentinel_state: None,
             ready_workers: 1,
             ready_needs_primaries: false,
+            tracing: None,
+            access_log: None,
         }
     );
     let local = "127.0.0.1";

@@ -24,7 +24,7 @@ use tracing::callsite::rebuild_interest_cache;
 use tracing::level_filters::LevelFilter;
 
 pub use event_record::EventRecord;
-pub use line::in_one_line;
+pub use line::{in_one_line, rfc3339_us};
 pub use line_writer::LineWriter;
 use subscriber::Log;
 
