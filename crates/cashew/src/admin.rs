@@ -72,7 +72,7 @@ fn prepare(
                 };
             }
             ToChild::Shutdown => return Ok(None),
-            other => log_or_warn(other, &descriptors),
+            other => log_or_warn(other, descriptors),
         }
     }
 }
@@ -192,7 +192,7 @@ impl Control {
                 Ok(())
             }
             ToChild::LogReopen => {
-                log_or_warn(ToChild::LogReopen, &descriptors);
+                log_or_warn(ToChild::LogReopen, descriptors);
                 Ok(self.changer.change(Change::Reopen)?)
             }
             ToChild::Listen { .. } => {
@@ -200,7 +200,7 @@ impl Control {
                 Ok(self.changer.change(Change::Listener(TcpListener::from(socket)))?)
             }
             other => {
-                log_or_warn(other, &descriptors);
+                log_or_warn(other, descriptors);
                 Ok(())
             }
         }
@@ -217,10 +217,10 @@ impl Control {
     }
 }
 
-pub(crate) fn log_or_warn(message: ToChild, descriptors: &[OwnedFd]) {
+pub(crate) fn log_or_warn(message: ToChild, descriptors: Vec<OwnedFd>) {
     match message {
         ToChild::LogLevel { level } => log::set_level(level),
-        ToChild::LogReopen => match descriptors.first().map(log::redirect) {
+        ToChild::LogReopen => match descriptors.into_iter().next().map(log::redirect_aside) {
             Some(Ok(())) => {}
             Some(Err(error)) => error!("cannot reopen the log: {error}"),
             None => error!("cannot reopen the log: no file came with the order"),

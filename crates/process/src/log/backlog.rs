@@ -58,13 +58,8 @@ pub(super) enum Refused {
 
 impl Backlog {
     pub(super) const fn new() -> Self {
-        let state = State {
-            orders: VecDeque::new(),
-            size: 0,
-            has_writer: false,
-            is_busy: false,
-            lost: 0,
-        };
+        let state =
+            State { orders: VecDeque::new(), size: 0, has_writer: false, is_busy: false, lost: 0 };
         Self { state: Mutex::new(state), filled: Condvar::new(), idle: Condvar::new() }
     }
 
@@ -201,8 +196,10 @@ mod tests {
         release.send(()).unwrap();
         backlog.flush(Duration::from_secs(60));
         let all: Vec<(Vec<u8>, u64)> = hear.try_iter().collect();
-        let numbers: Vec<usize> =
-            all.iter().map(|(line, _)| str::from_utf8(line).unwrap().trim().parse().unwrap()).collect();
+        let numbers: Vec<usize> = all
+            .iter()
+            .map(|(line, _)| str::from_utf8(line).unwrap().trim().parse().unwrap())
+            .collect();
         assert!(numbers.is_sorted() && numbers[0] == 0);
         assert_eq!(numbers.len() as u64 + refused, LINES as u64);
         assert_eq!(all.iter().map(|(_, lost)| lost).sum::<u64>(), refused);
