@@ -338,6 +338,25 @@ def test_a_slow_collector_delays_neither_clients_nor_statistics(place):
     assert status["admin"]["restarts"] == 0
 
 
+def test_what_is_left_at_the_end_is_sent(place):
+    collector = place.keep(Collector())
+    gateway = start(place, f"{{{endpoint(collector)}, share: 0%, keys: full}}")
+    until(gateway, lambda: collector.roots("warm"), "a span", slow=True)
+    slowly(gateway, "GET", "last")
+    gateway.stop()
+    assert len(collector.roots("last")) == 1
+
+
+def test_a_collector_that_never_answers_delays_no_stop(place):
+    collector = place.keep(Collector())
+    collector.delay = 8
+    gateway = start(place, f"{{{endpoint(collector)}, share: 0%, keys: full}}")
+    until(gateway, lambda: collector.attempts > 0, "an attempt", slow=True)
+    began = time.monotonic()
+    gateway.stop()
+    assert time.monotonic() - began < 6
+
+
 # ------------------------------------------------------------------------------------ access log
 
 

@@ -1,6 +1,6 @@
 //! Sends requests as spans to the collector, in batches. Nobody waits for it: what finds no room is dropped.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
@@ -40,12 +40,14 @@ struct Queue {
 
 pub(crate) struct SpanExporter {
     queue: RefCell<Queue>,
+    /// Spans of the exports under way.
+    under_way: Cell<u64>,
     exports: Exports,
 }
 
 impl SpanExporter {
     pub(crate) fn new(exports: Exports) -> Self {
-        Self { queue: RefCell::default(), exports }
+        Self { queue: RefCell::default(), under_way: Cell::new(0), exports }
     }
 
     pub(crate) fn push(&self, request: SeenRequest, trace_id: TraceId) {
@@ -90,6 +92,7 @@ impl SpanExporter {
         loop {
             self.gather().await;
             let (batch, spans) = self.take();
+            self.begin(spans);
             let began = Instant::now();
             let mut backoff = BACKOFF_MIN;
             loop {
@@ -123,6 +126,7 @@ impl SpanExporter {
                 self.pause(after.unwrap_or(backoff), &source).await;
                 backoff = (backoff * 2).min(BACKOFF_MAX);
             }
+            self.end(spans);
         }
     }
 
@@ -160,7 +164,10 @@ impl SpanExporter {
             while !self.is_empty() {
                 let (batch, spans) = self.take();
                 let body = body(&batch, source, tracing, &mut random);
-                match collector::post(tracing, &body).await {
+                self.begin(spans);
+                let taken = collector::post(tracing, &body).await;
+                self.end(spans);
+                match taken {
                     Taken::All { rejected, why } => self.taken(spans, rejected, &why),
                     Taken::Later { .. } | Taken::Never { .. } => {
                         self.exports.add(ExportCounter::SpansDropped, spans);
@@ -172,7 +179,16 @@ impl SpanExporter {
         // Whoever has not taken them by then does not get them.
         let _ = timeout(PARTING, sending).await;
         let left = std::mem::take(&mut *self.queue.borrow_mut());
-        self.exports.add(ExportCounter::SpansDropped, left.spans as u64);
+        let left = left.spans as u64 + self.under_way.take();
+        self.exports.add(ExportCounter::SpansDropped, left);
+    }
+
+    fn begin(&self, spans: u64) {
+        self.under_way.set(self.under_way.get() + spans);
+    }
+
+    fn end(&self, spans: u64) {
+        self.under_way.set(self.under_way.get() - spans);
     }
 
     fn taken(&self, spans: u64, rejected: u64, why: &str) {
