@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -371,3 +372,26 @@ def test_a_background_instance_logs_to_the_file_of_its_configuration(place):
         done = run(log_file=log)
     assert done.returncode == 1 and f"cannot listen on {HOST}:{stats}" in done.stderr
     assert f"cannot listen on {HOST}:{stats}" in log.read_text()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nobody_who_serves_clients_writes_the_log(place, workers):
+    gateway = start(place, workers)
+    serving = [gateway.pid] if workers == 0 else children(gateway.pid)
+    assert len(serving) >= max(workers, 1)
+    for pid in serving:
+        names = [path.read_text().strip() for path in Path(f"/proc/{pid}/task").glob("*/comm")]
+        assert "log" in names, names
+    # What they say last is there all the same.
+    with gateway.connect() as conn:
+        conn.call("PING")
+        gateway.stop()
+    assert "panicked" not in gateway.log()
+    old = gateway.log_path.with_suffix(".old")
+    gateway.process.start()
+    gateway.log_path.rename(old)
+    os.kill(gateway.pid, signal.SIGUSR1)
+    wait_until(lambda: gateway.log_path.exists(), "the log is opened anew")
+    for pid in family(gateway):
+        wait_until(lambda: os.path.realpath(f"/proc/{pid}/fd/2") == str(gateway.log_path),
+                   f"process {pid} writes to the new file")

@@ -6,7 +6,9 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
+mod access_log;
 mod body;
+mod collector;
 mod connection;
 mod describe;
 mod discovery;
@@ -23,10 +25,13 @@ mod processes;
 mod prometheus;
 mod query;
 mod readiness;
+mod request_tap;
 mod section;
 mod server;
 mod slow;
 mod source;
+mod span;
+mod span_exporter;
 mod state;
 mod stats;
 mod stream;

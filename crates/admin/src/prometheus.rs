@@ -3,8 +3,8 @@
 use std::fmt::{Display, Write};
 
 use cashew_metrics::{
-    ChildKind, EventKind, Histogram, MemberRole, PoolCounter, PoolGauge, PoolId, ServerCounter,
-    ServerGauge, ServerId, SlotHeader,
+    ChildKind, EventKind, ExportCounter, Histogram, MemberRole, PoolCounter, PoolGauge, PoolId,
+    ServerCounter, ServerGauge, ServerId, SlotHeader,
 };
 
 use crate::discovery::Group;
@@ -116,6 +116,7 @@ fn instance(text: &mut Exposition, source: &Source) {
     let name = "cashew_log_lines_lost_total";
     text.family(name, "counter", "Lines that could not be written to the log");
     text.sample(name, "", source.log_lines_lost());
+    exports(text, source);
     let name = "cashew_restarts_total";
     text.family(name, "counter", "Processes that ended though they were not to");
     for child in ChildKind::ALL {
@@ -141,6 +142,50 @@ fn instance(text: &mut Exposition, source: &Source) {
         }
     }
 }
+
+/// Of single requests, where that is on or was.
+fn exports(text: &mut Exposition, source: &Source) {
+    let exports = source.exports();
+    let global = &source.snapshot().global;
+    let is_on = global.tracing.is_some() || global.access_log.is_some();
+    let counts: Vec<u64> = EXPORT_STATS.iter().map(|(_, it, _)| exports.count(*it)).collect();
+    if !is_on && counts.iter().all(|&count| count == 0) {
+        return;
+    }
+    for ((name, _, help), count) in EXPORT_STATS.into_iter().zip(counts) {
+        text.family(name, "counter", help);
+        text.sample(name, "", count);
+    }
+}
+
+const EXPORT_STATS: [(&str, ExportCounter, &str); 6] = [
+    ("cashew_trace_spans_total", ExportCounter::Spans, "Spans that the collector has taken"),
+    (
+        "cashew_trace_spans_dropped_total",
+        ExportCounter::SpansDropped,
+        "Spans that the collector has not taken, and that are given up",
+    ),
+    (
+        "cashew_trace_export_errors_total",
+        ExportCounter::SpanErrors,
+        "Exports of spans that failed, those included that are tried again",
+    ),
+    (
+        "cashew_access_log_lines_total",
+        ExportCounter::AccessLines,
+        "Lines written to the access log",
+    ),
+    (
+        "cashew_access_log_lines_lost_total",
+        ExportCounter::AccessLinesLost,
+        "Lines that could not be written to the access log",
+    ),
+    (
+        "cashew_request_samples_missed_total",
+        ExportCounter::SamplesMissed,
+        "Samples of requests that were overwritten before they were chosen from",
+    ),
+];
 
 type ProcessStat = (&'static str, &'static str, &'static str, fn(&Process) -> Option<Number>);
 

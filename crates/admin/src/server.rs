@@ -15,10 +15,13 @@ use tokio::task::{LocalSet, spawn_local, yield_now};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tracing::warn;
 
+use crate::access_log::AccessLogWriter;
 use crate::connection;
 use crate::history::{self, History};
 use crate::place::Place;
+use crate::request_tap::RequestTap;
 use crate::source::Source;
+use crate::span_exporter::SpanExporter;
 
 /// The most connections at a time. One more replaces the connection that has been idle for longest.
 /// So clients that send a request and read are served at once, however many others do not.
@@ -44,6 +47,8 @@ pub enum Change {
     Source(Source),
     /// Accept from this listener from now on.
     Listener(StdListener),
+    /// Open the access log anew.
+    Reopen,
 }
 
 /// Changes on their way.
@@ -69,6 +74,9 @@ pub(crate) struct Hub {
     source: RefCell<Rc<Source>>,
     pub(crate) history: RefCell<History>,
     places: RefCell<Vec<Rc<Place>>>,
+    tap: RefCell<RequestTap>,
+    spans: SpanExporter,
+    access_log: RefCell<AccessLogWriter>,
 }
 
 /// Serves until the [`Changer`] is dropped, then answers the open connections. Fails only if the
@@ -76,21 +84,36 @@ pub(crate) struct Hub {
 pub fn serve(listener: StdListener, source: Source, changes: Changes) -> io::Result<()> {
     let runtime = runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     let hub = Rc::new(Hub {
+        tap: RefCell::new(RequestTap::new()),
+        spans: SpanExporter::new(source.exports()),
+        access_log: RefCell::new(AccessLogWriter::new(source.exports())),
         source: RefCell::new(Rc::new(source)),
         history: RefCell::new(History::default()),
         places: RefCell::new(Vec::with_capacity(CONNECTIONS_MAX)),
     });
-    LocalSet::new().block_on(&runtime, run(hub, listener, changes))
+    let result = LocalSet::new().block_on(&runtime, run(hub, listener, changes));
+    // A look-up of the collector's name may take long, and nobody needs the answer.
+    runtime.shutdown_background();
+    result
 }
 
 async fn run(hub: Rc<Hub>, listener: StdListener, mut changes: Changes) -> io::Result<()> {
     let mut listener = watch(listener)?;
     spawn_local(tick(Rc::clone(&hub)));
+    spawn_local(export(Rc::clone(&hub)));
     let mut in_a_row = 0;
     loop {
         match poll_fn(|cx| next(&listener, &mut changes, cx)).await {
             Event::Stop => break,
-            Event::Change(Change::Source(source)) => hub.source.replace(Rc::new(source)),
+            Event::Change(Change::Source(source)) => {
+                hub.source.replace(Rc::new(source));
+                hub.tap_requests();
+                continue;
+            }
+            Event::Change(Change::Reopen) => {
+                hub.access_log.borrow_mut().reopen();
+                continue;
+            }
             Event::Change(Change::Listener(new)) => {
                 let old = std::mem::replace(&mut listener, watch(new)?);
                 hub.accept_waiting(&old).await;
@@ -112,9 +135,10 @@ async fn run(hub: Rc<Hub>, listener: StdListener, mut changes: Changes) -> io::R
                 }
                 continue;
             }
-        };
+        }
     }
     hub.part_with_all().await;
+    hub.part_with_requests().await;
     Ok(())
 }
 
@@ -152,6 +176,7 @@ async fn tick(hub: Rc<Hub>) {
         beats.tick().await;
         let source = hub.source();
         source.beat();
+        hub.tap_requests();
         let now = Instant::now();
         if now >= next_sample {
             // What was missed while the machine stood still is not made up for.
@@ -161,7 +186,37 @@ async fn tick(hub: Rc<Hub>) {
     }
 }
 
+/// Sends spans to the collector.
+async fn export(hub: Rc<Hub>) {
+    hub.spans.run(|| hub.source()).await;
+}
+
 impl Hub {
+    /// Takes the newest requests to where they are wanted.
+    fn tap_requests(&self) {
+        let source = self.source();
+        let global = &source.snapshot().global;
+        let mut access_log = self.access_log.borrow_mut();
+        access_log.follow(global.access_log.as_ref());
+        for tapped in self.tap.borrow_mut().read(source.shared(), global) {
+            if let Some(config) = global.access_log.as_ref().filter(|_| tapped.is_logged) {
+                access_log.write(&tapped.request, tapped.trace_id, config);
+            }
+            if let Some(trace_id) = tapped.trace_id {
+                self.spans.push(tapped.request, trace_id);
+            }
+        }
+        access_log.settle();
+    }
+
+    /// Writes and sends what there is, as far as that takes no long time.
+    async fn part_with_requests(&self) {
+        self.tap_requests();
+        self.spans.part(&self.source()).await;
+        let exports = self.source().exports();
+        self.access_log.replace(AccessLogWriter::new(exports)).part();
+    }
+
     /// A response is made of one source, so it has one snapshot only.
     pub(crate) fn source(&self) -> Rc<Source> {
         Rc::clone(&self.source.borrow())

@@ -289,7 +289,7 @@ mod tests {
         ] {
             assert_eq!(json(&source, query).unwrap_err(), why);
         }
-        source.slow_requests().reset();
+        ["alpha", "beta", "gone"].into_iter().for_each(|pool| source.slow_requests().reset(pool));
         assert_eq!((listed(&source, "").kept, commands("").len()), (0, 0));
     }
 

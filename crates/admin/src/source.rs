@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{LogFormat, Server};
+use cashew_config::snapshot::{LogFormat, Server, Tracing};
 use cashew_metrics::{
-    ChildKind, Events, Health, Histogram, HotKeys, LastError, Layout, MemberRole, MemberState,
-    PoolCounter, PoolGauge, PoolId, Ranking, Reloads, RequestRing, Segments, ServerCounter,
-    ServerGauge, ServerId, ServerState, Shared, SlotHeader, SpoolState, WallClock, monotonic_ms,
+    ChildKind, Events, Exports, Health, Histogram, HotKeys, LastError, Layout, MemberRole,
+    MemberState, PoolCounter, PoolGauge, PoolId, Ranking, Reloads, RequestRing, Segments,
+    ServerCounter, ServerGauge, ServerId, ServerState, Shared, SlotHeader, SpoolState, WallClock,
+    monotonic_ms,
 };
 
 use crate::discovery::{Discovery, Group, Sentinel};
@@ -182,6 +183,19 @@ impl Source {
 
     pub(crate) fn log_lines_lost(&self) -> u64 {
         self.shared.log_lines_lost()
+    }
+
+    /// Where spans are sent.
+    pub(crate) fn tracing(&self) -> Option<&Tracing> {
+        self.snapshot.global.tracing.as_ref()
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    pub(crate) fn exports(&self) -> Exports {
+        self.shared.exports()
     }
 
     pub(crate) fn restarts(&self, kind: ChildKind) -> u64 {

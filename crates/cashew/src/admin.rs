@@ -72,7 +72,7 @@ fn prepare(
                 };
             }
             ToChild::Shutdown => return Ok(None),
-            other => log_or_warn(other, &descriptors),
+            other => log_or_warn(other, descriptors),
         }
     }
 }
@@ -95,7 +95,19 @@ impl Instance {
     fn open_epoch(&self, descriptors: Vec<OwnedFd>) -> Result<Source> {
         let [epoch, metrics] = <[OwnedFd; 2]>::try_from(descriptors)
             .map_err(|_| "the epoch or the metrics are missing")?;
-        self.open(Epoch::unseal(epoch)?.snapshot, metrics)
+        let snapshot = Epoch::unseal(epoch)?.snapshot;
+        check_access_log(&snapshot)?;
+        self.open(snapshot, metrics)
+    }
+}
+
+/// A file that cannot be opened is a reason to refuse a configuration, as it is with that of the log.
+fn check_access_log(snapshot: &Snapshot) -> Result<()> {
+    let Some(access_log) = &snapshot.global.access_log else { return Ok(()) };
+    let file = &access_log.file;
+    match log::open(file) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!("cannot open the access log {}: {error}", file.display()).into()),
     }
 }
 
@@ -179,12 +191,16 @@ impl Control {
                 self.instance.discovery.sentinel(pool, address, is_answering);
                 Ok(())
             }
+            ToChild::LogReopen => {
+                log_or_warn(ToChild::LogReopen, descriptors);
+                Ok(self.changer.change(Change::Reopen)?)
+            }
             ToChild::Listen { .. } => {
                 let socket = descriptors.pop().ok_or("a socket to listen at is missing")?;
                 Ok(self.changer.change(Change::Listener(TcpListener::from(socket)))?)
             }
             other => {
-                log_or_warn(other, &descriptors);
+                log_or_warn(other, descriptors);
                 Ok(())
             }
         }
@@ -201,10 +217,10 @@ impl Control {
     }
 }
 
-pub(crate) fn log_or_warn(message: ToChild, descriptors: &[OwnedFd]) {
+pub(crate) fn log_or_warn(message: ToChild, descriptors: Vec<OwnedFd>) {
     match message {
         ToChild::LogLevel { level } => log::set_level(level),
-        ToChild::LogReopen => match descriptors.first().map(log::redirect) {
+        ToChild::LogReopen => match descriptors.into_iter().next().map(log::redirect_aside) {
             Some(Ok(())) => {}
             Some(Err(error)) => error!("cannot reopen the log: {error}"),
             None => error!("cannot reopen the log: no file came with the order"),

@@ -65,12 +65,22 @@ fn child(name: String, log: &LogArguments, serve: impl FnOnce(OwnedFd) -> Result
     if let Err(error) = cashew_process::leave_signals_to_master() {
         warn!("signals to all processes of the instance end this one: {error}");
     }
-    match take_control().map_err(Into::into).and_then(serve) {
+    write_log_aside();
+    let status = match take_control().map_err(Into::into).and_then(serve) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             error!("{error}");
             ExitCode::FAILURE
         }
+    };
+    log::flush();
+    status
+}
+
+/// The log may be slow, which clients are not to notice.
+pub(crate) fn write_log_aside() {
+    if let Err(error) = log::write_aside() {
+        warn!("the log has no thread of its own: {error}");
     }
 }
 

@@ -180,7 +180,7 @@ impl Child {
                     members.suspect(&pool, now);
                 }
             }
-            other => log_or_warn(other, &descriptors),
+            other => log_or_warn(other, descriptors),
         }
         Ok(())
     }

@@ -8,7 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use cashew_admin::{HotListing, SlowListing};
-use cashew_supervisor::{Answer, AskError, Command, Outcome, PoolStatus, Status};
+use cashew_process::log::in_one_line;
+use cashew_supervisor::{Answer, AskError, Command, Outcome, PoolStatus, Status, TracingStatus};
 use chrono::{DateTime, Local};
 
 use crate::arguments::InstanceArguments;
@@ -186,6 +187,35 @@ fn configured_socket(conf_file: &Path) -> Option<PathBuf> {
     cashew_config::load(conf_file).ok()?.snapshot.global.control_socket
 }
 
+/// What becomes of single requests, where that is on.
+fn describe_exports(status: &Status) -> String {
+    let last = |error: &Option<String>, at: Option<u64>| match error {
+        Some(why) => {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+            let ago = duration(now.saturating_sub(at.unwrap_or_default()));
+            format!("; last error {ago} ago: {}", in_one_line(why))
+        }
+        None => String::new(),
+    };
+    let mut text = String::new();
+    if let Some(tracing) = &status.tracing {
+        let TracingStatus { endpoint, spans, spans_dropped, errors, .. } = tracing;
+        text += &format!("tracing: {endpoint}, {spans} spans sent, {spans_dropped} dropped");
+        if *errors > 0 {
+            text += &format!(", {errors} failed exports");
+        }
+        text += &format!("{}\n", last(&tracing.last_error, tracing.last_error_at));
+    }
+    if let Some(log) = &status.access_log {
+        text += &format!("access log: {}, {} lines written", log.file.display(), log.lines);
+        if log.lines_lost > 0 {
+            text += &format!(", {} could not be", log.lines_lost);
+        }
+        text += &format!("{}\n", last(&log.last_error, log.last_error_at));
+    }
+    text
+}
+
 /// A status for people.
 fn describe(status: &Status) -> String {
     let uptime = duration(status.uptime_s);
@@ -209,6 +239,7 @@ fn describe(status: &Status) -> String {
         }
         text += "\n";
     }
+    text += &describe_exports(status);
     for (what, outcome) in [("reload", &status.last_reload), ("upgrade", &status.last_upgrade)] {
         if let Some(outcome) = outcome {
             text += &format!("last {what}: {}\n", describe_outcome(outcome));
@@ -628,6 +659,8 @@ mod tests {
             log_file: Some("/var/log/cashew.log".into()),
             log_level: Some(5),
             log_lines_lost: 0,
+            tracing: None,
+            access_log: None,
             last_reload: None,
             last_upgrade: None,
         };

@@ -28,13 +28,15 @@ pub(crate) fn instance(arguments: Arguments) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match run(arguments, &told) {
+    let status = match run(arguments, &told) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             told.failed(&error.to_string());
             ExitCode::FAILURE
         }
-    }
+    };
+    log::flush();
+    status
 }
 
 fn run(arguments: Arguments, told: &Rc<Told>) -> Result<(), Box<dyn Error>> {
@@ -56,6 +58,10 @@ fn run(arguments: Arguments, told: &Rc<Told>) -> Result<(), Box<dyn Error>> {
     info!("cashew-{} with {}", output::VERSION, arguments.conf_file.display());
     for warning in &loaded.warnings {
         warn!("{warning}");
+    }
+    // Clients are served here, too.
+    if alone {
+        children::write_log_aside();
     }
     let ready = Rc::clone(told);
     cashew_supervisor::run(Options {

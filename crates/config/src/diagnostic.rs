@@ -204,14 +204,15 @@ impl<'a> Report<'a> {
 /// Where the value of an option that may be a password begins: diagnostics end up in logs. A
 /// misspelt `redis_auth` holds a password too.
 fn password(line: &str) -> Option<usize> {
-    ["auth", "redis_a", "pass"].into_iter().flat_map(|mark| line.match_indices(mark)).find_map(
-        |(at, _)| {
+    ["auth", "redis_a", "pass", "Auth", "headers", "-key", "token"]
+        .into_iter()
+        .flat_map(|mark| line.match_indices(mark))
+        .find_map(|(at, _)| {
             let is_key = |c: char| c.is_alphanumeric() || "_-\"'".contains(c);
             let behind = line[at..].trim_start_matches(is_key).trim_start();
             let value = behind.strip_prefix(':')?;
             (!value.is_empty()).then_some(line.len() - value.len())
-        },
-    )
+        })
 }
 
 /// Where the credentials of a URL begin.

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 
 use cashew_placement::HashTag;
 
+use crate::access_log;
 use crate::policy::shown_policy;
 use crate::replica_reads::SpanText;
 use crate::resolve::WORKER_MEMORY_MIN;
@@ -18,6 +19,7 @@ use crate::snapshot::{
     Listen, Memcached, OnFailure, Pool, Protocol, Reads, ReplicaReads, Sentinel, Server,
     ServerGroup, Snapshot, Spool, StatsFormat, Topology, TopologyState, Wire, Writes,
 };
+use crate::tracing;
 use crate::value::RoundSize;
 use crate::value::SizeText;
 
@@ -110,6 +112,8 @@ impl Difference {
             log_format,
             ready_workers,
             ready_needs_primaries,
+            tracing,
+            access_log,
         } = old;
         let shown = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
         let log = |path| shown(path).unwrap_or_else(|| "standard error".to_owned());
@@ -168,6 +172,16 @@ impl Difference {
         option.changed("log_format", &log_format.name(), &new.log_format.name());
         option.changed("ready_workers", ready_workers, &new.ready_workers);
         option.changed("ready_needs_primaries", ready_needs_primaries, &new.ready_needs_primaries);
+        let shown = (tracing::shown(tracing), tracing::shown(&new.tracing));
+        option.changed("tracing", &shown.0, &shown.1);
+        if shown.0 == shown.1 && *tracing != new.tracing {
+            option.say("tracing: values of headers");
+        }
+        option.changed(
+            "access_log",
+            &access_log::shown(access_log),
+            &access_log::shown(&new.access_log),
+        );
     }
 
     fn pool(&mut self, old: &Pool, new: &Pool) {
@@ -753,6 +767,15 @@ mod tests {
             ("log_format: json", "log_format: plain -> json"),
             ("ready_workers: 2", "ready_workers: 1 -> 2"),
             ("ready_needs_primaries: true", "ready_needs_primaries: false -> true"),
+            (
+                "tracing: {endpoint: 'http://c', headers: {x-token: secret}}",
+                "tracing: none -> http://c:4318/v1/traces, share 1%, service_name cashew, keys hash, \
+                 headers x-token",
+            ),
+            (
+                "access_log: {file: /access}",
+                "access_log: none -> /access, plain, share 1%, slow true, arguments true",
+            ),
         ];
         let old = snapshot(GLOBAL, SERVERS);
         for (text, expected) in table {

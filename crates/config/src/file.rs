@@ -4,6 +4,7 @@
 use cashew_placement::{Distribution, Hash, HashTag};
 use cashew_tls::{Ciphers, ClientAuth, Version};
 
+use crate::access_log::AccessLogText;
 use crate::address::ListenText;
 use crate::commands::{Commands, Whole, Words};
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
@@ -18,11 +19,12 @@ use crate::section::{self, OptionInfo, Section, section};
 use crate::sentinel::{Addresses, SentinelAuth};
 use crate::share::Share;
 use crate::snapshot::{
-    Affinity, CasUniques, IoEngine, LogFormat, OnFailure, PolicyBase, ReadYourWrites, Reads,
-    StatsFormat, Wire, Writes,
+    Affinity, CasUniques, IoEngine, KeysShown, LogFormat, OnFailure, PolicyBase, ReadYourWrites,
+    Reads, StatsFormat, Wire, Writes,
 };
 use crate::spool::SpoolText;
 use crate::tls::{Files, ServerTlsText, TlsText};
+use crate::tracing::{CollectorText, Headers, TracingText};
 use crate::tree::{Kind, Node};
 use crate::value::{
     CredentialList, FilePath, Heartbeat, Memory, Number, Servers, Size, SocketPath, StatsListen,
@@ -111,6 +113,48 @@ section! {
         /// all gateways have these servers in common, all of them leave together. Servers of a pool with
         /// `server_check_interval: 0` count as up, since nobody would notice that they are back.
         ready_needs_primaries: Switch = "false",
+        /// [Spans](operations.md#tracing) of slow requests and of samples are sent to an OpenTelemetry
+        /// collector. Its options are [below](#tracing).
+        tracing: TracingText = none,
+        /// Slow requests and samples are written to a file, a line [each](operations.md#the-access-log). Its
+        /// options are [below](#the-access-log).
+        access_log: AccessLogText = none,
+    }
+}
+
+section! {
+    /// Where spans of requests are sent.
+    TracingSection {
+        /// The collector, which takes OTLP over HTTP as JSON. Without a port it is 4318. `/v1/traces` is
+        /// appended unless it is there. There is no https: a collector on this machine can send them on.
+        endpoint: CollectorText = required,
+        /// The share of the samples that are exported. Samples are [few
+        /// already](operations.md#which-requests). Slow requests are all exported, also with 0%.
+        share: Share = "1%",
+        /// HTTP headers that go with each export, such as a token.
+        headers: Headers = none,
+        /// The `service.name` of the spans.
+        service_name: Text = "cashew",
+        /// What spans tell of the key: a digest of it, the key as well, or nothing.
+        keys: KeysShown = "hash",
+    }
+}
+
+section! {
+    /// The file that requests are written to.
+    AccessLogSection {
+        /// The file. It is appended to, and opened anew as `log_file` is. The user of the workers must
+        /// have the right to.
+        file: FilePath = required,
+        /// How lines look: `plain` has `name=value`, `json` makes each an object.
+        format: LogFormat = "plain",
+        /// The share of the samples that are written. Samples are [few
+        /// already](operations.md#which-requests).
+        share: Share = "1%",
+        /// Whether all slow requests are written, too.
+        slow: Switch = "true",
+        /// Whether lines have what follows the command: keys and values, each cut after 128 bytes.
+        arguments: Switch = "true",
     }
 }
 

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
+mod access_log;
 mod accounts;
 mod address;
 mod commands;
@@ -32,6 +33,7 @@ mod slip;
 pub mod snapshot;
 mod spool;
 mod tls;
+mod tracing;
 mod tree;
 mod value;
 

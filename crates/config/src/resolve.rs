@@ -162,6 +162,7 @@ pub(crate) fn resolve(
     loops::check(&pool_lines, context, report);
     let stats_listen = resolve_stats(&file.global, &pools, context, report);
     check_file("log_file", file.global.log_file.as_ref(), context, report);
+    check_access_log(&file.global, context, report);
     check_file("sentinel_state", file.global.sentinel_state.as_ref(), context, report);
     accounts::check(Account::User, file.global.user.as_ref(), context, report);
     accounts::check(Account::Group, file.global.group.as_ref(), context, report);
@@ -214,6 +215,8 @@ fn resolve_global(section: GlobalSection, context: &Context<'_>) -> Global {
         log_format: section.log_format.value,
         ready_workers: section.ready_workers.value.0 as u32,
         ready_needs_primaries: section.ready_needs_primaries.value.0,
+        tracing: section.tracing.map(|tracing| tracing.value.0),
+        access_log: section.access_log.map(|access_log| access_log.value.log),
     }
 }
 
@@ -261,7 +264,19 @@ fn resolve_stats(
     Some(address)
 }
 
-/// Of a file that the master makes.
+/// Two kinds of lines in one file would be of use to nobody.
+fn check_access_log(section: &GlobalSection, context: &Context<'_>, report: &mut Report<'_>) {
+    let Some(file) = section.access_log.as_ref().map(|access_log| &access_log.value.file) else {
+        return;
+    };
+    check_file("file", Some(file), context, report);
+    if section.log_file.as_ref().is_some_and(|log| log.value.0 == file.value.0) {
+        let complaint = Complaint::new("the access log cannot be in the file of the log");
+        report.error(file.pos, complaint.hint("expected another file"));
+    }
+}
+
+/// Of a file that this instance makes.
 fn check_file(
     key: &str,
     file: Option<&At<FilePath>>,

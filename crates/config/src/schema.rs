@@ -6,8 +6,8 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use crate::file::{
-    CommandSection, GlobalSection, GroupSection, PolicySection, PoolSection, ServerGroupSection,
-    ServerTlsSection, TlsSection,
+    AccessLogSection, CommandSection, GlobalSection, GroupSection, PolicySection, PoolSection,
+    ServerGroupSection, ServerTlsSection, TlsSection, TracingSection,
 };
 use crate::routes::{self, RouteSection};
 use crate::section::{self, Section, prose};
@@ -62,6 +62,16 @@ pub fn tls_table() -> String {
 /// The options of a pool's `server_tls`, as a Markdown table.
 pub fn server_tls_table() -> String {
     table::<ServerTlsSection>()
+}
+
+/// The options of `tracing`, as a Markdown table.
+pub fn tracing_table() -> String {
+    table::<TracingSection>()
+}
+
+/// The options of `access_log`, as a Markdown table.
+pub fn access_log_table() -> String {
+    table::<AccessLogSection>()
 }
 
 fn table<S: Section>() -> String {

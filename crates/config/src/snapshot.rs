@@ -1,10 +1,12 @@
 //! The configuration as the rest of Cashew sees it: validated, resolved, sorted, with all options
 //! set. The master hands it to the workers as JSON in a sealed memfd.
 
+mod access_log;
 mod live;
 mod replica_reads;
 mod route;
 mod topology;
+mod tracing;
 mod way;
 
 use std::fmt;
@@ -17,9 +19,11 @@ use cashew_protocol::redis::{Clearance, Definition, KeyPlaces, Rules};
 use cashew_tls::{ListenerTls, ServerTls};
 use serde::{Deserialize, Serialize};
 
+pub use self::access_log::AccessLog;
 pub use self::replica_reads::{Hedge, ReadYourWrites, ReplicaReads};
 pub use self::route::{FailoverOn, PrefixArm, Route, share_of};
 pub use self::topology::{Promoted, Reads, ServerGroup, Topology, TopologyState};
+pub use self::tracing::{CollectorUrl, KeysShown, Tracing};
 pub use self::way::{Operation, Role, Visit, share_text};
 
 /// One numbered configuration of the whole instance.
@@ -85,6 +89,12 @@ pub struct Global {
     /// An instance is not ready while no server of some pool can take writes.
     #[serde(default)]
     pub ready_needs_primaries: bool,
+    /// Requests are exported as spans.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tracing: Option<Tracing>,
+    /// Requests are written to a file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access_log: Option<AccessLog>,
 }
 
 fn one_worker() -> u32 {

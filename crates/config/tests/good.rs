@@ -191,6 +191,8 @@ fn the_flat_dialect_loads() {
             sentinel_state: None,
             ready_workers: 1,
             ready_needs_primaries: false,
+            tracing: None,
+            access_log: None,
         },
         pools: vec![last, first, second],
     };
@@ -239,6 +241,8 @@ fn the_sectioned_dialect_loads() {
             sentinel_state: None,
             ready_workers: 1,
             ready_needs_primaries: false,
+            tracing: None,
+            access_log: None,
         }
     );
     let local = "127.0.0.1";

@@ -22,6 +22,7 @@ mod audience;
 mod board;
 mod clock;
 mod events;
+mod exports;
 mod histogram;
 mod hot;
 mod ids;
@@ -45,6 +46,7 @@ pub use board::{
 };
 pub use clock::{WallClock, monotonic_ms};
 pub use events::{EVENTS_MAX, Event, EventKind, EventLevel, EventRing, Events, NewEvent, Recorded};
+pub use exports::{ExportCounter, ExportKind, Exports};
 pub use histogram::Histogram;
 pub use hot::{HALF_LIFE_US, HotKey, HotKeys, HotSample, KEY_SIZE_MAX, Ranking};
 pub use ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge, Stat};
@@ -53,6 +55,7 @@ pub use overlaps::{WriteKind, WriteLane, WriteStamp};
 pub use passages::{Passage, Passages};
 pub use requests::{
     ARGUMENT_SIZE_MAX, ARGUMENTS_MAX, NewRequest, RequestRing, SLOW_MAX, SeenRequest, Times,
+    key_hash,
 };
 pub use segments::{Attempts, Segments, SlotHeader};
 pub use server_state::{Cause, Evidence, Health, LastError, ServerState, SpoolState, StateChange};

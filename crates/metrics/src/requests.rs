@@ -133,6 +133,12 @@ pub struct SeenRequest {
     pub is_slow: bool,
 }
 
+/// The digest of a key, where keys must not be shown: FNV-1a, 64 bits. It is never 0.
+pub fn key_hash(key: &[u8]) -> u64 {
+    let step = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    key.iter().fold(0xcbf2_9ce4_8422_2325, step).max(1)
+}
+
 /// One ring of requests. None are kept in memory that an older version made.
 #[derive(Clone)]
 pub struct RequestRing(Option<Place>);

@@ -15,6 +15,7 @@ use rustix::fs::{
 };
 
 use crate::events::Events;
+use crate::exports::Exports;
 use crate::mapping::Mapping;
 use crate::passages::Passages;
 use crate::requests::RequestRing;
@@ -67,7 +68,9 @@ mod word {
     pub(super) const EVENTS: usize = PASSAGES + crate::passages::WORDS;
     /// Up to here it was in versions without single requests.
     pub(super) const REQUESTS: usize = EVENTS + crate::events::WORDS;
-    pub(super) const COUNT: usize = REQUESTS + crate::requests::WORDS;
+    /// Up to here it was in versions without exports.
+    pub(super) const EXPORTS: usize = REQUESTS + crate::requests::WORDS;
+    pub(super) const COUNT: usize = EXPORTS + crate::exports::WORDS;
 }
 
 /// The processes that the master starts.
@@ -196,6 +199,11 @@ impl Shared {
     /// The newest samples of requests, while somebody wants them. None in memory that an older version made.
     pub fn sampled_requests(&self) -> RequestRing {
         RequestRing::samples(&self.mapping, word::REQUESTS)
+    }
+
+    /// What the admin process has made of single requests. Nothing in memory that an older version made.
+    pub fn exports(&self) -> Exports {
+        Exports::new(&self.mapping, word::EXPORTS)
     }
 
     /// An id that no other client ever has; the first is 1.

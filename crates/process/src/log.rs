@@ -3,8 +3,10 @@
 //! to open the file is given it by descriptor.
 //!
 //! Nobody waits for the log: a line that a pipe or a disk has no room for is lost, counted, and
-//! told of by the next line that is written.
+//! told of by the next line that is written. A process that serves clients leaves [writing](write_aside) to a
+//! thread: a disk may be slow, too.
 
+mod backlog;
 mod event_record;
 mod line;
 mod line_writer;
@@ -13,9 +15,11 @@ mod subscriber;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::OnceLock;
+use std::time::Duration;
+
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 
 use cashew_config::snapshot::LogFormat;
@@ -24,7 +28,7 @@ use tracing::callsite::rebuild_interest_cache;
 use tracing::level_filters::LevelFilter;
 
 pub use event_record::EventRecord;
-pub use line::in_one_line;
+pub use line::{in_one_line, rfc3339_us};
 pub use line_writer::LineWriter;
 use subscriber::Log;
 
@@ -54,11 +58,30 @@ pub fn init(name: impl Into<String>, level: u8, format: LogFormat) {
     // Whoever set another subscriber before wants that one.
     let _ = tracing::subscriber::set_global_default(Log::new(name.into()));
     let default = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| match current_format() {
-        LogFormat::Plain => default(panic),
-        // Each line is an object.
-        LogFormat::Json => tracing::error!("{panic}"),
+    std::panic::set_hook(Box::new(move |panic| {
+        // What led to it comes first.
+        flush();
+        match current_format() {
+            LogFormat::Plain => default(panic),
+            // Each line is an object.
+            LogFormat::Json => tracing::error!("{panic}"),
+        }
+        flush();
     }));
+}
+
+/// How long the end of a process may wait for the log.
+const FLUSH_MAX: Duration = Duration::from_millis(500);
+
+/// Has a thread write the log from now on, so that whoever logs waits for no disk. For processes that serve
+/// clients. Those that do are to [flush] at their end. Without a thread it stays as it is.
+pub fn write_aside() -> io::Result<()> {
+    output::write_aside()
+}
+
+/// Waits until all lines are written, but not for long: whoever hangs there may hang for ever.
+pub fn flush() {
+    output::flush(FLUSH_MAX);
 }
 
 /// `level` is nutcracker's `-v`.
@@ -114,7 +137,13 @@ pub fn open(path: &Path) -> io::Result<File> {
 
 /// Makes `file` this process's standard error, and so its log.
 pub fn redirect(file: impl AsFd) -> io::Result<()> {
+    flush();
     output::redirect(file)
+}
+
+/// As [`redirect`], but behind the lines that wait to be written, without waiting for them.
+pub fn redirect_aside(file: OwnedFd) -> io::Result<()> {
+    output::redirect_aside(file)
 }
 
 /// How many lines this process has lost since this was asked last.

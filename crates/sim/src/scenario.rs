@@ -184,6 +184,8 @@ impl Scenario {
                 sentinel_state: None,
                 ready_workers: 1,
                 ready_needs_primaries: false,
+                tracing: None,
+                access_log: None,
             },
             pools,
         };

@@ -58,8 +58,9 @@ pub use control_socket::{AskError, ControlSocketError, ask, default_paths};
 pub use listeners::ListenError;
 pub use rehearsal::{Rehearsal, rehearse};
 pub use status::{
-    AdminStatus, CertificateStatus, GroupStatus, MemberStatus, Outcome, PoolStatus, SentinelStatus,
-    ServerStatus, ShardStatus, Status, SwitchStatus, WorkerStatus,
+    AccessLogStatus, AdminStatus, CertificateStatus, GroupStatus, MemberStatus, Outcome,
+    PoolStatus, SentinelStatus, ServerStatus, ShardStatus, Status, SwitchStatus, TracingStatus,
+    WorkerStatus,
 };
 pub use trial::{Program, Verdict};
 

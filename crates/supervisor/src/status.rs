@@ -32,8 +32,36 @@ pub struct Status {
     pub log_level: Option<u8>,
     /// Lines that could not be written to the log.
     pub log_lines_lost: u64,
+    /// Where spans of requests are sent.
+    pub tracing: Option<TracingStatus>,
+    pub access_log: Option<AccessLogStatus>,
     pub last_reload: Option<Outcome>,
     pub last_upgrade: Option<Outcome>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TracingStatus {
+    pub endpoint: String,
+    /// Spans that the collector has taken, and those that it has not.
+    pub spans: u64,
+    pub spans_dropped: u64,
+    /// Exports that failed.
+    pub errors: u64,
+    pub last_error: Option<String>,
+    /// In seconds since 1970.
+    pub last_error_at: Option<u64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AccessLogStatus {
+    pub file: PathBuf,
+    pub lines: u64,
+    pub lines_lost: u64,
+    pub last_error: Option<String>,
+    /// In seconds since 1970.
+    pub last_error_at: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

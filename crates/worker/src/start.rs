@@ -109,7 +109,7 @@ fn take_over(control: &mut ChildChannel) -> Result<Start, Error> {
             }
             (ring @ (ToChild::Hold { .. } | ToChild::Release { .. }), _) => start.rings.push(ring),
             (ToChild::LogLevel { level }, _) => cashew_process::log::set_level(level),
-            (ToChild::LogReopen, descriptors) => reopen_log(&descriptors),
+            (ToChild::LogReopen, descriptors) => reopen_log(descriptors),
             (other, _) => {
                 return Err(Error::Unexpected(Box::new(other)));
             }
@@ -117,11 +117,11 @@ fn take_over(control: &mut ChildChannel) -> Result<Start, Error> {
     }
 }
 
-pub(crate) fn reopen_log(descriptors: &[OwnedFd]) {
-    let Some(file) = descriptors.first() else {
+pub(crate) fn reopen_log(descriptors: Vec<OwnedFd>) {
+    let Some(file) = descriptors.into_iter().next() else {
         return tracing::warn!("cannot reopen the log: no file came with the order");
     };
-    if let Err(error) = cashew_process::log::redirect(file) {
+    if let Err(error) = cashew_process::log::redirect_aside(file) {
         tracing::warn!("cannot reopen the log: {error}");
     }
 }

@@ -155,7 +155,7 @@ impl Engine {
         let Scratch { words, keys, .. } = &mut self.observer.scratch;
         words.read(backend.protocol, text);
         words.keys(backend.protocol, text, keys);
-        let key_hash = keys.first().map_or(0, |key| digest(key.of(text)));
+        let key_hash = keys.first().map_or(0, |key| cashew_metrics::key_hash(key.of(text)));
         let server_name = &backend.config.servers.get(server.index());
         let mut sighting = Sighting {
             pool: backend.config.name.clone(),
@@ -263,12 +263,6 @@ impl Engine {
         self.sight(&subject, &text, (false, failure.text()));
         self.observer.scratch.text = text;
     }
-}
-
-/// FNV-1a, 64 bits; never 0.
-fn digest(key: &[u8]) -> u64 {
-    let step = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    key.iter().fold(0xcbf2_9ce4_8422_2325, step).max(1)
 }
 
 /// What became of replies: see [`crate::observe::Waiting`].

@@ -7,7 +7,7 @@ use std::fmt::{self, Write};
 
 use cashew_config::snapshot::LogFormat;
 use cashew_metrics::EventLevel;
-use chrono::{DateTime, Local};
+use chrono::{DateTime, Local, TimeZone};
 use tracing::Level;
 
 /// What a line tells.
@@ -94,6 +94,15 @@ pub(super) fn rfc3339(at: DateTime<Local>) -> impl fmt::Display {
     at.format("%Y-%m-%dT%H:%M:%S%.3f%:z")
 }
 
+/// Microseconds since 1970 as RFC 3339 has it, with the zone of this machine.
+pub fn rfc3339_us(us: u64) -> String {
+    let at: DateTime<Local> = i64::try_from(us)
+        .ok()
+        .and_then(|us| Local.timestamp_micros(us).single())
+        .unwrap_or_default();
+    at.format("%Y-%m-%dT%H:%M:%S%.6f%:z").to_string()
+}
+
 /// The text without anything that would begin another line or move the cursor of a terminal.
 pub fn in_one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
@@ -134,8 +143,6 @@ pub(super) fn event_level(level: Level) -> EventLevel {
 
 #[cfg(test)]
 mod tests {
-    use chrono::TimeZone;
-
     use super::*;
 
     fn line(text: &str) -> Line<'_> {

@@ -7,12 +7,15 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 
+use super::backlog::{Backlog, Order, Refused};
 use super::line::Line;
 use cashew_metrics::EventKind;
 use chrono::Local;
@@ -23,6 +26,9 @@ use rustix::net::SendFlags;
 use tracing::Level;
 
 static STATE: Mutex<State> = Mutex::new(State { means: Means::Write, is_torn: false, lost: None });
+
+/// Lines for the thread that writes them, if there is one.
+static BACKLOG: Backlog = Backlog::new();
 
 /// Lines lost since somebody asked.
 static LOST: AtomicU64 = AtomicU64::new(0);
@@ -52,8 +58,62 @@ enum Means {
     Send,
 }
 
-/// Writes a line in one piece. Takes all of it, written or lost: who logs has no use for the failure.
-pub(super) fn write(process: &str, line: &[u8]) {
+/// Writes a line in one piece, or has it written. Takes all of it, written or lost: who logs has no use for the
+/// failure.
+pub(super) fn write(process: &str, line: Vec<u8>) {
+    match BACKLOG.push(Order::Line(process.to_owned(), line)) {
+        Ok(()) | Err(Refused::NoWriter(Order::Redirect(_))) => {}
+        Err(Refused::NoWriter(Order::Line(process, line))) => write_now(&process, &line),
+        Err(Refused::NoRoom { is_first }) => {
+            LOST.fetch_add(1, Relaxed);
+            if is_first {
+                super::tell_of_lost(process, &reason(Errno::NOBUFS));
+            }
+        }
+    }
+}
+
+/// Has a thread write from now on.
+pub(super) fn write_aside() -> io::Result<()> {
+    if !BACKLOG.enter() {
+        return Ok(());
+    }
+    let run = || BACKLOG.run(carry_out);
+    let started = thread::Builder::new().name("log".to_owned()).spawn(run);
+    started.map(drop).inspect_err(|_| BACKLOG.leave())
+}
+
+fn carry_out(order: Order, lost: u64) -> bool {
+    if lost > 0 {
+        // The next line that gets through tells of them.
+        let mut state = state();
+        let lines = state.lost.map_or(0, |lost| lost.lines) + lost;
+        state.lost = Some(Lost { lines, why: Errno::NOBUFS });
+    }
+    match order {
+        Order::Line(process, line) => write_now(&process, &line),
+        // As before, lines go where they went.
+        Order::Redirect(file) => {
+            if let Err(error) = redirect(file) {
+                tracing::error!("cannot reopen the log: {error}");
+            }
+        }
+    }
+    true
+}
+
+pub(super) fn flush(limit: Duration) {
+    BACKLOG.flush(limit);
+}
+
+pub(super) fn redirect_aside(file: OwnedFd) -> io::Result<()> {
+    match BACKLOG.push(Order::Redirect(file)) {
+        Err(Refused::NoWriter(Order::Redirect(file))) => redirect(file),
+        _ => Ok(()),
+    }
+}
+
+fn write_now(process: &str, line: &[u8]) {
     let outcome = state().write(process, line, |means, bytes| means.write(bytes));
     if let Some(why) = outcome.begins_to_lose {
         super::tell_of_lost(process, &reason(why));
@@ -212,6 +272,7 @@ impl State {
 fn reason(why: Errno) -> String {
     match why {
         Errno::AGAIN => "nobody read them".to_owned(),
+        Errno::NOBUFS => "they came faster than they could be written".to_owned(),
         errno => io::Error::from(errno).to_string(),
     }
 }

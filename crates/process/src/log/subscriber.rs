@@ -83,7 +83,7 @@ impl Subscriber for Log {
             text: &said.text,
             left_out,
         };
-        output::write(&self.process, line.format(current_format()).as_bytes());
+        output::write(&self.process, line.format(current_format()).into_bytes());
     }
 
     // There are no spans.

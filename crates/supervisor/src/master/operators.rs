@@ -10,7 +10,10 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Pool, Server, ServerGroup, TopologyState};
-use cashew_metrics::{EventKind, MemberState, PoolCounter, ServerCounter, WallClock, monotonic_ms};
+use cashew_metrics::{
+    EventKind, ExportCounter, ExportKind, MemberState, PoolCounter, ServerCounter, WallClock,
+    monotonic_ms,
+};
 use cashew_process::log::EventRecord;
 use cashew_tls::Identity;
 use rustix::event::PollFlags;
@@ -28,8 +31,8 @@ use crate::listeners::Listeners;
 use crate::member::Member;
 use crate::state::{OperatorsState, Pack};
 use crate::status::{
-    AdminStatus, CertificateStatus, MemberStatus, Outcome, PoolStatus, ServerStatus, ShardStatus,
-    Status, WorkerStatus,
+    AccessLogStatus, AdminStatus, CertificateStatus, MemberStatus, Outcome, PoolStatus,
+    ServerStatus, ShardStatus, Status, TracingStatus, WorkerStatus,
 };
 use crate::unix_socket::UnixSocket;
 use crate::watchdog::STARVED_MAX;
@@ -380,9 +383,38 @@ impl Master {
             log_file: self.current.snapshot.global.log_file.clone(),
             log_level: Some(self.log.level()),
             log_lines_lost: self.shared.log_lines_lost(),
+            tracing: self.tracing_status(),
+            access_log: self.access_log_status(),
             last_reload: self.operators.last_reload.clone(),
             last_upgrade: self.upgrade.last.clone(),
         }
+    }
+
+    fn tracing_status(&self) -> Option<TracingStatus> {
+        let tracing = self.current.snapshot.global.tracing.as_ref()?;
+        let exports = self.shared.exports();
+        let failure = exports.last_failure(ExportKind::Tracing);
+        Some(TracingStatus {
+            endpoint: tracing.endpoint.to_string(),
+            spans: exports.count(ExportCounter::Spans),
+            spans_dropped: exports.count(ExportCounter::SpansDropped),
+            errors: exports.count(ExportCounter::SpanErrors),
+            last_error_at: failure.as_ref().map(|(_, at)| *at),
+            last_error: failure.map(|(why, _)| why),
+        })
+    }
+
+    fn access_log_status(&self) -> Option<AccessLogStatus> {
+        let access_log = self.current.snapshot.global.access_log.as_ref()?;
+        let exports = self.shared.exports();
+        let failure = exports.last_failure(ExportKind::AccessLog);
+        Some(AccessLogStatus {
+            file: access_log.file.clone(),
+            lines: exports.count(ExportCounter::AccessLines),
+            lines_lost: exports.count(ExportCounter::AccessLinesLost),
+            last_error_at: failure.as_ref().map(|(_, at)| *at),
+            last_error: failure.map(|(why, _)| why),
+        })
     }
 
     fn server_states(&self, index: u32, pool: &cashew_config::snapshot::Pool) -> Vec<ServerStatus> {

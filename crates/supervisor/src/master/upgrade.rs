@@ -724,6 +724,7 @@ fn become_program(file: &OwnedFd, program: &Program, text: &[u8], pack: &Pack) -
         rustix::stdio::dup2_stdin(&socket)?;
         drop(socket);
         let argv: Vec<_> = program.argv.iter().chain(&program.take_over).cloned().collect();
+        cashew_process::log::flush();
         let error = exec::replace(file, &argv);
         // This also drops the socket's content.
         rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;

@@ -123,7 +123,7 @@ impl<D: Driver> Worker<D> {
             }
             ToChild::Answer { ticket, rest } => self.take_answer(ticket, rest, &descriptors),
             ToChild::LogLevel { level } => cashew_process::log::set_level(level),
-            ToChild::LogReopen => reopen_log(&descriptors),
+            ToChild::LogReopen => reopen_log(descriptors),
             ToChild::Shutdown => self.begin_shutdown(),
             other @ (ToChild::Init { .. }
             | ToChild::Start
