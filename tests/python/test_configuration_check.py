@@ -54,7 +54,7 @@ CASES = {
         ["a server that hangs is not ejected", "timeout: 400"]),
     "ejection with a small timeout": (GOOD.replace("400", "5\n  auto_eject_hosts: true"), 0, "4:12",
                                       ["5 ms without a reply get a server ejected"]),
-    "tls": (GOOD + "  tls: true\n", 1, "8:3", ["not encrypted"]),
+    "tls": (GOOD + "  tls: true\n", 1, "8:8", ["takes a section", "{certificate: /path, key: /path}"]),
     "sentinels that are no list": (GOOD + "  sentinels: x\n", 1, "8:14", ["takes a list"]),
     "a group without sentinels": (
         GOOD.replace("127.0.0.1:6380:1 two", "{name: two, sentinel: mymaster}"), 1, "7:6",

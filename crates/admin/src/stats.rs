@@ -36,7 +36,7 @@ pub(crate) enum ServerStat {
 }
 
 /// Twemproxy's names in its order ([`POOL_STATS_OF_TWEMPROXY`] of them), then ours.
-pub(crate) const POOL_STATS: [PoolStat; 39] = [
+pub(crate) const POOL_STATS: [PoolStat; 47] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
     PoolStat::Gauge(PoolGauge::ClientConnections),
@@ -76,11 +76,19 @@ pub(crate) const POOL_STATS: [PoolStat; 39] = [
     PoolStat::Counter(PoolCounter::HedgesSent),
     PoolStat::Counter(PoolCounter::HedgesWon),
     PoolStat::Counter(PoolCounter::HedgesDenied),
+    PoolStat::Counter(PoolCounter::TlsHandshakes),
+    PoolStat::Counter(PoolCounter::TlsResumed),
+    PoolStat::Counter(PoolCounter::TlsOlder),
+    PoolStat::Counter(PoolCounter::TlsPlain),
+    PoolStat::Counter(PoolCounter::TlsVersions),
+    PoolStat::Counter(PoolCounter::TlsCertificates),
+    PoolStat::Counter(PoolCounter::TlsTimeouts),
+    PoolStat::Counter(PoolCounter::TlsFailures),
 ];
 pub(crate) const POOL_STATS_OF_TWEMPROXY: usize = 6;
 
 /// Twemproxy's names in its order ([`SERVER_STATS_OF_TWEMPROXY`] of them), then ours.
-pub(crate) const SERVER_STATS: [ServerStat; 25] = [
+pub(crate) const SERVER_STATS: [ServerStat; 28] = [
     ServerStat::Counter(ServerCounter::ServerEof),
     ServerStat::Counter(ServerCounter::ServerErr),
     ServerStat::Counter(ServerCounter::ServerTimedout),
@@ -106,6 +114,9 @@ pub(crate) const SERVER_STATS: [ServerStat; 25] = [
     ServerStat::Gauge(ServerGauge::Silent),
     ServerStat::Gauge(ServerGauge::Sessions),
     ServerStat::Gauge(ServerGauge::InLine),
+    ServerStat::Counter(ServerCounter::TlsHandshakes),
+    ServerStat::Counter(ServerCounter::TlsResumed),
+    ServerStat::Counter(ServerCounter::TlsFailures),
 ];
 pub(crate) const SERVER_STATS_OF_TWEMPROXY: usize = 13;
 
@@ -541,6 +552,14 @@ mod tests {
             "shadow_sent",
             "slow_clients",
             "subscriptions",
+            "tls_certificates",
+            "tls_failures",
+            "tls_handshakes",
+            "tls_older",
+            "tls_plain",
+            "tls_resumed",
+            "tls_timeouts",
+            "tls_versions",
             "warm_up_fills",
         ];
         assert_eq!(added(&ours["alpha"], &known["alpha"]), pool_additions);
@@ -557,6 +576,9 @@ mod tests {
             "silent",
             "spool_refused",
             "spooled",
+            "tls_failures",
+            "tls_handshakes",
+            "tls_resumed",
             "writes_missed",
         ];
         assert_eq!(added(&ours["alpha"]["one"], &known["alpha"]["one"]), server_additions);

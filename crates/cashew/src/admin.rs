@@ -262,7 +262,10 @@ mod tests {
         snapshot.epoch = number;
         let (metrics, _) = Segments::create(&Layout::new(&snapshot)).unwrap();
         let pools = vec![PoolState { quota: 0, ring_version: 1, topology: vec![true].into() }];
-        (Epoch { snapshot, pools, addresses: BTreeMap::new() }.seal().unwrap(), metrics)
+        (
+            Epoch { snapshot, pools, addresses: BTreeMap::new(), tickets: None }.seal().unwrap(),
+            metrics,
+        )
     }
 
     fn answer(master: &mut MasterChannel) -> ToMaster {

@@ -252,6 +252,7 @@ fn describe(status: &Status) -> String {
     text += &describe_shards(&status.pools);
     text += &describe_groups(&status.pools);
     text += &describe_members(&status.pools);
+    text += &describe_certificates(&status.pools);
     let notes: String = status.pools.iter().map(describe_permissions).collect();
     if !notes.is_empty() {
         text += &format!("\n{notes}");
@@ -331,6 +332,19 @@ fn describe_server_states(pools: &[PoolStatus]) -> String {
         return String::new();
     }
     format!("\n{}", table(&rows))
+}
+
+/// Which pools speak TLS, and until when their certificates are valid; nothing where there are none.
+fn describe_certificates(pools: &[PoolStatus]) -> String {
+    let mut rows = vec![row(["POOL", "TLS AT", "CERTIFICATE", "FOR", "EXPIRES"])];
+    for pool in pools {
+        rows.extend(pool.certificates.iter().map(|it| {
+            let names = it.names.join(", ");
+            let at = time(it.expires_at);
+            vec![pool.name.clone(), pool.tls_at.clone(), it.file.clone(), names, at]
+        }));
+    }
+    if rows.len() == 1 { String::new() } else { format!("\n{}", table(&rows)) }
 }
 
 /// The groups of a primary and replicas that the file names; nothing where there are none.
@@ -492,8 +506,8 @@ mod tests {
     use std::os::unix::net::{UnixListener, UnixStream};
 
     use cashew_supervisor::{
-        AdminStatus, GroupStatus, MemberStatus, SentinelStatus, ServerStatus, SwitchStatus,
-        WorkerStatus,
+        AdminStatus, CertificateStatus, GroupStatus, MemberStatus, SentinelStatus, ServerStatus,
+        SwitchStatus, WorkerStatus,
     };
 
     use super::*;
@@ -607,6 +621,8 @@ mod tests {
                 groups: Vec::new(),
                 sentinels: Vec::new(),
                 members: Vec::new(),
+                tls_at: String::new(),
+                certificates: Vec::new(),
             }],
             statistics: Some("127.0.0.1:22222".parse().unwrap()),
             log_file: Some("/var/log/cashew.log".into()),
@@ -671,6 +687,19 @@ alpha  c       10.0.0.1:6379  untried                  -{never}-
         );
         let text = describe(&known);
         assert!(text.contains(&tables), "{text}");
+        known.pools[0].tls_at = "0.0.0.0:6380".to_owned();
+        known.pools[0].certificates = vec![CertificateStatus {
+            file: "/etc/cert.pem".to_owned(),
+            names: vec!["a.test".to_owned(), "10.0.0.1".to_owned()],
+            expires_at: 0,
+        }];
+        let table = format!(
+            "
+POOL   TLS AT        CERTIFICATE    FOR               EXPIRES
+alpha  0.0.0.0:6380  /etc/cert.pem  a.test, 10.0.0.1  {at}
+"
+        );
+        assert!(describe(&known).contains(&table), "{}", describe(&known));
         known.pools[0].open_since = Some(0);
         let text = describe(&known);
         assert!(text.contains(&format!("2 on the ring, fails open since {at}  7 ")), "{text}");

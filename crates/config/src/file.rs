@@ -2,6 +2,7 @@
 //! the tables of docs/configuration.md are generated from them.
 
 use cashew_placement::{Distribution, Hash, HashTag};
+use cashew_tls::{Ciphers, ClientAuth, Version};
 
 use crate::address::ListenText;
 use crate::commands::{Commands, Whole, Words};
@@ -9,7 +10,6 @@ use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::groups::{Member, MemberAddress, Members};
 use crate::hedge::HedgeText;
 use crate::policy::{Entries, PolicyText};
-use crate::prefixes::Prefixes;
 use crate::reads_by_class::ReadsByClass;
 use crate::replica_reads::Span;
 use crate::routes::{self, RouteSection};
@@ -22,6 +22,7 @@ use crate::snapshot::{
     StatsFormat, Wire, Writes,
 };
 use crate::spool::SpoolText;
+use crate::tls::{Files, ServerTlsText, TlsText};
 use crate::tree::{Kind, Node};
 use crate::value::{
     CredentialList, FilePath, Heartbeat, Memory, Number, Servers, Size, SocketPath, StatsListen,
@@ -160,6 +161,54 @@ section! {
         hold: Span<0, 3600000> = "5s",
         /// How long keys live at most: what is older need not be forgotten.
         ttl: Span<1000, 31536000000> = none,
+    }
+}
+
+section! {
+    /// TLS towards clients.
+    TlsSection {
+        /// A file with a certificate in PEM form and those that lead from it to an authority, or a list of such files:
+        /// a client gets the one for the name that it asks for, else the first.
+        certificate: Files = required,
+        /// A file with the certificate's key in PEM form, without a passphrase, or a list of as many.
+        key: Files = required,
+        /// A file with the authorities that sign the certificates of clients, in PEM form.
+        client_ca: FilePath = none,
+        /// Whether clients must show a certificate: `none` need, `optional` ones are verified, or it is `required`.
+        /// Unless set it is `required` with `client_ca`, else `none`.
+        client_auth: ClientAuth = none,
+        /// The oldest version that clients may speak.
+        min_version: Version = "1.2",
+        /// Cipher suites: `default` are all with forward secrecy and authenticated encryption, `strong` those of them
+        /// with keys of 256 bits.
+        ciphers: Ciphers = "default",
+        /// How long a client may take to get through its handshake, before it is closed.
+        handshake_timeout: Span<100, 600000> = "10s",
+        /// Whether clients move to other workers, as those without TLS do, when theirs retires or is too busy. The
+        /// keys of their connections then go through the master to the other process.
+        hand_over: Switch = "true",
+    }
+}
+
+section! {
+    /// TLS towards servers.
+    ServerTlsSection {
+        /// A file with the authorities that sign the servers' certificates, in PEM form; without it those that the
+        /// distribution trusts, in `/etc/ssl/certs/ca-certificates.crt`.
+        ca: FilePath = none,
+        /// The name that the servers' certificates must be for, and that they are asked for; unless set, each server's
+        /// host.
+        server_name: Text = none,
+        /// A file with the certificate that servers are shown which want one, in PEM form.
+        certificate: FilePath = none,
+        /// A file with its key.
+        key: FilePath = none,
+        /// Whether the servers' certificates are verified. Without that anybody on the way can pose as a server.
+        verify: Switch = "true",
+        /// The oldest version that servers may speak.
+        min_version: Version = "1.2",
+        /// Cipher suites, as in `tls`.
+        ciphers: Ciphers = "default",
     }
 }
 
@@ -403,9 +452,6 @@ section! {
         slow_log: Span<0, 3600000> = "10ms",
         /// Whether samples of requests tell [which keys are hot](operations.md#hot-keys), and which are big.
         hot_keys: Switch = "true",
-        /// Requests for keys that begin so are [counted by themselves](operations.md#commands-and-prefixes); of several
-        /// that fit the longest counts. At most 16, of 64 bytes each.
-        prefixes: Prefixes = none,
         /// Bytes that a replica may be behind its primary and answer reads; without it there is no
         /// limit. See [replicas that are fit](#replicas-that-are-fit). Redis pools only.
         replica_lag_max: Size<0, 1099511627776> = none,
@@ -426,6 +472,14 @@ section! {
         /// What servers are to forget while they cannot be reached is [kept on disk](#what-servers-are-to-forget): a
         /// section with `directory`, `max`, `overwrites`, `hold` and `ttl`.
         spool: SpoolText = none,
+        /// TLS for clients: a section with `certificate` and `key`, and [more](#tls). `listen` then takes no others,
+        /// unless there is a `tls_listen`.
+        tls: TlsText = none,
+        /// A second address for clients, for those with TLS; `listen` is for those without.
+        tls_listen: ListenText = none,
+        /// TLS for servers: a section of [options](#tls), such as `{ca: /etc/cashew/ca.pem}`, or `true` for their
+        /// defaults.
+        server_tls: ServerTlsText = none,
         /// Longest CLIENT PAUSE of the pool's clients, in milliseconds. Longer pauses are refused.
         /// Redis pools only.
         client_pause_max: Number<0, 2147483647> = "60000",

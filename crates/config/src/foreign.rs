@@ -11,8 +11,8 @@ use crate::tree::{Kind, Node};
 const OPTIONS: [(&[&str], &str); 10] = [
     (
         &["tls", "ssl"],
-        "connections are not encrypted here; a TLS proxy such as stunnel can stand in front of the \
-         pool, and of its servers",
+        "clients are secured by \"tls: {certificate: /path, key: /path}\", servers by \
+         \"server_tls: {ca: /path}\"",
     ),
     (
         &["sentinel", "master_name"],
@@ -107,7 +107,7 @@ pub(crate) fn url(text: &str, what: &str, weight: &str) -> Option<Complaint> {
         }
     };
     if matches!(scheme.to_ascii_lowercase().as_str(), "rediss" | "valkeys" | "tls" | "https") {
-        hint += "; connections are not encrypted here";
+        hint += "; \"server_tls\" secures the connections of a pool";
     }
     Some(Complaint::new(format!("a URL is no {what}")).hint(hint))
 }

@@ -19,7 +19,6 @@ mod hedge;
 mod loops;
 mod memory;
 mod policy;
-mod prefixes;
 mod reads_by_class;
 mod replica_reads;
 mod resolve;
@@ -32,6 +31,7 @@ mod share;
 mod slip;
 pub mod snapshot;
 mod spool;
+mod tls;
 mod tree;
 mod value;
 

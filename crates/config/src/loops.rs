@@ -67,15 +67,17 @@ impl<'a> Listeners<'a> {
         let mut listeners =
             Self { by_port: HashMap::new(), by_path: HashMap::new(), is_local: context.is_local };
         for (at, (pool, _)) in pools.iter().enumerate() {
-            match &pool.listen {
-                Listen::Tcp(address) => {
-                    let same_port = listeners.by_port.entry(address.port()).or_default();
-                    same_port.push((address.ip(), at));
+            for listen in pool.listens() {
+                match listen {
+                    Listen::Tcp(address) => {
+                        let same_port = listeners.by_port.entry(address.port()).or_default();
+                        same_port.push((address.ip(), at));
+                    }
+                    Listen::Unix { path, .. } => {
+                        listeners.by_path.insert(path, at);
+                    }
+                    Listen::Nowhere => {}
                 }
-                Listen::Unix { path, .. } => {
-                    listeners.by_path.insert(path, at);
-                }
-                Listen::Nowhere => {}
             }
         }
         listeners

@@ -6,6 +6,7 @@ use std::collections::hash_map::Entry;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use cashew_placement::{Distribution, Hash};
 
@@ -27,6 +28,7 @@ use crate::snapshot::{
     CasUniques, Global, Limits, Listen, Memcached, OnFailure, Pool, Protocol, Snapshot, Wire,
 };
 use crate::spool;
+use crate::tls;
 use crate::value::{
     CredentialList, FilePath, Memory, RoundSize, SizeText, StatsListen, WORKERS_MAX, Workers,
 };
@@ -83,6 +85,10 @@ pub struct Context<'a> {
     pub is_local: &'a dyn Fn(IpAddr) -> bool,
     /// Reads a file with a password.
     pub read_secret: &'a dyn Fn(&Path) -> io::Result<SecretFile>,
+    /// Reads a file with certificates, or with a certificate's key.
+    pub read_pem: &'a dyn Fn(&Path) -> io::Result<SecretFile>,
+    /// Seconds since 1970.
+    pub now: u64,
     /// Reads a file with keys, and where routes send them.
     pub read_keys: &'a dyn Fn(&Path) -> io::Result<String>,
 }
@@ -103,6 +109,8 @@ impl Context<'static> {
             account_names: &Account::local_names,
             is_local: &|ip| is_local(ip).unwrap_or(false),
             read_secret: &secret::read_file,
+            read_pem: &secret::read_pem,
+            now: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs()),
             read_keys: &routes::read_keys_file,
         }
     }
@@ -245,7 +253,9 @@ fn resolve_stats(
     let StatsListen { host, port } = said(&section.stats_listen)?;
     let pos = section.stats_listen.pos;
     let address = resolve_address("stats_listen", host, *port, pos, context, report)?;
-    if let Some(owner) = pools.iter().find(|pool| pool.listen == Listen::Tcp(address)) {
+    if let Some(owner) =
+        pools.iter().find(|pool| pool.listens().any(|it| *it == Listen::Tcp(address)))
+    {
         report.error(pos, taken(kind_of(owner), &owner.name));
     }
     Some(address)
@@ -311,18 +321,19 @@ fn check_listens(file: &File, report: &mut Report<'_>) {
     let pools = file.pools.iter().map(|(name, section)| ("pool", name, section));
     let routes = file.routes.iter().map(|(name, section)| ("route", name, &section.clients));
     for (what, name, section) in pools.chain(routes) {
-        let Some(listen) = &section.listen else { continue };
-        let place = match &listen.value {
-            ListenText::Tcp { host, port } => format!("{host}:{port}"),
-            ListenText::Unix { path, .. } => path.display().to_string(),
-        };
-        match owners.entry(place) {
-            Entry::Vacant(entry) => {
-                entry.insert((what, &name.value));
-            }
-            Entry::Occupied(owner) => {
-                let (what, owner) = owner.get();
-                report.error(listen.pos, taken(what, owner));
+        for listen in section.listen.iter().chain(&section.tls_listen) {
+            let place = match &listen.value {
+                ListenText::Tcp { host, port } => format!("{host}:{port}"),
+                ListenText::Unix { path, .. } => path.display().to_string(),
+            };
+            match owners.entry(place) {
+                Entry::Vacant(entry) => {
+                    entry.insert((what, &name.value));
+                }
+                Entry::Occupied(owner) => {
+                    let (what, owner) = owner.get();
+                    report.error(listen.pos, taken(what, owner));
+                }
             }
         }
     }
@@ -335,11 +346,26 @@ fn check_listen_address(
     owners: &mut HashMap<SocketAddr, (ListenText, &'static str, String)>,
     report: &mut Report<'_>,
 ) {
-    let (Listen::Tcp(address), Some(listen)) = (&pool.listen, &section.listen) else { return };
+    let listens =
+        [(Some(&pool.listen), &section.listen), (pool.tls_listen.as_ref(), &section.tls_listen)];
+    for (listen, text) in listens {
+        if let (Some(Listen::Tcp(address)), Some(text)) = (listen, text) {
+            check_place(*address, text, pool, owners, report);
+        }
+    }
+}
+
+fn check_place(
+    address: SocketAddr,
+    listen: &At<ListenText>,
+    pool: &Pool,
+    owners: &mut HashMap<SocketAddr, (ListenText, &'static str, String)>,
+    report: &mut Report<'_>,
+) {
     // A listener at `[::]` accepts IPv4 as well.
     let place = match address.ip().is_unspecified() {
         true => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port()),
-        false => *address,
+        false => address,
     };
     match owners.entry(place) {
         Entry::Vacant(entry) => {
@@ -407,6 +433,8 @@ fn resolve_section(
     warn_of_crc32(section, report);
     warn_of_ejection(section, report);
     let listen = section.listen.as_ref().and_then(|l| resolve_listen(l, context, report));
+    let tls_listen = section.tls_listen.as_ref();
+    let tls_listen = tls_listen.map(|l| resolve_listen_of("tls_listen", l, context, report));
     let command_policy = Some(policy::resolve(section, protocol, report));
     let redis_auth =
         secret::resolve("redis_auth", section.redis_auth.as_ref(), context.read_secret, report);
@@ -477,7 +505,9 @@ fn resolve_section(
         spool: section.spool.as_ref().map(|spool| spool.value.0.clone()),
         slow_log_ms: section.slow_log.value.0,
         hot_keys: section.hot_keys.value.0,
-        prefixes: section.prefixes.as_ref().map_or_else(Vec::new, |it| it.value.0.clone()),
+        tls: tls::resolve(section, context, report),
+        tls_listen: tls_listen.flatten(),
+        server_tls: tls::resolve_servers(section, context, report),
     };
     replica_reads::warn_without_replicas(&pool, section, report);
     hedge::warn_without_choice(&pool, section, report);
@@ -805,10 +835,19 @@ fn resolve_listen(
     context: &Context<'_>,
     report: &mut Report<'_>,
 ) -> Option<Listen> {
+    resolve_listen_of("listen", listen, context, report)
+}
+
+fn resolve_listen_of(
+    key: &str,
+    listen: &At<ListenText>,
+    context: &Context<'_>,
+    report: &mut Report<'_>,
+) -> Option<Listen> {
     match &listen.value {
         ListenText::Unix { path, mode } => Some(Listen::Unix { path: path.clone(), mode: *mode }),
         ListenText::Tcp { host, port } => {
-            resolve_address("listen", host, *port, listen.pos, context, report).map(Listen::Tcp)
+            resolve_address(key, host, *port, listen.pos, context, report).map(Listen::Tcp)
         }
     }
 }

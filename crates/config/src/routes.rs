@@ -24,7 +24,7 @@ use crate::value::Value;
 pub(crate) use self::keys::read_file as read_keys_file;
 
 /// Options of pools that concern clients, and so are those of routes as well.
-const CLIENT_OPTIONS: [&str; 30] = [
+const CLIENT_OPTIONS: [&str; 31] = [
     "listen",
     "redis",
     "backlog",
@@ -53,8 +53,9 @@ const CLIENT_OPTIONS: [&str; 30] = [
     "hide_topology",
     "slow_log",
     "hot_keys",
-    "prefixes",
     "client_pause_max",
+    "tls",
+    "tls_listen",
 ];
 
 /// What is said of an option of pools otherwise for routes.
@@ -160,6 +161,7 @@ impl Section for RouteSection {
 pub(crate) fn warn_without_clients(section: &PoolSection, report: &mut Report<'_>) {
     let policy = section.command_policy.pos;
     let client_auth = section.client_auth.as_ref().map_or(Pos::NONE, |auth| auth.pos);
+    let tls = section.tls.as_ref().map_or(Pos::NONE, |tls| tls.pos);
     for (key, pos) in [
         ("backlog", section.backlog.pos),
         ("client_connections", section.client_connections.pos),
@@ -168,6 +170,7 @@ pub(crate) fn warn_without_clients(section: &PoolSection, report: &mut Report<'_
         ("protocol", section.protocol.pos),
         ("client_auth", client_auth),
         ("command_policy", policy),
+        ("tls", tls),
     ] {
         if pos != Pos::NONE {
             let complaint = Complaint::new(format!("\"{key}\" has no effect"));

@@ -7,6 +7,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use crate::file::{
     CommandSection, GlobalSection, GroupSection, PolicySection, PoolSection, ServerGroupSection,
+    ServerTlsSection, TlsSection,
 };
 use crate::routes::{self, RouteSection};
 use crate::section::{self, Section, prose};
@@ -51,6 +52,16 @@ pub fn group_table() -> String {
 /// The options of a group with replicas among a pool's `servers`, as a Markdown table.
 pub fn server_group_table() -> String {
     table::<ServerGroupSection>()
+}
+
+/// The options of a pool's `tls`, as a Markdown table.
+pub fn tls_table() -> String {
+    table::<TlsSection>()
+}
+
+/// The options of a pool's `server_tls`, as a Markdown table.
+pub fn server_tls_table() -> String {
+    table::<ServerTlsSection>()
 }
 
 fn table<S: Section>() -> String {

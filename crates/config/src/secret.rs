@@ -16,6 +16,9 @@ use crate::value::{FilePath, Value};
 /// Largest file with a password, or with all users of a pool.
 pub(crate) const SECRET_SIZE_MAX: u64 = 64 << 10;
 
+/// Largest file with certificates: many times what distributions have.
+const PEM_SIZE_MAX: u64 = 4 << 20;
+
 /// A value that must not be shown.
 #[derive(Debug)]
 pub(crate) enum Secret<T> {
@@ -97,16 +100,26 @@ pub(crate) fn resolve<T: Value + Clone>(
     Some(value)
 }
 
-/// Reads a file with a password. Reading something other than a regular file might never end.
+/// Reads a file with a password.
 pub(crate) fn read_file(path: &Path) -> io::Result<SecretFile> {
+    read(path, SECRET_SIZE_MAX)
+}
+
+/// Reads a file with certificates or a key.
+pub(crate) fn read_pem(path: &Path) -> io::Result<SecretFile> {
+    read(path, PEM_SIZE_MAX)
+}
+
+/// Reading something other than a regular file might never end.
+fn read(path: &Path, size_max: u64) -> io::Result<SecretFile> {
     let metadata = fs::metadata(path)?;
     if !metadata.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }
     let mut bytes = Vec::new();
-    File::open(path)?.take(SECRET_SIZE_MAX + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > SECRET_SIZE_MAX {
-        return Err(io::Error::other(format!("it is larger than {SECRET_SIZE_MAX} bytes")));
+    File::open(path)?.take(size_max + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > size_max {
+        return Err(io::Error::other(format!("it is larger than {size_max} bytes")));
     }
     let text = String::from_utf8(bytes).map_err(|_| io::Error::other("it is not UTF-8 text"))?;
     if text.contains('\0') {

@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use cashew_placement::{Distribution, Hash, HashTag};
 use cashew_protocol::memcached::ChorePolicy;
 use cashew_protocol::redis::{Clearance, Definition, KeyPlaces, Rules};
+use cashew_tls::{ListenerTls, ServerTls};
 use serde::{Deserialize, Serialize};
 
 pub use self::replica_reads::{Hedge, ReadYourWrites, ReplicaReads};
@@ -271,9 +272,15 @@ pub struct Pool {
     /// Samples tell which keys are asked for most.
     #[serde(default = "hot_keys")]
     pub hot_keys: bool,
-    /// Requests for keys that begin so are counted by themselves; none is empty, none there twice.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub prefixes: Vec<String>,
+    /// What clients are secured with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<ListenerTls>,
+    /// Where they are secured, if that is not everywhere. Only with `tls`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls_listen: Option<Listen>,
+    /// What servers are secured with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server_tls: Option<ServerTls>,
 }
 
 impl Pool {
@@ -399,6 +406,14 @@ impl Endpoint {
 }
 
 impl Snapshot {
+    /// Removes the content of certificates and keys, once they are in use.
+    pub fn forget_tls_files(&mut self) {
+        for pool in &mut self.pools {
+            pool.tls.iter_mut().for_each(ListenerTls::forget_files);
+            pool.server_tls.iter_mut().for_each(ServerTls::forget_files);
+        }
+    }
+
     /// The groups of all pools, each with its pool and where its primary is.
     pub fn groups(&self) -> impl Iterator<Item = (&Pool, &Group, &Endpoint)> {
         self.pools.iter().flat_map(|pool| {
@@ -657,6 +672,17 @@ fn session_wait_ms() -> u64 {
 }
 
 impl Pool {
+    /// The addresses that clients connect to.
+    pub fn listens(&self) -> impl Iterator<Item = &Listen> {
+        [&self.listen].into_iter().chain(&self.tls_listen).filter(|it| **it != Listen::Nowhere)
+    }
+
+    /// What clients of this address are secured with.
+    pub fn tls_at(&self, listen: &Listen) -> Option<&ListenerTls> {
+        let is_there = self.tls_listen.as_ref().is_none_or(|it| it == listen);
+        self.tls.as_ref().filter(|_| is_there)
+    }
+
     /// What clients may call.
     pub fn policy(&self) -> CommandPolicy {
         self.command_policy.clone().unwrap_or_else(|| CommandPolicy::of(PolicyBase::Admin))

@@ -25,6 +25,15 @@ fn judge(text: &str, is_root: bool) -> Result<Loaded, Errors> {
         Some("/run/empty") => Ok(SecretFile { text: "\n".into(), is_public: false }),
         _ => Err(std::io::ErrorKind::PermissionDenied.into()),
     };
+    let pem = |text: &str, is_public| Ok(SecretFile { text: text.to_owned(), is_public });
+    let read_pem = |path: &Path| match path.to_str() {
+        Some("/run/one.crt") => pem(include_str!("tls/one.crt"), true),
+        Some("/run/one.key") => pem(include_str!("tls/one.key"), false),
+        Some("/run/other.crt") => pem(include_str!("tls/other.crt"), true),
+        Some("/run/other.key") => pem(include_str!("tls/other.key"), true),
+        Some("/run/empty") => pem("\n", false),
+        _ => Err(std::io::ErrorKind::PermissionDenied.into()),
+    };
     let read_keys = |path: &Path| match path.to_str() {
         Some("/run/keys") => Ok("# hot\nbanner hot\n\nlone\ntop hut\nbanner hot\n".to_owned()),
         Some("/run/more") => Ok("banner hot\ntop b\ntop b\n".to_owned()),
@@ -43,6 +52,8 @@ fn judge(text: &str, is_root: bool) -> Result<Loaded, Errors> {
             account_names: &|_| vec!["nobody".to_owned()],
             is_local: &|ip| ip == IpAddr::from([10, 0, 0, 9]),
             read_secret: &read_secret,
+            read_pem: &read_pem,
+            now: 1_795_840_000,
             read_keys: &read_keys,
         },
     )

@@ -83,10 +83,12 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         route: None,
         hedge: None,
         spool: None,
+        tls: None,
+        tls_listen: None,
+        server_tls: None,
         retry_reads: false,
         slow_log_ms: 10,
         hot_keys: true,
-        prefixes: Vec::new(),
     }
 }
 

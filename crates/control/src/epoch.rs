@@ -9,6 +9,8 @@ use cashew_config::Snapshot;
 use cashew_config::snapshot::TopologyState;
 use serde::{Deserialize, Serialize};
 
+use cashew_tls::TicketSecret;
+
 use crate::sealed::{seal, unseal};
 
 /// A snapshot, with the state of its pools that is not configured.
@@ -20,6 +22,9 @@ pub struct Epoch {
     /// Current addresses of server hosts: those looked up for this change, and found.
     #[serde(default)]
     pub addresses: BTreeMap<String, Vec<IpAddr>>,
+    /// By which all workers resume the sessions of clients with TLS; `None` where there are none.
+    #[serde(default)]
+    pub tickets: Option<TicketSecret>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -77,6 +77,7 @@ mod tests {
             age_us: 0,
             input: 3,
             output: 2,
+            secured: None,
         };
         assert_eq!(message, ToMaster::HandOver { session });
         assert!(message.is_frozen());

@@ -18,7 +18,9 @@ pub use channel::{
 pub use epoch::{Epoch, PoolState};
 pub use message::{Rest, ToChild, ToMaster};
 pub use sealed::{SEALED_BYTES_MAX, seal, unseal};
-pub use session::{SESSION_VERSION, SESSION_VERSION_MIN, Session};
+pub use session::{
+    SESSION_VERSION, SESSION_VERSION_MIN, SESSION_VERSION_SECURED, SecuredSession, Session,
+};
 
 /// The master's end of the channel to one child.
 pub type MasterChannel = Channel<ToChild, ToMaster>;

@@ -1,6 +1,7 @@
 //! A client's connection on its way from one worker to another.
 
 use cashew_config::snapshot::Protocol;
+use cashew_tls::Parted;
 use serde::{Deserialize, Serialize};
 
 /// Raised when workers that know only the version before cannot understand a session any more. A
@@ -9,6 +10,9 @@ pub const SESSION_VERSION: u32 = 2;
 
 /// The oldest version of a session that is understood here.
 pub const SESSION_VERSION_MIN: u32 = 1;
+
+/// The version of sessions with TLS. Whoever does not know it must not take such a session for one without.
+pub const SESSION_VERSION_SECURED: u32 = 3;
 
 /// All state of a client's session, except for its pending bytes.
 ///
@@ -55,4 +59,19 @@ pub struct Session {
     pub input: u64,
     /// Length of the unwritten output.
     pub output: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secured: Option<Box<SecuredSession>>,
+}
+
+/// What a session with TLS has beside the rest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SecuredSession {
+    /// Its keys.
+    pub parted: Parted,
+    /// Length of what was received and not decrypted, which follows the output.
+    pub input: u64,
+    /// Length of what was encrypted and not written, which follows that.
+    pub output: u64,
+    /// The first byte of the session's output is the last that was encrypted.
+    pub holds_byte: bool,
 }

@@ -14,6 +14,7 @@ mod low_water;
 mod precise;
 #[allow(unsafe_code)]
 mod ring;
+mod secured;
 mod socket;
 mod uring;
 
@@ -23,7 +24,10 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use cashew_tls::{Acceptor, Facts, Failure};
+
 pub use epoll::EpollDriver;
+pub use secured::{Luggage, Secured};
 pub use uring::{Refusal, UringDriver};
 
 /// Identifies a connection. The handler chooses it: bits 0..31 are an index into one of two dense
@@ -70,13 +74,19 @@ pub enum CloseKind {
     Forbidden,
     /// This machine does not support such sockets.
     NoSocket,
+    /// It could not be secured.
+    Insecure(Failure),
 }
 
 impl CloseKind {
     /// Whether the cause is this machine and not the peer.
     pub fn is_local(self) -> bool {
         match self {
-            Self::Refused | Self::Reset | Self::TimedOut | Self::Unreachable => false,
+            Self::Refused
+            | Self::Reset
+            | Self::TimedOut
+            | Self::Unreachable
+            | Self::Insecure(_) => false,
             Self::Exhausted | Self::NoMemory | Self::NoPort | Self::Forbidden | Self::NoSocket => {
                 true
             }
@@ -97,6 +107,16 @@ pub trait Handler {
     fn connected(&mut self, conn: Token);
     /// Bytes arrived; never none. The handler may take the buffer, or leave it to be overwritten.
     fn received(&mut self, conn: Token, bytes: &mut Vec<u8>);
+    /// As [`Handler::received`], where it is rare.
+    fn received_late(&mut self, conn: Token, bytes: &mut Vec<u8>) {
+        self.received(conn, bytes);
+    }
+    /// What the clients of the listener are secured with, if they are.
+    fn acceptor(&self, _listener: u32) -> Option<&Acceptor> {
+        None
+    }
+    /// The handshake of a secured connection is over. Of one to a server [`Handler::connected`] follows.
+    fn secured(&mut self, _conn: Token, _facts: Facts) {}
     /// A replacement for a buffer that was taken, empty, of at least this capacity.
     fn buffer(&mut self, capacity: usize) -> Vec<u8>;
     /// The peer will send nothing more. Reported by a later wait than its last bytes, so that
@@ -105,6 +125,11 @@ pub trait Handler {
     /// The connection is detached, after [`Driver::detach`]: here is its socket, and the token is
     /// free. All received bytes have been reported; unsent output stays with the handler.
     fn detached(&mut self, conn: Token, socket: OwnedFd);
+    /// The same of a secured connection, with what it takes to go on with it.
+    fn detached_secured(&mut self, conn: Token, socket: OwnedFd, _luggage: Luggage) {
+        drop(socket);
+        self.closed(conn, CloseKind::Reset);
+    }
     /// The connection is gone, its descriptor closed, the token free.
     fn closed(&mut self, conn: Token, why: CloseKind);
     /// A descriptor given to [`Driver::watch`] is readable.

@@ -124,7 +124,7 @@ fn a_client_of_resp3_gets_nulls_texts_and_cursors_in_its_own_way() {
 #[test]
 fn counts_of_all_servers_are_added() {
     merges("DBSIZE", [":3\r\n", ":0\r\n", ":4\r\n"], ":7\r\n");
-    merges("SLOWLOG LEN", [":1\r\n", ":2\r\n", ":3\r\n"], ":6\r\n");
+    merges("COMMANDLOG LEN slow", [":1\r\n", ":2\r\n", ":3\r\n"], ":6\r\n");
 }
 
 #[test]
@@ -139,12 +139,11 @@ fn logs_are_told_as_one() {
     let three = list(&[(2, 70), (1, 50)]);
     let replies = [one.as_str(), &two, &three];
     // Ids of three servers: three times the server's, and its place.
-    merges("SLOWLOG GET 3", replies, &list(&[(27, 70), (8, 70), (16, 60)]));
+    merges("COMMANDLOG GET 3 slow", replies, &list(&[(27, 70), (8, 70), (16, 60)]));
     let all = list(&[(27, 70), (8, 70), (16, 60), (5, 50), (24, 40)]);
-    merges("SLOWLOG GET", replies, &all);
-    merges("SLOWLOG GET -1", replies, &all);
+    merges("COMMANDLOG GET -1 slow", replies, &all);
     merges("COMMANDLOG GET 1 slow", replies, &list(&[(27, 70)]));
-    merges("SLOWLOG GET x", ["-ERR count\r\n"; 3], "-ERR count\r\n");
+    merges("COMMANDLOG GET x slow", ["-ERR count\r\n"; 3], "-ERR count\r\n");
     merges(
         "LATENCY HISTORY command",
         ["*1\r\n*2\r\n:5\r\n:1\r\n", "*0\r\n", "*1\r\n*2\r\n:4\r\n:2\r\n"],

@@ -106,7 +106,9 @@ fn a_worker_that_was_busy_is_told_of() {
     let (mut world, client, [lane]) = World::with_client(&pool(OPTIONS, 1));
     world.now = world.now.plus_millis(100);
     // It looked at nothing for so long, and then finds a request.
-    world.engine.note_busy(world.now, 20_000);
+    let from = world.now;
+    world.now = world.now.plus_millis(20);
+    world.engine.note_busy(from, 20_000, world.now);
     world.send(client, redis("GET k"));
     world.wait_ms(1);
     world.send(lane, "$-1\r\n");
@@ -114,8 +116,9 @@ fn a_worker_that_was_busy_is_told_of() {
     assert_eq!(seen.times, Times { gateway_us: 20_000, server_us: 1000, ..Times::default() });
     // The reply may have lain there as well.
     world.send(client, redis("GET k"));
+    let from = world.now.plus_millis(2);
     world.now = world.now.plus_millis(30);
-    world.engine.note_busy(world.now, 28_000);
+    world.engine.note_busy(from, 28_000, world.now);
     world.send(lane, "$-1\r\n");
     let seen = only(&mut world);
     assert_eq!(seen.times, Times { gateway_us: 28_000, server_us: 2000, ..Times::default() });

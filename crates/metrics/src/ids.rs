@@ -35,69 +35,6 @@ macro_rules! stats {
     };
 }
 
-/// Commands of a pool that are counted one by one; others are counted as number 0.
-pub const COMMANDS_MAX: usize = 512;
-
-stats! {
-    /// Counters of a command, or of a prefix of keys. They only grow.
-    pub enum CommandCounter {
-        Requests => "requests", "cashew_command_requests_total",
-            "Requests answered, by command";
-        Errors => "errors", "cashew_command_errors_total",
-            "Requests answered with an error, the server's or the gateway's, by command";
-        Hits => "hits", "cashew_command_hits_total",
-            "Keys found, by command that gets values";
-        Misses => "misses", "cashew_command_misses_total",
-            "Keys not found, by command that gets values";
-        RequestBytes => "request_bytes", "cashew_command_request_bytes_total",
-            "Bytes of requests as they were sent to servers, by command";
-        ReplyBytes => "reply_bytes", "cashew_command_reply_bytes_total",
-            "Bytes of replies as clients get them, by command";
-        LatencyUs => "latency_us", "cashew_command_latency_microseconds_total",
-            "Microseconds from the arrival of requests to their replies, by command";
-        Slow => "slow", "cashew_command_slow_total",
-            "Requests that were recorded as slow, by command";
-    }
-}
-
-/// What commands are alike in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum CommandClass {
-    Read,
-    Write,
-    Script,
-    Transaction,
-    PubSub,
-    /// They may wait at the server for as long as they like.
-    Blocking,
-    Other,
-}
-
-impl CommandClass {
-    pub const ALL: [Self; 7] = [
-        Self::Read,
-        Self::Write,
-        Self::Script,
-        Self::Transaction,
-        Self::PubSub,
-        Self::Blocking,
-        Self::Other,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Write => "write",
-            Self::Script => "script",
-            Self::Transaction => "transaction",
-            Self::PubSub => "pubsub",
-            Self::Blocking => "blocking",
-            Self::Other => "other",
-        }
-    }
-}
-
 stats! {
     /// Counters of a pool. They only grow.
     pub enum PoolCounter {
@@ -165,6 +102,22 @@ stats! {
             "Answers of a shadow that were not those that clients got";
         WarmUpFills => "warm_up_fills", "cashew_warm_up_fills_total",
             "Keys that a route began to copy from a warm pool to a cold one";
+        TlsHandshakes => "tls_handshakes", "cashew_tls_handshakes_total",
+            "TLS handshakes of clients that were finished";
+        TlsResumed => "tls_resumed", "cashew_tls_resumed_total",
+            "TLS handshakes of clients that continued an earlier session";
+        TlsOlder => "tls_older", "cashew_tls_older_total",
+            "TLS handshakes of clients with version 1.2; the others have 1.3";
+        TlsPlain => "tls_plain", "cashew_tls_plain_total",
+            "Clients that sent something else than TLS where that is spoken";
+        TlsVersions => "tls_versions", "cashew_tls_versions_total",
+            "Failed TLS handshakes of clients that offered no version and ciphers that are allowed";
+        TlsCertificates => "tls_certificates", "cashew_tls_certificates_total",
+            "Failed TLS handshakes of clients whose certificate was missing or not right";
+        TlsTimeouts => "tls_timeouts", "cashew_tls_timeouts_total",
+            "TLS handshakes of clients that took too long";
+        TlsFailures => "tls_failures", "cashew_tls_failures_total",
+            "TLS handshakes of clients that failed for other reasons, such as that the client left";
         ClientBytesReceived => "client_bytes_received", "cashew_client_received_bytes_total",
             "Bytes received from clients";
         ClientBytesSent => "client_bytes_sent", "cashew_client_sent_bytes_total",
@@ -211,6 +164,12 @@ stats! {
             "Server connections closed because a reply did not match its request";
         ConnectErrors => "connect_errors", "cashew_server_connect_errors_total",
             "Failed attempts to connect to the server";
+        TlsHandshakes => "tls_handshakes", "cashew_server_tls_handshakes_total",
+            "TLS handshakes with the server that were finished";
+        TlsResumed => "tls_resumed", "cashew_server_tls_resumed_total",
+            "TLS handshakes with the server that continued an earlier session";
+        TlsFailures => "tls_failures", "cashew_server_tls_failures_total",
+            "TLS handshakes with the server that failed";
         ConnectsPaced => "connects_paced", "cashew_server_connects_paced_total",
             "Clients that waited for a connection to the server since several were being made";
         Spooled => "spooled", "cashew_server_spooled_total",

@@ -12,6 +12,8 @@ use crate::record::{self, Record};
 
 /// Slow requests that are kept.
 pub const SLOW_MAX: usize = 512;
+/// Pools whose requests can be forgotten apart from those of others.
+const POOLS_MAX: usize = 60;
 /// Sampled requests that are kept: for readers that come several times a second.
 const SAMPLES_MAX: usize = 2048;
 /// Arguments kept of a request, as in Redis' slow log: the last one says how many more there were.
@@ -30,13 +32,15 @@ const FAILURE_MAX: usize = 64;
 mod word {
     /// How many records were ever begun.
     pub(super) const TICKETS: usize = 0;
-    /// Those of lower tickets are forgotten.
+    /// Those of lower tickets are forgotten, of whatever pool.
     pub(super) const SINCE: usize = 1;
     /// How many there were that found no room in the limits.
     pub(super) const LEFT_OUT: usize = 2;
     /// 1 while somebody reads it.
     pub(super) const WANTED: usize = 3;
-    pub(super) const RECORDS: usize = 8;
+    /// Of pools whose requests were forgotten: a digest of the name, and up to which ticket they are.
+    pub(super) const POOLS: usize = 8;
+    pub(super) const RECORDS: usize = POOLS + 2 * super::POOLS_MAX;
 }
 
 const fn words(records: usize) -> usize {
@@ -156,6 +160,11 @@ impl RequestRing {
         Self(is_there.then(|| Place { mapping: Arc::clone(mapping), start, records }))
     }
 
+    /// A ring that keeps nothing.
+    pub fn none() -> Self {
+        Self(None)
+    }
+
     fn place(&self) -> Option<(&[AtomicU64], usize)> {
         let Place { mapping, start, records } = self.0.as_ref()?;
         Some((mapping.words().get(*start..start + words(*records))?, *records))
@@ -228,28 +237,35 @@ impl RequestRing {
             words[word::SINCE].load(Relaxed).max(since).max(end.saturating_sub(records as u64));
         let read = |ticket| {
             let record = record::read(record_of(words, records, ticket), ticket)?;
-            Some(seen(ticket + 1, record))
+            let request = seen(ticket + 1, record);
+            (ticket >= since_of(words, &request.pool)).then_some(request)
         };
         (from.min(end)..end).filter_map(read).collect()
     }
 
     /// How many are kept.
     pub fn len(&self) -> usize {
-        let Some((words, records)) = self.place() else { return 0 };
-        let end = words[word::TICKETS].load(Relaxed);
-        let from = words[word::SINCE].load(Relaxed).max(end.saturating_sub(records as u64));
-        end.saturating_sub(from) as usize
+        self.since(0).len()
     }
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Forgets all that were recorded up to now.
-    pub fn reset(&self) {
-        if let Some((words, _)) = self.place() {
-            words[word::SINCE].store(words[word::TICKETS].load(Relaxed), Relaxed);
+    /// Forgets those of a pool that were recorded up to now; those of all pools if there are too many that were
+    /// forgotten apart.
+    pub fn reset(&self, pool: &str) {
+        let Some((words, _)) = self.place() else { return };
+        let until = words[word::TICKETS].load(Relaxed);
+        let name = digest(pool);
+        for place in words[word::POOLS..word::RECORDS].chunks_exact(2) {
+            let taken = place[0].compare_exchange(0, name, Relaxed, Relaxed);
+            if taken.is_ok() || taken == Err(name) {
+                place[1].fetch_max(until, Relaxed);
+                return;
+            }
         }
+        words[word::SINCE].fetch_max(until, Relaxed);
     }
 
     /// Whether somebody wants them.
@@ -263,6 +279,20 @@ impl RequestRing {
             words[word::WANTED].store(is_wanted.into(), Relaxed);
         }
     }
+}
+
+/// Up to which ticket those of a pool are forgotten.
+fn since_of(words: &[AtomicU64], pool: &str) -> u64 {
+    let name = digest(pool);
+    let mut places = words[word::POOLS..word::RECORDS].chunks_exact(2);
+    let place = places.find(|place| place[0].load(Relaxed) == name);
+    place.map_or(0, |place| place[1].load(Relaxed))
+}
+
+/// FNV-1a, 64 bits; never 0.
+fn digest(name: &str) -> u64 {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, step).max(1)
 }
 
 fn record_of(words: &[AtomicU64], records: usize, ticket: u64) -> &[AtomicU64] {
@@ -371,7 +401,9 @@ mod tests {
         let kept = slow.since(0);
         assert_eq!((kept.len(), slow.len(), kept[0].number), (SLOW_MAX, SLOW_MAX, 6));
         assert_eq!(slow.since(total - 2).len(), 2);
-        slow.reset();
+        slow.reset("beta");
+        assert_eq!(slow.len(), SLOW_MAX);
+        slow.reset("alpha");
         assert_eq!((slow.since(0), slow.len(), slow.count()), (vec![], 0, total));
         slow.record_at(&request(&[]), 1);
         assert_eq!((slow.since(0).len(), slow.len()), (1, 1));

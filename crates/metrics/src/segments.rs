@@ -16,13 +16,11 @@ use crate::audience::Audience;
 use crate::board::{Board, BoardWriter};
 use crate::histogram;
 use crate::hot::{self, HotKeys, Ranking};
-use crate::ids::{
-    CommandClass, CommandCounter, PoolCounter, PoolGauge, ServerCounter, ServerGauge,
-};
+use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 use crate::layout::{
     Layout, MAGIC, POOL_GAUGES, POOL_HISTOGRAM, POOL_WORDS, PoolId, SERVER_GAUGES,
     SERVER_HISTOGRAM, SERVER_REACHED, SERVER_TRIED, SERVER_WORDS, SLOTS_MAX, ServerId, common,
-    detail, header,
+    header,
 };
 use crate::mapping::{Mapping, View};
 use crate::overlaps::Overlaps;
@@ -252,35 +250,11 @@ impl Segments {
         self.max(|slot| self.server_gauge(slot, server, gauge))
     }
 
-    /// Over all workers.
-    pub fn sum_command(&self, pool: PoolId, command: usize, counter: CommandCounter) -> u64 {
-        let at = detail::COMMANDS + command * detail::COMMAND_WORDS + counter as usize;
-        self.sum(|slot| self.word(slot, pool.detail() + at))
-    }
-
-    /// Over all workers.
-    pub fn sum_class_latency(&self, pool: PoolId, class: CommandClass) -> Histogram {
-        let at = detail::CLASSES + class as usize * histogram::WORDS;
-        self.histogram(0..self.slots(), pool.detail() + at)
-    }
-
-    /// Over all workers, of one of the pool's prefixes.
-    pub fn sum_prefix(&self, pool: PoolId, prefix: usize, counter: CommandCounter) -> u64 {
-        let at = detail::PREFIXES + prefix * detail::PREFIX_WORDS + counter as usize;
-        self.sum(|slot| self.word(slot, pool.detail() + at))
-    }
-
-    /// Over all workers, of one of the pool's prefixes.
-    pub fn sum_prefix_latency(&self, pool: PoolId, prefix: usize) -> Histogram {
-        let at = detail::PREFIXES + prefix * detail::PREFIX_WORDS + detail::COMMAND_WORDS;
-        self.histogram(0..self.slots(), pool.detail() + at)
-    }
-
     /// The hottest keys of a pool over all workers, the hottest first. `now_us` is in microseconds of the monotonic
     /// clock.
     pub fn hot_keys(&self, pool: PoolId, ranking: Ranking, now_us: u64) -> HotKeys {
         let (mut keys, mut total) = (HashMap::new(), 0);
-        let start = pool.detail() + detail::HOT;
+        let start = pool.hot();
         for slot in 0..self.slots() {
             let words = &self.words(slot)[start..start + hot::WORDS];
             hot::merge(words, ranking, now_us, &mut keys, &mut total);
@@ -381,17 +355,6 @@ impl Segments {
             let Some(&old_pool) = old_pools.get(config.name.as_str()) else { continue };
             let base = self.layout.pool(pool).base();
             copy(from.layout.pool(old_pool).base(), base, POOL_WORDS);
-            let (before, after) = (from.layout.pool(old_pool), self.layout.pool(pool));
-            // Hot keys name servers by number: those may be others.
-            copy(before.detail(), after.detail(), detail::HOT);
-            let known = &old.pools[old_pool].prefixes;
-            for (prefix, text) in config.prefixes.iter().enumerate() {
-                if let Some(at) = known.iter().position(|it| it == text) {
-                    let place = |at| detail::PREFIXES + at * detail::PREFIX_WORDS;
-                    let (at, to) = (before.detail() + place(at), after.detail() + place(prefix));
-                    copy(at, to, detail::PREFIX_WORDS);
-                }
-            }
             let old_config = &old.pools[old_pool].servers;
             let old_servers: HashMap<&str, usize> = old.pools[old_pool]
                 .servers

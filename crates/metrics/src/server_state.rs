@@ -113,6 +113,16 @@ causes! {
     Ejected => "Ejected from the ring",
     MasterDown => "Link with MASTER is down",
     ReadOnly => "You can't write against a read only replica",
+    NoTls => "Server does not speak TLS",
+    TlsVersion => "Server speaks no version and ciphers of TLS that are allowed",
+    CertificateExpired => "Server's certificate has expired",
+    CertificateEarly => "Server's certificate is not valid yet",
+    CertificateUntrusted => "Server's certificate is not signed by a trusted authority",
+    CertificateName => "Server's certificate is for another name",
+    CertificateInvalid => "Server's certificate is invalid",
+    CertificateRefused => "Server refused the gateway's certificate, or wants one",
+    TlsSilent => "Server does not answer the TLS handshake",
+    TlsFailed => "TLS handshake with the server failed",
 }
 
 /// What a worker has seen of a server.

@@ -11,12 +11,10 @@ use crate::audience::Audience;
 use crate::board::Board;
 use crate::histogram::{self, SUM};
 use crate::hot::{self, HotSample};
-use crate::ids::{
-    COMMANDS_MAX, CommandClass, CommandCounter, PoolCounter, PoolGauge, ServerCounter, ServerGauge,
-};
+use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 use crate::layout::{
     Layout, POOL_GAUGES, POOL_HISTOGRAM, PoolId, SERVER_GAUGES, SERVER_HISTOGRAM, SERVER_REACHED,
-    SERVER_TRIED, ServerId, detail, header,
+    SERVER_TRIED, ServerId, header,
 };
 use crate::mapping::View;
 use crate::overlaps::{WriteKind, WriteLane, WriteStamp};
@@ -177,39 +175,9 @@ impl Writer {
         self.record(server.base() + SERVER_HISTOGRAM, latency_us, count);
     }
 
-    /// Adds to a counter of a command, which is given by its number. Numbers of [`COMMANDS_MAX`] and above count as 0.
-    #[inline]
-    pub fn add_command(&self, pool: PoolId, command: usize, counter: CommandCounter, n: u64) {
-        let command = if command < COMMANDS_MAX { command } else { 0 };
-        let at = detail::COMMANDS + command * detail::COMMAND_WORDS + counter as usize;
-        self.add(pool.detail() + at, n);
-    }
-
-    /// Counts requests of a class by the time from their arrival to their reply.
-    #[inline]
-    pub fn record_class(&self, pool: PoolId, class: CommandClass, latency_us: u64, count: u64) {
-        let at = detail::CLASSES + class as usize * histogram::WORDS;
-        self.record(pool.detail() + at, latency_us, count);
-    }
-
-    /// Adds to a counter of a prefix, which must be one of the pool's.
-    #[inline]
-    pub fn add_prefix(&self, pool: PoolId, prefix: usize, counter: CommandCounter, n: u64) {
-        let at = detail::PREFIXES + prefix * detail::PREFIX_WORDS + counter as usize;
-        self.add(pool.detail() + at, n);
-    }
-
-    /// Counts requests with a prefix, which must be one of the pool's, by the time from their arrival to their
-    /// reply.
-    #[inline]
-    pub fn record_prefix(&self, pool: PoolId, prefix: usize, latency_us: u64, count: u64) {
-        let at = detail::PREFIXES + prefix * detail::PREFIX_WORDS + detail::COMMAND_WORDS;
-        self.record(pool.detail() + at, latency_us, count);
-    }
-
     /// Takes a sample up in the sketch of a pool's hot keys. `now_us` is in microseconds of the monotonic clock.
     pub fn note_hot(&self, pool: PoolId, sample: &HotSample<'_>, now_us: u64) {
-        let start = pool.detail() + detail::HOT;
+        let start = pool.hot();
         hot::note(&self.view.words()[start..start + hot::WORDS], sample, now_us);
     }
 

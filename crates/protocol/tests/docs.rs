@@ -160,6 +160,9 @@ fn served(command: &Command) -> String {
         Rule::Split(Merge::Gather) => "split, array in the order of the keys".into(),
         Rule::Split(Merge::Sum) => "split, sum".into(),
         Rule::Split(Merge::AllOk) => "split, `+OK` if all servers reply so".into(),
+        Rule::Local(_) if command.is_addressable() => {
+            "answered here, or by [the one named](#one-of-several-servers)".into()
+        }
         Rule::Local(_) => "answered here".into(),
         Rule::Fan(fan) if command.is_addressable() => {
             format!("{}, or [the one named](#one-of-several-servers)", fanned(fan))

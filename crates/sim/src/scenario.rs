@@ -759,10 +759,12 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         route: None,
         hedge: None,
         spool: None,
+        tls: None,
+        tls_listen: None,
+        server_tls: None,
         retry_reads: false,
         slow_log_ms: 10,
         hot_keys: true,
-        prefixes: Vec::new(),
     }
 }
 

@@ -58,8 +58,8 @@ pub use control_socket::{AskError, ControlSocketError, ask, default_paths};
 pub use listeners::ListenError;
 pub use rehearsal::{Rehearsal, rehearse};
 pub use status::{
-    AdminStatus, GroupStatus, MemberStatus, Outcome, PoolStatus, SentinelStatus, ServerStatus,
-    ShardStatus, Status, SwitchStatus, WorkerStatus,
+    AdminStatus, CertificateStatus, GroupStatus, MemberStatus, Outcome, PoolStatus, SentinelStatus,
+    ServerStatus, ShardStatus, Status, SwitchStatus, WorkerStatus,
 };
 pub use trial::{Program, Verdict};
 

@@ -149,8 +149,7 @@ impl Listeners {
     pub(crate) fn bind_new(&self, snapshot: &Snapshot, workers: u32) -> Result<Bound, ListenError> {
         // Filled one by one, so that a failure removes the paths created before it.
         let mut bound = Bound { groups: BTreeMap::new(), stats: None };
-        for pool in &snapshot.pools {
-            let Some(address) = Address::of(&pool.listen) else { continue };
+        for (pool, listen, address) in addresses_of(snapshot) {
             if self.groups.contains_key(&address) {
                 continue;
             }
@@ -163,11 +162,13 @@ impl Listeners {
             if self.stats.as_ref().is_some_and(|stats| Address::Tcp(stats.address) == address) {
                 return Err(error(
                     pool,
+                    listen,
                     Why::Ours("the statistics of this instance are there".into()),
                 ));
             }
             let overlaps = self.groups.keys().any(|held| held.overlaps(&address));
-            let sockets = bind_pool(pool, workers, overlaps).map_err(|why| error(pool, why))?;
+            let sockets = bind_pool(pool, listen, workers, overlaps)
+                .map_err(|why| error(pool, listen, why))?;
             bound.groups.insert(address, Group { pool: pool.name.clone(), sockets });
         }
         let held = self.stats.as_ref().map(|stats| stats.address);
@@ -210,10 +211,11 @@ impl Listeners {
     /// Adds sockets to existing groups, so that each worker can have one. They listen at once, and
     /// so have to be dealt at once.
     pub(crate) fn grow(&mut self, snapshot: &Snapshot, workers: u32) -> Result<(), ListenError> {
-        for pool in &snapshot.pools {
-            let Some(address) = Address::of(&pool.listen) else { continue };
+        for (pool, listen, address) in addresses_of(snapshot) {
             let Some(group) = self.groups.get_mut(&address) else { continue };
-            group.grow(pool, workers, &mut self.next_id).map_err(|why| error(pool, why))?;
+            group
+                .grow(pool, listen, workers, &mut self.next_id)
+                .map_err(|why| error(pool, listen, why))?;
         }
         Ok(())
     }
@@ -233,8 +235,7 @@ impl Listeners {
                 );
             }
         }
-        for pool in &snapshot.pools {
-            let Some(address) = Address::of(&pool.listen) else { continue };
+        for (pool, listen, address) in addresses_of(snapshot) {
             let (group, is_new) = match self.groups.remove(&address) {
                 Some(group) => (Some(group), false),
                 None => (bound.remove(&address), true),
@@ -243,13 +244,13 @@ impl Listeners {
             if is_new || group.pool != pool.name {
                 pool.name.clone_into(&mut group.pool);
                 group.renumber(&mut self.next_id);
-                let (pool, listen) = (&pool.name, &pool.listen);
+                let pool = &pool.name;
                 info!(
                     kind = EventKind::ListenerOpened.name(),
                     pool, "pool '{pool}' listens on {listen}"
                 );
             }
-            group.tune(pool);
+            group.tune(pool, listen);
             groups.insert(address, group);
         }
         for (address, group) in std::mem::replace(&mut self.groups, groups) {
@@ -446,9 +447,14 @@ impl Stats {
 }
 
 impl Group {
-    fn grow(&mut self, pool: &Pool, workers: u32, next_id: &mut ListenerId) -> Result<(), Why> {
-        let (Sockets::Tcp(sockets), Listen::Tcp(address)) = (&mut self.sockets, &pool.listen)
-        else {
+    fn grow(
+        &mut self,
+        pool: &Pool,
+        listen: &Listen,
+        workers: u32,
+        next_id: &mut ListenerId,
+    ) -> Result<(), Why> {
+        let (Sockets::Tcp(sockets), Listen::Tcp(address)) = (&mut self.sockets, listen) else {
             return Ok(());
         };
         while sockets.len() < workers as usize {
@@ -464,25 +470,25 @@ impl Group {
     }
 
     /// Applies the pool's options to future connections.
-    fn tune(&self, pool: &Pool) {
+    fn tune(&self, pool: &Pool, listen: &Listen) {
         let tune = || -> Result<(), Why> {
             for socket in self.sockets.all() {
                 // On a listening socket this changes the length of its queue.
                 rustix::net::listen(&socket.fd, backlog(pool))?;
-                if let Listen::Tcp(_) = pool.listen {
+                if let Listen::Tcp(_) = listen {
                     // A given socket may not have it yet.
                     sockopt::set_tcp_nodelay(&socket.fd, true)?;
                     sockopt::set_socket_keepalive(&socket.fd, pool.tcp_keepalive)?;
                 }
             }
             let is_ours = !matches!(self.sockets, Sockets::Given(_));
-            if let (Listen::Unix { path, mode: Some(mode) }, true) = (&pool.listen, is_ours) {
+            if let (Listen::Unix { path, mode: Some(mode) }, true) = (listen, is_ours) {
                 fs::set_permissions(path, fs::Permissions::from_mode(*mode))?;
             }
             Ok(())
         };
         if let Err(why) = tune() {
-            warn!("{}", error(pool, why));
+            warn!("{}", error(pool, listen, why));
         }
     }
 }
@@ -493,8 +499,15 @@ fn take(next_id: &mut ListenerId) -> ListenerId {
     id
 }
 
-fn error(pool: &Pool, why: Why) -> ListenError {
-    let address = pool.listen.to_string();
+/// All addresses at which pools listen.
+fn addresses_of(snapshot: &Snapshot) -> impl Iterator<Item = (&Pool, &Listen, Address)> {
+    snapshot.pools.iter().flat_map(|pool| {
+        pool.listens().filter_map(move |listen| Some((pool, listen, Address::of(listen)?)))
+    })
+}
+
+fn error(pool: &Pool, listen: &Listen, why: Why) -> ListenError {
+    let address = listen.to_string();
     ListenError { whose: format!("pool '{}'", pool.name), address, why }
 }
 

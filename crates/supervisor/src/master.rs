@@ -217,7 +217,7 @@ impl Master {
         let watchdog = Watchdog::new(snapshot.global.worker_heartbeat_timeout_ms, now);
         let last_epoch = snapshot.epoch;
         let has_discovery = snapshot.needs_discovery();
-        let current = InEffect::new(snapshot, BTreeMap::new(), metrics, &quotas, &rings)
+        let current = InEffect::new(snapshot, BTreeMap::new(), metrics, &quotas, &rings, None)
             .step("seal the configuration")?;
         let ranks = (0..workers).map(|slot| (Role::Worker { slot }, slot));
         let admin = has_admin.then_some((Role::Admin, 0));

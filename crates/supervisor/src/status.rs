@@ -106,7 +106,20 @@ pub struct PoolStatus {
     pub groups: Vec<GroupStatus>,
     /// Servers of which some have copies of what others have.
     pub members: Vec<MemberStatus>,
+    /// Where it is reached with TLS; else empty.
+    pub tls_at: String,
+    pub certificates: Vec<CertificateStatus>,
     pub sentinels: Vec<SentinelStatus>,
+}
+
+/// A certificate that clients are shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CertificateStatus {
+    pub file: String,
+    pub names: Vec<String>,
+    /// Seconds since 1970.
+    pub expires_at: u64,
 }
 
 /// A group of servers that hold the same keys.

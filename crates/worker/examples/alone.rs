@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         topology: TopologyState::whole(pool),
     });
     let (pools, addresses) = (pools.collect(), BTreeMap::new());
-    let sealed = Epoch { snapshot: snapshot.clone(), pools, addresses }.seal()?;
+    let sealed = Epoch { snapshot: snapshot.clone(), pools, addresses, tickets: None }.seal()?;
     let (shared, _) = Shared::create()?;
     let (metrics, _segments) = Segments::create(&Layout::new(&snapshot))?;
     master.send(

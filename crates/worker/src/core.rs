@@ -8,13 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cashew_config::Snapshot;
-use cashew_driver::{CloseKind, Handler, Token};
+use cashew_driver::{CloseKind, Handler, Luggage, Token};
 use cashew_engine::{Admission, CloseReason, ConnId, Engine, ListenerId, OpenFiles, Time};
-use cashew_metrics::{EventKind, Segments, Shared, Writer, monotonic_ms};
+use cashew_metrics::{EventKind, Segments, ServerCounter, Shared, Writer, monotonic_ms};
+use cashew_tls::{Acceptor, Facts, Failure};
 use rustix::process::{Resource, getrlimit};
 
 use crate::clock::now;
 use crate::resolver::Name;
+use crate::secured::{self, Failed, Place, Tls};
 
 /// Descriptors that the driver watches for the worker.
 pub(crate) const WATCH_CONTROL: u32 = 0;
@@ -39,9 +41,17 @@ impl Report {
     }
 }
 
+/// A listening socket.
+pub(crate) struct Listener {
+    pub(crate) owner: Owner,
+    pub(crate) place: Place,
+    /// What its clients are secured with.
+    pub(crate) acceptor: Option<Acceptor>,
+}
+
 /// The owner of a listening socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Listener {
+pub(crate) enum Owner {
     Pool(ListenerId),
     /// A pool of this name, which the snapshot no longer has.
     Removed(String),
@@ -90,9 +100,13 @@ pub(crate) struct Core {
     /// This worker's counters.
     pub(crate) writer: Writer,
     pub(crate) now: Time,
-    /// For how long nothing was read before the wait that goes on, in microseconds.
+    /// Since when, and for how long, in microseconds, nothing was read before the wait that goes on.
+    pub(crate) worked_from: Time,
     pub(crate) worked_us: u64,
     pub(crate) snapshot: Arc<Snapshot>,
+    pub(crate) tls: Tls,
+    /// Handshakes of clients that failed.
+    pub(crate) insecure: Failed,
     pub(crate) segments: Arc<Segments>,
     pub(crate) shared: Shared,
     pub(crate) listeners: BTreeMap<u32, Listener>,
@@ -126,7 +140,7 @@ pub(crate) struct Core {
     /// Connections that the driver was told to detach and has not yet.
     pub(crate) detaching: HashSet<Token>,
     /// Detached connections.
-    pub(crate) detached: Vec<(Token, OwnedFd)>,
+    pub(crate) detached: Vec<(Token, OwnedFd, Option<Luggage>)>,
     /// Whether some pool has `tcp_quickack`.
     pub(crate) has_quickack: bool,
     /// Clients whose bytes are to be acknowledged now.
@@ -154,14 +168,18 @@ impl Core {
             .map(|(at, pool)| (pool.name.as_str(), at))
             .collect();
         for listener in self.listeners.values_mut() {
-            let name = match listener {
-                Listener::Pool(pool) => &self.snapshot.pools[pool.index()].name,
-                Listener::Removed(name) => name,
+            let name = match &listener.owner {
+                Owner::Pool(pool) => &self.snapshot.pools[pool.index()].name,
+                Owner::Removed(name) => name,
             };
-            *listener = match places.get(name.as_str()) {
-                Some(&pool) => Listener::Pool(pool),
-                None => Listener::Removed(name.clone()),
-            };
+            match places.get(name.as_str()) {
+                Some(&pool) => {
+                    let (at, config) = (pool.index(), &snapshot.pools[pool.index()]);
+                    listener.acceptor = self.tls.acceptor(at, config, &listener.place);
+                    listener.owner = Owner::Pool(pool);
+                }
+                None => listener.owner = Owner::Removed(name.clone()),
+            }
         }
         (self.unresponsive, self.found) = (HashMap::new(), HashMap::new());
         self.has_quickack = snapshot.pools.iter().any(|pool| pool.tcp_quickack);
@@ -171,10 +189,18 @@ impl Core {
     /// The engine's index of the listener's pool. A removed pool keeps its index while it has
     /// clients.
     fn pool_of(&self, listener: u32) -> Option<ListenerId> {
-        match self.listeners.get(&listener)? {
-            Listener::Pool(pool) => Some(*pool),
-            Listener::Removed(name) => self.engine.listener_named(name),
+        match &self.listeners.get(&listener)?.owner {
+            Owner::Pool(pool) => Some(*pool),
+            Owner::Removed(name) => self.engine.listener_named(name),
         }
+    }
+
+    /// A socket of a pool of the snapshot.
+    pub(crate) fn add_listener(&mut self, listener: u32, pool: ListenerId, place: Place) {
+        let config = &self.snapshot.pools[pool.index()];
+        let acceptor = self.tls.acceptor(pool.index(), config, &place);
+        let owner = Owner::Pool(pool);
+        self.listeners.insert(listener, Listener { owner, place, acceptor });
     }
 
     /// Begins to write down what servers are to forget, if that is asked for.
@@ -280,6 +306,31 @@ impl Core {
         }
     }
 
+    /// Of a client's connection, or one to a server, whose handshake has failed.
+    #[cold]
+    fn note_insecure(&mut self, conn: ConnId, failure: Failure) {
+        if conn.is_lane() {
+            return self.engine.count_server(conn, ServerCounter::TlsFailures);
+        }
+        self.engine.count_client(conn, secured::counter_of(failure));
+        let Some(pool) = self.engine.listener_of_client(conn) else { return };
+        let (pool, why) = (&self.engine.listener_config(pool).name, failure.of_client());
+        // Whoever only looks whether somebody listens is no news.
+        if failure == Failure::Closed {
+            tracing::debug!("pool {pool}: a client is closed: {why}");
+        } else if let Some(count) = self.insecure.note(self.now) {
+            let more = match count {
+                1 => String::new(),
+                _ => format!("; it is the last of {count} whose handshakes failed"),
+            };
+            tracing::warn!(
+                kind = EventKind::ClientInsecure.name(),
+                pool,
+                "pool {pool}: a client is closed: {why}{more}"
+            );
+        }
+    }
+
     pub(crate) fn report_closed(&mut self, conn: Token, why: CloseKind) {
         self.engine.handle_closed(ConnId::from_token(conn.0), close_reason(why), self.now);
         if self.engine.has_overspent() {
@@ -299,6 +350,7 @@ fn close_reason(kind: CloseKind) -> CloseReason {
         CloseKind::NoPort => CloseReason::NoPort,
         CloseKind::Forbidden => CloseReason::Forbidden,
         CloseKind::NoSocket => CloseReason::NoSocket,
+        CloseKind::Insecure(failure) => CloseReason::Insecure(secured::cause_of(failure)),
     }
 }
 
@@ -306,7 +358,7 @@ impl Handler for Core {
     fn woken(&mut self) {
         self.tick();
         let worked_us = std::mem::take(&mut self.worked_us);
-        self.engine.note_busy(self.now, worked_us);
+        self.engine.note_busy(self.worked_from, worked_us, self.now);
     }
 
     fn accepted(&mut self, listener: u32) -> Result<Token, &'static [u8]> {
@@ -317,7 +369,27 @@ impl Handler for Core {
         }
         let (admission, id) = (self.admission(pool), self.shared.next_client_id());
         self.follow_pause(pool);
-        Ok(Token(self.engine.handle_accepted(pool, admission, id, self.now).token()))
+        let conn = self.engine.handle_accepted(pool, admission, id, self.now);
+        if self.listeners.get(&listener).is_some_and(|it| it.acceptor.is_some()) {
+            self.engine.tie(conn);
+        }
+        Ok(Token(conn.token()))
+    }
+
+    fn acceptor(&self, listener: u32) -> Option<&Acceptor> {
+        self.listeners.get(&listener)?.acceptor.as_ref()
+    }
+
+    fn secured(&mut self, conn: Token, facts: Facts) {
+        let conn = ConnId::from_token(conn.0);
+        if conn.is_lane() {
+            secured::server_counters_of(facts).for_each(|it| self.engine.count_server(conn, it));
+        } else {
+            secured::counters_of(facts).for_each(|it| self.engine.count_client(conn, it));
+            if facts.is_movable {
+                self.engine.untie(conn);
+            }
+        }
     }
 
     fn connected(&mut self, conn: Token) {
@@ -353,6 +425,11 @@ impl Handler for Core {
         }
     }
 
+    #[inline(never)]
+    fn received_late(&mut self, conn: Token, bytes: &mut Vec<u8>) {
+        self.received(conn, bytes);
+    }
+
     fn buffer(&mut self, capacity: usize) -> Vec<u8> {
         self.engine.buffer(capacity)
     }
@@ -366,11 +443,19 @@ impl Handler for Core {
 
     fn detached(&mut self, conn: Token, socket: OwnedFd) {
         self.detaching.remove(&conn);
-        self.detached.push((conn, socket));
+        self.detached.push((conn, socket, None));
+    }
+
+    fn detached_secured(&mut self, conn: Token, socket: OwnedFd, luggage: Luggage) {
+        self.detaching.remove(&conn);
+        self.detached.push((conn, socket, Some(luggage)));
     }
 
     fn closed(&mut self, conn: Token, why: CloseKind) {
         self.detaching.remove(&conn);
+        if let CloseKind::Insecure(failure) = why {
+            self.note_insecure(ConnId::from_token(conn.0), failure);
+        }
         if ConnId::from_token(conn.0).is_lane() {
             self.failed_connects.push((conn, why));
         } else {

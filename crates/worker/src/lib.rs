@@ -10,6 +10,7 @@ mod pauses;
 mod place;
 mod preparer;
 mod resolver;
+mod secured;
 mod sessions;
 mod start;
 mod worker;
@@ -18,7 +19,7 @@ use std::os::fd::OwnedFd;
 
 use cashew_config::snapshot::IoEngine;
 use cashew_control::ChildChannel;
-use cashew_driver::{Driver, EpollDriver, Refusal, UringDriver};
+use cashew_driver::{Driver, EpollDriver, Refusal, Secured, UringDriver};
 use cashew_engine::DriverMemory;
 
 use crate::start::Start;
@@ -47,9 +48,11 @@ pub fn run(control: OwnedFd) -> Result<(), Error> {
 /// The most memory that a worker's driver uses. It uses less where the kernel refuses io_uring.
 pub fn driver_memory(engine: IoEngine) -> DriverMemory {
     match engine {
-        IoEngine::Auto | IoEngine::Epoll => DriverMemory { size: 0, late: EpollDriver::LATE_MAX },
+        IoEngine::Auto | IoEngine::Epoll => {
+            DriverMemory { size: 0, late: Secured::<EpollDriver>::LATE_MAX }
+        }
         IoEngine::Uring => {
-            DriverMemory { size: UringDriver::SIZE_MAX, late: UringDriver::LATE_MAX }
+            DriverMemory { size: UringDriver::SIZE_MAX, late: Secured::<UringDriver>::LATE_MAX }
         }
     }
 }

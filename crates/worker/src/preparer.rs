@@ -10,10 +10,12 @@ use std::thread;
 
 use cashew_config::Snapshot;
 use cashew_control::Epoch;
-use cashew_engine::{Plan, PoolState};
+use cashew_engine::{BackendId, Plan, PoolState, ServerId};
 use cashew_metrics::{Layout, QUOTAS_MAX, Segments};
+use cashew_tls::TicketSecret;
 
 use crate::affinity::Processors;
+use crate::secured::Tls;
 
 /// Prepares epochs, each on its own short-lived thread.
 pub(crate) struct Preparer {
@@ -51,6 +53,7 @@ pub(crate) struct Next {
     pub(crate) rank: u32,
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) segments: Arc<Segments>,
+    pub(crate) tls: Tls,
     /// Current addresses of server hosts, of those that were looked up.
     pub(crate) addresses: BTreeMap<String, Vec<IpAddr>>,
 }
@@ -98,7 +101,7 @@ fn read(order: Order) -> Result<(Next, Plan), String> {
     let Ok([sealed, metrics]) = <[OwnedFd; 2]>::try_from(descriptors) else {
         return Err("the epoch or its metrics are missing".to_owned());
     };
-    let Epoch { snapshot, pools, addresses } = open_sealed(&sealed)?;
+    let Epoch { mut snapshot, pools, addresses, tickets } = open_sealed(&sealed)?;
     let states = states_of(pools);
     if snapshot.epoch != epoch {
         return Err(format!("epoch {} was handed over for {epoch}", snapshot.epoch));
@@ -109,15 +112,40 @@ fn read(order: Order) -> Result<(Next, Plan), String> {
     if !segments.is_same(&order.segments) {
         segments.carry(&order.segments, &order.snapshot, &snapshot, slot);
     }
-    let plan = Plan::new(&snapshot, &states, rank, workers);
+    let retrusted = retrusted(&order.snapshot, &snapshot);
+    let tls = Tls::take(&mut snapshot, tickets.as_ref())?;
+    let mut plan = Plan::new(&snapshot, &states, rank, workers);
+    for (pool, server) in retrusted {
+        plan.move_server(pool, server);
+    }
     let (snapshot, segments) = (Arc::new(snapshot), Arc::new(segments));
-    Ok((Next { epoch, rank, snapshot, segments, addresses }, plan))
+    Ok((Next { epoch, rank, snapshot, segments, tls, addresses }, plan))
 }
 
-/// The snapshot in the memfd, and the engine's state for each pool.
-pub(crate) fn open_epoch(sealed: &OwnedFd) -> Result<(Snapshot, Vec<PoolState>), String> {
-    let Epoch { snapshot, pools, .. } = open_sealed(sealed)?;
-    Ok((snapshot, states_of(pools)))
+/// The servers that are secured in another way than before, so that connections that stand are not right any more.
+fn retrusted(old: &Snapshot, new: &Snapshot) -> Vec<(BackendId, ServerId)> {
+    let mut found = Vec::new();
+    for (at, pool) in (0..).zip(&new.pools) {
+        let Some(before) = old.pools.iter().find(|it| it.name == pool.name) else { continue };
+        let is_same = match (&before.server_tls, &pool.server_tls) {
+            (None, None) => true,
+            (Some(before), Some(now)) => before.trusts_as(now),
+            _ => false,
+        };
+        if !is_same {
+            let servers = 0..pool.servers.len() as u32;
+            found.extend(servers.map(|server| (BackendId::new(at), ServerId::new(server))));
+        }
+    }
+    found
+}
+
+/// The snapshot in the memfd, the engine's state for each pool, and what tickets are made by.
+pub(crate) fn open_epoch(
+    sealed: &OwnedFd,
+) -> Result<(Snapshot, Vec<PoolState>, Option<TicketSecret>), String> {
+    let Epoch { snapshot, pools, tickets, .. } = open_sealed(sealed)?;
+    Ok((snapshot, states_of(pools), tickets))
 }
 
 fn open_sealed(sealed: &OwnedFd) -> Result<Epoch, String> {

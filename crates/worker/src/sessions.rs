@@ -5,8 +5,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use cashew_control::{
-    ChildChannel, SESSION_VERSION, SESSION_VERSION_MIN, SendError, Session, ToMaster, unseal,
+    ChildChannel, SESSION_VERSION, SESSION_VERSION_MIN, SESSION_VERSION_SECURED, SecuredSession,
+    SendError, Session, ToMaster, unseal,
 };
+use cashew_driver::Luggage;
 
 /// How many sessions may wait to be sent, including those being detached. Nobody serves their
 /// clients meanwhile.
@@ -132,25 +134,44 @@ pub(crate) struct Arrived {
     pub(crate) socket: OwnedFd,
     pub(crate) input: Vec<u8>,
     pub(crate) output: Vec<u8>,
+    /// Of one with TLS.
+    pub(crate) luggage: Option<Luggage>,
 }
 
 /// Unpacks the descriptors that came with a session.
 pub(crate) fn unpack(session: &Session, descriptors: Vec<OwnedFd>) -> io::Result<Arrived> {
     let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why);
-    if !(SESSION_VERSION_MIN..=SESSION_VERSION).contains(&session.version) {
+    let is_known = match session.secured {
+        None => (SESSION_VERSION_MIN..=SESSION_VERSION).contains(&session.version),
+        Some(_) => session.version == SESSION_VERSION_SECURED,
+    };
+    if !is_known {
         return Err(invalid("it is of a version that is not known here"));
     }
     let mut descriptors = descriptors.into_iter();
     let socket = descriptors.next().ok_or_else(|| invalid("its socket is missing"))?;
     let mut input = descriptors.next().map(unseal).transpose()?.unwrap_or_default();
-    let len = session.input.checked_add(session.output);
+    let [of_input, of_output] = match session.secured.as_deref() {
+        Some(&SecuredSession { input, output, .. }) => [input, output],
+        None => [0, 0],
+    };
+    let lengths = [session.input, session.output, of_input, of_output];
+    let len = lengths.iter().try_fold(0_u64, |sum, len| sum.checked_add(*len));
     if len != Some(input.len() as u64) {
         return Err(invalid("its bytes are not as many as it says"));
     }
+    let encrypted = input.split_off(input.len() - (of_input + of_output) as usize);
+    let (received, unwritten) = encrypted.split_at(of_input as usize);
+    let luggage = session.secured.as_ref().map(|secured| Luggage {
+        parted: secured.parted.clone(),
+        input: received.to_vec(),
+        output: unwritten.to_vec(),
+        holds_byte: secured.holds_byte,
+    });
     let output = input.split_off(session.input as usize);
     // Otherwise it would keep room for both as long as the client is idle.
     input.shrink_to_fit();
-    Ok(Arrived { socket, input, output })
+    Ok(Arrived { socket, input, output, luggage })
 }
 
 #[cfg(test)]
@@ -225,6 +246,10 @@ mod tests {
         assert!(unpack(&huge, vec![socket(), seal(b"inout").unwrap()]).is_err());
         let later = Session { version: SESSION_VERSION + 1, input: 0, output: 0, ..session() };
         assert!(unpack(&later, vec![socket()]).is_err());
+        // One with TLS is no plain one, whatever its version.
+        let secured =
+            Session { version: SESSION_VERSION_SECURED, input: 0, output: 0, ..session() };
+        assert!(unpack(&secured, vec![socket()]).is_err());
         let earlier = Session { version: SESSION_VERSION_MIN - 1, ..later };
         assert!(unpack(&earlier, vec![socket()]).is_err());
         let empty = Session { input: 0, output: 0, ..session() };

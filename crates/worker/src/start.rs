@@ -12,6 +12,7 @@ use cashew_process::drop_privileges;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::preparer::open_epoch;
+use crate::secured::Tls;
 
 /// Why a worker cannot serve.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +37,7 @@ pub(crate) struct Start {
     pub(crate) rank: u32,
     pub(crate) snapshot: Snapshot,
     pub(crate) plan: Plan,
+    pub(crate) tls: Tls,
     pub(crate) segments: Arc<Segments>,
     pub(crate) shared: Shared,
     /// Number, pool and socket of each listener.
@@ -69,7 +71,8 @@ fn take_over(control: &mut ChildChannel) -> Result<Start, Error> {
     let Ok([epoch, metrics, shared]) = <[OwnedFd; 3]>::try_from(descriptors) else {
         return Err(Error::Unexpected(Box::new(ToChild::Init { slot, rank, workers })));
     };
-    let (snapshot, states) = open_epoch(&epoch).map_err(Error::Snapshot)?;
+    let (mut snapshot, states, tickets) = open_epoch(&epoch).map_err(Error::Snapshot)?;
+    let tls = Tls::take(&mut snapshot, tickets.as_ref()).map_err(Error::Snapshot)?;
     let segments = Segments::open(metrics, &Layout::new(&snapshot)).map_err(Error::Metrics)?;
     if slot >= SLOTS_MAX {
         return Err(Error::Unexpected(Box::new(ToChild::Init { slot, rank, workers })));
@@ -82,6 +85,7 @@ fn take_over(control: &mut ChildChannel) -> Result<Start, Error> {
         slot,
         rank,
         plan: Plan::new(&snapshot, &states, rank, workers),
+        tls,
         snapshot,
         segments: Arc::new(segments),
         shared,

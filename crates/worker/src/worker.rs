@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cashew_control::{ChildChannel, Session, ToMaster};
-use cashew_driver::{Driver, Token};
+use cashew_driver::{Driver, Secured, Token};
 use cashew_engine::{
     Action, BackendId, ConnId, Engine, Identity, ListenerId, OpenFiles, Sequel, ServerId, Setup,
     SlowEnd, Time,
@@ -28,10 +28,11 @@ use rustix::thread::set_current_timer_slack;
 
 use crate::affinity::Processors;
 use crate::clock::{now, wall_us};
-use crate::core::{Core, Listener, Report, WATCH_CONTROL};
+use crate::core::{Core, Listener, Owner, Report, WATCH_CONTROL};
 use crate::pace::{Pace, Work};
 use crate::preparer::Preparer;
 use crate::resolver::Resolver;
+use crate::secured::{Failed, Place};
 use crate::sessions::Outbox;
 use crate::start::{Error, Start};
 use epochs::Change;
@@ -57,7 +58,7 @@ const TRIM_MIN: usize = 64 << 10;
 const TIMER_SLACK_NS: u64 = 1_000;
 
 pub(crate) struct Worker<D> {
-    driver: D,
+    driver: Secured<D>,
     core: Core,
     slot: u32,
     next_beat: Time,
@@ -99,6 +100,8 @@ pub(crate) struct Worker<D> {
 
 struct Retiring {
     timeout_ms: u64,
+    /// When those are closed who cannot go elsewhere, once they are at rest; `None` when this is done.
+    finish_at: Option<Time>,
     until: Time,
 }
 
@@ -124,8 +127,9 @@ impl Busy {
 }
 
 impl<D: Driver> Worker<D> {
-    pub(crate) fn new(start: Start, mut driver: D) -> Result<Self, Error> {
-        let Start { slot, rank, snapshot, plan, segments, shared, listeners, rings } = start;
+    pub(crate) fn new(start: Start, driver: D) -> Result<Self, Error> {
+        let Start { slot, rank, snapshot, plan, tls, segments, shared, listeners, rings } = start;
+        let mut driver = Secured::new(driver);
         let now = now();
         let writer = segments.writer(slot);
         writer.set_pid(std::process::id());
@@ -146,19 +150,25 @@ impl<D: Driver> Worker<D> {
         });
         let noise = RandomState::new();
         engine.set_passages(shared.passages());
+        engine.set_slow_log(shared.slow_requests());
         engine.set_secret([noise.hash_one(0), noise.hash_one(1)]);
         let mut pools = BTreeMap::new();
         for (listener, pool, socket) in listeners {
+            let place = Place::of(&socket);
             driver.listen(listener, socket).map_err(Error::Io)?;
-            pools.insert(listener, Listener::Pool(ListenerId::new(pool)));
+            let owner = Owner::Pool(ListenerId::new(pool));
+            pools.insert(listener, Listener { owner, place, acceptor: None });
         }
         let snapshot = Arc::new(snapshot);
         let mut core = Core {
             engine,
             writer,
             now,
+            worked_from: now,
             worked_us: 0,
             snapshot: Arc::clone(&snapshot),
+            tls,
+            insecure: Failed::default(),
             segments,
             shared,
             listeners: pools,
@@ -221,6 +231,7 @@ impl<D: Driver> Worker<D> {
             is_to_keep: false,
             deadline: None,
         };
+        worker.enable_tls();
         for ring in rings {
             worker.obey(ring, Vec::new());
         }
@@ -278,7 +289,7 @@ impl<D: Driver> Worker<D> {
         self.core.tick();
         let began = self.core.now;
         let worked_us = began.micros_since(self.woken_at);
-        self.core.worked_us = worked_us;
+        (self.core.worked_from, self.core.worked_us) = (self.woken_at, worked_us);
         let mut timeout = self.timeout();
         if let Some(at) = self.pace.wake_at() {
             timeout = timeout.min(at - began);
@@ -324,6 +335,11 @@ impl<D: Driver> Worker<D> {
         core.tick();
         if core.engine.poll_timeout() <= core.now {
             core.engine.handle_timeout(core.now);
+        }
+        if let Some(retiring) = &mut self.retiring
+            && retiring.finish_at.take_if(|at| *at <= core.now).is_some()
+        {
+            core.engine.finish_tied(core.now);
         }
         core.engine.settle(core.now);
         self.notify_monitors();
@@ -662,7 +678,7 @@ impl<D: Driver> Worker<D> {
             at = at.min(deadline);
         }
         if let Some(retiring) = &self.retiring {
-            at = at.min(retiring.until);
+            at = at.min(retiring.finish_at.unwrap_or(retiring.until));
         }
         if let Some(due) = self.monitors.due() {
             at = at.min(due);
@@ -697,6 +713,7 @@ impl<D: Driver> Worker<D> {
         let clients = self.core.engine.clients() as u64;
         let unsent = self.outbox.give_up();
         unsent.iter().for_each(|&quota| self.core.shared.give(quota));
+        self.driver.take_leave();
         let cut = clients + unsent.len() as u64;
         if cut > 0 {
             let timeout_ms = match &self.retiring {

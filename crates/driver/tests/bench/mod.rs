@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use cashew_driver::{
-    Address, CloseKind, Driver, EpollDriver, Handler, Refusal, Token, UringDriver,
+    Address, CloseKind, Driver, EpollDriver, Handler, Luggage, Refusal, Secured, Token, UringDriver,
 };
+use cashew_tls::{Acceptor, Facts};
 
 #[path = "../../../../tests/rust/addresses.rs"]
 mod addresses;
@@ -26,6 +27,13 @@ macro_rules! contract {
             $(#[test]
             fn $name() {
                 super::$name(crate::bench::epoll_driver);
+            })*
+        }
+
+        mod secured {
+            $(#[test]
+            fn $name() {
+                super::$name(crate::bench::secured_driver);
             })*
         }
 
@@ -69,6 +77,13 @@ pub(crate) fn epoll_driver() -> EpollDriver {
     EpollDriver::new().expect("epoll")
 }
 
+/// For connections that are not secured where others may be.
+pub(crate) fn secured_driver() -> Secured<EpollDriver> {
+    let mut driver = Secured::new(epoll_driver());
+    driver.enable();
+    driver
+}
+
 pub(crate) fn uring_driver() -> UringDriver {
     UringDriver::new().expect("io_uring")
 }
@@ -104,6 +119,10 @@ pub(crate) struct Recorder {
     /// Tokens for the next connections; after these they are numbered.
     pub(crate) tokens: VecDeque<Token>,
     accepted: u64,
+    /// What clients are secured with.
+    pub(crate) acceptor: Option<Acceptor>,
+    /// Finished handshakes.
+    pub(crate) secured: Vec<(Token, Facts)>,
     /// Accepts no client.
     pub(crate) is_full: bool,
     /// How many it has not accepted.
@@ -111,6 +130,8 @@ pub(crate) struct Recorder {
     pub(crate) events: Vec<Event>,
     /// Detached sockets.
     pub(crate) detached: HashMap<Token, OwnedFd>,
+    /// Detached sockets of secured connections.
+    pub(crate) luggage: HashMap<Token, (OwnedFd, Luggage)>,
     /// How often accepting was blocked.
     pub(crate) blocked: usize,
     pub(crate) woken: usize,
@@ -191,6 +212,14 @@ impl Handler for Recorder {
         Ok(conn)
     }
 
+    fn acceptor(&self, _: u32) -> Option<&Acceptor> {
+        self.acceptor.as_ref()
+    }
+
+    fn secured(&mut self, conn: Token, facts: Facts) {
+        self.secured.push((conn, facts));
+    }
+
     fn connected(&mut self, conn: Token) {
         self.events.push(Event::Connected(conn));
     }
@@ -224,6 +253,10 @@ impl Handler for Recorder {
     fn detached(&mut self, conn: Token, socket: OwnedFd) {
         self.events.push(Event::Detached(conn));
         assert!(self.detached.insert(conn, socket).is_none(), "it is let go of once");
+    }
+
+    fn detached_secured(&mut self, conn: Token, socket: OwnedFd, luggage: Luggage) {
+        assert!(self.luggage.insert(conn, (socket, luggage)).is_none(), "it is let go of once");
     }
 
     fn closed(&mut self, conn: Token, why: CloseKind) {
@@ -368,6 +401,13 @@ impl<D: Driver> Bench<D> {
     pub(crate) fn hand_over<E: Driver>(&mut self, conn: Token, to: &mut Bench<E>) {
         let socket = self.detach(conn).expect("it has not ended");
         self.recorder.events.retain(|event| *event != Event::Detached(conn));
+        self.move_record(conn, to);
+        to.driver.adopt(conn, socket).expect("it is a good socket");
+        to.flush(conn);
+    }
+
+    /// Moves what the recorder knows of a connection, but for its events.
+    pub(crate) fn move_record<E>(&mut self, conn: Token, to: &mut Bench<E>) {
         if let Some(received) = self.recorder.received.remove(&conn) {
             to.recorder.received.entry(conn).or_default().extend(received);
         }
@@ -378,8 +418,6 @@ impl<D: Driver> Bench<D> {
             to.recorder.written.insert(conn, written);
         }
         self.recorder.received_at.remove(&conn);
-        to.driver.adopt(conn, socket).expect("it is a good socket");
-        to.flush(conn);
     }
 
     /// Connects, and returns the error, however it is reported.

@@ -29,6 +29,8 @@ pub enum CloseReason {
     NoSocket,
     /// There was nothing to look the server's name up with.
     NoLookUp,
+    /// It could not be secured.
+    Insecure(Cause),
 }
 
 /// Why the gateway itself has to answer a request, with an error.
@@ -51,6 +53,8 @@ pub enum Failure {
     NoSocket,
     /// The gateway has no descriptor or memory to look the server's name up with.
     NoLookUp,
+    /// The connection could not be secured.
+    Insecure(Cause),
     /// The server closed the connection while a reply was owed.
     Closed,
     /// The server sent what is no reply, or a reply that nobody asked for.
@@ -105,6 +109,7 @@ impl Failure {
             Self::Forbidden => "Permission denied to connect to the server",
             Self::NoSocket => "Address family not supported: no socket to connect with",
             Self::NoLookUp => "Cannot look up the server's name: no descriptor or memory for it",
+            Self::Insecure(cause) => cause.text(),
             Self::Closed => "Server closed the connection",
             Self::BadReply => "Server sent an invalid reply",
             Self::HandshakeRefused => "Server refused AUTH or SELECT",
@@ -256,6 +261,7 @@ impl From<CloseReason> for Failure {
             CloseReason::Forbidden => Self::Forbidden,
             CloseReason::NoSocket => Self::NoSocket,
             CloseReason::NoLookUp => Self::NoLookUp,
+            CloseReason::Insecure(cause) => Self::Insecure(cause),
         }
     }
 }
@@ -275,6 +281,7 @@ impl From<Failure> for Cause {
             Failure::MasterDown => Self::MasterDown,
             Failure::ReadOnly => Self::ReadOnly,
             Failure::Silent => Self::Silent,
+            Failure::Insecure(cause) => cause,
             Failure::HandshakeRefused | Failure::DatabaseRefused | Failure::WireProtocolRefused => {
                 Self::HandshakeRefused
             }

@@ -128,6 +128,7 @@ impl Outcome {
         let sign = match failure {
             Failure::Refused
             | Failure::Reset
+            | Failure::Insecure(_)
             | Failure::Unreachable
             | Failure::Unresolved
             | Failure::Closed => Sign::Down,

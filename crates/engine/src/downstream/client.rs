@@ -113,13 +113,23 @@ pub(crate) enum State {
 }
 
 /// Whether it goes to another process: see [`crate::downstream::handoff`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Handoff {
     No,
+    /// Its connection cannot go there.
+    Tied,
     /// As soon as it is at rest; nothing more of it is dispatched.
     Asked,
     /// The driver is to let go of its connection.
     HandedOff,
+}
+
+impl Handoff {
+    /// Whether it is to go.
+    #[inline(always)]
+    pub(crate) fn is_leaving(self) -> bool {
+        self >= Self::Asked
+    }
 }
 
 /// What a connection has agreed with its client: plain data, all that has to move with the

@@ -136,6 +136,36 @@ impl Engine {
         self.moving.next = movable.map(|index| self.client_conn(index)).collect();
     }
 
+    /// The connection of a client that has just come cannot go to another process.
+    pub fn tie(&mut self, conn: ConnId) {
+        if !conn.is_lane() && self.clients.is_current(conn.client(), conn.generation()) {
+            self.clients[conn.client()].handoff = Handoff::Tied;
+        }
+    }
+
+    /// It can, now.
+    pub fn untie(&mut self, conn: ConnId) {
+        let is_there = self.clients.is_current(conn.client(), conn.generation());
+        if !conn.is_lane() && is_there && self.clients[conn.client()].handoff == Handoff::Tied {
+            self.clients[conn.client()].handoff = Handoff::No;
+            self.leave_new(conn.client());
+        }
+    }
+
+    /// Closes those who are tied to this process, once what they are owed is written.
+    pub fn finish_tied(&mut self, now: Time) {
+        self.now = now;
+        for index in self.clients.indices().collect::<Vec<ClientId>>() {
+            let client = &self.clients[index];
+            if client.handoff == Handoff::Tied
+                && client.state == State::Open
+                && client.modes.transaction.is_none()
+            {
+                self.finish(index);
+            }
+        }
+    }
+
     fn is_movable(&self, index: ClientId) -> bool {
         self.listener_of(index).is_in_use() && !self.is_pinned(index)
     }

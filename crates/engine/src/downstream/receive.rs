@@ -365,7 +365,7 @@ impl Engine {
         let listener = &self.listeners[client.listener];
         client.throttled
             // What has begun goes on to its end.
-            || (client.handoff != Handoff::No
+            || (client.handoff.is_leaving()
                 && client.state != State::Uploading
                 && client.modes.transaction.is_none()
                 && client.modes.many.is_none()
@@ -756,7 +756,7 @@ impl Engine {
         let is_plain = !client.is_odd()
             && !matches!(client.parser, Some(Parser::Upload(_)))
             && client.modes.are_none()
-            && client.handoff == Handoff::No
+            && !client.handoff.is_leaving()
             && !self.tours.contains_key(&index);
         if !is_plain || client.output.is_empty() {
             return self.cut_client(index, PoolCounter::ClientErr);

@@ -11,7 +11,7 @@ use cashew_protocol::resp;
 
 use crate::base::buffer::LARGE;
 use crate::base::id::{ClientId, ConnId, LaneId, RequestId};
-use crate::downstream::client::{Client, Handoff, Selected, State};
+use crate::downstream::client::{Client, Selected, State};
 use crate::downstream::listener::Choice;
 use crate::engine::Engine;
 use crate::memcached::{Asked, END};
@@ -281,7 +281,7 @@ impl Engine {
         let is_clear = client.session.authenticated
             && client.state == State::Open
             && !client.off_fast_path
-            && client.handoff == Handoff::No
+            && !client.handoff.is_leaving()
             && client.parser.is_none()
             && client.swallow == 0
             && listener.is_clear

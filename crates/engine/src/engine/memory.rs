@@ -34,6 +34,10 @@ const LANE: u64 = 1 << 10;
 /// What a client takes at rest, in the engine, the driver and the lists of both.
 const CLIENT: u64 = 256;
 
+/// What TLS takes of a connection: its state, three or four records that are encrypted and not written, and what has
+/// come and is no whole record, or waits for its handshake.
+const SECURED: u64 = (5 + 64 + 64) << 10;
+
 /// Room for one argument while a request is taken apart: its place in three lists that grow by
 /// doubling, and its owner.
 const SCRATCH_OF_ARGUMENT: u64 = 3 * 2 * size_of::<Span>() as u64;
@@ -73,6 +77,8 @@ pub struct MemoryBound {
     fixed: u64,
     /// Of the driver.
     driver: u64,
+    /// Connections that may have TLS.
+    secured: u64,
     /// What the limits of pools allow clients and servers to make a worker hold.
     allowed: u64,
     memory_max: Option<u64>,
@@ -112,6 +118,7 @@ impl MemoryBound {
             by_files,
             fixed: PROGRAM + (POOLED_SIZE_MAX + KEPT_SIZE_MAX) as u64 + scratch + fixed,
             driver: driver.size,
+            secured: secured_connections(pools, clients, workers, &files),
             allowed: clients.saturating_mul(per_client).saturating_add(by_lanes),
             memory_max: global.worker_memory_max,
             largest: pools
@@ -126,12 +133,16 @@ impl MemoryBound {
     /// Bytes of one worker.
     pub fn total(&self) -> u64 {
         let waits = [self.held(), self.copy(), self.rewritten(), self.slots(), self.loss()];
-        let parts = [self.fixed, self.driver, self.clients_at_rest()];
+        let parts = [self.fixed, self.driver, self.clients_at_rest(), self.tls()];
         parts.into_iter().chain(waits).fold(0, u64::saturating_add)
     }
 
     fn clients_at_rest(&self) -> u64 {
         self.clients.saturating_mul(CLIENT)
+    }
+
+    fn tls(&self) -> u64 {
+        self.secured.saturating_mul(SECURED)
     }
 
     fn held(&self) -> u64 {
@@ -157,6 +168,17 @@ impl MemoryBound {
     fn loss(&self) -> u64 {
         self.held() / HEAP_LOSS
     }
+}
+
+/// All clients, where some may have TLS, and the connections to servers that have it.
+fn secured_connections(pools: &[Pool], clients: u64, workers: u32, files: &OpenFiles) -> u64 {
+    let clients = if pools.iter().any(|pool| pool.tls.is_some()) { clients } else { 0 };
+    let secured = pools.iter().filter(|pool| pool.server_tls.is_some());
+    let of_pool = |pool: &Pool| {
+        let sessions = files.sessions().min(sessions_max(pool, 0, workers));
+        lanes(pool, workers) + streaming_lanes(pool) + sessions
+    };
+    clients + secured.map(of_pool).sum::<u64>()
 }
 
 fn lanes(pool: &Pool, workers: u32) -> u64 {
@@ -271,6 +293,14 @@ impl fmt::Display for MemoryBound {
             part(self.driver, "io_uring: its queues, and the buffers that it receives into")?;
         }
         part(self.clients_at_rest(), &format!("{clients} clients ({why}) of {CLIENT} bytes"))?;
+        if self.secured > 0 {
+            let text = format!(
+                "TLS of {} connections, of 5 KiB at rest and {} at most",
+                self.secured,
+                Size(SECURED)
+            );
+            part(self.tls(), &text)?;
+        }
         let limits = "request_size_max, client_requests_max, client_output_max, server_queue_max, \
                       server_queue_size_max and subscriptions_max";
         match self.memory_max {
@@ -339,6 +369,20 @@ mod tests {
             Ok(loaded) => MemoryBound::new(&loaded.snapshot, 1000, driver),
             Err(errors) => panic!("{errors}"),
         }
+    }
+
+    #[test]
+    fn connections_with_tls_take_more() {
+        let text = |more: &str| format!("p:\n    redis: true\n    client_connections: 100{more}");
+        let (plain, secured) =
+            (bound(&text("")), bound(&text("\n    server_tls: {verify: false}")));
+        assert!(!plain.to_string().contains("TLS"));
+        let connections = secured.secured;
+        assert!(connections > 100, "{connections}");
+        assert_eq!(secured.total() - plain.total(), connections * SECURED);
+        let line =
+            format!("TLS of {connections} connections, of 5 KiB at rest and 133 KiB at most");
+        assert!(secured.to_string().contains(&line), "{secured}");
     }
 
     #[test]

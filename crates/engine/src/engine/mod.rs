@@ -14,7 +14,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
 
 use cashew_config::snapshot::{self, Protocol};
-use cashew_metrics::{Passages, PoolCounter, PoolGauge, Writer};
+use cashew_metrics::{Passages, PoolCounter, PoolGauge, RequestRing, ServerCounter, Writer};
 use cashew_protocol::{Span, memcached, resp};
 use cashew_spool::Queue;
 
@@ -23,7 +23,7 @@ use crate::base::buffer::{BufPool, LARGE, Output};
 use crate::base::failure::{CloseReason, Failure};
 use crate::base::fifo::Fifo;
 use crate::base::free_ids::FreeIds;
-use crate::base::id::{BackendId, ClientId, ConnId, HedgeId, LaneId, ListenerId};
+use crate::base::id::{BackendId, ClientId, ConnId, HedgeId, LaneId, ListenerId, ServerId};
 use crate::base::latency_batch::{Answered, LatencyBatch};
 use crate::base::recycler::Recycler;
 use crate::base::rng::Rng;
@@ -487,9 +487,30 @@ impl Engine {
         }
     }
 
+    /// Counts what was seen of a client's connection beneath the engine.
+    pub fn count_client(&mut self, conn: ConnId, counter: PoolCounter) {
+        if !conn.is_lane() && self.clients.is_current(conn.client(), conn.generation()) {
+            let listener = self.clients[conn.client()].listener;
+            self.metrics.add_pool(self.listeners[listener].metrics, counter, 1);
+        }
+    }
+
+    /// Counts what was seen of a connection to a server beneath the engine.
+    pub fn count_server(&mut self, conn: ConnId, counter: ServerCounter) {
+        if let Some(lane) = conn.is_lane().then(|| self.current_lane(conn)).flatten() {
+            let server = self.server_of(lane).metrics;
+            self.metrics.add_server(server, counter, 1);
+        }
+    }
+
     /// Writes to several regions are counted there. Without it each one counts as crossed.
     pub fn set_passages(&mut self, passages: Passages) {
         self.passages = passages;
+    }
+
+    /// Slow requests are shown from there. Without it there are none to show.
+    pub fn set_slow_log(&mut self, ring: RequestRing) {
+        self.observer.slow_log = ring;
     }
 
     /// What servers could not be told to forget goes there from now on. Without it nothing is kept.
@@ -756,6 +777,18 @@ impl Engine {
     /// What is configured of a backend that an action names.
     pub fn backend_config(&self, backend: BackendId) -> &snapshot::Pool {
         &self.backends[backend].config
+    }
+
+    /// The listener of a client that is there.
+    pub fn listener_of_client(&self, conn: ConnId) -> Option<ListenerId> {
+        let client = self.clients.get(conn.client(), conn.generation())?;
+        (!conn.is_lane()).then_some(client.listener)
+    }
+
+    /// The server that a connection leads to.
+    pub fn server_of_conn(&self, conn: ConnId) -> Option<(BackendId, ServerId)> {
+        let lane = &self.lanes[self.current_lane(conn)?];
+        conn.is_lane().then_some((lane.backend, lane.server))
     }
 
     /// What is configured of a listener that an action names.

@@ -24,10 +24,10 @@ struct Subject {
 }
 
 impl Engine {
-    /// The worker has looked at no connection for so long before `now`: it was busy.
+    /// The worker was busy for so long from that time on, and looks at its connections `now`.
     #[inline]
-    pub fn note_busy(&mut self, now: Time, busy_us: u64) {
-        self.observer.note_busy(now, busy_us);
+    pub fn note_busy(&mut self, from: Time, busy_us: u64, now: Time) {
+        self.observer.note_busy(from, busy_us, now);
     }
 
     /// Whether samples are wanted one by one from now on.
@@ -99,6 +99,8 @@ impl Engine {
         if request.expect.is_coalesced() {
             text.extend_from_slice(b"get ");
             text.extend_from_slice(lane.coalesced.key(request));
+        } else if let Some(start) = lane.start_of_head() {
+            text.extend_from_slice(start);
         } else if lane.keeps_head(&mut self.bufs) {
             let len = usize::try_from(request.wire_len).unwrap_or(TEXT_MAX).min(TEXT_MAX);
             lane.sent.copy_front(len, &mut text);
@@ -141,9 +143,11 @@ impl Engine {
         let answered_in = now.micros_since(sent);
         // While the worker was busy the reply may have lain there.
         let late_us = self.observer.busy_before(now).min(answered_in);
+        // While it was, it did not write either.
+        let busy_us = self.observer.busy_between(started, sent);
         let times = Times {
-            gateway_us: self.observer.busy_before(started) + late_us,
-            queue_us: sent.micros_since(started),
+            gateway_us: self.observer.busy_before(started) + busy_us + late_us,
+            queue_us: sent.micros_since(started) - busy_us,
             server_us: answered_in - late_us,
             order_us: 0,
             client_us: 0,
@@ -274,7 +278,7 @@ impl Engine {
             return self.observer.finish(sighting);
         }
         let started = self.requests[request].started;
-        let stage = Stage::Order { request, started, answered: self.now };
+        let stage = Stage::Order { request, started, answered: self.now, is_new: true };
         let client = self.client_conn(client);
         self.observer.waiting.push(Waiting { sighting, client, stage });
     }
@@ -359,14 +363,19 @@ impl Engine {
             }
             return true;
         };
-        if let Stage::Order { request, started, answered } = *stage {
+        if let Stage::Order { request, started, answered, is_new } = *stage {
             let is_queued = self.requests.get(request).is_some_and(|it| {
                 it.client == client.client() && it.started == started && !it.in_lane
             });
             if is_queued && state.head != RequestId::NONE {
+                *stage = Stage::Order { request, started, answered, is_new: false };
                 return false;
             }
-            sighting.times.order_us = now.micros_since(answered);
+            match is_new {
+                // It was its turn: what took its time was the turn of the worker.
+                true => sighting.times.gateway_us += now.micros_since(answered),
+                false => sighting.times.order_us = now.micros_since(answered),
+            }
             *stage = Stage::Output { since: now, left: state.output.len(), until: None };
         }
         let Stage::Output { since, left, until } = *stage else { return false };

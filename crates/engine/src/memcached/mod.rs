@@ -16,6 +16,7 @@ mod get_coalescing;
 mod invalidation;
 mod meta;
 mod multiget_paging;
+mod own_stats;
 mod quiet_filter;
 mod routed;
 mod stats;

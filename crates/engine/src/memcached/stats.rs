@@ -89,11 +89,14 @@ impl Kind {
     }
 }
 
+/// Name and value of each statistic, or what is wrong with the question.
+type OwnRows = Result<Vec<(String, String)>, String>;
+
 impl Engine {
     pub(super) fn stats_by_text(&mut self, client: ClientId, line: &[u8]) -> Plan {
         let kind = Kind::of(words(line).nth(1));
-        if words(line).nth(1) == Some(b"route") {
-            return self.explain_by_text(client, line);
+        if let Some(rows) = self.own_rows(client, words(line).skip(1)) {
+            return self.rows_by_text(client, rows);
         }
         if lists_keys(line) {
             self.answer(client, |out| out.extend_from_slice(UNTELLABLE_KEYS));
@@ -119,8 +122,8 @@ impl Engine {
 
     pub(super) fn stats_by_binary(&mut self, client: ClientId, key: &[u8]) -> Plan {
         let kind = Kind::of(words(key).next());
-        if words(key).next() == Some(b"route") {
-            return self.explain_by_binary(client, key);
+        if let Some(rows) = self.own_rows(client, words(key)) {
+            return self.rows_by_binary(client, rows);
         }
         let key = if kind == Kind::Servers { b"" } else { key };
         let mut text = Vec::new();
@@ -130,8 +133,23 @@ impl Engine {
         self.send_to_all(client, &text, Expect::Packets, merge)
     }
 
-    fn explain_by_text(&mut self, client: ClientId, line: &[u8]) -> Plan {
-        let rows = self.explain_words(client, words(line).skip(2));
+    /// Statistics of the gateway's own, which are asked for without their first word. `None` if they are others.
+    fn own_rows<'a>(
+        &mut self,
+        client: ClientId,
+        mut words: impl Iterator<Item = &'a [u8]> + Clone,
+    ) -> Option<OwnRows> {
+        match words.clone().next()? {
+            b"route" => {
+                words.next();
+                Some(self.explain_words(client, words))
+            }
+            b"slow" | b"hot" => self.own_stats(client, words),
+            _ => None,
+        }
+    }
+
+    fn rows_by_text(&mut self, client: ClientId, rows: OwnRows) -> Plan {
         self.answer(client, |out| match rows {
             Ok(rows) => {
                 let rows = rows.iter();
@@ -145,8 +163,7 @@ impl Engine {
         Plan::Done
     }
 
-    fn explain_by_binary(&mut self, client: ClientId, key: &[u8]) -> Plan {
-        let rows = self.explain_words(client, words(key).skip(1));
+    fn rows_by_binary(&mut self, client: ClientId, rows: OwnRows) -> Plan {
         let Asked { opcode, opaque, .. } = self.request_ctx.asked;
         self.answer(client, |out| {
             let mut write = |status, key: &str, value: &str| {

@@ -8,17 +8,20 @@
 //!
 //! [`Lane::sent`]: crate::upstream::lane::Lane::sent
 
+mod shown;
 mod sighting;
 mod text;
 mod waiting;
 
 use std::collections::VecDeque;
 
+use cashew_metrics::RequestRing;
 use cashew_protocol::Span;
 
 use crate::base::rng::Rng;
 use crate::base::time::Time;
 
+pub(crate) use shown::{share, times, word};
 pub use sighting::Sighting;
 pub(crate) use text::{TEXT_MAX, Words};
 pub(crate) use waiting::{STUCK_MAX, Stage, WAITING_MAX, Waiting};
@@ -28,7 +31,7 @@ const INTERVAL_MAX: u64 = 128;
 /// Where less is asked, so many samples are taken in a second …
 const SAMPLES_WANTED: u64 = 20;
 /// … or up to this, where that could not be foreseen.
-const SAMPLES_MAX: u64 = 200;
+const SAMPLES_MAX: u64 = 1000;
 /// Requests that are recorded as slow in a second.
 const SLOW_MAX: u32 = 100;
 /// More are not kept for whoever takes them.
@@ -56,8 +59,8 @@ pub(crate) struct Observer {
     slow_left: u32,
     /// Slow requests for which there was no room in their second, and that nobody was told of.
     pub(crate) left_out: u64,
-    /// When the worker looked at its connections again after it had not for so long.
-    busy: VecDeque<(Time, u64)>,
+    /// When the worker had no eye for its connections.
+    busy: VecDeque<Busy>,
     /// The longest of the last second.
     busy_us: u64,
     pub(crate) waiting: Vec<Waiting>,
@@ -65,8 +68,19 @@ pub(crate) struct Observer {
     pub(crate) seen: Vec<Sighting>,
     /// Somebody wants samples one by one.
     pub(crate) wants_samples: bool,
+    /// Those of all workers.
+    pub(crate) slow_log: RequestRing,
     /// Memory for the moment of looking, kept to be used again.
     pub(crate) scratch: Scratch,
+}
+
+/// The worker did something for so long.
+#[derive(Clone, Copy)]
+struct Busy {
+    from: Time,
+    busy_us: u64,
+    /// When it looked at its connections next.
+    until: Time,
 }
 
 /// What is looked at.
@@ -93,6 +107,7 @@ impl Observer {
             waiting: Vec::new(),
             seen: Vec::new(),
             wants_samples: false,
+            slow_log: RequestRing::none(),
             scratch: Scratch::default(),
         }
     }
@@ -123,8 +138,8 @@ impl Observer {
         self.weight -= self.left - left;
         self.left = left.max(1);
         let since = Time::from_micros(now.as_micros().saturating_sub(BUSY_FOR_US));
-        let of_late = self.busy.iter().filter(|(at, _)| *at > since);
-        self.busy_us = of_late.map(|&(_, us)| us).max().unwrap_or(0);
+        let of_late = self.busy.iter().filter(|busy| busy.until > since);
+        self.busy_us = of_late.map(|busy| busy.busy_us).max().unwrap_or(0);
     }
 
     /// The next sample is drawn. Returns for how many requests the current one stands.
@@ -140,21 +155,30 @@ impl Observer {
         weight
     }
 
-    /// The worker has looked at no connection for so long before this.
+    /// The worker was busy for so long from that time on, and looks at its connections now.
     #[inline]
-    pub(crate) fn note_busy(&mut self, now: Time, busy_us: u64) {
+    pub(crate) fn note_busy(&mut self, from: Time, busy_us: u64, now: Time) {
         if busy_us >= BUSY_MIN_US {
-            self.remember_busy(now, busy_us);
+            self.remember_busy(Busy { from, busy_us, until: now });
         }
     }
 
     #[cold]
-    fn remember_busy(&mut self, now: Time, busy_us: u64) {
+    fn remember_busy(&mut self, busy: Busy) {
         if self.busy.len() == BUSY_COUNT_MAX {
             self.busy.pop_front();
         }
-        self.busy.push_back((now, busy_us));
-        self.busy_us = self.busy_us.max(busy_us);
+        self.busy_us = self.busy_us.max(busy.busy_us);
+        self.busy.push_back(busy);
+    }
+
+    /// For how long of this time the worker was busy.
+    pub(crate) fn busy_between(&self, from: Time, to: Time) -> u64 {
+        let within = |busy: &Busy| {
+            let end = busy.from.plus_micros(busy.busy_us);
+            end.min(to).micros_since(busy.from.max(from))
+        };
+        self.busy.iter().map(within).sum()
     }
 
     /// All is known of a request. It is told of if it was slow, or is a sample that somebody wants.
@@ -180,8 +204,8 @@ impl Observer {
 
     /// For how long what was read at that time may have lain there.
     pub(crate) fn busy_before(&self, at: Time) -> u64 {
-        let found = self.busy.iter().rev().find(|(looked, _)| *looked == at);
-        found.map_or(0, |&(_, us)| us)
+        let found = self.busy.iter().rev().find(|busy| busy.until == at);
+        found.map_or(0, |busy| busy.busy_us)
     }
 }
 
@@ -220,19 +244,25 @@ mod tests {
         assert!(samples >= 38, "{samples}");
         observer.tick(Time::from_micros(12 * SECOND_US));
         let (samples, _) = serve(&mut observer, 4000);
-        assert!(samples <= 250, "{samples}");
+        assert!(samples <= 1050, "{samples}");
     }
 
     #[test]
     fn a_busy_worker_makes_requests_suspect_for_a_second() {
         let mut observer = Observer::new(Time::ZERO);
         assert!(!observer.is_suspect(1000, 10_000));
-        observer.note_busy(Time::from_micros(5), 100);
+        observer.note_busy(Time::ZERO, 100, Time::from_micros(5));
         assert!(!observer.is_suspect(1000, 10_000));
-        observer.note_busy(Time::from_micros(5000), 20_000);
+        observer.note_busy(Time::from_micros(4000), 20_000, Time::from_micros(25_000));
         assert!(observer.is_suspect(0, 10_000));
-        assert_eq!(observer.busy_before(Time::from_micros(5000)), 20_000);
-        assert_eq!(observer.busy_before(Time::from_micros(5001)), 0);
+        assert_eq!(observer.busy_before(Time::from_micros(25_000)), 20_000);
+        assert_eq!(observer.busy_before(Time::from_micros(25_001)), 0);
+        let between =
+            |from, to| observer.busy_between(Time::from_micros(from), Time::from_micros(to));
+        assert_eq!(
+            [between(0, 5000), between(4000, 24_000), between(24_000, 25_000)],
+            [1000, 20_000, 0]
+        );
         observer.tick(Time::from_micros(1_100_000));
         assert!(!observer.is_suspect(0, 10_000));
     }

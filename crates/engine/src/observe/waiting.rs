@@ -21,7 +21,7 @@ pub(crate) struct Waiting {
 
 pub(crate) enum Stage {
     /// Until the request has left its client's queue.
-    Order { request: RequestId, started: Time, answered: Time },
+    Order { request: RequestId, started: Time, answered: Time, is_new: bool },
     /// Until the client has taken so many bytes.
     Output { since: Time, left: u64, until: Option<Time> },
 }

@@ -10,6 +10,7 @@ pub(crate) mod cross_shard_copy;
 pub(crate) mod exec_effects;
 pub(crate) mod keyless;
 pub(crate) mod monitor;
+mod own_logs;
 pub(crate) mod pubsub;
 pub(crate) mod routed;
 pub(crate) mod script_replay;
@@ -341,7 +342,7 @@ impl Engine {
     fn local_redis(
         &mut self,
         client: ClientId,
-        command: &Command,
+        command: &'static Command,
         local: Local,
         bytes: &[u8],
         args: &[Span],
@@ -392,6 +393,17 @@ impl Engine {
             Local::Role => self.say(client, b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n"),
             Local::User => self.say(client, b"$7\r\ndefault\r\n"),
             Local::Hello => self.hello(client, bytes, args),
+            Local::SlowLog => {
+                if let Some(plan) = self.addressed(client, command, bytes, args) {
+                    return plan;
+                }
+                let count = arg(2).map(|count| count.to_vec());
+                self.slow_log_command(client, command, count.as_deref(), args.len())
+            }
+            Local::HotKeys => {
+                let (ranking, count) = (arg(2).map(<[u8]>::to_vec), arg(3).map(<[u8]>::to_vec));
+                self.hot_keys_command(client, ranking.as_deref(), count.as_deref(), args.len())
+            }
             Local::Reads => self.readonly(client, command),
             Local::Route => {
                 let (key, called) = (arg(2).unwrap_or_default(), arg(3).unwrap_or_default());

@@ -27,6 +27,8 @@ use crate::upstream::session_params::WireProtocol;
 pub(crate) const SENT_MAX: u64 = 1 << 20;
 /// As many are kept of what is written at once, where that is only to be shown: see [`crate::observe`].
 pub(crate) const SHOWN_MAX: u64 = LARGE as u64;
+/// As many bytes are kept of the start of a large request.
+const START_MAX: usize = 512;
 
 /// One multiplexed connection to a server; it stays a lane while connections come and go.
 ///
@@ -68,6 +70,9 @@ pub(crate) struct Lane {
     /// The last bytes of those in flight, up to [`SENT_MAX`], where requests may be sent again, or are looked at: see
     /// [`Lane::trim_sent`].
     pub(crate) sent: Output,
+    /// How the last large request began that was written with nothing in flight, of which no more is kept: see
+    /// [`crate::observe`].
+    pub(crate) large_start: Option<Box<Start>>,
     /// Requests that the server refused to run. While there are some nothing is sent.
     pub(crate) refused: Option<Box<Refused>>,
     pub(crate) head: RequestId,
@@ -172,6 +177,13 @@ pub(crate) struct Handshake {
 pub(crate) struct Counted {
     pub(crate) queues: Queues,
     pub(crate) is_taken: bool,
+}
+
+/// The first bytes of a request.
+pub(crate) struct Start {
+    /// How many were answered on this connection before it.
+    ordinal: u64,
+    text: Vec<u8>,
 }
 
 /// Requests written by one send.
@@ -300,6 +312,7 @@ impl Lane {
             handshake: Handshake::default(),
             output: Output::default(),
             sent: Output::default(),
+            large_start: None,
             refused: None,
             head: RequestId::NONE,
             tail: RequestId::NONE,
@@ -447,6 +460,25 @@ impl Lane {
         !self.is_session && !self.is_feed
     }
 
+    /// The first request of the output is about to leave it, or part of it is, and is too large to be kept. If nothing
+    /// stands before it, its start is.
+    #[cold]
+    pub(crate) fn keep_start(&mut self, bytes: u64) {
+        if self.in_flight > 0 || self.in_flight_size > 0 {
+            return;
+        }
+        let mut text = self.large_start.take().map_or_else(Vec::new, |start| start.text);
+        text.clear();
+        self.output.copy_front(START_MAX.min(bytes as usize), &mut text);
+        self.large_start = Some(Box::new(Start { ordinal: self.answered, text }));
+    }
+
+    /// The start of the first request in flight, if it is kept apart from the rest.
+    pub(crate) fn start_of_head(&self) -> Option<&[u8]> {
+        let start = self.large_start.as_deref()?;
+        (start.ordinal == self.answered).then_some(&start.text)
+    }
+
     /// The first bytes of the output leave it, and are kept, if they are no more than `most`.
     pub(crate) fn keep_sent(&mut self, bytes: u64, most: u64, bufs: &mut BufPool) {
         self.trim_sent(bufs);
@@ -454,6 +486,7 @@ impl Lane {
             self.sent.clear(bufs);
         }
         if bytes > most {
+            self.keep_start(bytes);
             self.output.advance(bytes, bufs);
         } else if bytes == self.output.len() {
             self.output.move_to(&mut self.sent, bufs);

@@ -61,6 +61,7 @@ impl Engine {
         }
         if lane.upload != ClientId::NONE {
             lane.sent.clear(&mut self.bufs);
+            lane.keep_start(bytes);
             self.upload_sent(index, bytes);
             self.publish_queues(index);
             return;

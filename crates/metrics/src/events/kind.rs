@@ -89,6 +89,7 @@ kinds! {
     ClientsHeldBack Servers "clients_held_back": "Clients of the pool are not read, since it holds more than its share of memory",
     ClientsShed Servers "clients_shed": "Clients of the pool are closed, since it holds more than its share of memory",
     ClientSlow Servers "client_slow": "A client is too slow for the connection to a server that it has for itself",
+    ClientInsecure Servers "client_insecure": "The TLS handshake of a client has failed",
     ClientsRefused Servers "clients_refused": "A client is refused, since the remaining files are for servers",
     ClientsWait Servers "clients_wait": "Clients wait to be let in until there are files",
     InstanceServes Instance "instance_serves": "All workers serve for the first time",

@@ -235,6 +235,10 @@ pub enum Local {
     User,
     /// ROUTE EXPLAIN: where a key goes.
     Route,
+    /// SLOWLOG: what was slow here. The servers' own are reached by name.
+    SlowLog,
+    /// HOTKEYS TOP: which keys are hot here.
+    HotKeys,
     /// READONLY and READWRITE: whether replicas answer the client's reads.
     Reads,
 }
@@ -310,7 +314,8 @@ impl Command {
     /// Whether a last argument `server:NAME` sends it to that server alone. For these commands it
     /// has no other meaning.
     pub fn is_addressable(&self) -> bool {
-        self.group == Group::Server && matches!(self.rule, Rule::Fan(_))
+        self.group == Group::Server
+            && matches!(self.rule, Rule::Fan(_) | Rule::Local(Local::SlowLog))
     }
 
     /// Whether any server may answer it that has a copy of its keys.

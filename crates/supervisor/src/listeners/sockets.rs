@@ -79,8 +79,13 @@ pub(super) fn backlog(pool: &Pool) -> i32 {
     i32::try_from(pool.backlog).unwrap_or(i32::MAX)
 }
 
-pub(super) fn bind_pool(pool: &Pool, workers: u32, overlaps: bool) -> Result<Sockets, Why> {
-    match &pool.listen {
+pub(super) fn bind_pool(
+    pool: &Pool,
+    listen: &Listen,
+    workers: u32,
+    overlaps: bool,
+) -> Result<Sockets, Why> {
+    match listen {
         Listen::Tcp(address) => {
             // With SO_REUSEPORT on both sides, a second instance, or a nutcracker with `reuseport`,
             // would share the port and take half of the clients. Without it the kernel refuses to

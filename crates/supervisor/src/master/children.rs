@@ -120,7 +120,8 @@ impl Master {
         let current = &self.current;
         let sealed = match role {
             Role::Discovery => self.sealed_for_discovery(),
-            Role::Worker { .. } | Role::Admin => Rc::clone(&current.sealed),
+            Role::Worker { .. } => Rc::clone(&current.sealed),
+            Role::Admin => Rc::clone(&current.public),
         };
         let memfds = vec![sealed, Rc::clone(&current.metrics), Rc::clone(&self.shared_memfd)];
         self.post(role, init, memfds, now);

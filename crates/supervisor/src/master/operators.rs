@@ -12,6 +12,7 @@ use cashew_config::Snapshot;
 use cashew_config::snapshot::{Pool, Server, ServerGroup, TopologyState};
 use cashew_metrics::{EventKind, MemberState, PoolCounter, ServerCounter, WallClock, monotonic_ms};
 use cashew_process::log::EventRecord;
+use cashew_tls::Identity;
 use rustix::event::PollFlags;
 use tracing::{error, info, warn};
 
@@ -27,7 +28,8 @@ use crate::listeners::Listeners;
 use crate::member::Member;
 use crate::state::{OperatorsState, Pack};
 use crate::status::{
-    AdminStatus, MemberStatus, Outcome, PoolStatus, ServerStatus, ShardStatus, Status, WorkerStatus,
+    AdminStatus, CertificateStatus, MemberStatus, Outcome, PoolStatus, ServerStatus, ShardStatus,
+    Status, WorkerStatus,
 };
 use crate::unix_socket::UnixSocket;
 use crate::watchdog::STARVED_MAX;
@@ -170,6 +172,16 @@ impl Operators {
             None => self.socket = Some(ControlSocket::new(socket)),
         }
     }
+}
+
+fn certificates_of(pool: &Pool) -> Vec<CertificateStatus> {
+    let identities = pool.tls.iter().flat_map(|tls| &tls.identities);
+    let status = |identity: &Identity| CertificateStatus {
+        file: identity.file.clone(),
+        names: identity.names.clone(),
+        expires_at: identity.expires_at,
+    };
+    identities.map(status).collect()
 }
 
 impl Master {
@@ -330,6 +342,12 @@ impl Master {
                 paused_writes_only: pause_of(&pool.name).is_some_and(|pause| pause.writes_only),
                 name: pool.name.clone(),
                 listen: pool.listen.to_string(),
+                tls_at: pool
+                    .tls
+                    .as_ref()
+                    .map(|_| pool.tls_listen.as_ref().unwrap_or(&pool.listen).to_string())
+                    .unwrap_or_default(),
+                certificates: certificates_of(pool),
                 leads_to: pool.route.as_ref().map_or_else(Vec::new, |route| {
                     route.pools().into_iter().map(str::to_owned).collect()
                 }),

@@ -13,6 +13,7 @@ use cashew_config::snapshot::{Endpoint, Global, Pool};
 use cashew_control::{Epoch, PoolState, ToChild};
 use cashew_metrics::{EventKind, Layout, Segments, monotonic_ms};
 use cashew_process::explain_limit;
+use cashew_tls::TicketSecret;
 use tracing::{info, warn};
 
 use super::log::Destination;
@@ -31,8 +32,11 @@ const MOVED_SHOWN_MAX: usize = 100;
 pub(super) struct InEffect {
     /// Shared with the thread that loads the next one.
     pub(super) snapshot: Arc<Snapshot>,
-    /// The [`Epoch`], as children get it.
+    /// The [`Epoch`], as workers get it.
     pub(super) sealed: Rc<OwnedFd>,
+    /// The same for the other children: without the files of TLS and what tickets are made by.
+    pub(super) public: Rc<OwnedFd>,
+    tickets: Option<TicketSecret>,
     pub(super) metrics: Rc<OwnedFd>,
     pub(super) segments: Rc<Segments>,
 }
@@ -60,6 +64,7 @@ impl InEffect {
         (metrics, segments): (Rc<OwnedFd>, Rc<Segments>),
         quotas: &Quotas,
         rings: &Rings,
+        tickets: Option<TicketSecret>,
     ) -> io::Result<Self> {
         let state = |(index, pool): (u32, &Pool)| PoolState {
             quota: quotas.number(&pool.name).expect("the quotas are for these pools"),
@@ -67,9 +72,30 @@ impl InEffect {
             topology: rings.topology(index),
         };
         let pools = (0..).zip(&snapshot.pools).map(state).collect();
-        let epoch = Epoch { snapshot, pools, addresses };
+        // There is one from the first snapshot on that has a use for it, and as long as the instance lives.
+        let needs_tickets = snapshot.pools.iter().any(|pool| pool.tls.is_some());
+        let tickets = match tickets {
+            Some(tickets) => Some(tickets.brought_forward()),
+            None => needs_tickets.then(TicketSecret::random).flatten(),
+        };
+        let mut epoch = Epoch { snapshot, pools, addresses, tickets: tickets.clone() };
         let sealed = Rc::new(epoch.seal()?);
-        Ok(Self { snapshot: Arc::new(epoch.snapshot), sealed, metrics, segments })
+        let snapshot = Arc::new(epoch.snapshot.clone());
+        let has_secrets =
+            tickets.is_some() || snapshot.pools.iter().any(|it| it.server_tls.is_some());
+        let public = match has_secrets {
+            true => {
+                epoch.tickets = None;
+                epoch.snapshot.forget_tls_files();
+                Rc::new(epoch.seal()?)
+            }
+            false => Rc::clone(&sealed),
+        };
+        Ok(Self { snapshot, sealed, public, tickets, metrics, segments })
+    }
+
+    pub(super) fn tickets(&self) -> Option<TicketSecret> {
+        self.tickets.clone()
     }
 
     /// Carries the counters of a slot that nobody writes to now.
@@ -112,9 +138,11 @@ impl Master {
             .metrics_for(&snapshot)
             .map_err(explain_limit)
             .map_err(|error| format!("cannot make the shared memory of the metrics: {error}"))?;
-        let in_effect = InEffect::new(snapshot, addresses.clone(), metrics, &quotas, &rings)
-            .map_err(explain_limit)
-            .map_err(|error| format!("cannot seal the configuration: {error}"))?;
+        let tickets = self.current.tickets();
+        let in_effect =
+            InEffect::new(snapshot, addresses.clone(), metrics, &quotas, &rings, tickets)
+                .map_err(explain_limit)
+                .map_err(|error| format!("cannot seal the configuration: {error}"))?;
         let moved = BTreeSet::new();
         Ok(Next { in_effect, bound, control, log, quotas, addresses, moved })
     }
@@ -260,7 +288,8 @@ impl Master {
 
     fn publish_prepare(&mut self, role: Role, now: Instant) {
         let (Some(next), Some(member)) = (&self.next, self.members.get(&role)) else { return };
-        let InEffect { snapshot, sealed, metrics, .. } = &next.in_effect;
+        let InEffect { snapshot, sealed, public, metrics, .. } = &next.in_effect;
+        let sealed = if role.is_worker() { sealed } else { public };
         let (epoch, workers) = (snapshot.epoch, workers_of(snapshot));
         let prepare = ToChild::Prepare { epoch, rank: member.rank, workers };
         let memfds = vec![Rc::clone(sealed), Rc::clone(metrics)];

@@ -494,6 +494,7 @@ impl Master {
                 (Rc::new(metrics), segments)
             }
         };
+        let tickets = kit.epoch.tickets;
         let mut snapshot = kit.epoch.snapshot;
         // The previous program may be of a version that does not know a flag.
         command_line.overrule(&mut snapshot.global);
@@ -508,9 +509,9 @@ impl Master {
         let discovered = Discovered::resume(state.known, state.switches, &snapshot);
         let workers = workers_of(&snapshot);
         let heartbeat_timeout_ms = snapshot.global.worker_heartbeat_timeout_ms;
-        let current =
-            InEffect::new(snapshot, BTreeMap::new(), (metrics, Rc::new(segments)), &quotas, &rings)
-                .step("seal the configuration")?;
+        let metrics = (metrics, Rc::new(segments));
+        let current = InEffect::new(snapshot, BTreeMap::new(), metrics, &quotas, &rings, tickets)
+            .step("seal the configuration")?;
         let askers = state.askers.into_iter().map(|place| descriptors.copy(place));
         let askers = askers.collect::<Result<Vec<_>, _>>().map_err(Error::TakeOver)?;
         let reload = Reload::resume(state.wanted, descriptors).map_err(Error::TakeOver)?;

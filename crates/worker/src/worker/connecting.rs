@@ -2,11 +2,13 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use cashew_config::snapshot::Endpoint;
 use cashew_control::ToMaster;
-use cashew_driver::{Address, Driver, Token};
+use cashew_driver::{Address, CloseKind, Driver, Token};
 use cashew_engine::{BackendId, CloseReason, ConnId, Plan, ServerId};
+use cashew_tls::Failure;
 
 use super::Worker;
 use crate::core::{Attempt, Found, WATCH_RESOLVER};
@@ -133,10 +135,34 @@ impl<D: Driver> Worker<D> {
     }
 
     fn start_connecting(&mut self, conn: Token, address: &Address) {
-        if let Err(why) = self.driver.connect(conn, address) {
+        if let Err(why) = self.connect_to(conn, address) {
             self.core.failed_connects.push((conn, why));
             self.retry_connects();
         }
+    }
+
+    /// Connects with TLS where the server's pool has it.
+    fn connect_to(&mut self, conn: Token, address: &Address) -> Result<(), CloseKind> {
+        let server = self.core.engine.server_of_conn(ConnId::from_token(conn.0));
+        let Some((config, options, endpoint)) = server.and_then(|(backend, server)| {
+            let config = self.core.engine.backend_config(backend);
+            Some((config, config.server_tls.as_ref()?, &config.servers[server.index()].endpoint))
+        }) else {
+            return self.driver.connect(conn, address);
+        };
+        let Some(connector) = self.core.tls.connector(options.mark) else {
+            tracing::error!("there is nothing to secure a connection to a server with");
+            return Err(CloseKind::Insecure(Failure::Broken));
+        };
+        let host = match endpoint {
+            Endpoint::Tcp { host, .. } => Some(host.as_str()),
+            Endpoint::Unix(_) => None,
+        };
+        let limit_ms = config.limits.server_connect_timeout_ms;
+        let limit_ms = config.timeout_ms.map_or(limit_ms, |timeout_ms| timeout_ms.min(limit_ms));
+        // A little before the engine gives up, so that it is known what the server did not answer.
+        let timeout = Duration::from_millis(limit_ms * 3 / 4);
+        self.driver.connect_secured(conn, address, connector, host, timeout)
     }
 
     /// Tries the next address of each failed attempt. Reports those without one.
@@ -148,7 +174,7 @@ impl<D: Driver> Worker<D> {
             let next = attempt.and_then(|attempt| attempt.next(why));
             match next {
                 Some(address) => {
-                    if let Err(why) = self.driver.connect(conn, &Address::Tcp(address)) {
+                    if let Err(why) = self.connect_to(conn, &Address::Tcp(address)) {
                         self.core.failed_connects.push((conn, why));
                     }
                 }

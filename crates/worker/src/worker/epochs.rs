@@ -19,7 +19,7 @@ pub(super) enum Change {
         order: u64,
     },
     /// The engine has the plan.
-    Ready(Next),
+    Ready(Box<Next>),
 }
 
 impl<D: Driver> Worker<D> {
@@ -74,7 +74,8 @@ impl<D: Driver> Worker<D> {
             match answer.result {
                 Ok((next, mut plan)) => {
                     self.follow_names(&next, &mut plan);
-                    self.change = Change::Ready(next);
+                    self.core.tls.expect(&next.tls);
+                    self.change = Change::Ready(Box::new(next));
                     self.core.engine.handle_prepare(plan, self.core.now);
                 }
                 Err(why) => self.refuse(epoch, why),
@@ -87,10 +88,17 @@ impl<D: Driver> Worker<D> {
         self.outbox.push(ToMaster::Refused { epoch, why });
     }
 
+    /// Call this before anybody is accepted who is to be secured.
+    pub(super) fn enable_tls(&mut self) {
+        if !self.core.tls.is_empty() {
+            self.driver.enable();
+        }
+    }
+
     pub(super) fn commit(&mut self, epoch: u64) {
-        let Next { rank, snapshot, segments, .. } =
+        let Next { rank, snapshot, segments, tls, .. } =
             match std::mem::replace(&mut self.change, Change::None) {
-                Change::Ready(next) if next.epoch == epoch => next,
+                Change::Ready(next) if next.epoch == epoch => *next,
                 other => {
                     self.change = other;
                     tracing::error!("the master commits epoch {epoch}, which is not prepared");
@@ -115,6 +123,8 @@ impl<D: Driver> Worker<D> {
         self.pace.set_hold_max_us(snapshot.global.batch_window_max_us);
         self.processors.pin(&snapshot.global.worker_cpu_affinity, rank);
         cashew_process::log::set_format(snapshot.global.log_format);
+        self.core.tls.replace(tls);
+        self.enable_tls();
         self.core.set_snapshot(snapshot);
         self.core.keep_spool();
         self.core.reserve_files();

@@ -3,8 +3,11 @@
 use std::os::fd::OwnedFd;
 
 use cashew_config::snapshot::Reads;
-use cashew_control::{ChildChannel, SESSION_VERSION, SendError, Session, ToMaster, seal};
-use cashew_driver::{CloseKind, Driver, Token};
+use cashew_control::{
+    ChildChannel, SESSION_VERSION, SESSION_VERSION_SECURED, SecuredSession, SendError, Session,
+    ToMaster, seal,
+};
+use cashew_driver::{CloseKind, Driver, Luggage, Token};
 use cashew_engine::{ConnId, Export, ListenerId, Profile, SessionParts, Silence, WireProtocol};
 
 use super::Worker;
@@ -14,8 +17,8 @@ impl<D: Driver> Worker<D> {
     /// Sends the sessions that the driver has detached, and detaches more.
     #[inline(never)]
     pub(super) fn move_sessions(&mut self) {
-        for (conn, socket) in std::mem::take(&mut self.core.detached) {
-            self.hand_over(ConnId::from_token(conn.0), socket);
+        for (conn, socket, luggage) in std::mem::take(&mut self.core.detached) {
+            self.hand_over(ConnId::from_token(conn.0), socket, luggage);
         }
         while self.core.detaching.len() + self.outbox.sessions() < UNSENT_MAX {
             let Some(conn) = self.handoffs.pop_front() else { break };
@@ -40,13 +43,27 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    fn hand_over(&mut self, conn: ConnId, socket: OwnedFd) {
+    fn hand_over(&mut self, conn: ConnId, socket: OwnedFd, luggage: Option<Luggage>) {
         let export = self.core.engine.export(conn, self.core.now);
         let Some(Export { listener, parts, input, output }) = export else { return };
         let quota = self.core.engine.quota(listener);
         let config = self.core.engine.listener_config(listener);
+        let mut bytes = [&input[..], &output].concat();
+        let secured = luggage.map(|luggage| {
+            bytes.extend_from_slice(&luggage.input);
+            bytes.extend_from_slice(&luggage.output);
+            Box::new(SecuredSession {
+                parted: luggage.parted,
+                input: luggage.input.len() as u64,
+                output: luggage.output.len() as u64,
+                holds_byte: luggage.holds_byte,
+            })
+        });
         let session = Session {
-            version: SESSION_VERSION,
+            version: match secured {
+                Some(_) => SESSION_VERSION_SECURED,
+                None => SESSION_VERSION,
+            },
             pool: config.name.clone(),
             protocol: Some(config.protocol),
             id: parts.id,
@@ -69,8 +86,8 @@ impl<D: Driver> Worker<D> {
             age_us: parts.age_us,
             input: input.len() as u64,
             output: output.len() as u64,
+            secured,
         };
-        let bytes = [input, output].concat();
         match (!bytes.is_empty()).then(|| seal(&bytes)).transpose() {
             Ok(bytes) => {
                 self.core.writer.add_sessions_out(1);
@@ -125,7 +142,7 @@ impl<D: Driver> Worker<D> {
             self.core.writer.add_sessions_cut(1);
             return;
         };
-        let Arrived { socket, input, output } = match unpack(&session, descriptors) {
+        let Arrived { socket, input, output, luggage } = match unpack(&session, descriptors) {
             Ok(arrived) => arrived,
             Err(error) => {
                 tracing::error!("a session cannot be taken over: {error}");
@@ -160,7 +177,11 @@ impl<D: Driver> Worker<D> {
         let conn = self.core.engine.handle_adopted(pool, parts, input, output, self.core.now);
         self.core.writer.add_sessions_in(1);
         let token = Token(conn.token());
-        if self.driver.adopt(token, socket).is_err() {
+        let adopted = match luggage {
+            Some(luggage) => self.driver.adopt_secured(token, socket, luggage),
+            None => self.driver.adopt(token, socket),
+        };
+        if adopted.is_err() {
             self.core.report_closed(token, CloseKind::Exhausted);
         }
     }

@@ -10,7 +10,7 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use super::epochs::Change;
 use super::{Retiring, Worker};
 use crate::clock::wall_us;
-use crate::core::Listener;
+use crate::secured::Place;
 use crate::start::reopen_log;
 
 /// The most descriptors that come with one message to a running worker.
@@ -97,7 +97,9 @@ impl<D: Driver> Worker<D> {
             ToChild::Retire { timeout_ms } => {
                 self.accept_no_more();
                 self.core.engine.leave_all(now);
-                self.retiring = Some(Retiring { timeout_ms, until: now.plus_millis(timeout_ms) });
+                let finish_at = Some(now.plus_millis(timeout_ms / 2));
+                let until = now.plus_millis(timeout_ms);
+                self.retiring = Some(Retiring { timeout_ms, finish_at, until });
             }
             ToChild::Unretire => {
                 self.retiring = None;
@@ -139,9 +141,10 @@ impl<D: Driver> Worker<D> {
             tracing::error!("the master sent a listener without a socket or for no pool");
             return;
         };
+        let place = Place::of(&socket);
         match self.driver.listen(listener, socket) {
             Ok(()) => {
-                self.core.listeners.insert(listener, Listener::Pool(pool));
+                self.core.add_listener(listener, pool, place);
                 self.core.reserve_files();
             }
             Err(error) => tracing::error!("cannot accept clients: {error}"),

@@ -150,6 +150,7 @@ fn worker_of<D: Driver>(driver: D, server: &str) -> Worker<D> {
         slot: 0,
         rank: 0,
         plan: Plan::whole(&snapshot, 0, 1),
+        tls: Default::default(),
         snapshot,
         segments,
         shared: Shared::in_memory(),
@@ -164,7 +165,7 @@ fn with_request(worker: &mut Worker<Fake>) -> (Token, Token) {
     let client = worker.core.accepted(7).expect("it is welcome");
     worker.core.received(client, &mut GET.to_vec());
     worker.end_tick();
-    let (conn, _) = worker.driver.connects.pop().expect("it connects");
+    let (conn, _) = worker.driver.below().connects.pop().expect("it connects");
     (client, conn)
 }
 
@@ -222,7 +223,7 @@ fn a_nap_comes_before_polling() {
         assert!(nap >= Duration::from_micros(20), "{nap:?}");
         let start = Instant::now();
         worker.wait().unwrap();
-        let (began, timeout) = worker.driver.waited.take().expect("it waits, too");
+        let (began, timeout) = worker.driver.below().waited.take().expect("it waits, too");
         // It may be time for something else.
         let is_cut_short = timeout.is_zero();
         assert!(began - start >= nap || is_cut_short, "{:?} of {nap:?}", began - start);
@@ -240,7 +241,7 @@ fn a_nap_ends_when_held_output_is_due() {
     assert!(!worker.pace.may_go(&Activity::with(1, 600), Time::ZERO));
     assert!(worker.pace.wake_at() < Some(worker.core.now));
     worker.wait().unwrap();
-    let (_, timeout) = worker.driver.waited.take().expect("it looks for events");
+    let (_, timeout) = worker.driver.below().waited.take().expect("it looks for events");
     assert_eq!(timeout, Duration::ZERO);
 }
 
@@ -264,17 +265,17 @@ fn waiting_large_requests_flush_held_output() {
     worker.core.received(conn, &mut b"$-1\r\n".repeat(clients.len()));
     worker.end_tick();
     worker.pace = napping();
-    worker.driver.written.clear();
+    worker.driver.below().written.clear();
     worker.core.received(clients[0], &mut GET.to_vec());
     worker.end_tick();
-    assert!(!worker.driver.written.contains_key(&conn), "others may come");
+    assert!(!worker.driver.below().written.contains_key(&conn), "others may come");
     worker.pace = napping();
     for client in &clients[1..3] {
         worker.core.received(*client, &mut del(70_000));
     }
     assert!(worker.core.engine.has_put_off());
     worker.end_tick();
-    assert_eq!(worker.driver.written[&conn], GET);
+    assert_eq!(worker.driver.below().written[&conn], GET);
     assert_eq!(worker.pace.wake_at(), None);
 }
 
@@ -282,25 +283,26 @@ fn waiting_large_requests_flush_held_output() {
 fn first_replies_are_written_while_more_is_read() {
     let mut worker = worker(Fake::default());
     let (client, conn) = with_server(&mut worker);
-    worker.driver.written.clear();
-    worker.driver.written_before.clear();
+    worker.driver.below().written.clear();
+    worker.driver.below().written_before.clear();
     let other = worker.core.accepted(7).expect("it is welcome");
     let found =
         [(conn, b"$1\r\nx\r\n".to_vec()), (other, GET.to_vec()), (conn, b"$1\r\ny\r\n".to_vec())];
-    worker.driver.found = VecDeque::from(found);
+    worker.driver.below().found = VecDeque::from(found);
     worker.wait().unwrap();
+    let written_before = worker.driver.below().written_before.clone();
     let written = |wait: usize, conn| {
-        let before: &HashMap<Token, Vec<u8>> = &worker.driver.written_before[wait];
+        let before: &HashMap<Token, Vec<u8>> = &written_before[wait];
         before.get(&conn).cloned().unwrap_or_default()
     };
-    assert_eq!(worker.driver.written_before.len(), 3);
+    assert_eq!(written_before.len(), 3);
     assert_eq!((written(0, client), written(0, conn)), (Vec::new(), Vec::new()));
     assert_eq!((written(1, client), written(1, conn)), (b"$1\r\nx\r\n".to_vec(), Vec::new()));
     assert_eq!(written(2, conn), GET);
     // The end of the tick is the caller's.
-    assert!(!worker.driver.written.contains_key(&other));
+    assert!(!worker.driver.below().written.contains_key(&other));
     worker.end_tick();
-    assert_eq!(worker.driver.written[&other], b"$1\r\ny\r\n");
+    assert_eq!(worker.driver.below().written[&other], b"$1\r\ny\r\n");
 }
 
 #[test]
@@ -309,11 +311,12 @@ fn a_tick_does_one_share_of_large_requests_however_often_it_writes() {
     let (_, conn) = with_server(&mut worker);
     let clients: Vec<Token> =
         (0..6).map(|_| worker.core.accepted(7).expect("it is welcome")).collect();
-    worker.driver.found = clients.iter().map(|&client| (client, del(30_000))).collect();
+    worker.driver.below().found = clients.iter().map(|&client| (client, del(30_000))).collect();
     worker.wait().unwrap();
     // Three are a share.
     assert!(worker.core.engine.has_put_off());
-    let sent = worker.driver.written[&conn].windows(4).filter(|word| word == b"DEL\r").count();
+    let sent =
+        worker.driver.below().written[&conn].windows(4).filter(|word| word == b"DEL\r").count();
     assert_eq!(sent, 3);
 }
 
@@ -406,7 +409,7 @@ fn a_pause_of_another_worker_applies_here() {
     let now_ms = monotonic_ms();
     let shared = worker.core.shared.pause(0, now_ms).expect("all are to know");
     assert!(shared.writes_only && shared.until_ms.abs_diff(now_ms + 60_000) < 30_000);
-    assert!(!worker.driver.written.contains_key(&client));
+    assert!(!worker.driver.below().written.contains_key(&client));
     let pause = paused(&worker).expect("its own clients are held back");
     worker.core.follow_pauses();
     assert_eq!(paused(&worker), Some(pause), "it is the same");
@@ -433,7 +436,7 @@ fn a_pause_without_room_applies_to_no_worker() {
     worker.end_tick();
     worker.end_tick();
     assert_eq!(worker.core.engine.client_pause(ListenerId::new(0)), None);
-    let written = String::from_utf8_lossy(&worker.driver.written[&client]);
+    let written = String::from_utf8_lossy(&worker.driver.below().written[&client]);
     assert!(written.starts_with("-ERR ") && written.ends_with("\r\n+PONG\r\n"), "{written}");
 }
 
@@ -471,7 +474,7 @@ fn a_name_is_looked_up_once_in_a_second() {
         worker.core.closed(conn, CloseKind::Refused);
         worker.retry_connects();
         // Until the lane's backoff is over.
-        while worker.driver.connects.is_empty() && worker.core.attempts.is_empty() {
+        while worker.driver.below().connects.is_empty() && worker.core.attempts.is_empty() {
             worker.core.now = worker.core.now.plus_millis(10);
             worker.core.engine.handle_timeout(worker.core.now);
             worker.end_tick();
@@ -484,14 +487,14 @@ fn a_name_is_looked_up_once_in_a_second() {
 /// The next address that the worker connects to.
 fn next_attempt(worker: &mut Worker<Fake>) -> (Token, Address) {
     let start = Instant::now();
-    while worker.driver.connects.is_empty() {
+    while worker.driver.below().connects.is_empty() {
         assert!(start.elapsed() < Duration::from_secs(20), "it does not connect");
         worker.end_tick();
         if worker.core.attempts.values().any(|attempt| attempt.address.is_none()) {
             worker.take_addresses();
         }
     }
-    worker.driver.connects.remove(0)
+    worker.driver.below().connects.remove(0)
 }
 
 #[test]
@@ -540,14 +543,14 @@ fn other_addresses_are_for_connecting_only() {
     assert_eq!(next_attempt(&mut worker), (conn, Address::Tcp(addresses[1])));
     worker.core.connected(conn);
     worker.end_tick();
-    assert_eq!(worker.driver.written[&conn], GET);
+    assert_eq!(worker.driver.below().written[&conn], GET);
     worker.core.closed(conn, CloseKind::Reset);
     worker.end_tick();
     assert_eq!(
-        worker.driver.written[&client],
+        worker.driver.below().written[&client],
         b"-ERR Connection reset by peer (server name.test:2)\r\n"
     );
-    assert!(worker.driver.connects.is_empty());
+    assert!(worker.driver.below().connects.is_empty());
     assert!(worker.core.attempts.is_empty());
 }
 
@@ -573,7 +576,7 @@ fn a_local_error_hides_no_failure_of_the_server() {
             worker.core.closed(conn, kind);
         }
         worker.end_tick();
-        let told = String::from_utf8_lossy(&worker.driver.written[&client]);
+        let told = String::from_utf8_lossy(&worker.driver.below().written[&client]);
         assert_eq!(told, format!("-ERR {text} (server name.test:2)\r\n"));
     }
 }
@@ -585,7 +588,7 @@ fn a_failed_lookup_is_no_failure_of_the_server() {
     let client = worker.core.accepted(7).expect("it is welcome");
     worker.core.received(client, &mut GET.to_vec());
     worker.end_tick();
-    let told = String::from_utf8_lossy(&worker.driver.written[&client]);
+    let told = String::from_utf8_lossy(&worker.driver.below().written[&client]);
     let words = "Cannot look up the server's name: no descriptor or memory for it";
     assert_eq!(told, format!("-ERR {words} (server name.test:2)\r\n"));
 }
@@ -610,10 +613,10 @@ fn a_failed_write_is_answered_in_the_same_tick() {
     let mut worker = worker(Fake::default());
     let (client, conn) = with_server(&mut worker);
     worker.core.received(client, &mut GET.to_vec());
-    worker.driver.broken.push(conn);
+    worker.driver.below().broken.push(conn);
     worker.end_tick();
     let told = b"-ERR Connection reset by peer (server 127.0.0.1:2)\r\n".repeat(2);
-    assert_eq!(worker.driver.written[&client], told);
+    assert_eq!(worker.driver.below().written[&client], told);
 }
 
 #[test]

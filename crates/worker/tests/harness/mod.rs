@@ -57,7 +57,7 @@ impl Instance {
 
     pub fn sealed(&self) -> OwnedFd {
         let (snapshot, pools) = (self.snapshot.clone(), self.states.clone());
-        let epoch = Epoch { snapshot, pools, addresses: BTreeMap::new() };
+        let epoch = Epoch { snapshot, pools, addresses: BTreeMap::new(), tickets: None };
         epoch.seal().unwrap()
     }
 }

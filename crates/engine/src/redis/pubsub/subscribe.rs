@@ -9,6 +9,7 @@ use cashew_protocol::resp::encode;
 
 use crate::base::id::{BackendId, ClientId, RequestId, ServerId, TopicSlot};
 use crate::base::time::Time;
+use crate::downstream::client::{Client, Handoff};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::redis::pubsub::topics::{Kind, Readiness, SUBSCRIPTION_SIZE, TopicId};
@@ -393,9 +394,9 @@ impl Engine {
         }
     }
 
-    /// Whether the client is told what comes from elsewhere, which another worker would miss.
+    /// Whether the client is told what comes from elsewhere, which another worker would miss, or is tied to this one.
     pub(crate) fn is_pinned(&self, client: ClientId) -> bool {
-        let modes = &self.clients[client].modes;
-        modes.subscriber.is_some() || modes.monitor.is_some()
+        let Client { modes, handoff, .. } = &self.clients[client];
+        *handoff == Handoff::Tied || modes.subscriber.is_some() || modes.monitor.is_some()
     }
 }
