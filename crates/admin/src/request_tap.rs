@@ -117,6 +117,7 @@ mod tests {
                 times: Times::default(),
                 key_hash: 0,
                 failure: "",
+                is_part: false,
                 is_slow,
             });
         }

@@ -251,6 +251,7 @@ mod tests {
                 },
                 key_hash: 9,
                 failure: "",
+                is_part: false,
                 is_slow: true,
             });
         }

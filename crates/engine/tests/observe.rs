@@ -98,7 +98,10 @@ fn a_client_that_reads_slowly_is_told_of() {
     world.write(client);
     let seen = only(&mut world);
     assert_eq!(seen.times, Times { client_us: 50_000, ..Times::default() });
-    assert_eq!((words(&seen), seen.is_slow), (vec!["get".to_owned()], true));
+    assert_eq!(
+        (words(&seen), seen.is_slow),
+        (vec!["(not kept, the last one called was GET)".to_owned()], true)
+    );
 }
 
 #[test]
@@ -189,4 +192,18 @@ fn samples_tell_which_keys_are_hot() {
     world.send(lane, "$1\r\nv\r\n");
     let hot = world.metrics.hot_keys(world.metrics.pool(0), Ranking::Requests, 1);
     assert!(hot.keys.is_empty());
+}
+
+#[test]
+fn requests_of_long_pipelines_are_known_by_their_keys() {
+    let (mut world, client, [lane]) = World::with_client(&pool(OPTIONS, 1));
+    let requests: String = (0..2000).map(|n| redis(&format!("GET key:{n}"))).collect();
+    assert!(requests.len() > 32 * 1024);
+    world.send(client, requests);
+    world.wait_ms(20);
+    world.send(lane, "$-1\r\n".repeat(2000));
+    world.tick();
+    let seen: Vec<_> = world.sightings.iter().map(words).collect();
+    let expected: Vec<_> = (0..100).map(|n| ["GET".to_owned(), format!("key:{n}")]).collect();
+    assert_eq!(seen, expected);
 }

@@ -107,6 +107,8 @@ pub struct NewRequest<'a> {
     pub key_hash: u64,
     /// Why it was not answered by its server. Empty if it was.
     pub failure: &'a str,
+    /// It is what one server got of a client's request.
+    pub is_part: bool,
     pub is_slow: bool,
 }
 
@@ -130,6 +132,8 @@ pub struct SeenRequest {
     pub times: Times,
     pub key_hash: u64,
     pub failure: String,
+    /// It is what one server got of a client's request.
+    pub is_part: bool,
     pub is_slow: bool,
 }
 
@@ -198,7 +202,7 @@ impl RequestRing {
             server_us,
             order_us,
             client_us,
-            0,
+            u64::from(request.is_part),
         ];
         let mut arguments = Vec::with_capacity(256);
         for argument in request.arguments {
@@ -307,7 +311,7 @@ fn record_of(words: &[AtomicU64], records: usize, ticket: u64) -> &[AtomicU64] {
 }
 
 fn seen(number: u64, record: Record<NUMBERS, TEXTS>) -> SeenRequest {
-    let [at_us, what, client_id, request_bytes, reply_bytes, key_hash, times @ .., _] =
+    let [at_us, what, client_id, request_bytes, reply_bytes, key_hash, times @ .., is_part] =
         record.numbers;
     let [gateway_us, queue_us, server_us, order_us, client_us] = times;
     let [pool, server, client, client_name, user, failure, arguments] = record.texts;
@@ -328,6 +332,7 @@ fn seen(number: u64, record: Record<NUMBERS, TEXTS>) -> SeenRequest {
         times: Times { gateway_us, queue_us, server_us, order_us, client_us },
         key_hash,
         failure: text(failure),
+        is_part: is_part == 1,
         is_slow: what & 1 == 1,
     }
 }
@@ -364,6 +369,7 @@ mod tests {
             times: Times { server_us: 20_000, queue_us: 3, ..Times::default() },
             key_hash: 9,
             failure: "",
+            is_part: false,
             is_slow: true,
         }
     }
@@ -390,6 +396,7 @@ mod tests {
             times: Times { server_us: 20_000, queue_us: 3, ..Times::default() },
             key_hash: 9,
             failure: String::new(),
+            is_part: false,
             is_slow: true,
         };
         assert_eq!(seen, [expected]);

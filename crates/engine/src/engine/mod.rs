@@ -257,7 +257,7 @@ impl Engine {
             hedges: Slab::new(),
             bufs: BufPool::default(),
             latency_batch: LatencyBatch::default(),
-            observer: Observer::new(now),
+            observer: Observer::new(now, seed),
             pressure: Pressure::new(None),
             rng: Rng::new(seed),
             secret: Secret::new([seed, slot.into()]),

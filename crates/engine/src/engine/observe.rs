@@ -9,6 +9,8 @@ use crate::engine::Engine;
 use crate::observe::{STUCK_MAX, Scratch, Sighting, Stage, TEXT_MAX, WAITING_MAX, Waiting};
 use crate::request::{Request, Role};
 
+/// As many keys of a request are told of, at most.
+const KEYS_MAX: usize = 64;
 /// How many requests of a lane that fails are looked at.
 const FAILED_MAX: usize = 16;
 
@@ -56,7 +58,7 @@ impl Engine {
         let head = self.lanes[index].head;
         let mut weight = None;
         if self.observer.left <= 1 {
-            weight = Some(self.observer.draw(&mut self.rng));
+            weight = Some(self.observer.draw());
         } else {
             self.observer.left -= 1;
         }
@@ -115,19 +117,23 @@ impl Engine {
         words.read(backend.protocol, text);
         words.keys(backend.protocol, text, keys);
         if !keys.is_empty() {
-            // One of them stands for all.
-            let count = keys.len() as u64;
-            let chosen = (self.rng.next() % count) as usize;
+            // Of many each of some stands for a few.
+            let count = keys.len();
+            let step = count.div_ceil(KEYS_MAX);
+            let first = self.observer.rng.next() as usize % step;
             let sent = subject.sent.unwrap_or(self.now);
             let sample = HotSample {
-                key: keys[chosen].of(text),
+                key: b"",
                 server: subject.place.1.number(),
-                weight: weight * count,
-                request_bytes: subject.wire_len / count,
-                reply_bytes: subject.reply_len / count,
-                server_us: self.now.micros_since(sent) / count,
+                weight: weight * step as u64,
+                request_bytes: subject.wire_len / count as u64,
+                reply_bytes: subject.reply_len / count as u64,
+                server_us: self.now.micros_since(sent) / count as u64,
             };
-            self.metrics.note_hot(backend.metrics, &sample, self.now.as_micros());
+            for key in keys.iter().skip(first).step_by(step) {
+                let sample = HotSample { key: key.of(text), ..sample };
+                self.metrics.note_hot(backend.metrics, &sample, self.now.as_micros());
+            }
         }
     }
 
@@ -167,6 +173,7 @@ impl Engine {
             key_hash,
             failure: failure.to_owned(),
             is_wanted,
+            is_part: matches!(request.role, Role::Fragment { .. }),
             slow_after_us: backend.slow_after_us,
             ..Sighting::default()
         };
@@ -196,11 +203,12 @@ impl Engine {
         sighting.client = Some(self.client_conn(client));
         sighting.client_id = state.session.id;
         sighting.client_name = state.session.name().unwrap_or_default().to_vec();
-        if sighting.arguments.is_empty()
-            && let Some(name) = state.called.name()
-        {
-            // What was sent is not kept.
-            sighting.arguments.push(name.replace('|', " ").into_bytes());
+        if sighting.arguments.is_empty() {
+            // What was sent is not kept, and may be another one.
+            let last = state.called.name().map(|name| name.replace('|', " ").to_ascii_uppercase());
+            let last =
+                last.map_or_else(String::new, |name| format!(", the last one called was {name}"));
+            sighting.arguments.push(format!("(not kept{last})").into_bytes());
         }
     }
 
@@ -215,6 +223,7 @@ impl Engine {
         let unkept = lane.in_flight_size - lane.sent.len();
         let place = (lane.backend, lane.server);
         let (mut at, mut start, mut ordinal) = (lane.head, 0, lane.answered);
+        let mut skipped = 0;
         for _ in 0..(lane.in_flight as usize).min(FAILED_MAX) {
             let lane = &self.lanes[index];
             ordinal += 1;
@@ -223,12 +232,17 @@ impl Engine {
             let sent = lane.batches.iter().find(|batch| batch.end >= ordinal).map(|batch| batch.at);
             let is_own = matches!(request.role, Role::Probe { .. } | Role::Own(_));
             let age_us = self.now.micros_since(request.started);
+            let is_coalesced = request.expect.is_coalesced();
+            let mut joined = Vec::new();
+            if is_coalesced {
+                lane.coalesced.write_get(request, &mut skipped, &mut joined);
+            }
             if !is_own && self.observer.is_suspect(age_us, slow_after_us) {
                 let mut text = std::mem::take(&mut self.observer.scratch.text);
                 text.clear();
-                if !request.expect.is_coalesced()
-                    && let Some(start) = u64::checked_sub(start, unkept)
-                {
+                if is_coalesced {
+                    text.extend_from_slice(&joined);
+                } else if let Some(start) = u64::checked_sub(start, unkept) {
                     let len = wire_len.min(TEXT_MAX as u64) as usize;
                     lane.sent.copy_range(start as usize, len, &mut text);
                 }
@@ -330,14 +344,12 @@ impl Engine {
 
     #[cold]
     fn look_at_waiting(&mut self) {
-        let mut waiting = std::mem::take(&mut self.observer.waiting);
-        let mut at = 0;
-        while at < waiting.len() {
-            if self.is_over(&mut waiting[at]) {
-                let over = waiting.swap_remove(at);
-                self.observer.finish(over.sighting);
+        let mut waiting = Vec::new();
+        for mut one in std::mem::take(&mut self.observer.waiting) {
+            if self.is_over(&mut one) {
+                self.observer.finish(one.sighting);
             } else {
-                at += 1;
+                waiting.push(one);
             }
         }
         waiting.append(&mut self.observer.waiting);

@@ -21,12 +21,7 @@ impl Engine {
     ) -> Option<Result<Vec<(String, String)>, String>> {
         match (words.next()?, words.next()) {
             (b"slow", None) => Some(Ok(self.slow_rows(client))),
-            (b"slow", Some(b"reset")) => {
-                let pool = self.listener_of(client).config.name.clone();
-                self.observer.slow_log.reset(&pool);
-                Some(Ok(Vec::new()))
-            }
-            (b"slow", Some(_)) => Some(Err("usage: stats slow [reset]".to_owned())),
+            (b"slow", Some(_)) => Some(Err("usage: stats slow".to_owned())),
             (b"hot", by) => Some(self.hot_rows(client, by.unwrap_or(b"requests"))),
             _ => None,
         }

@@ -45,6 +45,7 @@ const BUSY_FOR_US: u64 = 1_000_000;
 const SECOND_US: u64 = 1_000_000;
 
 pub(crate) struct Observer {
+    pub(crate) rng: Rng,
     /// Replies up to the next sample, that one included; never 0.
     pub(crate) left: u32,
     /// For how many the next sample stands.
@@ -92,8 +93,10 @@ pub(crate) struct Scratch {
 }
 
 impl Observer {
-    pub(crate) fn new(now: Time) -> Self {
+    pub(crate) fn new(now: Time, seed: u64) -> Self {
         Self {
+            // What is looked at must not decide what else is done by chance.
+            rng: Rng::new(!seed),
             left: 1,
             weight: 1,
             interval: 1,
@@ -143,14 +146,14 @@ impl Observer {
     }
 
     /// The next sample is drawn. Returns for how many requests the current one stands.
-    pub(crate) fn draw(&mut self, rng: &mut Rng) -> u64 {
+    pub(crate) fn draw(&mut self) -> u64 {
         let weight = u64::from(self.weight);
         self.samples += 1;
         self.sampled += weight;
         if self.samples >= SAMPLES_MAX {
             self.interval = INTERVAL_MAX;
         }
-        self.left = 1 + (rng.next() % (2 * self.interval - 1)) as u32;
+        self.left = 1 + (self.rng.next() % (2 * self.interval - 1)) as u32;
         self.weight = self.left;
         weight
     }
@@ -215,15 +218,14 @@ mod tests {
 
     #[test]
     fn a_few_requests_are_all_sampled_and_many_by_the_hundred() {
-        let mut observer = Observer::new(Time::ZERO);
-        let mut rng = Rng::new(1);
-        let mut serve = |observer: &mut Observer, requests: u64| {
+        let mut observer = Observer::new(Time::ZERO, 1);
+        let serve = |observer: &mut Observer, requests: u64| {
             let (mut samples, mut weights) = (0u64, 0u64);
             for _ in 0..requests {
                 if observer.left > 1 {
                     observer.left -= 1;
                 } else {
-                    weights += observer.draw(&mut rng);
+                    weights += observer.draw();
                     samples += 1;
                 }
             }
@@ -249,7 +251,7 @@ mod tests {
 
     #[test]
     fn a_busy_worker_makes_requests_suspect_for_a_second() {
-        let mut observer = Observer::new(Time::ZERO);
+        let mut observer = Observer::new(Time::ZERO, 1);
         assert!(!observer.is_suspect(1000, 10_000));
         observer.note_busy(Time::ZERO, 100, Time::from_micros(5));
         assert!(!observer.is_suspect(1000, 10_000));

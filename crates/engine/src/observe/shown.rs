@@ -13,6 +13,9 @@ pub(crate) fn times(request: &SeenRequest, hides_servers: bool) -> String {
     if !hides_servers && !request.server.is_empty() {
         let _ = write!(text, " at={}", request.server);
     }
+    if request.is_part {
+        text.push_str(" part=yes");
+    }
     if !request.failure.is_empty() {
         let _ = write!(text, " failure=\"{}\"", request.failure);
     }

@@ -24,6 +24,8 @@ pub struct Sighting {
     pub key_hash: u64,
     /// Why it was not answered by its server. Empty if it was.
     pub failure: String,
+    /// It is what one server got of a client's request, whose keys are on several.
+    pub is_part: bool,
     /// It took longer than its pool's `slow_log`.
     pub is_slow: bool,
     /// It is a sample that somebody wants.

@@ -25,8 +25,10 @@ use crate::upstream::session_params::WireProtocol;
 /// Bytes of requests in flight that a lane keeps, to send them again, or to show them. Where there are more,
 /// none of those can be.
 pub(crate) const SENT_MAX: u64 = 1 << 20;
-/// As many are kept of what is written at once, where that is only to be shown: see [`crate::observe`].
-pub(crate) const SHOWN_MAX: u64 = LARGE as u64;
+/// As many are kept of what is written at once, where that is only to be shown (see [`crate::observe`]), or if
+/// requests are small by the mean: who shows many of them has copied each already.
+const SHOWN_MAX: u64 = LARGE as u64;
+const SMALL: u64 = 1024;
 /// As many bytes are kept of the start of a large request.
 const START_MAX: usize = 512;
 
@@ -180,6 +182,7 @@ pub(crate) struct Counted {
 }
 
 /// The first bytes of a request.
+#[derive(Default)]
 pub(crate) struct Start {
     /// How many were answered on this connection before it.
     ordinal: u64,
@@ -460,6 +463,12 @@ impl Lane {
         !self.is_session && !self.is_feed
     }
 
+    /// How many of the first bytes of the output are worth keeping only to be shown.
+    #[inline]
+    pub(crate) fn shown_max(&self, bytes: u64) -> u64 {
+        if bytes <= u64::from(self.unsent) * SMALL { SENT_MAX } else { SHOWN_MAX }
+    }
+
     /// The first request of the output is about to leave it, or part of it is, and is too large to be kept. If nothing
     /// stands before it, its start is.
     #[cold]
@@ -467,10 +476,10 @@ impl Lane {
         if self.in_flight > 0 || self.in_flight_size > 0 {
             return;
         }
-        let mut text = self.large_start.take().map_or_else(Vec::new, |start| start.text);
-        text.clear();
-        self.output.copy_front(START_MAX.min(bytes as usize), &mut text);
-        self.large_start = Some(Box::new(Start { ordinal: self.answered, text }));
+        let start = self.large_start.get_or_insert_default();
+        start.ordinal = self.answered;
+        start.text.clear();
+        self.output.copy_front(START_MAX.min(bytes as usize), &mut start.text);
     }
 
     /// The start of the first request in flight, if it is kept apart from the rest.

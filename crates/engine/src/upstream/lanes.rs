@@ -14,7 +14,7 @@ use crate::request::seal::Seal;
 use crate::request::{Due, Own, Request, Role};
 use crate::upstream::health::{Reading, Servers};
 use crate::upstream::hedge::Hedge;
-use crate::upstream::lane::{Batch, Lane, Link, SENT_MAX, SHOWN_MAX, Scan, Scanner};
+use crate::upstream::lane::{Batch, Lane, Link, SENT_MAX, Scan, Scanner};
 use crate::upstream::server::{Queues, Server};
 use crate::upstream::session_params::WireProtocol;
 
@@ -74,7 +74,8 @@ impl Engine {
                 lane.arm(index, self.now.plus_micros(hedging.after_us), &mut self.timers);
             }
         } else if backend.is_observed {
-            lane.keep_sent(bytes, SHOWN_MAX, &mut self.bufs);
+            let most = lane.shown_max(bytes);
+            lane.keep_sent(bytes, most, &mut self.bufs);
         } else {
             lane.output.advance(bytes, &mut self.bufs);
         }

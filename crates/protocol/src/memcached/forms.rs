@@ -76,7 +76,6 @@ const STATS: &[Form] = &[
     form(ERROR, &[is("stats"), is("conns")]),
     // The gateway's own commands.
     form(ERROR, &[is("stats"), is("servers")]),
-    form(ERROR, &[is("stats"), is("slow"), is("reset")]),
     form(ERROR, &[is("stats"), is("slow")]),
     form(ERROR, &[is("stats"), is("hot"), Any]),
     form(ERROR, &[is("stats"), is("hot")]),

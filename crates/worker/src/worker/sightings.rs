@@ -37,6 +37,7 @@ impl<D: Driver> Worker<D> {
                 times: sighting.times,
                 key_hash: sighting.key_hash,
                 failure: &sighting.failure,
+                is_part: sighting.is_part,
                 is_slow: sighting.is_slow,
             };
             if sighting.is_slow {
