@@ -647,3 +647,16 @@ def test_another_primary_region_amid_writes_leaves_the_last_value_or_nothing(pla
     assert {key: (one[key], other[key]) for key in KEYS
             if None not in (one[key], other[key]) and one[key] != other[key]} == {}
     assert sum(all(region[key] is not None for region in found) for key in keys) > len(keys) // 10
+
+
+def test_a_transaction_may_not_write_keys_of_another_database(place, lines):
+    eu, us, _, gateway = two_regions(place, lines, "redis")
+    with gateway.connect("alpha") as conn:
+        for words in (["MOVE", "a", "4"], ["COPY", "a", "b", "DB", "4"], ["copy", "a", "b", "replace", "db", "4"]):
+            assert conn.call("MULTI") == "OK"
+            assert "another database" in conn.error(*words)
+            assert conn.error("EXEC").startswith("EXECABORT")
+        assert conn.call("SET", "a", "v") == "OK"
+        assert conn.call("MULTI") == "OK"
+        assert conn.call("COPY", "a", "b") == "QUEUED"
+        assert conn.call("EXEC") == [1]

@@ -314,6 +314,11 @@ impl Engine {
         transaction.is_some_and(|transaction| transaction.exec_effects.written.is_full())
     }
 
+    /// Whether other regions have to forget what the client's transactions write.
+    pub(crate) fn has_regions(&self, client: ClientId) -> bool {
+        self.listener_of(client).route.as_ref().is_some_and(|it| it.has_regions())
+    }
+
     /// Notes what a queued command will write in the primary region.
     pub(crate) fn note_written(
         &mut self,
@@ -322,9 +327,7 @@ impl Engine {
         bytes: &[u8],
         args: &[Span],
     ) {
-        let has_regions =
-            self.listener_of(client).route.as_ref().is_some_and(|it| it.has_regions());
-        if !has_regions || command.access.reads() {
+        if !self.has_regions(client) || command.access.reads() {
             return;
         }
         let mut keys = std::mem::take(&mut self.scratch.keys);

@@ -43,6 +43,17 @@ const QUEUED: &[u8] = b"+QUEUED\r\n";
 const OK: &[u8] = b"+OK\r\n";
 const TOO_MANY_KEYS: &str =
     "ERR a transaction writes too many keys for this gateway to have other regions forget them";
+const OTHER_DATABASE: &str = "ERR a transaction may not write keys of another database here: other regions could \
+                              not be told to forget them";
+
+/// Whether it may write a key of another database than the selected one.
+fn writes_other_database(command: &Command, bytes: &[u8], args: &[Span]) -> bool {
+    match command.name {
+        "move" => true,
+        "copy" => args.iter().skip(3).any(|arg| arg.of(bytes).eq_ignore_ascii_case(b"db")),
+        _ => false,
+    }
+}
 
 /// What a client has begun with WATCH or MULTI.
 pub(crate) struct Transaction {
@@ -360,6 +371,9 @@ impl Engine {
         }
         if !command.access.reads() && self.has_written_most(client) && is_by_keys(command) {
             return self.refuse_queued(client, TOO_MANY_KEYS);
+        }
+        if writes_other_database(command, bytes, args) && self.has_regions(client) {
+            return self.refuse_queued(client, OTHER_DATABASE);
         }
         if may_write(command) && !self.only_reads(client, command, bytes, args) {
             self.transaction(client).is_writing = true;
