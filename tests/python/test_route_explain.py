@@ -50,6 +50,42 @@ def test_the_server_that_is_named_gets_the_key(place):
         assert explained(conn, "z", "get")[0].startswith("prefix")
 
 
+def test_who_is_not_asked_is_not_named_as_if_it_were(place):
+    """Held against the servers themselves, in regions and where all are asked."""
+    eu, us = place.redis(), place.redis()
+    spool = "{directory: %s, max: 64mb}" % (place.directory / "spool")
+    pools = {name: {"redis": True, "listen": None, "spool": spool,
+                    "servers": server_lines([server], [name + "1"])}
+             for name, server in (("eu", eu), ("us", us))}
+    gateway = place.cashew({
+        **pools,
+        "alpha": {"redis": True, "route": "{regions: {here: eu, primary: eu, to: {eu: eu, us: us}}}"},
+        "beta": {"redis": True, "route": "{all_sync: [eu, us]}"},
+    }, {"worker_processes": 1})
+
+    def role(conn, command):
+        line = next(line for line in explained(conn, "k", command) if "pool us" in line)
+        return line.split("pool us")[1].split(":")[0].strip(", ")
+
+    with gateway.connect("alpha") as conn:
+        us.call("SET", "k", "old")
+        conn.call("INCR", "k")
+        wait_until(lambda: us.call("EXISTS", "k") == 0, "it has forgotten it")
+        assert role(conn, "incr") == role(conn, "append") == "told to forget the key"
+        conn.call("SET", "k", "v")
+        wait_until(lambda: us.call("GET", "k") == b"v", "it has it")
+        assert role(conn, "set") == "as well, without waiting for it"
+        us.call("SET", "other", "old")
+        conn.call("RENAME", "k", "other")
+        assert us.call("GET", "other") == b"old"
+        assert role(conn, "rename") == role(conn, "blpop") == role(conn, "msetnx") == "not asked"
+    with gateway.connect("beta") as conn:
+        eu.call("FLUSHALL"), us.call("FLUSHALL")
+        conn.call("INCR", "n")
+        assert (eu.call("GET", "n"), us.call("GET", "n")) == (b"1", None)
+        assert role(conn, "incr") == "not asked" and role(conn, "set") == "as well"
+
+
 def test_how_the_server_is_and_what_is_hidden(place):
     it = place.redis()
     gateway = place.cashew({

@@ -153,7 +153,7 @@ impl Engine {
         let busy_us = self.observer.busy_between(started, sent);
         let times = Times {
             gateway_us: self.observer.busy_before(started) + busy_us + late_us,
-            queue_us: sent.micros_since(started) - busy_us,
+            queue_us: sent.micros_since(started).saturating_sub(busy_us),
             server_us: answered_in - late_us,
             order_us: 0,
             client_us: 0,

@@ -6,7 +6,7 @@
 use cashew_protocol::memcached::{KEY_SIZE_MAX, Verb};
 use cashew_protocol::redis::Access;
 
-use crate::route::explain::{Explanation, once};
+use crate::route::explain::{Explanation, Reach, once};
 use crate::topology::route_tree::Operation;
 
 /// What is asked about: a command of one key. Without a command it is read.
@@ -58,6 +58,11 @@ impl<'a> Query<'a> {
             | Verb::MetaNoop => return Err(format!("{name} does not go by a key")),
         };
         Ok(Self { key, access, operation, once: None })
+    }
+
+    /// Whom it reaches of those that are asked together.
+    pub(super) fn reach(&self) -> Reach {
+        if self.once.is_some() { Reach::Once } else { Reach::All }
     }
 
     /// Name and value of each statistic.

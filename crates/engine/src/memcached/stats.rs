@@ -187,7 +187,8 @@ impl Engine {
         words: impl Iterator<Item = &'a [u8]>,
     ) -> Result<Vec<(String, String)>, String> {
         let query = Query::parse(words)?;
-        let explanation = self.explain(client, query.key, query.access, query.operation)?;
+        let explanation =
+            self.explain(client, query.key, (query.access, query.reach()), query.operation)?;
         Ok(query.rows(explanation).collect())
     }
 

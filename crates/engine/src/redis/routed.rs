@@ -16,7 +16,7 @@ use crate::base::outcome::Refusal;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::route::answer::{Asked, Dialect, Fill, Kind, Question, Repeats, Seat, Word, digest};
-use crate::route::explain::{Explanation, once};
+use crate::route::explain::{Explanation, Reach, once};
 use crate::route::flow::Errand;
 use crate::route::stand::operation_of;
 use crate::topology::route_tree::{First, Operation, Tree, Way};
@@ -480,20 +480,29 @@ impl Engine {
             return self.reply_error(client, &text);
         }
         let operation = operation_of(access, known.is_some_and(deletes));
+        let must_run_once =
+            |it: &Command| repeats(it, b"", &[]) == Repeats::Never && it.name != "set";
+        let reach = match known {
+            Some(command) if !may_fork(command) => Reach::First,
+            Some(command) if must_run_once(command) => Reach::Once,
+            _ => Reach::All,
+        };
         let Explanation { mut lines, is_forked } =
-            match self.explain(client, key, access, operation) {
+            match self.explain(client, key, (access, reach), operation) {
                 Ok(explanation) => explanation,
                 Err(text) => return self.reply_error(client, &format!("ERR {text}")),
             };
-        if let Some(command) = known.filter(|_| is_forked) {
-            if !may_fork(command) {
-                let text = format!(
-                    "{} goes to the first pool only, and to none where the key has another name",
-                    shown_name()
-                );
-                lines.insert(0, text);
-            } else if repeats(command, b"", &[]) == Repeats::Never && command.name != "set" {
-                lines.insert(0, once(&shown_name()));
+        if is_forked {
+            match reach {
+                Reach::First => lines.insert(
+                    0,
+                    format!(
+                        "{} goes to the first pool only, and to none where the key has another name",
+                        shown_name()
+                    ),
+                ),
+                Reach::Once => lines.insert(0, once(&shown_name())),
+                Reach::All => {}
             }
         }
         self.reply_with(client, |out| {

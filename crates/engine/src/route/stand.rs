@@ -6,7 +6,7 @@ use cashew_config::snapshot::Route;
 use cashew_protocol::redis::Access;
 
 use super::answer::Seat;
-use super::explain::{Explanation, in_configurations};
+use super::explain::{Explanation, Reach, in_configurations};
 use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{BackendId, ClientId, LaneId, ServerId};
 use crate::downstream::client::{Client, Session};
@@ -171,7 +171,7 @@ impl Engine {
         &mut self,
         client: ClientId,
         key: &[u8],
-        access: Access,
+        (access, reach): (Access, Reach),
         operation: Operation,
     ) -> Result<Explanation, &'static str> {
         let listener = self.listener_of(client);
@@ -184,7 +184,7 @@ impl Engine {
         let own = Route::Pool(config.name.clone());
         let visit = config.route.as_ref().unwrap_or(&own).visit(key, in_configurations(operation));
         let leaf = |pool: &str, key: &[u8]| self.explain_leaf(pool, key, access);
-        Ok(Explanation::new(&visit, key, is_forked, leaf))
+        Ok(Explanation::new(&visit, key, (is_forked, reach), leaf))
     }
 
     /// The server of a pool that a request for the key would go to now, and how it is.
