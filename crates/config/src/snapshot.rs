@@ -24,7 +24,7 @@ pub use self::replica_reads::{Hedge, ReadYourWrites, ReplicaReads};
 pub use self::route::{FailoverOn, PrefixArm, Route, share_of};
 pub use self::topology::{Promoted, Reads, ServerGroup, Topology, TopologyState};
 pub use self::tracing::{CollectorUrl, KeysShown, Tracing};
-pub use self::way::{Operation, Role, Visit, share_text};
+pub use self::way::{Operation, Reach, Role, Visit, share_text};
 
 /// One numbered configuration of the whole instance.
 ///

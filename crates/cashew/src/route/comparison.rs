@@ -2,7 +2,7 @@
 
 use cashew_config::Difference;
 use cashew_config::Snapshot;
-use cashew_config::snapshot::Operation;
+use cashew_config::snapshot::{Operation, Reach};
 use serde::Serialize;
 
 use super::operations;
@@ -55,10 +55,10 @@ pub(super) fn compare(
     let mut moves = Vec::new();
     for name in chosen {
         let pool = pools.find(name).expect("the chosen pools are there");
-        for operation in operations::of(arguments.command.as_deref(), pool)? {
+        for (operation, reach) in operations::of(arguments.command.as_deref(), pool)? {
             for key in keys {
-                let from = asked(pools, name, key, operation);
-                let to = asked(&others, name, key, operation);
+                let from = asked(pools, name, key, (operation, reach));
+                let to = asked(&others, name, key, (operation, reach));
                 moves.push(Move {
                     pool: (*name).to_owned(),
                     key: key.clone(),
@@ -82,7 +82,12 @@ pub(super) fn compare(
 }
 
 /// The servers that are asked while none fails and none has a miss.
-fn asked(pools: &Pools, name: &str, key: &str, operation: Operation) -> Vec<String> {
+fn asked(
+    pools: &Pools,
+    name: &str,
+    key: &str,
+    (operation, reach): (Operation, Reach),
+) -> Vec<String> {
     let Some(pool) = pools.find(name) else { return Vec::new() };
     let place = |pool: &str, key: &[u8]| {
         let Home { server, group, .. } = pools.home(pool, key, operation);
@@ -96,7 +101,7 @@ fn asked(pools: &Pools, name: &str, key: &str, operation: Operation) -> Vec<Stri
     match &pool.route {
         None => vec![place(name, key.as_bytes())],
         Some(route) => {
-            let visit = route.visit(key.as_bytes(), operation);
+            let visit = route.visit(key.as_bytes(), operation, reach);
             visit.asked().into_iter().map(|(pool, key)| place(pool, key)).collect()
         }
     }

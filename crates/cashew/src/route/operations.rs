@@ -1,6 +1,7 @@
 //! What commands do with their keys, as far as routes are concerned.
 
-use cashew_config::snapshot::{Operation, Pool, Protocol};
+use cashew_config::snapshot::{Operation, Pool, Protocol, Reach};
+use cashew_engine::{memcached_reach, redis_reach};
 use cashew_protocol::redis::{Access, COMMANDS, Command};
 
 /// Redis's commands after which a key is gone.
@@ -29,16 +30,25 @@ const MEMCACHED: [(&str, Operation); 20] = [
     ("mn", Operation::Write),
 ];
 
-/// What a command does; all that there is, without one.
-pub(super) fn of(command: Option<&str>, pool: &Pool) -> Result<Vec<Operation>, String> {
-    let Some(command) = command else { return Ok(Operation::ALL.to_vec()) };
+/// What a command does, and whom it reaches where several are asked; all that there is, without one.
+pub(super) fn of(command: Option<&str>, pool: &Pool) -> Result<Vec<(Operation, Reach)>, String> {
+    let Some(command) = command else {
+        return Ok(Operation::ALL.map(|operation| (operation, Reach::All)).to_vec());
+    };
     let name = command.to_ascii_lowercase().split_whitespace().collect::<Vec<_>>().join("|");
     let operation = match pool.protocol {
         Protocol::Redis => of_redis(&name, pool),
         Protocol::Memcached => MEMCACHED.iter().find(|(it, _)| *it == name).map(|(_, it)| *it),
     };
     match operation {
-        Some(operation) => Ok(vec![operation]),
+        Some(operation) => {
+            let reach = match pool.protocol {
+                _ if operation == Operation::Read => Reach::All,
+                Protocol::Redis => redis_reach(&name),
+                Protocol::Memcached => memcached_reach(&name),
+            };
+            Ok(vec![(operation, reach)])
+        }
         None => Err(format!("--command {command}: pool '{}' has no such command", pool.name)),
     }
 }

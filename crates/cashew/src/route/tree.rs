@@ -1,6 +1,6 @@
 //! The way of a key through the tree of a route.
 
-use cashew_config::snapshot::{FailoverOn, Operation, Role, Route, Visit};
+use cashew_config::snapshot::{FailoverOn, Operation, Reach, Role, Route, Visit};
 use serde::Serialize;
 
 use super::Place;
@@ -76,12 +76,12 @@ pub(super) fn ways(
     name: &str,
     route: &Route,
     key: &str,
-    operations: &[Operation],
+    operations: &[(Operation, Reach)],
     pools: &Pools,
 ) -> Vec<RouteWay> {
     let mut ways: Vec<RouteWay> = Vec::new();
-    for &operation in operations {
-        let visit = route.visit(key.as_bytes(), operation);
+    for &(operation, reach) in operations {
+        let visit = route.visit(key.as_bytes(), operation, reach);
         let tree = step(&visit, operation, pools);
         let outcome = outcome(&visit, operation, pools);
         match ways.iter_mut().find(|way| way.tree == tree && way.outcome == outcome) {
@@ -164,10 +164,10 @@ pub(super) fn outcome(visit: &Visit<'_>, operation: Operation, pools: &Pools) ->
             let good = children.iter().filter(|(_, outcome)| !has_failed(outcome));
             joined(good.map(|(_, outcome)| outcome)).unwrap_or_else(in_turn)
         }
-        Route::AllMajority(to) => {
+        Route::AllMajority(_) => {
             let good: Vec<&Outcome> =
                 children.iter().map(|(_, it)| it).filter(|it| !has_failed(it)).collect();
-            match good.len() > to.len() / 2 {
+            match good.len() > children.len() / 2 {
                 true => joined(good.into_iter()).unwrap_or(Outcome::NoRoute),
                 false => Outcome::Fails {
                     because_of: children.iter().flat_map(|(_, it)| culprits(it)).collect(),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::snapshot::{Operation, PrefixArm, Route};
+use crate::snapshot::{Operation, PrefixArm, Reach, Route};
 
 /// Lines about nodes of one route; more are counted.
 const LINES_MAX: usize = 20;
@@ -142,8 +142,8 @@ fn moved(old: &Route, new: &Route) -> Vec<String> {
         let keys: Vec<String> = (0..SAMPLES).map(|number| format!("{start}{number}")).collect();
         let share = |operation: Operation| {
             let is_moved = |key: &&String| {
-                old.visit(key.as_bytes(), operation).asked()
-                    != new.visit(key.as_bytes(), operation).asked()
+                old.visit(key.as_bytes(), operation, Reach::All).asked()
+                    != new.visit(key.as_bytes(), operation, Reach::All).asked()
             };
             keys.iter().filter(is_moved).count() as f64 / f64::from(SAMPLES)
         };

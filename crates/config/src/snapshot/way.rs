@@ -14,6 +14,25 @@ impl Operation {
     pub const ALL: [Self; 3] = [Self::Read, Self::Write, Self::Delete];
 }
 
+/// What a command lets nodes do that ask several children.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// All are asked. Regions get it as it is.
+    All,
+    /// All are asked, and it leaves the same behind. Regions but the primary forget the key.
+    Alike,
+    /// It must run once: the first child runs it. Copies and other regions forget the key.
+    Once,
+    /// The first child alone hears of it.
+    First,
+}
+
+impl Reach {
+    fn is_of_first(self) -> bool {
+        matches!(self, Self::Once | Self::First)
+    }
+}
+
 /// When a child is asked, and what becomes of its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -23,6 +42,8 @@ pub enum Role {
     AskedToo,
     /// It is asked as well, and nobody waits for its answer.
     Aside,
+    /// It is told to forget the key instead.
+    Forgets,
     /// It is asked if the one before has failed.
     AfterFailure,
     /// It is asked if the one before does not have the key.
@@ -32,9 +53,9 @@ pub enum Role {
 }
 
 impl Role {
-    /// Whether it is asked only after another one.
-    pub fn is_later(self) -> bool {
-        matches!(self, Self::AfterFailure | Self::AfterMiss | Self::AfterEither)
+    /// Whether it is asked whatever others answer.
+    pub fn is_asked(self) -> bool {
+        matches!(self, Self::Asked | Self::AskedToo | Self::Aside)
     }
 
     pub fn describe(self) -> &'static str {
@@ -42,6 +63,7 @@ impl Role {
             Self::Asked => "",
             Self::AskedToo => "as well",
             Self::Aside => "as well, without waiting for it",
+            Self::Forgets => "told to forget the key",
             Self::AfterFailure => "if that fails",
             Self::AfterMiss => "after a miss",
             Self::AfterEither => "after a miss, or if that fails",
@@ -84,7 +106,7 @@ impl<'r> Visit<'r> {
         match self.pool() {
             Some(pool) => vec![(pool, &self.key)],
             None => {
-                let asked = self.children.iter().filter(|child| !child.role.is_later());
+                let asked = self.children.iter().filter(|child| child.role.is_asked());
                 asked.flat_map(Self::asked).collect()
             }
         }
@@ -93,8 +115,8 @@ impl<'r> Visit<'r> {
 
 impl Route {
     /// The way of a key that clients call so.
-    pub fn visit(&self, key: &[u8], operation: Operation) -> Visit<'_> {
-        self.visit_as(Role::Asked, key, key, operation)
+    pub fn visit(&self, key: &[u8], operation: Operation, reach: Reach) -> Visit<'_> {
+        self.visit_as(Role::Asked, key, key, (operation, reach))
     }
 
     fn visit_as<'r>(
@@ -102,16 +124,22 @@ impl Route {
         role: Role,
         asked: &[u8],
         key: &[u8],
-        operation: Operation,
+        (operation, reach): (Operation, Reach),
     ) -> Visit<'r> {
-        use Role::{AfterEither, AfterFailure, AfterMiss, Aside, Asked, AskedToo};
+        use Role::{AfterEither, AfterFailure, AfterMiss, Aside, Asked, AskedToo, Forgets};
 
         let is_read = operation == Operation::Read;
-        let child = |role: Role, route: &'r Self| route.visit_as(role, asked, key, operation);
+        let child =
+            |role: Role, route: &'r Self| route.visit_as(role, asked, key, (operation, reach));
         let one = |route: &'r Self| vec![child(Asked, route)];
         let others = |to: &'r [Self], role: Role| -> Vec<Visit<'r>> {
             let role_of = |at| if at == 0 { Asked } else { role };
             (0..).zip(to).map(|(at, route)| child(role_of(at), route)).collect()
+        };
+        // Of those that are asked together.
+        let together = |to: &'r [Self], role: Role| match reach.is_of_first() {
+            true => one(&to[0]),
+            false => others(to, role),
         };
         let quoted = |text: &str| format!("\"{}\"", text.escape_debug());
         let (why, children) = match self {
@@ -134,7 +162,7 @@ impl Route {
                             true => format!("no other prefix is the key's{what}"),
                             false => format!("prefix {}{what}", quoted(&arm.prefix)),
                         };
-                        (why, vec![arm.to.visit_as(Asked, asked, &key, operation)])
+                        (why, vec![arm.to.visit_as(Asked, asked, &key, (operation, reach))])
                     }
                 }
             }
@@ -151,19 +179,24 @@ impl Route {
                 Operation::Write => ("it writes".to_owned(), one(write)),
                 Operation::Delete => ("it deletes".to_owned(), one(delete)),
             },
-            Self::AllSync(to) => ("the worst answer counts".to_owned(), others(to, AskedToo)),
+            Self::AllSync(to) => ("the worst answer counts".to_owned(), together(to, AskedToo)),
             Self::AllAsync(to) if is_read => ("reads go to the first".to_owned(), one(&to[0])),
+            Self::AllAsync(to) if reach.is_of_first() => {
+                ("the first one's answer counts".to_owned(), one(&to[0]))
+            }
             Self::AllAsync(to) => {
                 let all = to.iter().map(|route| child(Aside, route)).collect();
                 ("the client is answered at once".to_owned(), all)
             }
             Self::AllMajority(to) => {
-                (format!("what {} of {} say", to.len() / 2 + 1, to.len()), others(to, AskedToo))
+                (format!("what {} of {} say", to.len() / 2 + 1, to.len()), together(to, AskedToo))
             }
             Self::AllFastest { to, .. } => {
-                ("the first good answer counts".to_owned(), others(to, AskedToo))
+                ("the first good answer counts".to_owned(), together(to, AskedToo))
             }
-            Self::AllInitial(to) => ("the first one's answer counts".to_owned(), others(to, Aside)),
+            Self::AllInitial(to) => {
+                ("the first one's answer counts".to_owned(), together(to, Aside))
+            }
             Self::Failover { to, .. } => (String::new(), others(to, AfterFailure)),
             Self::MissFailover(to) if is_read => (String::new(), others(to, AfterEither)),
             Self::MissFailover(to) => ("it does not read".to_owned(), one(&to[0])),
@@ -174,7 +207,7 @@ impl Route {
             Self::Shadow { to, shadow, share, .. } => {
                 let (is_in, number) = (share_of(asked) < *share, share_text(share_of(asked)));
                 let mut children = one(to);
-                if is_in {
+                if is_in && reach != Reach::First {
                     children.push(child(Aside, shadow));
                 }
                 (format!("the key's number is {number}, {}", below(is_in, *share)), children)
@@ -185,7 +218,10 @@ impl Route {
                 let mut children = one(current);
                 match is_read {
                     true if *read_other => children.push(child(AfterMiss, other)),
-                    false if *dual_write => children.push(child(AskedToo, other)),
+                    false if *dual_write && reach != Reach::First => {
+                        let role = if reach == Reach::Once { Forgets } else { AskedToo };
+                        children.push(child(role, other));
+                    }
                     _ => {}
                 }
                 (format!("the key's number is {number}, {}", below(is_in, *share)), children)
@@ -195,8 +231,10 @@ impl Route {
                 false => {
                     let copy = |number: u32| {
                         let name = [key, format!("::{number}").as_bytes()].concat();
-                        to.visit_as(AskedToo, asked, &name, operation)
+                        let role = if reach == Reach::Once { Forgets } else { AskedToo };
+                        to.visit_as(role, asked, &name, (operation, reach))
                     };
+                    let copies = if reach == Reach::First { &1 } else { copies };
                     let shown = (1..(*copies).min(COPIES_SHOWN_MAX)).map(copy);
                     let why = format!("all {copies} copies");
                     (why, one(to).into_iter().chain(shown).collect())
@@ -211,7 +249,10 @@ impl Route {
                 let (name, first) = &to[*primary as usize];
                 let mut children = one(first);
                 let others = (0..).zip(to).filter(|(at, _)| at != primary);
-                children.extend(others.map(|(_, (_, route))| child(Aside, route)));
+                let role = if reach == Reach::All { Aside } else { Forgets };
+                if reach != Reach::First {
+                    children.extend(others.map(|(_, (_, route))| child(role, route)));
+                }
                 (format!("region {name}, and then the others"), children)
             }
         };
@@ -394,7 +435,7 @@ mod tests {
     }
 
     fn asked(route: &Route, key: &str, operation: Operation) -> Vec<String> {
-        let visit = route.visit(key.as_bytes(), operation);
+        let visit = route.visit(key.as_bytes(), operation, Reach::All);
         let shown = |(pool, key): (&str, &[u8])| format!("{pool} {}", String::from_utf8_lossy(key));
         visit.asked().into_iter().map(shown).collect()
     }
@@ -467,7 +508,7 @@ mod tests {
             assert_eq!(asked(&route, "k", operation), expected, "{} {operation:?}", route.title());
         }
         let failover = Route::Failover { to: two(), on: FailoverOn::default(), ttl_ms: None };
-        let visit = failover.visit(b"k", Read);
+        let visit = failover.visit(b"k", Read, Reach::All);
         let roles: Vec<_> = visit.leaves().iter().map(|leaf| leaf.role).collect();
         assert_eq!(roles, [Role::Asked, Role::AfterFailure]);
     }

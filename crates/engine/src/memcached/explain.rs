@@ -3,10 +3,11 @@
 //! No server is asked, and none has statistics of this name. The names are numbers, since clients may keep
 //! statistics by name; the order, and the indents of the values, say what is below what.
 
+use cashew_config::snapshot::Reach;
 use cashew_protocol::memcached::{KEY_SIZE_MAX, Verb};
 use cashew_protocol::redis::Access;
 
-use crate::route::explain::{Explanation, Reach, once};
+use crate::route::explain::{Explanation, once};
 use crate::topology::route_tree::Operation;
 
 /// What is asked about: a command of one key. Without a command it is read.
@@ -14,8 +15,28 @@ pub(super) struct Query<'a> {
     pub(super) key: &'a [u8],
     pub(super) access: Access,
     pub(super) operation: Operation,
+    pub(super) reach: Reach,
     /// It must run once.
     once: Option<String>,
+}
+
+/// Whom a command of memcached's text protocol reaches in its plainest form where several are asked.
+pub fn memcached_reach(word: &str) -> Reach {
+    Verb::from_word(word.as_bytes()).map_or(Reach::Once, reach)
+}
+
+fn reach(verb: Verb) -> Reach {
+    match verb {
+        Verb::Add
+        | Verb::Replace
+        | Verb::Append
+        | Verb::Prepend
+        | Verb::Cas
+        | Verb::Incr
+        | Verb::Decr
+        | Verb::MetaArithmetic => Reach::Once,
+        _ => Reach::All,
+    }
 }
 
 impl<'a> Query<'a> {
@@ -44,10 +65,7 @@ impl<'a> Query<'a> {
             | Verb::Cas
             | Verb::Incr
             | Verb::Decr
-            | Verb::MetaArithmetic => {
-                let once = Some(once(&name));
-                return Ok(Self { key, access: Access::Write, operation: Operation::Write, once });
-            }
+            | Verb::MetaArithmetic => (Access::Write, Operation::Write),
             Verb::FlushAll
             | Verb::Verbosity
             | Verb::Version
@@ -57,12 +75,9 @@ impl<'a> Query<'a> {
             | Verb::Refused
             | Verb::MetaNoop => return Err(format!("{name} does not go by a key")),
         };
-        Ok(Self { key, access, operation, once: None })
-    }
-
-    /// Whom it reaches of those that are asked together.
-    pub(super) fn reach(&self) -> Reach {
-        if self.once.is_some() { Reach::Once } else { Reach::All }
+        let reach = reach(verb);
+        let once = (reach == Reach::Once).then(|| once(&name));
+        Ok(Self { key, access, operation, reach, once })
     }
 
     /// Name and value of each statistic.

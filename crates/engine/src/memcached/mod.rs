@@ -24,6 +24,7 @@ mod stream;
 mod text;
 mod warm_up;
 
+pub use explain::memcached_reach;
 pub(crate) use fallback::Notes;
 pub(crate) use get_coalescing::{Coalesced, END, Part};
 pub(crate) use invalidation::Invalidations;

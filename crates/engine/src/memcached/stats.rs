@@ -188,7 +188,7 @@ impl Engine {
     ) -> Result<Vec<(String, String)>, String> {
         let query = Query::parse(words)?;
         let explanation =
-            self.explain(client, query.key, (query.access, query.reach()), query.operation)?;
+            self.explain(client, query.key, (query.access, query.reach), query.operation)?;
         Ok(query.rows(explanation).collect())
     }
 

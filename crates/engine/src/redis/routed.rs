@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cashew_config::snapshot::Protocol;
+use cashew_config::snapshot::{Protocol, Reach};
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::{self, Access, COMMANDS, Command, Group, Rule, SessionRule};
@@ -16,7 +16,7 @@ use crate::base::outcome::Refusal;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::route::answer::{Asked, Dialect, Fill, Kind, Question, Repeats, Seat, Word, digest};
-use crate::route::explain::{Explanation, Reach, once};
+use crate::route::explain::{Explanation, once};
 use crate::route::flow::Errand;
 use crate::route::stand::operation_of;
 use crate::topology::route_tree::{First, Operation, Tree, Way};
@@ -322,6 +322,22 @@ const ALIKE: [&str; 29] = [
 /// Options by which one of these does not.
 const UNLIKE: [&[u8]; 5] = [b"NX", b"XX", b"GET", b"INCR", b"CH"];
 
+/// Whom a command of Redis, by its name as in the table, reaches in its plainest form where several are asked. What is
+/// not in the table must run once.
+pub fn redis_reach(name: &str) -> Reach {
+    COMMANDS.iter().find(|command| command.name == name).map_or(Reach::Once, reach)
+}
+
+fn reach(command: &Command) -> Reach {
+    match repeats(command, b"", &[]) {
+        _ if !may_fork(command) => Reach::First,
+        Repeats::Freely => Reach::All,
+        Repeats::Never => Reach::Once,
+        Repeats::Alike if deletes(command) || stores_whole(command, b"", &[]) => Reach::All,
+        Repeats::Alike => Reach::Alike,
+    }
+}
+
 fn repeats(command: &Command, bytes: &[u8], args: &[Span]) -> Repeats {
     let has_option = || {
         let options = args.iter().skip(1).map(|arg| arg.of(bytes));
@@ -480,13 +496,7 @@ impl Engine {
             return self.reply_error(client, &text);
         }
         let operation = operation_of(access, known.is_some_and(deletes));
-        let must_run_once =
-            |it: &Command| repeats(it, b"", &[]) == Repeats::Never && it.name != "set";
-        let reach = match known {
-            Some(command) if !may_fork(command) => Reach::First,
-            Some(command) if must_run_once(command) => Reach::Once,
-            _ => Reach::All,
-        };
+        let reach = known.map_or(Reach::All, reach);
         let Explanation { mut lines, is_forked } =
             match self.explain(client, key, (access, reach), operation) {
                 Ok(explanation) => explanation,
@@ -502,7 +512,7 @@ impl Engine {
                     ),
                 ),
                 Reach::Once => lines.insert(0, once(&shown_name())),
-                Reach::All => {}
+                Reach::All | Reach::Alike => {}
             }
         }
         self.reply_with(client, |out| {

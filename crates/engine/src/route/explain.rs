@@ -1,6 +1,6 @@
 //! Where a key goes, in words: a line for each node that is asked, those below it indented.
 
-use cashew_config::snapshot::{self, Role, Route, Visit};
+use cashew_config::snapshot::{self, Visit};
 
 use crate::topology::route_tree::Operation;
 
@@ -12,53 +12,29 @@ pub(crate) struct Explanation {
     pub(crate) is_forked: bool,
 }
 
-/// Whom a command reaches of those that are asked together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reach {
-    /// All of them.
-    All,
-    /// The first one, since it must run once. Other regions are told to forget the key.
-    Once,
-    /// The first one, and nobody else is told of it.
-    First,
-}
-
-impl Reach {
-    /// When a node is asked, or what it is told instead, below that parent.
-    fn describe(self, role: Role, parent: Option<&Route>) -> &'static str {
-        match (self, role, parent) {
-            (Self::Once, Role::AskedToo | Role::Aside, Some(Route::Regions { .. })) => {
-                "told to forget the key"
-            }
-            (Self::Once | Self::First, Role::AskedToo | Role::Aside, _) => "not asked",
-            _ => role.describe(),
-        }
-    }
-}
-
 impl Explanation {
     /// `leaf` says which server of a pool has a key, and how it is.
     pub(super) fn new(
         visit: &Visit<'_>,
         key: &[u8],
-        (is_forked, reach): (bool, Reach),
+        is_forked: bool,
         mut leaf: impl FnMut(&str, &[u8]) -> String,
     ) -> Self {
         let mut lines = Vec::new();
-        add_node(visit, None, (key, reach, 0), &mut leaf, &mut lines);
+        add_node(visit, key, 0, &mut leaf, &mut lines);
         Self { lines, is_forked }
     }
 }
 
 fn add_node(
     visit: &Visit<'_>,
-    parent: Option<&Route>,
-    (key, reach, depth): (&[u8], Reach, usize),
+    key: &[u8],
+    depth: usize,
     leaf: &mut dyn FnMut(&str, &[u8]) -> String,
     lines: &mut Vec<String>,
 ) {
     let mut line = format!("{}{}", "  ".repeat(depth), visit.route.title());
-    match reach.describe(visit.role, parent) {
+    match visit.role.describe() {
         "" => {}
         role => line += &format!(", {role}"),
     }
@@ -73,7 +49,7 @@ fn add_node(
     }
     lines.push(line);
     for child in &visit.children {
-        add_node(child, Some(visit.route), (&visit.key, reach, depth + 1), leaf, lines);
+        add_node(child, &visit.key, depth + 1, leaf, lines);
     }
 }
 

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use cashew_config::snapshot::Route;
+use cashew_config::snapshot::{Reach, Route};
 use cashew_protocol::redis::Access;
 
 use super::answer::Seat;
-use super::explain::{Explanation, Reach, in_configurations};
+use super::explain::{Explanation, in_configurations};
 use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{BackendId, ClientId, LaneId, ServerId};
 use crate::downstream::client::{Client, Session};
@@ -182,9 +182,10 @@ impl Engine {
         let is_forked = matches!(way, Some(Way::Forked(_)));
         let config = Arc::clone(&listener.config);
         let own = Route::Pool(config.name.clone());
-        let visit = config.route.as_ref().unwrap_or(&own).visit(key, in_configurations(operation));
+        let visit =
+            config.route.as_ref().unwrap_or(&own).visit(key, in_configurations(operation), reach);
         let leaf = |pool: &str, key: &[u8]| self.explain_leaf(pool, key, access);
-        Ok(Explanation::new(&visit, key, (is_forked, reach), leaf))
+        Ok(Explanation::new(&visit, key, is_forked, leaf))
     }
 
     /// The server of a pool that a request for the key would go to now, and how it is.
