@@ -240,3 +240,108 @@ def test_hot_and_big_keys_are_told_with_their_shares(place):
         for wrong in (["x"], ["time", "0"], ["time", "x"], ["time", "1", "2"]):
             with pytest.raises(ReplyError):
                 conn.call("HOTKEYS", "TOP", *wrong)
+
+
+def stopped(server, seconds, work):
+    """What `work` does while the server stands still for so long."""
+    server.process.signal(signal.SIGSTOP)
+    try:
+        work()
+        time.sleep(seconds)
+    finally:
+        server.process.signal(signal.SIGCONT)
+
+
+def test_a_part_of_a_request_is_told_as_a_part(place):
+    servers = [place.redis() for _ in range(2)]
+    pool = {"redis": True, "slow_log": "20ms", "preconnect": True, "hash": "murmur",
+            "servers": server_lines(servers, ["r1", "r2"])}
+    gateway = place.cashew({"alpha": pool}, {"worker_processes": 1})
+    with gateway.connect() as conn:
+        keys = [f"k{n}" for n in range(40)]
+        for key in keys:
+            conn.call("SET", key, "v")
+        here = [key for key in keys if servers[0].call("EXISTS", key)]
+        assert 0 < len(here) < 40
+        stopped(servers[0], 0.06, lambda: conn.send(resp("MGET", *keys)))
+        assert conn.reply() == [b"v"] * 40
+        (words, _, entry), = slow(conn)
+        assert (words[0], sorted(words[1:32])) == ("MGET", sorted(here[:31]))
+        assert entry[3][-1].endswith(" at=r1 part=yes)"), entry
+        stopped(servers[0], 0.06, lambda: conn.send(resp("GET", here[0])))
+        assert conn.reply() == b"v"
+        words, _, entry = slow(conn)[0]
+        assert words == ["GET", here[0]] and "part" not in entry[3][-1]
+
+
+def test_joined_gets_that_time_out_are_told_with_their_keys(place):
+    server = place.memcached()
+    pool = {"slow_log": "20ms", "timeout": 200, "preconnect": True,
+            "servers": server_lines([server], ["m1"])}
+    gateway = place.cashew({"alpha": pool}, {"worker_processes": 1})
+    with gateway.connect() as conn, gateway.connect() as other:
+        conn.send(b"get k\r\n")
+        conn.expect(b"END\r\n")
+        ask = "get " + " ".join(f"mk{n}" for n in range(10)) + "\r\n"
+        stopped(server, 0.5, lambda: conn.send(ask.encode()))
+        conn.read_line()
+        other.send(b"stats slow\r\n")
+        lines = other.read_until(b"END\r\n").decode().splitlines()[:-1]
+        asked = {word for line in lines for word in line.split(" us ")[1].split(" (")[0].split()[1:]}
+        assert asked == {f"mk{n}" for n in range(10)}, lines
+        assert all('failure="Connection timed out"' in line for line in lines)
+
+
+def test_what_is_beside_a_large_request_does_not_get_another_one_s_words(place):
+    """Its text is not kept, which is said, and nothing is guessed."""
+    server = place.redis()
+    pool = {"redis": True, "slow_log": "20ms", "preconnect": True,
+            "servers": server_lines([server], ["r1"])}
+    gateway = place.cashew({"alpha": pool}, {"worker_processes": 1})
+    with gateway.connect() as conn:
+        conn.call("SET", "k", "v")
+        requests = resp("GET", "before") + resp("SET", "large", "x" * 100_000) + resp("GET", "behind")
+        stopped(server, 0.1, lambda: conn.send(requests))
+        assert [conn.reply() for _ in range(3)] == [None, "OK", None]
+        for words, _, _ in slow(conn):
+            known = words in (["GET", "before"], ["GET", "behind"]) or words[:2] == ["SET", "large"]
+            assert known or words[0].startswith("(not kept, the last one called was "), words
+
+
+def test_cold_keys_of_requests_for_many_are_not_the_hottest(place):
+    server = place.redis()
+    pool = {"redis": True, "servers": server_lines([server], ["r1"])}
+    gateway = place.cashew({"alpha": pool}, {"worker_processes": 1})
+    many = resp("MGET", *(f"hk{n}" for n in range(100)))
+    with gateway.connect() as conn:
+        for _ in range(150):
+            conn.send(many + resp("GET", "realhot") * 20)
+            for _ in range(21):
+                conn.reply()
+        top = text(conn.call("HOTKEYS", "TOP", "requests", "5"))
+        # Of 120 keys asked for each time 20 are this one.
+        assert top[0][0] == "realhot", top
+        assert all(float(row[2].rstrip("%")) < 8 for row in top[1:]), top
+
+
+def test_an_application_that_asks_for_the_log_all_the_time_holds_nobody_up(place):
+    """Looking through the log is work, and a client that wants much of it waits for its turn."""
+    server = place.redis()
+    pool = {"redis": True, "slow_log": "1ms", "preconnect": True, "servers": server_lines([server], ["r1"])}
+    gateway = place.cashew({"alpha": pool}, {"worker_processes": 1})
+    with gateway.connect() as conn, gateway.connect() as other:
+        for _ in range(6):
+            stopped(server, 0.01, lambda: conn.send(resp("GET", "k") * 100))
+            for _ in range(100):
+                conn.reply()
+            time.sleep(1)
+        assert conn.call("SLOWLOG", "LEN") > 300
+        conn.send((resp("SLOWLOG", "LEN") + resp("HOTKEYS", "TOP") + resp("SLOWLOG", "GET")) * 700)
+        longest = 0
+        for _ in range(50):
+            begin = time.monotonic()
+            other.call("GET", "k")
+            longest = max(longest, time.monotonic() - begin)
+        for _ in range(2100):
+            conn.reply(seconds=PATIENCE)
+        assert longest < 0.5, longest

@@ -105,6 +105,12 @@ pub(crate) fn read<const COUNT: usize, const TEXTS: usize>(
     Some(Record { numbers, texts })
 }
 
+/// One of the numbers of a record, if it is whole by its state. It is not held against the checksum.
+pub(crate) fn number(record: &[AtomicU64], ticket: u64, at: usize) -> Option<u64> {
+    let is_whole = record[STATE].load(Acquire) == 2 * ticket + 2;
+    is_whole.then(|| record[NUMBERS + at].load(Relaxed))
+}
+
 /// FNV-1a by words. Records that were never written have 0, which is nobody's.
 fn checksum(words: &[u64]) -> u64 {
     let step = |hash: u64, word: &u64| (hash ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(23);

@@ -23,8 +23,10 @@ pub const ARGUMENT_SIZE_MAX: usize = 128;
 
 /// Words of a record: a KiB.
 const WORDS_EACH: usize = 128;
-const NUMBERS: usize = 12;
+const NUMBERS: usize = 13;
 const TEXTS: usize = 7;
+/// Which of the numbers is a digest of the pool's name.
+const POOL_NUMBER: usize = NUMBERS - 1;
 const NAME_MAX: usize = 80;
 const ADDRESS_MAX: usize = 128;
 const FAILURE_MAX: usize = 64;
@@ -203,6 +205,7 @@ impl RequestRing {
             order_us,
             client_us,
             u64::from(request.is_part),
+            digest(request.pool),
         ];
         let mut arguments = Vec::with_capacity(256);
         for argument in request.arguments {
@@ -253,6 +256,35 @@ impl RequestRing {
         (from.min(end)..end).filter_map(read).collect()
     }
 
+    /// The newest ones of a pool, the newest first. This looks at no more than so many of them closely.
+    pub fn newest_of(&self, pool: &str, most: usize) -> Vec<SeenRequest> {
+        let Some((words, records)) = self.place() else { return Vec::new() };
+        let read = |ticket| {
+            let record = record::read(record_of(words, records, ticket), ticket)?;
+            Some(seen(ticket + 1, record))
+        };
+        self.tickets_of(pool).filter_map(read).filter(|it| it.pool == pool).take(most).collect()
+    }
+
+    /// How many of a pool are kept.
+    pub fn len_of(&self, pool: &str) -> usize {
+        self.tickets_of(pool).count()
+    }
+
+    /// Those of a pool, the newest first, without a look at what they are.
+    fn tickets_of(&self, pool: &str) -> impl Iterator<Item = u64> {
+        let name = digest(pool);
+        let (words, records) = self.place().unwrap_or((&[], 0));
+        let end = words.get(word::TICKETS).map_or(0, |tickets| tickets.load(Relaxed));
+        let oldest = end.saturating_sub(records as u64);
+        let since = words.get(word::SINCE).map_or(0, |since| since.load(Relaxed));
+        let from = oldest.max(since).max(since_of(words, pool)).min(end);
+        let is_of = move |ticket: &u64| {
+            record::number(record_of(words, records, *ticket), *ticket, POOL_NUMBER) == Some(name)
+        };
+        (from..end).rev().filter(is_of)
+    }
+
     /// How many are kept.
     pub fn len(&self) -> usize {
         self.since(0).len()
@@ -294,7 +326,7 @@ impl RequestRing {
 /// Up to which ticket those of a pool are forgotten.
 fn since_of(words: &[AtomicU64], pool: &str) -> u64 {
     let name = digest(pool);
-    let mut places = words[word::POOLS..word::RECORDS].chunks_exact(2);
+    let mut places = words.get(word::POOLS..word::RECORDS).unwrap_or_default().chunks_exact(2);
     let place = places.find(|place| place[0].load(Relaxed) == name);
     place.map_or(0, |place| place[1].load(Relaxed))
 }
@@ -311,7 +343,7 @@ fn record_of(words: &[AtomicU64], records: usize, ticket: u64) -> &[AtomicU64] {
 }
 
 fn seen(number: u64, record: Record<NUMBERS, TEXTS>) -> SeenRequest {
-    let [at_us, what, client_id, request_bytes, reply_bytes, key_hash, times @ .., is_part] =
+    let [at_us, what, client_id, request_bytes, reply_bytes, key_hash, times @ .., is_part, _] =
         record.numbers;
     let [gateway_us, queue_us, server_us, order_us, client_us] = times;
     let [pool, server, client, client_name, user, failure, arguments] = record.texts;
@@ -414,10 +446,15 @@ mod tests {
         let kept = slow.since(0);
         assert_eq!((kept.len(), slow.len(), kept[0].number), (SLOW_MAX, SLOW_MAX, 6));
         assert_eq!(slow.since(total - 2).len(), 2);
+        assert_eq!((slow.len_of("alpha"), slow.len_of("beta")), (SLOW_MAX, 0));
+        let newest = slow.newest_of("alpha", 2);
+        assert_eq!(newest.iter().map(|it| it.number).collect::<Vec<_>>(), [total, total - 1]);
+        assert_eq!(slow.newest_of("beta", 2), []);
         slow.reset("beta");
         assert_eq!(slow.len(), SLOW_MAX);
         slow.reset("alpha");
         assert_eq!((slow.since(0), slow.len(), slow.count()), (vec![], 0, total));
+        assert_eq!((slow.len_of("alpha"), RequestRing::none().len_of("alpha")), (0, 0));
         slow.record_at(&request(&[]), 1);
         assert_eq!((slow.since(0).len(), slow.len()), (1, 1));
     }

@@ -149,6 +149,8 @@ pub struct Engine {
     pub(crate) bufs: BufPool,
     pub(crate) latency_batch: LatencyBatch,
     pub(crate) observer: Observer,
+    /// The hot keys that clients were told of last.
+    pub(crate) hot_rows: Option<redis::own_logs::HotRows>,
     pub(crate) pressure: Pressure,
     pub(crate) rng: Rng,
     pub(crate) secret: Secret,
@@ -258,6 +260,7 @@ impl Engine {
             bufs: BufPool::default(),
             latency_batch: LatencyBatch::default(),
             observer: Observer::new(now, seed),
+            hot_rows: None,
             pressure: Pressure::new(None),
             rng: Rng::new(seed),
             secret: Secret::new([seed, slot.into()]),

@@ -22,7 +22,7 @@ impl Engine {
         match (words.next()?, words.next()) {
             (b"slow", None) => Some(Ok(self.slow_rows(client))),
             (b"slow", Some(_)) => Some(Err("usage: stats slow".to_owned())),
-            (b"hot", by) => Some(self.hot_rows(client, by.unwrap_or(b"requests"))),
+            (b"hot", by) => Some(self.hot_statistics(client, by.unwrap_or(b"requests"))),
             _ => None,
         }
     }
@@ -30,7 +30,7 @@ impl Engine {
     /// By numbers: `STAT 17 1790000000 25000 us get key (gateway=0 …)`.
     fn slow_rows(&self, client: ClientId) -> Vec<(String, String)> {
         let is_hidden = self.listener_of(client).config.hide_topology;
-        let seen = self.slow_requests_of(client);
+        let seen = self.slow_requests_of(client, SLOW_TOLD);
         let row = |request: &cashew_metrics::SeenRequest| {
             let words: Vec<String> = request.arguments.iter().map(|it| word(it)).collect();
             let (at, total) = (request.at_us / 1_000_000, request.times.total_us());
@@ -42,11 +42,15 @@ impl Engine {
             let text = format!("{at} {total} us {} ({times}{who})", words.join(" "));
             (request.number.to_string(), text)
         };
-        seen.iter().take(SLOW_TOLD).map(row).collect()
+        seen.iter().map(row).collect()
     }
 
     /// By keys: `STAT key 1200 12.5% server`.
-    fn hot_rows(&self, client: ClientId, by: &[u8]) -> Result<Vec<(String, String)>, String> {
+    fn hot_statistics(
+        &mut self,
+        client: ClientId,
+        by: &[u8],
+    ) -> Result<Vec<(String, String)>, String> {
         let ranking = Ranking::named(&String::from_utf8_lossy(by))
             .ok_or("usage: stats hot [requests|bytes|time|size]")?;
         let rows = self.hot_keys_of(client, ranking, HOT_TOLD).into_iter().map(|row| {

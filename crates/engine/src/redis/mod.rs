@@ -10,7 +10,7 @@ pub(crate) mod cross_shard_copy;
 pub(crate) mod exec_effects;
 pub(crate) mod keyless;
 pub(crate) mod monitor;
-mod own_logs;
+pub(crate) mod own_logs;
 pub(crate) mod pubsub;
 pub(crate) mod routed;
 pub(crate) mod script_replay;

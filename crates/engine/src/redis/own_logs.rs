@@ -1,10 +1,13 @@
 //! SLOWLOG and HOTKEYS TOP: what was slow here, and which keys are hot. The servers' own logs are asked by name.
 
+use std::time::Duration;
+
 use cashew_metrics::{HotKey, Ranking, SeenRequest};
 use cashew_protocol::redis::Command;
 use cashew_protocol::resp::{self, encode};
 
 use crate::base::id::{BackendId, ClientId};
+use crate::base::time::Time;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::observe::{share, times};
@@ -14,6 +17,8 @@ const ENTRIES: usize = 10;
 /// Keys of HOTKEYS TOP without a number.
 const KEYS: usize = 10;
 const KEYS_MAX: i64 = 100;
+/// Hot keys are looked for anew after so long.
+const ROWS_KEPT: Duration = Duration::from_millis(200);
 
 const SLOWLOG_HELP: [&str; 12] = [
     "SLOWLOG <subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
@@ -41,7 +46,8 @@ impl Engine {
         match (command.name, arguments) {
             ("slowlog|get", 2 | 3) => self.slow_log_get(client, count),
             ("slowlog|len", _) => {
-                let len = self.slow_requests_of(client).len() as i64;
+                let pool = &self.listener_of(client).config.name;
+                let len = self.observer.slow_log.len_of(pool) as i64;
                 self.reply_with(client, |out| encode::write_integer(out, len))
             }
             ("slowlog|reset", _) => {
@@ -57,13 +63,9 @@ impl Engine {
         }
     }
 
-    /// Those of the client's port, the newest first.
-    pub(crate) fn slow_requests_of(&self, client: ClientId) -> Vec<SeenRequest> {
-        let pool = &self.listener_of(client).config.name;
-        let mut seen = self.observer.slow_log.since(0);
-        seen.retain(|request| request.pool == *pool);
-        seen.reverse();
-        seen
+    /// The newest ones of the client's port, the newest first.
+    pub(crate) fn slow_requests_of(&self, client: ClientId, most: usize) -> Vec<SeenRequest> {
+        self.observer.slow_log.newest_of(&self.listener_of(client).config.name, most)
     }
 
     fn slow_log_get(&mut self, client: ClientId, count: Option<&[u8]>) -> Plan {
@@ -76,8 +78,9 @@ impl Engine {
                 return self.reply_error(client, text);
             }
         };
-        let mut seen = self.slow_requests_of(client);
-        seen.truncate(most);
+        let seen = self.slow_requests_of(client, most);
+        // Each is a record of a KiB.
+        self.spend(seen.len() << 10);
         let is_hidden = self.listener_of(client).config.hide_topology;
         self.reply_with(client, |out| {
             encode::write_array_header(out, seen.len());
@@ -123,11 +126,25 @@ impl Engine {
 
     /// The hottest keys of the pools behind the client's port.
     pub(crate) fn hot_keys_of(
-        &self,
+        &mut self,
         client: ClientId,
         ranking: Ranking,
         most: usize,
     ) -> Vec<HotRow> {
+        let pool = self.listener_of(client).config.name.clone();
+        let is_known = self.hot_rows.as_ref().is_some_and(|rows| {
+            rows.pool == pool && rows.ranking == ranking && self.now < rows.at + ROWS_KEPT
+        });
+        if !is_known {
+            let rows = self.find_hot_keys(client, ranking);
+            self.hot_rows = Some(HotRows { pool, ranking, at: self.now, rows });
+        }
+        let rows = self.hot_rows.as_ref().map_or(&[][..], |rows| &rows.rows);
+        rows.iter().take(most).cloned().collect()
+    }
+
+    fn find_hot_keys(&self, client: ClientId, ranking: Ranking) -> Vec<HotRow> {
+        let most = KEYS_MAX as usize;
         let listener = self.listener_of(client);
         let backends: Vec<BackendId> = match &listener.route {
             Some(route) => route.backends().to_vec(),
@@ -152,7 +169,16 @@ impl Engine {
     }
 }
 
+/// What was found last. To find it takes a look at what all workers have seen.
+pub(crate) struct HotRows {
+    pool: String,
+    ranking: Ranking,
+    at: Time,
+    rows: Vec<HotRow>,
+}
+
 /// A hot key as it is shown.
+#[derive(Clone)]
 pub(crate) struct HotRow {
     pub(crate) key: HotKey,
     /// Empty if servers are not to be named.
