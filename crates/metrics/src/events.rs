@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::mapping::Mapping;
+use crate::mapping::{Mapping, View};
 use crate::monotonic_ms;
 
 pub use entry::EventLevel;
@@ -91,17 +91,15 @@ pub enum Recorded {
 
 /// The events of an instance. None are kept in memory that an older version made.
 #[derive(Clone)]
-pub struct Events(Option<(Arc<Mapping>, usize)>);
+pub struct Events(Option<View>);
 
 impl Events {
     pub(crate) fn new(mapping: &Arc<Mapping>, start: usize) -> Self {
-        let is_there = mapping.words().len() >= start + WORDS;
-        Self(is_there.then(|| (Arc::clone(mapping), start)))
+        Self(View::of_part(mapping, start, WORDS))
     }
 
     fn words(&self) -> Option<&[AtomicU64]> {
-        let (mapping, start) = self.0.as_ref()?;
-        mapping.words().get(*start..start + WORDS)
+        self.0.as_ref().map(View::words)
     }
 
     /// Takes an event up, unless there were too many like it lately.

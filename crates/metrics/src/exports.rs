@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::mapping::Mapping;
+use crate::mapping::{Mapping, View};
 use crate::record;
 
 const ERROR_WORDS: usize = 64;
@@ -44,18 +44,16 @@ impl ExportKind {
 
 /// Nothing is counted in memory that an older version made.
 #[derive(Clone)]
-pub struct Exports(Option<(Arc<Mapping>, usize)>);
+pub struct Exports(Option<View>);
 
 impl Exports {
     /// At the words that begin at `start`.
     pub(crate) fn new(mapping: &Arc<Mapping>, start: usize) -> Self {
-        let is_there = mapping.words().len() >= start + WORDS;
-        Self(is_there.then(|| (Arc::clone(mapping), start)))
+        Self(View::of_part(mapping, start, WORDS))
     }
 
     fn words(&self) -> Option<&[AtomicU64]> {
-        let (mapping, start) = self.0.as_ref()?;
-        mapping.words().get(*start..start + WORDS)
+        self.0.as_ref().map(View::words)
     }
 
     pub fn add(&self, counter: ExportCounter, count: u64) {

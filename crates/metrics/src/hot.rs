@@ -15,6 +15,8 @@ use std::sync::atomic::{
     fence,
 };
 
+use crate::digest::fnv1a;
+
 /// Entries that a key may have.
 const WAYS: usize = 8;
 const SETS: usize = 16;
@@ -118,10 +120,9 @@ pub struct HotKeys {
     pub total: u64,
 }
 
-/// FNV-1a, 64 bits; never 0.
-pub(crate) fn hash(key: &[u8]) -> u64 {
-    let step = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    key.iter().fold(0xcbf2_9ce4_8422_2325, step) | 1
+/// By what a key is known; never 0.
+fn hash(key: &[u8]) -> u64 {
+    fnv1a(key) | 1
 }
 
 /// Takes a sample up. There must be one writer at a time.

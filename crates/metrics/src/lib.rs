@@ -21,6 +21,7 @@
 mod audience;
 mod board;
 mod clock;
+mod digest;
 mod events;
 mod exports;
 mod histogram;

@@ -82,11 +82,19 @@ pub(crate) struct View {
 
 // SAFETY: a view is a shared reference to atomics with its owner beside it.
 unsafe impl Send for View {}
+// SAFETY: as above.
+unsafe impl Sync for View {}
 
 impl View {
     pub(crate) fn new(owner: &Arc<Mapping>, range: Range<usize>) -> Self {
         let words = NonNull::from(&owner.words()[range]);
         Self { words, _owner: Arc::clone(owner) }
+    }
+
+    /// So many words from there on. `None` in memory of an older version, which ends before.
+    pub(crate) fn of_part(owner: &Arc<Mapping>, start: usize, words: usize) -> Option<Self> {
+        let is_there = owner.words().len() >= start + words;
+        is_there.then(|| Self::new(owner, start..start + words))
     }
 
     #[inline]

@@ -11,6 +11,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
+use crate::digest::fnv1a;
+
 /// Words in the memory that all workers share: 256 KiB, of a configuration that has copies.
 pub(crate) const WORDS: usize = 1 << 15;
 
@@ -126,10 +128,7 @@ impl Overlaps<'_> {
 }
 
 pub(crate) fn place_of(key: &[u8]) -> usize {
-    const PRIME: u64 = 0x0000_0100_0000_01b3;
-    let fnv = key.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, &byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(PRIME)
-    });
+    let fnv = fnv1a(key);
     ((fnv ^ fnv >> 32 ^ fnv >> 17) as usize) % WORDS
 }
 

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::mapping::Mapping;
+use crate::digest::fnv1a;
+use crate::mapping::{Mapping, View};
 use crate::record::{self, Record};
 
 /// Slow requests that are kept.
@@ -141,20 +142,12 @@ pub struct SeenRequest {
 
 /// The digest of a key, where keys must not be shown: FNV-1a, 64 bits. It is never 0.
 pub fn key_hash(key: &[u8]) -> u64 {
-    let step = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    key.iter().fold(0xcbf2_9ce4_8422_2325, step).max(1)
+    fnv1a(key).max(1)
 }
 
 /// One ring of requests. None are kept in memory that an older version made.
 #[derive(Clone)]
-pub struct RequestRing(Option<Place>);
-
-#[derive(Clone)]
-struct Place {
-    mapping: Arc<Mapping>,
-    start: usize,
-    records: usize,
-}
+pub struct RequestRing(Option<View>);
 
 impl RequestRing {
     /// The ring of slow requests, whose words and those of all that follows begin at `start`.
@@ -168,8 +161,7 @@ impl RequestRing {
     }
 
     fn new(mapping: &Arc<Mapping>, start: usize, records: usize) -> Self {
-        let is_there = mapping.words().len() >= start + words(records);
-        Self(is_there.then(|| Place { mapping: Arc::clone(mapping), start, records }))
+        Self(View::of_part(mapping, start, words(records)))
     }
 
     /// A ring that keeps nothing.
@@ -178,8 +170,8 @@ impl RequestRing {
     }
 
     fn place(&self) -> Option<(&[AtomicU64], usize)> {
-        let Place { mapping, start, records } = self.0.as_ref()?;
-        Some((mapping.words().get(*start..start + words(*records))?, *records))
+        let words = self.0.as_ref()?.words();
+        Some((words, (words.len() - word::RECORDS) / WORDS_EACH))
     }
 
     pub fn record(&self, request: &NewRequest<'_>) {
@@ -331,10 +323,9 @@ fn since_of(words: &[AtomicU64], pool: &str) -> u64 {
     place.map_or(0, |place| place[1].load(Relaxed))
 }
 
-/// FNV-1a, 64 bits; never 0.
+/// Of a pool's name; never 0.
 fn digest(name: &str) -> u64 {
-    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, step).max(1)
+    fnv1a(name.as_bytes()).max(1)
 }
 
 fn record_of(words: &[AtomicU64], records: usize, ticket: u64) -> &[AtomicU64] {
