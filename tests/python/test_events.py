@@ -13,7 +13,8 @@ from datetime import datetime
 
 import pytest
 
-from harness import CASHEW, HOST, ROOT, ReplyError, free_port, in_time, measured, server_lines, wait_until
+from harness import (CASHEW, HOST, ROOT, FakeServer, ReplyError, free_port, in_time, measured, server_lines, silent,
+                     wait_until)
 
 
 def page(gateway, path):
@@ -305,8 +306,8 @@ def test_lines_of_json_have_the_fields(place):
 
 def test_the_log_level_changes_for_all_processes(place):
     server = place.redis()
-    gateway = place.cashew({"alpha": {"redis": True, "servers": server_lines([server], ["one"])}},
-                           {"worker_processes": 1})
+    pool = {"redis": True, "timeout": 300, "servers": server_lines([server], ["one"])}
+    gateway = place.cashew({"alpha": pool}, {"worker_processes": 1})
     gateway.wait_serving()
 
     def log_level(level):
@@ -317,15 +318,19 @@ def test_the_log_level_changes_for_all_processes(place):
     assert log_level("debug") == "log level is 7\n"
     assert '"log_level": 7' in gateway.order("status", "--json").stdout
 
+    server.process.kill()
+    ask(gateway)
+    # What comes in its place accepts connections and says nothing: that alone is told.
+    mute = FakeServer(silent, port=server.port)
+
     def tells_more():
-        """A server that is back accepts connections before it answers, but it may do both at once."""
-        server.process.kill()
         ask(gateway)
-        server.start()
-        wait_until(lambda: ask(gateway) is None, "it answers")
         return re.search(r"DEBUG worker-0 .*accepts connections", gateway.log())
 
     wait_until(tells_more, "workers tell more")
+    mute.close()
+    server.start()
+    wait_until(lambda: ask(gateway) is None, "it answers")
     wait_event(gateway, "server_down")
     assert "an operator's order: log level is 7" in wait_event(gateway, "log_level")["message"]
     # What is not logged is an event all the same.

@@ -216,6 +216,8 @@ def test_after_a_cut_all_regions_have_the_same_or_nothing(place, lines, kind):
     assert gateway.stats()["us"]["us1"]["spool_replayed"] > 0
 
 
+# It measures.
+@pytest.mark.alone
 def test_clients_do_not_wait_for_another_region(place, lines):
     _, us, _, gateway = two_regions(place, lines, "redis", delay=(0.08, 0.08))
     with Writers("redis", gateway, count=2) as writers:

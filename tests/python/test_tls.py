@@ -666,7 +666,8 @@ def test_servers_get_tls_by_reload(place, backends, authority):
         # To another port, with TLS, and back.
         gateway.configure({"alpha": {"redis": "true", "servers": lines, "server_tls": f"{{ca: {authority.ca}}}"}})
         gateway.reload()
-        wait_until(lambda: gateway.stats()["alpha"]["r1"]["tls_handshakes"] > 0, "with TLS")
+        wait_until(lambda: failures or gateway.stats()["alpha"]["r1"]["tls_handshakes"] > 0, "with TLS")
+        assert not failures, failures
         gateway.configure({"alpha": plain})
         gateway.reload()
         seen = list(counts)
