@@ -150,3 +150,13 @@ def test_states_outlive_a_reload_and_an_address_that_changes_begins_anew(place):
     gateway.reload()
     wait_for(gateway, one="well")
     assert states(gateway)["one"]["address"] == f"{HOST}:{other.port}"
+
+
+def test_connections_made_before_a_reload_takes_effect_are_counted(place):
+    one, other = place.redis(), place.redis()
+    pool = {"redis": True, "preconnect": True, "servers": server_lines([one], ["one"])}
+    gateway = place.cashew({"alpha": pool}, {"worker_processes": 1})
+    wait_until(lambda: gateway.stats()["alpha"]["one"]["connects"] == 1, "it is connected")
+    gateway.configure({"alpha": {**pool, "servers": server_lines([other], ["one"])}})
+    gateway.reload()
+    wait_until(lambda: gateway.stats()["alpha"]["one"]["connects"] == 2, "both connections are counted")

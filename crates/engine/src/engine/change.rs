@@ -698,10 +698,11 @@ impl Engine {
                 let place = places
                     .server(index, ServerId::new(server as u32))
                     .filter(|&(backend, _)| backend < in_use.backend());
-                state.metrics = match place {
+                let place = match place {
                     Some((backend, server)) => metrics.server(backend.index(), server.index()),
                     None => metrics.void_server(),
                 };
+                state.count_at(place, &metrics);
             }
         }
         if let (Some(pool), Some(tallied)) = (self.latency_batch.pool(), tallied) {

@@ -501,8 +501,8 @@ impl Engine {
     /// Counts what was seen of a connection to a server beneath the engine.
     pub fn count_server(&mut self, conn: ConnId, counter: ServerCounter) {
         if let Some(lane) = conn.is_lane().then(|| self.current_lane(conn)).flatten() {
-            let server = self.server_of(lane).metrics;
-            self.metrics.add_server(server, counter, 1);
+            let Lane { backend, server, .. } = self.lanes[lane];
+            self.backends[backend].servers[server].count(&self.metrics, counter);
         }
     }
 

@@ -62,7 +62,7 @@ impl Engine {
         let server = &mut pool.servers[lane.server];
         server.connect_us = self.now.micros_since(lane.tried_at).max(1);
         let is_silent = server.is_silent();
-        self.metrics.add_server(server.metrics, ServerCounter::Connects, 1);
+        server.count(&self.metrics, ServerCounter::Connects);
         let pool = &*pool;
         if lane.asks && is_silent {
             deadline = pool.sign_deadline(self.now);

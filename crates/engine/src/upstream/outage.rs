@@ -172,14 +172,14 @@ impl Engine {
     }
 
     fn count_down(&mut self, index: LaneId, link: Link, failure: Failure) {
-        let server = self.server_of(index).metrics;
         let counter = match (link, failure) {
             (_, Failure::TimedOut) => ServerCounter::ServerTimedout,
             (Link::Connecting { .. }, _) => ServerCounter::ConnectErrors,
             (_, Failure::Closed) => ServerCounter::ServerEof,
             _ => ServerCounter::ServerErr,
         };
-        self.metrics.add_server(server, counter, 1);
+        let Lane { backend, server, .. } = self.lanes[index];
+        self.backends[backend].servers[server].count(&self.metrics, counter);
     }
 
     /// Counts a failure of the server and asks for its ejection at the limit.

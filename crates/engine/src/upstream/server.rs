@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
+use cashew_metrics::{ServerCounter, Writer};
 use cashew_protocol::memcached::Tag;
 
 use crate::base::failure::Failure;
@@ -17,6 +18,8 @@ use crate::upstream::trial::Trial;
 /// A server as this worker knows it.
 pub(crate) struct Server {
     pub(crate) metrics: cashew_metrics::ServerId,
+    /// What was to be counted before its pool was served: see [`Server::count`].
+    early: Vec<ServerCounter>,
     /// What errors about it end with, unless they are to name no servers.
     pub(crate) label: Option<Arc<str>>,
     /// The shared lanes of its backend's first variant come first, then their bulk lane.
@@ -126,11 +129,35 @@ impl Queues {
     }
 }
 
+/// The most that is remembered of a server whose pool is not served yet.
+const EARLY_MAX: usize = 64;
+
 impl Server {
+    /// Counts what happens to its connections, which are made before its pool is served: until then there is no place to
+    /// count in.
+    pub(crate) fn count(&mut self, metrics: &Writer, counter: ServerCounter) {
+        if self.metrics != metrics.void_server() {
+            metrics.add_server(self.metrics, counter, 1);
+        } else if self.early.len() < EARLY_MAX {
+            self.early.push(counter);
+        }
+    }
+
+    /// Counts in another place from here on.
+    pub(crate) fn count_at(&mut self, place: cashew_metrics::ServerId, metrics: &Writer) {
+        self.metrics = place;
+        if place != metrics.void_server() {
+            for counter in std::mem::take(&mut self.early) {
+                metrics.add_server(place, counter, 1);
+            }
+        }
+    }
+
     /// A server with lanes from this one on, or with none if that is [`LaneId::NONE`].
     pub(crate) fn new(metrics: cashew_metrics::ServerId, first_lane: LaneId, lanes: u32) -> Self {
         Self {
             metrics,
+            early: Vec::new(),
             label: None,
             first_lane,
             lanes,
