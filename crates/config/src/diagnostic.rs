@@ -191,28 +191,59 @@ impl<'a> Report<'a> {
         }
     }
 
+    /// Whether the line is below one that begins a section with passwords.
+    fn is_in_section_of_passwords(&self, line: usize) -> bool {
+        let lines: Vec<&str> = self.text.lines().take(line).collect();
+        let Some((last, before)) = lines.split_last() else { return false };
+        let mut deepest = indent(last);
+        before.iter().rev().filter(|it| !it.trim().is_empty()).any(|it| {
+            if indent(it) >= deepest {
+                return false;
+            }
+            deepest = indent(it);
+            let key = it.trim();
+            key.ends_with(':') && PASSWORD_MARKS.iter().any(|mark| key.contains(mark))
+        })
+    }
+
     /// The text of a line, without the value of a password.
     pub(crate) fn source_line(&self, line: usize) -> Option<String> {
         let text = self.text.lines().nth(line.checked_sub(1)?)?.trim_end();
-        Some(match password(text).or_else(|| password_of_url(text)) {
+        let start = password(text).or_else(|| password_of_url(text));
+        let within = || self.is_in_section_of_passwords(line).then(|| password_in_section(text));
+        Some(match start.or_else(|| within().flatten()) {
             Some(start) => format!("{} ***", &text[..start]),
             None => text.to_owned(),
         })
     }
 }
 
+/// What options with passwords are called, also if they are misspelt.
+const PASSWORD_MARKS: [&str; 7] = ["auth", "redis_a", "pass", "Auth", "headers", "-key", "token"];
+
+fn indent(line: &str) -> usize {
+    line.len() - line.trim_start().len()
+}
+
+/// Where the value begins in a line of a section with passwords; `None` where it is a place.
+fn password_in_section(line: &str) -> Option<usize> {
+    let key = line.trim_start();
+    match key.split_once(':') {
+        Some(("file" | "env" | "servers", _)) => None,
+        Some((key, _)) => Some(indent(line) + key.len() + 1),
+        None => Some(indent(line)),
+    }
+}
+
 /// Where the value of an option that may be a password begins: diagnostics end up in logs. A
 /// misspelt `redis_auth` holds a password too.
 fn password(line: &str) -> Option<usize> {
-    ["auth", "redis_a", "pass", "Auth", "headers", "-key", "token"]
-        .into_iter()
-        .flat_map(|mark| line.match_indices(mark))
-        .find_map(|(at, _)| {
-            let is_key = |c: char| c.is_alphanumeric() || "_-\"'".contains(c);
-            let behind = line[at..].trim_start_matches(is_key).trim_start();
-            let value = behind.strip_prefix(':')?;
-            (!value.is_empty()).then_some(line.len() - value.len())
-        })
+    PASSWORD_MARKS.into_iter().flat_map(|mark| line.match_indices(mark)).find_map(|(at, _)| {
+        let is_key = |c: char| c.is_alphanumeric() || "_-\"'".contains(c);
+        let behind = line[at..].trim_start_matches(is_key).trim_start();
+        let value = behind.strip_prefix(':')?;
+        (!value.is_empty()).then_some(line.len() - value.len())
+    })
 }
 
 /// Where the credentials of a URL begin.

@@ -17,7 +17,7 @@ use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
     Affinity, CasUniques, Credentials, CustomCommand, Endpoint, Global, Hedge, IoEngine, Limits,
     Listen, Memcached, OnFailure, Pool, Protocol, Reads, ReplicaReads, Sentinel, Server,
-    ServerGroup, Snapshot, Spool, StatsFormat, Topology, TopologyState, Wire, Writes,
+    ServerAuth, ServerGroup, Snapshot, Spool, StatsFormat, Topology, TopologyState, Wire, Writes,
 };
 use crate::tracing;
 use crate::value::RoundSize;
@@ -201,6 +201,7 @@ impl Difference {
             tcp_quickack,
             reuseport,
             redis_auth,
+            server_auth,
             redis_db,
             memcached,
             databases,
@@ -276,6 +277,12 @@ impl Difference {
         option.changed("tcp_quickack", tcp_quickack, &new.tcp_quickack);
         option.changed("reuseport", reuseport, &new.reuseport);
         option.secret("redis_auth", redis_auth.as_ref(), new.redis_auth.as_ref());
+        let own = |auth: &ServerAuth, clients: &Option<String>| {
+            (!auth.is_of_clients(clients.as_deref())).then(|| auth.clone())
+        };
+        let (old_auth, new_auth) =
+            (own(server_auth, redis_auth), own(&new.server_auth, &new.redis_auth));
+        option.secret("server_auth", old_auth.as_ref(), new_auth.as_ref());
         option.changed("redis_db", redis_db, &new.redis_db);
         option.memcached(memcached, &new.memcached);
         option.changed("databases", databases, &new.databases);
@@ -486,7 +493,7 @@ struct Options<'a> {
 
 impl Options<'_> {
     fn memcached(&mut self, old: &Memcached, new: &Memcached) {
-        let Memcached { wire, on_failure, cas_uniques, writes, client_auth, server_auth } = old;
+        let Memcached { wire, on_failure, cas_uniques, writes, client_auth } = old;
         let wire_of = |wire: Wire| match wire {
             Wire::Auto => "auto",
             Wire::Text => "text",
@@ -511,7 +518,6 @@ impl Options<'_> {
         self.changed("writes", &writes_to(*writes), &writes_to(new.writes));
         let some = |auth: &'_ [Credentials]| (!auth.is_empty()).then(|| auth.to_vec());
         self.secret("client_auth", some(client_auth).as_ref(), some(&new.client_auth).as_ref());
-        self.secret("server_auth", server_auth.as_ref(), new.server_auth.as_ref());
     }
 
     fn replica_reads(&mut self, old: &ReplicaReads, new: &ReplicaReads) {

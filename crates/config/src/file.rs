@@ -17,6 +17,7 @@ use crate::routes::{self, RouteSection};
 use crate::secret::Secret;
 use crate::section::{self, OptionInfo, Section, section};
 use crate::sentinel::{Addresses, SentinelAuth};
+use crate::server_auth::{ServerAuthOption, ServerSecrets};
 use crate::share::Share;
 use crate::snapshot::{
     Affinity, CasUniques, IoEngine, KeysShown, LogFormat, OnFailure, PolicyBase, ReadYourWrites,
@@ -293,10 +294,24 @@ section! {
 }
 
 section! {
-    /// Where a password is.
+    /// Where a password is: one of the two.
     SecretSection {
         /// A file with the password. A line end after it is removed.
-        file: FilePath = required,
+        file: FilePath = none,
+        /// A variable of the master's environment with the password.
+        env: Text = none,
+    }
+}
+
+section! {
+    /// What servers are given.
+    ServerAuthSection {
+        /// A file with the passwords. A line end after them is removed.
+        file: FilePath = none,
+        /// A variable of the master's environment with the passwords.
+        env: Text = none,
+        /// Those of some servers or groups, by name: `NAME: user:password`, or a section with `file` or `env`.
+        servers: ServerSecrets = none,
     }
 }
 
@@ -349,8 +364,8 @@ section! {
         tcp_quickack: Switch = "false",
         /// Accepted and ignored: listening sockets always have SO_REUSEPORT.
         reuseport: Switch = "false",
-        /// Password that clients must give and that the gateway gives to servers, or [a
-        /// file](#passwords-in-files) with it. Redis pools only.
+        /// Password that clients must give and that the gateway gives to servers, unless these have a
+        /// `server_auth`, [or where it is](#passwords-in-files). Redis pools only.
         redis_auth: Secret<Text> = none,
         /// Initial database of clients. Redis pools only.
         redis_db: Number<0, 2147483647> = "0",
@@ -372,9 +387,11 @@ section! {
         /// file](#passwords-in-files) with them. Clients log in by SASL in the binary protocol, by
         /// a first `set` in text. memcached pools only.
         client_auth: Secret<CredentialList> = none,
-        /// User for the servers: `user:password`, or [a file](#passwords-in-files) with it.
-        /// memcached pools only.
-        server_auth: Secret<CredentialList> = none,
+        /// What servers are given: `password` or `user:password`, [or where that is](#passwords-in-files).
+        /// Of several, with spaces between them, a server gets the first that it takes: so passwords are
+        /// [changed](how-to.md#change-the-servers-passwords). `{servers: {NAME: user:password}}` has those of a
+        /// server, or of a group, instead of the pool's. Servers of Redis get `redis_auth` unless it is set.
+        server_auth: ServerAuthOption = none,
         /// Whether workers connect to all servers when they start.
         preconnect: Switch = "false",
         /// Whether a server that keeps failing is removed from the ring for a while.

@@ -28,6 +28,7 @@ pub mod schema;
 mod secret;
 mod section;
 mod sentinel;
+mod server_auth;
 mod share;
 mod slip;
 pub mod snapshot;

@@ -22,16 +22,15 @@ use crate::policy;
 use crate::reads_by_class;
 use crate::replica_reads;
 use crate::routes::{self, Reach};
-use crate::secret::{self, Secret, SecretFile};
+use crate::secret::{self, SecretFile};
 use crate::sentinel;
+use crate::server_auth;
 use crate::snapshot::{
     CasUniques, Global, Limits, Listen, Memcached, OnFailure, Pool, Protocol, Snapshot, Wire,
 };
 use crate::spool;
 use crate::tls;
-use crate::value::{
-    CredentialList, FilePath, Memory, RoundSize, SizeText, StatsListen, WORKERS_MAX, Workers,
-};
+use crate::value::{FilePath, Memory, RoundSize, SizeText, StatsListen, WORKERS_MAX, Workers};
 
 /// Most pools of one instance.
 pub const POOLS_MAX: usize = 4096;
@@ -85,6 +84,8 @@ pub struct Context<'a> {
     pub is_local: &'a dyn Fn(IpAddr) -> bool,
     /// Reads a file with a password.
     pub read_secret: &'a dyn Fn(&Path) -> io::Result<SecretFile>,
+    /// A variable of the environment.
+    pub read_env: &'a dyn Fn(&str) -> Option<String>,
     /// Reads a file with certificates, or with a certificate's key.
     pub read_pem: &'a dyn Fn(&Path) -> io::Result<SecretFile>,
     /// Seconds since 1970.
@@ -109,6 +110,7 @@ impl Context<'static> {
             account_names: &Account::local_names,
             is_local: &|ip| is_local(ip).unwrap_or(false),
             read_secret: &secret::read_file,
+            read_env: &|name| std::env::var(name).ok(),
             read_pem: &secret::read_pem,
             now: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs()),
             read_keys: &routes::read_keys_file,
@@ -451,8 +453,8 @@ fn resolve_section(
     let tls_listen = section.tls_listen.as_ref();
     let tls_listen = tls_listen.map(|l| resolve_listen_of("tls_listen", l, context, report));
     let command_policy = Some(policy::resolve(section, protocol, report));
-    let redis_auth =
-        secret::resolve("redis_auth", section.redis_auth.as_ref(), context.read_secret, report);
+    let redis_auth = section.redis_auth.as_ref().map(|it| &it.value);
+    let redis_auth = secret::resolve("redis_auth", redis_auth, context, report);
     let memcached = memcached(section, context, report);
     let lines = lines?;
     check_servers(name, lines, section.distribution.value, report);
@@ -467,6 +469,9 @@ fn resolve_section(
     if protocol == Protocol::Redis && dialect == Dialect::Flat {
         warn_of_flat_master(lines, report);
     }
+    let known = (&*servers, &topology);
+    let server_auth =
+        server_auth::resolve(section, known, protocol, redis_auth.as_ref(), context, report);
     let pool = Pool {
         name: name.value.clone(),
         // Where it is missing and needed, that is an error elsewhere.
@@ -484,6 +489,7 @@ fn resolve_section(
         tcp_quickack: section.tcp_quickack.value.0,
         reuseport: section.reuseport.value.0,
         redis_auth: redis_auth.map(|auth| auth.0),
+        server_auth,
         redis_db: section.redis_db.value.0 as u32,
         memcached,
         databases: databases(section),
@@ -572,23 +578,14 @@ fn limits(section: &PoolSection) -> Limits {
 }
 
 fn memcached(section: &PoolSection, context: &Context<'_>, report: &mut Report<'_>) -> Memcached {
-    let mut list = |key: &str, auth: &Option<At<Secret<CredentialList>>>| {
-        let list = secret::resolve(key, auth.as_ref(), context.read_secret, report);
-        list.map_or_else(Vec::new, |list| list.0)
-    };
-    let client_auth = list("client_auth", &section.client_auth);
-    let server_auth = list("server_auth", &section.server_auth);
-    if let Some(auth) = section.server_auth.as_ref().filter(|_| server_auth.len() > 1) {
-        let complaint = Complaint::new("option \"server_auth\" has more than one user");
-        report.error(auth.pos, complaint.hint("expected user:password"));
-    }
+    let client_auth = section.client_auth.as_ref().map(|it| &it.value);
+    let client_auth = secret::resolve("client_auth", client_auth, context, report);
     Memcached {
         wire: section.protocol.value,
         on_failure: section.on_failure.value,
         cas_uniques: section.cas_uniques.value,
         writes: section.writes.as_ref().map(|writes| writes.value).unwrap_or_default(),
-        client_auth,
-        server_auth: server_auth.into_iter().next(),
+        client_auth: client_auth.map_or_else(Vec::new, |list| list.0),
     }
 }
 
@@ -795,9 +792,6 @@ fn check_memcached_options(section: &PoolSection, protocol: Protocol, report: &m
     }
     if let Some(auth) = &section.client_auth {
         refuse("client_auth", auth.pos);
-    }
-    if let Some(auth) = &section.server_auth {
-        refuse("server_auth", auth.pos);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Passwords: in the file itself, or in a separate file that it refers to.
+//! Passwords: in the file itself, or in a separate file or a variable of the environment that it refers to.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -7,11 +7,12 @@ use std::path::Path;
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 
-use crate::diagnostic::{At, Complaint, Report};
+use crate::diagnostic::{At, Complaint, Pos, Report};
 use crate::file::SecretSection;
+use crate::resolve::Context;
 use crate::section;
 use crate::tree::{Kind, Node};
-use crate::value::{FilePath, Value};
+use crate::value::{FilePath, Text, Value};
 
 /// Largest file with a password, or with all users of a pool.
 pub(crate) const SECRET_SIZE_MAX: u64 = 64 << 10;
@@ -24,6 +25,8 @@ const PEM_SIZE_MAX: u64 = 4 << 20;
 pub(crate) enum Secret<T> {
     Given(T),
     In(At<FilePath>),
+    /// A variable of the master's environment.
+    Variable(At<Text>),
 }
 
 /// The content of a file with a password.
@@ -45,59 +48,96 @@ impl<T: Value> Value for Secret<T> {
     }
 
     fn describe() -> String {
-        format!("{}, or `{{file: /path}}`", T::describe())
+        format!("{}, or `{{file: /path}}`, or `{{env: NAME}}`", T::describe())
     }
 
     fn read(key: &str, node: &Node, report: &mut Report<'_>) -> Option<Self> {
-        let Kind::Section(_) = &node.kind else {
+        let Kind::Section(entries) = &node.kind else {
             return T::read(key, node, report).map(Self::Given);
         };
         let section: SecretSection =
             section::read(&format!("option \"{key}\""), node.pos, node, report);
-        section.file.map(Self::In)
+        section.place(key, (node.pos, entries), report)
+    }
+}
+
+impl SecretSection {
+    /// `None` after a complaint. `entries` are those of the section, which may have been refused.
+    pub(crate) fn place<T>(
+        self,
+        key: &str,
+        (pos, entries): (Pos, &[(At<String>, Node)]),
+        report: &mut Report<'_>,
+    ) -> Option<Secret<T>> {
+        let is_given =
+            |(key, _): &(At<String>, Node)| matches!(&*key.value, "file" | "env" | "servers");
+        match (self.file, self.env) {
+            (None, None) if entries.iter().any(is_given) => None,
+            (Some(file), None) => Some(Secret::In(file)),
+            (None, Some(name)) => Some(Secret::Variable(name)),
+            (file, _) => {
+                let how_many = if file.is_some() { "both" } else { "neither" };
+                let message = format!("option \"{key}\" has {how_many} of \"file\" and \"env\"");
+                let hint = "expected `{file: /path}` or `{env: NAME}`";
+                report.error(pos, Complaint::new(message).hint(hint));
+                None
+            }
+        }
     }
 }
 
 /// The value of the option of this name; `None` if there is none, or after an error.
 pub(crate) fn resolve<T: Value + Clone>(
     key: &str,
-    option: Option<&At<Secret<T>>>,
-    read: &dyn Fn(&Path) -> io::Result<SecretFile>,
+    option: Option<&Secret<T>>,
+    context: &Context<'_>,
     report: &mut Report<'_>,
 ) -> Option<T> {
-    let file = match &option?.value {
+    let (text, pos, place, is_public) = match option? {
         Secret::Given(value) => return Some(value.clone()),
-        Secret::In(file) => file,
-    };
-    let path = &file.value.0;
-    let mut refuse = |why: String| {
-        let message = format!("option \"{key}\": {} {why}", path.display());
-        report.error(file.pos, Complaint::new(message));
-    };
-    let SecretFile { text, is_public } = match read(path) {
-        Ok(secret) => secret,
-        Err(error) => {
-            refuse(format!("cannot be read: {error}"));
-            return None;
+        Secret::In(At { value: FilePath(path), pos }) => {
+            let place = path.display().to_string();
+            match (context.read_secret)(path) {
+                Ok(SecretFile { text, is_public }) => (text, *pos, place, is_public),
+                Err(error) => {
+                    let message = format!("option \"{key}\": {place} cannot be read: {error}");
+                    report.error(*pos, Complaint::new(message));
+                    return None;
+                }
+            }
+        }
+        Secret::Variable(At { value: Text(name), pos }) => {
+            let place = format!("the environment's {name}");
+            match (context.read_env)(name) {
+                Some(text) => (text, *pos, place, false),
+                None => {
+                    let message = format!("option \"{key}\": {place} is not set");
+                    let hint = "it is the environment of the master, which keeps that of its start";
+                    report.error(*pos, Complaint::new(message).hint(hint));
+                    return None;
+                }
+            }
         }
     };
     let text = text.strip_suffix('\n').unwrap_or(&text);
     let text = text.strip_suffix('\r').unwrap_or(text);
-    if text.is_empty() {
-        refuse("is empty".to_owned());
-        return None;
-    }
     // The error must not show the content.
-    let Ok(value) = T::parse(text) else {
-        refuse(format!("does not hold what is wanted: {}", T::expected()));
-        return None;
+    let why = match text.is_empty() {
+        true => "is empty".to_owned(),
+        false => match T::parse(text) {
+            Ok(value) => {
+                if is_public {
+                    let message = format!("every user of this machine can read {place}");
+                    let hint = "it holds a password: chmod 0600, or 0640 for a group";
+                    report.warning(pos, Complaint::new(message).hint(hint));
+                }
+                return Some(value);
+            }
+            Err(_) => format!("does not hold what is wanted: {}", T::expected()),
+        },
     };
-    if is_public {
-        let message = format!("every user of this machine can read {}", path.display());
-        let hint = "it holds a password: chmod 0600, or 0640 for a group";
-        report.warning(file.pos, Complaint::new(message).hint(hint));
-    }
-    Some(value)
+    report.error(pos, Complaint::new(format!("option \"{key}\": {place} {why}")));
+    None
 }
 
 /// Reads a file with a password.

@@ -11,15 +11,14 @@ use crate::loops::numeric_address;
 use crate::resolve::{Context, MASTER};
 use crate::secret;
 use crate::section;
-use crate::snapshot::{Address, Credentials, Endpoint, Group, Lineage, Listen, Sentinel, Server};
+use crate::snapshot::{
+    Address, Credentials, DEFAULT_USER, Endpoint, Group, Lineage, Listen, Sentinel, Server,
+};
 use crate::tree::{Kind, Node};
 use crate::value::{Text, Value};
 
 /// Most Sentinels of a pool.
 const SENTINELS_MAX: usize = 32;
-
-/// Who Redis and Sentinel take for whoever gives a password alone.
-const DEFAULT_USER: &str = "default";
 
 /// A list of `host:port`.
 #[derive(Debug)]
@@ -150,8 +149,8 @@ pub(crate) fn resolve(
 ) -> Option<Sentinel> {
     let auth = secret::resolve(
         "sentinel_auth",
-        section.sentinel_auth.as_ref(),
-        context.read_secret,
+        section.sentinel_auth.as_ref().map(|it| &it.value),
+        context,
         report,
     );
     let lines = section.servers.as_ref().map_or(&[][..], |servers| &servers.value.0);

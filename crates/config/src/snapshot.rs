@@ -5,6 +5,7 @@ mod access_log;
 mod live;
 mod replica_reads;
 mod route;
+mod server_auth;
 mod topology;
 mod tracing;
 mod way;
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 pub use self::access_log::AccessLog;
 pub use self::replica_reads::{Hedge, ReadYourWrites, ReplicaReads};
 pub use self::route::{FailoverOn, PrefixArm, Route, share_of};
+pub use self::server_auth::{Credentials, DEFAULT_USER, ServerAuth};
 pub use self::topology::{Promoted, Reads, ServerGroup, Topology, TopologyState};
 pub use self::tracing::{CollectorUrl, KeysShown, Tracing};
 pub use self::way::{Operation, Reach, Role, Visit, share_text};
@@ -196,8 +198,11 @@ pub struct Pool {
     pub tcp_quickack: bool,
     /// Accepted for compatibility: Cashew always listens with SO_REUSEPORT.
     pub reuseport: bool,
-    /// Clients must give it, and it is given to servers.
+    /// Clients must give it.
     pub redis_auth: Option<String>,
+    /// What servers are given.
+    #[serde(default)]
+    pub server_auth: ServerAuth,
     /// Initial database of clients.
     pub redis_db: u32,
     /// Clients may select those below; if it is 1, only `redis_db`.
@@ -721,8 +726,6 @@ pub struct Memcached {
     pub writes: Writes,
     /// Who may come; everybody if there is none.
     pub client_auth: Vec<Credentials>,
-    /// What servers are given.
-    pub server_auth: Option<Credentials>,
 }
 
 /// Which of memcached's protocols clients may speak.
@@ -767,18 +770,6 @@ pub enum Writes {
     All,
     /// The primary, whether it can be reached or not.
     First,
-}
-
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Credentials {
-    pub user: String,
-    pub password: String,
-}
-
-impl std::fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:***", self.user)
-    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

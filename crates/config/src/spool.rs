@@ -58,7 +58,7 @@ pub(crate) fn check(pool: &Pool, section: &PoolSection, report: &mut Report<'_>)
         let hint = "a copy that was away is told by the others, or emptied; servers by themselves may have it";
         report.error(spool.pos, complaint.hint(hint));
     }
-    let needs_packets = pool.memcached.server_auth.is_some() && pool.memcached.wire == Wire::Binary;
+    let needs_packets = !pool.server_auth.is_empty() && pool.memcached.wire == Wire::Binary;
     if pool.protocol == Protocol::Memcached && needs_packets {
         let complaint =
             Complaint::new("\"spool\" does not go with \"server_auth\" of the binary protocol");

@@ -166,7 +166,7 @@ impl Value for Text {
 pub(crate) struct CredentialList(pub(crate) Vec<Credentials>);
 
 /// Longest user and longest password: servers accept both lengths.
-const CREDENTIAL_SIZE_MAX: usize = 255;
+pub(crate) const CREDENTIAL_SIZE_MAX: usize = 255;
 const CREDENTIALS_MAX: usize = 64;
 
 impl Value for CredentialList {

@@ -91,6 +91,7 @@ fn check(text: &str) -> Result<(), TestCaseError> {
             resolve: &resolve,
             is_directory: &|_| true,
             read_secret: &|_| Err(std::io::ErrorKind::NotFound.into()),
+            read_env: &|_| None,
             ..Context::of_system()
         },
     ) {

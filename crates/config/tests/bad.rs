@@ -52,6 +52,7 @@ fn judge(text: &str, is_root: bool) -> Result<Loaded, Errors> {
             account_names: &|_| vec!["nobody".to_owned()],
             is_local: &|ip| ip == IpAddr::from([10, 0, 0, 9]),
             read_secret: &read_secret,
+            read_env: &|name| (name == "EMPTY").then(String::new),
             read_pem: &read_pem,
             now: 1_795_840_000,
             read_keys: &read_keys,

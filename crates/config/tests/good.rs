@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use cashew_config::snapshot::{
     Affinity, CommandKeys, CommandPolicy, CustomCommand, Endpoint, Global, IoEngine, Limits,
-    Listen, LogFormat, PolicyBase, Pool, Protocol, Server, Snapshot, StatsFormat, Topology,
-    TopologyState,
+    Listen, LogFormat, PolicyBase, Pool, Protocol, Server, ServerAuth, Snapshot, StatsFormat,
+    Topology, TopologyState,
 };
 use cashew_config::{Context, Difference, Loaded, SecretFile, from_json, parse, to_json};
 use cashew_placement::{Distribution, Hash, HashTag};
@@ -32,6 +32,7 @@ fn load(text: &str) -> Loaded {
             Some("/run/public") => Ok(SecretFile { text: "open word\n".into(), is_public: true }),
             _ => Err(std::io::ErrorKind::NotFound.into()),
         },
+        read_env: &|name| (name == "WORDS").then(|| "one two:three".to_owned()),
         ..Context::of_system()
     };
     parse("test.yml", text, &context).unwrap_or_else(|errors| panic!("{errors}"))
@@ -54,6 +55,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         tcp_quickack: false,
         reuseport: false,
         redis_auth: None,
+        server_auth: ServerAuth::default(),
         memcached: Default::default(),
         redis_db: 0,
         databases: 16,
@@ -121,6 +123,7 @@ fn the_flat_dialect_loads() {
         distribution: Distribution::Modula,
         timeout_ms: Some(400),
         redis_auth: Some("0123".to_owned()),
+        server_auth: ServerAuth::of_clients(Some("0123")),
         memcached: Default::default(),
         redis_db: 3,
         databases: 1,
@@ -420,6 +423,24 @@ fn passwords_may_be_in_files() {
     let pairs: Vec<_> = users.iter().map(|u| (u.user.as_str(), u.password.as_str())).collect();
     assert_eq!(pairs, [("ann", "one"), ("bob", "two")]);
     assert!(loaded.warnings.is_empty());
+}
+
+#[test]
+fn servers_have_credentials_of_their_own() {
+    let of = |options: &str| one_pool(options).snapshot.pools.remove(0).server_auth;
+    let shown = |auth: &ServerAuth, server: &str| -> Vec<String> {
+        auth.of(server).iter().map(|it| format!("{} {}", it.user, it.password)).collect()
+    };
+    assert_eq!(shown(&of("redis: true, redis_auth: word"), "a"), ["default word"]);
+    let auth = of("redis: true, redis_auth: word, server_auth: gate:new default:o:ld");
+    assert_eq!(shown(&auth, "a"), ["gate new", "default o:ld"]);
+    let auth = of("redis: true, redis_auth: word, server_auth: {env: WORDS}");
+    assert_eq!(shown(&auth, "a"), ["default one", "two three"]);
+    let auth =
+        of("redis: true, redis_auth: word, server_auth: {servers: {'127.0.0.1:1': {env: WORDS}}}");
+    assert_eq!(shown(&auth, "a"), ["default word"]);
+    assert_eq!(shown(&auth, "127.0.0.1:1"), ["default one", "two three"]);
+    assert_eq!(shown(&auth, "127.0.0.1:1/10.0.0.1:2"), ["default one", "two three"]);
 }
 
 #[test]

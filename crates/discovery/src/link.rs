@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
-use cashew_config::snapshot::Address;
+use cashew_config::snapshot::{Address, Credentials};
+use cashew_protocol::resp::encode::write_command;
 use cashew_protocol::resp::{ReplyScanner, Scan};
 use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -25,11 +26,34 @@ const ANSWER_SIZE_MAX: usize = 1 << 20;
 /// Bytes taken of one connection in a turn.
 const READ_MAX: usize = 256 << 10;
 
+/// What is asked first on a connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Greeting {
+    pub(crate) bytes: Vec<u8>,
+    /// How many requests that are.
+    pub(crate) answers: usize,
+}
+
+impl Greeting {
+    pub(crate) fn of(credentials: &Credentials) -> Self {
+        let mut bytes = Vec::new();
+        write_command(&mut bytes, &credentials.auth_words());
+        Self { bytes, answers: 1 }
+    }
+
+    /// One for each of the credentials.
+    pub(crate) fn all(credentials: &[Credentials]) -> Vec<Self> {
+        credentials.iter().map(Self::of).collect()
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Link {
     address: Address,
-    /// What is asked first on every connection, and by how many requests.
-    greeting: (Vec<u8>, usize),
+    /// What is asked first on every connection. Of several the next one is used after one was refused.
+    greetings: Vec<Greeting>,
+    /// Which of them is used.
+    chosen: usize,
     state: State,
     pause: Duration,
     /// Why it ended last. A connection since then is no answer: the kernel accepts for a process that
@@ -81,9 +105,10 @@ pub(crate) enum Fate {
 }
 
 impl Link {
-    pub(crate) fn new(address: Address, greeting: (Vec<u8>, usize), now: Instant) -> Self {
+    /// Without greetings nothing is asked first.
+    pub(crate) fn new(address: Address, greetings: Vec<Greeting>, now: Instant) -> Self {
         let state = State::Idle { until: now };
-        Self { address, greeting, state, pause: PAUSE_MIN, failure: None }
+        Self { address, greetings, chosen: 0, state, pause: PAUSE_MIN, failure: None }
     }
 
     pub(crate) fn address(&self) -> &Address {
@@ -140,6 +165,10 @@ impl Link {
             Err(why) => {
                 // A connection that was of use for a while is made again at once.
                 let was_good = matches!(&self.state, State::Open(open) if open.was_good(now));
+                // It was refused, or nothing came of it.
+                if matches!(&self.state, State::Open(open) if open.greeting > 0) {
+                    self.chosen = (self.chosen + 1) % self.greetings.len().max(1);
+                }
                 let pause = if was_good { Duration::ZERO } else { self.pause };
                 self.pause = if was_good { PAUSE_MIN } else { (self.pause * 2).min(PAUSE_MAX) };
                 self.state = State::Idle { until: now + pause };
@@ -182,7 +211,8 @@ impl Link {
                         return Err("does not answer".into());
                     }
                     let socket = socket.try_clone().map_err(|error| error.to_string())?;
-                    let (output, greeting) = self.greeting.clone();
+                    let chosen = self.greetings.get(self.chosen).cloned().unwrap_or_default();
+                    let Greeting { bytes: output, answers: greeting } = chosen;
                     self.state = State::Open(Open {
                         stream: TcpStream::from(socket),
                         output,
@@ -260,11 +290,11 @@ impl Open {
                     let answer = &self.input[..end];
                     let is_greeting = self.greeting > 0;
                     if is_greeting {
-                        self.greeting -= 1;
                         if let Some(error) = answer.strip_prefix(b"-") {
                             let error = String::from_utf8_lossy(error);
                             return Err(format!("refuses: {}", error.trim_end()));
                         }
+                        self.greeting -= 1;
                     } else {
                         self.has_answered = true;
                         take(answer);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{
-    Address, Pool, ReadYourWrites, ReplicaReads, ServerGroup, TopologyState,
+    Address, Pool, ReadYourWrites, ReplicaReads, ServerAuth, ServerGroup, TopologyState,
 };
 use cashew_metrics::{
     BoardWriter, MemberState, PoolId, Progress, Segments, ServerId, monotonic_ms,
@@ -14,7 +14,7 @@ use cashew_metrics::{
 use cashew_protocol::resp::encode::write_command;
 
 use crate::answer;
-use crate::link::{Fate, Link};
+use crate::link::{Fate, Greeting, Link};
 use crate::replication::{MemberReport, Replication};
 use crate::watch::News;
 
@@ -44,7 +44,7 @@ pub struct Members {
 
 struct PoolMembers {
     name: String,
-    auth: Option<String>,
+    auth: ServerAuth,
     rules: ReplicaReads,
     members: Vec<Member>,
     groups: Vec<Replication>,
@@ -270,12 +270,11 @@ impl Members {
 impl PoolMembers {
     fn new(pool: &Pool, state: &TopologyState, known: Option<Self>, now: Instant) -> Self {
         let is_known = known.is_some();
-        let known = known.filter(|known| known.auth == pool.redis_auth);
+        let known = known.filter(|known| known.auth == pool.server_auth);
         let (mut links, groups_before, begun) = match known {
             Some(known) => (known.members, known.groups, known.begun),
             None => (Vec::new(), Vec::new(), 0),
         };
-        let greeting = greeting(pool.redis_auth.as_deref());
         let groups = groups(pool, state);
         let mut strangers = Vec::new();
         let mut members = Vec::new();
@@ -290,13 +289,13 @@ impl PoolMembers {
                 Some(at) => links.swap_remove(at),
                 None => {
                     strangers.push(server.name.clone());
-                    Member::new(&server.name, address, &greeting, now)
+                    Member::new(&server.name, address, &pool.server_auth, now)
                 }
             });
         }
         let mut pool = Self {
             name: pool.name.clone(),
-            auth: pool.redis_auth.clone(),
+            auth: pool.server_auth.clone(),
             rules: pool.replica_reads,
             members,
             groups: groups_before,
@@ -430,26 +429,15 @@ impl PoolMembers {
 }
 
 impl Member {
-    fn new(
-        name: &str,
-        address: Option<Address>,
-        greeting: &(Vec<u8>, usize),
-        now: Instant,
-    ) -> Self {
-        let link = address.map(|address| Link::new(address, greeting.clone(), now));
+    fn new(name: &str, address: Option<Address>, auth: &ServerAuth, now: Instant) -> Self {
+        let greetings = Greeting::all(auth.of(name));
+        let link = address.map(|address| Link::new(address, greetings, now));
         Self { name: name.to_owned(), link, asked: None, said: None }
     }
 
     fn address(&self) -> Option<&Address> {
         self.link.as_ref().map(Link::address)
     }
-}
-
-fn greeting(password: Option<&str>) -> (Vec<u8>, usize) {
-    let mut bytes = Vec::new();
-    let Some(password) = password else { return (bytes, 0) };
-    write_command(&mut bytes, &[b"AUTH", password.as_bytes()]);
-    (bytes, 1)
 }
 
 /// The groups of a pool that have replicas.

@@ -5,7 +5,7 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use cashew_config::snapshot::Endpoint;
+use cashew_config::snapshot::{Credentials, Endpoint};
 use cashew_protocol::resp::encode::write_command;
 use cashew_protocol::resp::{ReplyScanner, Scan};
 
@@ -38,7 +38,7 @@ impl Stream for UnixStream {
 /// for the look-up of its name.
 pub fn role_of(
     endpoint: &Endpoint,
-    password: Option<&str>,
+    credentials: &[Credentials],
     timeout: Duration,
 ) -> Result<Role, String> {
     let deadline = Instant::now() + timeout;
@@ -46,11 +46,17 @@ pub fn role_of(
         Endpoint::Unix(path) => Box::new(UnixStream::connect(path).map_err(describe)?),
         Endpoint::Tcp { host, port } => Box::new(connect(host, *port, timeout)?),
     };
-    if let Some(password) = password {
-        let answer = ask(&mut *stream, &[b"AUTH", password.as_bytes()], deadline)?;
-        if answer != b"+OK\r\n" {
-            return Err(format!("it answers AUTH with {}", line(&answer)));
+    let mut refusal = None;
+    for credentials in credentials {
+        let answer = ask(&mut *stream, &credentials.auth_words(), deadline)?;
+        let is_taken = answer == b"+OK\r\n";
+        refusal = (!is_taken).then_some(answer);
+        if is_taken {
+            break;
         }
+    }
+    if let Some(answer) = refusal {
+        return Err(format!("it answers AUTH with {}", line(&answer)));
     }
     let answer = ask(&mut *stream, &[b"ROLE"], deadline)?;
     let is_said = |role: &[u8]| {

@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{Address, Credentials, Lineage, Pool, Sentinel};
+use cashew_config::snapshot::{Address, Credentials, Lineage, Pool, Sentinel, ServerAuth};
 use cashew_metrics::EventKind;
 use cashew_protocol::resp::encode::write_command;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 use crate::answer::{self, EVENTS};
 use crate::group::{Event, Group, Output, Report, State, View};
-use crate::link::{Fate, Link};
+use crate::link::{Fate, Greeting, Link};
 use crate::members::Members;
 use crate::replica_views::{Agreed, ReplicaViews};
 
@@ -30,9 +30,6 @@ const PROBATION_MIN: Duration = Duration::from_millis(1500);
 const PROBATION_MAX: Duration = Duration::from_secs(30);
 /// Who fails later than that after it was said to answer does not fail soon.
 const SOON: Duration = Duration::from_secs(60);
-/// As AUTH without a user means.
-const DEFAULT_USER: &str = "default";
-
 /// What there is to tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {
@@ -70,7 +67,7 @@ struct Settings {
     name: String,
     addresses: Vec<Address>,
     auth: Option<Credentials>,
-    redis_auth: Option<String>,
+    server_auth: ServerAuth,
     /// Names of servers, and what Sentinels call them.
     groups: Vec<(String, String)>,
     /// Their replicas are of interest.
@@ -265,45 +262,23 @@ impl Settings {
             name: pool.name.clone(),
             addresses: sentinel.addresses.clone(),
             auth: sentinel.auth.clone(),
-            redis_auth: pool.redis_auth.clone(),
+            server_auth: pool.server_auth.clone(),
             groups: sentinel.groups.iter().map(names).collect(),
             has_replicas: pool.takes_replicas(),
         }
     }
 
     /// What a Sentinel is told first.
-    fn greeting(&self) -> (Vec<u8>, usize) {
-        let mut bytes = Vec::new();
-        match &self.auth {
-            None => return (bytes, 0),
-            Some(Credentials { user, password }) if user == DEFAULT_USER => {
-                write_command(&mut bytes, &[b"AUTH", password.as_bytes()]);
-            }
-            Some(Credentials { user, password }) => {
-                write_command(&mut bytes, &[b"AUTH", user.as_bytes(), password.as_bytes()]);
-            }
-        }
-        (bytes, 1)
+    fn greeting(&self) -> Greeting {
+        self.auth.as_ref().map(Greeting::of).unwrap_or_default()
     }
 
-    fn subscribing_greeting(&self) -> (Vec<u8>, usize) {
-        let (mut bytes, answers) = self.greeting();
+    fn subscribing_greeting(&self) -> Greeting {
+        let Greeting { mut bytes, answers } = self.greeting();
         let events = EVENTS.iter().map(|event| event.as_bytes());
         let words: Vec<&[u8]> = std::iter::once(&b"SUBSCRIBE"[..]).chain(events).collect();
         write_command(&mut bytes, &words);
-        (bytes, answers + EVENTS.len())
-    }
-
-    /// What a server is told first.
-    fn server_greeting(&self) -> (Vec<u8>, usize) {
-        let mut bytes = Vec::new();
-        match &self.redis_auth {
-            None => (bytes, 0),
-            Some(password) => {
-                write_command(&mut bytes, &[b"AUTH", password.as_bytes()]);
-                (bytes, 1)
-            }
-        }
+        Greeting { bytes, answers: answers + EVENTS.len() }
     }
 }
 
@@ -320,13 +295,13 @@ impl Known {
 impl PoolWatch {
     fn new(settings: Settings, pool: &Pool, sentinel: &Sentinel, now: Instant) -> Self {
         let sentinels = settings.addresses.iter().map(|address| SentinelWatch {
-            asking: Link::new(address.clone(), settings.greeting(), now),
+            asking: Link::new(address.clone(), vec![settings.greeting()], now),
             expected: VecDeque::new(),
             named: None,
             config_epoch: None,
             asked_at: None,
             asked_all_at: None,
-            listening: Link::new(address.clone(), settings.subscribing_greeting(), now),
+            listening: Link::new(address.clone(), vec![settings.subscribing_greeting()], now),
             answered: None,
             is_up: None,
             is_up_since: None,
@@ -419,9 +394,8 @@ impl PoolWatch {
             }
         }
         self.tell_majority(is_loud);
-        let greeting = self.settings.server_greeting();
         for group in &mut self.groups {
-            group.advance(&greeting, now);
+            group.advance(&Greeting::all(self.settings.server_auth.of(&group.server)), now);
             group.tell(&self.settings.name, is_loud, news, now);
             if self.settings.has_replicas {
                 group.tell_replicas(&self.settings.name, news);
@@ -611,12 +585,12 @@ impl GroupWatch {
         self.servers.values_mut().for_each(|server| server.asked_at = None);
     }
 
-    fn advance(&mut self, greeting: &(Vec<u8>, usize), now: Instant) {
+    fn advance(&mut self, greetings: &[Greeting], now: Instant) {
         let wanted = self.group.servers();
         self.servers.retain(|address, _| wanted.contains(address));
         for address in wanted {
             self.servers.entry(address.clone()).or_insert_with(|| ServerWatch {
-                link: Link::new(address, greeting.clone(), now),
+                link: Link::new(address, greetings.to_vec(), now),
                 asked_at: None,
             });
         }

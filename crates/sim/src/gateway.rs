@@ -521,6 +521,7 @@ impl Gateway {
                 Action::NotPrimary { backend, server }
                 | Action::ServerState { backend, server, .. }
                 | Action::ServerHindered { backend, server, .. }
+                | Action::CredentialsRefused { backend, server }
                 | Action::ServerMisfit { backend, server, .. }
                 | Action::ServerRecovered { backend, server } => {
                     self.place(backend, server);

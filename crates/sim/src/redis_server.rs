@@ -20,6 +20,8 @@ pub(crate) struct RedisServer {
     password: Option<Vec<u8>>,
 }
 
+/// What some pools still have first among the credentials of their servers.
+pub(crate) const OLD_PASSWORD: &[u8] = b"old word";
 const OK: &[u8] = b"+OK\r\n";
 const NIL: &[u8] = b"$-1\r\n";
 pub(crate) const OUT_OF_MEMORY: &[u8] =
@@ -75,7 +77,12 @@ impl RedisServer {
                 return simple(b"-ERR not today\r\n");
             }
             (b"AUTH", [password]) => {
-                assert_eq!(self.password.as_deref(), Some(*password), "the wrong password");
+                if self.password.as_deref() != Some(*password) {
+                    assert_eq!(*password, OLD_PASSWORD, "a password that nobody ever had");
+                    return simple(
+                        b"-WRONGPASS invalid username-password pair or user is disabled.\r\n",
+                    );
+                }
                 session.authenticated = true;
                 return simple(OK);
             }

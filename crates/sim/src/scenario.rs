@@ -4,9 +4,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{
-    Affinity, CasUniques, CommandPolicy, Endpoint, Global, Hedge, IoEngine, Limits, Listen,
-    LogFormat, Memcached, PolicyBase, Pool, Protocol, ReadYourWrites, Reads, Server, ServerGroup,
-    StatsFormat, Topology,
+    Affinity, CasUniques, CommandPolicy, Credentials, DEFAULT_USER, Endpoint, Global, Hedge,
+    IoEngine, Limits, Listen, LogFormat, Memcached, PolicyBase, Pool, Protocol, ReadYourWrites,
+    Reads, Server, ServerAuth, ServerGroup, StatsFormat, Topology,
 };
 use cashew_placement::{Distribution, Hash, HashTag};
 
@@ -14,6 +14,7 @@ use crate::client::Temper;
 use crate::moves::Moves;
 use crate::network::Weather;
 use crate::random::Random;
+use crate::redis_server::OLD_PASSWORD;
 
 const POOL_PORT: u16 = 6000;
 const SERVER_PORT: u16 = 7000;
@@ -444,6 +445,7 @@ impl Scenario {
         pool.protocol = Protocol::Memcached;
         pool.topology = Topology::Sharded;
         (pool.redis_auth, pool.redis_db) = (None, 0);
+        pool.server_auth = ServerAuth::default();
         pool.servers = (0..random.range(1, 2)).map(|index| server(0, index)).collect();
         pool.server_connections = 1;
         pool.limits = Limits::default();
@@ -499,6 +501,7 @@ impl Scenario {
             pool.protocol = Protocol::Memcached;
             pool.topology = Topology::Sharded;
             (pool.redis_auth, pool.redis_db) = (None, 0);
+            pool.server_auth = ServerAuth::default();
             pool.servers.truncate(2);
             pool.server_connections = 1;
             scenario.clients += random.range(4, 20) as u32;
@@ -707,6 +710,12 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         _ => Topology::Sharded,
     };
     let name = format!("p{index}");
+    let redis_auth = (is_redis && random.percent(25)).then(|| "secret word".to_owned());
+    let mut server_auth = ServerAuth::of_clients(redis_auth.as_deref());
+    if redis_auth.is_some() && index.is_multiple_of(2) {
+        let password = String::from_utf8_lossy(OLD_PASSWORD).into_owned();
+        server_auth.all.insert(0, Credentials { user: DEFAULT_USER.to_owned(), password });
+    }
     Pool {
         name,
         listen: Listen::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, POOL_PORT + index as u16))),
@@ -727,7 +736,8 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         tcp_keepalive: false,
         tcp_quickack: false,
         reuseport: false,
-        redis_auth: (is_redis && random.percent(25)).then(|| "secret word".to_owned()),
+        redis_auth,
+        server_auth,
         memcached: Memcached {
             cas_uniques: [CasUniques::Tagged, CasUniques::Plain][index as usize % 2],
             ..Memcached::default()

@@ -5,7 +5,7 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use cashew_config::snapshot::{Credentials, Endpoint};
+use cashew_config::snapshot::{Credentials, Endpoint, Protocol};
 use cashew_protocol::memcached::encode_key;
 use cashew_protocol::resp::encode::write_command;
 
@@ -16,11 +16,12 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// Longest line that a server may answer.
 const LINE_MAX: u64 = 64 * 1024;
 
-/// How servers are talked to.
+/// How a server is talked to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Speech {
-    Redis { password: Option<String> },
-    Memcached { credentials: Option<Credentials> },
+pub(crate) struct Speech {
+    pub(crate) protocol: Protocol,
+    /// In the order in which they are tried.
+    pub(crate) credentials: Vec<Credentials>,
 }
 
 trait Stream: Read + Write + Send {}
@@ -60,42 +61,52 @@ impl Forgetting {
     }
 
     fn greet(&mut self) -> io::Result<()> {
-        let mut out = Vec::new();
-        let expected: &[&str] = match &self.speech {
-            Speech::Redis { password } => {
-                if let Some(password) = password {
-                    write_command(&mut out, &[b"AUTH", password.as_bytes()]);
+        let credentials = self.speech.credentials.clone();
+        let mut refusal = None;
+        for credentials in &credentials {
+            let (mut out, mut taken) = (Vec::new(), "+OK");
+            match self.speech.protocol {
+                Protocol::Redis => write_command(&mut out, &credentials.auth_words()),
+                Protocol::Memcached => {
+                    let data = format!("{} {}", credentials.user, credentials.password);
+                    out = format!("set auth 0 0 {}\r\n{data}\r\n", data.len()).into_bytes();
+                    taken = "STORED";
                 }
-                write_command(&mut out, &[b"PING"]);
-                if password.is_some() { &["+OK", "+PONG"] } else { &["+PONG"] }
             }
-            Speech::Memcached { credentials } => {
-                if let Some(Credentials { user, password }) = credentials {
-                    let data = format!("{user} {password}");
-                    out.extend_from_slice(
-                        format!("set auth 0 0 {}\r\n{data}\r\n", data.len()).as_bytes(),
-                    );
-                }
-                out.extend_from_slice(b"version\r\n");
-                if credentials.is_some() { &["STORED", "VERSION"] } else { &["VERSION"] }
-            }
-        };
-        self.say(&out)?;
-        for start in expected {
-            let line = self.line()?;
-            if !line.starts_with(start) {
-                return Err(io::Error::other(format!("the server says {line:?}")));
+            let answer = self.ask(&out)?;
+            let is_taken = answer.starts_with(taken);
+            refusal = (!is_taken).then_some(answer);
+            if is_taken {
+                break;
             }
         }
-        Ok(())
+        let (mut out, mut sign) = (b"version\r\n".to_vec(), "VERSION");
+        if self.speech.protocol == Protocol::Redis {
+            out.clear();
+            write_command(&mut out, &[b"PING"]);
+            sign = "+PONG";
+        }
+        let answer = match refusal {
+            Some(refusal) => refusal,
+            None => self.ask(&out)?,
+        };
+        match answer.starts_with(sign) {
+            true => Ok(()),
+            false => Err(io::Error::other(format!("the server says {answer:?}"))),
+        }
+    }
+
+    fn ask(&mut self, question: &[u8]) -> io::Result<String> {
+        self.say(question)?;
+        self.line()
     }
 
     /// Has the server forget the keys of records, and waits until it has.
     pub(crate) fn forget(&mut self, records: &[&Record]) -> io::Result<()> {
         let (mut out, mut answers) = (Vec::new(), 0);
         for record in records {
-            match self.speech {
-                Speech::Redis { .. } => {
+            match self.speech.protocol {
+                Protocol::Redis => {
                     if record.database != self.database {
                         self.database = record.database;
                         write_command(
@@ -106,16 +117,16 @@ impl Forgetting {
                     }
                     write_command(&mut out, &[b"DEL", &record.key]);
                 }
-                Speech::Memcached { .. } => delete(&mut out, &record.key),
+                Protocol::Memcached => delete(&mut out, &record.key),
             }
             answers += 1;
         }
         self.say(&out)?;
         for _ in 0..answers {
             let line = self.line()?;
-            let is_fit = match self.speech {
-                Speech::Redis { .. } => line.starts_with(':') || line.starts_with("+OK"),
-                Speech::Memcached { .. } => ["DELETED", "NOT_FOUND", "HD", "NF", "CLIENT_ERROR"]
+            let is_fit = match self.speech.protocol {
+                Protocol::Redis => line.starts_with(':') || line.starts_with("+OK"),
+                Protocol::Memcached => ["DELETED", "NOT_FOUND", "HD", "NF", "CLIENT_ERROR"]
                     .iter()
                     .any(|start| line.starts_with(start)),
             };

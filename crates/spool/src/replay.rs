@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{Endpoint, Protocol, TopologyState};
+use cashew_config::snapshot::{Endpoint, TopologyState};
 use cashew_metrics::{EventKind, Segments, ServerId, monotonic_ms};
 use tracing::{info, warn};
 
@@ -61,12 +61,6 @@ pub fn targets(snapshot: &Snapshot, states: &[TopologyState], segments: &Segment
     let mut targets = Vec::new();
     for (at, pool) in snapshot.pools.iter().enumerate() {
         let Some(spool) = &pool.spool else { continue };
-        let speech = match pool.protocol {
-            Protocol::Redis => Speech::Redis { password: pool.redis_auth.clone() },
-            Protocol::Memcached => {
-                Speech::Memcached { credentials: pool.memcached.server_auth.clone() }
-            }
-        };
         for (shard, group) in pool.shards().iter().enumerate() {
             let primary = states
                 .get(at)
@@ -83,7 +77,10 @@ pub fn targets(snapshot: &Snapshot, states: &[TopologyState], segments: &Segment
                     .collect(),
                 hold: Duration::from_millis(spool.hold_ms),
                 ttl_ms: spool.ttl_ms,
-                speech: speech.clone(),
+                speech: Speech {
+                    protocol: pool.protocol,
+                    credentials: pool.server_auth.of(&pool.servers[primary as usize].name).to_vec(),
+                },
             });
         }
     }

@@ -555,6 +555,16 @@ impl<D: Driver> Worker<D> {
                     why.text()
                 );
             }
+            Action::CredentialsRefused { backend, server } => {
+                let (pool, server) = self.names(backend, server);
+                tracing::warn!(
+                    kind = EventKind::CredentialsRefused.name(),
+                    pool,
+                    server,
+                    "pool {pool}: server {server} does not take the credentials that come first in \
+                     server_auth, and is given the next"
+                );
+            }
             Action::ServerMisfit { backend, server, expected, excerpt, sequel } => {
                 let (pool, server) = self.names(backend, server);
                 let excerpt: String = excerpt.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -165,6 +165,11 @@ pub enum Action {
         excerpt: Vec<u8>,
         sequel: Sequel,
     },
+    /// News for the log: a server does not take the first of its credentials, and is given others.
+    CredentialsRefused {
+        backend: BackendId,
+        server: ServerId,
+    },
     /// News for the log: a server that this machine could not connect to is connected again.
     ServerRecovered {
         backend: BackendId,

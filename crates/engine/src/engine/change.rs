@@ -525,6 +525,7 @@ impl Engine {
             Action::Close { conn } => !never.contains(&conn),
             Action::ServerState { backend: of, .. }
             | Action::ServerHindered { backend: of, .. }
+            | Action::CredentialsRefused { backend: of, .. }
             | Action::ServerMisfit { backend: of, .. }
             | Action::ServerRecovered { backend: of, .. } => of != index,
             _ => true,
@@ -750,6 +751,7 @@ impl Engine {
             }
             Action::ServerState { backend: pool, server, .. }
             | Action::ServerHindered { backend: pool, server, .. }
+            | Action::CredentialsRefused { backend: pool, server }
             | Action::ServerMisfit { backend: pool, server, .. }
             | Action::LargeWaits { backend: pool, server }
             | Action::SessionsWait { backend: pool, server, .. }
@@ -1204,9 +1206,8 @@ impl Changed {
 /// Whether lanes are the same in number, and say the same on connecting.
 fn lanes_alike(old: &Backend, new: &PlannedPool) -> bool {
     let (was, is) = (&*old.config, &new.config);
-    was.redis_auth == is.redis_auth
+    was.server_auth == is.server_auth
         && was.redis_db == is.redis_db
-        && was.memcached.server_auth == is.memcached.server_auth
         && old.servers.iter().all(|server| server.lanes == new.lanes)
 }
 

@@ -57,8 +57,6 @@ pub(crate) struct Backend {
     pub(crate) looks_closer: bool,
     /// Those of servers and their lanes count here, those of clients at the listener.
     pub(crate) limits: Limits,
-    /// What is said to its servers.
-    pub(crate) password: Option<String>,
     pub(crate) preconnect: bool,
     pub(crate) auto_eject: bool,
     /// Whoever decides on ejections wants to know, too, of servers on the ring that answer again.
@@ -117,7 +115,6 @@ impl Backend {
             watches_answers: false,
             looks_closer: false,
             limits: config.limits,
-            password: None,
             preconnect: false,
             auto_eject: false,
             fails_open: false,
@@ -147,7 +144,6 @@ impl Backend {
         self.slow_after_us = config.slow_after_us();
         self.is_observed = config.slow_log_ms > 0 || config.hot_keys;
         self.limits = config.limits;
-        self.password.clone_from(&config.redis_auth);
         self.params_set[0].database = config.redis_db;
         self.preconnect = config.preconnect;
         self.auto_eject = config.auto_eject_hosts;

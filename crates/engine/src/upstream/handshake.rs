@@ -67,25 +67,50 @@ impl Engine {
         if lane.asks && is_silent {
             deadline = pool.sign_deadline(self.now);
         }
-        let SessionParams { wire_protocol, database } = pool.params_set[usize::from(lane.variant)];
+        let wire_protocol = pool.params_set[usize::from(lane.variant)].wire_protocol;
         lane.scanner = Scanner::new(wire_protocol);
         lane.tagger = None;
         lane.low_water = LowWater::Byte;
         lane.progress_at = self.now;
-        let question = pool.question_of(lane);
         let handshake = &mut lane.handshake;
         debug_assert!(handshake.output.is_empty() && handshake.reply.is_empty());
         (handshake.replies_owed, handshake.greetings) = (0, 0);
-        if let Some(credentials) = &pool.config.memcached.server_auth {
-            handshake.replies_owed += 1;
-            handshake
-                .output
-                .write_with(&mut self.bufs, 0, |out| greet(wire_protocol, credentials, out));
+        (handshake.void, handshake.tried) = (0, 0);
+        self.introduce(index);
+        let lane = &mut self.lanes[index];
+        let is_greeting = lane.handshake.replies_owed > 0;
+        lane.link = Link::Handshaking { deadline };
+        let Lane { backend, server, .. } = self.lanes[index];
+        self.redis_backends[backend].servers[server].forget_scripts();
+        self.server_of(index).connections += 1;
+        self.publish_connections(index);
+        if is_greeting {
+            self.mark_lane(index);
+        } else {
+            self.lane_ready(index);
         }
-        if let Some(password) = &pool.password {
+    }
+
+    /// Says who we are, what is spoken, which database is meant, and asks for a sign of life if one is wanted.
+    fn introduce(&mut self, index: LaneId) {
+        let lane = &mut self.lanes[index];
+        let pool = &self.backends[lane.backend];
+        let SessionParams { wire_protocol, database } = pool.params_set[usize::from(lane.variant)];
+        let question = pool.question_of(lane);
+        let chosen = pool.servers[lane.server].credentials;
+        let all = pool.config.server_auth.of(&pool.config.servers[lane.server.index()].name);
+        let owed_before = lane.handshake.replies_owed;
+        let handshake = &mut lane.handshake;
+        let has_auth = !all.is_empty();
+        if has_auth {
+            let credentials = &all[chosen % all.len()];
             handshake.replies_owed += 1;
-            handshake.output.write_with(&mut self.bufs, 0, |out| {
-                encode::write_command(out, &[b"AUTH", password.as_bytes()]);
+            handshake.tried += 1;
+            handshake.output.write_with(&mut self.bufs, 0, |out| match wire_protocol {
+                WireProtocol::Resp2 | WireProtocol::Resp3 => {
+                    encode::write_command(out, &credentials.auth_words());
+                }
+                WireProtocol::Text | WireProtocol::Binary => greet(wire_protocol, credentials, out),
             });
         }
         if wire_protocol == WireProtocol::Resp3 {
@@ -105,17 +130,34 @@ impl Engine {
             handshake.replies_owed += 1;
             handshake.output.push(question, &mut self.bufs);
         }
-        let is_greeting = handshake.replies_owed > 0;
-        lane.link = Link::Handshaking { deadline };
-        let Lane { backend, server, .. } = self.lanes[index];
-        self.redis_backends[backend].servers[server].forget_scripts();
-        self.server_of(index).connections += 1;
-        self.publish_connections(index);
-        if is_greeting {
-            self.mark_lane(index);
-        } else {
-            self.lane_ready(index);
+        handshake.auth_at = if has_auth { handshake.replies_owed - owed_before } else { 0 };
+    }
+
+    /// The server takes none of these credentials. Returns whether others are tried, on the same connection: what was
+    /// said behind them is said again, and its first replies say nothing.
+    fn try_others(&mut self, index: LaneId) -> bool {
+        let lane = &mut self.lanes[index];
+        let backend = &mut self.backends[lane.backend];
+        let count =
+            backend.config.server_auth.of(&backend.config.servers[lane.server.index()].name).len();
+        let handshake = &mut lane.handshake;
+        let is_auth = handshake.replies_owed == handshake.auth_at;
+        let is_about_it =
+            ![&b"-BUSY"[..], b"-LOADING"].iter().any(|it| handshake.reply.starts_with(it));
+        if !is_auth || !is_about_it || handshake.tried >= count {
+            return false;
         }
+        let server = &mut backend.servers[lane.server];
+        server.credentials = (server.credentials + 1) % count;
+        handshake.reply.clear();
+        handshake.replies_owed -= 1;
+        handshake.greetings >>= 1;
+        handshake.void = handshake.replies_owed;
+        let (backend, server) = (lane.backend, lane.server);
+        self.introduce(index);
+        self.mark_lane(index);
+        self.actions.push_back(Action::CredentialsRefused { backend, server });
+        true
     }
 
     /// Agrees with the server on the lane's variant, which was another one so far. What is sent
@@ -130,8 +172,9 @@ impl Engine {
         let handshake = &mut lane.handshake;
         if let Link::Ready { .. } = lane.link {
             lane.link = Link::Handshaking { deadline: backend.connect_deadline(self.now) };
-            (handshake.replies_owed, handshake.greetings) = (0, 0);
+            (handshake.replies_owed, handshake.greetings, handshake.auth_at) = (0, 0, 0);
         }
+        let owed_before = handshake.replies_owed;
         if was.wire_protocol != is.wire_protocol {
             if let Scanner::Redis(scanner) = &mut lane.scanner {
                 scanner.set_resp3(is.wire_protocol == WireProtocol::Resp3);
@@ -150,7 +193,11 @@ impl Engine {
                 encode::write_command(out, &[b"SELECT", database.as_bytes()]);
             });
         }
-        match self.lanes[index].handshake.replies_owed {
+        let handshake = &mut self.lanes[index].handshake;
+        if handshake.auth_at > 0 {
+            handshake.auth_at += handshake.replies_owed - owed_before;
+        }
+        match handshake.replies_owed {
             0 => self.lane_ready(index),
             _ => self.mark_lane(index),
         }
@@ -258,11 +305,16 @@ impl Engine {
                     is_greeted(wire_protocol, &handshake.reply)
                 }
             };
-            if !is_ok {
+            let is_void = handshake.void > 0;
+            if !is_ok && !is_void {
+                if self.try_others(index) {
+                    return &bytes[len..];
+                }
                 let failure = self.refusal_of(index);
                 self.lane_down(index, failure, Closed::ByUs);
                 return &[];
             }
+            handshake.void -= u32::from(is_void);
             handshake.reply.clear();
             handshake.replies_owed -= 1;
             handshake.greetings >>= 1;

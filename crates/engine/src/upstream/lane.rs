@@ -170,6 +170,12 @@ pub(crate) struct Handshake {
     pub(crate) replies_owed: u32,
     /// By bit, which of these answer HELLO, that of the next one lowest.
     pub(crate) greetings: u64,
+    /// How many replies are owed when the next one answers the credentials; 0: there are none.
+    pub(crate) auth_at: u32,
+    /// Replies that say nothing any more, as the server took none of the credentials that came first.
+    pub(crate) void: u32,
+    /// How many of the server's credentials were tried on this connection.
+    pub(crate) tried: usize,
     /// The reply that is arriving.
     pub(crate) reply: Vec<u8>,
 }

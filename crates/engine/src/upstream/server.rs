@@ -30,6 +30,8 @@ pub(crate) struct Server {
     /// What its CAS uniques are marked with.
     pub(crate) tag: Tag,
     pub(crate) connections: u32,
+    /// Which of its credentials it took last, or is given next.
+    pub(crate) credentials: usize,
     /// Failures in a row, over all lanes.
     pub(crate) failures: u32,
     /// When the last failure was counted: what fails together counts once.
@@ -164,6 +166,7 @@ impl Server {
             others: Vec::new(),
             tag: Tag::default(),
             connections: 0,
+            credentials: 0,
             failures: 0,
             failed_at: Time::NEVER,
             failing: false,

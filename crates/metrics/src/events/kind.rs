@@ -128,6 +128,7 @@ kinds! {
     LogLevel Instance "log_level": "The log level is another",
     LogReopened Instance "log_reopened": "The log file is reopened",
     LogLinesLost Instance "log_lines_lost": "A process cannot write to its log. Shown here alone, of course, until it can",
+    CredentialsRefused Servers "credentials_refused": "A server does not take the first of its credentials, and is given others",
 }
 
 const _: () = assert!(EventKind::ALL.len() <= KINDS_MAX);

@@ -85,8 +85,8 @@ impl Master {
             return self.fail_over(pool, group.as_deref(), &server, reply, now);
         }
         let endpoint = config.servers[place as usize].endpoint.clone();
-        let password = config.redis_auth.clone();
-        let ask = move || role_of(&endpoint, password.as_deref(), ROLE_TIMEOUT);
+        let credentials = config.server_auth.of(&config.servers[place as usize].name).to_vec();
+        let ask = move || role_of(&endpoint, &credentials, ROLE_TIMEOUT);
         match BackgroundTask::start("role", ask) {
             Ok(answer) => {
                 self.failovers.last_asking += 1;
