@@ -93,6 +93,10 @@ impl World<'_> {
         }
         let gateway = self.fabric.random.pick(&takers);
         let at = self.fabric.clock.now() + self.fabric.random.range(10, 1_000);
+        // It comes by the channel that orders come by.
+        let last = &mut self.last_letter[gateway as usize];
+        *last = at.max(*last);
+        let at = *last;
         self.post(Letter::ToGateway { gateway, input: Input::Adopt { conn, export } }, at);
     }
 }

@@ -710,13 +710,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         _ => Topology::Sharded,
     };
     let name = format!("p{index}");
-    let redis_auth = (is_redis && random.percent(25)).then(|| "secret word".to_owned());
-    let mut server_auth = ServerAuth::of_clients(redis_auth.as_deref());
-    if redis_auth.is_some() && index.is_multiple_of(2) {
-        let password = String::from_utf8_lossy(OLD_PASSWORD).into_owned();
-        server_auth.all.insert(0, Credentials { user: DEFAULT_USER.to_owned(), password });
-    }
-    Pool {
+    let mut pool = Pool {
         name,
         listen: Listen::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, POOL_PORT + index as u16))),
         protocol,
@@ -736,8 +730,8 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         tcp_keepalive: false,
         tcp_quickack: false,
         reuseport: false,
-        redis_auth,
-        server_auth,
+        redis_auth: (is_redis && random.percent(25)).then(|| "secret word".to_owned()),
+        server_auth: ServerAuth::default(),
         memcached: Memcached {
             cas_uniques: [CasUniques::Tagged, CasUniques::Plain][index as usize % 2],
             ..Memcached::default()
@@ -777,7 +771,13 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         retry_reads: false,
         slow_log_ms: 10,
         hot_keys: true,
+    };
+    pool.server_auth = ServerAuth::of_clients(pool.redis_auth.as_deref());
+    if pool.redis_auth.is_some() && index.is_multiple_of(2) {
+        let password = String::from_utf8_lossy(OLD_PASSWORD).into_owned();
+        pool.server_auth.all.insert(0, Credentials { user: DEFAULT_USER.to_owned(), password });
     }
+    pool
 }
 
 /// Ports distinguish servers of the same name.

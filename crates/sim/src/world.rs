@@ -94,7 +94,7 @@ pub(crate) struct World<'a> {
     attempts: Vec<Attempt>,
     letters: Vec<Letter>,
     /// By gateway: when the last message to it arrives, so that they arrive in order.
-    last_letter: Vec<u64>,
+    pub(crate) last_letter: Vec<u64>,
     drained: BTreeSet<u32>,
     /// Gateways that all clients are to leave.
     pub(crate) retired: BTreeSet<u32>,

@@ -76,6 +76,7 @@ impl Engine {
         debug_assert!(handshake.output.is_empty() && handshake.reply.is_empty());
         (handshake.replies_owed, handshake.greetings) = (0, 0);
         (handshake.void, handshake.tried) = (0, 0);
+        handshake.credentials = pool.servers[lane.server].credentials;
         self.introduce(index);
         let lane = &mut self.lanes[index];
         let is_greeting = lane.handshake.replies_owed > 0;
@@ -97,13 +98,12 @@ impl Engine {
         let pool = &self.backends[lane.backend];
         let SessionParams { wire_protocol, database } = pool.params_set[usize::from(lane.variant)];
         let question = pool.question_of(lane);
-        let chosen = pool.servers[lane.server].credentials;
         let all = pool.config.server_auth.of(&pool.config.servers[lane.server.index()].name);
         let owed_before = lane.handshake.replies_owed;
         let handshake = &mut lane.handshake;
         let has_auth = !all.is_empty();
         if has_auth {
-            let credentials = &all[chosen % all.len()];
+            let credentials = &all[handshake.credentials % all.len()];
             handshake.replies_owed += 1;
             handshake.tried += 1;
             handshake.output.write_with(&mut self.bufs, 0, |out| match wire_protocol {
@@ -147,8 +147,14 @@ impl Engine {
         if !is_auth || !is_about_it || handshake.tried >= count {
             return false;
         }
+        let (refused, next) = (handshake.credentials, (handshake.credentials + 1) % count);
+        handshake.credentials = next;
+        // Other connections may have found out before.
         let server = &mut backend.servers[lane.server];
-        server.credentials = (server.credentials + 1) % count;
+        let is_news = server.credentials % count == refused % count;
+        if is_news {
+            server.credentials = next;
+        }
         handshake.reply.clear();
         handshake.replies_owed -= 1;
         handshake.greetings >>= 1;
@@ -156,7 +162,9 @@ impl Engine {
         let (backend, server) = (lane.backend, lane.server);
         self.introduce(index);
         self.mark_lane(index);
-        self.actions.push_back(Action::CredentialsRefused { backend, server });
+        if is_news {
+            self.actions.push_back(Action::CredentialsRefused { backend, server });
+        }
         true
     }
 

@@ -174,7 +174,8 @@ pub(crate) struct Handshake {
     pub(crate) auth_at: u32,
     /// Replies that say nothing any more, as the server took none of the credentials that came first.
     pub(crate) void: u32,
-    /// How many of the server's credentials were tried on this connection.
+    /// Which of the server's credentials are tried, and how many were on this connection.
+    pub(crate) credentials: usize,
     pub(crate) tried: usize,
     /// The reply that is arriving.
     pub(crate) reply: Vec<u8>,
