@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cashew_process::log;
 use cashew_supervisor::{Role, Spawn};
-use tracing::{error, warn};
+use tracing::{error, info, warn};
 
 use crate::arguments::LogArguments;
 use crate::{admin, discovery};
@@ -64,6 +64,9 @@ fn child(name: String, log: &LogArguments, serve: impl FnOnce(OwnedFd) -> Result
     log::init(name, log.log_level, log.log_format);
     if let Err(error) = cashew_process::leave_signals_to_master() {
         warn!("signals to all processes of the instance end this one: {error}");
+    }
+    if let Err(kept) = cashew_process::harden() {
+        info!("this process could not give up all that it does not need: {kept}");
     }
     write_log_aside();
     let status = match take_control().map_err(Into::into).and_then(serve) {

@@ -6,11 +6,13 @@
 
 pub mod exec;
 mod file_size;
+mod hardening;
 pub mod log;
 pub mod memory;
 mod privileges;
 mod signals;
 
 pub use file_size::{explain_limit, is_out_of_room, survive_limit};
+pub use hardening::harden;
 pub use privileges::{PrivilegesError, drop_privileges};
 pub use signals::leave_signals_to_master;

@@ -2,6 +2,7 @@
 
 use std::ffi::CString;
 
+use crate::hardening;
 use nix::errno::Errno;
 use nix::unistd::{Gid, Group, Uid, User, geteuid, initgroups, setgid, setgroups, setuid};
 
@@ -22,9 +23,14 @@ pub enum PrivilegesError {
 /// Makes the whole process, all its threads, run as `user` and `group`, for good. Without a group
 /// it is the user's own. Does nothing when the process is not root's or when neither is wanted.
 pub fn drop_privileges(user: Option<&str>, group: Option<&str>) -> Result<(), PrivilegesError> {
-    if !geteuid().is_root() {
-        return Ok(());
+    if geteuid().is_root() {
+        change_identity(user, group)?;
     }
+    hardening::settle();
+    Ok(())
+}
+
+fn change_identity(user: Option<&str>, group: Option<&str>) -> Result<(), PrivilegesError> {
     let identity = Identity::look_up(user, group)?;
     // The user goes last: without root's rights the groups could not be changed any more.
     if let Some(gid) = identity.gid {
