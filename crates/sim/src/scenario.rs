@@ -767,6 +767,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         retry_reads: false,
         slow_log_ms: 10,
         hot_keys: true,
+        prefixes: Vec::new(),
     }
 }
 
