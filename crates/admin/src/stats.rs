@@ -536,6 +536,7 @@ mod tests {
             "clients_refused",
             "clients_shed",
             "clients_throttled",
+            "commands",
             "commands_refused",
             "hedges_denied",
             "hedges_sent",
