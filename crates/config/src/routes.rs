@@ -24,7 +24,7 @@ use crate::value::Value;
 pub(crate) use self::keys::read_file as read_keys_file;
 
 /// Options of pools that concern clients, and so are those of routes as well.
-const CLIENT_OPTIONS: [&str; 31] = [
+const CLIENT_OPTIONS: [&str; 32] = [
     "listen",
     "redis",
     "backlog",
@@ -53,6 +53,7 @@ const CLIENT_OPTIONS: [&str; 31] = [
     "hide_topology",
     "slow_log",
     "hot_keys",
+    "prefixes",
     "client_pause_max",
     "tls",
     "tls_listen",

@@ -9,6 +9,7 @@ use cashew_protocol::{memcached, resp};
 use crate::base::buffer::{BufPool, LARGE, Output};
 use crate::base::fifo::Fifo;
 use crate::base::id::{ConnId, ListenerId, RequestId};
+use crate::base::tally::Ended;
 use crate::base::time::Time;
 use crate::downstream::activity::Activity;
 use crate::downstream::session_modes::Modes;
@@ -261,21 +262,21 @@ impl Client {
         }
     }
 
-    /// Moves replies that are complete and in turn into the output, which ends their requests;
-    /// tells when each of these began.
+    /// Moves replies that are complete and in turn into the output, which ends their requests.
     #[inline]
     pub(crate) fn deliver_done(
         &mut self,
         requests: &mut Requests,
         bufs: &mut BufPool,
         activity: &mut Activity,
-        mut ended: impl FnMut(Time),
+        mut ended: impl FnMut(Ended),
     ) {
         while self.head != RequestId::NONE {
             let request = &mut requests[self.head];
             if !request.done {
                 return;
             }
+            let (outcome, reply_bytes) = request.replied(self.session.wire_protocol.reply_form());
             // It is empty if the reply went to the output by itself.
             if !request.reply.is_empty() {
                 self.held -= request.reply.len() as u64;
@@ -288,7 +289,9 @@ impl Client {
                     self.output.push_buf(std::mem::take(&mut request.reply), bufs);
                 }
             }
-            ended(self.end_head(requests, bufs, activity));
+            let counting = request.counting;
+            let started = self.end_head(requests, bufs, activity);
+            ended(Ended { started, counting, outcome, reply_bytes });
         }
     }
 

@@ -8,6 +8,7 @@ use cashew_protocol::redis::{Clearance, CustomCommands, Definition, Policy, Rule
 
 use crate::base::id::BackendId;
 use crate::base::standing::Standing;
+use crate::base::tally::PrefixNumber;
 use crate::downstream::notice::Notices;
 use crate::topology::route_tree::Tree;
 
@@ -25,6 +26,8 @@ pub(crate) struct Listener {
     pub(crate) metrics: cashew_metrics::PoolId,
     /// Those of clients count here, those of servers and lanes at the backend.
     pub(crate) limits: Limits,
+    /// Prefixes of keys that are counted by themselves.
+    pub(crate) prefixes: Vec<String>,
     /// Clients that take longer to read a reply are recorded, in microseconds.
     pub(crate) slow_after_us: u64,
     pub(crate) auth: Option<String>,
@@ -82,6 +85,7 @@ impl Listener {
             standing: Standing::Coming,
             metrics,
             limits: config.limits,
+            prefixes: Vec::new(),
             slow_after_us: u64::MAX,
             auth: None,
             misses: false,
@@ -110,6 +114,7 @@ impl Listener {
     pub(crate) fn configure(&mut self) {
         let config = &*self.config;
         self.limits = config.limits;
+        self.prefixes.clone_from(&config.prefixes);
         self.slow_after_us = config.slow_after_us();
         self.auth.clone_from(&config.redis_auth);
         self.misses = config.memcached.on_failure == OnFailure::Miss;
@@ -117,6 +122,16 @@ impl Listener {
         self.choice = if self.has_replicas { Choice::Replicas } else { Choice::None };
         self.commands_version = self.commands_version % u8::MAX + 1;
         self.learnt.clear();
+    }
+
+    /// The longest of its prefixes that a key begins with.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn prefix_of(&self, key: &[u8]) -> PrefixNumber {
+        let found = self.prefixes.iter().enumerate();
+        let found = found.filter(|(_, prefix)| key.starts_with(prefix.as_bytes()));
+        let longest = found.max_by_key(|(_, prefix)| prefix.len());
+        longest.map_or(PrefixNumber::NONE, |(at, _)| PrefixNumber::new(at))
     }
 
     /// Whether its requests may go to that backend.

@@ -14,6 +14,7 @@ use cashew_protocol::{Span, resp};
 use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::base::pace::Pace;
+use crate::base::tally::Counting;
 use crate::base::time::Time;
 use crate::downstream::client::{Parser, State};
 use crate::downstream::command_policy::NOT_AUTHENTICATED;
@@ -114,6 +115,9 @@ impl Engine {
         let key = command.single_key().and_then(|key| args.get(key));
         let (Some(key), Some((len, tail))) = (key, parser.tail()) else { return Begun::No };
         let head = Head { len, ..Head::default() };
+        let class = redis::CommandId::of(command).class();
+        let counting = Counting { size: need as u64, class, ..Counting::default() };
+        self.count_as(client, counting, Some(key.of(bytes)));
         if self.clients[client].modes.transaction.is_some() {
             return Begun::No;
         }

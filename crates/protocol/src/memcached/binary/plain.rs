@@ -5,6 +5,7 @@
 use super::super::KEY_SIZE_MAX;
 use super::header::{HEADER_SIZE, RequestHeader, ResponseHeader};
 use super::opcode::Opcode;
+use crate::CommandClass;
 
 /// A request for one key, with a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,7 @@ pub struct PlainRequest<'b> {
     pub retrieves: bool,
     /// It contains a CAS unique.
     pub names_unique: bool,
+    pub class: CommandClass,
 }
 
 /// The request at the start of the buffer, if it is plain.
@@ -28,7 +30,9 @@ pub struct PlainRequest<'b> {
 pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
     let header = RequestHeader::read(buf.first_chunk()?)?;
     let no_value = header.body_len == u32::from(header.key_len) + u32::from(header.extras_len);
-    let (extras_len, is_sized) = match Opcode::from_byte(header.opcode)? {
+    let opcode = Opcode::from_byte(header.opcode)?;
+    let class = opcode.0.class();
+    let (extras_len, is_sized) = match opcode {
         (Opcode::Get | Opcode::Delete, false) => (0, no_value),
         (Opcode::Set | Opcode::Add | Opcode::Replace, false) => (8, true),
         (Opcode::Increment | Opcode::Decrement, false) => (20, no_value),
@@ -45,7 +49,8 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
     let key = bytes.get(header.key_start()..header.value_start())?;
     let retrieves = header.opcode == Opcode::Get.byte();
     let RequestHeader { opcode, opaque, cas, .. } = header;
-    Some(PlainRequest { bytes, rest, key, opcode, opaque, retrieves, names_unique: cas != 0 })
+    let names_unique = cas != 0;
+    Some(PlainRequest { bytes, rest, key, opcode, opaque, retrieves, names_unique, class })
 }
 
 /// The packet at the start of the buffer, if it is complete, and what follows it.
