@@ -1,5 +1,8 @@
 //! The commands of a selector: a bit for each, and the rules as they were written.
 
+use std::collections::HashMap;
+use std::sync::OnceLock;
+
 use cashew_protocol::redis::{COMMANDS, CUSTOM_ID, Command};
 
 use crate::category::commands_of;
@@ -30,7 +33,10 @@ impl Default for CommandSet {
 
 /// By the name that Redis's rules have for it: "container|subcommand".
 fn named(name: &str) -> Option<&'static Command> {
-    let found = COMMANDS.iter().find(|command| command.name.eq_ignore_ascii_case(name))?;
+    static NAMES: OnceLock<HashMap<&str, &Command>> = OnceLock::new();
+    let names =
+        NAMES.get_or_init(|| COMMANDS.iter().map(|command| (command.name, command)).collect());
+    let found = *names.get(name.to_ascii_lowercase().as_str())?;
     // To Redis its subcommands are only words.
     (!container(found).is_some_and(|container| container.facts.is_open)).then_some(found)
 }

@@ -37,6 +37,13 @@ impl<'a> Call<'a> {
         self.args.iter().skip(1).map(move |arg| arg.of(buf))
     }
 
+    /// The only key of commands that have exactly one at a fixed place, as [`Call::keys`] has it.
+    pub(crate) fn only_key(&self) -> Option<(usize, Touch)> {
+        let Self { command, buf, args } = *self;
+        let at = command.single_key().filter(|&at| at < args.len())?;
+        (!command.has_no_true_keys()).then(|| (at, Touch::of(command.uses_in(buf, args, 0))))
+    }
+
     /// The keys as indexes of arguments, with what is done to them. The error is for requests whose
     /// keys cannot be found, though the gateway might not refuse them for that.
     pub(crate) fn keys(&self) -> Result<Vec<(usize, Touch)>, Denial> {

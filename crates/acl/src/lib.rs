@@ -22,7 +22,6 @@ pub use category::{categories, commands_of};
 pub use denial::{Call, Denial};
 pub use fault::Fault;
 pub use keys::Touch;
-pub use password::random_hex;
 pub use selector::Selector;
 pub use user::{User, split_rules};
 pub use users::{LineFault, Users};

@@ -4,7 +4,6 @@ use std::fmt;
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use aws_lc_rs::digest::{SHA256, digest};
-use aws_lc_rs::rand;
 
 /// The SHA-256 of a password.
 #[derive(Clone, PartialEq, Eq)]
@@ -35,7 +34,7 @@ impl Hash {
     }
 
     pub(crate) fn hex(&self) -> String {
-        hex(&self.0)
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// Takes the same time wherever they differ.
@@ -49,20 +48,6 @@ impl fmt::Debug for Hash {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("***")
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// So many random hexadecimal digits, of the system's generator, as ACL GENPASS gives them; `None`
-/// if the generator fails.
-pub fn random_hex(digits: usize) -> Option<String> {
-    let mut bytes = vec![0; digits.div_ceil(2)];
-    rand::fill(&mut bytes).ok()?;
-    let mut text = hex(&bytes);
-    text.truncate(digits);
-    Some(text)
 }
 
 #[cfg(test)]
@@ -80,14 +65,5 @@ mod tests {
             assert_eq!(Hash::parse(bad), None, "{bad}");
         }
         assert_eq!(format!("{hash:?}"), "***");
-    }
-
-    #[test]
-    fn random_digits_are_as_many_as_wanted() {
-        for digits in [1, 2, 15, 64, 1024] {
-            let text = random_hex(digits).unwrap();
-            assert!(text.len() == digits && text.bytes().all(|byte| byte.is_ascii_hexdigit()));
-        }
-        assert_ne!(random_hex(64), random_hex(64));
     }
 }

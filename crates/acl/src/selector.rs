@@ -160,14 +160,27 @@ impl Selector {
 
 /// The keys of a call, found when a selector first wants them.
 #[derive(Default)]
-pub(crate) struct CallKeys(Option<Vec<(usize, Touch)>>);
+pub(crate) enum CallKeys {
+    #[default]
+    Unknown,
+    /// Most commands have one: nothing is allocated.
+    One([(usize, Touch); 1]),
+    Many(Vec<(usize, Touch)>),
+}
 
 impl CallKeys {
     fn of(&mut self, call: &Call<'_>) -> Result<&[(usize, Touch)], Denial> {
-        if self.0.is_none() {
-            self.0 = Some(call.keys()?);
+        if let Self::Unknown = self {
+            *self = match call.only_key() {
+                Some(key) => Self::One([key]),
+                None => Self::Many(call.keys()?),
+            };
         }
-        Ok(self.0.as_deref().unwrap_or_default())
+        Ok(match self {
+            Self::Unknown => &[],
+            Self::One(key) => key,
+            Self::Many(keys) => keys,
+        })
     }
 }
 

@@ -24,7 +24,7 @@ pub struct User {
 
 impl User {
     /// One who may do nothing, and cannot log in.
-    pub(crate) fn new(name: &str) -> Self {
+    pub fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
             is_on: false,

@@ -36,6 +36,11 @@ impl Users {
         Self(users)
     }
 
+    /// Of lines of [`User::line`]; others are left out.
+    pub fn of_lines(lines: &[String]) -> Self {
+        Self::new(lines.iter().filter_map(|line| User::parse(line).ok()))
+    }
+
     /// Of a pool without users of its own: one who may do everything, with this password if there
     /// is one.
     pub fn only_default(password: Option<&str>) -> Self {

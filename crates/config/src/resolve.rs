@@ -29,6 +29,7 @@ use crate::snapshot::{
 };
 use crate::spool;
 use crate::tls;
+use crate::users;
 use crate::value::{
     CredentialList, FilePath, Memory, RoundSize, SizeText, StatsListen, WORKERS_MAX, Workers,
 };
@@ -453,6 +454,7 @@ fn resolve_section(
     let command_policy = Some(policy::resolve(section, protocol, report));
     let redis_auth =
         secret::resolve("redis_auth", section.redis_auth.as_ref(), context.read_secret, report);
+    let users = users::resolve(section, context, report);
     let memcached = memcached(section, context, report);
     let lines = lines?;
     check_servers(name, lines, section.distribution.value, report);
@@ -484,6 +486,7 @@ fn resolve_section(
         tcp_quickack: section.tcp_quickack.value.0,
         reuseport: section.reuseport.value.0,
         redis_auth: redis_auth.map(|auth| auth.0),
+        users,
         redis_db: section.redis_db.value.0 as u32,
         memcached,
         databases: databases(section),

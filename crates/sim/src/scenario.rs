@@ -727,6 +727,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         tcp_keepalive: false,
         tcp_quickack: false,
         reuseport: false,
+        users: Vec::new(),
         redis_auth: (is_redis && random.percent(25)).then(|| "secret word".to_owned()),
         memcached: Memcached {
             cas_uniques: [CasUniques::Tagged, CasUniques::Plain][index as usize % 2],
