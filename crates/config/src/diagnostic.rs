@@ -209,7 +209,8 @@ impl<'a> Report<'a> {
     /// The text of a line, without the value of a password.
     pub(crate) fn source_line(&self, line: usize) -> Option<String> {
         let text = self.text.lines().nth(line.checked_sub(1)?)?.trim_end();
-        let start = password(text).or_else(|| password_of_url(text));
+        let start =
+            password(text).or_else(|| password_of_url(text)).or_else(|| password_of_rule(text));
         let within = || self.is_in_section_of_passwords(line).then(|| password_in_section(text));
         Some(match start.or_else(|| within().flatten()) {
             Some(start) => format!("{} ***", &text[..start]),
@@ -244,6 +245,22 @@ fn password(line: &str) -> Option<usize> {
         let value = behind.strip_prefix(':')?;
         (!value.is_empty()).then_some(line.len() - value.len())
     })
+}
+
+/// Where a password begins that a user's rule adds or removes, or its hash.
+fn password_of_rule(line: &str) -> Option<usize> {
+    let is_sign = |(at, sign): &(usize, char)| {
+        let before = line[..*at].chars().next_back();
+        let (word, _) =
+            line[at + 1..].split_at(line[at + 1..].find(' ').unwrap_or(line.len() - at - 1));
+        let is_start = before.is_none_or(|before| " \t\"'[,(".contains(before));
+        // A comment, or YAML's sign for a text of several lines, is none.
+        let is_hash =
+            word.len() >= 64 && word.bytes().take(64).all(|byte| byte.is_ascii_hexdigit());
+        is_start && (is_hash || matches!(sign, '>' | '<') && !matches!(word, "" | "-" | "+"))
+    };
+    let signs = line.char_indices().filter(|(_, sign)| matches!(sign, '>' | '<' | '#' | '!'));
+    signs.filter(is_sign).map(|(at, _)| at + 1).min()
 }
 
 /// Where the credentials of a URL begin.

@@ -4,7 +4,7 @@ mod route;
 mod share;
 mod tls;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -20,6 +20,7 @@ use crate::snapshot::{
     ServerAuth, ServerGroup, Snapshot, Spool, StatsFormat, Topology, TopologyState, Wire, Writes,
 };
 use crate::tracing;
+use crate::users::name_of;
 use crate::value::RoundSize;
 use crate::value::SizeText;
 
@@ -202,6 +203,7 @@ impl Difference {
             reuseport,
             redis_auth,
             server_auth,
+            users,
             redis_db,
             memcached,
             databases,
@@ -284,6 +286,7 @@ impl Difference {
         let (old_auth, new_auth) =
             (own(server_auth, redis_auth), own(&new.server_auth, &new.redis_auth));
         option.secret("server_auth", old_auth.as_ref(), new_auth.as_ref());
+        option.users(users, &new.users);
         option.changed("redis_db", redis_db, &new.redis_db);
         option.memcached(memcached, &new.memcached);
         option.changed("databases", databases, &new.databases);
@@ -498,6 +501,18 @@ struct Options<'a> {
 }
 
 impl Options<'_> {
+    /// By name: rules may have what identifies passwords.
+    fn users(&mut self, old: &[String], new: &[String]) {
+        let by_name = |lines: &[String]| -> BTreeMap<String, String> {
+            lines.iter().map(|line| (name_of(line).to_owned(), line.clone())).collect()
+        };
+        let (old, new) = (by_name(old), by_name(new));
+        let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+        for name in names {
+            self.secret(&format!("user '{name}'"), old.get(name), new.get(name));
+        }
+    }
+
     fn memcached(&mut self, old: &Memcached, new: &Memcached) {
         let Memcached { wire, on_failure, cas_uniques, writes, client_auth } = old;
         let wire_of = |wire: Wire| match wire {
@@ -927,6 +942,18 @@ mod tests {
             words(&before, &with("worker_processes: 2, memory_max: 50gb", 0)),
             "worker_processes: 4 -> 2\nmemory_max, each worker's share: 2.9 GiB -> 25.0 GiB"
         );
+    }
+
+    #[test]
+    fn users_are_told_by_name() {
+        let with =
+            |users: &str| snapshot(GLOBAL, &format!("redis: true, users: {{{users}}}, {SERVERS}"));
+        let (old, new) =
+            (with("ann: on >a, bob: on >b, cid: on"), with("ann: on >a, bob: on >c, dan: on"));
+        let expected = "pool 'alpha': user 'bob': changed\npool 'alpha': user 'cid': removed\n\
+                        pool 'alpha': user 'dan': set";
+        assert_eq!(words(&old, &new), expected);
+        assert_eq!(words(&old, &old), "");
     }
 
     #[test]

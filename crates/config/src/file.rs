@@ -28,6 +28,7 @@ use crate::spool::SpoolText;
 use crate::tls::{Files, ServerTlsText, TlsText};
 use crate::tracing::{CollectorText, Headers, TracingText};
 use crate::tree::{Kind, Node};
+use crate::users::UserList;
 use crate::value::{
     CredentialList, FilePath, Heartbeat, Memory, Number, Servers, Size, SocketPath, StatsListen,
     Switch, Text, Timeout, Value, Workers,
@@ -368,6 +369,12 @@ section! {
         /// Password that clients must give and that the gateway gives to servers, unless these have a
         /// `server_auth`, [or where it is](#passwords-in-files). Redis pools only.
         redis_auth: Secret<Text> = none,
+        /// Users who may log in, by name, each with rules as Redis's ACL has them: `on >password ~key:*
+        /// +@read`. See [users](#users).
+        users: UserList = none,
+        /// A file of users, a line for each, as Redis's `aclfile`: `user NAME rules`. See
+        /// [users](#users).
+        acl_file: FilePath = none,
         /// Initial database of clients. Redis pools only.
         redis_db: Number<0, 2147483647> = "0",
         /// How many databases clients may SELECT: those below this number. With 1 there is only

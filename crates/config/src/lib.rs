@@ -37,6 +37,7 @@ mod spool;
 mod tls;
 mod tracing;
 mod tree;
+mod users;
 mod value;
 
 use std::fs::{self, File, Metadata, OpenOptions};

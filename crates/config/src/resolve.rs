@@ -30,6 +30,7 @@ use crate::snapshot::{
 };
 use crate::spool;
 use crate::tls;
+use crate::users;
 use crate::value::{FilePath, Memory, RoundSize, SizeText, StatsListen, WORKERS_MAX, Workers};
 
 /// Most pools of one instance.
@@ -455,6 +456,7 @@ fn resolve_section(
     let command_policy = Some(policy::resolve(section, protocol, report));
     let redis_auth = section.redis_auth.as_ref().map(|it| &it.value);
     let redis_auth = secret::resolve("redis_auth", redis_auth, context, report);
+    let users = users::resolve(section, context, report);
     let memcached = memcached(section, context, report);
     let lines = lines?;
     check_servers(name, lines, section.distribution.value, report);
@@ -490,6 +492,7 @@ fn resolve_section(
         reuseport: section.reuseport.value.0,
         redis_auth: redis_auth.map(|auth| auth.0),
         server_auth,
+        users,
         redis_db: section.redis_db.value.0 as u32,
         memcached,
         databases: databases(section),

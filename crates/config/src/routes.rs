@@ -24,7 +24,7 @@ use crate::value::Value;
 pub(crate) use self::keys::read_file as read_keys_file;
 
 /// Options of pools that concern clients, and so are those of routes as well.
-const CLIENT_OPTIONS: [&str; 32] = [
+const CLIENT_OPTIONS: [&str; 34] = [
     "listen",
     "redis",
     "backlog",
@@ -33,6 +33,8 @@ const CLIENT_OPTIONS: [&str; 32] = [
     "tcp_quickack",
     "reuseport",
     "redis_auth",
+    "users",
+    "acl_file",
     "databases",
     "protocol",
     "client_auth",
@@ -170,6 +172,8 @@ pub(crate) fn warn_without_clients(section: &PoolSection, report: &mut Report<'_
         ("tcp_quickack", section.tcp_quickack.pos),
         ("protocol", section.protocol.pos),
         ("client_auth", client_auth),
+        ("users", section.users.as_ref().map_or(Pos::NONE, |users| users.pos)),
+        ("acl_file", section.acl_file.as_ref().map_or(Pos::NONE, |file| file.pos)),
         ("command_policy", policy),
         ("tls", tls),
     ] {

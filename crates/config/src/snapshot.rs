@@ -203,6 +203,10 @@ pub struct Pool {
     /// What servers are given.
     #[serde(default)]
     pub server_auth: ServerAuth,
+    /// Who may log in: lines as of an ACL file, sorted by name, with the SHA-256 of passwords. Empty:
+    /// whoever has `redis_auth`, or one of memcached's `client_auth`, or everybody.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub users: Vec<String>,
     /// Initial database of clients.
     pub redis_db: u32,
     /// Clients may select those below; if it is 1, only `redis_db`.

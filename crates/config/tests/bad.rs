@@ -23,6 +23,14 @@ fn judge(text: &str, is_root: bool) -> Result<Loaded, Errors> {
     let read_secret = |path: &Path| match path.to_str() {
         Some("/run/secret") => Ok(SecretFile { text: "hidden words\n".into(), is_public: false }),
         Some("/run/empty") => Ok(SecretFile { text: "\n".into(), is_public: false }),
+        Some("/run/users.acl") => {
+            let text =
+                "user ann on >secret +@nope\n\nann on\nuser bob on\nuser bob off\nuser cid (+get\n";
+            Ok(SecretFile { text: text.into(), is_public: false })
+        }
+        Some("/run/off.acl") => {
+            Ok(SecretFile { text: "user ann >secret +@all\n".into(), is_public: true })
+        }
         _ => Err(std::io::ErrorKind::PermissionDenied.into()),
     };
     let pem = |text: &str, is_public| Ok(SecretFile { text: text.to_owned(), is_public });

@@ -56,6 +56,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         reuseport: false,
         redis_auth: None,
         server_auth: ServerAuth::default(),
+        users: Vec::new(),
         memcached: Default::default(),
         redis_db: 0,
         databases: 16,
@@ -410,6 +411,23 @@ fn policies_are_a_word_or_a_section() {
     assert_eq!(listed.to_string(), "application, allow CONFIG|SET KEYS, deny @DANGEROUS");
     let modules = "redis: true, commands_from_servers: true, command_policy: {deny: [json.del]}";
     assert_eq!(policy(modules).deny, ["json.del"]);
+}
+
+#[test]
+fn users_are_kept_as_lines_with_hashes() {
+    let rules = "redis: true, users: {bob: 'on nopass +@read ~a', ann: [on, '>two words', +get|x, (+set ~b)]}";
+    let loaded = one_pool(rules);
+    let lines = &loaded.snapshot.pools[0].users;
+    // SHA-256 of "two words".
+    let hash = "a03f1d611645eb53ad16c1af546ca0792dc884505bab57ede80f4dad6b911d3a";
+    let expected = [
+        format!("user ann on #{hash} resetchannels -@all +get|x (~b resetchannels -@all +set)"),
+        "user bob on nopass ~a resetchannels -@all +@read".to_owned(),
+    ];
+    assert_eq!(*lines, expected);
+    assert!(!String::from_utf8_lossy(&to_json(&loaded.snapshot)).contains("two words"));
+    assert_eq!(from_json(&to_json(&loaded.snapshot)).unwrap(), loaded.snapshot);
+    assert_eq!(one_pool("redis: true").snapshot.pools[0].users, [""; 0]);
 }
 
 #[test]

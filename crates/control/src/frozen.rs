@@ -62,6 +62,7 @@ mod tests {
             protocol: None,
             id: 7,
             authenticated: true,
+            user: String::new(),
             name: Some(b"a".to_vec()),
             swallow: 0,
             dialect: String::new(),

@@ -29,6 +29,9 @@ pub struct Session {
     /// As in CLIENT ID; unique in the instance.
     pub id: u64,
     pub authenticated: bool,
+    /// Who it is, by name; empty where the pool has no users.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub user: String,
     /// Set by CLIENT SETNAME; may hold any byte.
     pub name: Option<Vec<u8>>,
     /// Bytes of a refused request that are still to come and are dropped.

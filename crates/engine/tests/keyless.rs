@@ -11,7 +11,7 @@ const OPTIONS: &str = "redis: true\npreconnect: true\nserver_failure_limit: 9";
 fn scripts_without_keys_go_to_the_first_server_that_is_well() {
     let (mut world, [a, b]): (World, [ConnId; 2]) = World::connected(&pool(OPTIONS, 2));
     let client = world.client();
-    for request in ["EVAL x 0", "FCALL f 0 arg", "LOLWUT", "ACL CAT", "TIME"] {
+    for request in ["EVAL x 0", "FCALL f 0 arg", "LOLWUT", "ACL GENPASS", "TIME"] {
         world.send(client, redis(request));
         world.expect(a, redis(request));
         world.send(a, "+ok\r\n");
@@ -55,8 +55,8 @@ fn what_is_refused_says_why_and_the_connection_goes_on() {
         client,
         "-ERR SHUTDOWN would stop the servers of all clients: ask the servers themselves; QUIT \
          ends a connection\r\n\
-         -ERR the servers' users are not those of the gateway, which is one user to them: manage \
-         ACLs at the servers themselves\r\n\
+         -ERR the users are those of the gateway's configuration: change its 'users' or 'acl_file', \
+         and reload it\r\n\
          -ERR This instance has cluster support disabled\r\n\
          $-1\r\n\
          *3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n\

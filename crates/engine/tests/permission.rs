@@ -351,3 +351,30 @@ fn guessing_by_memcacheds_protocols_waits_as_well() {
     world.expect(client, "STORED\r\n");
     assert_eq!(count(&world, PoolCounter::AuthFailures), 5);
 }
+
+#[test]
+fn what_a_user_may_not_do_is_refused_in_its_turn() {
+    let rules =
+        "redis: true\nusers: {default: on nopass ~a* +@all -incr, ann: on >one ~* &* +@all}";
+    let (mut world, client, lane) = one_server(rules);
+    let denied =
+        "-NOPERM this user has no permissions to access one of the keys used as arguments\r\n";
+    world.send(client, all(&["GET a", "GET b", "INCR a", "AUTH ann one", "GET b", "INCR a"]));
+    world.expect(lane, all(&["GET a", "GET b", "INCR a"]));
+    world.send(lane, "$-1\r\n$1\r\n1\r\n:1\r\n");
+    let incr = "-NOPERM this user has no permissions to run the 'incr' command\r\n";
+    world.expect(client, format!("$-1\r\n{denied}{incr}+OK\r\n$1\r\n1\r\n:1\r\n"));
+    assert_eq!(count(&world, PoolCounter::CommandsRefused), 2);
+    assert_eq!(ask(&mut world, client, "RESET"), "+RESET\r\n");
+    assert_eq!(ask(&mut world, client, "GET b"), denied);
+    assert_eq!(ask(&mut world, client, "AUTH ann two"), WRONG_PASSWORD);
+    assert_eq!(ask(&mut world, client, "ACL WHOAMI"), "$7\r\ndefault\r\n");
+    let nobody = "-ERR No such user 'nobody'\r\n";
+    assert_eq!(ask(&mut world, client, "CLIENT KILL USER nobody"), nobody);
+    // A large one is decided about when all of it is there.
+    let large = "x".repeat(2 << 20);
+    assert_eq!(ask(&mut world, client, &format!("SET b {large}")), denied);
+    world.expect(lane, "");
+}
+
+const WRONG_PASSWORD: &str = "-WRONGPASS invalid username-password pair or user is disabled.\r\n";

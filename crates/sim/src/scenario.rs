@@ -730,6 +730,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         tcp_keepalive: false,
         tcp_quickack: false,
         reuseport: false,
+        users: Vec::new(),
         redis_auth: (is_redis && random.percent(25)).then(|| "secret word".to_owned()),
         server_auth: ServerAuth::default(),
         memcached: Memcached {

@@ -1,7 +1,9 @@
 //! A client's connection.
 
 use std::num::NonZero;
+use std::sync::Arc;
 
+use cashew_acl::User;
 use cashew_config::snapshot::{Protocol, Reads};
 use cashew_protocol::redis::CommandId;
 use cashew_protocol::{memcached, resp};
@@ -141,7 +143,7 @@ pub(crate) struct Session {
     pub(crate) wire_protocol: WireProtocol,
     pub(crate) database: Selected,
     pub(crate) authenticated: bool,
-    /// If it has said anything about itself.
+    /// If it has said anything about itself, or is one of several users.
     pub(crate) profile: Option<Box<Profile>>,
     /// Set by CLIENT NO-EVICT: when memory is short, others are closed first.
     pub(crate) no_evict: bool,
@@ -177,9 +179,42 @@ pub struct Profile {
     /// Set by CLIENT SETINFO.
     pub library: Vec<u8>,
     pub library_version: Vec<u8>,
+    /// Who it has logged in as, where there are users. Only the name matters to where it moves.
+    pub user: Option<Arc<User>>,
+}
+
+impl Profile {
+    /// Its user by name; empty if there are no users, or if it is not known.
+    pub fn user_name(&self) -> &str {
+        self.user.as_ref().map_or("", |user| user.name())
+    }
+
+    /// The user of that name, if it is not empty. The rules are those of where it arrives.
+    pub fn user_named(name: &str) -> Option<Arc<User>> {
+        (!name.is_empty()).then(|| Arc::new(User::new(name)))
+    }
+
+    /// Of a client that has said nothing but who it is.
+    pub(crate) fn of_user(user: Option<Arc<User>>) -> Option<Box<Self>> {
+        user.map(|user| Box::new(Self { user: Some(user), ..Self::default() }))
+    }
 }
 
 impl Session {
+    /// The user whose rules are to be looked at.
+    #[inline]
+    pub(crate) fn restricted_user(&self) -> Option<&Arc<User>> {
+        self.user().filter(|user| !user.is_unrestricted())
+    }
+
+    pub(crate) fn user(&self) -> Option<&Arc<User>> {
+        self.profile.as_ref()?.user.as_ref()
+    }
+
+    pub(crate) fn user_name(&self) -> &str {
+        self.user().map_or("default", |user| user.name())
+    }
+
     /// As CLIENT GETNAME tells it.
     pub(crate) fn name(&self) -> Option<&[u8]> {
         let name = &self.profile.as_ref()?.name;
@@ -189,7 +224,7 @@ impl Session {
     /// Bytes allocated for what the client has said of itself.
     pub(crate) fn profile_size(&self) -> usize {
         self.profile.as_deref().map_or(0, |profile| {
-            let Profile { name, library, library_version } = profile;
+            let Profile { name, library, library_version, user: _ } = profile;
             let texts = name.capacity() + library.capacity() + library_version.capacity();
             size_of::<Profile>() + texts
         })
@@ -322,7 +357,8 @@ impl Client {
         let has_mode =
             modes.transaction.is_some() || modes.subscriber.is_some() || modes.monitor.is_some();
         let replies_oddly = self.noreply || self.skip != Skip::No;
-        has_mode || self.undecided || replies_oddly
+        let is_restricted = self.session.restricted_user().is_some();
+        has_mode || self.undecided || replies_oddly || is_restricted
     }
 
     /// Whether it asks nothing more and is owed nothing.

@@ -386,12 +386,15 @@ impl Engine {
         let undecided = wire_protocol.is_none() && self.is_undecided(listener);
         let config = &mut self.listeners[listener];
         let first = self.backends[config.backend].params_set[0];
+        // It may have been somebody where there were no users, or is nobody any more.
+        let (is_known, user) = config.user_again(authenticated, profile.user_name());
+        let profile = Profile { user, ..profile };
         let session = Session {
             id,
             protocol: config.protocol,
             wire_protocol: wire_protocol.unwrap_or(first.wire_protocol),
             database: database.into(),
-            authenticated: authenticated || config.is_open(),
+            authenticated: is_known,
             profile: (profile != Profile::default()).then(|| Box::new(profile)),
             no_evict: parts.no_evict,
             since_us: now.as_micros() as i64 - parts.age_us as i64,
@@ -434,7 +437,7 @@ impl Engine {
             self.mark_client(index);
         }
         // It could not be served as it has asked for: a worker has room for so many variants.
-        if self.draining || !is_followed {
+        if self.draining || !is_followed || authenticated && !is_known {
             self.finish(index);
         } else {
             self.throttle_new(index);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use cashew_acl::{User, Users};
 use cashew_config::snapshot::{self, Limits, OnFailure, Protocol};
 use cashew_protocol::memcached::ChorePolicy;
 use cashew_protocol::redis::{Clearance, CustomCommands, Definition, Policy, Rules};
@@ -9,6 +10,7 @@ use cashew_protocol::redis::{Clearance, CustomCommands, Definition, Policy, Rule
 use crate::base::id::BackendId;
 use crate::base::standing::Standing;
 use crate::base::tally::PrefixNumber;
+use crate::downstream::acl_log::AclLog;
 use crate::downstream::notice::Notices;
 use crate::topology::route_tree::Tree;
 
@@ -31,6 +33,10 @@ pub(crate) struct Listener {
     /// Clients that take longer to read a reply are recorded, in microseconds.
     pub(crate) slow_after_us: u64,
     pub(crate) auth: Option<String>,
+    /// Those of its configuration, or of Redis's protocol the only one there is without.
+    pub(crate) users: Arc<Users>,
+    /// What users were denied lately, the latest first.
+    pub(crate) acl_log: AclLog,
     /// A get whose server fails is a miss.
     pub(crate) misses: bool,
     /// Reads have a choice of servers, as far as the configuration goes.
@@ -88,6 +94,8 @@ impl Listener {
             prefixes: Vec::new(),
             slow_after_us: u64::MAX,
             auth: None,
+            users: Arc::new(Users::only_default(None)),
+            acl_log: AclLog::default(),
             misses: false,
             has_replicas: false,
             choice: Choice::None,
@@ -117,6 +125,10 @@ impl Listener {
         self.prefixes.clone_from(&config.prefixes);
         self.slow_after_us = config.slow_after_us();
         self.auth.clone_from(&config.redis_auth);
+        self.users = Arc::new(match config.users.is_empty() {
+            true => Users::only_default(config.redis_auth.as_deref()),
+            false => Users::of_lines(&config.users),
+        });
         self.misses = config.memcached.on_failure == OnFailure::Miss;
         self.has_replicas = config.has_copies();
         self.choice = if self.has_replicas { Choice::Replicas } else { Choice::None };
@@ -144,7 +156,34 @@ impl Listener {
 
     /// Whether clients need not say who they are.
     pub(crate) fn is_open(&self) -> bool {
-        self.auth.is_none() && self.config.memcached.client_auth.is_empty()
+        match self.has_users() {
+            true => self.users.open_default().is_some(),
+            false => self.auth.is_none() && self.config.memcached.client_auth.is_empty(),
+        }
+    }
+
+    /// Whether clients are users, each with rules of its own.
+    pub(crate) fn has_users(&self) -> bool {
+        !self.config.users.is_empty()
+    }
+
+    /// Whether a client is known that was known before, perhaps where other users were or none, and who
+    /// it is now: a user who is gone or off is nobody.
+    pub(crate) fn user_again(&self, was_known: bool, name: &str) -> (bool, Option<Arc<User>>) {
+        if !self.has_users() {
+            return (was_known || self.is_open(), None);
+        }
+        if !was_known {
+            return (self.is_open(), self.first_user());
+        }
+        let name = if name.is_empty() { "default" } else { name };
+        let user = self.users.named(name.as_bytes()).filter(|user| user.is_on()).cloned();
+        (user.is_some(), user)
+    }
+
+    /// Who a client is that has not said so.
+    pub(crate) fn first_user(&self) -> Option<Arc<User>> {
+        self.users.open_default().filter(|_| self.has_users()).cloned()
     }
 
     pub(crate) fn is_in_use(&self) -> bool {

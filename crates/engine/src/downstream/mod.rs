@@ -1,5 +1,6 @@
 //! Clients: who asks, and what the port promises them.
 
+pub(crate) mod acl_log;
 pub(crate) mod activity;
 pub(crate) mod client;
 pub(crate) mod command_policy;

@@ -4,6 +4,9 @@
 //! The latter two decide which lanes its requests take. They change only while it is owed nothing,
 //! as what follows must not overtake what is on its way.
 
+use std::sync::Arc;
+
+use cashew_acl::User;
 use cashew_protocol::Span;
 use cashew_protocol::redis::Command;
 use cashew_protocol::resp::{self, Version, encode};
@@ -23,6 +26,8 @@ pub(crate) const REDIS_VERSION: &str = "7.0.15";
 /// How long after a server did not speak RESP3 clients are told so, before it is tried again.
 const DIALECT_REFUSED_MS: u64 = 60_000;
 
+const NO_PASSWORD: &str = "ERR AUTH <password> called without any password configured for the \
+                           default user. Are you sure your configuration is correct?";
 const NO_PROTO: &str = "NOPROTO unsupported protocol version";
 pub(crate) const NO_VARIANT: &str =
     "ERR too many databases are in use through this gateway at the moment";
@@ -57,10 +62,12 @@ impl Engine {
         password: &[u8],
     ) -> Result<(), &'static str> {
         let listener = self.clients[client].listener;
+        if self.listeners[listener].has_users() {
+            return self.log_in(client, user, password);
+        }
         let right = match (&self.listeners[listener].auth, user) {
             (None, None) => {
-                return Err("ERR AUTH <password> called without any password configured for the \
-                     default user. Are you sure your configuration is correct?");
+                return Err(NO_PASSWORD);
             }
             (None, Some(user)) => user == b"default",
             (Some(expected), user) => {
@@ -76,6 +83,59 @@ impl Engine {
             self.wrong_password(client);
             Err("WRONGPASS invalid username-password pair or user is disabled.")
         }
+    }
+
+    /// Has the client be a user of its port, if that is the password. Otherwise it stays who it is, as
+    /// in Redis.
+    fn log_in(
+        &mut self,
+        client: ClientId,
+        user: Option<&[u8]>,
+        password: &[u8],
+    ) -> Result<(), &'static str> {
+        let users = &self.listener_of(client).users;
+        if user.is_none() && users.open_default().is_some() {
+            return Err(NO_PASSWORD);
+        }
+        let name = user.unwrap_or(b"default");
+        match users.authenticate(name, password).cloned() {
+            Some(user) => {
+                self.become_user(client, Some(user));
+                Ok(())
+            }
+            None => {
+                self.note_denial(client, "auth", b"AUTH", name);
+                self.wrong_password(client);
+                Err("WRONGPASS invalid username-password pair or user is disabled.")
+            }
+        }
+    }
+
+    /// The client is this user from here on.
+    pub(crate) fn become_user(&mut self, client: ClientId, user: Option<Arc<User>>) {
+        self.clients[client].session.authenticated = true;
+        self.set_user(client, user);
+        self.update_off_fast_path(client);
+    }
+
+    fn set_user(&mut self, client: ClientId, user: Option<Arc<User>>) {
+        if user.is_some() || self.clients[client].session.user().is_some() {
+            self.change_profile(client, |profile| profile.user = user);
+        }
+    }
+
+    /// Notes for ACL LOG what the client was denied, as this user.
+    pub(crate) fn note_denial(
+        &mut self,
+        client: ClientId,
+        reason: &'static str,
+        object: &[u8],
+        user: &[u8],
+    ) {
+        let context = if self.is_queueing(client) { "multi" } else { "toplevel" };
+        let Client { listener, session, .. } = &self.clients[client];
+        let (by, log) = ((session.id, self.now), &mut self.listeners[*listener].acl_log);
+        log.add((reason, context), object, user, by);
     }
 
     /// SELECT index
@@ -223,7 +283,9 @@ impl Engine {
         let listener = &self.listeners[*listener];
         session.wire_protocol = self.backends[listener.backend].params_set[0].wire_protocol;
         session.database = Selected::NONE;
-        session.authenticated = listener.auth.is_none();
+        session.authenticated = listener.is_open();
+        let user = listener.first_user();
+        self.set_user(client, user);
         self.set_name(client, b"");
         self.update_off_fast_path(client);
         let is_followed = self.follow_session(client);

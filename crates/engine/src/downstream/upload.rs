@@ -118,7 +118,9 @@ impl Engine {
         let class = redis::CommandId::of(command).class();
         let counting = Counting { size: need as u64, class, ..Counting::default() };
         self.count_as(client, counting, Some(key.of(bytes)));
-        if self.clients[client].modes.transaction.is_some() {
+        // What a restricted user asks is decided about when all of it is there.
+        let is_restricted = self.clients[client].session.restricted_user().is_some();
+        if is_restricted || self.clients[client].modes.transaction.is_some() {
             return Begun::No;
         }
         if self.clients[client].off_fast_path && self.is_postponed(client, command) {
@@ -184,7 +186,8 @@ impl Engine {
         (tail, head): (Tail, Head),
         extent: Extent,
     ) -> Begun {
-        if (extent.here as u64) < WRITE_MIN {
+        let is_restricted = self.clients[client].session.restricted_user().is_some();
+        if is_restricted || (extent.here as u64) < WRITE_MIN {
             // There is nothing to write yet, so it needs no lane: who sends little has none.
             return Begun::No;
         }

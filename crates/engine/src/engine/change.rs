@@ -1078,6 +1078,9 @@ impl Engine {
                 // What is still on its way must not be overtaken on another server.
                 client.fenced |= changed.is_rerouted && client.requests > 0;
             }
+            if changed.has_auth {
+                self.follow_users(index);
+            }
             if changed.has_database && !self.follow_session(index) {
                 self.finish(index);
             }
@@ -1245,6 +1248,7 @@ impl Changed {
         Self {
             is_rerouted: false,
             has_auth: old.redis_auth != new.redis_auth
+                || old.users != new.users
                 || old.memcached.client_auth != new.memcached.client_auth,
             has_database: old.redis_db != new.redis_db,
             has_timeout: old.timeout_ms != new.timeout_ms,

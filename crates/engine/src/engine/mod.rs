@@ -33,7 +33,7 @@ use crate::base::time::Time;
 use crate::base::timers::{Timer, Timers};
 use crate::base::work_budget::WorkBudget;
 use crate::downstream::activity::Activity;
-use crate::downstream::client::{Client, Dirty, Selected, Session, State};
+use crate::downstream::client::{Client, Dirty, Profile, Selected, Session, State};
 use crate::downstream::handoff::Moving;
 use crate::downstream::listener::Listener;
 use crate::downstream::pressure::Pressure;
@@ -317,7 +317,7 @@ impl Engine {
             wire_protocol: self.backends[config.backend].params_set[0].wire_protocol,
             database: Selected::NONE,
             authenticated: config.is_open(),
-            profile: None,
+            profile: Profile::of_user(config.first_user()),
             no_evict: false,
             since_us: now.as_micros() as i64,
         };
@@ -331,9 +331,12 @@ impl Engine {
         let client = Client {
             has_place,
             undecided,
-            off_fast_path: undecided || self.redis_listeners[listener].holds_writes_back(),
+            off_fast_path: undecided
+                || self.redis_listeners[listener].holds_writes_back()
+                || session.restricted_user().is_some(),
             ..Client::new(listener, lane_choice, session)
         };
+        self.bufs.charge(client.session.profile_size());
         let (index, generation) = self.clients.insert(client);
         self.write_marks.forget(index);
         self.standpoints.forget(index);

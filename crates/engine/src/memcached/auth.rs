@@ -23,7 +23,15 @@ const MECHANISM_SIZE_MAX: u32 = 32;
 
 impl Engine {
     /// Whether a user of the pool has that password.
-    fn knows(&self, client: ClientId, user: &[u8], password: &[u8]) -> bool {
+    fn knows(&mut self, client: ClientId, user: &[u8], password: &[u8]) -> bool {
+        if self.listener_of(client).has_users() {
+            let known = self.listener_of(client).users.authenticate(user, password).cloned();
+            match &known {
+                Some(_) => self.become_user(client, known.clone()),
+                None => self.note_denial(client, "auth", b"AUTH", user),
+            }
+            return known.is_some();
+        }
         let listener = self.listener_of(client);
         let users = &listener.config.memcached.client_auth;
         // All are looked at, so that the time tells nothing.
@@ -65,7 +73,7 @@ impl Engine {
         let header = parser.header();
         let is_asked = {
             let listener = self.listener_of(client);
-            !listener.config.memcached.client_auth.is_empty()
+            listener.has_users() || !listener.config.memcached.client_auth.is_empty()
         };
         let mut status = Status::UnknownCommand;
         let mut value = &b""[..];
@@ -92,7 +100,7 @@ impl Engine {
 
     /// Whether this is who it should be: an identity, which is not looked at, user and password,
     /// with zeros between them.
-    fn is_plain_login(&self, client: ClientId, parser: &BinaryParser, bytes: &[u8]) -> bool {
+    fn is_plain_login(&mut self, client: ClientId, parser: &BinaryParser, bytes: &[u8]) -> bool {
         let mut parts = parser.value().of(bytes).split(|&byte| byte == 0);
         let (_, user, password) = (parts.next(), parts.next(), parts.next());
         parser.key().of(bytes) == MECHANISM

@@ -180,7 +180,8 @@ impl Engine {
     ) -> bool {
         let is_known = self.clients[client].session.authenticated;
         let status = if is_known { status } else { Status::AuthError };
-        if status == Status::TooLarge && parser.opcode() == Opcode::Set {
+        let is_set = status == Status::TooLarge && parser.opcode() == Opcode::Set;
+        if is_set && self.packet_denial(client, parser, bytes).is_none() {
             // Like memcached: the client takes what is stored to be overwritten.
             let key = parser.key().of(bytes);
             let mut text = self.bufs.take();
@@ -239,6 +240,12 @@ impl Engine {
         }
         if let Some(text) = self.binary_refusal(client, opcode, parser.key().of(bytes)) {
             self.answer_binary(client, parser, Status::UnknownCommand, text.as_bytes());
+            return Plan::Done;
+        }
+        if self.clients[client].off_fast_path
+            && let Some(why) = self.packet_denial(client, parser, bytes)
+        {
+            self.answer_binary(client, parser, Status::AuthError, why.as_bytes());
             return Plan::Done;
         }
         self.ask_binary(client, parser, bytes);

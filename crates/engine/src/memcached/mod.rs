@@ -17,6 +17,7 @@ mod invalidation;
 mod meta;
 mod multiget_paging;
 mod own_stats;
+mod permission;
 mod quiet_filter;
 mod routed;
 mod stats;

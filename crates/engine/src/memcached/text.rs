@@ -233,6 +233,14 @@ impl Engine {
             self.clients[client].noreply = false;
             return Plan::Done;
         }
+        if self.clients[client].off_fast_path
+            && let Some(why) = self.text_denial(client, parser, bytes)
+        {
+            let refusal = format!("CLIENT_ERROR {why}\r\n");
+            self.answer(client, |out| out.extend_from_slice(refusal.as_bytes()));
+            self.clients[client].noreply = false;
+            return Plan::Done;
+        }
         if self.listener_of(client).choice == Choice::Backends
             && let Some(plan) = self.route_text(client, parser, bytes)
         {
@@ -307,6 +315,9 @@ impl Engine {
     fn drop_stored(&mut self, client: ClientId, parser: &RequestParser, bytes: &[u8]) {
         let sets = matches!(parser.verb(), Verb::Set | Verb::MetaSet);
         if !sets || parser.data().is_some() || parser.keys().len() != 1 {
+            return;
+        }
+        if self.text_denial(client, parser, bytes).is_some() {
             return;
         }
         let mut buf = [0; KEY_SIZE_MAX];

@@ -91,6 +91,7 @@ pub(crate) struct Selection<'b> {
     peer: Option<&'b [u8]>,
     local: Option<&'b [u8]>,
     age_min: Option<i64>,
+    user: Option<&'b [u8]>,
     skips_asker: bool,
 }
 
@@ -196,6 +197,14 @@ impl<'b> Question<'b> {
         text
     }
 
+    /// Whose clients it is about, if it names a user.
+    pub(crate) fn user(&self) -> Option<&[u8]> {
+        match self {
+            Self::List(selection) | Self::Kill(Kill { selection, .. }) => selection.user,
+            _ => None,
+        }
+    }
+
     /// Why a client with this id may not ask it, if its pool lets clients do so much.
     pub(crate) fn refusal(
         &self,
@@ -276,13 +285,7 @@ impl<'b> Selection<'b> {
                 () if is("type") => selection.kind = Some(ClientKind::named(value)?),
                 () if is("addr") => selection.peer = Some(value),
                 () if is("laddr") => selection.local = Some(value),
-                () if is("user") => {
-                    // There is no other.
-                    if value != b"default" {
-                        let name = String::from_utf8_lossy(value);
-                        return Err(format!("ERR No such user '{name}'"));
-                    }
-                }
+                () if is("user") => selection.user = Some(value),
                 () if is("skipme") => match () {
                     () if value.eq_ignore_ascii_case(b"yes") => selection.skips_asker = true,
                     () if value.eq_ignore_ascii_case(b"no") => selection.skips_asker = false,
@@ -394,6 +397,7 @@ impl Engine {
                 || selection.ids.as_ref().is_some_and(|ids| ids.binary_search(&id).is_err())
                 || selection.kind.is_some_and(|kind| kind != self.kind_of(client))
                 || selection.age_min.is_some_and(|age| self.age(client) < age)
+                || selection.user.is_some_and(|user| user != client.session.user_name().as_bytes())
             {
                 return false;
             }
@@ -462,7 +466,7 @@ impl Engine {
             "id={} addr={} laddr={} fd={} name={} age={} idle={} flags={} db={} sub={channels} \
              psub={patterns} ssub={shards} multi={queued} qbuf={} qbuf-free={} argv-mem=0 \
              multi-mem=0 rbs=0 rbp=0 obl={obl} oll={oll} omem={} tot-mem={} events={} \
-             cmd={command} user=default redir=-1 resp={} lib-name={} lib-ver={}",
+             cmd={command} user={} redir=-1 resp={} lib-name={} lib-ver={}",
             session.id,
             place.peer,
             place.local,
@@ -477,6 +481,7 @@ impl Engine {
             waits - obl,
             input.capacity() as u64 + waits,
             if waits == 0 { "r" } else { "rw" },
+            session.user_name(),
             session.wire_protocol.resp().number(),
             said(|profile| &profile.library),
             said(|profile| &profile.library_version),
@@ -553,7 +558,6 @@ mod tests {
             ("CLIENT KILL ID 0", "client-id should be greater than 0"),
             ("CLIENT KILL ID x", "client-id should be greater than 0"),
             ("CLIENT KILL TYPE x", "Unknown client type 'x'"),
-            ("CLIENT KILL USER nobody", "No such user 'nobody'"),
             ("CLIENT KILL SKIPME maybe ID 3", "syntax error"),
             ("CLIENT KILL ID 1 TYPE", "syntax error"),
             ("CLIENT KILL FOO bar", "syntax error"),

@@ -1,5 +1,6 @@
 //! What to do with each Redis command.
 
+pub(crate) mod acl;
 pub(crate) mod blocking;
 pub(crate) mod client_command;
 pub(crate) mod client_list;
@@ -81,6 +82,11 @@ impl Engine {
             && self.may_not_call(client, command)
         {
             return self.refuse_command(client, command);
+        }
+        if self.clients[client].off_fast_path
+            && let Some(plan) = self.refuse_denied(client, lookup, bytes, args)
+        {
+            return plan;
         }
         let plan = match self.listener_of(client).is_monitored {
             true => self.plan_observed(client, lookup, bytes, args),
@@ -419,7 +425,11 @@ impl Engine {
             }
             Local::Client => self.client_command(client, command, bytes, args),
             Local::Role => self.say(client, b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n"),
-            Local::User => self.say(client, b"$7\r\ndefault\r\n"),
+            Local::User => {
+                let name = self.clients[client].session.user_name().to_owned();
+                self.reply_with(client, |out| encode::write_bulk(out, name.as_bytes()))
+            }
+            Local::Acl => self.acl_command(client, command, bytes, args),
             Local::Hello => self.hello(client, bytes, args),
             Local::SlowLog => {
                 if let Some(plan) = self.addressed(client, command, bytes, args) {

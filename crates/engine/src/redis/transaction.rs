@@ -821,6 +821,13 @@ impl Engine {
         }
     }
 
+    /// What is queued will not be executed.
+    pub(crate) fn refuse_transaction(&mut self, client: ClientId) {
+        if self.is_queueing(client) {
+            self.doom(client, Fate::Refused);
+        }
+    }
+
     // Refusals.
 
     fn refuse_with(&mut self, client: ClientId, write: impl FnOnce(&mut Vec<u8>)) -> Plan {

@@ -203,6 +203,9 @@ impl Engine {
         let Client { listener, session, .. } = &self.clients[client];
         let reach = self.redis_listeners[*listener].reach;
         let pool = &self.listeners[*listener];
+        if let Some(user) = question.user().filter(|user| pool.users.named(user).is_none()) {
+            return Some(format!("ERR No such user '{}'", String::from_utf8_lossy(user)));
+        }
         question.refusal(session.id, reach, pool.config.client_pause_max_ms)
     }
 

@@ -233,6 +233,8 @@ pub enum Local {
     Role,
     /// ACL WHOAMI.
     User,
+    /// What ACL tells of users, and ACL CAT.
+    Acl,
     /// ROUTE EXPLAIN: where a key goes.
     Route,
     /// SLOWLOG: what was slow here. The servers' own are reached by name.

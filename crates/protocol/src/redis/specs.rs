@@ -99,12 +99,13 @@ impl Command {
     }
 
     /// Whether the table's keys are names of other things: of channels.
-    pub(super) fn has_no_true_keys(&self) -> bool {
+    pub fn has_no_true_keys(&self) -> bool {
         self.keys == Keys::None || self.facts.uses == "not_key"
     }
 
-    /// The use of a call's key at this position among its keys.
-    pub(super) fn uses_in(&self, buf: &[u8], args: &[Span], position: usize) -> &'static str {
+    /// The use of a call's key at this position among its keys, in the words of COMMAND's key
+    /// specifications, separated by spaces.
+    pub fn uses_in(&self, buf: &[u8], args: &[Span], position: usize) -> &'static str {
         match self.name {
             "set" if is_among(b"get", buf, args.get(3..)) => return "RW access update",
             "set" => return "OW update",

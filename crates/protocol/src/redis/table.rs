@@ -103,8 +103,8 @@ const REPLICATION: &str = "ERR replication is between servers, not through the g
 const SHUTDOWN: &str = "ERR SHUTDOWN would stop the servers of all clients: ask the servers \
                         themselves; QUIT ends a connection";
 const MODULES: &str = "ERR modules are loaded at the servers themselves, not through the gateway";
-const USERS: &str = "ERR the servers' users are not those of the gateway, which is one user to \
-                     them: manage ACLs at the servers themselves";
+const USERS: &str = "ERR the users are those of the gateway's configuration: change its 'users' or \
+                     'acl_file', and reload it";
 const SCRIPT_DEBUG: &str = "ERR scripts are debugged at a server itself, not through the gateway";
 const IMPORT_SOURCE: &str = "ERR CLIENT IMPORT-SOURCE marks a connection to a server, and clients \
                              share these: import at the servers themselves";
@@ -563,18 +563,18 @@ pub static COMMANDS: &[Command] = &numbered([
     command("select", 2, NO_DATA, NONE, "", local(Local::Select), Connection, "loading stale fast"),
 
     command("acl", -2, NO_DATA, NONE, "", Unsupported, Server, "").containing(13),
-    command("acl|cat", -2, NO_DATA, NONE, "", ANY, Server, "noscript loading stale"),
+    command("acl|cat", -2, NO_DATA, NONE, "", local(Local::Acl), Server, "noscript loading stale"),
     command("acl|deluser", -3, NO_DATA, NONE, "", Refuse(USERS), Server, "admin noscript loading stale").tips("request_policy:all_nodes response_policy:all_succeeded"),
-    command("acl|dryrun", -4, NO_DATA, NONE, "", Refuse(USERS), Server, "admin noscript loading stale"),
+    command("acl|dryrun", -4, NO_DATA, NONE, "", local(Local::Acl), Server, "admin noscript loading stale").needs(Admin),
     command("acl|genpass", -2, NO_DATA, NONE, "", ANY, Server, "noscript loading stale"),
-    command("acl|getuser", 3, NO_DATA, NONE, "", Refuse(USERS), Server, "admin noscript loading stale"),
+    command("acl|getuser", 3, NO_DATA, NONE, "", local(Local::Acl), Server, "admin noscript loading stale").needs(Admin),
     command("acl|help", 2, NO_DATA, NONE, "", ANY, Server, "loading stale"),
-    command("acl|list", 2, NO_DATA, NONE, "", Refuse(USERS), Server, "admin noscript loading stale"),
+    command("acl|list", 2, NO_DATA, NONE, "", local(Local::Acl), Server, "admin noscript loading stale").needs(Admin),
     command("acl|load", 2, NO_DATA, NONE, "", Refuse(USERS), Server, "admin noscript loading stale"),
-    command("acl|log", -2, NO_DATA, NONE, "", Refuse(USERS), Server, "admin noscript loading stale"),
+    command("acl|log", -2, NO_DATA, NONE, "", local(Local::Acl), Server, "admin noscript loading stale").needs(Admin),
     command("acl|save", 2, NO_DATA, NONE, "", Refuse(USERS), Server, "admin noscript loading stale").tips("request_policy:all_nodes response_policy:all_succeeded"),
     command("acl|setuser", -3, NO_DATA, NONE, "", Refuse(USERS), Server, "admin noscript loading stale").tips("request_policy:all_nodes response_policy:all_succeeded"),
-    command("acl|users", 2, NO_DATA, NONE, "", Refuse(USERS), Server, "admin noscript loading stale"),
+    command("acl|users", 2, NO_DATA, NONE, "", local(Local::Acl), Server, "admin noscript loading stale").needs(Admin),
     command("acl|whoami", 2, NO_DATA, NONE, "", local(Local::User), Server, "noscript loading stale"),
     command("backup", 2, NO_DATA, NONE, "", Unsupported, Server, "").since("8.10").containing(7),
     command("backup|abort", 2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript").since("8.10").needs(Admin),

@@ -68,6 +68,7 @@ impl<D: Driver> Worker<D> {
             protocol: Some(config.protocol),
             id: parts.id,
             authenticated: parts.authenticated,
+            user: parts.profile.user_name().to_owned(),
             name: Some(parts.profile.name).filter(|name| !name.is_empty()),
             swallow: parts.swallow,
             dialect: parts
@@ -162,6 +163,7 @@ impl<D: Driver> Worker<D> {
                 name: session.name.unwrap_or_default(),
                 library: session.library,
                 library_version: session.library_version,
+                user: Profile::user_named(&session.user),
             },
             no_evict: session.no_evict,
             reads: Reads::named(&session.reads),
