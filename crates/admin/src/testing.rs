@@ -9,7 +9,6 @@ use cashew_metrics::{
     Cause, Evidence, Layout, PoolCounter, PoolGauge, Segments, ServerCounter, ServerGauge, Shared,
     monotonic_ms,
 };
-use cashew_protocol::CommandClass;
 
 use crate::{Discovery, GroupState, Source};
 
@@ -38,8 +37,8 @@ pub(crate) fn busy_source() -> Source {
         worker.add_pool(pool, PoolCounter::ClientsAccepted, 10);
         worker.set_pool(pool, PoolGauge::ClientConnections, 4 * times);
         worker.set_pool(pool, PoolGauge::RingVersion, 5);
-        worker.record_class(pool, CommandClass::Get, 1000, 1);
-        worker.record_class(pool, CommandClass::Get, 2_999_999 + times, 1);
+        worker.record_pool(pool, 1000, 1);
+        worker.record_pool(pool, 2_999_999 + times, 1);
         worker.add_server(server, ServerCounter::Requests, 10 * times);
         worker.add_server(server, ServerCounter::Connects, 3 * times);
         worker.set_server(server, ServerGauge::ServerConnections, times);

@@ -236,7 +236,6 @@ impl Difference {
             spool,
             slow_log_ms,
             hot_keys,
-            prefixes,
             tls,
             tls_listen,
             server_tls,
@@ -346,7 +345,6 @@ impl Difference {
         option.changed("spool", &spooled(spool), &spooled(&new.spool));
         option.changed("slow_log", &SpanText(*slow_log_ms), &SpanText(new.slow_log_ms));
         option.changed("hot_keys", hot_keys, &new.hot_keys);
-        option.changed("prefixes", &listed(prefixes), &listed(&new.prefixes));
         option.tls(tls.as_ref(), new.tls.as_ref());
         option.changed("tls_listen", &or_none(tls_listen), &or_none(&new.tls_listen));
         option.server_tls(server_tls.as_ref(), new.server_tls.as_ref());
@@ -477,10 +475,6 @@ fn classes(classes: &[(String, Reads)]) -> String {
     let classes: Vec<String> =
         classes.iter().map(|(class, reads)| format!("{class}: {reads}")).collect();
     if classes.is_empty() { "none".to_owned() } else { classes.join(", ") }
-}
-
-fn listed(texts: &[String]) -> String {
-    if texts.is_empty() { "none".to_owned() } else { format!("[{}]", texts.join(", ")) }
 }
 
 fn names(commands: &[CustomCommand]) -> String {
@@ -860,7 +854,6 @@ mod tests {
             ("hide_topology: true", "hide_topology: false -> true"),
             ("slow_log: 2ms", "slow_log: 10ms -> 2ms"),
             ("hot_keys: false", "hot_keys: true -> false"),
-            ("prefixes: [a:, b:]", "prefixes: none -> [a:, b:]"),
             ("request_size_max: 1mb", "request_size_max: 1.0 GiB -> 1.0 MiB"),
             ("client_requests_max: 1", "client_requests_max: 1024 -> 1"),
             ("client_output_pause: 5kb", "client_output_pause: 1.0 MiB -> 5.0 KiB"),

@@ -529,7 +529,6 @@ fn resolve_section(
         spool: section.spool.as_ref().map(|spool| spool.value.0.clone()),
         slow_log_ms: section.slow_log.value.0,
         hot_keys: section.hot_keys.value.0,
-        prefixes: section.prefixes.as_ref().map_or_else(Vec::new, |it| it.value.0.clone()),
         tls: tls::resolve(section, context, report),
         tls_listen: tls_listen.flatten(),
         server_tls: tls::resolve_servers(section, context, report),

@@ -24,7 +24,7 @@ use crate::value::Value;
 pub(crate) use self::keys::read_file as read_keys_file;
 
 /// Options of pools that concern clients, and so are those of routes as well.
-const CLIENT_OPTIONS: [&str; 34] = [
+const CLIENT_OPTIONS: [&str; 33] = [
     "listen",
     "redis",
     "backlog",
@@ -55,7 +55,6 @@ const CLIENT_OPTIONS: [&str; 34] = [
     "hide_topology",
     "slow_log",
     "hot_keys",
-    "prefixes",
     "client_pause_max",
     "tls",
     "tls_listen",

@@ -92,7 +92,6 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         retry_reads: false,
         slow_log_ms: 10,
         hot_keys: true,
-        prefixes: Vec::new(),
     }
 }
 

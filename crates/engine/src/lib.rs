@@ -24,7 +24,7 @@ mod upstream;
 pub use base::action::{Action, Notice, Scope, Sequel, SlowEnd};
 pub use base::failure::{CloseReason, Failure};
 pub use base::id::{BackendId, ConnId, ListenerId, ServerId};
-pub use base::tally::Answered;
+pub use base::latency_batch::Answered;
 pub use base::time::Time;
 pub use downstream::activity::Activity;
 pub use downstream::client::Profile;

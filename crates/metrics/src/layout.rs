@@ -6,20 +6,19 @@
 //!
 //! A segment is, in words of 8 bytes: a header; then per pool its counters, gauges and histogram,
 //! followed by the same for each of its servers; then the void, a pool and a server that are never
-//! shown; then the audience; then per pool, the void included, its [details](detail). It is padded to whole pages,
+//! shown; then the audience; then per pool, the void included, its [hot keys](crate::hot). It is padded to whole pages,
 //! so that workers share no cache line. With histograms of about 4 KiB a segment takes
-//! `73856 + (pools + 1) * (376 + 113792) + (servers + 1) * 4216` bytes, and 4024 for each prefix of a pool. Only
-//! touched pages are ever allocated.
+//! `73856 + (pools + 1) * (4352 + 49408) + (servers + 1) * 4216` bytes. Only touched pages are ever
+//! allocated.
 
 use std::ops::Range;
 
 use cashew_config::Snapshot;
-use cashew_protocol::CommandClass;
 
 use crate::audience;
 use crate::histogram;
 use crate::hot;
-use crate::ids::{CommandCounter, PoolCounter, PoolGauge, ServerCounter, ServerGauge};
+use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 use crate::overlaps;
 use crate::server_state;
 
@@ -28,7 +27,7 @@ use crate::server_state;
 ///
 /// With `CASHEW_TEST_BUMP` in the compiler's environment it is one more, as in a later release.
 /// This is for tests of upgrades only.
-const VERSION: u64 = 16 + option_env!("CASHEW_TEST_BUMP").is_some() as u64;
+const VERSION: u64 = 15 + option_env!("CASHEW_TEST_BUMP").is_some() as u64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"cashew\0\0") | VERSION << 56;
 
@@ -63,7 +62,8 @@ pub(crate) mod header {
 }
 
 pub(crate) const POOL_GAUGES: usize = PoolCounter::ALL.len();
-pub(crate) const POOL_WORDS: usize = POOL_GAUGES + PoolGauge::ALL.len();
+pub(crate) const POOL_HISTOGRAM: usize = POOL_GAUGES + PoolGauge::ALL.len();
+pub(crate) const POOL_WORDS: usize = POOL_HISTOGRAM + histogram::WORDS;
 
 pub(crate) const SERVER_GAUGES: usize = ServerCounter::ALL.len();
 /// When the worker last tried to connect to the failing server, and when it last found that the
@@ -73,43 +73,6 @@ pub(crate) const SERVER_REACHED: usize = SERVER_TRIED + 1;
 pub(crate) const SERVER_HISTOGRAM: usize = SERVER_REACHED + 1;
 pub(crate) const SERVER_WORDS: usize = SERVER_HISTOGRAM + histogram::WORDS;
 
-/// What is counted of a pool beside its own numbers, from its place on.
-pub(crate) mod detail {
-    use super::{CommandClass, CommandCounter, histogram, hot};
-
-    /// Of each class of commands, its counters.
-    pub(crate) const CLASSES: usize = 0;
-    pub(crate) const COUNTERS: usize = CommandCounter::ALL.len();
-    /// Of each class, a histogram. Together they are that of the pool.
-    pub(crate) const HISTOGRAMS: usize = CLASSES + CommandClass::COUNT * COUNTERS;
-    pub(crate) const HOT: usize = HISTOGRAMS + CommandClass::COUNT * histogram::WORDS;
-    /// Of each prefix, its counters and a histogram.
-    pub(crate) const PREFIXES: usize = HOT + hot::WORDS;
-    pub(crate) const PREFIX_WORDS: usize = COUNTERS + histogram::WORDS;
-
-    /// Where a class has its counters.
-    #[inline]
-    pub(crate) const fn class(class: CommandClass) -> usize {
-        CLASSES + class as usize * COUNTERS
-    }
-
-    /// Where a class has its histogram.
-    #[inline]
-    pub(crate) const fn histogram_of(class: CommandClass) -> usize {
-        HISTOGRAMS + class as usize * histogram::WORDS
-    }
-
-    /// Where a prefix has its counters, and behind them its histogram.
-    #[inline]
-    pub(crate) const fn prefix(prefix: usize) -> usize {
-        PREFIXES + prefix * PREFIX_WORDS
-    }
-
-    pub(crate) const fn words(prefixes: usize) -> usize {
-        prefix(prefixes)
-    }
-}
-
 /// Words in 4 KiB. On machines with larger pages neighbours share one, which is harmless.
 const PAGE_WORDS: usize = 512;
 
@@ -117,8 +80,8 @@ const PAGE_WORDS: usize = 512;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PoolId {
     base: u32,
-    /// Where its details are.
-    detail: u32,
+    /// Where its hot keys are.
+    hot: u32,
     /// Among the words that the master writes, of which there is one for each pool.
     opened: u32,
 }
@@ -138,8 +101,8 @@ impl PoolId {
     }
 
     #[inline]
-    pub(crate) fn detail(self) -> usize {
-        self.detail as usize
+    pub(crate) fn hot(self) -> usize {
+        self.hot as usize
     }
 
     /// Where the time is at which it opened, among what all slots share.
@@ -166,7 +129,8 @@ pub struct Layout {
     pools: Vec<PoolLayout>,
     void_pool: u32,
     void_server: u32,
-    void_detail: u32,
+    /// Where the hot keys of the first pool are; those of the others follow, and the void's.
+    hot: u32,
     audience: u32,
     /// Servers of all pools.
     servers: u32,
@@ -179,8 +143,6 @@ pub struct Layout {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct PoolLayout {
     base: u32,
-    detail: u32,
-    prefixes: usize,
     servers: usize,
     /// The number of its first server among those of all pools.
     first_server: u32,
@@ -197,9 +159,7 @@ impl Layout {
         for pool in &snapshot.pools {
             let base = u32::try_from(end).expect("a segment has at most 2^32 words");
             let count = pool.servers.len();
-            let prefixes = pool.prefixes.len();
-            let first_server = servers;
-            pools.push(PoolLayout { base, detail: 0, prefixes, servers: count, first_server });
+            pools.push(PoolLayout { base, servers: count, first_server: servers });
             servers += u32::try_from(count).expect("a segment has at most 2^32 words");
             end += POOL_WORDS + pool.servers.len() * SERVER_WORDS;
         }
@@ -209,12 +169,8 @@ impl Layout {
         end += SERVER_WORDS;
         let audience = u32::try_from(end).expect("a segment has at most 2^32 words");
         end += audience::WORDS;
-        let details = pools.iter_mut().map(|pool| (&mut pool.detail, pool.prefixes));
-        let mut void_detail = 0;
-        for (detail, prefixes) in details.chain([(&mut void_detail, 0)]) {
-            *detail = u32::try_from(end).expect("a segment has at most 2^32 words");
-            end += detail::words(prefixes);
-        }
+        let hot = u32::try_from(end).expect("a segment has at most 2^32 words");
+        end += (pools.len() + 1) * hot::WORDS;
         assert!(u32::try_from(end).is_ok(), "a segment has at most 2^32 words");
         let slot_words = end.next_multiple_of(PAGE_WORDS);
         let has_copies = snapshot.pools.iter().any(|pool| pool.writes_to_all());
@@ -224,7 +180,7 @@ impl Layout {
             pools,
             void_pool,
             void_server,
-            void_detail,
+            hot,
             audience,
             servers,
             overlaps,
@@ -256,8 +212,9 @@ impl Layout {
         (common::WORDS + states + pool) as u32
     }
 
-    fn pool_id(&self, pool: usize, base: u32, detail: u32) -> PoolId {
-        PoolId { base, detail, opened: self.opened(pool) }
+    fn pool_id(&self, pool: usize, base: u32) -> PoolId {
+        let hot = self.hot + (pool * hot::WORDS) as u32;
+        PoolId { base, hot, opened: self.opened(pool) }
     }
 
     /// A digest of the pools and servers, by name and order, of their statistics, and of whether any are copies.
@@ -269,14 +226,14 @@ impl Layout {
     ///
     /// If the snapshot has no such pool.
     pub fn pool(&self, pool: usize) -> PoolId {
-        self.pool_id(pool, self.pools[pool].base, self.pools[pool].detail)
+        self.pool_id(pool, self.pools[pool].base)
     }
 
     /// # Panics
     ///
     /// If the snapshot has no such pool or the pool no such server.
     pub fn server(&self, pool: usize, server: usize) -> ServerId {
-        let PoolLayout { base, servers, first_server, .. } = self.pools[pool];
+        let PoolLayout { base, servers, first_server } = self.pools[pool];
         assert!(server < servers, "pool {pool} has {servers} servers, not one of index {server}");
         let base = base + (POOL_WORDS + server * SERVER_WORDS) as u32;
         ServerId { base, number: first_server + server as u32 }
@@ -284,21 +241,12 @@ impl Layout {
 
     /// Where a pool counts that the snapshot no longer has; never shown.
     pub fn void_pool(&self) -> PoolId {
-        self.pool_id(self.pools.len(), self.void_pool, self.void_detail)
+        self.pool_id(self.pools.len(), self.void_pool)
     }
 
     /// Where a server counts that the snapshot no longer has; never shown.
     pub fn void_server(&self) -> ServerId {
         ServerId { base: self.void_server, number: self.servers }
-    }
-
-    /// How many prefixes of a pool are counted.
-    ///
-    /// # Panics
-    ///
-    /// If the snapshot has no such pool.
-    pub fn prefixes(&self, pool: usize) -> usize {
-        self.pools[pool].prefixes
     }
 
     pub(crate) fn audience(&self) -> Range<usize> {
@@ -319,16 +267,14 @@ impl Layout {
 /// FNV-1a, 64 bits. Lengths are hashed before names so that no two lists of names look alike.
 fn fingerprint(snapshot: &Snapshot, overlaps: usize) -> u64 {
     let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
-    let sizes = [POOL_GAUGES, POOL_WORDS, SERVER_GAUGES, SERVER_HISTOGRAM, histogram::WORDS];
-    for size in sizes.into_iter().chain([detail::PREFIXES, detail::PREFIX_WORDS]) {
+    let sizes = [POOL_GAUGES, POOL_HISTOGRAM, SERVER_GAUGES, SERVER_HISTOGRAM, histogram::WORDS];
+    for size in sizes.into_iter().chain([hot::WORDS]) {
         hash.number(size);
     }
     hash.number(overlaps);
     hash.number(snapshot.pools.len());
     for pool in &snapshot.pools {
         hash.text(&pool.name);
-        hash.number(pool.prefixes.len());
-        pool.prefixes.iter().for_each(|prefix| hash.text(prefix));
         hash.number(pool.servers.len());
         for server in &pool.servers {
             hash.text(&server.name);
@@ -405,12 +351,12 @@ mod tests {
 
     #[test]
     fn the_documented_sizes_hold() {
-        assert_eq!((POOL_WORDS * 8, SERVER_WORDS * 8, header::WORDS * 8), (376, 4216, 128));
+        assert_eq!((POOL_WORDS * 8, SERVER_WORDS * 8, header::WORDS * 8), (4352, 4216, 128));
         let layout = Layout::new(&snapshot(&[("a", &["x", "y"]), ("bb", &["x"])]));
-        let bytes: usize = 128 + (2 + 1) * 376 + (3 + 1) * 4216;
-        let bytes = bytes + audience::WORDS * 8 + (2 + 1) * 113_792;
+        let bytes: usize = 128 + (2 + 1) * 4352 + (3 + 1) * 4216;
+        let bytes = bytes + audience::WORDS * 8 + (2 + 1) * 49_408;
         assert_eq!(audience::WORDS * 8, 73_728);
-        assert_eq!((detail::words(0) * 8, detail::PREFIX_WORDS * 8), (113_792, 4024));
+        assert_eq!(hot::WORDS * 8, 49_408);
         assert_eq!(layout.slot_words() * 8, bytes.next_multiple_of(4096));
     }
 }

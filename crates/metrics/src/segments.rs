@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use cashew_config::Snapshot;
-use cashew_protocol::CommandClass;
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
@@ -17,10 +16,11 @@ use crate::audience::Audience;
 use crate::board::{Board, BoardWriter};
 use crate::histogram;
 use crate::hot::{self, HotKeys, Ranking};
-use crate::ids::{CommandCounter, PoolCounter, PoolGauge, ServerCounter, ServerGauge};
+use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 use crate::layout::{
-    Layout, MAGIC, POOL_GAUGES, POOL_WORDS, PoolId, SERVER_GAUGES, SERVER_HISTOGRAM,
-    SERVER_REACHED, SERVER_TRIED, SERVER_WORDS, SLOTS_MAX, ServerId, common, detail, header,
+    Layout, MAGIC, POOL_GAUGES, POOL_HISTOGRAM, POOL_WORDS, PoolId, SERVER_GAUGES,
+    SERVER_HISTOGRAM, SERVER_REACHED, SERVER_TRIED, SERVER_WORDS, SLOTS_MAX, ServerId, common,
+    header,
 };
 use crate::mapping::{Mapping, View};
 use crate::overlaps::Overlaps;
@@ -207,7 +207,7 @@ impl Segments {
     }
 
     pub fn pool_latency(&self, slot: u32, pool: PoolId) -> Histogram {
-        self.classes_latency(slot..slot + 1, pool)
+        self.histogram(slot..slot + 1, pool.base() + POOL_HISTOGRAM)
     }
 
     pub fn server_counter(&self, slot: u32, server: ServerId, counter: ServerCounter) -> u64 {
@@ -235,7 +235,7 @@ impl Segments {
     }
 
     pub fn sum_pool_latency(&self, pool: PoolId) -> Histogram {
-        self.classes_latency(0..self.slots(), pool)
+        self.histogram(0..self.slots(), pool.base() + POOL_HISTOGRAM)
     }
 
     pub fn sum_server_counter(&self, server: ServerId, counter: ServerCounter) -> u64 {
@@ -250,71 +250,11 @@ impl Segments {
         self.max(|slot| self.server_gauge(slot, server, gauge))
     }
 
-    pub fn class_counter(
-        &self,
-        slot: u32,
-        pool: PoolId,
-        class: CommandClass,
-        counter: CommandCounter,
-    ) -> u64 {
-        self.word(slot, pool.detail() + detail::class(class) + counter as usize)
-    }
-
-    pub fn sum_class_counter(
-        &self,
-        pool: PoolId,
-        class: CommandClass,
-        counter: CommandCounter,
-    ) -> u64 {
-        self.sum(|slot| self.class_counter(slot, pool, class, counter))
-    }
-
-    /// Of the slots given.
-    pub fn class_latency(&self, slots: Range<u32>, pool: PoolId, class: CommandClass) -> Histogram {
-        let mut histogram = Histogram::default();
-        for slot in slots {
-            // To read what was never written would take memory.
-            if self.class_counter(slot, pool, class, CommandCounter::Requests) > 0 {
-                let at = pool.detail() + detail::histogram_of(class);
-                self.add_histogram(slot, at, &mut histogram);
-            }
-        }
-        histogram
-    }
-
-    fn classes_latency(&self, slots: Range<u32>, pool: PoolId) -> Histogram {
-        let mut histogram = Histogram::default();
-        for class in CommandClass::ALL {
-            histogram.merge(&self.class_latency(slots.clone(), pool, class));
-        }
-        histogram
-    }
-
-    /// Of a prefix, which must be one of the pool's.
-    pub fn prefix_counter(
-        &self,
-        slot: u32,
-        pool: PoolId,
-        prefix: usize,
-        counter: CommandCounter,
-    ) -> u64 {
-        self.word(slot, pool.detail() + detail::prefix(prefix) + counter as usize)
-    }
-
-    pub fn sum_prefix_counter(&self, pool: PoolId, prefix: usize, counter: CommandCounter) -> u64 {
-        self.sum(|slot| self.prefix_counter(slot, pool, prefix, counter))
-    }
-
-    /// Of the slots given, and a prefix, which must be one of the pool's.
-    pub fn prefix_latency(&self, slots: Range<u32>, pool: PoolId, prefix: usize) -> Histogram {
-        self.histogram(slots, pool.detail() + detail::prefix(prefix) + detail::COUNTERS)
-    }
-
     /// The hottest keys of a pool over all workers, the hottest first. `now_us` is in microseconds of the monotonic
     /// clock.
     pub fn hot_keys(&self, pool: PoolId, ranking: Ranking, now_us: u64) -> HotKeys {
         let (mut keys, mut total) = (HashMap::new(), 0);
-        let start = pool.detail() + detail::HOT;
+        let start = pool.hot();
         for slot in 0..self.slots() {
             let words = &self.words(slot)[start..start + hot::WORDS];
             hot::merge(words, ranking, now_us, &mut keys, &mut total);
@@ -415,17 +355,6 @@ impl Segments {
             let Some(&old_pool) = old_pools.get(config.name.as_str()) else { continue };
             let base = self.layout.pool(pool).base();
             copy(from.layout.pool(old_pool).base(), base, POOL_WORDS);
-            let (before, after) = (from.layout.pool(old_pool), self.layout.pool(pool));
-            // Hot keys name servers by number: those may be others.
-            copy(before.detail(), after.detail(), detail::HOT);
-            let known = &old.pools[old_pool].prefixes;
-            for (prefix, text) in config.prefixes.iter().enumerate() {
-                if let Some(at) = known.iter().position(|it| it == text) {
-                    let at = before.detail() + detail::prefix(at);
-                    let to = after.detail() + detail::prefix(prefix);
-                    copy(at, to, detail::PREFIX_WORDS);
-                }
-            }
             let old_config = &old.pools[old_pool].servers;
             let old_servers: HashMap<&str, usize> = old.pools[old_pool]
                 .servers
@@ -501,7 +430,7 @@ impl Segments {
         };
         self.audience(slot).clear();
         for pool in self.layout.pools() {
-            clear(pool.base() + POOL_GAUGES, pool.base() + POOL_WORDS);
+            clear(pool.base() + POOL_GAUGES, pool.base() + POOL_HISTOGRAM);
         }
         for server in self.layout.servers() {
             clear(server.base() + SERVER_GAUGES, server.base() + SERVER_HISTOGRAM);
@@ -542,14 +471,10 @@ impl Segments {
     fn histogram(&self, slots: Range<u32>, base: usize) -> Histogram {
         let mut histogram = Histogram::default();
         for slot in slots {
-            self.add_histogram(slot, base, &mut histogram);
+            let words = &self.words(slot)[base..base + histogram::WORDS];
+            histogram.add_words(|at| words[at].load(Relaxed));
         }
         histogram
-    }
-
-    fn add_histogram(&self, slot: u32, base: usize, to: &mut Histogram) {
-        let words = &self.words(slot)[base..base + histogram::WORDS];
-        to.add_words(|at| words[at].load(Relaxed));
     }
 
     fn word(&self, slot: u32, at: usize) -> u64 {
@@ -689,7 +614,7 @@ mod tests {
             let n = 100 * (pool as u64 + 1);
             writer.add_pool(writer.pool(pool), PoolCounter::Requests, n);
             writer.set_pool(writer.pool(pool), PoolGauge::ClientConnections, n + 1);
-            writer.record_class(writer.pool(pool), CommandClass::Get, n, 1);
+            writer.record_pool(writer.pool(pool), n, 1);
             for server in 0..config.servers.len() {
                 let id = writer.server(pool, server);
                 writer.add_server(id, ServerCounter::Requests, n + 10 + server as u64);
@@ -779,7 +704,7 @@ mod tests {
             writer.add_pool(pool, PoolCounter::Responses, 4);
             writer.set_server(server, ServerGauge::EjectedAt, 10 + u64::from(slot));
             writer.add_server(server, ServerCounter::ResponseBytes, 6);
-            writer.record_class(pool, CommandClass::Get, 50, 1);
+            writer.record_pool(pool, 50, 1);
         }
         assert_eq!(segments.max_server_gauge(server, ServerGauge::EjectedAt), 11);
         segments.clear_gauges(1);
@@ -802,7 +727,7 @@ mod tests {
                 let writer = Arc::new(Segments::open(&fd, &layout).unwrap()).writer(0);
                 for value in 0..WRITES {
                     writer.add_pool(pool, PoolCounter::Requests, STEP);
-                    writer.record_class(pool, CommandClass::Get, value, 1);
+                    writer.record_pool(pool, value, 1);
                 }
             });
             let (mut requests, mut count) = (0, 0);

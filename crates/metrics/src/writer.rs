@@ -6,16 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use cashew_config::Snapshot;
-use cashew_protocol::CommandClass;
 
 use crate::audience::Audience;
 use crate::board::Board;
 use crate::histogram::{self, SUM};
 use crate::hot::{self, HotSample};
-use crate::ids::{CommandCounter, PoolCounter, PoolGauge, ServerCounter, ServerGauge};
+use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 use crate::layout::{
-    Layout, POOL_GAUGES, PoolId, SERVER_GAUGES, SERVER_HISTOGRAM, SERVER_REACHED, SERVER_TRIED,
-    ServerId, detail, header,
+    Layout, POOL_GAUGES, POOL_HISTOGRAM, PoolId, SERVER_GAUGES, SERVER_HISTOGRAM, SERVER_REACHED,
+    SERVER_TRIED, ServerId, header,
 };
 use crate::mapping::View;
 use crate::overlaps::{WriteKind, WriteLane, WriteStamp};
@@ -164,40 +163,21 @@ impl Writer {
         &self.board
     }
 
+    /// Counts requests by the time from their arrival to their reply.
+    #[inline]
+    pub fn record_pool(&self, pool: PoolId, latency_us: u64, count: u64) {
+        self.record(pool.base() + POOL_HISTOGRAM, latency_us, count);
+    }
+
     /// Counts a server's replies by the time from the last byte of their requests.
     #[inline]
     pub fn record_server(&self, server: ServerId, latency_us: u64, count: u64) {
         self.record(server.base() + SERVER_HISTOGRAM, latency_us, count);
     }
 
-    #[inline]
-    pub fn add_class(&self, pool: PoolId, class: CommandClass, counter: CommandCounter, n: u64) {
-        self.add(pool.detail() + detail::class(class) + counter as usize, n);
-    }
-
-    /// Counts requests of a class, and by the time from their arrival to their reply.
-    #[inline]
-    pub fn record_class(&self, pool: PoolId, class: CommandClass, latency_us: u64, count: u64) {
-        self.add_class(pool, class, CommandCounter::Requests, count);
-        self.record(pool.detail() + detail::histogram_of(class), latency_us, count);
-    }
-
-    /// Adds to a counter of a prefix, which must be one of the pool's.
-    pub fn add_prefix(&self, pool: PoolId, prefix: usize, counter: CommandCounter, n: u64) {
-        self.add(pool.detail() + detail::prefix(prefix) + counter as usize, n);
-    }
-
-    /// Counts requests with a prefix, which must be one of the pool's, and by the time from their arrival to
-    /// their reply.
-    pub fn record_prefix(&self, pool: PoolId, prefix: usize, latency_us: u64, count: u64) {
-        self.add_prefix(pool, prefix, CommandCounter::Requests, count);
-        let at = pool.detail() + detail::prefix(prefix) + detail::COUNTERS;
-        self.record(at, latency_us, count);
-    }
-
     /// Takes a sample up in the sketch of a pool's hot keys. `now_us` is in microseconds of the monotonic clock.
     pub fn note_hot(&self, pool: PoolId, sample: &HotSample<'_>, now_us: u64) {
-        let start = pool.detail() + detail::HOT;
+        let start = pool.hot();
         hot::note(&self.view.words()[start..start + hot::WORDS], sample, now_us);
     }
 
@@ -297,24 +277,12 @@ impl Writer {
         self.segments.sum_pool_counter(pool, counter)
     }
 
-    pub fn class_counter(&self, pool: PoolId, class: CommandClass, counter: CommandCounter) -> u64 {
-        self.word(pool.detail() + detail::class(class) + counter as usize).load(Relaxed)
-    }
-
-    pub fn prefix_counter(&self, pool: PoolId, prefix: usize, counter: CommandCounter) -> u64 {
-        self.word(pool.detail() + detail::prefix(prefix) + counter as usize).load(Relaxed)
-    }
-
     pub fn pool_gauge(&self, pool: PoolId, gauge: PoolGauge) -> u64 {
         self.word(pool.base() + POOL_GAUGES + gauge as usize).load(Relaxed)
     }
 
     pub fn pool_latency(&self, pool: PoolId) -> Histogram {
-        let mut histogram = Histogram::default();
-        for class in CommandClass::ALL {
-            histogram.merge(&self.histogram(pool.detail() + detail::histogram_of(class)));
-        }
-        histogram
+        self.histogram(pool.base() + POOL_HISTOGRAM)
     }
 
     pub fn server_counter(&self, server: ServerId, counter: ServerCounter) -> u64 {
@@ -380,7 +348,7 @@ mod tests {
                 expected.push(next.next().unwrap());
                 writer.set_pool(pool, gauge, expected[expected.len() - 1]);
             }
-            writer.record_class(pool, CommandClass::Get, u64::MAX, 1);
+            writer.record_pool(pool, u64::MAX, 1);
         }
         for server in servers {
             for &counter in ServerCounter::ALL {

@@ -772,7 +772,6 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         retry_reads: false,
         slow_log_ms: 10,
         hot_keys: true,
-        prefixes: Vec::new(),
     };
     pool.server_auth = ServerAuth::of_clients(pool.redis_auth.as_deref());
     if pool.redis_auth.is_some() && index.is_multiple_of(2) {

@@ -11,7 +11,6 @@ use cashew_protocol::{memcached, resp};
 use crate::base::buffer::{BufPool, LARGE, Output};
 use crate::base::fifo::Fifo;
 use crate::base::id::{ConnId, ListenerId, RequestId};
-use crate::base::tally::Ended;
 use crate::base::time::Time;
 use crate::downstream::activity::Activity;
 use crate::downstream::session_modes::Modes;
@@ -297,21 +296,21 @@ impl Client {
         }
     }
 
-    /// Moves replies that are complete and in turn into the output, which ends their requests.
+    /// Moves replies that are complete and in turn into the output, which ends their requests;
+    /// tells when each of these began.
     #[inline]
     pub(crate) fn deliver_done(
         &mut self,
         requests: &mut Requests,
         bufs: &mut BufPool,
         activity: &mut Activity,
-        mut ended: impl FnMut(Ended),
+        mut ended: impl FnMut(Time),
     ) {
         while self.head != RequestId::NONE {
             let request = &mut requests[self.head];
             if !request.done {
                 return;
             }
-            let (outcome, reply_bytes) = request.replied(self.session.wire_protocol.reply_form());
             // It is empty if the reply went to the output by itself.
             if !request.reply.is_empty() {
                 self.held -= request.reply.len() as u64;
@@ -324,9 +323,7 @@ impl Client {
                     self.output.push_buf(std::mem::take(&mut request.reply), bufs);
                 }
             }
-            let counting = request.counting;
-            let started = self.end_head(requests, bufs, activity);
-            ended(Ended { started, counting, outcome, reply_bytes });
+            ended(self.end_head(requests, bufs, activity));
         }
     }
 

@@ -9,7 +9,6 @@ use cashew_protocol::redis::{Clearance, CustomCommands, Definition, Policy, Rule
 
 use crate::base::id::BackendId;
 use crate::base::standing::Standing;
-use crate::base::tally::PrefixNumber;
 use crate::downstream::acl_log::AclLog;
 use crate::downstream::notice::Notices;
 use crate::topology::route_tree::Tree;
@@ -28,8 +27,6 @@ pub(crate) struct Listener {
     pub(crate) metrics: cashew_metrics::PoolId,
     /// Those of clients count here, those of servers and lanes at the backend.
     pub(crate) limits: Limits,
-    /// Prefixes of keys that are counted by themselves.
-    pub(crate) prefixes: Vec<String>,
     /// Clients that take longer to read a reply are recorded, in microseconds.
     pub(crate) slow_after_us: u64,
     pub(crate) auth: Option<String>,
@@ -91,7 +88,6 @@ impl Listener {
             standing: Standing::Coming,
             metrics,
             limits: config.limits,
-            prefixes: Vec::new(),
             slow_after_us: u64::MAX,
             auth: None,
             users: Arc::new(Users::only_default(None)),
@@ -122,7 +118,6 @@ impl Listener {
     pub(crate) fn configure(&mut self) {
         let config = &*self.config;
         self.limits = config.limits;
-        self.prefixes.clone_from(&config.prefixes);
         self.slow_after_us = config.slow_after_us();
         self.auth.clone_from(&config.redis_auth);
         self.users = Arc::new(match config.users.is_empty() {
@@ -134,16 +129,6 @@ impl Listener {
         self.choice = if self.has_replicas { Choice::Replicas } else { Choice::None };
         self.commands_version = self.commands_version % u8::MAX + 1;
         self.learnt.clear();
-    }
-
-    /// The longest of its prefixes that a key begins with.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn prefix_of(&self, key: &[u8]) -> PrefixNumber {
-        let found = self.prefixes.iter().enumerate();
-        let found = found.filter(|(_, prefix)| key.starts_with(prefix.as_bytes()));
-        let longest = found.max_by_key(|(_, prefix)| prefix.len());
-        longest.map_or(PrefixNumber::NONE, |(at, _)| PrefixNumber::new(at))
     }
 
     /// Whether its requests may go to that backend.

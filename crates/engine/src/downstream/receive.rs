@@ -6,7 +6,6 @@ use cashew_protocol::resp;
 use crate::base::action::Action;
 use crate::base::buffer::LARGE;
 use crate::base::id::{ClientId, ConnId, LaneId, RequestId};
-use crate::base::tally::{Counting, PrefixNumber};
 use crate::downstream::client::{Handoff, Parser, Skip, State};
 use crate::downstream::upload::{Begun, UPLOAD_SIZE_MIN};
 use crate::engine::{Closed, Engine};
@@ -269,7 +268,6 @@ impl Engine {
                 }
                 resp::Parsed::Invalid(error) => {
                     parser.reset();
-                    self.counting = Counting::default();
                     self.answer(index, |out| {
                         out.extend_from_slice(b"-ERR ");
                         error.write_message(out);
@@ -474,9 +472,6 @@ impl Engine {
         let slot = &mut self.requests[request];
         slot.silent = client.noreply;
         slot.asked = self.request_ctx.asked;
-        slot.counting = self.counting;
-        // Where one request is answered as several, its bytes count once.
-        self.counting.size = 0;
         if client.head == RequestId::NONE {
             self.activity.join(&mut client.asked_in, &mut client.asked);
         }
@@ -484,17 +479,6 @@ impl Engine {
         client.asked = client.asked.wrapping_add(1);
         self.metrics.add_pool(self.listeners[client.listener].metrics, PoolCounter::Requests, 1);
         request
-    }
-
-    /// The request that is dispatched next counts as this; `key` is the first that it names.
-    #[inline]
-    pub(crate) fn count_as(&mut self, client: ClientId, counting: Counting, key: Option<&[u8]>) {
-        let listener = &self.listeners[self.clients[client].listener];
-        let prefix = match key {
-            Some(key) if !listener.prefixes.is_empty() => listener.prefix_of(key),
-            _ => PrefixNumber::NONE,
-        };
-        self.counting = Counting { prefix, ..counting };
     }
 
     /// Takes the client's only request back, as if it had just been received.
@@ -536,8 +520,9 @@ impl Engine {
         let before = client.requests;
         let listener = self.listeners[client.listener].metrics;
         let (requests, bufs) = (&mut self.requests, &mut self.bufs);
-        client.deliver_done(requests, bufs, &mut self.activity, |ended| {
-            self.tally.add(listener, &ended, self.now, &self.metrics);
+        client.deliver_done(requests, bufs, &mut self.activity, |started| {
+            let latency = self.now.micros_since(started);
+            self.latency_batch.add(listener, latency, &self.metrics);
         });
         if client.requests < before {
             let is_off_fast_path = client.off_fast_path;

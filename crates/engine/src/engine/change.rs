@@ -26,7 +26,6 @@ use crate::base::failure::Failure;
 use crate::base::id::{BackendId, ClientId, LaneId, ListenerId, PoolId, ServerId};
 use crate::base::standing::Standing;
 use crate::base::table::Table;
-use crate::base::tally::PrefixNumber;
 use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::downstream::client::State;
@@ -652,13 +651,9 @@ impl Engine {
         (self.listeners_in_use, self.backends_in_use) = (steps.len(), steps.len());
         self.pressure.set_max(memory_max);
         self.spooling.announce(&self.backends);
-        let prefixes =
-            self.listeners.iter_mut().map(|it| std::mem::take(&mut it.prefixes)).collect();
-        let tallied = self.tallied_listener();
         let before = self.take_pools();
         let changes = self.rearrange(before, steps, self.now.plus_millis(leave_ms));
         self.renumber(&places);
-        self.renumber_prefixes(prefixes, tallied, &places);
         self.lay_routes(stood);
         self.cut_stranded(&keyless);
         for backend in self.backends.ids().take(self.backends_in_use) {
@@ -690,7 +685,7 @@ impl Engine {
         };
         for (listener, &place) in self.listeners.iter_mut().zip(&places.pools) {
             let id = pool_of(place);
-            if self.tally.pool() == Some(&mut listener.metrics)
+            if self.latency_batch.pool() == Some(&mut listener.metrics)
                 && listener.standing != Standing::Coming
             {
                 tallied = Some(id);
@@ -711,53 +706,10 @@ impl Engine {
                 state.count_at(place, &metrics);
             }
         }
-        if let (Some(pool), Some(tallied)) = (self.tally.pool(), tallied) {
+        if let (Some(pool), Some(tallied)) = (self.latency_batch.pool(), tallied) {
             *pool = tallied;
         }
         self.metrics = metrics;
-    }
-
-    /// Whose numbers are not published yet, if anybody is to see them.
-    fn tallied_listener(&mut self) -> Option<ListenerId> {
-        let pool = self.tally.pool().copied().filter(|&it| it != self.metrics.void_pool())?;
-        self.listeners.entries().find(|(_, it)| it.metrics == pool).map(|(id, _)| id)
-    }
-
-    /// What is under way counts by the prefixes as they are now. `before` are those of the listeners, by
-    /// their numbers before the change, one of which was being `tallied`.
-    fn renumber_prefixes(
-        &mut self,
-        before: Vec<Vec<String>>,
-        tallied: Option<ListenerId>,
-        places: &Places,
-    ) {
-        if tallied.is_none() {
-            self.tally.renumber_prefixes(|_| PrefixNumber::NONE);
-        }
-        let mut changed = HashMap::new();
-        for (number, before) in (0..).zip(before) {
-            let old = ListenerId::new(number);
-            let Some(new) = places.listener(old) else { continue };
-            let now = &self.listeners[new].prefixes;
-            if before == *now {
-                continue;
-            }
-            let place = |text| now.iter().position(|it| it == text);
-            let numbers = before.iter().map(|text| place(text).map(PrefixNumber::new));
-            let numbers: Vec<_> = numbers.map(Option::unwrap_or_default).collect();
-            if tallied == Some(old) {
-                self.tally.renumber_prefixes(|it| it.of(&numbers));
-            }
-            changed.insert(new, numbers);
-        }
-        if changed.is_empty() {
-            return;
-        }
-        for request in self.requests.iter_mut().filter(|it| it.client != ClientId::NONE) {
-            if let Some(numbers) = changed.get(&self.clients[request.client].listener) {
-                request.counting.prefix = request.counting.prefix.of(numbers);
-            }
-        }
     }
 
     /// Actions that nobody has seen yet will be carried out by the new numbers.
@@ -911,8 +863,6 @@ impl Engine {
                 // What is found out about its servers is for nobody.
                 backend.servers.iter_mut().for_each(|server| server.ask_at = Time::NEVER);
                 pool.listener.standing = backend.standing;
-                // They count where nobody sees it.
-                pool.listener.prefixes.clear();
                 self.timers.arm(leave, Timer::Change);
             }
             if backend.standing != Standing::Gone {

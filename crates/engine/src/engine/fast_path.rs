@@ -8,11 +8,9 @@ use cashew_metrics::PoolCounter;
 use cashew_protocol::memcached::{self, Answer, Expect, Tag, binary, retagged_header};
 use cashew_protocol::redis::{self, Access, Policy};
 use cashew_protocol::resp;
-use cashew_protocol::{CommandClass, Outcome};
 
 use crate::base::buffer::LARGE;
 use crate::base::id::{ClientId, ConnId, LaneId, RequestId};
-use crate::base::tally::{Counting, Ended, PrefixNumber};
 use crate::downstream::client::{Client, Selected, State};
 use crate::downstream::listener::Choice;
 use crate::engine::Engine;
@@ -36,7 +34,6 @@ struct Plain<'b> {
     expect: Expect,
     /// It has to do with CAS uniques in a way for which the general way is.
     cas_tags: bool,
-    class: CommandClass,
     /// What it calls, in Redis.
     called: Option<&'static redis::PlainCommand>,
 }
@@ -44,9 +41,6 @@ struct Plain<'b> {
 /// How a protocol's plain requests and replies are read. A trait, as functions that are handed over
 /// would not be inlined.
 trait Reader {
-    /// Replies leave out keys that are not there.
-    const MEMCACHED: bool = Self::TAGS;
-
     /// A lane's replies may have uniques in them that get a tag.
     const TAGS: bool;
     /// All of them do, in their headers.
@@ -62,9 +56,6 @@ trait Reader {
 
     /// The reply at the start of the buffer, and what follows it.
     fn reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])>;
-
-    /// What a reply says of its request, which perhaps gets a value.
-    fn outcome(gets: bool, reply: &[u8]) -> Outcome;
 
     /// Reads may have a choice of servers, or requests may be sent again. Where not, none of what that takes
     /// is compiled in.
@@ -110,8 +101,7 @@ impl<const RESP3: bool, const GUARDED: bool, const CHOOSES: bool, const ROUTED: 
         }
         let resp::PlainRequest { bytes, rest, key } = head.request()?;
         let (access, expect, called) = (command.access, Expect::Line, Some(command));
-        let class = command.class;
-        Some(Plain { bytes, rest, key, access, expect, cas_tags: false, class, called })
+        Some(Plain { bytes, rest, key, access, expect, cas_tags: false, called })
     }
 
     #[inline(always)]
@@ -121,11 +111,6 @@ impl<const RESP3: bool, const GUARDED: bool, const CHOOSES: bool, const ROUTED: 
             return None;
         }
         resp::plain_reply_of::<RESP3>(buf)
-    }
-
-    #[inline(always)]
-    fn outcome(gets: bool, reply: &[u8]) -> Outcome {
-        Outcome::of_element(gets, reply)
     }
 }
 
@@ -147,13 +132,11 @@ impl<const METAGETS: bool, const CHOOSES: bool, const ROUTED: bool> Reader
     #[inline(always)]
     fn request<'b>(buf: &'b [u8], _: &Policy) -> Option<Plain<'b>> {
         let plain = memcached::plain_request(buf)?;
-        let memcached::PlainRequest { bytes, rest, key, retrieves, cas_tags, expect, class } =
-            plain;
+        let memcached::PlainRequest { bytes, rest, key, retrieves, cas_tags, expect } = plain;
         if !METAGETS && expect == Expect::Meta {
             return None;
         }
-        let access = access(retrieves);
-        Some(Plain { bytes, rest, key, access, expect, cas_tags, class, called: None })
+        Some(Plain { bytes, rest, key, access: access(retrieves), expect, cas_tags, called: None })
     }
 
     #[inline(always)]
@@ -165,11 +148,6 @@ impl<const METAGETS: bool, const CHOOSES: bool, const ROUTED: bool> Reader
     #[inline(always)]
     fn reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
         memcached::plain_reply(expect, buf)
-    }
-
-    #[inline(always)]
-    fn outcome(gets: bool, reply: &[u8]) -> Outcome {
-        Outcome::of_text(gets, reply)
     }
 }
 
@@ -185,11 +163,11 @@ impl<const CHOOSES: bool, const ROUTED: bool> Reader for Binary<CHOOSES, ROUTED>
     #[inline(always)]
     fn request<'b>(buf: &'b [u8], _: &Policy) -> Option<Plain<'b>> {
         let plain = binary::plain_request(buf)?;
-        let binary::PlainRequest { bytes, rest, key, retrieves, names_unique, class, .. } = plain;
+        let binary::PlainRequest { bytes, rest, key, retrieves, names_unique, .. } = plain;
         // A reply always has a unique, which is good only where writes are judged by it.
         let access = if CHOOSES && retrieves { Access::Walk } else { access(retrieves) };
         let (expect, cas_tags) = (Expect::Packet, names_unique);
-        Some(Plain { bytes, rest, key, access, expect, cas_tags, class, called: None })
+        Some(Plain { bytes, rest, key, access, expect, cas_tags, called: None })
     }
 
     #[inline(always)]
@@ -202,11 +180,6 @@ impl<const CHOOSES: bool, const ROUTED: bool> Reader for Binary<CHOOSES, ROUTED>
     #[inline(always)]
     fn reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
         if expect == Expect::Packet { binary::plain_reply(buf) } else { None }
-    }
-
-    #[inline(always)]
-    fn outcome(gets: bool, reply: &[u8]) -> Outcome {
-        Outcome::of_packet(gets, reply)
     }
 
     #[inline(always)]
@@ -421,15 +394,6 @@ impl Engine {
             let (request, slot) = self.requests.add(backend_id, index, self.now);
             slot.mark = mark;
             slot.expect = plain.expect;
-            slot.counting = Counting {
-                size: plain.bytes.len() as u64,
-                keys: u32::from(R::MEMCACHED && plain.class == CommandClass::Get),
-                class: plain.class,
-                prefix: match listener.prefixes.is_empty() {
-                    true => PrefixNumber::NONE,
-                    false => listener.prefix_of(plain.key),
-                },
-            };
             if moves {
                 slot.may_move(own);
             }
@@ -563,8 +527,6 @@ impl Engine {
             request.in_lane = false;
             request.done = true;
             lane.pop_head(request.next_in_lane, request.wire_len);
-            let counting = request.counting;
-            let outcome = R::outcome(counting.class == CommandClass::Get, reply);
             let (header, reply) = match reply.split_first_chunk() {
                 Some((header, rest)) if R::TAGS_HEADERS && tag.is_some() => {
                     (Some(retagged_header(tag, header)), rest)
@@ -592,11 +554,11 @@ impl Engine {
                     client.output.push(END, &mut self.bufs);
                 }
                 let (requests, bufs) = (&mut self.requests, &mut self.bufs);
-                let mut ended = |ended: Ended| {
-                    self.tally.add(listener.metrics, &ended, self.now, &self.metrics);
+                let mut ended = |started| {
+                    let latency = self.now.micros_since(started);
+                    self.latency_batch.add(listener.metrics, latency, &self.metrics);
                 };
-                let started = client.end_head(requests, bufs, &mut self.activity);
-                ended(Ended { started, counting, outcome, reply_bytes: len });
+                ended(client.end_head(requests, bufs, &mut self.activity));
                 client.deliver_done(requests, bufs, &mut self.activity, ended);
                 if heeds_writes
                     && client.head == RequestId::NONE

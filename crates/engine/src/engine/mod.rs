@@ -24,11 +24,11 @@ use crate::base::failure::{CloseReason, Failure};
 use crate::base::fifo::Fifo;
 use crate::base::free_ids::FreeIds;
 use crate::base::id::{BackendId, ClientId, ConnId, HedgeId, LaneId, ListenerId, ServerId};
+use crate::base::latency_batch::{Answered, LatencyBatch};
 use crate::base::recycler::Recycler;
 use crate::base::rng::Rng;
 use crate::base::slab::Slab;
 use crate::base::table::Table;
-use crate::base::tally::{Answered, Counting, Tally};
 use crate::base::time::Time;
 use crate::base::timers::{Timer, Timers};
 use crate::base::work_budget::WorkBudget;
@@ -147,9 +147,7 @@ pub struct Engine {
     pub(crate) invalidations: Invalidations,
     pub(crate) hedges: Slab<HedgeId, Hedge>,
     pub(crate) bufs: BufPool,
-    pub(crate) tally: Tally,
-    /// What the request that is being dispatched counts as.
-    pub(crate) counting: Counting,
+    pub(crate) latency_batch: LatencyBatch,
     pub(crate) observer: Observer,
     /// The hot keys that clients were told of last.
     pub(crate) hot_rows: Option<redis::own_logs::HotRows>,
@@ -260,8 +258,7 @@ impl Engine {
             invalidations: Invalidations::default(),
             hedges: Slab::new(),
             bufs: BufPool::default(),
-            tally: Tally::default(),
-            counting: Counting::default(),
+            latency_batch: LatencyBatch::default(),
             observer: Observer::new(now, seed),
             hot_rows: None,
             pressure: Pressure::new(None),
@@ -678,7 +675,7 @@ impl Engine {
         if self.moving.is_busy() {
             self.maintain_detached();
         }
-        self.tally.publish(&self.metrics);
+        self.latency_batch.publish(&self.metrics);
         self.observer.tick(now);
         self.activity.tick(now);
         if self.clients.has_retired() {
@@ -869,7 +866,7 @@ impl Engine {
     /// What has been answered since the start, up to the last [`Engine::settle`].
     #[inline]
     pub fn answered(&self) -> Answered {
-        self.tally.total
+        self.latency_batch.total
     }
 
     /// Requests that are not answered yet, of all pools.

@@ -74,7 +74,6 @@ impl Engine {
             // The common case: the reply is the client's next, and goes there by one copy.
             if owner.head == index && (request.reply.is_empty() || request.streaming) {
                 request.done = true;
-                request.reply_goes(owner.session.wire_protocol.reply_form(), bytes);
                 owner.output.push(bytes, &mut self.bufs);
                 self.client_ready(client);
                 self.check_output(client);
@@ -190,12 +189,10 @@ impl Engine {
             self.hold(index, bytes);
             return;
         }
+        request.streaming = true;
         let start = std::mem::take(&mut request.reply);
         let owner = &mut self.clients[client];
         owner.held -= start.len() as u64;
-        let form = owner.session.wire_protocol.reply_form();
-        request.reply_goes(form, &start);
-        request.reply_goes(form, bytes);
         owner.output.push_buf(start, &mut self.bufs);
         owner.output.push(bytes, &mut self.bufs);
         self.mark_streaming(client, 0);
@@ -226,9 +223,7 @@ impl Engine {
             return;
         }
         let len = buffer.len();
-        let owner = &mut self.clients[client];
-        request.reply_goes(owner.session.wire_protocol.reply_form(), &buffer);
-        owner.output.push_buf(buffer, &mut self.bufs);
+        self.clients[client].output.push_buf(buffer, &mut self.bufs);
         self.mark_streaming(client, left);
         self.check_output_before(client, len);
     }
@@ -348,16 +343,14 @@ impl Engine {
         let places = &mut self.scratch.places;
         places.clear();
         let mut merged = None;
-        let form = client.session.wire_protocol.reply_form();
         client.output.write_with(&mut self.bufs, size, |out| {
             let start = out.len();
             merged = match merge {
                 Merge::Elements(_) => self.requests.merge_elements(fragments, gather, places, out),
                 _ => self.requests.merge_values(fragments, gather, places, out),
             };
-            match merged {
-                Some(()) => self.requests[parent].reply_goes(form, &out[start..]),
-                None => out.truncate(start),
+            if merged.is_none() {
+                out.truncate(start);
             }
         });
         self.requests[parent].done = merged.is_some();

@@ -11,7 +11,6 @@ use cashew_protocol::memcached::{Expect, RequestParser, Verb, is_error, next_wor
 use cashew_protocol::redis::Access;
 
 use crate::base::id::{ClientId, RequestId};
-use crate::base::tally::Counting;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::exchange::dispatch::{FragmentText, Part};
@@ -49,8 +48,6 @@ pub(crate) struct Many {
     /// From here on, to the end of the line, keys have not been asked for.
     at: usize,
     line_end: usize,
-    /// What its parts count as, but for their keys and its length.
-    counting: Counting,
     /// How many keys were in the last part, and the bytes of their values.
     part: usize,
     bytes: usize,
@@ -60,7 +57,7 @@ pub(crate) struct Many {
 
 impl Many {
     /// Of a parsed request, `len` bytes long, of more than one key.
-    fn new(parser: &RequestParser, bytes: &[u8], counting: Counting) -> Self {
+    fn new(parser: &RequestParser, bytes: &[u8]) -> Self {
         let at = parser.keys()[0].start as usize;
         Self {
             len: bytes.len(),
@@ -68,7 +65,6 @@ impl Many {
             head: head(parser, &bytes[..at]),
             at,
             line_end: parser.line().end(),
-            counting: Counting { size: 0, keys: 0, ..counting },
             part: 0,
             bytes: 0,
             end: b"END\r\n".to_vec(),
@@ -127,7 +123,7 @@ impl Engine {
         if self.clients[client].requests > 0 {
             return Plan::Wait;
         }
-        let many = Many::new(parser, bytes, self.counting);
+        let many = Many::new(parser, bytes);
         self.clients[client].modes.enter().many = Some(Box::new(many));
         self.retrieve_parts(client, bytes)
     }
@@ -137,8 +133,7 @@ impl Engine {
     #[cold]
     pub(super) fn go_on_retrieving(&mut self, client: ClientId, buf: &[u8]) -> Option<usize> {
         let many = self.clients[client].modes.many()?;
-        let (len, verb, counting) = (many.len, many.verb, many.counting);
-        self.counting = counting;
+        let (len, verb) = (many.len, many.verb);
         self.request_ctx.miss.clear();
         self.request_ctx.expect = Expect::Values;
         // A reload may have changed it since the last part.
@@ -161,13 +156,11 @@ impl Engine {
             let part = many.read_part(bytes);
             if part.is_empty() {
                 let end = std::mem::take(&mut many.end);
-                self.counting.keys = 0;
                 self.clients[client].modes.end_many();
                 self.answer(client, |out| out.extend_from_slice(&end));
                 return Plan::Done;
             }
             let start = std::mem::take(&mut many.head);
-            self.counting.keys = part.len() as u32;
             let access = access(many.verb);
             let mut split = std::mem::take(&mut self.scratch.split);
             let texts = part.iter().map(|key| key.of(bytes));
@@ -253,7 +246,7 @@ mod tests {
     fn many(request: &[u8]) -> (Many, RequestParser) {
         let mut parser = RequestParser::default();
         parser.parse(request);
-        (Many::new(&parser, request, Counting::default()), parser)
+        (Many::new(&parser, request), parser)
     }
 
     #[test]

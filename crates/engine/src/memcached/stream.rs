@@ -1,7 +1,6 @@
 //! Retrievals of many keys whose values are passed on while they arrive, in the order of the keys.
 
 use cashew_protocol::memcached::Values;
-use cashew_protocol::{CommandClass, ReplyForm};
 
 use crate::base::buffer::LARGE;
 use crate::base::id::{ClientId, RequestId};
@@ -30,8 +29,8 @@ impl Engine {
         }
         let mut role = std::mem::replace(&mut self.requests[parent].role, Role::Single);
         if let Role::Parent { fragments, merge: Merge::Values(gather), .. } = &mut role {
-            self.requests[parent].begin_streaming();
-            self.deal_values(client, parent, *fragments, gather);
+            self.requests[parent].streaming = true;
+            self.deal_values(client, *fragments, gather);
         }
         self.requests[parent].role = role;
         self.mark_streaming(client, 0);
@@ -39,15 +38,7 @@ impl Engine {
     }
 
     /// Moves whole values, as far as they are next, to the client's output.
-    fn deal_values(
-        &mut self,
-        client: ClientId,
-        parent: RequestId,
-        fragments: RequestId,
-        gather: &mut Gather,
-    ) {
-        let mut replied = self.requests[parent].replied;
-        let gets = self.requests[parent].counting.class == CommandClass::Get;
+    fn deal_values(&mut self, client: ClientId, fragments: RequestId, gather: &mut Gather) {
         let mut places = std::mem::take(&mut self.scratch.places);
         places.clear();
         self.requests.places_of_values(fragments, gather, &mut places);
@@ -58,7 +49,6 @@ impl Engine {
             let request = &self.requests[place.fragment];
             match Values::new(request.reply.get(place.at..).unwrap_or_default()).next() {
                 Some(hit) if hit.key == key.of(&gather.text) => {
-                    replied.read(ReplyForm::Text, gets, hit.block);
                     owner.output.push(hit.block, &mut self.bufs);
                     place.at += hit.block.len();
                     bytes += hit.block.len();
@@ -86,7 +76,6 @@ impl Engine {
         gather.places.extend(places.iter().map(|place| place.at));
         self.bufs.charge(gather.size());
         self.scratch.places = places;
-        self.requests[parent].replied = replied;
     }
 
     /// Another reply takes the place of what has come of a fragment's.

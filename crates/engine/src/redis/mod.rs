@@ -33,7 +33,6 @@ use cashew_protocol::{Span, redis as table};
 
 use crate::base::action::Notice;
 use crate::base::id::{BackendId, ClientId};
-use crate::base::tally::Counting;
 use crate::downstream::client::State;
 use crate::downstream::command_policy::{NOT_AUTHENTICATED, is_open_to_all};
 use crate::downstream::listener::Choice;
@@ -52,7 +51,6 @@ impl Engine {
         parser: &RequestParser,
         bytes: &[u8],
     ) -> Plan {
-        self.counting = Counting { size: bytes.len() as u64, ..Counting::default() };
         let bytes = parser.inline_encoded().unwrap_or(bytes);
         let args = parser.args();
         if args.is_empty() {
@@ -72,12 +70,6 @@ impl Engine {
             Lookup::Found(command) | Lookup::WrongArity(command) => CommandId::of(command),
             Lookup::UnknownCommand | Lookup::UnknownSubcommand(_) => CommandId::NONE,
         };
-        self.counting.class = self.clients[client].called.class();
-        if let Lookup::Found(command) = lookup
-            && !self.listener_of(client).prefixes.is_empty()
-        {
-            self.count_by_prefix(client, command, bytes, args);
-        }
         if let Lookup::Found(command) = lookup
             && self.may_not_call(client, command)
         {
@@ -109,26 +101,6 @@ impl Engine {
             }
             _ => plan,
         }
-    }
-
-    /// A request counts for the prefix of its first key.
-    #[cold]
-    fn count_by_prefix(
-        &mut self,
-        client: ClientId,
-        command: &Command,
-        bytes: &[u8],
-        args: &[Span],
-    ) {
-        let mut keys = std::mem::take(&mut self.scratch.keys);
-        keys.clear();
-        if command.keys(bytes, args, &mut keys).is_ok()
-            && let Some(key) = keys.first()
-        {
-            self.counting.prefix = self.listener_of(client).prefix_of(key.of(bytes));
-        }
-        keys.clear();
-        self.scratch.keys = keys;
     }
 
     /// As Redis: what a browser was made to send must not get further than its first line, or its

@@ -1,7 +1,6 @@
 //! One request on its way.
 
 pub(crate) mod replay;
-mod replied;
 pub(crate) mod seal;
 pub(crate) mod slab;
 
@@ -14,9 +13,7 @@ use cashew_protocol::memcached::{Expect, Reticence};
 use crate::base::buffer::BufPool;
 use crate::base::id::{BackendId, ClientId, FlowId, HedgeId, LaneId, RequestId, ServerId};
 use crate::base::mark::Mark;
-use crate::base::tally::Counting;
 use crate::base::time::Time;
-use crate::request::replied::Replied;
 use crate::request::seal::Seal;
 
 /// How often a read that is not sent may go to another server.
@@ -59,8 +56,6 @@ pub(crate) struct Request {
     pub(crate) asked: Asked,
     /// Only of Redis' fragments, and on connections for sessions.
     pub(crate) due: Due,
-    /// Only of a client's.
-    pub(crate) counting: Counting,
     /// When the request was complete.
     pub(crate) started: Time,
     /// Its bytes in the lane's output.
@@ -69,8 +64,6 @@ pub(crate) struct Request {
     pub(crate) arrived: u64,
     /// Of its key, when there is one and the reply may be large.
     pub(crate) mark: Mark,
-    /// Of what is in the client's output already, where it is `streaming`.
-    pub(crate) replied: Replied,
     /// What has arrived of the reply and is not with the client yet.
     pub(crate) reply: Vec<u8>,
 }
@@ -381,12 +374,10 @@ impl Request {
             expect: Expect::Line,
             asked: Asked::default(),
             due: Due::Anything,
-            counting: Counting::default(),
             started: Time::ZERO,
             wire_len: 0,
             arrived: 0,
             mark: Mark::default(),
-            replied: Replied::default(),
             reply: Vec::new(),
         }
     }
@@ -422,7 +413,6 @@ impl Request {
         self.is_retried = false;
         self.expect = Expect::Line;
         self.due = Due::Anything;
-        self.counting = Counting::default();
         self.started = started;
         self.wire_len = 0;
         self.arrived = 0;

@@ -8,7 +8,6 @@ use super::KEY_SIZE_MAX;
 use super::answer::{Answer, is_error_line, is_meta};
 use super::reply::{Expect, REPLY_LINE_SIZE_MAX};
 use super::request::VALUE_SIZE_LIMIT;
-use crate::CommandClass;
 
 /// A request for one key, with a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +22,6 @@ pub struct PlainRequest<'b> {
     /// It contains CAS uniques, or its reply may.
     pub cas_tags: bool,
     pub expect: Expect,
-    pub class: CommandClass,
 }
 
 /// What follows the key.
@@ -46,19 +44,6 @@ enum Form {
     MetaGet,
     /// Size and flags; then the data block.
     MetaSet,
-}
-
-impl Form {
-    #[inline(always)]
-    fn class(self) -> CommandClass {
-        match self {
-            Self::Retrieval | Self::Uniques | Self::MetaGet => CommandClass::Get,
-            Self::Key | Self::Meta => CommandClass::Delete,
-            Self::Number => CommandClass::Counter,
-            Self::Touch => CommandClass::Key,
-            Self::Storage | Self::Cas | Self::MetaSet => CommandClass::Store,
-        }
-    }
 }
 
 const OTHERS: [(&[u8], Form); 13] = [
@@ -98,7 +83,6 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
     let (key, rest) = key(rest)?;
     let mut retrieves = matches!(form, Form::Retrieval | Form::Uniques);
     let mut cas_tags = matches!(form, Form::Uniques | Form::Cas);
-    let class = form.class();
     let (rest, expect) = match form {
         Form::Retrieval | Form::Uniques => (rest, Expect::Values),
         // Newer servers treat a key of this name as the word.
@@ -135,7 +119,7 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
     };
     let rest = behind_line_end(rest)?;
     let bytes = &buf[..buf.len() - rest.len()];
-    Some(PlainRequest { bytes, rest, key, retrieves, cas_tags, expect, class })
+    Some(PlainRequest { bytes, rest, key, retrieves, cas_tags, expect })
 }
 
 /// The reply at the start of the buffer, if it is plain, and what follows it: a whole line, or at
@@ -563,10 +547,7 @@ mod tests {
                     _ => Expect::Answer(Answer::Store),
                 };
                 let cas_tags = UNIQUES.contains(&request);
-                let class = request.split(' ').next().unwrap();
-                let class = super::super::Verb::from_word(class.as_bytes()).unwrap().class();
-                let expected =
-                    PlainRequest { bytes, rest, key, retrieves, cas_tags, expect, class };
+                let expected = PlainRequest { bytes, rest, key, retrieves, cas_tags, expect };
                 assert_eq!(plain_request(buf), Some(expected), "{request:?}");
             }
             assert_eq!(plain_request(&request.as_bytes()[..request.len() - 1]), None);

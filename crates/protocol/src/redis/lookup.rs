@@ -1,9 +1,8 @@
 //! Finding a command by its name: one hash of a few of its bytes, then usually one comparison.
 
-use super::class::class_at;
 use super::{Access, COMMANDS, Command, Keys, Rule};
+use crate::Span;
 use crate::resp::{self, PlainHead};
-use crate::{CommandClass, Span};
 
 #[derive(Clone, Copy, Debug)]
 pub enum Lookup {
@@ -95,7 +94,6 @@ pub struct PlainCommand {
     args_min: u8,
     args_spare: u8,
     pub access: Access,
-    pub class: CommandClass,
 }
 
 impl PlainCommand {
@@ -149,14 +147,8 @@ const fn plain_slot(name: u64) -> usize {
 }
 
 const fn plain() -> [PlainCommand; PLAIN_SLOTS] {
-    let none = PlainCommand {
-        name: 0,
-        command: EMPTY,
-        args_min: 0,
-        args_spare: 0,
-        access: Access::None,
-        class: CommandClass::Other,
-    };
+    let none =
+        PlainCommand { name: 0, command: EMPTY, args_min: 0, args_spare: 0, access: Access::None };
     let mut slots = [none; PLAIN_SLOTS];
     let mut count = 0;
     let mut at = 0;
@@ -173,14 +165,8 @@ const fn plain() -> [PlainCommand; PLAIN_SLOTS] {
             }
             let args_min = command.arity.unsigned_abs() as u8;
             let args_spare = if command.arity < 0 { u8::MAX - args_min } else { 0 };
-            slots[slot] = PlainCommand {
-                name,
-                command: at as u16,
-                args_min,
-                args_spare,
-                access: command.access,
-                class: class_at(at),
-            };
+            let access = command.access;
+            slots[slot] = PlainCommand { name, command: at as u16, args_min, args_spare, access };
             count += 1;
         }
         at += 1 + command.subcommands as usize;

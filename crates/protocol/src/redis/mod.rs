@@ -2,7 +2,6 @@
 //! serves them. The values are those of the newest Redis, or of Valkey, and the tests compare the
 //! table with a running server.
 
-mod class;
 mod command;
 mod custom;
 mod describe;

@@ -5,7 +5,6 @@
 use super::super::KEY_SIZE_MAX;
 use super::header::{HEADER_SIZE, RequestHeader, ResponseHeader};
 use super::opcode::Opcode;
-use crate::CommandClass;
 
 /// A request for one key, with a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +21,6 @@ pub struct PlainRequest<'b> {
     pub retrieves: bool,
     /// It contains a CAS unique.
     pub names_unique: bool,
-    pub class: CommandClass,
 }
 
 /// The request at the start of the buffer, if it is plain.
@@ -30,9 +28,7 @@ pub struct PlainRequest<'b> {
 pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
     let header = RequestHeader::read(buf.first_chunk()?)?;
     let no_value = header.body_len == u32::from(header.key_len) + u32::from(header.extras_len);
-    let opcode = Opcode::from_byte(header.opcode)?;
-    let class = opcode.0.class();
-    let (extras_len, is_sized) = match opcode {
+    let (extras_len, is_sized) = match Opcode::from_byte(header.opcode)? {
         (Opcode::Get | Opcode::Delete, false) => (0, no_value),
         (Opcode::Set | Opcode::Add | Opcode::Replace, false) => (8, true),
         (Opcode::Increment | Opcode::Decrement, false) => (20, no_value),
@@ -49,8 +45,7 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
     let key = bytes.get(header.key_start()..header.value_start())?;
     let retrieves = header.opcode == Opcode::Get.byte();
     let RequestHeader { opcode, opaque, cas, .. } = header;
-    let names_unique = cas != 0;
-    Some(PlainRequest { bytes, rest, key, opcode, opaque, retrieves, names_unique, class })
+    Some(PlainRequest { bytes, rest, key, opcode, opaque, retrieves, names_unique: cas != 0 })
 }
 
 /// The packet at the start of the buffer, if it is complete, and what follows it.
