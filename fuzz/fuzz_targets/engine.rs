@@ -561,6 +561,7 @@ impl World {
                 | Action::ServerMisfit { .. }
                 | Action::ServerState { .. }
                 | Action::ServerHindered { .. }
+                | Action::CredentialsRefused { .. }
                 | Action::ServerRecovered { .. } => {}
             }
         }

@@ -97,7 +97,7 @@ def test_what_is_refused_says_why(gateway):
         for words, reason in [
             (["SHUTDOWN", "NOSAVE"], "SHUTDOWN would stop the servers of all clients"),
             (["REPLICAOF", "NO", "ONE"], "replication is between servers"),
-            (["ACL", "SETUSER", "x"], "manage ACLs at the servers"),
+            (["ACL", "SETUSER", "x"], "the users are those of the gateway"),
             (["SWAPDB", 0, 1], "cannot swap the databases of several servers"),
             (["DEBUG", "SEGFAULT"], "SHUTDOWN would stop the servers"),
             (["CLUSTER", "INFO"], "cluster support disabled"),

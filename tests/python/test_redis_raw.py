@@ -391,7 +391,7 @@ def test_unknown_command_in_the_words_of_redis(stack, name):
         (["FAILOVER"], "replication is between servers"),
         (["SHUTDOWN"], "SHUTDOWN would stop the servers of all clients"),
         (["MODULE", "LOAD", "x"], "modules are loaded at the servers"),
-        (["ACL", "SETUSER", "x"], "manage ACLs at the servers"),
+        (["ACL", "SETUSER", "x"], "the users are those of the gateway"),
         (["SCRIPT", "DEBUG", "YES"], "scripts are debugged at a server"),
         (["CLUSTER", "SLOTS"], "This instance has cluster support disabled"),
         (["READONLY"], "This instance has cluster support disabled"),

@@ -265,6 +265,7 @@ pub(crate) fn resolve_servers(
         min_version: tls.min_version.value,
         ciphers: tls.ciphers.value,
         mark: 0,
+        trust_mark: 0,
     };
     check(Connector::new(&resolved), "server_tls", *pos, report)?;
     Some(resolved.marked())

@@ -78,6 +78,7 @@ fn connector(ca: &str) -> Connector {
         min_version: Version::Tls12,
         ciphers: Ciphers::Default,
         mark: 0,
+        trust_mark: 0,
     };
     Connector::new(&options).unwrap()
 }

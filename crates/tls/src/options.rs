@@ -118,6 +118,9 @@ pub struct ServerTls {
     pub ciphers: Ciphers,
     /// Tells such options from others also when their files are forgotten: [`ServerTls::marked`].
     pub mark: u64,
+    /// Tells options that trust others from these, also when their files are forgotten.
+    #[serde(default)]
+    pub trust_mark: u64,
 }
 
 impl ListenerTls {
@@ -129,21 +132,22 @@ impl ListenerTls {
 }
 
 impl ServerTls {
-    /// With a mark of all that these options are.
+    /// With a mark of all that these options are, and one of whom they trust.
     #[must_use]
     pub fn marked(mut self) -> Self {
-        let Self { ca, server_name, identity, verify, min_version, ciphers, mark: _ } = &self;
+        let Self { ca, server_name, identity, verify, min_version, ciphers, .. } = &self;
         let identity = identity.as_ref().map(|it| (&it.chain, &it.key));
         let mut hasher = DefaultHasher::new();
-        (ca, server_name, identity, verify, min_version.name(), ciphers.name()).hash(&mut hasher);
-        self.mark = hasher.finish();
+        (ca, server_name, verify, min_version.name(), ciphers.name()).hash(&mut hasher);
+        let trust_mark = hasher.finish();
+        identity.hash(&mut hasher);
+        (self.mark, self.trust_mark) = (hasher.finish(), trust_mark);
         self
     }
 
     /// Whether who was trusted by the one is trusted by the other.
     pub fn trusts_as(&self, other: &Self) -> bool {
-        (&self.ca, &self.server_name, self.verify) == (&other.ca, &other.server_name, other.verify)
-            && (self.min_version, self.ciphers) == (other.min_version, other.ciphers)
+        self.trust_mark == other.trust_mark
     }
 
     /// Removes the content of the files, once a connector is made of it.

@@ -45,6 +45,7 @@ fn server(authority: &Authority) -> ServerTls {
         min_version: Version::Tls12,
         ciphers: Ciphers::Default,
         mark: 0,
+        trust_mark: 0,
     }
 }
 

@@ -40,7 +40,7 @@ impl Options<'_> {
         let (Some(old), Some(new)) = (old, new) else {
             return self.secret("server_tls", old, new);
         };
-        let ServerTls { ca, server_name, identity, verify, min_version, ciphers, mark: _ } = old;
+        let ServerTls { ca, server_name, identity, verify, min_version, ciphers, .. } = old;
         self.secret("server_tls ca", Some(ca), Some(&new.ca));
         let name =
             |name: &Option<String>| name.clone().unwrap_or_else(|| "each its host".to_owned());
