@@ -142,9 +142,9 @@ impl Engine {
             backend.config.server_auth.of(&backend.config.servers[lane.server.index()].name).len();
         let handshake = &mut lane.handshake;
         let is_auth = handshake.replies_owed == handshake.auth_at;
-        let is_about_it =
-            ![&b"-BUSY"[..], b"-LOADING"].iter().any(|it| handshake.reply.starts_with(it));
-        if !is_auth || !is_about_it || handshake.tried >= count {
+        let is_later =
+            [&b"-BUSY"[..], b"-LOADING"].iter().any(|it| handshake.reply.starts_with(it));
+        if !is_auth || is_later || handshake.tried >= count {
             return false;
         }
         let (refused, next) = (handshake.credentials, (handshake.credentials + 1) % count);

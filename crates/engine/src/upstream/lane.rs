@@ -174,8 +174,9 @@ pub(crate) struct Handshake {
     pub(crate) auth_at: u32,
     /// Replies that say nothing any more, as the server took none of the credentials that came first.
     pub(crate) void: u32,
-    /// Which of the server's credentials are tried, and how many were on this connection.
+    /// Which of the server's credentials were given last.
     pub(crate) credentials: usize,
+    /// How many of them were given on this connection.
     pub(crate) tried: usize,
     /// The reply that is arriving.
     pub(crate) reply: Vec<u8>,
