@@ -343,7 +343,9 @@ impl Oracle {
             return;
         }
         let name = tag_of(tag, key);
-        if !ledger.tags.contains_key(&name)
+        // One that the client has sent and the gateway has yet to read cannot be it.
+        let is_read = |(index, _): &(u32, u32)| ledger.requests[*index as usize].read_at <= now;
+        if !ledger.tags.get(&name).is_some_and(is_read)
             && let Some((index, left, before)) = ledger.read_once.get_mut(&name)
             && *left > 0
         {
