@@ -1,93 +1,31 @@
 //! Decisions and errors compared with those of a running redis-server that has the same rules.
 
+#[path = "../../protocol/tests/server/mod.rs"]
+mod server;
+
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::process::{Child, Command as Process, Stdio};
-use std::time::{Duration, Instant};
-use std::{env, fs, process, thread};
 
 use cashew_acl::{Call, User, categories, commands_of, split_rules};
 use cashew_protocol::redis::{COMMANDS, Keys, Lookup, find};
-use cashew_protocol::resp::{
-    Elements, Parsed, Reply, ReplyScanner, RequestParser, Scan, encode, reply,
-};
+use cashew_protocol::resp::{Elements, Parsed, Reply, RequestParser, encode, reply};
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::{Config, TestRunner};
-
-const TIMEOUT: Duration = Duration::from_secs(10);
+use server::{Connection, Server};
 
 /// Sets of rules, and requests for each.
 const CASES: u32 = 600;
 const CALLS: usize = 50;
 
-struct Server {
-    process: Child,
-    socket: PathBuf,
+/// What is asked of a server about users.
+trait Acl {
+    fn set_user(&self, name: &str, rules: &[String]) -> Result<(), String>;
+    fn dry_run(&self, user: &str, call: &[String]) -> Option<String>;
+    fn category(&self, name: &str) -> BTreeSet<String>;
 }
 
-impl Server {
-    fn start(name: &str) -> Self {
-        let socket = env::temp_dir().join(format!("cashew-acl-{name}-{}.sock", process::id()));
-        let process = Process::new("redis-server")
-            .args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"])
-            .arg(&socket)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("this test needs redis-server in PATH (package redis-server)");
-        let server = Self { process, socket };
-        let start = Instant::now();
-        while UnixStream::connect(&server.socket).is_err() {
-            assert!(start.elapsed() < TIMEOUT, "redis-server does not listen");
-            thread::sleep(Duration::from_millis(10));
-        }
-        server
-    }
-
-    fn connect(&self) -> Connection {
-        let stream = UnixStream::connect(&self.socket).unwrap();
-        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
-        Connection(stream)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-        let _ = fs::remove_file(&self.socket);
-    }
-}
-
-struct Connection(UnixStream);
-
-impl Connection {
-    fn call<T: AsRef<[u8]>>(&self, words: &[T]) -> Vec<u8> {
-        let words: Vec<&[u8]> = words.iter().map(AsRef::as_ref).collect();
-        let mut request = Vec::new();
-        encode::write_command(&mut request, &words);
-        (&self.0).write_all(&request).unwrap();
-        let mut scanner = ReplyScanner::default();
-        let (mut received, mut chunk) = (Vec::new(), vec![0; 64 * 1024]);
-        loop {
-            let len = (&self.0).read(&mut chunk).unwrap();
-            assert!(len > 0, "redis-server closed the connection");
-            received.extend_from_slice(&chunk[..len]);
-            match scanner.scan(&chunk[..len]) {
-                Scan::Partial => {}
-                Scan::Complete(end) => {
-                    assert_eq!(end, len);
-                    return received;
-                }
-                Scan::Invalid => panic!("{}", received.escape_ascii()),
-            }
-        }
-    }
-
+impl Acl for Connection {
     /// Gives a user these rules, as ACL SETUSER does.
     fn set_user(&self, name: &str, rules: &[String]) -> Result<(), String> {
         let mut words = vec!["ACL".to_owned(), "SETUSER".into(), name.into(), "reset".into()];
@@ -326,7 +264,7 @@ fn request(names: Vec<String>) -> impl Strategy<Value = Vec<String>> {
 
 #[test]
 fn decisions_and_errors_are_those_of_redis() {
-    let server = Server::start("random");
+    let server = Server::start();
     let connection = server.connect();
     let names: Vec<String> = common_commands(&connection).into_iter().collect();
     let listed: BTreeSet<String> = names.iter().cloned().collect();
@@ -383,7 +321,7 @@ fn decisions_and_errors_are_those_of_redis() {
 
 #[test]
 fn replies_and_log_reasons_are_those_of_redis() {
-    let server = Server::start("replies");
+    let server = Server::start();
     let connection = server.connect();
     let rules: Vec<String> =
         ["on", ">p", "+get", "+publish", "~a*", "&c"].map(String::from).to_vec();
@@ -414,7 +352,7 @@ fn replies_and_log_reasons_are_those_of_redis() {
 
 #[test]
 fn users_are_listed_as_redis_lists_them() {
-    let server = Server::start("listing");
+    let server = Server::start();
     let connection = server.connect();
     let sets: [&[&str]; 6] = [
         &[],

@@ -136,11 +136,16 @@ pub(crate) fn ask(
             Err(error) => return Err(format!("{}: {error}", path.display())),
         }
     }
-    let of = match &instance.control {
-        Some(_) => String::new(),
-        None => format!(" of configuration file '{}'", instance.conf_file.display()),
-    };
-    Err(format!("no instance{of} answers{}", tried.concat()))
+    let (mut of, mut hint) = (String::new(), String::new());
+    if instance.control.is_none() {
+        of = format!(" of configuration file '{}'", instance.conf_file.display());
+        if let Err(errors) = cashew_config::load(&instance.conf_file) {
+            hint = format!(
+                "\n{errors}\nthe file is invalid, so a control_socket in it is not known: name it with --control"
+            );
+        }
+    }
+    Err(format!("no instance{of} answers{}{hint}", tried.concat()))
 }
 
 /// Sends the command again if the connection ends before the first line of the answer: an upgrade

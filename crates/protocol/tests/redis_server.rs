@@ -1,14 +1,11 @@
 //! The protocol crate's facts about Redis, compared with a running redis-server.
 
+mod server;
+
 use std::collections::{BTreeMap, BTreeSet};
+use std::env;
 use std::io::{Read, Write};
 use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::process::{Child, Command as Process, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
-use std::{env, fs, process, thread};
 
 use cashew_protocol::redis::{
     COMMANDS, CustomCommands, Lookup, command_reply, find, unknown_command_error,
@@ -18,99 +15,19 @@ use cashew_protocol::resp::{
     Elements, Parsed, Reply, ReplyScanner, RequestParser, Scan, Version, encode, reply,
 };
 use proptest::prelude::*;
+use server::{Connection, Server};
 
-const START_TIMEOUT: Duration = Duration::from_secs(10);
-const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 const REQUEST_SIZE_MAX: usize = 1 << 30;
 
-/// A redis-server for one test, which ends with it. It listens on a Unix socket: a free port may be
-/// taken before the server starts.
-struct Server {
-    process: Child,
-    socket: PathBuf,
-}
-
-impl Server {
-    fn start() -> Self {
-        Self::start_program("redis-server")
-    }
-
-    fn start_program(program: &str) -> Self {
-        static STARTED: AtomicU32 = AtomicU32::new(0);
-        let number = STARTED.fetch_add(1, Ordering::Relaxed);
-        let name = format!("cashew-protocol-{}-{number}.sock", process::id());
-        let socket = env::temp_dir().join(name);
-        let process = Process::new(program)
-            .args(["--port", "0", "--save", "", "--appendonly", "no"])
-            .args(["--enable-debug-command", "yes", "--unixsocket"])
-            .arg(&socket)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap_or_else(|error| {
-                panic!("this test needs {program} in PATH (package redis-server): {error}")
-            });
-        let server = Self { process, socket };
-        let start = Instant::now();
-        while UnixStream::connect(&server.socket).is_err() {
-            assert!(start.elapsed() < START_TIMEOUT, "redis-server does not listen");
-            thread::sleep(Duration::from_millis(10));
-        }
-        server
-    }
-
-    fn connect(&self) -> Connection {
-        let stream = UnixStream::connect(&self.socket).unwrap();
-        stream.set_read_timeout(Some(REPLY_TIMEOUT)).unwrap();
-        Connection { stream }
-    }
-
-    /// The server's whole output for `bytes` followed by the end of the stream.
-    fn answers(&self, bytes: &[u8]) -> Vec<u8> {
-        let mut stream = self.connect().stream;
-        let mut out = Vec::new();
-        // A server that closes early may reset the connection.
-        let _ = stream.write_all(bytes);
-        let _ = stream.shutdown(Shutdown::Write);
-        let _ = stream.read_to_end(&mut out);
-        out
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-        let _ = fs::remove_file(&self.socket);
-    }
-}
-
-struct Connection {
-    stream: UnixStream,
-}
-
-impl Connection {
-    /// The encoded reply to a command.
-    fn call(&mut self, words: &[&[u8]]) -> Vec<u8> {
-        let mut request = Vec::new();
-        encode::write_command(&mut request, words);
-        self.stream.write_all(&request).unwrap();
-        let mut scanner = ReplyScanner::default();
-        let (mut received, mut chunk) = (Vec::new(), vec![0; 64 * 1024]);
-        loop {
-            let len = self.stream.read(&mut chunk).unwrap();
-            assert!(len > 0, "redis-server closed the connection");
-            received.extend_from_slice(&chunk[..len]);
-            match scanner.scan(&chunk[..len]) {
-                Scan::Partial => {}
-                Scan::Complete(end) => {
-                    assert_eq!(end, len);
-                    return received;
-                }
-                Scan::Invalid => panic!("{}", received.escape_ascii()),
-            }
-        }
-    }
+/// The server's whole output for `bytes` followed by the end of the stream.
+fn answers(server: &Server, bytes: &[u8]) -> Vec<u8> {
+    let mut stream = server.connect().stream;
+    let mut out = Vec::new();
+    // A server that closes early may reset the connection.
+    let _ = stream.write_all(bytes);
+    let _ = stream.shutdown(Shutdown::Write);
+    let _ = stream.read_to_end(&mut out);
+    out
 }
 
 /// A request in the gateway.
@@ -260,8 +177,8 @@ struct Release {
 }
 
 impl Release {
-    fn of(connection: &mut Connection) -> Self {
-        let info = text(&connection.call(&[b"INFO", b"server"]));
+    fn of(connection: &Connection) -> Self {
+        let info = text(&connection.call(&["INFO", "server"]));
         let field = |name: &str| {
             let line = info.lines().find(|line| line.starts_with(name))?;
             line.split(':').nth(1).map(str::to_owned)
@@ -342,9 +259,9 @@ fn the_table_agrees_with_command() {
     let mut faults = Vec::new();
     for program in programs() {
         let server = Server::start_program(&program);
-        let release = Release::of(&mut server.connect());
+        let release = Release::of(&server.connect());
         for (version, hello) in [(Version::Resp2, "HELLO 2"), (Version::Resp3, "HELLO 3")] {
-            let mut connection = server.connect();
+            let connection = server.connect();
             connection.call(&words(hello));
             let theirs = facts(&connection.call(&[b"COMMAND"]));
             let differences = compare(release, &our_facts(version), &theirs);
@@ -418,7 +335,7 @@ fn types_are_written_as_redis_writes_them() {
     ];
     let server = Server::start();
     for (version, number) in [(Version::Resp2, "2"), (Version::Resp3, "3")] {
-        let mut connection = server.connect();
+        let connection = server.connect();
         connection.call(&words(&format!("HELLO {number}")));
         for (name, write) in types {
             let mut ours = Vec::new();
@@ -544,18 +461,18 @@ const CALLS: &[&str] = &[
 ];
 
 /// Whether the server has the command that is called.
-fn is_known(connection: &mut Connection, call: &str) -> bool {
+fn is_known(connection: &Connection, call: &str) -> bool {
     let name = call.split(' ').next().unwrap_or_default();
-    let info = connection.call(&[b"COMMAND", b"INFO", name.as_bytes()]);
+    let info = connection.call(&["COMMAND", "INFO", name]);
     elements(&info).any(|entry| matches!(reply(entry), Some(Reply::Array(_))))
 }
 
 #[test]
 fn keys_agree_with_command_getkeys() {
     let server = Server::start();
-    let mut connection = server.connect();
+    let connection = server.connect();
     for call in CALLS {
-        if !is_known(&mut connection, call) {
+        if !is_known(&connection, call) {
             continue;
         }
         let request = Request::new(&words(call));
@@ -665,7 +582,7 @@ fn errors_are_worded_as_redis_words_them() {
         words("XREADGROUP GROUP g c NOACK STREAMS a b >"),
     ];
     let server = Server::start();
-    let mut connection = server.connect();
+    let connection = server.connect();
     for call in calls {
         let called = call.join(b" ".as_slice()).escape_ascii().to_string();
         let ours = Request::new(&call).error().unwrap_or_else(|| panic!("{called} has no error"));
@@ -702,9 +619,9 @@ fn through_the_gateway(bytes: &[u8]) -> (Vec<u8>, Vec<u8>) {
 
 /// The server gives the same replies to the bytes and to the gateway's form of them.
 fn assert_understood_alike(server: &Server, bytes: &[u8]) {
-    let theirs = server.answers(bytes);
+    let theirs = answers(server, bytes);
     let (forwarded, error) = through_the_gateway(bytes);
-    let mut ours = server.answers(&forwarded);
+    let mut ours = answers(server, &forwarded);
     ours.extend_from_slice(&error);
     assert_eq!(
         ours.escape_ascii().to_string(),
@@ -718,7 +635,7 @@ fn assert_understood_alike(server: &Server, bytes: &[u8]) {
 fn requests_are_understood_as_redis_understands_them() {
     let server = Server::start();
     // Closing our half must not lose the replies; otherwise all comparisons would succeed.
-    assert_eq!(server.answers(b"PING\r\nPING\r\n"), b"+PONG\r\n+PONG\r\n");
+    assert_eq!(answers(&server, b"PING\r\nPING\r\n"), b"+PONG\r\n+PONG\r\n");
     let streams: &[&[u8]] = &[
         b"\r\n\r\nPING\r\n",
         b"\nPING\nPING\r\n",

@@ -558,7 +558,7 @@ pub static COMMANDS: &[Command] = &numbered([
     command("quit", -1, NO_DATA, NONE, "", local(Local::Quit), Connection, "noscript loading stale fast no_auth allow_busy"),
     command("reset", 1, NO_DATA, NONE, "", session(SessionRule::Reset), Connection, "noscript loading stale fast no_auth allow_busy"),
     command("route", -2, NO_DATA, NONE, "", Unsupported, Connection, "").containing(2).since("Cashew"),
-    command("route|explain", -3, NO_DATA, NONE, "", local(Local::Route), Connection, "noscript loading stale").since("Cashew"),
+    command("route|explain", -3, NO_DATA, NONE, "", local(Local::Route), Connection, "admin noscript loading stale").since("Cashew"),
     command("route|help", 2, NO_DATA, NONE, "", local(Local::Route), Connection, "noscript loading stale").since("Cashew"),
     command("select", 2, NO_DATA, NONE, "", local(Local::Select), Connection, "loading stale fast"),
 
@@ -637,7 +637,7 @@ pub static COMMANDS: &[Command] = &numbered([
     command("hotkeys|reset", 2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript").tips("request_policy:special").since("8.6").needs(Admin),
     command("hotkeys|start", -2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript").tips("request_policy:special").since("8.6").needs(Admin),
     command("hotkeys|stop", 2, NO_DATA, NONE, "", fan(Fan::Same), Server, "admin noscript").tips("request_policy:special").since("8.6").needs(Admin),
-    command("hotkeys|top", -2, NO_DATA, NONE, "", local(Local::HotKeys), Server, "noscript loading stale").since("Cashew"),
+    command("hotkeys|top", -2, NO_DATA, NONE, "", local(Local::HotKeys), Server, "admin noscript loading stale").since("Cashew"),
     command("info", -1, NO_DATA, NONE, "", fan(Fan::Info), Server, "loading stale").in_categories("@dangerous").tips("nondeterministic_output request_policy:all_shards response_policy:special"),
     command("lastsave", 1, NO_DATA, NONE, "", fan(Fan::Least), Server, "loading stale fast").in_categories("@admin @dangerous").tips("nondeterministic_output"),
     command("latency", -2, NO_DATA, NONE, "", Unsupported, Server, "").containing(7),
