@@ -552,7 +552,9 @@ def test_status_shows_the_last_reload(place):
     assert digests[0] != digests[1]
     control = ["--control", place.directory / "ctl.sock"]
     gateway.write_config("alpha: nonsense\n")
-    # A file that cannot be read does not say where its instance is to be found.
+    # A file that cannot be read does not say where its instance is to be found, and that is said with its errors.
+    done = gateway.order("reload")
+    assert done.returncode == 1 and "--control" in done.stderr and "nonsense" in done.stderr, done.stderr
     done = gateway.order("reload", *control)
     assert done.returncode == 1 and gateway.config_path.name in done.stderr
     status = gateway.order("status", *control)

@@ -107,6 +107,17 @@ def test_what_users_may_do(place, servers):
     assert gateway.stats()["alpha"]["commands_refused"] >= 12
 
 
+def test_what_tells_of_others_keys_is_dangerous(place):
+    gateway = gateway_of(place, users=users({**RULES, "app": "on >p ~app:* +@all -@dangerous"}), command_policy="application")
+    with login(gateway, "app", "p") as conn:
+        for words in (["HOTKEYS", "TOP"], ["ROUTE", "EXPLAIN", "k"], ["SLOWLOG", "GET"], ["CLIENT", "LIST"], ["KEYS", "*"]):
+            name = "|".join(words[:2]).lower() if words[0] != "KEYS" else "keys"
+            assert refused(conn, *words) == no_command(name)
+    with login(gateway, "admin", "root") as conn:
+        conn.call("HOTKEYS", "TOP")
+        conn.call("ROUTE", "EXPLAIN", "k")
+
+
 def test_transactions(place):
     gateway = gateway_of(place)
     with login(gateway, "app", "two words") as conn:
