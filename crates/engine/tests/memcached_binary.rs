@@ -305,6 +305,35 @@ fn servers_that_speak_nothing_else_are_probed_and_told_who_comes() {
 }
 
 #[test]
+fn servers_that_refuse_credentials_are_given_the_next() {
+    let options = "protocol: binary\nserver_auth: gate:old gate:way";
+    let mut world = World::new(&pool(options, 1));
+    let client = world.client();
+    let login = |password: &[u8]| packet(0x80, 0x21, 0, 0, [b"", b"PLAIN", password]);
+    world.send(client, ask(GET, 1, "a"));
+    let lane = world.accept(0);
+    world.expect(lane, login(b"\0gate\0old"));
+    world.send(lane, reply(0x21, 0x20, 0, "Auth failure."));
+    world.expect(lane, login(b"\0gate\0way"));
+    world.send(lane, reply(0x21, 0, 0, "Authenticated"));
+    world.expect(lane, ask(GET, 1, "a"));
+    world.send(lane, reply(GET, 1, 1, "Not found"));
+    world.expect(client, reply(GET, 1, 1, "Not found"));
+    let is_told = |action: &Action| matches!(action, Action::CredentialsRefused { .. });
+    assert_eq!(world.actions.iter().filter(|it| is_told(it)).count(), 1);
+    // The next connection begins with those that were taken.
+    world.close(lane, CloseReason::Eof);
+    world.send(client, ask(GET, 2, "a"));
+    let lane = world.accept(0);
+    world.expect(lane, login(b"\0gate\0way"));
+    // Now it takes none, and nobody is asked for ever.
+    world.send(lane, reply(0x21, 0x20, 0, "Auth failure."));
+    world.expect(lane, login(b"\0gate\0old"));
+    world.send(lane, reply(0x21, 0x20, 0, "Auth failure."));
+    assert!(world.closed.contains(&lane));
+}
+
+#[test]
 fn who_moves_speaks_on_as_before() {
     let (mut world, client, _) = four_servers("");
     let newcomer = world.client();
