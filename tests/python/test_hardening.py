@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import wait_until
+from harness import server_lines, wait_until
 
 
 def status(process):
@@ -62,3 +62,14 @@ def test_processes_that_serve_have_given_up_what_they_do_not_need(place, user):
             return worker not in children(gateway).values() and gateway.call("GET", "a") == b"1"
 
     wait_until(is_served, "it is served")
+
+
+@pytest.mark.certain
+def test_threads_of_one_process_become_another_user_once(place):
+    server = place.redis()
+    for _ in range(5):
+        gateway = place.cashew({"alpha": {"redis": True, "servers": server_lines([server])}},
+                               {"worker_processes": 0, "user": "nobody"})
+        assert gateway.call("SET", "a", "1") == "OK"
+        assert status(gateway.process.pid)["Uid"].split()[0] != "0" or os.geteuid() != 0
+        gateway.stop()

@@ -248,6 +248,24 @@ def test_a_pool_gets_users_and_loses_them(place):
         before.expect_closed()
 
 
+def test_a_user_is_nobody_where_a_password_is_wanted_again(place):
+    server, memcached = place.redis("--requirepass", "secret"), place.memcached()
+    common = {"servers": server_lines([memcached])}
+    pools = {"alpha": pool([server], redis_auth="secret"), "beta": common}
+
+    def with_users(rules):
+        return {"alpha": {**pools["alpha"], "users": users(rules)}, "beta": {**common, "users": users(rules)}}
+
+    gateway = place.cashew(with_users(RULES), {"worker_processes": 1})
+    with login(gateway, "reader", "r1") as conn, gateway.connect("beta") as other:
+        other.send(b"set x 0 0 9\r\nreader r1\r\n")
+        other.expect(b"STORED\r\n")
+        gateway.configure(pools={**pools, "beta": {**common, "client_auth": "a:b"}})
+        gateway.reload()
+        conn.expect_closed()
+        other.expect_closed()
+
+
 def packet(opcode, key=b"", value=b"", extras=b""):
     length = len(extras) + len(key) + len(value)
     return struct.pack(">BBHBBHI4sQ", 0x80, opcode, len(key), len(extras), 0, 0, length, b"\0\0\0\1", 0) + extras + key + value

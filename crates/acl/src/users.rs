@@ -19,6 +19,8 @@ pub enum LineFault {
     NoUser,
     BadName,
     Rule {
+        /// Which one, from 1 on; 0 if that is not known.
+        number: usize,
         /// Unless it may hold a password.
         rule: Option<String>,
         fault: Fault,
@@ -81,7 +83,11 @@ impl User {
         };
         // Behind the first two words, whatever is between them.
         let rules = words.collect::<Vec<&str>>().join(" ");
-        let rules = split_rules(&rules).map_err(|fault| LineFault::Rule { rule: None, fault })?;
+        let rules = split_rules(&rules).map_err(|fault| LineFault::Rule {
+            number: 0,
+            rule: None,
+            fault,
+        })?;
         Self::named(name, &rules)
     }
 
@@ -94,7 +100,7 @@ impl User {
             let is_secret = rules[at].starts_with(['>', '<', '#', '!']);
             // A misspelt rule may be a password without its sign.
             let may_be = is_secret || fault == Fault::Syntax;
-            LineFault::Rule { rule: (!may_be).then(|| rules[at].clone()), fault }
+            LineFault::Rule { number: at + 1, rule: (!may_be).then(|| rules[at].clone()), fault }
         })
     }
 }
@@ -104,8 +110,9 @@ impl std::fmt::Display for LineFault {
         match self {
             Self::NoUser => write!(out, "should start with user keyword followed by the username"),
             Self::BadName => write!(out, "usernames can't contain spaces or null characters"),
-            Self::Rule { rule: Some(rule), fault } => write!(out, "rule '{rule}': {fault}"),
-            Self::Rule { rule: None, fault } => write!(out, "{fault}"),
+            Self::Rule { rule: Some(rule), fault, .. } => write!(out, "rule '{rule}': {fault}"),
+            Self::Rule { number: 0, fault, .. } => write!(out, "{fault}"),
+            Self::Rule { number, fault, .. } => write!(out, "rule {number}: {fault}"),
         }
     }
 }

@@ -193,16 +193,37 @@ impl<'a> Report<'a> {
 
     /// Whether the line is below one that begins a section with passwords.
     fn is_in_section_of_passwords(&self, line: usize) -> bool {
-        let lines: Vec<&str> = self.text.lines().take(line).collect();
-        let Some((last, before)) = lines.split_last() else { return false };
+        let lines: Vec<&str> = self.text.lines().collect();
+        let Some((last, before)) = lines.get(..line).and_then(<[&str]>::split_last) else {
+            return false;
+        };
         let mut deepest = indent(last);
-        before.iter().rev().filter(|it| !it.trim().is_empty()).any(|it| {
-            if indent(it) >= deepest {
-                return false;
-            }
-            deepest = indent(it);
-            let key = it.trim();
-            key.ends_with(':') && PASSWORD_MARKS.iter().any(|mark| key.contains(mark))
+        let mut enclosing = before.iter().enumerate().rev().filter(|(_, it)| {
+            let is_outside = !it.trim().is_empty() && indent(it) < deepest;
+            deepest = if is_outside { indent(it) } else { deepest };
+            is_outside
+        });
+        enclosing.any(|(at, it)| {
+            let inside = lines[at + 1..]
+                .iter()
+                .take_while(|line| line.trim().is_empty() || indent(line) > indent(it));
+            let key = key_of(it).unwrap_or_default();
+            // A pool may have such a name.
+            it.trim_end().ends_with(':')
+                && PASSWORD_SECTIONS.into_iter().any(|name| nearest(key, [name]).is_some())
+                && !inside.filter_map(|line| key_of(line)).any(|key| OF_POOLS.contains(&key))
+        })
+    }
+
+    /// Whether YAML takes what stands there for a comment, though no space follows its sign.
+    pub(crate) fn has_hidden_comment(&self, pos: Pos) -> bool {
+        let line = self.text.lines().nth(pos.line.saturating_sub(1));
+        let value = line.and_then(|line| line.get(pos.column.saturating_sub(1)..));
+        value.is_some_and(|value| {
+            !value.starts_with(['"', '\'', '[', '{', '|', '>'])
+                && value
+                    .match_indices(" #")
+                    .any(|(at, _)| value[at + 2..].starts_with(|next: char| !next.is_whitespace()))
         })
     }
 
@@ -220,7 +241,19 @@ impl<'a> Report<'a> {
 }
 
 /// What options with passwords are called, also if they are misspelt.
-const PASSWORD_MARKS: [&str; 7] = ["auth", "redis_a", "pass", "Auth", "headers", "-key", "token"];
+const PASSWORD_MARKS: [&str; 8] =
+    ["auth", "redis_a", "pass", "Auth", "headers", "-key", "token", "users"];
+
+/// Sections whose values, at any depth, are passwords.
+const PASSWORD_SECTIONS: [&str; 2] = ["server_auth", "users"];
+/// What is in no such section, and in most pools.
+const OF_POOLS: [&str; 4] = ["listen", "redis", "route", "distribution"];
+
+/// What stands before the colon.
+fn key_of(line: &str) -> Option<&str> {
+    let (key, _) = line.split_once(':')?;
+    Some(key.trim().trim_matches(['"', '\'']))
+}
 
 fn indent(line: &str) -> usize {
     line.len() - line.trim_start().len()

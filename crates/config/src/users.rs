@@ -76,6 +76,16 @@ fn user_line(name: &At<String>, node: &Node, report: &mut Report<'_>) -> Option<
         report.error(node.pos, complaint.hint(USERS_HINT));
         return None;
     };
+    if matches!(node.kind, Kind::Scalar { .. }) && report.has_hidden_comment(node.pos) {
+        let message =
+            format!("user \"{}\": what stands behind \" #\" is a comment to YAML", name.value);
+        report.error(
+            node.pos,
+            Complaint::new(message)
+                .hint("put the rules into quotes, or a space behind a comment's #"),
+        );
+        return None;
+    }
     let is_list = matches!(node.kind, Kind::List(_));
     let rules = texts.iter().try_fold(Vec::new(), |mut rules, text| {
         // A password in a list may have spaces.

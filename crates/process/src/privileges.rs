@@ -1,6 +1,7 @@
 //! Giving up root.
 
 use std::ffi::CString;
+use std::sync::{Mutex, PoisonError};
 
 use crate::hardening;
 use nix::errno::Errno;
@@ -23,9 +24,13 @@ pub enum PrivilegesError {
 /// Makes the whole process, all its threads, run as `user` and `group`, for good. Without a group
 /// it is the user's own. Does nothing when the process is not root's or when neither is wanted.
 pub fn drop_privileges(user: Option<&str>, group: Option<&str>) -> Result<(), PrivilegesError> {
+    // Threads of one process may be here at once: the second one finds that it is done.
+    static CHANGING: Mutex<()> = Mutex::new(());
+    let changing = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
     if geteuid().is_root() {
         change_identity(user, group)?;
     }
+    drop(changing);
     hardening::settle();
     Ok(())
 }

@@ -156,7 +156,8 @@ impl Listener {
     /// it is now: a user who is gone or off is nobody.
     pub(crate) fn user_again(&self, was_known: bool, name: &str) -> (bool, Option<Arc<User>>) {
         if !self.has_users() {
-            return (was_known || self.is_open(), None);
+            // Who was a user never gave the password that is wanted now.
+            return (was_known && name.is_empty() || self.is_open(), None);
         }
         if !was_known {
             return (self.is_open(), self.first_user());
