@@ -81,7 +81,8 @@ def of_life(bench, contender, scenario, ports, requests=0, keep=None):
 
 def of_request(bench, contender, scenario, ports, requests, keep=None):
     """What one request costs, without what starting, connecting and stopping cost: the difference
-    between a life of N and one of 2N requests."""
+    between a life of N and one of 2N requests. Now and then a start is dearer than thousands of
+    requests, so that one difference alone says little: take the median of some."""
     once, twice = (
         of_life(bench, contender, scenario, ports, count, keep)
         for count in (requests, 2 * requests)
