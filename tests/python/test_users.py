@@ -73,6 +73,21 @@ def test_logging_in(place):
 
 
 @pytest.mark.parametrize("servers", [1, 3])
+def test_a_stranger_cannot_have_much_kept(place):
+    """Redis takes ten arguments of 16 KiB before a login; the gateway 64 KiB in all."""
+    gateway = gateway_of(place)
+    for words in [("AUTH", "x" * 70_000), ("HELLO", "3", "AUTH", "app", "x" * 70_000)]:
+        with gateway.connect() as conn:
+            error = refused(conn, *words)
+            assert error == "ERR Protocol error: unauthenticated request is too long"
+            conn.expect_closed()
+    with gateway.connect() as conn:
+        assert refused(conn, "AUTH", "app", "x" * 60_000) == WRONG
+        assert refused(conn, "SET", "app:a", "x" * 70_000) == "NOAUTH Authentication required."
+    with login(gateway, "admin", "root") as conn:
+        assert conn.call("MSET", "a", "x" * 70_000) == "OK"
+
+
 def test_what_users_may_do(place, servers):
     gateway = gateway_of(place, servers)
     with login(gateway, "app", "two words") as conn:

@@ -17,6 +17,12 @@ use crate::upstream::bulk::BULK_SIZE;
 use crate::upstream::exclusive::Turn;
 use crate::upstream::session_params::WireProtocol;
 
+/// Who has not logged in may send a request of this many bytes at most, as nobody need keep more for a stranger.
+/// Redis takes ten arguments of 16 KiB.
+const UNAUTHENTICATED_MAX: usize = 64 << 10;
+const UNAUTHENTICATED_LENGTH: &[u8] =
+    b"-ERR Protocol error: unauthenticated request is too long\r\n";
+
 /// What became of one parsed request.
 pub(crate) enum Plan {
     /// All is done.
@@ -261,6 +267,13 @@ impl Engine {
                             self.scratch.redis.give(parser);
                             return step;
                         }
+                    }
+                    if total > UNAUTHENTICATED_MAX && !self.clients[index].session.authenticated {
+                        parser.reset();
+                        self.answer(index, |out| out.extend_from_slice(UNAUTHENTICATED_LENGTH));
+                        self.give_up(index);
+                        used = buf.len();
+                        continue;
                     }
                     need = total;
                     self.park(index, Parser::Redis(parser));
