@@ -28,7 +28,7 @@ FAILOVER_MAX = 40.0
 
 
 class Sentinel:
-    def __init__(self, directory, primary, password=None, own_password=None, port=None):
+    def __init__(self, directory, primary, password=None, own_password=None, port=None, more=()):
         self.port = port or free_port()
         self.password = own_password
         self.config = directory / f"sentinel-{self.port}.conf"
@@ -40,7 +40,7 @@ class Sentinel:
             lines.append(f"sentinel auth-pass {MASTER} {password}")
         if own_password:
             lines += [f"requirepass {own_password}", f"sentinel sentinel-pass {own_password}"]
-        self.config.write_text("\n".join(lines) + "\n")
+        self.config.write_text("\n".join([*lines, *more]) + "\n")
         # Debian has redis-sentinel in a package of its own.
         command = ["redis-server", self.config, "--sentinel"]
         self.process = Process(command, directory, f"sentinel-{self.port}", self._ready)

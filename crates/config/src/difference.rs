@@ -347,7 +347,7 @@ impl Difference {
         option.changed("hot_keys", hot_keys, &new.hot_keys);
         option.tls(tls.as_ref(), new.tls.as_ref());
         option.changed("tls_listen", &or_none(tls_listen), &or_none(&new.tls_listen));
-        option.server_tls(server_tls.as_ref(), new.server_tls.as_ref());
+        option.server_tls("server_tls", server_tls.as_ref(), new.server_tls.as_ref());
         option.changed("hedge", &hedged(hedge), &hedged(&new.hedge));
         option.sentinel(sentinel.as_ref(), new.sentinel.as_ref());
         let by_default = |reads: &Option<Reads>| match reads {
@@ -555,6 +555,8 @@ impl Options<'_> {
         self.changed("sentinels", &addresses(old), &addresses(new));
         let auth = |sentinel: Option<&Sentinel>| sentinel.and_then(|it| it.auth.clone());
         self.secret("sentinel_auth", auth(old).as_ref(), auth(new).as_ref());
+        let tls = |sentinel: Option<&Sentinel>| sentinel.and_then(|it| it.tls.clone());
+        self.server_tls("sentinel_tls", tls(old).as_ref(), tls(new).as_ref());
         let groups = |sentinel: Option<&Sentinel>| -> Vec<(String, String)> {
             let groups = sentinel.iter().flat_map(|sentinel| &sentinel.groups);
             groups.map(|group| (group.server.clone(), group.master.clone())).collect()

@@ -494,6 +494,9 @@ section! {
         /// What Sentinels are given: a password, or `user:password`, or
         /// [a file](#passwords-in-files) that has it. Servers are given `redis_auth`.
         sentinel_auth: Secret<SentinelAuth> = none,
+        /// TLS for Sentinels: a section of [options](#tls), such as `{ca: /etc/cashew/ca.pem}`, or `true` for their
+        /// defaults. Without it they are asked without TLS, also where `server_tls` is for the servers.
+        sentinel_tls: ServerTlsText = none,
         /// Which server of a [group](#groups) answers [reads](#reads-from-replicas). Without it the primary
         /// does; of one server named `master` with replicas, those.
         reads: Reads = none,

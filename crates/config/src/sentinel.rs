@@ -195,6 +195,7 @@ pub(crate) fn resolve(
     Some(Sentinel {
         addresses: sentinels.value.0.iter().map(|address| address.value.clone()).collect(),
         auth: auth.map(|auth| auth.0),
+        tls: super::tls::resolve_sentinels(section, context, report),
         groups: servers.iter().filter_map(group).collect(),
     })
 }
@@ -233,9 +234,11 @@ fn refuse_without_sentinels(
         );
         report.error(line.pos, Complaint::new(message).hint(hint));
     }
-    if let Some(auth) = &section.sentinel_auth {
-        let complaint = Complaint::new("the pool has \"sentinel_auth\" and no \"sentinels\"");
-        report.error(auth.pos, complaint.hint(hint));
+    let auth = section.sentinel_auth.as_ref().map(|it| ("sentinel_auth", it.pos));
+    let tls = section.sentinel_tls.as_ref().map(|it| ("sentinel_tls", it.pos));
+    for (key, pos) in auth.into_iter().chain(tls) {
+        let complaint = Complaint::new(format!("the pool has \"{key}\" and no \"sentinels\""));
+        report.error(pos, complaint.hint(hint));
     }
 }
 

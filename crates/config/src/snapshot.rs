@@ -344,6 +344,9 @@ pub struct Sentinel {
     pub addresses: Vec<Address>,
     /// What Sentinels are given.
     pub auth: Option<Credentials>,
+    /// What Sentinels are secured with.
+    #[serde(default)]
+    pub tls: Option<ServerTls>,
     /// In the order of the pool's servers. Never empty.
     pub groups: Vec<Group>,
 }
@@ -427,10 +430,23 @@ impl Endpoint {
 impl Snapshot {
     /// Removes the content of certificates and keys, once they are in use.
     pub fn forget_tls_files(&mut self) {
+        self.forget_listeners_tls_files();
         for pool in &mut self.pools {
-            pool.tls.iter_mut().for_each(ListenerTls::forget_files);
-            pool.server_tls.iter_mut().for_each(ServerTls::forget_files);
+            let sentinels = pool.sentinel.iter_mut().filter_map(|it| it.tls.as_mut());
+            pool.server_tls.iter_mut().chain(sentinels).for_each(ServerTls::forget_files);
         }
+    }
+
+    /// Whether any servers or Sentinels are connected with TLS.
+    pub fn has_secured_servers(&self) -> bool {
+        let has_tls = |sentinel: &Sentinel| sentinel.tls.is_some();
+        let mut pools = self.pools.iter();
+        pools.any(|pool| pool.server_tls.is_some() || pool.sentinel.as_ref().is_some_and(has_tls))
+    }
+
+    /// As [`forget_tls_files`](Self::forget_tls_files), but for what servers and Sentinels are connected with.
+    pub fn forget_listeners_tls_files(&mut self) {
+        self.pools.iter_mut().flat_map(|pool| &mut pool.tls).for_each(ListenerTls::forget_files);
     }
 
     /// The groups of all pools, each with its pool and where its primary is.

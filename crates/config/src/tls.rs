@@ -140,8 +140,7 @@ impl Value for ServerTlsText {
     fn parse(text: &str) -> Result<Self, Complaint> {
         match text {
             "true" => Ok(Self(ServerTlsSection::defaults())),
-            _ => Err(Complaint::new("option \"server_tls\" takes a section or true")
-                .hint(Self::expected())),
+            _ => Err(Complaint::new("takes a section or true").hint(Self::expected())),
         }
     }
 
@@ -160,8 +159,11 @@ impl Value for ServerTlsText {
                 let what = format!("option \"{key}\"");
                 Ok(Self(section::read(&what, node.pos, node, report)))
             }
-            Kind::Scalar { text, .. } => Self::parse(text),
-            Kind::Empty | Kind::List(_) => Self::parse(""),
+            Kind::Scalar { text, .. } if text == "true" => Self::parse(text),
+            Kind::Scalar { .. } | Kind::Empty | Kind::List(_) => {
+                let message = format!("option \"{key}\" takes a section or true");
+                Err(Complaint::new(message).hint(Self::expected()))
+            }
         };
         result.map_err(|complaint| report.error(node.pos, complaint)).ok()
     }
@@ -225,7 +227,31 @@ pub(crate) fn resolve_servers(
     context: &Context<'_>,
     report: &mut Report<'_>,
 ) -> Option<ServerTls> {
-    let At { value: ServerTlsText(tls), pos } = section.server_tls.as_ref()?;
+    let given = section.server_tls.as_ref()?;
+    let At { value: ServerTlsText(tls), .. } = given;
+    if tls.verify.value.0 && tls.server_name.is_none() {
+        warn_of_unix(section, report);
+    }
+    resolve_options("server_tls", given, "servers", context, report)
+}
+
+/// What Sentinels are secured with; `None` too after an error.
+pub(crate) fn resolve_sentinels(
+    section: &PoolSection,
+    context: &Context<'_>,
+    report: &mut Report<'_>,
+) -> Option<ServerTls> {
+    let given = section.sentinel_tls.as_ref()?;
+    resolve_options("sentinel_tls", given, "Sentinels", context, report)
+}
+
+fn resolve_options(
+    key: &str,
+    At { value: ServerTlsText(tls), pos }: &At<ServerTlsText>,
+    whose: &str,
+    context: &Context<'_>,
+    report: &mut Report<'_>,
+) -> Option<ServerTls> {
     let verify = tls.verify.value.0;
     let ca = match (&tls.ca, verify) {
         (Some(ca), true) => read("ca", ca, context, report)?.text,
@@ -241,7 +267,7 @@ pub(crate) fn resolve_servers(
         (None, false) => String::new(),
     };
     if !verify {
-        let complaint = Complaint::new("the certificates of the servers are not verified");
+        let complaint = Complaint::new(format!("the certificates of the {whose} are not verified"));
         let hint = "anybody on the way can pose as a server; ca says whom to trust";
         report.warning(tls.verify.pos, complaint.hint(hint));
     }
@@ -254,9 +280,6 @@ pub(crate) fn resolve_servers(
             return None;
         }
     };
-    if verify && tls.server_name.is_none() {
-        warn_of_unix(section, report);
-    }
     let resolved = ServerTls {
         ca,
         server_name: tls.server_name.as_ref().map(|name| name.value.0.clone()),
@@ -267,7 +290,7 @@ pub(crate) fn resolve_servers(
         mark: 0,
         trust_mark: 0,
     };
-    check(Connector::new(&resolved), "server_tls", *pos, report)?;
+    check(Connector::new(&resolved), key, *pos, report)?;
     Some(resolved.marked())
 }
 

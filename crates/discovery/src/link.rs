@@ -3,12 +3,14 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use cashew_config::snapshot::{Address, Credentials};
 use cashew_protocol::resp::encode::write_command;
 use cashew_protocol::resp::{ReplyScanner, Scan};
+use cashew_tls::{SecuredSocket, Security};
 use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
@@ -47,12 +49,19 @@ impl Greeting {
     }
 }
 
-#[derive(Debug)]
+/// How every connection begins.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Opening {
+    /// TLS comes first.
+    pub(crate) security: Option<Arc<Security>>,
+    /// What is asked first. Of several the next one is used after one was refused.
+    pub(crate) greetings: Vec<Greeting>,
+}
+
 pub(crate) struct Link {
     address: Address,
-    /// What is asked first on every connection. Of several the next one is used after one was refused.
-    greetings: Vec<Greeting>,
-    /// Which of them is used.
+    opening: Opening,
+    /// Which of the greetings is used.
     chosen: usize,
     state: State,
     pause: Duration,
@@ -61,7 +70,6 @@ pub(crate) struct Link {
     pub(crate) failure: Option<String>,
 }
 
-#[derive(Debug)]
 enum State {
     Idle {
         until: Instant,
@@ -77,9 +85,8 @@ enum State {
     Open(Open),
 }
 
-#[derive(Debug)]
 struct Open {
-    stream: TcpStream,
+    socket: Socket,
     output: Vec<u8>,
     input: Vec<u8>,
     /// Bytes of the input that the scanner has seen.
@@ -95,6 +102,11 @@ struct Open {
     has_answered: bool,
 }
 
+enum Socket {
+    Plain(TcpStream),
+    Secured(Box<SecuredSocket<TcpStream>>),
+}
+
 /// What has become of a connection in a turn.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
@@ -105,10 +117,9 @@ pub(crate) enum Fate {
 }
 
 impl Link {
-    /// Without greetings nothing is asked first.
-    pub(crate) fn new(address: Address, greetings: Vec<Greeting>, now: Instant) -> Self {
+    pub(crate) fn new(address: Address, opening: Opening, now: Instant) -> Self {
         let state = State::Idle { until: now };
-        Self { address, greetings, chosen: 0, state, pause: PAUSE_MIN, failure: None }
+        Self { address, opening, chosen: 0, state, pause: PAUSE_MIN, failure: None }
     }
 
     pub(crate) fn address(&self) -> &Address {
@@ -140,8 +151,8 @@ impl Link {
             State::Connecting { socket, .. } => Some((socket.as_fd(), PollFlags::OUT)),
             State::Open(open) => {
                 let mut flags = PollFlags::IN;
-                flags.set(PollFlags::OUT, !open.output.is_empty());
-                Some((open.stream.as_fd(), flags))
+                flags.set(PollFlags::OUT, !open.output.is_empty() || open.socket.is_writing());
+                Some((open.socket.tcp().as_fd(), flags))
             }
         }
     }
@@ -167,7 +178,7 @@ impl Link {
                 let was_good = matches!(&self.state, State::Open(open) if open.was_good(now));
                 // It was refused, or nothing came of it.
                 if matches!(&self.state, State::Open(open) if open.greeting > 0) {
-                    self.chosen = (self.chosen + 1) % self.greetings.len().max(1);
+                    self.chosen = (self.chosen + 1) % self.opening.greetings.len().max(1);
                 }
                 let pause = if was_good { Duration::ZERO } else { self.pause };
                 self.pause = if was_good { PAUSE_MIN } else { (self.pause * 2).min(PAUSE_MAX) };
@@ -211,10 +222,12 @@ impl Link {
                         return Err("does not answer".into());
                     }
                     let socket = socket.try_clone().map_err(|error| error.to_string())?;
-                    let chosen = self.greetings.get(self.chosen).cloned().unwrap_or_default();
+                    let Opening { security, greetings } = &self.opening;
+                    let chosen = greetings.get(self.chosen).cloned().unwrap_or_default();
                     let Greeting { bytes: output, answers: greeting } = chosen;
+                    let socket = Socket::new(socket.into(), security.as_deref(), &self.address)?;
                     self.state = State::Open(Open {
-                        stream: TcpStream::from(socket),
+                        socket,
                         output,
                         input: Vec::new(),
                         scanned: 0,
@@ -243,6 +256,53 @@ impl Link {
     }
 }
 
+impl Socket {
+    fn new(tcp: TcpStream, security: Option<&Security>, address: &Address) -> Result<Self, String> {
+        let Some(security) = security else { return Ok(Self::Plain(tcp)) };
+        let secured = security.secure(tcp, Some(&address.host)).map_err(refused)?;
+        Ok(Self::Secured(Box::new(secured)))
+    }
+
+    fn tcp(&self) -> &TcpStream {
+        match self {
+            Self::Plain(tcp) => tcp,
+            Self::Secured(secured) => secured.socket(),
+        }
+    }
+
+    fn is_writing(&self) -> bool {
+        match self {
+            Self::Plain(_) => false,
+            Self::Secured(secured) => secured.is_writing(),
+        }
+    }
+}
+
+impl Read for Socket {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(tcp) => tcp.read(buffer),
+            Self::Secured(secured) => secured.read(buffer),
+        }
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(tcp) => tcp.write(bytes),
+            Self::Secured(secured) => secured.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(tcp) => tcp.flush(),
+            Self::Secured(secured) => secured.flush(),
+        }
+    }
+}
+
 impl Open {
     fn was_good(&self, now: Instant) -> bool {
         self.has_answered && now >= self.since + GOOD_AFTER
@@ -250,7 +310,7 @@ impl Open {
 
     fn write(&mut self) -> Result<(), String> {
         while !self.output.is_empty() {
-            match self.stream.write(&self.output) {
+            match self.socket.write(&self.output) {
                 Ok(written) => {
                     self.output.drain(..written);
                 }
@@ -259,14 +319,18 @@ impl Open {
                 Err(error) => return Err(refused(error)),
             }
         }
-        Ok(())
+        // What it has taken in and not passed on yet.
+        match self.socket.flush() {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
+            flushed => flushed.map_err(refused),
+        }
     }
 
     fn read(&mut self, now: Instant, take: &mut dyn FnMut(&[u8])) -> Result<(), String> {
         let mut chunk = [0; 16 << 10];
         let mut taken = 0;
         while taken < READ_MAX {
-            match self.stream.read(&mut chunk) {
+            match self.socket.read(&mut chunk) {
                 Ok(0) => return Err("has closed its connection".into()),
                 Ok(read) => {
                     taken += read;
@@ -351,6 +415,8 @@ fn refused(error: io::Error) -> String {
     match error.kind() {
         ErrorKind::ConnectionRefused => "refuses connections".into(),
         ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => "has closed its connection".into(),
+        // Of TLS, which says what is wrong.
+        ErrorKind::InvalidData => error.to_string(),
         _ => format!("cannot be reached: {error}"),
     }
 }

@@ -2,6 +2,7 @@
 //! and the board that has what they say. It never waits.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
@@ -12,9 +13,10 @@ use cashew_metrics::{
     BoardWriter, MemberState, PoolId, Progress, Segments, ServerId, monotonic_ms,
 };
 use cashew_protocol::resp::encode::write_command;
+use cashew_tls::Security;
 
 use crate::answer;
-use crate::link::{Fate, Greeting, Link};
+use crate::link::{Fate, Greeting, Link, Opening};
 use crate::replication::{MemberReport, Replication};
 use crate::watch::News;
 
@@ -45,6 +47,7 @@ pub struct Members {
 struct PoolMembers {
     name: String,
     auth: ServerAuth,
+    security: Option<Arc<Security>>,
     rules: ReplicaReads,
     members: Vec<Member>,
     groups: Vec<Replication>,
@@ -270,7 +273,9 @@ impl Members {
 impl PoolMembers {
     fn new(pool: &Pool, state: &TopologyState, known: Option<Self>, now: Instant) -> Self {
         let is_known = known.is_some();
-        let known = known.filter(|known| known.auth == pool.server_auth);
+        let security = pool.server_tls.clone().map(Security::new).map(Arc::new);
+        let known =
+            known.filter(|known| known.auth == pool.server_auth && known.security == security);
         let (mut links, groups_before, begun) = match known {
             Some(known) => (known.members, known.groups, known.begun),
             None => (Vec::new(), Vec::new(), 0),
@@ -289,13 +294,16 @@ impl PoolMembers {
                 Some(at) => links.swap_remove(at),
                 None => {
                     strangers.push(server.name.clone());
-                    Member::new(&server.name, address, &pool.server_auth, now)
+                    let greetings = Greeting::all(pool.server_auth.of(&server.name));
+                    let opening = Opening { security: security.clone(), greetings };
+                    Member::new(&server.name, address, opening, now)
                 }
             });
         }
         let mut pool = Self {
             name: pool.name.clone(),
             auth: pool.server_auth.clone(),
+            security,
             rules: pool.replica_reads,
             members,
             groups: groups_before,
@@ -429,9 +437,8 @@ impl PoolMembers {
 }
 
 impl Member {
-    fn new(name: &str, address: Option<Address>, auth: &ServerAuth, now: Instant) -> Self {
-        let greetings = Greeting::all(auth.of(name));
-        let link = address.map(|address| Link::new(address, greetings, now));
+    fn new(name: &str, address: Option<Address>, opening: Opening, now: Instant) -> Self {
+        let link = address.map(|address| Link::new(address, opening, now));
         Self { name: name.to_owned(), link, asked: None, said: None }
     }
 

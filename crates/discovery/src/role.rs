@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use cashew_config::snapshot::{Credentials, Endpoint};
 use cashew_protocol::resp::encode::write_command;
 use cashew_protocol::resp::{ReplyScanner, Scan};
+use cashew_tls::{SecuredSocket, Security};
 
 /// More is no answer to ROLE.
 const ANSWER_MAX: usize = 1 << 20;
@@ -34,17 +35,29 @@ impl Stream for UnixStream {
     }
 }
 
+impl<S: Stream> Stream for SecuredSocket<S> {
+    fn limit(&self, left: Duration) -> io::Result<()> {
+        self.socket().limit(left)
+    }
+}
+
 /// Asks a server of Redis for its role. Waits no longer than `timeout` for each address of the server, but
 /// for the look-up of its name.
 pub fn role_of(
     endpoint: &Endpoint,
+    security: Option<&Security>,
     credentials: &[Credentials],
     timeout: Duration,
 ) -> Result<Role, String> {
     let deadline = Instant::now() + timeout;
     let mut stream: Box<dyn Stream> = match endpoint {
-        Endpoint::Unix(path) => Box::new(UnixStream::connect(path).map_err(describe)?),
-        Endpoint::Tcp { host, port } => Box::new(connect(host, *port, timeout)?),
+        Endpoint::Unix(path) => {
+            let stream = UnixStream::connect(path).map_err(describe)?;
+            secured(stream, None, security)?
+        }
+        Endpoint::Tcp { host, port } => {
+            secured(connect(host, *port, timeout)?, Some(host), security)?
+        }
     };
     let mut refusal = None;
     for credentials in credentials {
@@ -69,6 +82,15 @@ pub fn role_of(
         () if is_said(b"slave") => Ok(Role::Replica),
         () => Err(format!("it answers ROLE with {}", line(&answer))),
     }
+}
+
+fn secured<S: Stream + 'static>(
+    stream: S,
+    host: Option<&str>,
+    security: Option<&Security>,
+) -> Result<Box<dyn Stream>, String> {
+    let Some(security) = security else { return Ok(Box::new(stream)) };
+    Ok(Box::new(security.secure(stream, host).map_err(describe)?))
 }
 
 fn connect(host: &str, port: u16, timeout: Duration) -> Result<TcpStream, String> {
@@ -115,6 +137,8 @@ fn describe(error: io::Error) -> String {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
             "it does not answer in time".to_owned()
         }
+        // Of TLS: what the server does.
+        io::ErrorKind::InvalidData => format!("it {error}"),
         _ => error.to_string(),
     }
 }

@@ -4,18 +4,20 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Address, Credentials, Lineage, Pool, Sentinel, ServerAuth};
 use cashew_metrics::EventKind;
 use cashew_protocol::resp::encode::write_command;
+use cashew_tls::Security;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{info, warn};
 
 use crate::answer::{self, EVENTS};
 use crate::group::{Event, Group, Output, Report, State, View};
-use crate::link::{Fate, Greeting, Link};
+use crate::link::{Fate, Greeting, Link, Opening};
 use crate::members::Members;
 use crate::replica_views::{Agreed, ReplicaViews};
 
@@ -68,6 +70,9 @@ struct Settings {
     addresses: Vec<Address>,
     auth: Option<Credentials>,
     server_auth: ServerAuth,
+    /// What Sentinels and what servers are secured with.
+    security: Option<Arc<Security>>,
+    server_security: Option<Arc<Security>>,
     /// Names of servers, and what Sentinels call them.
     groups: Vec<(String, String)>,
     /// Their replicas are of interest.
@@ -263,9 +268,22 @@ impl Settings {
             addresses: sentinel.addresses.clone(),
             auth: sentinel.auth.clone(),
             server_auth: pool.server_auth.clone(),
+            security: sentinel.tls.clone().map(Security::new).map(Arc::new),
+            server_security: pool.server_tls.clone().map(Security::new).map(Arc::new),
             groups: sentinel.groups.iter().map(names).collect(),
             has_replicas: pool.takes_replicas(),
         }
+    }
+
+    /// Towards a Sentinel.
+    fn opening(&self, greeting: Greeting) -> Opening {
+        Opening { security: self.security.clone(), greetings: vec![greeting] }
+    }
+
+    /// Towards the servers of a group.
+    fn server_opening(&self, server: &str) -> Opening {
+        let greetings = Greeting::all(self.server_auth.of(server));
+        Opening { security: self.server_security.clone(), greetings }
     }
 
     /// What a Sentinel is told first.
@@ -295,13 +313,17 @@ impl Known {
 impl PoolWatch {
     fn new(settings: Settings, pool: &Pool, sentinel: &Sentinel, now: Instant) -> Self {
         let sentinels = settings.addresses.iter().map(|address| SentinelWatch {
-            asking: Link::new(address.clone(), vec![settings.greeting()], now),
+            asking: Link::new(address.clone(), settings.opening(settings.greeting()), now),
             expected: VecDeque::new(),
             named: None,
             config_epoch: None,
             asked_at: None,
             asked_all_at: None,
-            listening: Link::new(address.clone(), vec![settings.subscribing_greeting()], now),
+            listening: Link::new(
+                address.clone(),
+                settings.opening(settings.subscribing_greeting()),
+                now,
+            ),
             answered: None,
             is_up: None,
             is_up_since: None,
@@ -395,7 +417,7 @@ impl PoolWatch {
         }
         self.tell_majority(is_loud);
         for group in &mut self.groups {
-            group.advance(&Greeting::all(self.settings.server_auth.of(&group.server)), now);
+            group.advance(&self.settings.server_opening(&group.server), now);
             group.tell(&self.settings.name, is_loud, news, now);
             if self.settings.has_replicas {
                 group.tell_replicas(&self.settings.name, news);
@@ -585,12 +607,12 @@ impl GroupWatch {
         self.servers.values_mut().for_each(|server| server.asked_at = None);
     }
 
-    fn advance(&mut self, greetings: &[Greeting], now: Instant) {
+    fn advance(&mut self, opening: &Opening, now: Instant) {
         let wanted = self.group.servers();
         self.servers.retain(|address, _| wanted.contains(address));
         for address in wanted {
             self.servers.entry(address.clone()).or_insert_with(|| ServerWatch {
-                link: Link::new(address, greetings.to_vec(), now),
+                link: Link::new(address, opening.clone(), now),
                 asked_at: None,
             });
         }

@@ -3,11 +3,13 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cashew_config::snapshot::{Credentials, Endpoint, Protocol};
 use cashew_protocol::memcached::encode_key;
 use cashew_protocol::resp::encode::write_command;
+use cashew_tls::Security;
 
 use crate::record::Record;
 
@@ -22,6 +24,8 @@ pub(crate) struct Speech {
     pub(crate) protocol: Protocol,
     /// In the order in which they are tried.
     pub(crate) credentials: Vec<Credentials>,
+    /// TLS comes first.
+    pub(crate) security: Option<Arc<Security>>,
 }
 
 trait Stream: Read + Write + Send {}
@@ -45,13 +49,13 @@ impl Forgetting {
                 stream.set_nodelay(true)?;
                 stream.set_read_timeout(Some(TIMEOUT))?;
                 stream.set_write_timeout(Some(TIMEOUT))?;
-                Box::new(stream)
+                secured(stream, Some(host), speech)?
             }
             Endpoint::Unix(path) => {
                 let stream = UnixStream::connect(path)?;
                 stream.set_read_timeout(Some(TIMEOUT))?;
                 stream.set_write_timeout(Some(TIMEOUT))?;
-                Box::new(stream)
+                secured(stream, None, speech)?
             }
         };
         let speech = speech.clone();
@@ -149,6 +153,17 @@ impl Forgetting {
             false => Err(io::ErrorKind::UnexpectedEof.into()),
         }
     }
+}
+
+fn secured<S: Stream + 'static>(
+    stream: S,
+    host: Option<&str>,
+    speech: &Speech,
+) -> io::Result<Box<dyn Stream>> {
+    Ok(match &speech.security {
+        Some(security) => Box::new(security.secure(stream, host)?),
+        None => Box::new(stream),
+    })
 }
 
 /// What the text protocol cannot name is in base64, which takes memcached 1.6.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Endpoint, TopologyState};
 use cashew_metrics::{EventKind, Segments, ServerId, monotonic_ms};
+use cashew_tls::Security;
 use tracing::{info, warn};
 
 use crate::forget::{Forgetting, Speech};
@@ -61,6 +62,7 @@ pub fn targets(snapshot: &Snapshot, states: &[TopologyState], segments: &Segment
     let mut targets = Vec::new();
     for (at, pool) in snapshot.pools.iter().enumerate() {
         let Some(spool) = &pool.spool else { continue };
+        let security = pool.server_tls.clone().map(Security::new).map(Arc::new);
         for (shard, group) in pool.shards().iter().enumerate() {
             let primary = states
                 .get(at)
@@ -80,6 +82,7 @@ pub fn targets(snapshot: &Snapshot, states: &[TopologyState], segments: &Segment
                 speech: Speech {
                     protocol: pool.protocol,
                     credentials: pool.server_auth.of(&pool.servers[primary as usize].name).to_vec(),
+                    security: security.clone(),
                 },
             });
         }

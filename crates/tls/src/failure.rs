@@ -52,6 +52,24 @@ impl Failure {
         }
     }
 
+    /// What a log says of a server, behind its name.
+    pub fn of_server(self) -> &'static str {
+        match self {
+            Self::NotTls => "does not speak TLS",
+            Self::NothingInCommon => "speaks no version and ciphers of TLS that are allowed",
+            Self::Expired => "has a certificate that has expired",
+            Self::NotValidYet => "has a certificate that is not valid yet",
+            Self::Untrusted => "has a certificate that is not signed by a trusted authority",
+            Self::WrongName => "has a certificate for another name",
+            Self::Invalid => "has an invalid certificate",
+            Self::NoCertificate | Self::Refused => {
+                "refuses the gateway's certificate, or wants one"
+            }
+            Self::TimedOut => "does not answer the TLS handshake",
+            Self::Closed | Self::Worn | Self::Broken => "fails in the TLS handshake",
+        }
+    }
+
     /// Of an error; `is_first` if nothing that the peer sent has made sense before, and `first` is what came.
     pub(crate) fn of(error: &Error, is_first: bool, first: Option<u8>) -> Self {
         match error {

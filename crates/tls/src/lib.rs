@@ -12,6 +12,7 @@ mod failure;
 mod moved;
 mod options;
 mod provider;
+mod secured;
 mod stream;
 mod tickets;
 
@@ -21,5 +22,6 @@ pub use connector::Connector;
 pub use failure::Failure;
 pub use moved::Parted;
 pub use options::{Ciphers, ClientAuth, Identity, ListenerTls, ServerTls, Version};
+pub use secured::{SecuredSocket, Security};
 pub use stream::{Facts, Progress, Stream};
 pub use tickets::{TICKET_PERIOD, TicketSecret};

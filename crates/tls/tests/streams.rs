@@ -1,10 +1,13 @@
 //! Two streams that speak with each other, and what may go wrong between them.
 
 use std::collections::HashSet;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use cashew_tls::{
     Acceptor, Certificate, Ciphers, ClientAuth, Connector, Failure, Identity, ListenerTls,
-    ServerTls, Stream, TicketSecret, Version,
+    Security, ServerTls, Stream, TicketSecret, Version,
 };
 
 #[path = "../../../tests/rust/certificates.rs"]
@@ -391,4 +394,89 @@ fn files_that_cannot_be_used_are_refused() {
     assert_eq!(Acceptor::new(&wanted, None).unwrap_err(), "client_auth needs client_ca");
     let nobody = ServerTls { ca: "x".to_owned(), ..server(&authority) };
     assert_eq!(Connector::new(&nobody).unwrap_err(), "ca has no certificate in PEM form");
+}
+
+/// A server that says all it hears once more, until its client has left.
+fn echo(acceptor: &Acceptor, mut socket: UnixStream) {
+    let mut end = End::new(Stream::accept(acceptor).unwrap());
+    let mut chunk = [0; 7000];
+    loop {
+        let Ok(read @ 1..) = socket.read(&mut chunk) else { return };
+        end.input.extend_from_slice(&chunk[..read]);
+        let failed = end.process().is_err();
+        if !end.plain.is_empty() {
+            let plain = std::mem::take(&mut end.plain);
+            end.say(&plain);
+        }
+        if socket.write_all(&end.out).is_err() || failed {
+            return;
+        }
+        end.out.clear();
+    }
+}
+
+fn echoed(security: &Security, acceptor: &Acceptor, waits: bool) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(!waits).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| echo(acceptor, theirs));
+        let mut secured = security.secure(ours, Some("server")).unwrap();
+        let said: Vec<u8> = (0..300_000_u32).map(|number| number as u8).collect();
+        // Before the handshake, and after it.
+        for said in [&said[..10], &said[..], &said[..1]] {
+            let (mut heard, mut chunk) = (Vec::new(), [0; 5000]);
+            secured.write_all(said).unwrap();
+            while heard.len() < said.len() {
+                match secured.read(&mut chunk) {
+                    Ok(read) => heard.extend_from_slice(&chunk[..read]),
+                    Err(error) if !waits && error.kind() == ErrorKind::WouldBlock => {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            assert!(heard == said);
+            assert!(!secured.is_writing());
+        }
+        let _ = secured.socket().shutdown(std::net::Shutdown::Both);
+    });
+}
+
+#[test]
+fn a_secured_socket_reads_and_writes_as_one_without_tls() {
+    let authority = Authority::new();
+    let acceptor = Acceptor::new(&listener(&[authority.sign("DNS:server", 10)]), None).unwrap();
+    let security = Security::new(server(&authority));
+    echoed(&security, &acceptor, true);
+    echoed(&security, &acceptor, false);
+}
+
+#[test]
+fn a_secured_socket_says_what_is_wrong_and_sends_nothing_before() {
+    let authority = Authority::new();
+    let acceptor = Acceptor::new(&listener(&[authority.sign("DNS:server", 10)]), None).unwrap();
+    let security = Security::new(server(&Authority::new()));
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| echo(&acceptor, theirs));
+        let mut secured = security.secure(ours, Some("server")).unwrap();
+        secured.write_all(b"AUTH secret").unwrap();
+        let error = secured.read(&mut [0; 10]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "has a certificate that is not signed by a trusted authority"
+        );
+        drop(secured);
+    });
+    // A peer without TLS sees no word of it either.
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let mut secured = security.secure(ours, Some("server")).unwrap();
+    secured.write_all(b"AUTH secret").unwrap();
+    theirs.write_all(b"-ERR what?\r\n").unwrap();
+    let error = secured.read(&mut [0; 10]).unwrap_err();
+    assert_eq!((error.kind(), &*error.to_string()), (ErrorKind::InvalidData, "does not speak TLS"));
+    drop(secured);
+    let mut heard = Vec::new();
+    theirs.read_to_end(&mut heard).unwrap();
+    assert!(!heard.windows(6).any(|word| word == b"secret"));
 }

@@ -36,19 +36,24 @@ impl Options<'_> {
         self.changed("tls handshake_timeout", &timeouts[0], &timeouts[1]);
     }
 
-    pub(super) fn server_tls(&mut self, old: Option<&ServerTls>, new: Option<&ServerTls>) {
+    pub(super) fn server_tls(
+        &mut self,
+        key: &str,
+        old: Option<&ServerTls>,
+        new: Option<&ServerTls>,
+    ) {
         let (Some(old), Some(new)) = (old, new) else {
-            return self.secret("server_tls", old, new);
+            return self.secret(key, old, new);
         };
         let ServerTls { ca, server_name, identity, verify, min_version, ciphers, .. } = old;
-        self.secret("server_tls ca", Some(ca), Some(&new.ca));
+        self.secret(&format!("{key} ca"), Some(ca), Some(&new.ca));
         let name =
             |name: &Option<String>| name.clone().unwrap_or_else(|| "each its host".to_owned());
-        self.changed("server_tls server_name", &name(server_name), &name(&new.server_name));
-        self.secret("server_tls certificate", identity.as_ref(), new.identity.as_ref());
-        self.changed("server_tls verify", verify, &new.verify);
-        self.changed("server_tls min_version", &min_version.name(), &new.min_version.name());
-        self.changed("server_tls ciphers", &ciphers.name(), &new.ciphers.name());
+        self.changed(&format!("{key} server_name"), &name(server_name), &name(&new.server_name));
+        self.secret(&format!("{key} certificate"), identity.as_ref(), new.identity.as_ref());
+        self.changed(&format!("{key} verify"), verify, &new.verify);
+        self.changed(&format!("{key} min_version"), &min_version.name(), &new.min_version.name());
+        self.changed(&format!("{key} ciphers"), &ciphers.name(), &new.ciphers.name());
     }
 }
 

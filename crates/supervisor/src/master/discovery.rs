@@ -148,7 +148,7 @@ impl Master {
     /// The epoch in effect, with what the discovery before has come to know.
     pub(super) fn sealed_for_discovery(&self) -> Rc<OwnedFd> {
         let fill = || -> io::Result<OwnedFd> {
-            let mut epoch = Epoch::unseal(&self.current.public)?;
+            let mut epoch = Epoch::unseal(&self.current.for_discovery)?;
             self.discovered.fill(&mut epoch.snapshot);
             epoch.seal()
         };
@@ -156,7 +156,7 @@ impl Master {
             Ok(sealed) => Rc::new(sealed),
             Err(error) => {
                 warn!("discovery starts without what was known of the groups: {error}");
-                Rc::clone(&self.current.public)
+                Rc::clone(&self.current.for_discovery)
             }
         }
     }

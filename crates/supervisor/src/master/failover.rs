@@ -8,6 +8,7 @@ use cashew_config::snapshot::{Protocol, ServerGroup};
 use cashew_control::ToChild;
 use cashew_discovery::{Role, role_of};
 use cashew_metrics::EventKind;
+use cashew_tls::Security;
 use rustix::event::PollFlags;
 use tracing::{debug, info};
 
@@ -86,7 +87,8 @@ impl Master {
         }
         let endpoint = config.servers[place as usize].endpoint.clone();
         let credentials = config.server_auth.of(&config.servers[place as usize].name).to_vec();
-        let ask = move || role_of(&endpoint, &credentials, ROLE_TIMEOUT);
+        let security = config.server_tls.clone().map(Security::new);
+        let ask = move || role_of(&endpoint, security.as_ref(), &credentials, ROLE_TIMEOUT);
         match BackgroundTask::start("role", ask) {
             Ok(answer) => {
                 self.failovers.last_asking += 1;

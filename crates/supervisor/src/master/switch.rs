@@ -34,7 +34,9 @@ pub(super) struct InEffect {
     pub(super) snapshot: Arc<Snapshot>,
     /// The [`Epoch`], as workers get it.
     pub(super) sealed: Rc<OwnedFd>,
-    /// The same for the other children: without the files of TLS and what tickets are made by.
+    /// The same for discovery: without listeners' keys and what tickets are made by.
+    pub(super) for_discovery: Rc<OwnedFd>,
+    /// The same for the admin process: without any files of TLS.
     pub(super) public: Rc<OwnedFd>,
     tickets: Option<TicketSecret>,
     pub(super) metrics: Rc<OwnedFd>,
@@ -81,17 +83,18 @@ impl InEffect {
         let mut epoch = Epoch { snapshot, pools, addresses, tickets: tickets.clone() };
         let sealed = Rc::new(epoch.seal()?);
         let snapshot = Arc::new(epoch.snapshot.clone());
-        let has_secrets =
-            tickets.is_some() || snapshot.pools.iter().any(|it| it.server_tls.is_some());
-        let public = match has_secrets {
-            true => {
-                epoch.tickets = None;
-                epoch.snapshot.forget_tls_files();
-                Rc::new(epoch.seal()?)
-            }
-            false => Rc::clone(&sealed),
-        };
-        Ok(Self { snapshot, sealed, public, tickets, metrics, segments })
+        let mut for_discovery = Rc::clone(&sealed);
+        if tickets.is_some() {
+            epoch.tickets = None;
+            epoch.snapshot.forget_listeners_tls_files();
+            for_discovery = Rc::new(epoch.seal()?);
+        }
+        let mut public = Rc::clone(&for_discovery);
+        if snapshot.has_secured_servers() {
+            epoch.snapshot.forget_tls_files();
+            public = Rc::new(epoch.seal()?);
+        }
+        Ok(Self { snapshot, sealed, for_discovery, public, tickets, metrics, segments })
     }
 
     pub(super) fn tickets(&self) -> Option<TicketSecret> {
@@ -288,8 +291,12 @@ impl Master {
 
     fn publish_prepare(&mut self, role: Role, now: Instant) {
         let (Some(next), Some(member)) = (&self.next, self.members.get(&role)) else { return };
-        let InEffect { snapshot, sealed, public, metrics, .. } = &next.in_effect;
-        let sealed = if role.is_worker() { sealed } else { public };
+        let InEffect { snapshot, sealed, for_discovery, public, metrics, .. } = &next.in_effect;
+        let sealed = match role {
+            Role::Worker { .. } => sealed,
+            Role::Discovery => for_discovery,
+            Role::Admin => public,
+        };
         let (epoch, workers) = (snapshot.epoch, workers_of(snapshot));
         let prepare = ToChild::Prepare { epoch, rank: member.rank, workers };
         let memfds = vec![Rc::clone(sealed), Rc::clone(metrics)];
