@@ -12,6 +12,8 @@ PACKAGES = {
     "memcached": "memcached",
     "nutcracker": "nutcracker",
     "haproxy": "haproxy",
+    "stunnel": "stunnel4",
+    "redis-benchmark": "redis-tools",
     "gcc": "gcc",
     "valgrind": "valgrind",
     "cargo": "cargo",
