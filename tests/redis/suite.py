@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+from users import Administered
 from harness import Gateway, Redis, accepts, server_lines, temporary_directory, wait_until
 
 HERE = Path(__file__).resolve().parent
@@ -24,6 +25,11 @@ UNITS = [
     "unit/pubsub", "unit/protocol", "unit/bitfield", "unit/dump", "unit/introspection",
     "unit/pause", "unit/info-command", "unit/violations", "unit/type/incr", "unit/quit",
 ]
+
+#: Units that change users. The suite does not run them against an external server, as it starts one of its own
+#: for some of their tests.
+USERS = {"unit/acl", "unit/acl-v2"}
+UNITS += sorted(USERS)
 
 #: About one protocol or both at once: they choose for themselves.
 NOT_IN_RESP3 = {"unit/protocol", "unit/tracking"}
@@ -74,13 +80,24 @@ class Bare:
         self.server.stop()
 
 
+def behind(name, directory, count):
+    """Servers behind a gateway, for a unit."""
+    if name not in USERS:
+        return Behind(directory, count)
+    servers = [server(directory, number) for number in range(count)]
+    return Administered(directory, servers, NAMES[:count])
+
+
+#: By their names, which are the same in every run, each key has the same server.
+NAMES = ["one", "two", "three"]
+
+
 class Behind:
     """Servers behind a gateway."""
 
     def __init__(self, directory, count):
         self.servers = [server(directory, number) for number in range(count)]
-        # By their names, which are the same in every run, each key has the same server.
-        names = ["one", "two", "three"][:count]
+        names = NAMES[:count]
         # The suite administers its servers.
         pool = {"redis": True, "command_policy": "admin", "client_pause_max": 2_147_483_647,
                 "hash_tag": '"{}"', "servers": server_lines(self.servers, names)}
@@ -95,16 +112,20 @@ class Behind:
         self.gateway.process.start()
 
     def trouble(self):
-        log = self.gateway.log()
-        if not self.gateway.process.running():
-            return log[-2000:]
-        lines = [line for line in log.splitlines() if "panic" in line or "killed by signal" in line]
-        return "\n".join(lines[:20])
+        return trouble(self.gateway)
 
     def stop(self):
         self.gateway.process.stop()
         for each in self.servers:
             each.stop()
+
+
+def trouble(gateway):
+    log = gateway.log()
+    if not gateway.process.running():
+        return log[-2000:]
+    lines = [line for line in log.splitlines() if "panic" in line or "killed by signal" in line]
+    return "\n".join(lines[:20])
 
 
 def server(directory, number):
@@ -156,7 +177,7 @@ class Runner:
         for _ in range(RUNS):
             directory = temporary_directory()
             try:
-                target = self.make_target(directory)
+                target = self.make_target(name, directory)
                 try:
                     unit, stuck = self.attempt(name, target, directory, skipped | set(endless))
                     trouble = target.trouble()

@@ -145,6 +145,14 @@ impl Engine {
                     self.reply_error(client, &format!("ERR User '{name}' not found"))
                 }
             },
+            // Redis itself counts these arguments where the command runs.
+            ("acl|cat" | "acl|log", _) => {
+                let name = command.name.trim_start_matches("acl|").to_uppercase();
+                let text = format!(
+                    "ERR unknown subcommand or wrong number of arguments for '{name}'. Try ACL HELP."
+                );
+                self.reply_error(client, &text)
+            }
             _ => self.reply_with(client, |out| redis::wrong_arity_error(out, command)),
         }
     }
