@@ -10,6 +10,7 @@ mod access_log;
 mod body;
 mod collector;
 mod connection;
+mod counted;
 mod describe;
 mod discovery;
 mod events;

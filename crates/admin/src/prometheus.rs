@@ -3,10 +3,11 @@
 use std::fmt::{Display, Write};
 
 use cashew_metrics::{
-    ChildKind, EventKind, ExportCounter, Histogram, MemberRole, PoolCounter, PoolGauge, PoolId,
-    ServerCounter, ServerGauge, ServerId, SlotHeader,
+    ChildKind, CommandCounter, EventKind, ExportCounter, Histogram, MemberRole, PoolCounter,
+    PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId, SlotHeader,
 };
 
+use crate::counted;
 use crate::discovery::Group;
 use crate::hot;
 use crate::processes::{Process, Role, processes};
@@ -271,6 +272,43 @@ fn pools(text: &mut Exposition, source: &Source) {
     for (labels, id) in &pools {
         source.beat();
         text.histogram(name, labels, &numbers.pool_latency(*id));
+    }
+    counted(text, source);
+}
+
+/// By class of commands, and by prefix; of classes only those that are used.
+fn counted(text: &mut Exposition, source: &Source) {
+    let numbers = source.total();
+    let (mut classes, mut prefixes) = (Vec::new(), Vec::new());
+    for (index, pool) in source.snapshot().pools.iter().enumerate() {
+        let (name, id) = (label("pool", &pool.name), source.layout().pool(index));
+        let labelled = |kind, text: &str| format!("{name},{}", label(kind, text));
+        let parts = counted::classes(source, index).into_iter();
+        classes.extend(parts.map(|(text, part)| (labelled("class", text), id, part)));
+        let parts = counted::prefixes(source, index).into_iter();
+        prefixes.extend(parts.map(|(text, part)| (labelled("prefix", text), id, part)));
+    }
+    for (kind, by, parts) in
+        [("command", "class of commands", classes), ("prefix", "prefix of keys", prefixes)]
+    {
+        if parts.is_empty() {
+            continue;
+        }
+        for &counter in CommandCounter::ALL {
+            let stat = counter.stat();
+            let name = format!("cashew_{kind}_{}_total", stat.name);
+            text.family(&name, "counter", &format!("{}, by {by}", stat.help));
+            for (labels, id, part) in &parts {
+                text.sample(&name, labels, part.counter(numbers, *id, counter));
+            }
+        }
+        let name = format!("cashew_{kind}_duration_seconds");
+        let help = format!("From a client's request to its response, by {by}");
+        text.family(&name, "histogram", &help);
+        for (labels, id, part) in &parts {
+            source.beat();
+            text.histogram(&name, labels, &part.latency(numbers, *id));
+        }
     }
 }
 

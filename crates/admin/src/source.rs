@@ -1,17 +1,20 @@
 //! The source of the statistics, and how numbers of several workers are combined.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{LogFormat, Server, Tracing};
 use cashew_metrics::{
-    ChildKind, Events, Exports, Health, Histogram, HotKeys, LastError, Layout, MemberRole,
-    MemberState, PoolCounter, PoolGauge, PoolId, Ranking, Reloads, RequestRing, Segments,
-    ServerCounter, ServerGauge, ServerId, ServerState, Shared, SlotHeader, SpoolState, WallClock,
-    monotonic_ms,
+    ChildKind, CommandCounter, Events, Exports, Health, Histogram, HotKeys, LastError, Layout,
+    MemberRole, MemberState, PoolCounter, PoolGauge, PoolId, Ranking, Reloads, RequestRing,
+    Segments, ServerCounter, ServerGauge, ServerId, ServerState, Shared, SlotHeader, SpoolState,
+    WallClock, monotonic_ms,
 };
+use cashew_protocol::CommandClass;
 
+use crate::counted::CommandTable;
 use crate::discovery::{Discovery, Group, Sentinel};
 use crate::events::EventTable;
 use crate::hot::HotTable;
@@ -67,8 +70,12 @@ impl Source {
         let version = version.into();
         let (discovery, started_at) = (Discovery::default(), unix_seconds(started));
         let clock = WallClock::now();
-        let sections: Vec<Arc<dyn Section>> =
-            vec![Arc::new(EventTable), Arc::new(SlowTable), Arc::new(HotTable)];
+        let sections: Vec<Arc<dyn Section>> = vec![
+            Arc::new(EventTable),
+            Arc::new(SlowTable),
+            Arc::new(HotTable),
+            Arc::new(CommandTable),
+        ];
         Self { snapshot, segments, shared, discovery, started_at, version, host, clock, sections }
     }
 
@@ -351,6 +358,44 @@ impl Numbers<'_> {
             Some(slot) => self.segments.pool_latency(slot, pool),
             None => self.segments.sum_pool_latency(pool),
         }
+    }
+
+    pub(crate) fn class_counter(
+        self,
+        pool: PoolId,
+        class: CommandClass,
+        counter: CommandCounter,
+    ) -> u64 {
+        match self.slot {
+            Some(slot) => self.segments.class_counter(slot, pool, class, counter),
+            None => self.segments.sum_class_counter(pool, class, counter),
+        }
+    }
+
+    pub(crate) fn class_latency(self, pool: PoolId, class: CommandClass) -> Histogram {
+        self.segments.class_latency(self.slots(), pool, class)
+    }
+
+    /// Of a prefix, which must be one of the pool's.
+    pub(crate) fn prefix_counter(
+        self,
+        pool: PoolId,
+        prefix: usize,
+        counter: CommandCounter,
+    ) -> u64 {
+        match self.slot {
+            Some(slot) => self.segments.prefix_counter(slot, pool, prefix, counter),
+            None => self.segments.sum_prefix_counter(pool, prefix, counter),
+        }
+    }
+
+    /// Of a prefix, which must be one of the pool's.
+    pub(crate) fn prefix_latency(self, pool: PoolId, prefix: usize) -> Histogram {
+        self.segments.prefix_latency(self.slots(), pool, prefix)
+    }
+
+    fn slots(self) -> Range<u32> {
+        self.slot.map_or(0..self.segments.slots(), |slot| slot..slot + 1)
     }
 
     pub(crate) fn server_counter(self, server: ServerId, counter: ServerCounter) -> u64 {

@@ -12,6 +12,7 @@ use cashew_metrics::{
     Stat,
 };
 
+use crate::counted;
 use crate::discovery::{Group, Sentinel};
 use crate::json::{Json, Object};
 use crate::nutcracker;
@@ -265,6 +266,12 @@ fn pool_with_servers<'a>(source: &'a Source, numbers: Numbers<'_>, pool: usize) 
     }
     if !object.has("request_latency") {
         object.insert("request_latency", latency(&numbers.pool_latency(id)));
+    }
+    let (classes, prefixes) = (counted::classes(source, pool), counted::prefixes(source, pool));
+    for (name, parts) in [("commands", classes), ("prefixes", prefixes)] {
+        if !parts.is_empty() && !object.has(name) {
+            object.insert(name, counted::object(numbers, id, parts));
+        }
     }
     object
 }

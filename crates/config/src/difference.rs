@@ -236,6 +236,8 @@ impl Difference {
             spool,
             slow_log_ms,
             hot_keys,
+            command_stats,
+            prefixes,
             tls,
             tls_listen,
             server_tls,
@@ -345,6 +347,8 @@ impl Difference {
         option.changed("spool", &spooled(spool), &spooled(&new.spool));
         option.changed("slow_log", &SpanText(*slow_log_ms), &SpanText(new.slow_log_ms));
         option.changed("hot_keys", hot_keys, &new.hot_keys);
+        option.changed("command_stats", command_stats, &new.command_stats);
+        option.changed("prefixes", &listed(prefixes), &listed(&new.prefixes));
         option.tls(tls.as_ref(), new.tls.as_ref());
         option.changed("tls_listen", &or_none(tls_listen), &or_none(&new.tls_listen));
         option.server_tls("server_tls", server_tls.as_ref(), new.server_tls.as_ref());
@@ -475,6 +479,10 @@ fn classes(classes: &[(String, Reads)]) -> String {
     let classes: Vec<String> =
         classes.iter().map(|(class, reads)| format!("{class}: {reads}")).collect();
     if classes.is_empty() { "none".to_owned() } else { classes.join(", ") }
+}
+
+fn listed(texts: &[String]) -> String {
+    if texts.is_empty() { "none".to_owned() } else { format!("[{}]", texts.join(", ")) }
 }
 
 fn names(commands: &[CustomCommand]) -> String {
@@ -856,6 +864,8 @@ mod tests {
             ("hide_topology: true", "hide_topology: false -> true"),
             ("slow_log: 2ms", "slow_log: 10ms -> 2ms"),
             ("hot_keys: false", "hot_keys: true -> false"),
+            ("command_stats: true", "command_stats: false -> true"),
+            ("prefixes: [a:, b:]", "command_stats: false -> true\nprefixes: none -> [a:, b:]"),
             ("request_size_max: 1mb", "request_size_max: 1.0 GiB -> 1.0 MiB"),
             ("client_requests_max: 1", "client_requests_max: 1024 -> 1"),
             ("client_output_pause: 5kb", "client_output_pause: 1.0 MiB -> 5.0 KiB"),

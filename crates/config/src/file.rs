@@ -11,6 +11,7 @@ use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::groups::{Member, MemberAddress, Members};
 use crate::hedge::HedgeText;
 use crate::policy::{Entries, PolicyText};
+use crate::prefixes::Prefixes;
 use crate::reads_by_class::ReadsByClass;
 use crate::replica_reads::Span;
 use crate::routes::{self, RouteSection};
@@ -523,6 +524,12 @@ section! {
         slow_log: Span<0, 3600000> = "10ms",
         /// Whether samples of requests tell [which keys are hot](operations.md#hot-keys), and which are big.
         hot_keys: Switch = "true",
+        /// Whether requests, hits, misses, errors, bytes and latency are counted
+        /// [by class of commands](operations.md#commands-and-prefixes). `true` where there are `prefixes`.
+        command_stats: Switch = none,
+        /// Requests for keys that begin so are [counted by themselves](operations.md#commands-and-prefixes), which takes
+        /// `command_stats`; of several that fit the longest counts. At most 16, of 64 bytes each.
+        prefixes: Prefixes = none,
         /// Bytes that a replica may be behind its primary and answer reads; without it there is no
         /// limit. See [replicas that are fit](#replicas-that-are-fit). Redis pools only.
         replica_lag_max: Size<0, 1099511627776> = none,

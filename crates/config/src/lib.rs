@@ -20,6 +20,7 @@ mod hedge;
 mod loops;
 mod memory;
 mod policy;
+mod prefixes;
 mod reads_by_class;
 mod replica_reads;
 mod resolve;

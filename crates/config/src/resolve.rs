@@ -19,6 +19,7 @@ use crate::hedge;
 use crate::loops;
 use crate::memory;
 use crate::policy;
+use crate::prefixes;
 use crate::reads_by_class;
 use crate::replica_reads;
 use crate::routes::{self, Reach};
@@ -529,6 +530,8 @@ fn resolve_section(
         spool: section.spool.as_ref().map(|spool| spool.value.0.clone()),
         slow_log_ms: section.slow_log.value.0,
         hot_keys: section.hot_keys.value.0,
+        command_stats: prefixes::counts(section, report),
+        prefixes: section.prefixes.as_ref().map_or_else(Vec::new, |it| it.value.0.clone()),
         tls: tls::resolve(section, context, report),
         tls_listen: tls_listen.flatten(),
         server_tls: tls::resolve_servers(section, context, report),

@@ -24,7 +24,7 @@ use crate::value::Value;
 pub(crate) use self::keys::read_file as read_keys_file;
 
 /// Options of pools that concern clients, and so are those of routes as well.
-const CLIENT_OPTIONS: [&str; 33] = [
+const CLIENT_OPTIONS: [&str; 35] = [
     "listen",
     "redis",
     "backlog",
@@ -55,6 +55,8 @@ const CLIENT_OPTIONS: [&str; 33] = [
     "hide_topology",
     "slow_log",
     "hot_keys",
+    "command_stats",
+    "prefixes",
     "client_pause_max",
     "tls",
     "tls_listen",

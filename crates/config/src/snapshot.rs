@@ -291,6 +291,12 @@ pub struct Pool {
     /// Samples tell which keys are asked for most.
     #[serde(default = "hot_keys")]
     pub hot_keys: bool,
+    /// Requests are counted by class of commands.
+    #[serde(default)]
+    pub command_stats: bool,
+    /// Requests for keys that begin so are counted by themselves; none is empty, none there twice.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prefixes: Vec<String>,
     /// What clients are secured with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<ListenerTls>,

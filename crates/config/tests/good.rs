@@ -92,6 +92,8 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         retry_reads: false,
         slow_log_ms: 10,
         hot_keys: true,
+        command_stats: false,
+        prefixes: Vec::new(),
     }
 }
 

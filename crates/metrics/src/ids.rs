@@ -36,6 +36,24 @@ macro_rules! stats {
 }
 
 stats! {
+    /// Counters of a class of commands, or of a prefix of keys. They only grow.
+    pub enum CommandCounter {
+        Requests => "requests", "cashew_command_requests_total",
+            "Requests answered";
+        Errors => "errors", "cashew_command_errors_total",
+            "Requests answered by an error, the server's or the gateway's";
+        Hits => "hits", "cashew_command_hits_total",
+            "Values that requests of the class get brought";
+        Misses => "misses", "cashew_command_misses_total",
+            "Keys that requests of the class get did not find";
+        RequestBytes => "request_bytes", "cashew_command_request_bytes_total",
+            "Bytes of requests as clients sent them";
+        ReplyBytes => "reply_bytes", "cashew_command_reply_bytes_total",
+            "Bytes of replies as clients get them";
+    }
+}
+
+stats! {
     /// Counters of a pool. They only grow.
     pub enum PoolCounter {
         ClientEof => "client_eof", "cashew_client_eof_total",

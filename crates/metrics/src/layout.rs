@@ -6,19 +6,20 @@
 //!
 //! A segment is, in words of 8 bytes: a header; then per pool its counters, gauges and histogram,
 //! followed by the same for each of its servers; then the void, a pool and a server that are never
-//! shown; then the audience; then per pool, the void included, its [hot keys](crate::hot). It is padded to whole pages,
+//! shown; then the audience; then per pool, the void included, its [details](detail). It is padded to whole pages,
 //! so that workers share no cache line. With histograms of about 4 KiB a segment takes
-//! `73856 + (pools + 1) * (4352 + 49408) + (servers + 1) * 4216` bytes. Only touched pages are ever
-//! allocated.
+//! `73856 + (pools + 1) * (4352 + 49408) + (servers + 1) * 4216` bytes; a pool with `command_stats` takes 64384 more,
+//! and 4024 for each of its prefixes. Only touched pages are ever allocated.
 
 use std::ops::Range;
 
 use cashew_config::Snapshot;
+use cashew_protocol::CommandClass;
 
 use crate::audience;
 use crate::histogram;
 use crate::hot;
-use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
+use crate::ids::{CommandCounter, PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 use crate::overlaps;
 use crate::server_state;
 
@@ -27,7 +28,7 @@ use crate::server_state;
 ///
 /// With `CASHEW_TEST_BUMP` in the compiler's environment it is one more, as in a later release.
 /// This is for tests of upgrades only.
-const VERSION: u64 = 15 + option_env!("CASHEW_TEST_BUMP").is_some() as u64;
+const VERSION: u64 = 16 + option_env!("CASHEW_TEST_BUMP").is_some() as u64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"cashew\0\0") | VERSION << 56;
 
@@ -73,6 +74,35 @@ pub(crate) const SERVER_REACHED: usize = SERVER_TRIED + 1;
 pub(crate) const SERVER_HISTOGRAM: usize = SERVER_REACHED + 1;
 pub(crate) const SERVER_WORDS: usize = SERVER_HISTOGRAM + histogram::WORDS;
 
+/// What is counted of a pool beside its own numbers, from its place on.
+pub(crate) mod detail {
+    use super::{CommandClass, CommandCounter, histogram, hot};
+
+    pub(crate) const HOT: usize = 0;
+    /// Of each class of commands, and behind them of each prefix, counters and a histogram; only of pools
+    /// with `command_stats`.
+    pub(crate) const CLASSES: usize = HOT + hot::WORDS;
+    pub(crate) const COUNTERS: usize = CommandCounter::ALL.len();
+    pub(crate) const PART_WORDS: usize = COUNTERS + histogram::WORDS;
+    pub(crate) const PREFIXES: usize = CLASSES + CommandClass::COUNT * PART_WORDS;
+
+    /// Where a class has its counters, and behind them its histogram.
+    #[inline]
+    pub(crate) const fn class(class: CommandClass) -> usize {
+        CLASSES + class as usize * PART_WORDS
+    }
+
+    /// Where a prefix has the same.
+    #[inline]
+    pub(crate) const fn prefix(prefix: usize) -> usize {
+        PREFIXES + prefix * PART_WORDS
+    }
+
+    pub(crate) const fn words(has_commands: bool, prefixes: usize) -> usize {
+        if has_commands { prefix(prefixes) } else { CLASSES }
+    }
+}
+
 /// Words in 4 KiB. On machines with larger pages neighbours share one, which is harmless.
 const PAGE_WORDS: usize = 512;
 
@@ -80,8 +110,8 @@ const PAGE_WORDS: usize = 512;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PoolId {
     base: u32,
-    /// Where its hot keys are.
-    hot: u32,
+    /// Where its details are.
+    detail: u32,
     /// Among the words that the master writes, of which there is one for each pool.
     opened: u32,
 }
@@ -101,8 +131,8 @@ impl PoolId {
     }
 
     #[inline]
-    pub(crate) fn hot(self) -> usize {
-        self.hot as usize
+    pub(crate) fn detail(self) -> usize {
+        self.detail as usize
     }
 
     /// Where the time is at which it opened, among what all slots share.
@@ -129,8 +159,7 @@ pub struct Layout {
     pools: Vec<PoolLayout>,
     void_pool: u32,
     void_server: u32,
-    /// Where the hot keys of the first pool are; those of the others follow, and the void's.
-    hot: u32,
+    void_detail: u32,
     audience: u32,
     /// Servers of all pools.
     servers: u32,
@@ -143,6 +172,10 @@ pub struct Layout {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct PoolLayout {
     base: u32,
+    detail: u32,
+    /// Whether requests are counted by class of commands, and by how many prefixes.
+    has_commands: bool,
+    prefixes: usize,
     servers: usize,
     /// The number of its first server among those of all pools.
     first_server: u32,
@@ -159,7 +192,14 @@ impl Layout {
         for pool in &snapshot.pools {
             let base = u32::try_from(end).expect("a segment has at most 2^32 words");
             let count = pool.servers.len();
-            pools.push(PoolLayout { base, servers: count, first_server: servers });
+            pools.push(PoolLayout {
+                base,
+                detail: 0,
+                has_commands: pool.command_stats,
+                prefixes: pool.prefixes.len(),
+                servers: count,
+                first_server: servers,
+            });
             servers += u32::try_from(count).expect("a segment has at most 2^32 words");
             end += POOL_WORDS + pool.servers.len() * SERVER_WORDS;
         }
@@ -169,8 +209,12 @@ impl Layout {
         end += SERVER_WORDS;
         let audience = u32::try_from(end).expect("a segment has at most 2^32 words");
         end += audience::WORDS;
-        let hot = u32::try_from(end).expect("a segment has at most 2^32 words");
-        end += (pools.len() + 1) * hot::WORDS;
+        for pool in &mut pools {
+            pool.detail = u32::try_from(end).expect("a segment has at most 2^32 words");
+            end += detail::words(pool.has_commands, pool.prefixes);
+        }
+        let void_detail = u32::try_from(end).expect("a segment has at most 2^32 words");
+        end += detail::words(false, 0);
         assert!(u32::try_from(end).is_ok(), "a segment has at most 2^32 words");
         let slot_words = end.next_multiple_of(PAGE_WORDS);
         let has_copies = snapshot.pools.iter().any(|pool| pool.writes_to_all());
@@ -180,7 +224,7 @@ impl Layout {
             pools,
             void_pool,
             void_server,
-            hot,
+            void_detail,
             audience,
             servers,
             overlaps,
@@ -212,9 +256,8 @@ impl Layout {
         (common::WORDS + states + pool) as u32
     }
 
-    fn pool_id(&self, pool: usize, base: u32) -> PoolId {
-        let hot = self.hot + (pool * hot::WORDS) as u32;
-        PoolId { base, hot, opened: self.opened(pool) }
+    fn pool_id(&self, pool: usize, base: u32, detail: u32) -> PoolId {
+        PoolId { base, detail, opened: self.opened(pool) }
     }
 
     /// A digest of the pools and servers, by name and order, of their statistics, and of whether any are copies.
@@ -226,14 +269,14 @@ impl Layout {
     ///
     /// If the snapshot has no such pool.
     pub fn pool(&self, pool: usize) -> PoolId {
-        self.pool_id(pool, self.pools[pool].base)
+        self.pool_id(pool, self.pools[pool].base, self.pools[pool].detail)
     }
 
     /// # Panics
     ///
     /// If the snapshot has no such pool or the pool no such server.
     pub fn server(&self, pool: usize, server: usize) -> ServerId {
-        let PoolLayout { base, servers, first_server } = self.pools[pool];
+        let PoolLayout { base, servers, first_server, .. } = self.pools[pool];
         assert!(server < servers, "pool {pool} has {servers} servers, not one of index {server}");
         let base = base + (POOL_WORDS + server * SERVER_WORDS) as u32;
         ServerId { base, number: first_server + server as u32 }
@@ -241,12 +284,30 @@ impl Layout {
 
     /// Where a pool counts that the snapshot no longer has; never shown.
     pub fn void_pool(&self) -> PoolId {
-        self.pool_id(self.pools.len(), self.void_pool)
+        self.pool_id(self.pools.len(), self.void_pool, self.void_detail)
     }
 
     /// Where a server counts that the snapshot no longer has; never shown.
     pub fn void_server(&self) -> ServerId {
         ServerId { base: self.void_server, number: self.servers }
+    }
+
+    /// Whether requests of a pool are counted by class of commands.
+    ///
+    /// # Panics
+    ///
+    /// If the snapshot has no such pool.
+    pub fn has_commands(&self, pool: usize) -> bool {
+        self.pools[pool].has_commands
+    }
+
+    /// How many prefixes of a pool are counted.
+    ///
+    /// # Panics
+    ///
+    /// If the snapshot has no such pool.
+    pub fn prefixes(&self, pool: usize) -> usize {
+        self.pools[pool].prefixes
     }
 
     pub(crate) fn audience(&self) -> Range<usize> {
@@ -268,13 +329,16 @@ impl Layout {
 fn fingerprint(snapshot: &Snapshot, overlaps: usize) -> u64 {
     let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
     let sizes = [POOL_GAUGES, POOL_HISTOGRAM, SERVER_GAUGES, SERVER_HISTOGRAM, histogram::WORDS];
-    for size in sizes.into_iter().chain([hot::WORDS]) {
+    for size in sizes.into_iter().chain([detail::PREFIXES, detail::PART_WORDS]) {
         hash.number(size);
     }
     hash.number(overlaps);
     hash.number(snapshot.pools.len());
     for pool in &snapshot.pools {
         hash.text(&pool.name);
+        hash.number(usize::from(pool.command_stats));
+        hash.number(pool.prefixes.len());
+        pool.prefixes.iter().for_each(|prefix| hash.text(prefix));
         hash.number(pool.servers.len());
         for server in &pool.servers {
             hash.text(&server.name);
@@ -356,7 +420,15 @@ mod tests {
         let bytes: usize = 128 + (2 + 1) * 4352 + (3 + 1) * 4216;
         let bytes = bytes + audience::WORDS * 8 + (2 + 1) * 49_408;
         assert_eq!(audience::WORDS * 8, 73_728);
-        assert_eq!(hot::WORDS * 8, 49_408);
+        assert_eq!((detail::words(false, 0) * 8, detail::PART_WORDS * 8), (49_408, 4024));
+        assert_eq!((detail::words(true, 0) - detail::words(false, 0)) * 8, 64_384);
         assert_eq!(layout.slot_words() * 8, bytes.next_multiple_of(4096));
+        let mut counting = snapshot(&[("a", &["x", "y"]), ("bb", &["x"])]);
+        counting.pools[1].command_stats = true;
+        counting.pools[1].prefixes = vec!["p".to_owned()];
+        let counting = Layout::new(&counting);
+        let bytes = bytes + 64_384 + 4024;
+        assert_eq!(counting.slot_words() * 8, bytes.next_multiple_of(4096));
+        assert_ne!(counting.fingerprint(), layout.fingerprint());
     }
 }

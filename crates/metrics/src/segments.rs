@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use cashew_config::Snapshot;
+use cashew_protocol::CommandClass;
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
@@ -16,11 +17,11 @@ use crate::audience::Audience;
 use crate::board::{Board, BoardWriter};
 use crate::histogram;
 use crate::hot::{self, HotKeys, Ranking};
-use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
+use crate::ids::{CommandCounter, PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 use crate::layout::{
     Layout, MAGIC, POOL_GAUGES, POOL_HISTOGRAM, POOL_WORDS, PoolId, SERVER_GAUGES,
     SERVER_HISTOGRAM, SERVER_REACHED, SERVER_TRIED, SERVER_WORDS, SLOTS_MAX, ServerId, common,
-    header,
+    detail, header,
 };
 use crate::mapping::{Mapping, View};
 use crate::overlaps::Overlaps;
@@ -250,11 +251,56 @@ impl Segments {
         self.max(|slot| self.server_gauge(slot, server, gauge))
     }
 
+    /// Of a class of commands, in a pool with `command_stats`.
+    pub fn class_counter(
+        &self,
+        slot: u32,
+        pool: PoolId,
+        class: CommandClass,
+        counter: CommandCounter,
+    ) -> u64 {
+        self.word(slot, pool.detail() + detail::class(class) + counter as usize)
+    }
+
+    pub fn sum_class_counter(
+        &self,
+        pool: PoolId,
+        class: CommandClass,
+        counter: CommandCounter,
+    ) -> u64 {
+        self.sum(|slot| self.class_counter(slot, pool, class, counter))
+    }
+
+    /// Of the slots given, and a class of commands, in a pool with `command_stats`.
+    pub fn class_latency(&self, slots: Range<u32>, pool: PoolId, class: CommandClass) -> Histogram {
+        self.histogram(slots, pool.detail() + detail::class(class) + detail::COUNTERS)
+    }
+
+    /// Of a prefix, which must be one of the pool's.
+    pub fn prefix_counter(
+        &self,
+        slot: u32,
+        pool: PoolId,
+        prefix: usize,
+        counter: CommandCounter,
+    ) -> u64 {
+        self.word(slot, pool.detail() + detail::prefix(prefix) + counter as usize)
+    }
+
+    pub fn sum_prefix_counter(&self, pool: PoolId, prefix: usize, counter: CommandCounter) -> u64 {
+        self.sum(|slot| self.prefix_counter(slot, pool, prefix, counter))
+    }
+
+    /// Of the slots given, and a prefix, which must be one of the pool's.
+    pub fn prefix_latency(&self, slots: Range<u32>, pool: PoolId, prefix: usize) -> Histogram {
+        self.histogram(slots, pool.detail() + detail::prefix(prefix) + detail::COUNTERS)
+    }
+
     /// The hottest keys of a pool over all workers, the hottest first. `now_us` is in microseconds of the monotonic
     /// clock.
     pub fn hot_keys(&self, pool: PoolId, ranking: Ranking, now_us: u64) -> HotKeys {
         let (mut keys, mut total) = (HashMap::new(), 0);
-        let start = pool.hot();
+        let start = pool.detail() + detail::HOT;
         for slot in 0..self.slots() {
             let words = &self.words(slot)[start..start + hot::WORDS];
             hot::merge(words, ranking, now_us, &mut keys, &mut total);
@@ -355,6 +401,25 @@ impl Segments {
             let Some(&old_pool) = old_pools.get(config.name.as_str()) else { continue };
             let base = self.layout.pool(pool).base();
             copy(from.layout.pool(old_pool).base(), base, POOL_WORDS);
+            let (before, after) = (from.layout.pool(old_pool), self.layout.pool(pool));
+            // A part that was never used takes no memory.
+            let carry_part = |at: usize, to: usize| {
+                let (at, to) = (before.detail() + at, after.detail() + to);
+                if source[at + CommandCounter::Requests as usize].load(Relaxed) > 0 {
+                    copy(at, to, detail::PART_WORDS);
+                }
+            };
+            if from.layout.has_commands(old_pool) && config.command_stats {
+                for class in CommandClass::ALL.map(detail::class) {
+                    carry_part(class, class);
+                }
+                let known = &old.pools[old_pool].prefixes;
+                for (to, prefix) in config.prefixes.iter().enumerate() {
+                    if let Some(at) = known.iter().position(|it| it == prefix) {
+                        carry_part(detail::prefix(at), detail::prefix(to));
+                    }
+                }
+            }
             let old_config = &old.pools[old_pool].servers;
             let old_servers: HashMap<&str, usize> = old.pools[old_pool]
                 .servers

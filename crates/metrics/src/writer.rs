@@ -6,15 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use cashew_config::Snapshot;
+use cashew_protocol::CommandClass;
 
 use crate::audience::Audience;
 use crate::board::Board;
 use crate::histogram::{self, SUM};
 use crate::hot::{self, HotSample};
-use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
+use crate::ids::{CommandCounter, PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 use crate::layout::{
     Layout, POOL_GAUGES, POOL_HISTOGRAM, PoolId, SERVER_GAUGES, SERVER_HISTOGRAM, SERVER_REACHED,
-    SERVER_TRIED, ServerId, header,
+    SERVER_TRIED, ServerId, detail, header,
 };
 use crate::mapping::View;
 use crate::overlaps::{WriteKind, WriteLane, WriteStamp};
@@ -175,9 +176,34 @@ impl Writer {
         self.record(server.base() + SERVER_HISTOGRAM, latency_us, count);
     }
 
+    /// Adds to a counter of a class of commands, in a pool with `command_stats`.
+    pub fn add_class(&self, pool: PoolId, class: CommandClass, counter: CommandCounter, n: u64) {
+        self.add(pool.detail() + detail::class(class) + counter as usize, n);
+    }
+
+    /// Counts requests of a class, and by the time from their arrival to their reply.
+    pub fn record_class(&self, pool: PoolId, class: CommandClass, latency_us: u64, count: u64) {
+        self.add_class(pool, class, CommandCounter::Requests, count);
+        let at = pool.detail() + detail::class(class) + detail::COUNTERS;
+        self.record(at, latency_us, count);
+    }
+
+    /// Adds to a counter of a prefix, which must be one of the pool's.
+    pub fn add_prefix(&self, pool: PoolId, prefix: usize, counter: CommandCounter, n: u64) {
+        self.add(pool.detail() + detail::prefix(prefix) + counter as usize, n);
+    }
+
+    /// Counts requests with a prefix, which must be one of the pool's, and by the time from their arrival to
+    /// their reply.
+    pub fn record_prefix(&self, pool: PoolId, prefix: usize, latency_us: u64, count: u64) {
+        self.add_prefix(pool, prefix, CommandCounter::Requests, count);
+        let at = pool.detail() + detail::prefix(prefix) + detail::COUNTERS;
+        self.record(at, latency_us, count);
+    }
+
     /// Takes a sample up in the sketch of a pool's hot keys. `now_us` is in microseconds of the monotonic clock.
     pub fn note_hot(&self, pool: PoolId, sample: &HotSample<'_>, now_us: u64) {
-        let start = pool.hot();
+        let start = pool.detail() + detail::HOT;
         hot::note(&self.view.words()[start..start + hot::WORDS], sample, now_us);
     }
 
@@ -275,6 +301,18 @@ impl Writer {
     /// Over all workers.
     pub fn sum_pool_counter(&self, pool: PoolId, counter: PoolCounter) -> u64 {
         self.segments.sum_pool_counter(pool, counter)
+    }
+
+    pub fn class_counter(&self, pool: PoolId, class: CommandClass, counter: CommandCounter) -> u64 {
+        self.word(pool.detail() + detail::class(class) + counter as usize).load(Relaxed)
+    }
+
+    pub fn class_latency(&self, pool: PoolId, class: CommandClass) -> Histogram {
+        self.histogram(pool.detail() + detail::class(class) + detail::COUNTERS)
+    }
+
+    pub fn prefix_counter(&self, pool: PoolId, prefix: usize, counter: CommandCounter) -> u64 {
+        self.word(pool.detail() + detail::prefix(prefix) + counter as usize).load(Relaxed)
     }
 
     pub fn pool_gauge(&self, pool: PoolId, gauge: PoolGauge) -> u64 {

@@ -5,9 +5,13 @@
 //!
 //! Nothing here does I/O or knows about connections: bytes go in, spans and facts come out.
 
+mod class;
 pub mod memcached;
+mod outcome;
 pub mod redis;
 pub mod resp;
 mod span;
 
+pub use class::CommandClass;
+pub use outcome::{Outcome, OutcomeReader, ReplyForm};
 pub use span::Span;

@@ -772,6 +772,8 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         retry_reads: false,
         slow_log_ms: 10,
         hot_keys: true,
+        command_stats: index.is_multiple_of(2),
+        prefixes: if index.is_multiple_of(4) { vec!["k".to_owned()] } else { Vec::new() },
     };
     pool.server_auth = ServerAuth::of_clients(pool.redis_auth.as_deref());
     if pool.redis_auth.is_some() && index.is_multiple_of(2) {

@@ -16,6 +16,7 @@ use crate::downstream::activity::Activity;
 use crate::downstream::session_modes::Modes;
 use crate::downstream::upload::Upload;
 use crate::downstream::window::UNKNOWN;
+use crate::request::Request;
 use crate::request::slab::Requests;
 use crate::upstream::session_params::WireProtocol;
 
@@ -297,20 +298,21 @@ impl Client {
     }
 
     /// Moves replies that are complete and in turn into the output, which ends their requests;
-    /// tells when each of these began.
+    /// `ended` sees each of these with what was kept of its reply.
     #[inline]
     pub(crate) fn deliver_done(
         &mut self,
         requests: &mut Requests,
         bufs: &mut BufPool,
         activity: &mut Activity,
-        mut ended: impl FnMut(Time),
+        mut ended: impl FnMut(RequestId, &Request),
     ) {
         while self.head != RequestId::NONE {
             let request = &mut requests[self.head];
             if !request.done {
                 return;
             }
+            ended(self.head, request);
             // It is empty if the reply went to the output by itself.
             if !request.reply.is_empty() {
                 self.held -= request.reply.len() as u64;
@@ -323,7 +325,7 @@ impl Client {
                     self.output.push_buf(std::mem::take(&mut request.reply), bufs);
                 }
             }
-            ended(self.end_head(requests, bufs, activity));
+            self.end_head(requests, bufs, activity);
         }
     }
 

@@ -7,6 +7,7 @@ use cashew_config::snapshot::{self, Limits, OnFailure, Protocol};
 use cashew_protocol::memcached::ChorePolicy;
 use cashew_protocol::redis::{Clearance, CustomCommands, Definition, Policy, Rules};
 
+use crate::base::command_stats::PrefixNumber;
 use crate::base::id::BackendId;
 use crate::base::standing::Standing;
 use crate::downstream::acl_log::AclLog;
@@ -27,6 +28,9 @@ pub(crate) struct Listener {
     pub(crate) metrics: cashew_metrics::PoolId,
     /// Those of clients count here, those of servers and lanes at the backend.
     pub(crate) limits: Limits,
+    /// Requests are counted by class of commands, and by these prefixes of keys.
+    pub(crate) counts: bool,
+    pub(crate) prefixes: Vec<String>,
     /// Clients that take longer to read a reply are recorded, in microseconds.
     pub(crate) slow_after_us: u64,
     pub(crate) auth: Option<String>,
@@ -88,6 +92,8 @@ impl Listener {
             standing: Standing::Coming,
             metrics,
             limits: config.limits,
+            counts: false,
+            prefixes: Vec::new(),
             slow_after_us: u64::MAX,
             auth: None,
             users: Arc::new(Users::only_default(None)),
@@ -118,6 +124,8 @@ impl Listener {
     pub(crate) fn configure(&mut self) {
         let config = &*self.config;
         self.limits = config.limits;
+        self.counts = config.command_stats;
+        self.prefixes.clone_from(&config.prefixes);
         self.slow_after_us = config.slow_after_us();
         self.auth.clone_from(&config.redis_auth);
         self.users = Arc::new(match config.users.is_empty() {
@@ -129,6 +137,14 @@ impl Listener {
         self.choice = if self.has_replicas { Choice::Replicas } else { Choice::None };
         self.commands_version = self.commands_version % u8::MAX + 1;
         self.learnt.clear();
+    }
+
+    /// The longest of its prefixes that a key begins with.
+    pub(crate) fn prefix_of(&self, key: &[u8]) -> PrefixNumber {
+        let found = self.prefixes.iter().enumerate();
+        let found = found.filter(|(_, prefix)| key.starts_with(prefix.as_bytes()));
+        let longest = found.max_by_key(|(_, prefix)| prefix.len());
+        longest.map_or(PrefixNumber::NONE, |(at, _)| PrefixNumber::new(at))
     }
 
     /// Whether its requests may go to that backend.

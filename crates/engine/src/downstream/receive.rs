@@ -5,6 +5,7 @@ use cashew_protocol::resp;
 
 use crate::base::action::Action;
 use crate::base::buffer::LARGE;
+use crate::base::command_stats::Counting;
 use crate::base::id::{ClientId, ConnId, LaneId, RequestId};
 use crate::downstream::client::{Handoff, Parser, Skip, State};
 use crate::downstream::upload::{Begun, UPLOAD_SIZE_MIN};
@@ -281,6 +282,7 @@ impl Engine {
                 }
                 resp::Parsed::Invalid(error) => {
                     parser.reset();
+                    self.command_stats.current = Counting::default();
                     self.answer(index, |out| {
                         out.extend_from_slice(b"-ERR ");
                         error.write_message(out);
@@ -490,8 +492,29 @@ impl Engine {
         }
         client.append(request, &mut self.requests);
         client.asked = client.asked.wrapping_add(1);
-        self.metrics.add_pool(self.listeners[client.listener].metrics, PoolCounter::Requests, 1);
+        let listener = &self.listeners[client.listener];
+        self.metrics.add_pool(listener.metrics, PoolCounter::Requests, 1);
+        if listener.counts {
+            let form = client.session.wire_protocol.reply_form();
+            self.command_stats.begin(request, form, self.command_stats.current);
+            // Where one request is answered as several, its bytes count once.
+            self.command_stats.current.size = 0;
+        }
         request
+    }
+
+    /// Whether its requests are counted by class of commands and by prefix.
+    #[inline]
+    pub(crate) fn counts(&self, client: ClientId) -> bool {
+        self.listeners[self.clients[client].listener].counts
+    }
+
+    /// The request that is dispatched next counts as this; `key` is the first that it names. Only
+    /// for clients whose requests are [counted](Self::counts).
+    pub(crate) fn count_as(&mut self, client: ClientId, counting: Counting, key: Option<&[u8]>) {
+        let listener = &self.listeners[self.clients[client].listener];
+        let prefix = key.map(|key| listener.prefix_of(key)).unwrap_or_default();
+        self.command_stats.current = Counting { prefix, ..counting };
     }
 
     /// Takes the client's only request back, as if it had just been received.
@@ -531,11 +554,15 @@ impl Engine {
     pub(crate) fn client_ready(&mut self, index: ClientId) {
         let client = &mut self.clients[index];
         let before = client.requests;
-        let listener = self.listeners[client.listener].metrics;
+        let listener = &self.listeners[client.listener];
         let (requests, bufs) = (&mut self.requests, &mut self.bufs);
-        client.deliver_done(requests, bufs, &mut self.activity, |started| {
-            let latency = self.now.micros_since(started);
-            self.latency_batch.add(listener, latency, &self.metrics);
+        client.deliver_done(requests, bufs, &mut self.activity, |id, request| {
+            let latency = self.now.micros_since(request.started);
+            self.latency_batch.add(listener.metrics, latency, &self.metrics);
+            if listener.counts {
+                let names = (id, listener.metrics);
+                self.command_stats.end(names, request.kept_reply(), latency, &self.metrics);
+            }
         });
         if client.requests < before {
             let is_off_fast_path = client.off_fast_path;

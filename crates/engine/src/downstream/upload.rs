@@ -11,6 +11,7 @@ use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::{self, Access, Command, Rule};
 use cashew_protocol::{Span, resp};
 
+use crate::base::command_stats::Counting;
 use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::base::pace::Pace;
@@ -114,6 +115,11 @@ impl Engine {
         let key = command.single_key().and_then(|key| args.get(key));
         let (Some(key), Some((len, tail))) = (key, parser.tail()) else { return Begun::No };
         let head = Head { len, ..Head::default() };
+        if self.counts(client) {
+            let class = redis::CommandId::of(command).class();
+            let counting = Counting { size: need as u64, class, ..Counting::default() };
+            self.count_as(client, counting, Some(key.of(bytes)));
+        }
         // What a restricted user asks is decided about when all of it is there.
         let is_restricted = self.clients[client].session.restricted_user().is_some();
         if is_restricted || self.clients[client].modes.transaction.is_some() {

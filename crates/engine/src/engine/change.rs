@@ -22,6 +22,7 @@ use cashew_config::snapshot;
 use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge, Writer};
 
 use crate::base::action::Action;
+use crate::base::command_stats::{CommandStats, PrefixNumber};
 use crate::base::failure::Failure;
 use crate::base::id::{BackendId, ClientId, LaneId, ListenerId, PoolId, ServerId};
 use crate::base::standing::Standing;
@@ -130,6 +131,14 @@ impl PoolId {
     fn backend(self) -> BackendId {
         BackendId::new(self.number())
     }
+}
+
+/// By what was counted before a change, by the listeners' old numbers.
+struct CountedBefore {
+    /// Whose numbers are not published yet.
+    unpublished: Option<ListenerId>,
+    counts: Vec<bool>,
+    prefixes: Vec<Vec<String>>,
 }
 
 /// A pool on its way from one epoch's place to the next one's.
@@ -651,9 +660,11 @@ impl Engine {
         (self.listeners_in_use, self.backends_in_use) = (steps.len(), steps.len());
         self.pressure.set_max(memory_max);
         self.spooling.announce(&self.backends);
+        let counted = self.take_counted();
         let before = self.take_pools();
         let changes = self.rearrange(before, steps, self.now.plus_millis(leave_ms));
         self.renumber(&places);
+        self.renumber_counted(counted, &places);
         self.lay_routes(stood);
         self.cut_stranded(&keyless);
         for backend in self.backends.ids().take(self.backends_in_use) {
@@ -678,17 +689,18 @@ impl Engine {
 
     /// Counts by another layout from here on, which is that of the pools after the commit.
     fn count_in(&mut self, metrics: Writer, places: &Places, in_use: PoolId) {
-        let mut tallied = None;
+        let (mut tallied, mut counted) = (None, None);
         let pool_of = |place: Option<PoolId>| match place.filter(|&place| place < in_use) {
             Some(place) => metrics.pool(place.index()),
             None => metrics.void_pool(),
         };
         for (listener, &place) in self.listeners.iter_mut().zip(&places.pools) {
             let id = pool_of(place);
-            if self.latency_batch.pool() == Some(&mut listener.metrics)
-                && listener.standing != Standing::Coming
-            {
-                tallied = Some(id);
+            if listener.standing != Standing::Coming {
+                let before = listener.metrics;
+                let is_of = |pool: Option<&mut _>| pool.is_some_and(|pool| *pool == before);
+                tallied = if is_of(self.latency_batch.pool()) { Some(id) } else { tallied };
+                counted = if is_of(self.command_stats.pool()) { Some(id) } else { counted };
             }
             listener.metrics = id;
         }
@@ -709,7 +721,76 @@ impl Engine {
         if let (Some(pool), Some(tallied)) = (self.latency_batch.pool(), tallied) {
             *pool = tallied;
         }
+        if let (Some(pool), Some(counted)) = (self.command_stats.pool(), counted) {
+            *pool = counted;
+        }
         self.metrics = metrics;
+    }
+
+    /// What the listeners count by, before a change.
+    fn take_counted(&mut self) -> CountedBefore {
+        let unpublished = self.command_stats.pool().copied();
+        let unpublished = self.listeners.entries().find(|(_, it)| Some(it.metrics) == unpublished);
+        CountedBefore {
+            unpublished: unpublished.map(|(id, _)| id),
+            counts: self.listeners.iter().map(|it| it.counts).collect(),
+            prefixes: self
+                .listeners
+                .iter_mut()
+                .map(|it| std::mem::take(&mut it.prefixes))
+                .collect(),
+        }
+    }
+
+    /// What is under way counts by the prefixes as they are now, if it counted before.
+    fn renumber_counted(&mut self, before: CountedBefore, places: &Places) {
+        let mut uncounted = Vec::new();
+        let mut changed = HashMap::new();
+        let mut keeps_unpublished = false;
+        for (number, (counted, prefixes)) in
+            (0..).zip(before.counts.into_iter().zip(before.prefixes))
+        {
+            let old = ListenerId::new(number);
+            let Some(new) = places.listener(old) else { continue };
+            let listener = &self.listeners[new];
+            if !(counted && listener.counts) {
+                uncounted.push(new);
+                continue;
+            }
+            let is_unpublished = before.unpublished == Some(old);
+            keeps_unpublished |= is_unpublished;
+            let now = &listener.prefixes;
+            if prefixes == *now {
+                continue;
+            }
+            let place = |text| now.iter().position(|it| it == text);
+            let numbers = prefixes.iter().map(|text| place(text).map(PrefixNumber::new));
+            let numbers: Vec<_> = numbers.map(Option::unwrap_or_default).collect();
+            if is_unpublished {
+                self.command_stats.renumber_unpublished(&numbers);
+            }
+            changed.insert(new, numbers);
+        }
+        if !keeps_unpublished {
+            self.command_stats.drop_unpublished();
+        }
+        if !self.command_stats.is_used() {
+            return;
+        }
+        for (id, request) in self.requests.entries() {
+            if request.client == ClientId::NONE {
+                continue;
+            }
+            let listener = self.clients[request.client].listener;
+            if uncounted.contains(&listener) {
+                self.command_stats.forget(id);
+            } else if let Some(numbers) = changed.get(&listener) {
+                self.command_stats.renumber_prefix(id, numbers);
+            }
+        }
+        if self.listeners.iter().all(|listener| !listener.counts) {
+            self.command_stats = CommandStats::default();
+        }
     }
 
     /// Actions that nobody has seen yet will be carried out by the new numbers.
@@ -863,6 +944,8 @@ impl Engine {
                 // What is found out about its servers is for nobody.
                 backend.servers.iter_mut().for_each(|server| server.ask_at = Time::NEVER);
                 pool.listener.standing = backend.standing;
+                // They count where nobody sees it.
+                pool.listener.counts = false;
                 self.timers.arm(leave, Timer::Change);
             }
             if backend.standing != Standing::Gone {

@@ -5,14 +5,16 @@
 //! those that pass here. Each protocol has its own copy of the loops, with its reader inside.
 
 use cashew_metrics::PoolCounter;
-use cashew_protocol::memcached::{self, Answer, Expect, Tag, binary, retagged_header};
+use cashew_protocol::memcached::{self, Answer, Expect, Tag, Verb, binary, retagged_header};
 use cashew_protocol::redis::{self, Access, Policy};
 use cashew_protocol::resp;
+use cashew_protocol::{CommandClass, ReplyForm};
 
 use crate::base::buffer::LARGE;
+use crate::base::command_stats::{CommandStats, Counting};
 use crate::base::id::{ClientId, ConnId, LaneId, RequestId};
 use crate::downstream::client::{Client, Selected, State};
-use crate::downstream::listener::Choice;
+use crate::downstream::listener::{Choice, Listener};
 use crate::engine::Engine;
 use crate::memcached::{Asked, END};
 use crate::request::{Request, Role};
@@ -74,6 +76,11 @@ trait Reader {
     /// There is `ms`, which not all servers know.
     const STORES_META: bool = false;
 
+    const FORM: ReplyForm;
+
+    /// What a request counts as, where that is of interest.
+    fn class(plain: &Plain<'_>) -> CommandClass;
+
     /// What has to be kept of a request for its reply.
     #[inline(always)]
     fn asked(_: &[u8]) -> Option<Asked> {
@@ -112,6 +119,12 @@ impl<const RESP3: bool, const GUARDED: bool, const CHOOSES: bool, const ROUTED: 
         }
         resp::plain_reply_of::<RESP3>(buf)
     }
+
+    const FORM: ReplyForm = ReplyForm::Resp;
+
+    fn class(plain: &Plain<'_>) -> CommandClass {
+        plain.called.map(|called| called.id().class()).unwrap_or_default()
+    }
 }
 
 /// With `METAGETS`, `mg` is among the plain ones: where its failure is an error, of which nothing has to
@@ -149,6 +162,13 @@ impl<const METAGETS: bool, const CHOOSES: bool, const ROUTED: bool> Reader
     fn reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
         memcached::plain_reply(expect, buf)
     }
+
+    const FORM: ReplyForm = ReplyForm::Text;
+
+    fn class(plain: &Plain<'_>) -> CommandClass {
+        let verb = plain.bytes.split(|&byte| byte == b' ').next().and_then(Verb::from_word);
+        verb.map(Verb::class).unwrap_or_default()
+    }
 }
 
 struct Binary<const CHOOSES: bool, const ROUTED: bool>;
@@ -182,6 +202,13 @@ impl<const CHOOSES: bool, const ROUTED: bool> Reader for Binary<CHOOSES, ROUTED>
         if expect == Expect::Packet { binary::plain_reply(buf) } else { None }
     }
 
+    const FORM: ReplyForm = ReplyForm::Packet;
+
+    fn class(plain: &Plain<'_>) -> CommandClass {
+        let opcode = plain.bytes.get(1).and_then(|&byte| binary::Opcode::from_byte(byte));
+        opcode.map(|(opcode, _)| opcode.class()).unwrap_or_default()
+    }
+
     #[inline(always)]
     fn asked(request: &[u8]) -> Option<Asked> {
         let (&[_, opcode], opaque) = (request.first_chunk()?, request.get(12..16)?);
@@ -193,6 +220,27 @@ impl<const CHOOSES: bool, const ROUTED: bool> Reader for Binary<CHOOSES, ROUTED>
 #[inline(always)]
 fn access(retrieves: bool) -> Access {
     if retrieves { Access::Read } else { Access::Write }
+}
+
+/// A plain request is one of those that are counted by class and by prefix. Out of the way, so that
+/// the loop has its registers for itself.
+#[cold]
+#[inline(never)]
+fn count<R: Reader>(
+    stats: &mut CommandStats,
+    listener: &Listener,
+    request: RequestId,
+    plain: &Plain<'_>,
+) {
+    let class = R::class(plain);
+    let is_memcached = R::FORM != ReplyForm::Resp;
+    let counting = Counting {
+        size: plain.bytes.len() as u64,
+        keys: u32::from(is_memcached && class == CommandClass::Get),
+        class,
+        prefix: listener.prefix_of(plain.key),
+    };
+    stats.begin(request, R::FORM, counting);
 }
 
 impl Engine {
@@ -405,6 +453,9 @@ impl Engine {
                 slot.enter_lane(plain.bytes.len() as u64);
             }
             client.append(request, &mut self.requests);
+            if listener.counts {
+                count::<R>(&mut self.command_stats, listener, request, &plain);
+            }
             let (requests, bufs) = (&mut self.requests, &mut self.bufs);
             // Of those that retrieve, all but `get` have to do with uniques.
             if R::JOINS && plain.expect == Expect::Values && !plain.cas_tags {
@@ -527,6 +578,9 @@ impl Engine {
             request.in_lane = false;
             request.done = true;
             lane.pop_head(request.next_in_lane, request.wire_len);
+            if listener.counts {
+                self.command_stats.reply_is(head, reply, len);
+            }
             let (header, reply) = match reply.split_first_chunk() {
                 Some((header, rest)) if R::TAGS_HEADERS && tag.is_some() => {
                     (Some(retagged_header(tag, header)), rest)
@@ -554,12 +608,18 @@ impl Engine {
                     client.output.push(END, &mut self.bufs);
                 }
                 let (requests, bufs) = (&mut self.requests, &mut self.bufs);
-                let mut ended = |started| {
+                let mut ended = |id, started, kept: &[u8]| {
                     let latency = self.now.micros_since(started);
                     self.latency_batch.add(listener.metrics, latency, &self.metrics);
+                    if listener.counts {
+                        let names = (id, listener.metrics);
+                        self.command_stats.end(names, kept, latency, &self.metrics);
+                    }
                 };
-                ended(client.end_head(requests, bufs, &mut self.activity));
-                client.deliver_done(requests, bufs, &mut self.activity, ended);
+                ended(head, client.end_head(requests, bufs, &mut self.activity), &[]);
+                client.deliver_done(requests, bufs, &mut self.activity, |id, request| {
+                    ended(id, request.started, request.kept_reply());
+                });
                 if heeds_writes
                     && client.head == RequestId::NONE
                     && self.write_marks.of(owner) == WriteMark::OPEN

@@ -20,6 +20,7 @@ use cashew_spool::Queue;
 
 use crate::base::action::Action;
 use crate::base::buffer::{BufPool, LARGE, Output};
+use crate::base::command_stats::CommandStats;
 use crate::base::failure::{CloseReason, Failure};
 use crate::base::fifo::Fifo;
 use crate::base::free_ids::FreeIds;
@@ -148,6 +149,7 @@ pub struct Engine {
     pub(crate) hedges: Slab<HedgeId, Hedge>,
     pub(crate) bufs: BufPool,
     pub(crate) latency_batch: LatencyBatch,
+    pub(crate) command_stats: CommandStats,
     pub(crate) observer: Observer,
     /// The hot keys that clients were told of last.
     pub(crate) hot_rows: Option<redis::own_logs::HotRows>,
@@ -259,6 +261,7 @@ impl Engine {
             hedges: Slab::new(),
             bufs: BufPool::default(),
             latency_batch: LatencyBatch::default(),
+            command_stats: CommandStats::default(),
             observer: Observer::new(now, seed),
             hot_rows: None,
             pressure: Pressure::new(None),
@@ -585,6 +588,7 @@ impl Engine {
         self.scratch.trim();
         self.miss_notes.trim(&self.requests);
         self.requests.shrink(&mut self.bufs);
+        self.command_stats.shrink(self.requests.slots());
         self.clients.shrink();
         self.flows.shrink();
         self.hedges.shrink();
@@ -676,6 +680,9 @@ impl Engine {
             self.maintain_detached();
         }
         self.latency_batch.publish(&self.metrics);
+        if self.command_stats.is_due() {
+            self.command_stats.publish(&self.metrics);
+        }
         self.observer.tick(now);
         self.activity.tick(now);
         if self.clients.has_retired() {

@@ -75,6 +75,9 @@ impl Engine {
             if owner.head == index && (request.reply.is_empty() || request.streaming) {
                 request.done = true;
                 owner.output.push(bytes, &mut self.bufs);
+                if self.command_stats.is_used() {
+                    self.command_stats.reply_goes(index, bytes);
+                }
                 self.client_ready(client);
                 self.check_output(client);
                 return;
@@ -193,6 +196,10 @@ impl Engine {
         let start = std::mem::take(&mut request.reply);
         let owner = &mut self.clients[client];
         owner.held -= start.len() as u64;
+        if self.command_stats.is_used() {
+            self.command_stats.reply_goes(index, &start);
+            self.command_stats.reply_goes(index, bytes);
+        }
         owner.output.push_buf(start, &mut self.bufs);
         owner.output.push(bytes, &mut self.bufs);
         self.mark_streaming(client, 0);
@@ -223,6 +230,9 @@ impl Engine {
             return;
         }
         let len = buffer.len();
+        if self.command_stats.is_used() {
+            self.command_stats.reply_goes(index, &buffer);
+        }
         self.clients[client].output.push_buf(buffer, &mut self.bufs);
         self.mark_streaming(client, left);
         self.check_output_before(client, len);
@@ -351,6 +361,8 @@ impl Engine {
             };
             if merged.is_none() {
                 out.truncate(start);
+            } else if self.command_stats.is_used() {
+                self.command_stats.reply_goes(parent, &out[start..]);
             }
         });
         self.requests[parent].done = merged.is_some();

@@ -4,6 +4,7 @@
 //! but not all of them can: a key of more than 186 bytes that is not text has no form there, and a
 //! server older than 1.6 knows no meta commands.
 
+use cashew_protocol::CommandClass;
 use cashew_protocol::memcached::binary::{
     HEADER_SIZE, Opcode, Parsed, RequestParser, Response, Status, write_request, write_response,
 };
@@ -13,6 +14,7 @@ use cashew_protocol::redis::Access;
 use super::Asked;
 use super::copies::Write;
 use super::stats::{InPackets, Kind};
+use crate::base::command_stats::Counting;
 use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::downstream::client::{Parser, State};
 use crate::downstream::listener::Choice;
@@ -37,6 +39,7 @@ impl Engine {
             match parser.parse(bytes) {
                 Parsed::Complete { len } => {
                     self.spend(len);
+                    self.count_packet(index, &parser, (bytes, len));
                     let plan = match self.must_wait(index, len) {
                         true => Plan::Wait,
                         false => self.binary_request(index, &parser, &bytes[..len]),
@@ -88,6 +91,7 @@ impl Engine {
                     return Step::Rest { used, need };
                 }
                 Parsed::Reject { len, swallow, status, close } => {
+                    self.command_stats.current = Counting::default();
                     let close = self.refuse_binary(index, &parser, bytes, status) || close;
                     parser.reset();
                     if close {
@@ -110,6 +114,23 @@ impl Engine {
         Step::Rest { used, need: 0 }
     }
 
+    /// What the request that begins with `bytes`, and is so long, counts as.
+    fn count_packet(
+        &mut self,
+        client: ClientId,
+        parser: &RequestParser,
+        (bytes, len): (&[u8], usize),
+    ) {
+        if !self.counts(client) {
+            return;
+        }
+        let class = parser.opcode().class();
+        let keys = u32::from(class == CommandClass::Get);
+        let counting = Counting { size: len as u64, keys, class, ..Counting::default() };
+        let key = parser.opcode().has_key().then(|| parser.key().of(bytes));
+        self.count_as(client, counting, key);
+    }
+
     /// Begins to pass a request on while it arrives.
     #[cold]
     fn upload_packet(&mut self, client: ClientId, parser: &RequestParser, bytes: &[u8]) -> Begun {
@@ -125,6 +146,7 @@ impl Engine {
         let head = Head { len: value.start as usize, opcode, ..Head::default() };
         let tail = Tail::Packet { left: value.len as usize };
         let extent = Extent { here: bytes.len(), need: value.end() };
+        self.count_packet(client, parser, (bytes, extent.need));
         let key = parser.key().of(bytes);
         let begun = self.begin_memcached_upload(client, key, (tail, head), extent);
         if let Begun::Yes = begun

@@ -10,6 +10,7 @@ use cashew_protocol::Span;
 use cashew_protocol::memcached::{Expect, RequestParser, Verb, is_error, next_word, words};
 use cashew_protocol::redis::Access;
 
+use crate::base::command_stats::Counting;
 use crate::base::id::{ClientId, RequestId};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
@@ -48,6 +49,8 @@ pub(crate) struct Many {
     /// From here on, to the end of the line, keys have not been asked for.
     at: usize,
     line_end: usize,
+    /// What its parts count as, but for their keys and its length.
+    counting: Counting,
     /// How many keys were in the last part, and the bytes of their values.
     part: usize,
     bytes: usize,
@@ -57,7 +60,7 @@ pub(crate) struct Many {
 
 impl Many {
     /// Of a parsed request, `len` bytes long, of more than one key.
-    fn new(parser: &RequestParser, bytes: &[u8]) -> Self {
+    fn new(parser: &RequestParser, bytes: &[u8], counting: Counting) -> Self {
         let at = parser.keys()[0].start as usize;
         Self {
             len: bytes.len(),
@@ -65,6 +68,7 @@ impl Many {
             head: head(parser, &bytes[..at]),
             at,
             line_end: parser.line().end(),
+            counting: Counting { size: 0, keys: 0, ..counting },
             part: 0,
             bytes: 0,
             end: b"END\r\n".to_vec(),
@@ -123,7 +127,7 @@ impl Engine {
         if self.clients[client].requests > 0 {
             return Plan::Wait;
         }
-        let many = Many::new(parser, bytes);
+        let many = Many::new(parser, bytes, self.command_stats.current);
         self.clients[client].modes.enter().many = Some(Box::new(many));
         self.retrieve_parts(client, bytes)
     }
@@ -133,7 +137,8 @@ impl Engine {
     #[cold]
     pub(super) fn go_on_retrieving(&mut self, client: ClientId, buf: &[u8]) -> Option<usize> {
         let many = self.clients[client].modes.many()?;
-        let (len, verb) = (many.len, many.verb);
+        let (len, verb, counting) = (many.len, many.verb, many.counting);
+        self.command_stats.current = counting;
         self.request_ctx.miss.clear();
         self.request_ctx.expect = Expect::Values;
         // A reload may have changed it since the last part.
@@ -156,11 +161,13 @@ impl Engine {
             let part = many.read_part(bytes);
             if part.is_empty() {
                 let end = std::mem::take(&mut many.end);
+                self.command_stats.current.keys = 0;
                 self.clients[client].modes.end_many();
                 self.answer(client, |out| out.extend_from_slice(&end));
                 return Plan::Done;
             }
             let start = std::mem::take(&mut many.head);
+            self.command_stats.current.keys = part.len() as u32;
             let access = access(many.verb);
             let mut split = std::mem::take(&mut self.scratch.split);
             let texts = part.iter().map(|key| key.of(bytes));
@@ -246,7 +253,7 @@ mod tests {
     fn many(request: &[u8]) -> (Many, RequestParser) {
         let mut parser = RequestParser::default();
         parser.parse(request);
-        (Many::new(&parser, request), parser)
+        (Many::new(&parser, request, Counting::default()), parser)
     }
 
     #[test]

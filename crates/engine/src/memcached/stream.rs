@@ -30,7 +30,7 @@ impl Engine {
         let mut role = std::mem::replace(&mut self.requests[parent].role, Role::Single);
         if let Role::Parent { fragments, merge: Merge::Values(gather), .. } = &mut role {
             self.requests[parent].streaming = true;
-            self.deal_values(client, *fragments, gather);
+            self.deal_values(client, parent, *fragments, gather);
         }
         self.requests[parent].role = role;
         self.mark_streaming(client, 0);
@@ -38,7 +38,13 @@ impl Engine {
     }
 
     /// Moves whole values, as far as they are next, to the client's output.
-    fn deal_values(&mut self, client: ClientId, fragments: RequestId, gather: &mut Gather) {
+    fn deal_values(
+        &mut self,
+        client: ClientId,
+        parent: RequestId,
+        fragments: RequestId,
+        gather: &mut Gather,
+    ) {
         let mut places = std::mem::take(&mut self.scratch.places);
         places.clear();
         self.requests.places_of_values(fragments, gather, &mut places);
@@ -49,6 +55,9 @@ impl Engine {
             let request = &self.requests[place.fragment];
             match Values::new(request.reply.get(place.at..).unwrap_or_default()).next() {
                 Some(hit) if hit.key == key.of(&gather.text) => {
+                    if self.command_stats.is_used() {
+                        self.command_stats.reply_goes(parent, hit.block);
+                    }
                     owner.output.push(hit.block, &mut self.bufs);
                     place.at += hit.block.len();
                     bytes += hit.block.len();

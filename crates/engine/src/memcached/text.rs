@@ -1,10 +1,10 @@
 //! The text protocol, from bytes to requests.
 
-use cashew_protocol::Span;
 use cashew_protocol::memcached::{
     Answer, Expect, KEY_SIZE_MAX, Parsed, RequestParser, Reticence, Verb, encode_key,
 };
 use cashew_protocol::redis::Access;
+use cashew_protocol::{CommandClass, Span};
 
 use super::auth::{LOGIN_SIZE_MAX, UNAUTHENTICATED};
 use super::copies::Write;
@@ -12,6 +12,7 @@ use super::get_coalescing::JOINED_KEYS_MAX;
 use super::meta::{FENCE, plain_key};
 use super::multiget_paging::{PART_KEYS, access, behind_space};
 use super::stats::{Kind, Lines};
+use crate::base::command_stats::Counting;
 use crate::base::id::ClientId;
 use crate::downstream::client::{Parser, State};
 use crate::downstream::listener::Choice;
@@ -60,6 +61,7 @@ impl Engine {
                         return Step::Rest { used, need: 0 };
                     }
                     self.spend(len);
+                    self.count_text(index, &parser, (bytes, len));
                     // Retrievals of many keys are written anew a part at a time.
                     let is_odd = parser.is_odd() && parser.keys().len() <= PART_KEYS;
                     let mut anew = is_odd.then(|| write_anew(&parser, &bytes[..len]));
@@ -122,6 +124,7 @@ impl Engine {
                     return Step::Rest { used, need };
                 }
                 Parsed::Reject { len, swallow, reply, noreply, close } => {
+                    self.command_stats.current = Counting::default();
                     let is_known = self.clients[index].session.authenticated;
                     if is_known {
                         self.drop_stored(index, &parser, bytes);
@@ -147,6 +150,27 @@ impl Engine {
         Step::Rest { used, need: 0 }
     }
 
+    /// What the request that begins with `bytes`, and is so long, counts as.
+    fn count_text(
+        &mut self,
+        client: ClientId,
+        parser: &RequestParser,
+        (bytes, len): (&[u8], usize),
+    ) {
+        if !self.counts(client) {
+            return;
+        }
+        let class = parser.verb().class();
+        let is_get = class == CommandClass::Get;
+        // What is asked a part at a time is counted so.
+        let (keys, size) = (parser.keys().len(), len as u64);
+        let keys = if is_get && keys <= PART_KEYS { keys as u32 } else { 0 };
+        let counting = Counting { size, keys, class, ..Counting::default() };
+        let mut buf = [0; KEY_SIZE_MAX];
+        let key = (!parser.keys().is_empty()).then(|| plain_key(parser, bytes, &mut buf));
+        self.count_as(client, counting, key);
+    }
+
     /// Begins to pass a request on while it arrives.
     #[cold]
     fn upload_value(&mut self, client: ClientId, parser: &RequestParser, bytes: &[u8]) -> Begun {
@@ -164,6 +188,7 @@ impl Engine {
         let len = data.start as usize;
         let head = Head { len, cut, ..Head::default() };
         let extent = Extent { here: bytes.len(), need: len + data.len as usize + 2 };
+        self.count_text(client, parser, (bytes, extent.need));
         self.request_ctx.miss.clear();
         self.request_ctx.asked.quiet = Reticence::Success;
         self.request_ctx.expect = match (parser.expect(), quiet) {

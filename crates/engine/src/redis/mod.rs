@@ -32,6 +32,7 @@ use cashew_protocol::resp::{RequestParser, encode};
 use cashew_protocol::{Span, redis as table};
 
 use crate::base::action::Notice;
+use crate::base::command_stats::Counting;
 use crate::base::id::{BackendId, ClientId};
 use crate::downstream::client::State;
 use crate::downstream::command_policy::{NOT_AUTHENTICATED, is_open_to_all};
@@ -51,6 +52,10 @@ impl Engine {
         parser: &RequestParser,
         bytes: &[u8],
     ) -> Plan {
+        let (len, counts) = (bytes.len(), self.counts(client));
+        if counts {
+            self.command_stats.current = Counting { size: len as u64, ..Counting::default() };
+        }
         let bytes = parser.inline_encoded().unwrap_or(bytes);
         let args = parser.args();
         if args.is_empty() {
@@ -70,6 +75,9 @@ impl Engine {
             Lookup::Found(command) | Lookup::WrongArity(command) => CommandId::of(command),
             Lookup::UnknownCommand | Lookup::UnknownSubcommand(_) => CommandId::NONE,
         };
+        if counts {
+            self.count_command(client, lookup, bytes, args);
+        }
         if let Lookup::Found(command) = lookup
             && self.may_not_call(client, command)
         {
@@ -101,6 +109,22 @@ impl Engine {
             }
             _ => plan,
         }
+    }
+
+    /// What a request counts as: for a prefix by its first key.
+    #[cold]
+    fn count_command(&mut self, client: ClientId, lookup: Lookup, bytes: &[u8], args: &[Span]) {
+        self.command_stats.current.class = self.clients[client].called.class();
+        let Lookup::Found(command) = lookup else { return };
+        let mut keys = std::mem::take(&mut self.scratch.keys);
+        keys.clear();
+        if command.keys(bytes, args, &mut keys).is_ok()
+            && let Some(key) = keys.first()
+        {
+            self.command_stats.current.prefix = self.listener_of(client).prefix_of(key.of(bytes));
+        }
+        keys.clear();
+        self.scratch.keys = keys;
     }
 
     /// As Redis: what a browser was made to send must not get further than its first line, or its

@@ -331,6 +331,12 @@ impl Gather {
 }
 
 impl Request {
+    /// What was kept of its reply for its client.
+    #[inline]
+    pub(crate) fn kept_reply(&self) -> &[u8] {
+        if self.silent { &[] } else { &self.reply }
+    }
+
     /// Whether this is what is left to be written of a request that was answered already.
     pub(crate) fn is_remnant(&self) -> bool {
         self.done && self.in_lane

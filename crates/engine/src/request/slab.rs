@@ -36,6 +36,11 @@ impl Requests {
         self.len as usize
     }
 
+    /// How many slots there are, free ones among them.
+    pub(crate) fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
     /// Bytes of buffers that no request needs.
     pub(crate) fn kept(&self) -> usize {
         self.kept
@@ -139,6 +144,12 @@ impl Requests {
     /// All requests there are: O(slots).
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Request> {
         self.slots.iter_mut().filter(|slot| slot.is_used)
+    }
+
+    /// The same with their indices.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (RequestId, &Request)> {
+        let slots = (0..).map(RequestId::new).zip(&self.slots);
+        slots.filter(|(_, slot)| slot.is_used)
     }
 
     /// Gives the buffers of free slots back: O(slots).

@@ -6,7 +6,7 @@
 //! only while it is owed nothing, so that its requests to a server stay in their order.
 
 use cashew_config::snapshot::{self, Protocol, Wire};
-use cashew_protocol::resp;
+use cashew_protocol::{ReplyForm, resp};
 
 use crate::base::id::{BackendId, LaneId};
 use crate::base::time::Time;
@@ -33,6 +33,15 @@ impl WireProtocol {
             Self::Resp3 => "resp3",
             Self::Text => "text",
             Self::Binary => "binary",
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn reply_form(self) -> ReplyForm {
+        match self {
+            Self::Resp2 | Self::Resp3 => ReplyForm::Resp,
+            Self::Text => ReplyForm::Text,
+            Self::Binary => ReplyForm::Packet,
         }
     }
 

@@ -1,5 +1,7 @@
 //! The command of a request.
 
+use crate::CommandClass;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     Get,
@@ -34,6 +36,31 @@ pub enum Verb {
 }
 
 impl Verb {
+    /// What it counts as.
+    pub fn class(self) -> CommandClass {
+        match self {
+            Self::Get | Self::Gets | Self::Gat | Self::Gats | Self::MetaGet => CommandClass::Get,
+            Self::Set
+            | Self::Add
+            | Self::Replace
+            | Self::Append
+            | Self::Prepend
+            | Self::Cas
+            | Self::MetaSet => CommandClass::Store,
+            Self::Delete | Self::MetaDelete => CommandClass::Delete,
+            Self::Incr | Self::Decr | Self::MetaArithmetic => CommandClass::Counter,
+            Self::Touch | Self::MetaDebug => CommandClass::Key,
+            Self::FlushAll
+            | Self::Verbosity
+            | Self::Version
+            | Self::Quit
+            | Self::Stats
+            | Self::Tune
+            | Self::Refused
+            | Self::MetaNoop => CommandClass::Other,
+        }
+    }
+
     #[inline]
     pub fn from_word(word: &[u8]) -> Option<Self> {
         Some(match word {

@@ -2,6 +2,7 @@
 //! serves them. The values are those of the newest Redis, or of Valkey, and the tests compare the
 //! table with a running server.
 
+mod class;
 mod command;
 mod custom;
 mod describe;

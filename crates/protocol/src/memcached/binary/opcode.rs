@@ -1,6 +1,7 @@
 //! What a request asks for.
 
 use super::super::Reticence;
+use crate::CommandClass;
 
 /// The commands, each with its quiet form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +74,29 @@ const OPCODES: [Option<(Opcode, bool)>; 0x25] = {
 const NEVER: usize = usize::MAX;
 
 impl Opcode {
+    /// What it counts as.
+    #[inline]
+    pub fn class(self) -> CommandClass {
+        match self {
+            Self::Get | Self::GetK | Self::Gat | Self::GatK => CommandClass::Get,
+            Self::Set | Self::Add | Self::Replace | Self::Append | Self::Prepend => {
+                CommandClass::Store
+            }
+            Self::Delete => CommandClass::Delete,
+            Self::Increment | Self::Decrement => CommandClass::Counter,
+            Self::Touch => CommandClass::Key,
+            Self::Quit
+            | Self::Flush
+            | Self::Noop
+            | Self::Version
+            | Self::Stat
+            | Self::Verbosity
+            | Self::SaslList
+            | Self::SaslAuth
+            | Self::SaslStep => CommandClass::Other,
+        }
+    }
+
     /// The command of that number, and whether it is quiet.
     #[inline]
     pub fn from_byte(byte: u8) -> Option<(Self, bool)> {
