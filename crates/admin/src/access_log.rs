@@ -166,6 +166,9 @@ fn plain(request: &SeenRequest, trace_id: Option<TraceId>, arguments: &[Vec<u8>]
     if !request.client_name.is_empty() {
         put("client_name", &quoted(&request.client_name));
     }
+    if !request.user.is_empty() {
+        put("user", &quoted(request.user.as_bytes()));
+    }
     put("worker", &request.worker.to_string());
     put("slow", if request.is_slow { "yes" } else { "no" });
     put("total_us", &request.times.total_us().to_string());
@@ -200,6 +203,9 @@ fn json(request: &SeenRequest, trace_id: Option<TraceId>, arguments: &[Vec<u8>])
     put("client_id", request.client_id.into());
     if !request.client_name.is_empty() {
         put("client_name", text(&request.client_name).into());
+    }
+    if !request.user.is_empty() {
+        put("user", request.user.as_str().into());
     }
     put("worker", request.worker.into());
     put("slow", request.is_slow.into());

@@ -54,6 +54,9 @@ impl Section for SlowTable {
             if !request.client_name.is_empty() {
                 client += &format!(" ({})", printable::escaped(&request.client_name));
             }
+            if !request.user.is_empty() {
+                client += &format!(" user={}", printable::escaped(request.user.as_bytes()));
+            }
             let mut cells = vec![
                 Cell::Number(request.at_us / 1000),
                 Cell::Number(times.total_us()),
@@ -155,7 +158,7 @@ impl From<SeenRequest> for SlowRecord {
             client: request.client,
             client_id: request.client_id,
             client_name: printable::escaped(&request.client_name),
-            user: request.user,
+            user: printable::escaped(request.user.as_bytes()),
             worker: request.worker,
             command: printable::command(&request.arguments),
             arguments: request.arguments.iter().map(|it| printable::escaped(it)).collect(),

@@ -153,6 +153,9 @@ fn client(request: &SeenRequest) -> Vec<Value> {
         let name = String::from_utf8_lossy(&request.client_name);
         attributes.push(text("cashew.client.name", &name));
     }
+    if !request.user.is_empty() {
+        attributes.push(text("user.name", &request.user));
+    }
     match request.client.parse::<SocketAddr>() {
         Ok(address) => {
             attributes.push(text("client.address", &address.ip().to_string()));

@@ -116,6 +116,9 @@ fn what(request: &SlowRecord) -> String {
     if !request.client_name.is_empty() {
         words.push(format!("({})", request.client_name));
     }
+    if !request.user.is_empty() {
+        words.push(format!("user={}", request.user));
+    }
     if !request.failure.is_empty() {
         words.push(format!("[{}]", request.failure));
     }
@@ -148,6 +151,7 @@ mod tests {
             server: "one".into(),
             client: "10.0.0.1:5".into(),
             client_name: "app".into(),
+            user: "joe".into(),
             command: format!("EVAL \"{}\" 0", "x".repeat(100)),
             total_us: 61_250,
             longest: "server".into(),
@@ -162,7 +166,10 @@ mod tests {
         let lines = for_people(&[request()], 80);
         assert_eq!(lines[0], "TIME     TOTAL GATEWAY QUEUE SERVER ORDER CLIENT WHERE");
         assert_eq!(lines[1], format!("{at}  61ms       - 250us   61ms     -      - alpha/one"));
-        assert!(lines[2].starts_with("  10.0.0.1:5 (app) EVAL \"xxx") && lines[2].ends_with('~'));
+        assert!(
+            lines[2].starts_with("  10.0.0.1:5 (app) user=joe EVAL \"xxx")
+                && lines[2].ends_with('~')
+        );
         assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:?}");
         assert!(for_people(&[request()], usize::MAX)[2].ends_with("\" 0"));
     }
@@ -173,6 +180,7 @@ mod tests {
             failure: "Connection timed out".into(),
             client: String::new(),
             client_name: String::new(),
+            user: String::new(),
             command: String::new(),
             server: "s\x1b[2J".into(),
             ..request()

@@ -203,6 +203,9 @@ impl Engine {
         sighting.client = Some(self.client_conn(client));
         sighting.client_id = state.session.id;
         sighting.client_name = state.session.name().unwrap_or_default().to_vec();
+        if !listener.config.users.is_empty() {
+            state.session.user_name().clone_into(&mut sighting.user);
+        }
         if sighting.arguments.is_empty() {
             // What was sent is not kept, and may be another one.
             let last = state.called.name().map(|name| name.replace('|', " ").to_ascii_uppercase());

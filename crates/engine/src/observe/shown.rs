@@ -19,6 +19,9 @@ pub(crate) fn times(request: &SeenRequest, hides_servers: bool) -> String {
     if !request.failure.is_empty() {
         let _ = write!(text, " failure=\"{}\"", request.failure);
     }
+    if !request.user.is_empty() {
+        let _ = write!(text, " user={}", request.user);
+    }
     text
 }
 

@@ -15,6 +15,8 @@ pub struct Sighting {
     pub client: Option<ConnId>,
     pub client_id: u64,
     pub client_name: Vec<u8>,
+    /// Empty where its pool has no users.
+    pub user: String,
     /// The command and what follows it, cut. The command alone where nothing more is known.
     pub arguments: Vec<Vec<u8>>,
     pub request_bytes: u64,

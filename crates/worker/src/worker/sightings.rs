@@ -29,7 +29,7 @@ impl<D: Driver> Worker<D> {
                 client: &address,
                 client_id: sighting.client_id,
                 client_name: &sighting.client_name,
-                user: "",
+                user: &sighting.user,
                 worker: self.slot,
                 arguments: &sighting.arguments,
                 request_bytes: sighting.request_bytes,
