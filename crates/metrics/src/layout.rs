@@ -7,9 +7,9 @@
 //! A segment is, in words of 8 bytes: a header; then per pool its counters, gauges and histogram,
 //! followed by the same for each of its servers; then the void, a pool and a server that are never
 //! shown; then the audience; then per pool, the void included, its [details](detail). It is padded to whole pages,
-//! so that workers share no cache line. With histograms of about 4 KiB a segment takes
-//! `73856 + (pools + 1) * (4352 + 49408) + (servers + 1) * 4216` bytes; a pool with `command_stats` takes 64384 more,
-//! and 4024 for each of its prefixes. Only touched pages are ever allocated.
+//! so that workers share no cache line. With histograms of 9 KiB a segment takes
+//! `73856 + (pools + 1) * (9592 + 49408) + (servers + 1) * 9456` bytes; a pool with `command_stats` takes 148224 more,
+//! and 9264 for each of its prefixes. Only touched pages are ever allocated.
 
 use std::ops::Range;
 
@@ -415,19 +415,19 @@ mod tests {
 
     #[test]
     fn the_documented_sizes_hold() {
-        assert_eq!((POOL_WORDS * 8, SERVER_WORDS * 8, header::WORDS * 8), (4352, 4216, 128));
+        assert_eq!((POOL_WORDS * 8, SERVER_WORDS * 8, header::WORDS * 8), (9592, 9456, 128));
         let layout = Layout::new(&snapshot(&[("a", &["x", "y"]), ("bb", &["x"])]));
-        let bytes: usize = 128 + (2 + 1) * 4352 + (3 + 1) * 4216;
+        let bytes: usize = 128 + (2 + 1) * 9592 + (3 + 1) * 9456;
         let bytes = bytes + audience::WORDS * 8 + (2 + 1) * 49_408;
         assert_eq!(audience::WORDS * 8, 73_728);
-        assert_eq!((detail::words(false, 0) * 8, detail::PART_WORDS * 8), (49_408, 4024));
-        assert_eq!((detail::words(true, 0) - detail::words(false, 0)) * 8, 64_384);
+        assert_eq!((detail::words(false, 0) * 8, detail::PART_WORDS * 8), (49_408, 9264));
+        assert_eq!((detail::words(true, 0) - detail::words(false, 0)) * 8, 148_224);
         assert_eq!(layout.slot_words() * 8, bytes.next_multiple_of(4096));
         let mut counting = snapshot(&[("a", &["x", "y"]), ("bb", &["x"])]);
         counting.pools[1].command_stats = true;
         counting.pools[1].prefixes = vec!["p".to_owned()];
         let counting = Layout::new(&counting);
-        let bytes = bytes + 64_384 + 4024;
+        let bytes = bytes + 148_224 + 9264;
         assert_eq!(counting.slot_words() * 8, bytes.next_multiple_of(4096));
         assert_ne!(counting.fingerprint(), layout.fingerprint());
     }
