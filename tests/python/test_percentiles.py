@@ -10,8 +10,8 @@ import pytest
 
 from harness import HOST, free_port, wait_until
 
-CLIENTS, ROUNDS = 12, 25
-# A bucket is at most 2 % wide.
+CLIENTS, ROUNDS = 20, 9
+# A bucket is at most 2 % wide. Delays are so long that what the machine adds to them is far less than that.
 TOLERANCE = 0.02
 
 
@@ -55,7 +55,7 @@ def quantile(values, share):
 @pytest.mark.alone
 def test_percentiles_are_those_that_clients_measure(place):
     chance = random.Random(3)
-    servers = [LateServer(lambda: chance.uniform(0.05, 0.25)) for _ in range(CLIENTS)]
+    servers = [LateServer(lambda: chance.uniform(0.5, 2.0)) for _ in range(CLIENTS)]
     lines = [f"{HOST}:{server.port}:1" for server in servers]
     pools = {f"p{n}": {"command_stats": True, "preconnect": True, "servers": [line]} for n, line in enumerate(lines)}
     # A pool for each client, so that nobody waits for others.
