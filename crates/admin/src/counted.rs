@@ -1,7 +1,8 @@
 //! What is counted of pools by class of commands and by prefix: in the JSON, for Prometheus, and as a
 //! table of `/state.json`. Only what has been asked for is told of.
 
-use cashew_metrics::{CommandCounter, Histogram, PoolId};
+use cashew_config::snapshot::OTHER_USERS;
+use cashew_metrics::{CommandCounter, Histogram, PoolId, UserCounter};
 use cashew_protocol::CommandClass;
 
 use crate::json::Object;
@@ -77,6 +78,70 @@ pub(crate) fn object<'a>(
         object.insert(name, counters);
     }
     object
+}
+
+/// Users of the pool by name, and all others that there are.
+pub(crate) fn users(source: &Source, pool: usize) -> Vec<(&str, usize)> {
+    let numbers = source.total();
+    let id = source.layout().pool(pool);
+    let rows = source.snapshot().pools[pool].user_rows().into_iter().zip(0..);
+    let is_used = |row| numbers.user_counter(id, row, UserCounter::BytesReceived) > 0;
+    rows.filter(|&(name, row)| name != OTHER_USERS || is_used(row)).collect()
+}
+
+/// An object for each user, under its name.
+pub(crate) fn user_object<'a>(
+    numbers: Numbers<'_>,
+    pool: PoolId,
+    users: Vec<(&'a str, usize)>,
+) -> Object<'a> {
+    let mut object = Object::default();
+    for (name, row) in users {
+        let mut counters = Object::default();
+        for &counter in UserCounter::ALL {
+            counters.insert(counter.stat().name, numbers.user_counter(pool, row, counter));
+        }
+        object.insert(name, counters);
+    }
+    object
+}
+
+/// Each pool's users, for the page and `cashew top`.
+pub(crate) struct UserTable;
+
+impl Section for UserTable {
+    fn name(&self) -> &'static str {
+        "users"
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const COLUMNS: [Column; 7] = [
+            Column { name: "pool", unit: Unit::Text },
+            Column { name: "user", unit: Unit::Text },
+            Column { name: "requests", unit: Unit::Count },
+            Column { name: "errors", unit: Unit::Count },
+            Column { name: "in", unit: Unit::Bytes },
+            Column { name: "out", unit: Unit::Bytes },
+            Column { name: "slowest", unit: Unit::Microseconds },
+        ];
+        &COLUMNS
+    }
+
+    fn rows(&self, source: &Source) -> Vec<Vec<Cell>> {
+        let numbers = source.total();
+        let mut rows = Vec::new();
+        for (pool, config) in source.snapshot().pools.iter().enumerate() {
+            source.beat();
+            let id = source.layout().pool(pool);
+            for (name, row) in users(source, pool) {
+                let mut cells = vec![Cell::Text(config.name.clone()), Cell::Text(name.to_owned())];
+                let counters = UserCounter::ALL.iter();
+                cells.extend(counters.map(|&it| Cell::Number(numbers.user_counter(id, row, it))));
+                rows.push(cells);
+            }
+        }
+        rows
+    }
 }
 
 /// Each pool's classes and prefixes, for the page and `cashew top`.

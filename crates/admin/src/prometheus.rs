@@ -4,7 +4,7 @@ use std::fmt::{Display, Write};
 
 use cashew_metrics::{
     ChildKind, CommandCounter, EventKind, ExportCounter, Histogram, MemberRole, PoolCounter,
-    PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId, SlotHeader,
+    PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId, SlotHeader, UserCounter,
 };
 
 use crate::counted;
@@ -274,6 +274,34 @@ fn pools(text: &mut Exposition, source: &Source) {
         text.histogram(name, labels, &numbers.pool_latency(*id));
     }
     counted(text, source);
+    users(text, source);
+}
+
+/// Of pools with users; nothing where there are none.
+fn users(text: &mut Exposition, source: &Source) {
+    let numbers = source.total();
+    let mut rows = Vec::new();
+    for (index, pool) in source.snapshot().pools.iter().enumerate() {
+        for (name, row) in counted::users(source, index) {
+            let labels = format!("{},{}", label("pool", &pool.name), label("user", name));
+            rows.push((labels, source.layout().pool(index), row));
+        }
+    }
+    if rows.is_empty() {
+        return;
+    }
+    for &counter in UserCounter::ALL {
+        let stat = counter.stat();
+        let is_time = counter == UserCounter::SlowestUs;
+        text.family(stat.prometheus, if is_time { "gauge" } else { "counter" }, stat.help);
+        for (labels, id, row) in &rows {
+            let value = numbers.user_counter(*id, *row, counter);
+            match is_time {
+                true => text.sample(stat.prometheus, labels, value as f64 / 1e6),
+                false => text.sample(stat.prometheus, labels, value),
+            }
+        }
+    }
 }
 
 /// By class of commands, and by prefix; of classes only those that are used.

@@ -10,11 +10,11 @@ use cashew_metrics::{
     ChildKind, CommandCounter, Events, Exports, Health, Histogram, HotKeys, LastError, Layout,
     MemberRole, MemberState, PoolCounter, PoolGauge, PoolId, Ranking, Reloads, RequestRing,
     Segments, ServerCounter, ServerGauge, ServerId, ServerState, Shared, SlotHeader, SpoolState,
-    WallClock, monotonic_ms,
+    UserCounter, WallClock, monotonic_ms,
 };
 use cashew_protocol::CommandClass;
 
-use crate::counted::CommandTable;
+use crate::counted::{CommandTable, UserTable};
 use crate::discovery::{Discovery, Group, Sentinel};
 use crate::events::EventTable;
 use crate::hot::HotTable;
@@ -75,6 +75,7 @@ impl Source {
             Arc::new(SlowTable),
             Arc::new(HotTable),
             Arc::new(CommandTable),
+            Arc::new(UserTable),
         ];
         Self { snapshot, segments, shared, discovery, started_at, version, host, clock, sections }
     }
@@ -392,6 +393,14 @@ impl Numbers<'_> {
     /// Of a prefix, which must be one of the pool's.
     pub(crate) fn prefix_latency(self, pool: PoolId, prefix: usize) -> Histogram {
         self.segments.prefix_latency(self.slots(), pool, prefix)
+    }
+
+    /// Of a user, by its place among those of its pool.
+    pub(crate) fn user_counter(self, pool: PoolId, row: usize, counter: UserCounter) -> u64 {
+        match self.slot {
+            Some(slot) => self.segments.user_counter(slot, pool, row, counter),
+            None => self.segments.sum_user_counter(pool, row, counter),
+        }
     }
 
     fn slots(self) -> Range<u32> {

@@ -273,6 +273,10 @@ fn pool_with_servers<'a>(source: &'a Source, numbers: Numbers<'_>, pool: usize) 
             object.insert(name, counted::object(numbers, id, parts));
         }
     }
+    let users = counted::users(source, pool);
+    if !users.is_empty() && !object.has("users") {
+        object.insert("users", counted::user_object(numbers, id, users));
+    }
     object
 }
 

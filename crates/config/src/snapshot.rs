@@ -308,7 +308,26 @@ pub struct Pool {
     pub server_tls: Option<ServerTls>,
 }
 
+/// All users of a pool whose numbers are not shown by name.
+pub const OTHER_USERS: &str = "(others)";
+/// Most users of a pool whose numbers are shown by name.
+const USER_ROWS_MAX: usize = 100;
+
 impl Pool {
+    /// Whose numbers are shown by name, sorted; behind them `(others)`. Nothing where there are no users.
+    pub fn user_rows(&self) -> Vec<&str> {
+        let names = self.users.iter().map(|line| crate::users::name_of(line));
+        let mut rows: Vec<&str> = names.take(USER_ROWS_MAX).collect();
+        if rows.is_empty() {
+            return rows;
+        }
+        rows.push("default");
+        rows.sort_unstable();
+        rows.dedup();
+        rows.push(OTHER_USERS);
+        rows
+    }
+
     /// Requests that take as long are recorded, in microseconds; the largest number if none is.
     pub fn slow_after_us(&self) -> u64 {
         match self.slow_log_ms {

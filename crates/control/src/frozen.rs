@@ -76,6 +76,7 @@ mod tests {
             overheard: false,
             called: String::new(),
             age_us: 0,
+            totals: [0; 5],
             input: 3,
             output: 2,
             secured: None,

@@ -58,6 +58,8 @@ pub struct Session {
     pub called: String,
     /// Microseconds since the client connected.
     pub age_us: u64,
+    /// Bytes received and sent since, requests, errors, and microseconds that the slowest took.
+    pub totals: [u64; 5],
     /// Length of the unconsumed input.
     pub input: u64,
     /// Length of the unwritten output.

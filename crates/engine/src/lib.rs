@@ -29,6 +29,7 @@ pub use base::time::Time;
 pub use downstream::activity::Activity;
 pub use downstream::client::Profile;
 pub use downstream::handoff::{Export, SessionParts, Silence};
+pub use downstream::totals::Totals;
 pub use engine::epoch::{Plan, PoolState};
 pub use engine::memory::{DriverMemory, MemoryBound};
 pub use engine::open_files::OpenFiles;

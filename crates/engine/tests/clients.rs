@@ -70,7 +70,7 @@ fn a_line_tells_what_is_known_of_a_client() {
     };
     let expected = "id addr laddr fd name age idle flags db sub psub ssub multi qbuf qbuf-free \
                     argv-mem multi-mem rbs rbp obl oll omem tot-mem events cmd user redir resp \
-                    lib-name lib-ver";
+                    lib-name lib-ver tot-net-in tot-net-out tot-cmds tot-errors slowest-us";
     for line in &lines {
         assert_eq!(names(line), expected.split_whitespace().collect::<Vec<_>>());
     }

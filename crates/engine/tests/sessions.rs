@@ -4,7 +4,7 @@ mod world;
 
 use cashew_engine::{
     Action, Admission, BackendId, CloseReason, ConnId, Export, ListenerId, Profile, SessionParts,
-    WireProtocol,
+    Totals, WireProtocol,
 };
 use cashew_metrics::{PoolCounter, PoolGauge};
 use world::{World, pool, redis};
@@ -62,6 +62,8 @@ fn a_client_at_rest_leaves_at_once_with_all_that_was_agreed() {
     leave(&mut one, conn);
     assert!(is_handed_off(&one, conn) && !is_handed_off(&one, other));
     let moved = export(&mut one, conn);
+    let Totals { received, sent, requests, errors, .. } = moved.parts.totals;
+    assert_eq!((received, sent, requests, errors), (63, 10, 2, 0));
     let parts = SessionParts {
         id: 1,
         authenticated: true,
@@ -69,6 +71,7 @@ fn a_client_at_rest_leaves_at_once_with_all_that_was_agreed() {
         wire_protocol: Some(WireProtocol::Resp2),
         profile: Profile { name: b"me".to_vec(), ..Profile::default() },
         called: "client|setname".to_owned(),
+        totals: moved.parts.totals,
         ..SessionParts::default()
     };
     assert_eq!(

@@ -54,6 +54,22 @@ stats! {
 }
 
 stats! {
+    /// Counters of a pool's user. They only grow.
+    pub enum UserCounter {
+        Requests => "requests", "cashew_user_requests_total",
+            "Requests of clients that are this user";
+        Errors => "errors", "cashew_user_errors_total",
+            "Replies to these that are errors, the server's or the gateway's";
+        BytesReceived => "bytes_received", "cashew_user_bytes_received_total",
+            "Bytes received from clients that are this user";
+        BytesSent => "bytes_sent", "cashew_user_bytes_sent_total",
+            "Bytes sent to clients that are this user";
+        SlowestUs => "slowest_us", "cashew_user_slowest_seconds",
+            "The longest from a request of this user to its reply";
+    }
+}
+
+stats! {
     /// Counters of a pool. They only grow.
     pub enum PoolCounter {
         ClientEof => "client_eof", "cashew_client_eof_total",

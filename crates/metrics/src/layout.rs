@@ -7,9 +7,9 @@
 //! A segment is, in words of 8 bytes: a header; then per pool its counters, gauges and histogram,
 //! followed by the same for each of its servers; then the void, a pool and a server that are never
 //! shown; then the audience; then per pool, the void included, its [details](detail). It is padded to whole pages,
-//! so that workers share no cache line. With histograms of about 4 KiB a segment takes
-//! `73856 + (pools + 1) * (4352 + 49408) + (servers + 1) * 4216` bytes; a pool with `command_stats` takes 64384 more,
-//! and 4024 for each of its prefixes. Only touched pages are ever allocated.
+//! so that workers share no cache line. With histograms of 9 KiB a segment takes
+//! `73856 + (pools + 1) * (9592 + 49408) + (servers + 1) * 9456` bytes; a pool with `command_stats` takes 148224 more,
+//! 9264 for each of its prefixes, and 40 for each of its users. Only touched pages are ever allocated.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use cashew_protocol::CommandClass;
 use crate::audience;
 use crate::histogram;
 use crate::hot;
-use crate::ids::{CommandCounter, PoolCounter, PoolGauge, ServerCounter, ServerGauge};
+use crate::ids::{CommandCounter, PoolCounter, PoolGauge, ServerCounter, ServerGauge, UserCounter};
 use crate::overlaps;
 use crate::server_state;
 
@@ -76,7 +76,7 @@ pub(crate) const SERVER_WORDS: usize = SERVER_HISTOGRAM + histogram::WORDS;
 
 /// What is counted of a pool beside its own numbers, from its place on.
 pub(crate) mod detail {
-    use super::{CommandClass, CommandCounter, histogram, hot};
+    use super::{CommandClass, CommandCounter, UserCounter, histogram, hot};
 
     pub(crate) const HOT: usize = 0;
     /// Of each class of commands, and behind them of each prefix, counters and a histogram; only of pools
@@ -98,6 +98,9 @@ pub(crate) mod detail {
         PREFIXES + prefix * PART_WORDS
     }
 
+    /// Of each user its counters, behind all else.
+    pub(crate) const USER_WORDS: usize = UserCounter::ALL.len();
+
     pub(crate) const fn words(has_commands: bool, prefixes: usize) -> usize {
         if has_commands { prefix(prefixes) } else { CLASSES }
     }
@@ -112,6 +115,8 @@ pub struct PoolId {
     base: u32,
     /// Where its details are.
     detail: u32,
+    /// Where those of its users are.
+    users: u32,
     /// Among the words that the master writes, of which there is one for each pool.
     opened: u32,
 }
@@ -133,6 +138,11 @@ impl PoolId {
     #[inline]
     pub(crate) fn detail(self) -> usize {
         self.detail as usize
+    }
+
+    #[inline]
+    pub(crate) fn user(self, row: usize) -> usize {
+        self.users as usize + row * detail::USER_WORDS
     }
 
     /// Where the time is at which it opened, among what all slots share.
@@ -176,6 +186,7 @@ struct PoolLayout {
     /// Whether requests are counted by class of commands, and by how many prefixes.
     has_commands: bool,
     prefixes: usize,
+    users: usize,
     servers: usize,
     /// The number of its first server among those of all pools.
     first_server: u32,
@@ -197,6 +208,7 @@ impl Layout {
                 detail: 0,
                 has_commands: pool.command_stats,
                 prefixes: pool.prefixes.len(),
+                users: pool.user_rows().len(),
                 servers: count,
                 first_server: servers,
             });
@@ -212,6 +224,7 @@ impl Layout {
         for pool in &mut pools {
             pool.detail = u32::try_from(end).expect("a segment has at most 2^32 words");
             end += detail::words(pool.has_commands, pool.prefixes);
+            end += pool.users * detail::USER_WORDS;
         }
         let void_detail = u32::try_from(end).expect("a segment has at most 2^32 words");
         end += detail::words(false, 0);
@@ -257,7 +270,9 @@ impl Layout {
     }
 
     fn pool_id(&self, pool: usize, base: u32, detail: u32) -> PoolId {
-        PoolId { base, detail, opened: self.opened(pool) }
+        let words = self.pools.get(pool).map(|it| detail::words(it.has_commands, it.prefixes));
+        let users = detail + words.unwrap_or_default() as u32;
+        PoolId { base, detail, users, opened: self.opened(pool) }
     }
 
     /// A digest of the pools and servers, by name and order, of their statistics, and of whether any are copies.
@@ -329,7 +344,8 @@ impl Layout {
 fn fingerprint(snapshot: &Snapshot, overlaps: usize) -> u64 {
     let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
     let sizes = [POOL_GAUGES, POOL_HISTOGRAM, SERVER_GAUGES, SERVER_HISTOGRAM, histogram::WORDS];
-    for size in sizes.into_iter().chain([detail::PREFIXES, detail::PART_WORDS]) {
+    for size in sizes.into_iter().chain([detail::PREFIXES, detail::PART_WORDS, detail::USER_WORDS])
+    {
         hash.number(size);
     }
     hash.number(overlaps);
@@ -339,6 +355,9 @@ fn fingerprint(snapshot: &Snapshot, overlaps: usize) -> u64 {
         hash.number(usize::from(pool.command_stats));
         hash.number(pool.prefixes.len());
         pool.prefixes.iter().for_each(|prefix| hash.text(prefix));
+        let users = pool.user_rows();
+        hash.number(users.len());
+        users.iter().for_each(|user| hash.text(user));
         hash.number(pool.servers.len());
         for server in &pool.servers {
             hash.text(&server.name);
@@ -415,19 +434,19 @@ mod tests {
 
     #[test]
     fn the_documented_sizes_hold() {
-        assert_eq!((POOL_WORDS * 8, SERVER_WORDS * 8, header::WORDS * 8), (4352, 4216, 128));
+        assert_eq!((POOL_WORDS * 8, SERVER_WORDS * 8, header::WORDS * 8), (9592, 9456, 128));
         let layout = Layout::new(&snapshot(&[("a", &["x", "y"]), ("bb", &["x"])]));
-        let bytes: usize = 128 + (2 + 1) * 4352 + (3 + 1) * 4216;
+        let bytes: usize = 128 + (2 + 1) * 9592 + (3 + 1) * 9456;
         let bytes = bytes + audience::WORDS * 8 + (2 + 1) * 49_408;
         assert_eq!(audience::WORDS * 8, 73_728);
-        assert_eq!((detail::words(false, 0) * 8, detail::PART_WORDS * 8), (49_408, 4024));
-        assert_eq!((detail::words(true, 0) - detail::words(false, 0)) * 8, 64_384);
+        assert_eq!((detail::words(false, 0) * 8, detail::PART_WORDS * 8), (49_408, 9264));
+        assert_eq!((detail::words(true, 0) - detail::words(false, 0)) * 8, 148_224);
         assert_eq!(layout.slot_words() * 8, bytes.next_multiple_of(4096));
         let mut counting = snapshot(&[("a", &["x", "y"]), ("bb", &["x"])]);
         counting.pools[1].command_stats = true;
         counting.pools[1].prefixes = vec!["p".to_owned()];
         let counting = Layout::new(&counting);
-        let bytes = bytes + 64_384 + 4024;
+        let bytes = bytes + 148_224 + 9264;
         assert_eq!(counting.slot_words() * 8, bytes.next_multiple_of(4096));
         assert_ne!(counting.fingerprint(), layout.fingerprint());
     }

@@ -17,7 +17,7 @@ use crate::audience::Audience;
 use crate::board::{Board, BoardWriter};
 use crate::histogram;
 use crate::hot::{self, HotKeys, Ranking};
-use crate::ids::{CommandCounter, PoolCounter, PoolGauge, ServerCounter, ServerGauge};
+use crate::ids::{CommandCounter, PoolCounter, PoolGauge, ServerCounter, ServerGauge, UserCounter};
 use crate::layout::{
     Layout, MAGIC, POOL_GAUGES, POOL_HISTOGRAM, POOL_WORDS, PoolId, SERVER_GAUGES,
     SERVER_HISTOGRAM, SERVER_REACHED, SERVER_TRIED, SERVER_WORDS, SLOTS_MAX, ServerId, common,
@@ -296,6 +296,19 @@ impl Segments {
         self.histogram(slots, pool.detail() + detail::prefix(prefix) + detail::COUNTERS)
     }
 
+    /// Of a user, by its place among those of its pool.
+    pub fn user_counter(&self, slot: u32, pool: PoolId, row: usize, counter: UserCounter) -> u64 {
+        self.word(slot, pool.user(row) + counter as usize)
+    }
+
+    /// Over all workers: the sum, or the longest.
+    pub fn sum_user_counter(&self, pool: PoolId, row: usize, counter: UserCounter) -> u64 {
+        match counter {
+            UserCounter::SlowestUs => self.max(|slot| self.user_counter(slot, pool, row, counter)),
+            _ => self.sum(|slot| self.user_counter(slot, pool, row, counter)),
+        }
+    }
+
     /// The hottest keys of a pool over all workers, the hottest first. `now_us` is in microseconds of the monotonic
     /// clock.
     pub fn hot_keys(&self, pool: PoolId, ranking: Ranking, now_us: u64) -> HotKeys {
@@ -418,6 +431,12 @@ impl Segments {
                     if let Some(at) = known.iter().position(|it| it == prefix) {
                         carry_part(detail::prefix(at), detail::prefix(to));
                     }
+                }
+            }
+            let known = old.pools[old_pool].user_rows();
+            for (to, user) in config.user_rows().iter().enumerate() {
+                if let Some(at) = known.iter().position(|it| it == user) {
+                    copy(before.user(at), after.user(to), detail::USER_WORDS);
                 }
             }
             let old_config = &old.pools[old_pool].servers;

@@ -12,7 +12,7 @@ use crate::audience::Audience;
 use crate::board::Board;
 use crate::histogram::{self, SUM};
 use crate::hot::{self, HotSample};
-use crate::ids::{CommandCounter, PoolCounter, PoolGauge, ServerCounter, ServerGauge};
+use crate::ids::{CommandCounter, PoolCounter, PoolGauge, ServerCounter, ServerGauge, UserCounter};
 use crate::layout::{
     Layout, POOL_GAUGES, POOL_HISTOGRAM, PoolId, SERVER_GAUGES, SERVER_HISTOGRAM, SERVER_REACHED,
     SERVER_TRIED, ServerId, detail, header,
@@ -199,6 +199,17 @@ impl Writer {
         self.add_prefix(pool, prefix, CommandCounter::Requests, count);
         let at = pool.detail() + detail::prefix(prefix) + detail::COUNTERS;
         self.record(at, latency_us, count);
+    }
+
+    /// Adds to a counter of a user, whose place must be one of the pool's.
+    pub fn add_user(&self, pool: PoolId, row: usize, counter: UserCounter, n: u64) {
+        self.add(pool.user(row) + counter as usize, n);
+    }
+
+    /// Raises a maximum of a user.
+    pub fn raise_user(&self, pool: PoolId, row: usize, counter: UserCounter, value: u64) {
+        let word = self.word(pool.user(row) + counter as usize);
+        word.store(word.load(Relaxed).max(value), Relaxed);
     }
 
     /// Takes a sample up in the sketch of a pool's hot keys. `now_us` is in microseconds of the monotonic clock.

@@ -37,6 +37,16 @@ impl Outcome {
         }
     }
 
+    /// Whether a reply that begins so is an error.
+    #[inline(always)]
+    pub fn is_error(form: ReplyForm, reply: &[u8]) -> bool {
+        match form {
+            ReplyForm::Resp => matches!(reply.first(), Some(b'-' | b'!')),
+            ReplyForm::Text => is_text_error(reply),
+            ReplyForm::Packet => Self::of_packet(false, reply).is_error,
+        }
+    }
+
     /// Of a reply in RESP that has come whole, and is no array.
     #[inline(always)]
     pub fn of_element(gets: bool, reply: &[u8]) -> Self {

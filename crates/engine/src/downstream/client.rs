@@ -14,6 +14,7 @@ use crate::base::id::{ConnId, ListenerId, RequestId};
 use crate::base::time::Time;
 use crate::downstream::activity::Activity;
 use crate::downstream::session_modes::Modes;
+use crate::downstream::totals::Totals;
 use crate::downstream::upload::Upload;
 use crate::downstream::window::UNKNOWN;
 use crate::request::Request;
@@ -94,6 +95,9 @@ pub(crate) struct Client {
     /// Who answers its reads, if it has said so: see [`crate::redis::client_reads`]. It is of the session,
     /// but has room here.
     pub(crate) reads: Option<Reads>,
+    pub(crate) totals: Totals,
+    /// As far as they are with those of its user; only where there are users.
+    pub(crate) published: Option<Box<Totals>>,
     pub(crate) session: Session,
 }
 
@@ -427,6 +431,8 @@ impl Client {
             has_place: false,
             handoff: Handoff::No,
             reads: None,
+            totals: Totals::default(),
+            published: None,
             session,
         }
     }

@@ -13,6 +13,7 @@ use crate::base::action::Action;
 use crate::base::id::{ClientId, ConnId, ListenerId, RequestId};
 use crate::base::time::Time;
 use crate::downstream::client::{Client, Dirty, Handoff, Profile, Session, Skip, State};
+use crate::downstream::totals::Totals;
 use crate::engine::{Closed, Engine, shrink};
 use crate::upstream::session_params::WireProtocol;
 
@@ -46,6 +47,8 @@ pub struct SessionParts {
     pub called: String,
     /// How long ago the client connected.
     pub age_us: u64,
+    /// What it has asked and got since.
+    pub totals: Totals,
 }
 
 /// Requests that are not answered.
@@ -328,6 +331,7 @@ impl Engine {
         // Where it goes to, the request that stands in front of its input begins anew.
         self.tours.remove(&conn.client());
         let backend = self.backend_of(conn.client());
+        self.publish_user(conn.client());
         let mut client = self.clients.remove(conn.client());
         self.moving.forget_handed_off();
         self.activity.depart(client.asked_in);
@@ -365,6 +369,7 @@ impl Engine {
             is_observed: client.modes.is_observed,
             called: client.called.name().unwrap_or_default().to_owned(),
             age_us: (now.as_micros() as i64 - since_us).max(0) as u64,
+            totals: client.totals,
         };
         Some(Export { listener: client.listener, parts, input: client.input, output })
     }
@@ -406,6 +411,9 @@ impl Engine {
         let mut client = Client::new(listener, self.clients_seen as u16, session);
         client.has_place = true;
         client.called = redis::CommandId::named(&parts.called);
+        client.totals = parts.totals;
+        // Where it comes from these are with its user's already.
+        client.published = (!config.user_rows.is_empty()).then(|| Box::new(parts.totals));
         client.swallow = swallow;
         client.undecided = undecided;
         client.off_fast_path = undecided;

@@ -30,6 +30,8 @@ pub(crate) struct Listener {
     pub(crate) limits: Limits,
     /// Requests are counted by class of commands, and by these prefixes of keys.
     pub(crate) counts: bool,
+    /// Users whose numbers are shown, by name; empty where there are none.
+    pub(crate) user_rows: Vec<String>,
     pub(crate) prefixes: Vec<String>,
     /// Clients that take longer to read a reply are recorded, in microseconds.
     pub(crate) slow_after_us: u64,
@@ -93,6 +95,7 @@ impl Listener {
             metrics,
             limits: config.limits,
             counts: false,
+            user_rows: Vec::new(),
             prefixes: Vec::new(),
             slow_after_us: u64::MAX,
             auth: None,
@@ -125,6 +128,7 @@ impl Listener {
         let config = &*self.config;
         self.limits = config.limits;
         self.counts = config.command_stats;
+        self.user_rows = config.user_rows().into_iter().map(str::to_owned).collect();
         self.prefixes.clone_from(&config.prefixes);
         self.slow_after_us = config.slow_after_us();
         self.auth.clone_from(&config.redis_auth);
@@ -137,6 +141,12 @@ impl Listener {
         self.choice = if self.has_replicas { Choice::Replicas } else { Choice::None };
         self.commands_version = self.commands_version % u8::MAX + 1;
         self.learnt.clear();
+    }
+
+    /// The place of a user among those whose numbers are shown: the last is for all others.
+    pub(crate) fn user_row(&self, name: &str) -> usize {
+        let last = self.user_rows.len().saturating_sub(1);
+        self.user_rows[..last].binary_search_by(|row| (**row).cmp(name)).unwrap_or(last)
     }
 
     /// The longest of its prefixes that a key begins with.

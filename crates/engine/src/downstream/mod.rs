@@ -15,5 +15,6 @@ pub(crate) mod session_modes;
 pub(crate) mod shares;
 pub(crate) mod slow_clients;
 pub(crate) mod standpoints;
+pub(crate) mod totals;
 pub(crate) mod upload;
 pub(crate) mod window;

@@ -50,7 +50,8 @@ impl Engine {
     #[inline(always)]
     pub(crate) fn client_received(&mut self, conn: ConnId, bytes: &[u8]) {
         let index = conn.client();
-        let Some(client) = self.clients.get(index, conn.generation()) else { return };
+        let Some(client) = self.clients.get_mut(index, conn.generation()) else { return };
+        client.totals.received += bytes.len() as u64;
         let metrics = self.listeners[client.listener].metrics;
         self.metrics.add_pool(metrics, PoolCounter::ClientBytesReceived, bytes.len() as u64);
         self.activity.received += 1;
@@ -465,6 +466,9 @@ impl Engine {
         text.clear();
         write(&mut text);
         self.spend(text.len());
+        if !self.requests[request].silent {
+            self.note_reply(index, &text);
+        }
         self.clients[index].held += text.len() as u64;
         let slot = &mut self.requests[request];
         slot.done = true;
@@ -492,6 +496,7 @@ impl Engine {
         }
         client.append(request, &mut self.requests);
         client.asked = client.asked.wrapping_add(1);
+        client.totals.requests += 1;
         let listener = &self.listeners[client.listener];
         self.metrics.add_pool(listener.metrics, PoolCounter::Requests, 1);
         if listener.counts {
@@ -556,14 +561,17 @@ impl Engine {
         let before = client.requests;
         let listener = &self.listeners[client.listener];
         let (requests, bufs) = (&mut self.requests, &mut self.bufs);
+        let mut slowest = 0;
         client.deliver_done(requests, bufs, &mut self.activity, |id, request| {
             let latency = self.now.micros_since(request.started);
+            slowest = latency.max(slowest);
             self.latency_batch.add(listener.metrics, latency, &self.metrics);
             if listener.counts {
                 let names = (id, listener.metrics);
                 self.command_stats.end(names, request.kept_reply(), latency, &self.metrics);
             }
         });
+        client.totals.note_latency(slowest);
         if client.requests < before {
             let is_off_fast_path = client.off_fast_path;
             self.settle_write(index);
@@ -582,6 +590,7 @@ impl Engine {
         let Some(client) = self.clients.get_mut(index, conn.generation()) else { return };
         let metrics = self.listeners[client.listener].metrics;
         self.metrics.add_pool(metrics, PoolCounter::ClientBytesSent, bytes);
+        client.totals.sent += bytes;
         let concerns_more = client.paused
             || client.fenced
             || client.read_closed
@@ -670,6 +679,7 @@ impl Engine {
         let backend = self.backend_of(index);
         let keyless = self.keyless_backend(index);
         let stand_in = self.clients[index].closed();
+        self.publish_user(index);
         let mut client = self.clients.retire(index, stand_in);
         let blocking = client.modes.end_blocking();
         let waited_on = blocking.as_ref().map_or(LaneId::NONE, |blocking| blocking.lane);

@@ -120,6 +120,8 @@ impl Engine {
 
     fn set_user(&mut self, client: ClientId, user: Option<Arc<User>>) {
         if user.is_some() || self.clients[client].session.user().is_some() {
+            // What it did before was done by whom it was.
+            self.publish_user(client);
             self.change_profile(client, |profile| profile.user = user);
         }
     }

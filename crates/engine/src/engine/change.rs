@@ -946,6 +946,7 @@ impl Engine {
                 pool.listener.standing = backend.standing;
                 // They count where nobody sees it.
                 pool.listener.counts = false;
+                pool.listener.user_rows.clear();
                 self.timers.arm(leave, Timer::Change);
             }
             if backend.standing != Standing::Gone {

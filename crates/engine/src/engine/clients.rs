@@ -3,7 +3,8 @@
 //! What each of them makes of it is theirs: [`crate::downstream::notice`],
 //! [`crate::downstream::password_guessing`], [`crate::downstream::window`], [`crate::base::work_budget`].
 
-use cashew_metrics::PoolCounter;
+use cashew_metrics::{PoolCounter, UserCounter};
+use cashew_protocol::Outcome;
 
 use crate::base::action::{Action, Notice};
 use crate::base::buffer::LARGE;
@@ -14,6 +15,55 @@ use crate::base::work_budget::LARGE_REQUEST;
 use crate::engine::Engine;
 
 impl Engine {
+    /// A reply for a client is at hand, or all that matters of its start.
+    #[inline]
+    pub(crate) fn note_reply(&mut self, client: ClientId, reply: &[u8]) {
+        let client = &mut self.clients[client];
+        let form = client.session.wire_protocol.reply_form();
+        if Outcome::is_error(form, reply) {
+            client.totals.errors = client.totals.errors.saturating_add(1);
+        }
+    }
+
+    /// Adds what clients have done to what their users have, where there are users; once a second.
+    pub(crate) fn publish_users(&mut self) {
+        if self.listeners.iter().all(|listener| listener.user_rows.is_empty()) {
+            return;
+        }
+        let mut clients = std::mem::take(&mut self.scratch.clients);
+        clients.clear();
+        clients.extend(self.clients.indices());
+        clients.drain(..).for_each(|client| self.publish_user(client));
+        self.scratch.clients = clients;
+    }
+
+    /// Adds what a client has done since the last time to what its user has.
+    pub(crate) fn publish_user(&mut self, client: ClientId) {
+        let client = &mut self.clients[client];
+        let listener = &self.listeners[client.listener];
+        if listener.user_rows.is_empty() {
+            return;
+        }
+        let (now, published) = (client.totals, client.published.get_or_insert_default());
+        let before = std::mem::replace(&mut **published, now);
+        if now == before {
+            return;
+        }
+        let row = listener.user_row(client.session.user_name());
+        for (counter, n) in [
+            (UserCounter::Requests, now.requests - before.requests),
+            (UserCounter::Errors, u64::from(now.errors - before.errors)),
+            (UserCounter::BytesReceived, now.received - before.received),
+            (UserCounter::BytesSent, now.sent - before.sent),
+        ] {
+            self.metrics.add_user(listener.metrics, row, counter, n);
+        }
+        if now.slowest_us > before.slowest_us {
+            let slowest = u64::from(now.slowest_us);
+            self.metrics.raise_user(listener.metrics, row, UserCounter::SlowestUs, slowest);
+        }
+    }
+
     /// A client does something that an operator should hear of.
     #[cold]
     pub(crate) fn notice(&mut self, client: ClientId, notice: Notice) {

@@ -113,10 +113,7 @@ impl<const RESP3: bool, const GUARDED: bool, const CHOOSES: bool, const ROUTED: 
 
     #[inline(always)]
     fn reply(_: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
-        // Of an error it matters what it is: the request may have to be sent again.
-        if CHOOSES && buf.first() == Some(&b'-') {
-            return None;
-        }
+        // An error is none: it is counted, and the request may have to be sent again.
         resp::plain_reply_of::<RESP3>(buf)
     }
 
@@ -484,6 +481,7 @@ impl Engine {
             self.activity.join(&mut client.asked_in, &mut client.asked);
         }
         client.asked = client.asked.wrapping_add(count.into());
+        client.totals.requests += u64::from(count);
         self.metrics.add_pool(listener.metrics, PoolCounter::Requests, count.into());
         buf
     }
@@ -615,8 +613,10 @@ impl Engine {
                         let names = (id, listener.metrics);
                         self.command_stats.end(names, kept, latency, &self.metrics);
                     }
+                    latency
                 };
-                ended(head, client.end_head(requests, bufs, &mut self.activity), &[]);
+                let started = client.end_head(requests, bufs, &mut self.activity);
+                client.totals.note_latency(ended(head, started, &[]));
                 client.deliver_done(requests, bufs, &mut self.activity, |id, request| {
                     ended(id, request.started, request.kept_reply());
                 });

@@ -188,6 +188,7 @@ pub(crate) struct Scratch {
     pub(crate) memcached: Recycler<Box<memcached::RequestParser>>,
     pub(crate) binary: Recycler<Box<memcached::binary::RequestParser>>,
     pub(crate) keys: Vec<Span>,
+    pub(crate) clients: Vec<ClientId>,
     pub(crate) split: crate::exchange::dispatch::Split,
     /// A reply while it is written.
     pub(crate) text: Vec<u8>,
@@ -208,6 +209,7 @@ impl Scratch {
         self.keys.clear();
         self.places.clear();
         shrink(&mut self.keys);
+        shrink(&mut self.clients);
         shrink(&mut self.places);
         self.split.shrink();
         self.tagged.clear();
@@ -416,6 +418,9 @@ impl Engine {
         // What is not taken is received, and counted, in the other way.
         if is_taken {
             self.metrics.add_pool(metrics, PoolCounter::ClientBytesReceived, size);
+            if let Some(client) = self.clients.get_mut(index, conn.generation()) {
+                client.totals.received += size;
+            }
         }
         is_taken
     }
@@ -574,6 +579,7 @@ impl Engine {
                     self.maintain_monitors();
                     self.maintain_sessions();
                     self.maintain_params();
+                    self.publish_users();
                     self.check_stall();
                     self.give_back();
                     self.timers.arm(now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);

@@ -70,6 +70,11 @@ impl Engine {
                 self.client_ready(client);
                 return;
             }
+            // Errors are short: what is streamed is none. What is held goes on below.
+            if request.reply.is_empty() && !request.streaming {
+                self.note_reply(client, bytes);
+            }
+            let request = &mut self.requests[index];
             let owner = &mut self.clients[client];
             // The common case: the reply is the client's next, and goes there by one copy.
             if owner.head == index && (request.reply.is_empty() || request.streaming) {
@@ -91,7 +96,7 @@ impl Engine {
                 return;
             }
         }
-        if let Role::Flow { .. } = request.role {
+        if let Role::Flow { .. } = self.requests[index].role {
             self.watched_reply(index, bytes);
             return;
         }
@@ -121,7 +126,11 @@ impl Engine {
         let request = &mut self.requests[index];
         match request.role {
             Role::Single => {
-                let client = request.client;
+                let (client, is_told) = (request.client, !request.silent && !request.streaming);
+                if client != ClientId::NONE && is_told {
+                    self.note_reply(client, &reply);
+                }
+                let request = &mut self.requests[index];
                 self.bufs.give(std::mem::replace(&mut request.reply, reply));
                 request.done = true;
                 if client == ClientId::NONE {

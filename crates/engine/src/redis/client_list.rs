@@ -9,6 +9,7 @@ use cashew_protocol::resp::{self, encode};
 
 use crate::base::id::{ClientId, ConnId, ListenerId, RequestId};
 use crate::downstream::client::{Client, Profile, State};
+use crate::downstream::totals::Totals;
 use crate::engine::{Closed, Engine};
 use crate::redis::blocking::Ending;
 use crate::redis::client_pause::ClientPause;
@@ -466,7 +467,8 @@ impl Engine {
             "id={} addr={} laddr={} fd={} name={} age={} idle={} flags={} db={} sub={channels} \
              psub={patterns} ssub={shards} multi={queued} qbuf={} qbuf-free={} argv-mem=0 \
              multi-mem=0 rbs=0 rbp=0 obl={obl} oll={oll} omem={} tot-mem={} events={} \
-             cmd={command} user={} redir=-1 resp={} lib-name={} lib-ver={}",
+             cmd={command} user={} redir=-1 resp={} lib-name={} lib-ver={} tot-net-in={} \
+             tot-net-out={} tot-cmds={}",
             session.id,
             place.peer,
             place.local,
@@ -485,9 +487,14 @@ impl Engine {
             session.wire_protocol.resp().number(),
             said(|profile| &profile.library),
             said(|profile| &profile.library_version),
+            client.totals.received,
+            client.totals.sent,
+            client.totals.requests,
         )
         .expect("text takes any text");
-        // Only the gateway knows of this.
+        // Only the gateway knows of these.
+        let Totals { errors, slowest_us, .. } = client.totals;
+        write!(line, " tot-errors={errors} slowest-us={slowest_us}").expect("text takes any text");
         if let Some(reads) = client.reads {
             write!(line, " reads={reads}").expect("text takes any text");
         }

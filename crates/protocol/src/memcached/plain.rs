@@ -5,7 +5,7 @@
 use memchr::memchr;
 
 use super::KEY_SIZE_MAX;
-use super::answer::{Answer, is_error_line, is_meta};
+use super::answer::{Answer, is_meta};
 use super::reply::{Expect, REPLY_LINE_SIZE_MAX};
 use super::request::VALUE_SIZE_LIMIT;
 
@@ -128,6 +128,8 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
 pub fn plain_reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
     let len = match expect {
         Expect::Answer(Answer::Store) if buf.starts_with(b"STORED\r\n") => 8,
+        // Errors begin so, which are counted, and little else.
+        Expect::Answer(_) if matches!(buf.first()?, b'C' | b'E' | b'S') => return None,
         Expect::Answer(answer) => {
             let len = memchr(b'\n', &buf[..buf.len().min(REPLY_LINE_SIZE_MAX)])? + 1;
             if !answer.fits(&buf[..len]) {
@@ -214,8 +216,7 @@ fn other(buf: &[u8]) -> Option<(Form, &[u8])> {
 /// Whether a line without data is a reply to `mg`.
 #[inline(always)]
 fn is_plain_meta(line: &[u8]) -> bool {
-    line == b"EN\r\n"
-        || (line.ends_with(b"\r\n") && (is_meta(line, &[b"HD", b"EN"]) || is_error_line(line)))
+    line == b"EN\r\n" || (line.ends_with(b"\r\n") && is_meta(line, &[b"HD", b"EN"]))
 }
 
 /// The flags of a meta command.
@@ -572,7 +573,9 @@ mod tests {
         let lines = LINES.iter().map(|(answer, reply)| (Expect::Answer(*answer), reply));
         for (expect, reply) in values.chain(metas).chain(lines) {
             let (reply, more) = (reply.as_bytes(), [reply, "END"].concat());
-            assert_eq!(plain_reply(expect, more.as_bytes()), Some((reply, &b"END"[..])));
+            let is_error = reply.starts_with(b"CLIENT_ERROR");
+            let expected = (!is_error).then_some((reply, &b"END"[..]));
+            assert_eq!(plain_reply(expect, more.as_bytes()), expected);
             assert_eq!(plain_reply(expect, &reply[..reply.len() - 1]), None);
         }
     }

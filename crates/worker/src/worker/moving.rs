@@ -8,7 +8,9 @@ use cashew_control::{
     ToMaster, seal,
 };
 use cashew_driver::{CloseKind, Driver, Luggage, Token};
-use cashew_engine::{ConnId, Export, ListenerId, Profile, SessionParts, Silence, WireProtocol};
+use cashew_engine::{
+    ConnId, Export, ListenerId, Profile, SessionParts, Silence, Totals, WireProtocol,
+};
 
 use super::Worker;
 use crate::sessions::{Arrived, UNSENT_MAX, unpack};
@@ -85,6 +87,13 @@ impl<D: Driver> Worker<D> {
             overheard: parts.is_observed,
             called: parts.called,
             age_us: parts.age_us,
+            totals: [
+                parts.totals.received,
+                parts.totals.sent,
+                parts.totals.requests,
+                parts.totals.errors.into(),
+                parts.totals.slowest_us.into(),
+            ],
             input: input.len() as u64,
             output: output.len() as u64,
             secured,
@@ -175,6 +184,12 @@ impl<D: Driver> Worker<D> {
             is_observed: session.overheard,
             called: session.called,
             age_us: session.age_us,
+            totals: {
+                let [received, sent, requests, errors, slowest_us] = session.totals;
+                let [errors, slowest_us] =
+                    [errors, slowest_us].map(|it| u32::try_from(it).unwrap_or(u32::MAX));
+                Totals { received, sent, requests, errors, slowest_us }
+            },
         };
         let conn = self.core.engine.handle_adopted(pool, parts, input, output, self.core.now);
         self.core.writer.add_sessions_in(1);

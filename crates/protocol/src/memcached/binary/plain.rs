@@ -52,5 +52,10 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
 #[inline(always)]
 pub fn plain_reply(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     let header = ResponseHeader::read(buf.first_chunk()?)?;
+    // Others are errors, which are counted, or rare.
+    const EXISTS: u16 = 2;
+    if header.status > EXISTS {
+        return None;
+    }
     buf.split_at_checked(HEADER_SIZE + header.body_len as usize)
 }

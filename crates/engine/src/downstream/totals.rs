@@ -1,0 +1,24 @@
+//! What clients have asked and got since they connected.
+
+/// Of one client. It moves with its session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    pub received: u64,
+    pub sent: u64,
+    pub requests: u64,
+    /// Replies that are errors, the servers' or the gateway's.
+    pub errors: u32,
+    /// The longest from a request to its reply; `u32::MAX` is longer.
+    pub slowest_us: u32,
+}
+
+impl Totals {
+    /// Since the client's requests run in its order, only the first of those that end together can have
+    /// taken longest.
+    #[inline(always)]
+    pub(crate) fn note_latency(&mut self, latency_us: u64) {
+        if latency_us > self.slowest_us.into() {
+            self.slowest_us = u32::try_from(latency_us).unwrap_or(u32::MAX);
+        }
+    }
+}
