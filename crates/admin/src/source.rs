@@ -8,8 +8,8 @@ use cashew_config::snapshot::{LogFormat, Server, Tracing};
 use cashew_metrics::{
     ChildKind, Events, Exports, Health, Histogram, HotKeys, LastError, Layout, MemberRole,
     MemberState, PoolCounter, PoolGauge, PoolId, Ranking, Reloads, RequestRing, Segments,
-    ServerCounter, ServerGauge, ServerId, ServerState, Shared, SlotHeader, SpoolState, WallClock,
-    monotonic_ms,
+    ServerCounter, ServerGauge, ServerId, ServerState, Shared, SlotHeader, SpoolState, UserId,
+    UserStat, WallClock, monotonic_ms,
 };
 
 use crate::discovery::{Discovery, Group, Sentinel};
@@ -334,6 +334,11 @@ impl Numbers<'_> {
             Some(slot) => self.segments.pool_counter(slot, pool, counter),
             None => self.segments.sum_pool_counter(pool, counter),
         }
+    }
+
+    /// Of all slots, whichever it is about.
+    pub(crate) fn user(self, user: UserId, stat: UserStat) -> u64 {
+        self.segments.sum_user(user, stat)
     }
 
     pub(crate) fn pool_gauge(self, pool: PoolId, gauge: PoolGauge) -> u64 {

@@ -1,14 +1,15 @@
 //! Where in a slot's segment each number lies.
 //!
-//! First comes what all slots share, a page, the [states](crate::ServerState) of all servers, a word for each pool
-//! and, where a pool's servers are copies, marks of writes, padded to whole pages, then the segments of [`SLOTS_MAX`] slots, then one for the
+//! First comes what all slots share, a page, the [states](crate::ServerState) of all servers, a word for each pool,
+//! the buckets of [users](crate::UserId) with limits and, where a pool's servers are copies, marks of writes, padded to whole pages, then the segments of [`SLOTS_MAX`] slots, then one for the
 //! [board](crate::Board).
 //!
 //! A segment is, in words of 8 bytes: a header; then per pool its counters, gauges and histogram,
 //! followed by the same for each of its servers; then the void, a pool and a server that are never
-//! shown; then the audience; then per pool, the void included, its [hot keys](crate::hot). It is padded to whole pages,
+//! shown; then the audience; then per pool, the void included, its [hot keys](crate::hot); then what users with
+//! limits use of them. It is padded to whole pages,
 //! so that workers share no cache line. With histograms of about 4 KiB a segment takes
-//! `73856 + (pools + 1) * (4352 + 49408) + (servers + 1) * 4216` bytes. Only touched pages are ever
+//! `73856 + (pools + 1) * (4352 + 49408) + (servers + 1) * 4216 + (users + 1) * 48` bytes. Only touched pages are ever
 //! allocated.
 
 use std::ops::Range;
@@ -21,13 +22,14 @@ use crate::hot;
 use crate::ids::{PoolCounter, PoolGauge, ServerCounter, ServerGauge};
 use crate::overlaps;
 use crate::server_state;
+use crate::users::{self, UserId, UserStat};
 
 /// Raised whenever the same snapshot would be laid out differently, or a number changes its
 /// meaning.
 ///
 /// With `CASHEW_TEST_BUMP` in the compiler's environment it is one more, as in a later release.
 /// This is for tests of upgrades only.
-const VERSION: u64 = 15 + option_env!("CASHEW_TEST_BUMP").is_some() as u64;
+const VERSION: u64 = 16 + option_env!("CASHEW_TEST_BUMP").is_some() as u64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"cashew\0\0") | VERSION << 56;
 
@@ -84,6 +86,8 @@ pub struct PoolId {
     hot: u32,
     /// Among the words that the master writes, of which there is one for each pool.
     opened: u32,
+    /// The number of its first user with limits among those of all pools.
+    users: u32,
 }
 
 /// A server's place in every segment of one layout.
@@ -134,6 +138,10 @@ pub struct Layout {
     audience: u32,
     /// Servers of all pools.
     servers: u32,
+    /// Where the words of the first user with limits are; those of the others follow, and the void's.
+    user_stats: u32,
+    /// Users with limits of all pools.
+    users: u32,
     /// Words for marks of writes.
     overlaps: usize,
     slot_words: usize,
@@ -146,6 +154,8 @@ struct PoolLayout {
     servers: usize,
     /// The number of its first server among those of all pools.
     first_server: u32,
+    /// The same of its users with limits.
+    first_user: u32,
 }
 
 impl Layout {
@@ -156,10 +166,13 @@ impl Layout {
         let mut end = header::WORDS;
         let mut pools = Vec::with_capacity(snapshot.pools.len());
         let mut servers: u32 = 0;
+        let mut users: u32 = 0;
         for pool in &snapshot.pools {
             let base = u32::try_from(end).expect("a segment has at most 2^32 words");
             let count = pool.servers.len();
-            pools.push(PoolLayout { base, servers: count, first_server: servers });
+            let (first_server, first_user) = (servers, users);
+            pools.push(PoolLayout { base, servers: count, first_server, first_user });
+            users += pool.limited_users().count() as u32;
             servers += u32::try_from(count).expect("a segment has at most 2^32 words");
             end += POOL_WORDS + pool.servers.len() * SERVER_WORDS;
         }
@@ -171,6 +184,8 @@ impl Layout {
         end += audience::WORDS;
         let hot = u32::try_from(end).expect("a segment has at most 2^32 words");
         end += (pools.len() + 1) * hot::WORDS;
+        let user_stats = u32::try_from(end).expect("a segment has at most 2^32 words");
+        end += (users as usize + 1) * UserStat::WORDS;
         assert!(u32::try_from(end).is_ok(), "a segment has at most 2^32 words");
         let slot_words = end.next_multiple_of(PAGE_WORDS);
         let has_copies = snapshot.pools.iter().any(|pool| pool.writes_to_all());
@@ -183,6 +198,8 @@ impl Layout {
             hot,
             audience,
             servers,
+            user_stats,
+            users,
             overlaps,
             slot_words,
             fingerprint,
@@ -201,8 +218,31 @@ impl Layout {
 
     /// Where writes leave their marks, among what all slots share.
     pub(crate) fn overlaps(&self) -> Range<usize> {
-        let start = self.opened(self.pools.len()) as usize + 1;
+        let start = self.shared(UserId { number: self.users }).end;
         start..start + self.overlaps
+    }
+
+    /// Where a user's buckets are, among what all slots share.
+    pub(crate) fn shared(&self, user: UserId) -> Range<usize> {
+        let start = self.opened(self.pools.len()) as usize + 1;
+        let start = start + user.number as usize * users::SHARED_WORDS;
+        start..start + users::SHARED_WORDS
+    }
+
+    /// Where it is counted in a slot what a user uses.
+    pub(crate) fn user_stats(&self, user: UserId) -> Range<usize> {
+        let start = self.user_stats as usize + user.number as usize * UserStat::WORDS;
+        start..start + UserStat::WORDS
+    }
+
+    /// A user by its place among those of its pool that have limits. Of a pool that the snapshot no
+    /// longer has there is only the void's.
+    pub fn user(&self, pool: PoolId, user: usize) -> UserId {
+        UserId { number: self.users.min(pool.users.saturating_add(user as u32)) }
+    }
+
+    pub(crate) fn users(&self) -> impl Iterator<Item = UserId> {
+        (0..self.users).map(|number| UserId { number })
     }
 
     /// Where it is told when a pool opened; the void's comes last, and behind the states of servers, of
@@ -214,10 +254,11 @@ impl Layout {
 
     fn pool_id(&self, pool: usize, base: u32) -> PoolId {
         let hot = self.hot + (pool * hot::WORDS) as u32;
-        PoolId { base, hot, opened: self.opened(pool) }
+        let users = self.pools.get(pool).map_or(self.users, |pool| pool.first_user);
+        PoolId { base, hot, opened: self.opened(pool), users }
     }
 
-    /// A digest of the pools and servers, by name and order, of their statistics, and of whether any are copies.
+    /// A digest of the pools, servers and users with limits, by name and order, of their statistics, and of whether any are copies.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
@@ -233,7 +274,7 @@ impl Layout {
     ///
     /// If the snapshot has no such pool or the pool no such server.
     pub fn server(&self, pool: usize, server: usize) -> ServerId {
-        let PoolLayout { base, servers, first_server } = self.pools[pool];
+        let PoolLayout { base, servers, first_server, .. } = self.pools[pool];
         assert!(server < servers, "pool {pool} has {servers} servers, not one of index {server}");
         let base = base + (POOL_WORDS + server * SERVER_WORDS) as u32;
         ServerId { base, number: first_server + server as u32 }
@@ -268,7 +309,7 @@ impl Layout {
 fn fingerprint(snapshot: &Snapshot, overlaps: usize) -> u64 {
     let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
     let sizes = [POOL_GAUGES, POOL_HISTOGRAM, SERVER_GAUGES, SERVER_HISTOGRAM, histogram::WORDS];
-    for size in sizes.into_iter().chain([hot::WORDS]) {
+    for size in sizes.into_iter().chain([hot::WORDS, UserStat::WORDS]) {
         hash.number(size);
     }
     hash.number(overlaps);
@@ -278,6 +319,10 @@ fn fingerprint(snapshot: &Snapshot, overlaps: usize) -> u64 {
         hash.number(pool.servers.len());
         for server in &pool.servers {
             hash.text(&server.name);
+        }
+        hash.number(pool.limited_users().count());
+        for user in pool.limited_users() {
+            hash.text(&user.name);
         }
     }
     hash.0
@@ -354,7 +399,7 @@ mod tests {
         assert_eq!((POOL_WORDS * 8, SERVER_WORDS * 8, header::WORDS * 8), (4352, 4216, 128));
         let layout = Layout::new(&snapshot(&[("a", &["x", "y"]), ("bb", &["x"])]));
         let bytes: usize = 128 + (2 + 1) * 4352 + (3 + 1) * 4216;
-        let bytes = bytes + audience::WORDS * 8 + (2 + 1) * 49_408;
+        let bytes = bytes + audience::WORDS * 8 + (2 + 1) * 49_408 + 48;
         assert_eq!(audience::WORDS * 8, 73_728);
         assert_eq!(hot::WORDS * 8, 49_408);
         assert_eq!(layout.slot_words() * 8, bytes.next_multiple_of(4096));

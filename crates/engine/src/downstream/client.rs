@@ -86,6 +86,8 @@ pub(crate) struct Client {
     /// Its connection is not read. One that waits for its server or for a lease is paused, but
     /// read, up to a limit.
     pub(crate) is_muted: bool,
+    /// Its user has limits: see [`crate::downstream::user_limits`].
+    pub(crate) is_metered: bool,
     pub(crate) modes: Modes,
     /// It counts for `client_connections`; who is refused for that does not.
     pub(crate) has_place: bool,
@@ -355,7 +357,7 @@ impl Client {
             modes.transaction.is_some() || modes.subscriber.is_some() || modes.monitor.is_some();
         let replies_oddly = self.noreply || self.skip != Skip::No;
         let is_restricted = self.session.restricted_user().is_some();
-        has_mode || self.undecided || replies_oddly || is_restricted
+        has_mode || self.undecided || replies_oddly || is_restricted || self.is_metered
     }
 
     /// Whether it asks nothing more and is owed nothing.
@@ -421,6 +423,7 @@ impl Client {
             skip: Skip::No,
             off_fast_path: false,
             is_muted: false,
+            is_metered: false,
             modes: Modes::default(),
             has_place: false,
             handoff: Handoff::No,

@@ -328,6 +328,7 @@ impl Engine {
         // Where it goes to, the request that stands in front of its input begins anew.
         self.tours.remove(&conn.client());
         let backend = self.backend_of(conn.client());
+        self.unmeter(conn.client());
         let mut client = self.clients.remove(conn.client());
         self.moving.forget_handed_off();
         self.activity.depart(client.asked_in);
@@ -431,7 +432,7 @@ impl Engine {
         self.note_write(index);
         self.settle_write(index);
         self.leave_new(index);
-        self.update_off_fast_path(index);
+        self.meter(index);
         let is_followed = self.follow_session(index);
         if is_owed {
             self.mark_client(index);

@@ -11,6 +11,7 @@ use crate::base::id::BackendId;
 use crate::base::standing::Standing;
 use crate::downstream::acl_log::AclLog;
 use crate::downstream::notice::Notices;
+use crate::downstream::user_limits::UserLimits;
 use crate::topology::route_tree::Tree;
 
 /// It has no servers: its requests go to a [backend](crate::upstream::backend::Backend).
@@ -32,6 +33,8 @@ pub(crate) struct Listener {
     pub(crate) auth: Option<String>,
     /// Those of its configuration, or of Redis's protocol the only one there is without.
     pub(crate) users: Arc<Users>,
+    /// Those who have limits, sorted by name.
+    pub(crate) user_limits: Vec<UserLimits>,
     /// What users were denied lately, the latest first.
     pub(crate) acl_log: AclLog,
     /// A get whose server fails is a miss.
@@ -91,6 +94,7 @@ impl Listener {
             slow_after_us: u64::MAX,
             auth: None,
             users: Arc::new(Users::only_default(None)),
+            user_limits: Vec::new(),
             acl_log: AclLog::default(),
             misses: false,
             has_replicas: false,
@@ -165,6 +169,11 @@ impl Listener {
         let name = if name.is_empty() { "default" } else { name };
         let user = self.users.named(name.as_bytes()).filter(|user| user.is_on()).cloned();
         (user.is_some(), user)
+    }
+
+    /// A user's place among those who have limits.
+    pub(crate) fn limits_of(&self, name: &str) -> Option<usize> {
+        self.user_limits.binary_search_by(|user| user.options.name.as_str().cmp(name)).ok()
     }
 
     /// Who a client is that has not said so.

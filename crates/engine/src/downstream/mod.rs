@@ -16,4 +16,5 @@ pub(crate) mod shares;
 pub(crate) mod slow_clients;
 pub(crate) mod standpoints;
 pub(crate) mod upload;
+pub(crate) mod user_limits;
 pub(crate) mod window;

@@ -114,8 +114,9 @@ impl Engine {
         let key = command.single_key().and_then(|key| args.get(key));
         let (Some(key), Some((len, tail))) = (key, parser.tail()) else { return Begun::No };
         let head = Head { len, ..Head::default() };
-        // What a restricted user asks is decided about when all of it is there.
-        let is_restricted = self.clients[client].session.restricted_user().is_some();
+        // What a restricted or limited user asks is decided about when all of it is there.
+        let is_restricted = self.clients[client].session.restricted_user().is_some()
+            || self.clients[client].is_metered;
         if is_restricted || self.clients[client].modes.transaction.is_some() {
             return Begun::No;
         }
@@ -182,7 +183,8 @@ impl Engine {
         (tail, head): (Tail, Head),
         extent: Extent,
     ) -> Begun {
-        let is_restricted = self.clients[client].session.restricted_user().is_some();
+        let is_restricted = self.clients[client].session.restricted_user().is_some()
+            || self.clients[client].is_metered;
         if is_restricted || (extent.here as u64) < WRITE_MIN {
             // There is nothing to write yet, so it needs no lane: who sends little has none.
             return Begun::No;

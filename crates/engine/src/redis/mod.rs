@@ -75,6 +75,11 @@ impl Engine {
         {
             return self.refuse_command(client, command);
         }
+        if self.clients[client].is_metered
+            && let Some(plan) = self.refuse_over_quota(client, lookup)
+        {
+            return plan;
+        }
         if self.clients[client].off_fast_path
             && let Some(plan) = self.refuse_denied(client, lookup, bytes, args)
         {
@@ -381,7 +386,7 @@ impl Engine {
                 };
                 match self.authenticate(client, user, password) {
                     Ok(()) => self.say(client, b"+OK\r\n"),
-                    Err(text) => self.reply_error(client, text),
+                    Err(text) => self.reply_error(client, &text),
                 }
             }
             Local::Select => self.select(client, arg(1).unwrap_or_default()),
