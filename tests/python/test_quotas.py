@@ -115,6 +115,7 @@ def test_a_reload_changes_limits_at_once(place):
         assert "user 'ann': requests_per_second: 1 -> 100000" in gateway.reload()
         # What was used is paid for at the old price.
         wait_until(lambda: is_taken(ann, "PING"), "room")
+        time.sleep(0.2)
         ann.send(resp("PING") * 1000)
         assert replies(ann, 1000) == (1000, set())
         pools["alpha"] = {**pools["alpha"], "users": limited()}

@@ -525,6 +525,7 @@ impl Options<'_> {
                 connections_max,
                 in_flight_max,
                 over_limit,
+                key_prefix,
             } = &was;
             let called = |option: &str| format!("user '{name}': {option}");
             let key = called("requests_per_second");
@@ -533,6 +534,7 @@ impl Options<'_> {
             self.changed(&key, &SizeText(*bytes_per_second), &SizeText(is.bytes_per_second));
             self.changed(&called("connections_max"), connections_max, &is.connections_max);
             self.changed(&called("in_flight_max"), in_flight_max, &is.in_flight_max);
+            self.changed(&called("key_prefix"), key_prefix, &is.key_prefix);
             let how = |over_limit: OverLimit| match over_limit {
                 OverLimit::Error => "error",
                 OverLimit::Delay => "delay",

@@ -241,6 +241,9 @@ section! {
     UserSection {
         /// Rules as Redis's ACL has them. Required, unless they are in an `acl_file`.
         rules: RulesText = none,
+        /// What is put before all keys and channels of the user, and taken off where replies name them. Redis pools
+        /// only.
+        key_prefix: Text = none,
         /// Requests per second. A tenth of a second's may come at once. 0 is no limit, here and below.
         requests_per_second: Number<0, 10000000> = "0",
         /// Bytes per second of requests and replies together. What is larger than there is room for passes, and is
@@ -389,7 +392,7 @@ section! {
         /// `server_auth`, [or where it is](#passwords-in-files). Redis pools only.
         redis_auth: Secret<Text> = none,
         /// Users who may log in, by name, each with rules as Redis's ACL has them, `on >password ~key:*
-        /// +@read`, or with a section of rules and limits. See [users](#users).
+        /// +@read`, or with a section of rules, limits and a key prefix. See [users](#users).
         users: UserList = none,
         /// A file of users, a line for each, as Redis's `aclfile`: `user NAME rules`. See
         /// [users](#users).

@@ -326,6 +326,9 @@ pub struct UserOptions {
     /// Requests whose reply is not written yet.
     pub in_flight_max: u32,
     pub over_limit: OverLimit,
+    /// What all its keys begin with; may be empty.
+    #[serde(default)]
+    pub key_prefix: String,
 }
 
 /// What becomes of a request beyond a user's limits.
@@ -348,6 +351,7 @@ impl UserOptions {
             connections_max: 0,
             in_flight_max: 0,
             over_limit: OverLimit::Error,
+            key_prefix: String::new(),
         }
     }
 

@@ -110,6 +110,7 @@ fn read_entry(name: &At<String>, node: &Node, report: &mut Report<'_>) -> Option
         connections_max: section.connections_max.value.0 as u32,
         in_flight_max: section.in_flight_max.value.0 as u32,
         over_limit: section.over_limit.value,
+        key_prefix: section.key_prefix.as_ref().map_or_else(String::new, |it| it.value.0.clone()),
     };
     Some(UserEntry { pos, line, options })
 }
@@ -244,12 +245,39 @@ pub(crate) fn resolve(
         let complaint = Complaint::new("too many users have limits");
         report.error(pos, complaint.hint(format!("at most {LIMITED_MAX} of a pool")));
     }
+    check_prefixes(section, &options, pos, report);
     let lines: Vec<String> = users.into_values().collect();
     if !lines.is_empty() && !Users::of_lines(&lines).iter().any(|user| user.is_on()) {
         let complaint = Complaint::new("all users are off: nobody can log in");
         report.warning(pos, complaint.hint("a user is off unless its rules have \"on\""));
     }
     (lines, options)
+}
+
+/// Nobody's keys may begin like another one's.
+fn check_prefixes(
+    section: &PoolSection,
+    options: &[UserOptions],
+    pos: Pos,
+    report: &mut Report<'_>,
+) {
+    let mut prefixed: Vec<&UserOptions> =
+        options.iter().filter(|user| !user.key_prefix.is_empty()).collect();
+    if !prefixed.is_empty() && !section.redis.value.0 {
+        let complaint = Complaint::new("\"key_prefix\" is for Redis pools only");
+        report.error(pos, complaint);
+    }
+    prefixed.sort_by_key(|user| user.key_prefix.as_bytes());
+    for pair in prefixed.windows(2) {
+        let (one, other) = (pair[0], pair[1]);
+        if one.key_prefix != other.key_prefix && other.key_prefix.starts_with(&one.key_prefix) {
+            let message = format!(
+                "user \"{}\" would have keys of \"{}\", whose key_prefix begins with its own",
+                one.name, other.name
+            );
+            report.error(pos, Complaint::new(message).hint("end each with a colon, for example"));
+        }
+    }
 }
 
 /// The users of an ACL file.

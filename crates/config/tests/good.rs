@@ -433,7 +433,7 @@ fn users_are_kept_as_lines_with_hashes() {
 #[test]
 fn users_may_have_limits() {
     let rules = "redis: true, users: {bob: {rules: on nopass +@read ~a, requests_per_second: 1000, \
-                 bytes_per_second: 10mb, over_limit: delay}, ann: {rules: [on, '>two words']}}";
+                 bytes_per_second: 10mb, over_limit: delay, key_prefix: 'b:'}, ann: {rules: [on, '>two words']}}";
     let loaded = one_pool(rules);
     let pool = &loaded.snapshot.pools[0];
     assert_eq!(pool.users[1], "user bob on nopass ~a resetchannels -@all +@read");
@@ -441,6 +441,7 @@ fn users_may_have_limits() {
         requests_per_second: 1000,
         bytes_per_second: 10 << 20,
         over_limit: OverLimit::Delay,
+        key_prefix: "b:".to_owned(),
         ..UserOptions::of("bob")
     };
     assert_eq!(pool.user_options, [bob]);

@@ -13,6 +13,7 @@ use crate::base::fifo::Fifo;
 use crate::base::id::{ConnId, ListenerId, RequestId};
 use crate::base::time::Time;
 use crate::downstream::activity::Activity;
+use crate::downstream::key_prefix::KeyPrefix;
 use crate::downstream::session_modes::Modes;
 use crate::downstream::upload::Upload;
 use crate::downstream::window::UNKNOWN;
@@ -86,8 +87,6 @@ pub(crate) struct Client {
     /// Its connection is not read. One that waits for its server or for a lease is paused, but
     /// read, up to a limit.
     pub(crate) is_muted: bool,
-    /// Its user has limits: see [`crate::downstream::user_limits`].
-    pub(crate) is_metered: bool,
     pub(crate) modes: Modes,
     /// It counts for `client_connections`; who is refused for that does not.
     pub(crate) has_place: bool,
@@ -182,6 +181,8 @@ pub struct Profile {
     pub library_version: Vec<u8>,
     /// Who it has logged in as, where there are users. Only the name matters to where it moves.
     pub user: Option<Arc<User>>,
+    /// What all keys of that user begin with. Known wherever it is.
+    pub key_prefix: Option<Arc<KeyPrefix>>,
 }
 
 impl Profile {
@@ -212,6 +213,10 @@ impl Session {
         self.profile.as_ref()?.user.as_ref()
     }
 
+    pub(crate) fn key_prefix(&self) -> Option<&Arc<KeyPrefix>> {
+        self.profile.as_ref()?.key_prefix.as_ref()
+    }
+
     pub(crate) fn user_name(&self) -> &str {
         self.user().map_or("default", |user| user.name())
     }
@@ -225,7 +230,7 @@ impl Session {
     /// Bytes allocated for what the client has said of itself.
     pub(crate) fn profile_size(&self) -> usize {
         self.profile.as_deref().map_or(0, |profile| {
-            let Profile { name, library, library_version, user: _ } = profile;
+            let Profile { name, library, library_version, user: _, key_prefix: _ } = profile;
             let texts = name.capacity() + library.capacity() + library_version.capacity();
             size_of::<Profile>() + texts
         })
@@ -357,7 +362,11 @@ impl Client {
             modes.transaction.is_some() || modes.subscriber.is_some() || modes.monitor.is_some();
         let replies_oddly = self.noreply || self.skip != Skip::No;
         let is_restricted = self.session.restricted_user().is_some();
-        has_mode || self.undecided || replies_oddly || is_restricted || self.is_metered
+        has_mode
+            || self.undecided
+            || replies_oddly
+            || is_restricted
+            || self.session.key_prefix().is_some()
     }
 
     /// Whether it asks nothing more and is owed nothing.
@@ -423,7 +432,6 @@ impl Client {
             skip: Skip::No,
             off_fast_path: false,
             is_muted: false,
-            is_metered: false,
             modes: Modes::default(),
             has_place: false,
             handoff: Handoff::No,

@@ -10,6 +10,7 @@ use cashew_protocol::redis::{Clearance, CustomCommands, Definition, Policy, Rule
 use crate::base::id::BackendId;
 use crate::base::standing::Standing;
 use crate::downstream::acl_log::AclLog;
+use crate::downstream::key_prefix::KeyPrefix;
 use crate::downstream::notice::Notices;
 use crate::downstream::user_limits::UserLimits;
 use crate::topology::route_tree::Tree;
@@ -35,6 +36,8 @@ pub(crate) struct Listener {
     pub(crate) users: Arc<Users>,
     /// Those who have limits, sorted by name.
     pub(crate) user_limits: Vec<UserLimits>,
+    /// What keys of users begin with who have a prefix, sorted by their names.
+    pub(crate) key_prefixes: Vec<(String, Arc<KeyPrefix>)>,
     /// What users were denied lately, the latest first.
     pub(crate) acl_log: AclLog,
     /// A get whose server fails is a miss.
@@ -95,6 +98,7 @@ impl Listener {
             auth: None,
             users: Arc::new(Users::only_default(None)),
             user_limits: Vec::new(),
+            key_prefixes: Vec::new(),
             acl_log: AclLog::default(),
             misses: false,
             has_replicas: false,
@@ -128,6 +132,10 @@ impl Listener {
             true => Users::only_default(config.redis_auth.as_deref()),
             false => Users::of_lines(&config.users),
         });
+        let prefixed = config.user_options.iter().filter(|user| !user.key_prefix.is_empty());
+        let prefix = |prefix: &str| Arc::new(KeyPrefix(prefix.as_bytes().into()));
+        self.key_prefixes =
+            prefixed.map(|user| (user.name.clone(), prefix(&user.key_prefix))).collect();
         self.misses = config.memcached.on_failure == OnFailure::Miss;
         self.has_replicas = config.has_copies();
         self.choice = if self.has_replicas { Choice::Replicas } else { Choice::None };
@@ -169,6 +177,12 @@ impl Listener {
         let name = if name.is_empty() { "default" } else { name };
         let user = self.users.named(name.as_bytes()).filter(|user| user.is_on()).cloned();
         (user.is_some(), user)
+    }
+
+    /// What a user's keys begin with, if it has a prefix.
+    pub(crate) fn prefix_of(&self, name: &str) -> Option<&Arc<KeyPrefix>> {
+        let found = self.key_prefixes.binary_search_by(|(user, _)| user.as_str().cmp(name));
+        found.ok().map(|at| &self.key_prefixes[at].1)
     }
 
     /// A user's place among those who have limits.

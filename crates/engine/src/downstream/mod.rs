@@ -5,6 +5,7 @@ pub(crate) mod activity;
 pub(crate) mod client;
 pub(crate) mod command_policy;
 pub(crate) mod handoff;
+pub(crate) mod key_prefix;
 pub(crate) mod listener;
 pub(crate) mod notice;
 pub(crate) mod password_guessing;

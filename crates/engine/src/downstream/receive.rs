@@ -228,7 +228,7 @@ impl Engine {
                         parser.reset();
                         break;
                     }
-                    if self.clients[index].is_metered {
+                    if self.is_metered(index) {
                         self.pay_request(index, len);
                     }
                     self.end_unused_turn(index);
@@ -333,7 +333,7 @@ impl Engine {
             self.pause(index);
             return false;
         }
-        if self.clients[index].is_metered && self.awaits_quota(index) {
+        if self.is_metered(index) && self.awaits_quota(index) {
             self.pause(index);
             return false;
         }
@@ -555,7 +555,7 @@ impl Engine {
             || client.fenced
             || client.read_closed
             || client.state == State::Closing
-            || client.is_metered
+            || client.off_fast_path
             || client.output.len() != bytes;
         if concerns_more {
             return self.follow_sent(index, bytes);
@@ -569,7 +569,7 @@ impl Engine {
         let client = &mut self.clients[index];
         client.output.advance(bytes, &mut self.bufs);
         self.observe_sent(index, bytes);
-        if self.clients[index].is_metered {
+        if self.is_metered(index) {
             self.pay_sent(index, bytes);
         }
         let client = &self.clients[index];

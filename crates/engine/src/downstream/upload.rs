@@ -116,7 +116,8 @@ impl Engine {
         let head = Head { len, ..Head::default() };
         // What a restricted or limited user asks is decided about when all of it is there.
         let is_restricted = self.clients[client].session.restricted_user().is_some()
-            || self.clients[client].is_metered;
+            || self.is_metered(client)
+            || self.clients[client].session.key_prefix().is_some();
         if is_restricted || self.clients[client].modes.transaction.is_some() {
             return Begun::No;
         }
@@ -184,7 +185,8 @@ impl Engine {
         extent: Extent,
     ) -> Begun {
         let is_restricted = self.clients[client].session.restricted_user().is_some()
-            || self.clients[client].is_metered;
+            || self.is_metered(client)
+            || self.clients[client].session.key_prefix().is_some();
         if is_restricted || (extent.here as u64) < WRITE_MIN {
             // There is nothing to write yet, so it needs no lane: who sends little has none.
             return Begun::No;

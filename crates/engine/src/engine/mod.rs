@@ -348,7 +348,7 @@ impl Engine {
         self.standpoints.forget(index);
         let conn = ConnId::of_client(index, generation);
         self.leave_new(index);
-        if !self.listeners[listener].user_limits.is_empty()
+        if self.clients[index].session.user().is_some()
             && let Some(text) = self.meter_new(index)
             && admission == Admission::Welcome
         {

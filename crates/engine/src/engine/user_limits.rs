@@ -23,6 +23,12 @@ impl Engine {
         &mut self.listeners[listener].user_limits[meter.user as usize]
     }
 
+    /// Whether the client's user has limits.
+    #[inline]
+    pub(crate) fn is_metered(&self, client: ClientId) -> bool {
+        self.clients[client].off_fast_path && self.meters.get(client).is_some()
+    }
+
     /// Has the client count for its user, if that one has limits, and not for another one.
     pub(crate) fn meter(&mut self, client: ClientId) {
         self.unmeter(client);
@@ -33,7 +39,10 @@ impl Engine {
             listener.user_limits[place].enter(&self.metrics);
             self.meters.set(client, Meter { user: place as u32, in_flight: 0 });
         }
-        self.clients[client].is_metered = place.is_some();
+        let prefix = state.session.user().and_then(|user| listener.prefix_of(user.name())).cloned();
+        if self.clients[client].session.key_prefix() != prefix.as_ref() {
+            self.change_profile(client, |profile| profile.key_prefix = prefix);
+        }
         self.update_off_fast_path(client);
     }
 
@@ -54,7 +63,6 @@ impl Engine {
         if let Some(meter) = self.meters.take(client) {
             let listener = self.clients[client].listener;
             self.listeners[listener].user_limits[meter.user as usize].leave(meter, &self.metrics);
-            self.clients[client].is_metered = false;
             // Whoever has it be somebody else lets it go on.
             self.clients[client].modes.end_quota_wait();
             self.hurry_waiting(meter.in_flight > 0);
@@ -80,8 +88,13 @@ impl Engine {
             listener.user_limits = users.collect();
         }
         for client in clients {
+            let before = self.clients[client].session.key_prefix().cloned();
             self.meter(client);
             self.settle_in_flight(client);
+            if self.clients[client].session.key_prefix() != before.as_ref() {
+                // What it has begun is about other keys.
+                self.finish(client);
+            }
         }
     }
 

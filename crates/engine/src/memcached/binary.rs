@@ -46,7 +46,7 @@ impl Engine {
                         parser.reset();
                         break;
                     }
-                    if self.clients[index].is_metered {
+                    if self.is_metered(index) {
                         self.pay_request(index, len);
                     }
                     let is_copied = match plan {
@@ -226,7 +226,7 @@ impl Engine {
             self.answer_binary(client, parser, Status::UnknownCommand, text.as_bytes());
             return Plan::Done;
         }
-        if self.clients[client].is_metered
+        if self.is_metered(client)
             && !matches!(
                 opcode,
                 Opcode::Quit | Opcode::SaslList | Opcode::SaslAuth | Opcode::SaslStep

@@ -72,7 +72,7 @@ impl Engine {
                         false => self.text_request(index, parser_of, text),
                     };
                     self.fence(index, len, &plan);
-                    if self.clients[index].is_metered
+                    if self.is_metered(index)
                         && (!matches!(plan, Plan::Wait) || self.clients[index].modes.many.is_some())
                     {
                         self.pay_request(index, len);
@@ -216,7 +216,7 @@ impl Engine {
             self.clients[client].noreply = false;
             return Plan::Done;
         }
-        if self.clients[client].is_metered
+        if self.is_metered(client)
             && parser.verb() != Verb::Quit
             && let Some(why) = self.memcached_over_quota(client)
         {

@@ -18,6 +18,7 @@ pub(crate) mod script_replay;
 pub(crate) mod scripts;
 pub(crate) mod sort_patterns;
 pub(crate) mod state;
+pub(crate) mod tenant;
 pub(crate) mod transaction;
 pub(crate) mod wait_all;
 pub(crate) mod warm_up;
@@ -75,7 +76,7 @@ impl Engine {
         {
             return self.refuse_command(client, command);
         }
-        if self.clients[client].is_metered
+        if self.is_metered(client)
             && let Some(plan) = self.refuse_over_quota(client, lookup)
         {
             return plan;
@@ -85,9 +86,11 @@ impl Engine {
         {
             return plan;
         }
-        let plan = match self.listener_of(client).is_monitored {
-            true => self.plan_observed(client, lookup, bytes, args),
-            false => self.plan_redis(client, lookup, bytes, args),
+        let plan = match self.clients[client].session.key_prefix().is_some() {
+            true => self.plan_tenant(client, lookup, (bytes, args), |engine, bytes, args| {
+                engine.plan_told(client, lookup, bytes, args)
+            }),
+            false => self.plan_told(client, lookup, bytes, args),
         };
         if let Lookup::Found(command) = lookup
             && !command.access.reads()
@@ -105,6 +108,15 @@ impl Engine {
                 Plan::Done
             }
             _ => plan,
+        }
+    }
+
+    /// The plan of a request, of which monitors are told.
+    #[inline]
+    fn plan_told(&mut self, client: ClientId, lookup: Lookup, bytes: &[u8], args: &[Span]) -> Plan {
+        match self.listener_of(client).is_monitored {
+            true => self.plan_observed(client, lookup, bytes, args),
+            false => self.plan_redis(client, lookup, bytes, args),
         }
     }
 
