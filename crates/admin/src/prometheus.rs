@@ -4,7 +4,8 @@ use std::fmt::{Display, Write};
 
 use cashew_metrics::{
     ChildKind, CommandCounter, EventKind, ExportCounter, Histogram, MemberRole, PoolCounter,
-    PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId, SlotHeader, UserCounter,
+    PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId, SlotHeader, UserCounter, UserId,
+    UserStat,
 };
 
 use crate::counted;
@@ -89,6 +90,7 @@ pub(crate) fn exposition(source: &Source) -> String {
     instance(&mut text, source);
     process_stats(&mut text, source);
     pools(&mut text, source);
+    limited_users(&mut text, source);
     servers(&mut text, source);
     server_states(&mut text, source);
     groups(&mut text, source);
@@ -350,6 +352,40 @@ fn open_pools(text: &mut Exposition, source: &Source) {
     text.family(name, "gauge", "Whether all servers are used although too many are down");
     for (pool, is_open) in pools {
         text.sample(name, &label("pool", pool), u64::from(is_open));
+    }
+}
+
+/// What is told of users who have limits, of which a pool has a thousand at most.
+const LIMITED_STATS: [(&str, UserStat, &str); 4] = [
+    (
+        "cashew_user_refused_total",
+        UserStat::Refused,
+        "Requests and logins refused by the limits of a user",
+    ),
+    ("cashew_user_delayed_total", UserStat::Delayed, "Times that its clients had to wait"),
+    ("cashew_user_connections", UserStat::Connections, "Connections that are logged in as it"),
+    ("cashew_user_in_flight", UserStat::InFlight, "Its requests that are not answered yet"),
+];
+
+fn limited_users(text: &mut Exposition, source: &Source) {
+    let mut users: Vec<(String, UserId)> = Vec::new();
+    for (index, pool) in source.snapshot().pools.iter().enumerate() {
+        let id = source.layout().pool(index);
+        for (place, user) in pool.limited_users().enumerate() {
+            let labels = format!("{},{}", label("pool", &pool.name), label("user", &user.name));
+            users.push((labels, source.layout().user(id, place)));
+        }
+    }
+    if users.is_empty() {
+        return;
+    }
+    let numbers = source.total();
+    for (name, stat, help) in LIMITED_STATS {
+        text.family(name, if stat.is_gauge() { "gauge" } else { "counter" }, help);
+        source.beat();
+        for (labels, user) in &users {
+            text.sample(name, labels, numbers.user(*user, stat));
+        }
     }
 }
 

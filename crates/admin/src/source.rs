@@ -10,7 +10,7 @@ use cashew_metrics::{
     ChildKind, CommandCounter, Events, Exports, Health, Histogram, HotKeys, LastError, Layout,
     MemberRole, MemberState, PoolCounter, PoolGauge, PoolId, Ranking, Reloads, RequestRing,
     Segments, ServerCounter, ServerGauge, ServerId, ServerState, Shared, SlotHeader, SpoolState,
-    UserCounter, WallClock, monotonic_ms,
+    UserCounter, UserId, UserStat, WallClock, monotonic_ms,
 };
 use cashew_protocol::CommandClass;
 
@@ -342,6 +342,11 @@ impl Numbers<'_> {
             Some(slot) => self.segments.pool_counter(slot, pool, counter),
             None => self.segments.sum_pool_counter(pool, counter),
         }
+    }
+
+    /// Of all slots, whichever it is about.
+    pub(crate) fn user(self, user: UserId, stat: UserStat) -> u64 {
+        self.segments.sum_user(user, stat)
     }
 
     pub(crate) fn pool_gauge(self, pool: PoolId, gauge: PoolGauge) -> u64 {

@@ -288,6 +288,7 @@ fn describe(status: &Status) -> String {
     text += &describe_shards(&status.pools);
     text += &describe_groups(&status.pools);
     text += &describe_members(&status.pools);
+    text += &describe_users(&status.pools);
     text += &describe_certificates(&status.pools);
     let notes: String = status.pools.iter().map(describe_permissions).collect();
     if !notes.is_empty() {
@@ -448,6 +449,28 @@ fn describe_members(pools: &[PoolStatus]) -> String {
                 member.lag.map_or_else(|| "-".to_owned(), |lag| lag.to_string()),
                 link,
             ]
+        }));
+    }
+    if rows.len() == 1 { String::new() } else { format!("\n{}", table(&rows)) }
+}
+
+/// Users who have limits; nothing where there are none.
+fn describe_users(pools: &[PoolStatus]) -> String {
+    let header =
+        ["POOL", "USER", "REQUESTS", "BYTES", "REFUSED", "DELAYED", "CONNECTIONS", "IN FLIGHT"];
+    let mut rows = vec![row(header)];
+    for pool in pools {
+        rows.extend(pool.users.iter().map(|user| {
+            let numbers = [
+                user.requests,
+                user.bytes,
+                user.refused,
+                user.delayed,
+                user.connections,
+                user.in_flight,
+            ];
+            let names = [pool.name.clone(), user.name.clone()];
+            names.into_iter().chain(numbers.map(|number| number.to_string())).collect()
         }));
     }
     if rows.len() == 1 { String::new() } else { format!("\n{}", table(&rows)) }
@@ -646,6 +669,7 @@ mod tests {
                 command_policy: "cache".to_owned(),
                 commands_refused: 3,
                 auth_failures: 2,
+                users: Vec::new(),
                 hedges_sent: 9,
                 hedges_won: 7,
                 hedges_denied: 1,

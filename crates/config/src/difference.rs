@@ -16,8 +16,9 @@ use crate::replica_reads::SpanText;
 use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
     Affinity, CasUniques, Credentials, CustomCommand, Endpoint, Global, Hedge, IoEngine, Limits,
-    Listen, Memcached, OnFailure, Pool, Protocol, Reads, ReplicaReads, Sentinel, Server,
-    ServerAuth, ServerGroup, Snapshot, Spool, StatsFormat, Topology, TopologyState, Wire, Writes,
+    Listen, Memcached, OnFailure, OverLimit, Pool, Protocol, Reads, ReplicaReads, Sentinel, Server,
+    ServerAuth, ServerGroup, Snapshot, Spool, StatsFormat, Topology, TopologyState, UserOptions,
+    Wire, Writes,
 };
 use crate::tracing;
 use crate::users::name_of;
@@ -204,6 +205,7 @@ impl Difference {
             redis_auth,
             server_auth,
             users,
+            user_options,
             redis_db,
             memcached,
             databases,
@@ -288,6 +290,7 @@ impl Difference {
             (own(server_auth, redis_auth), own(&new.server_auth, &new.redis_auth));
         option.secret("server_auth", old_auth.as_ref(), new_auth.as_ref());
         option.users(users, &new.users);
+        option.user_options(user_options, &new.user_options);
         option.changed("redis_db", redis_db, &new.redis_db);
         option.memcached(memcached, &new.memcached);
         option.changed("databases", databases, &new.databases);
@@ -512,6 +515,39 @@ impl Options<'_> {
         let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
         for name in names {
             self.secret(&format!("user '{name}'"), old.get(name), new.get(name));
+        }
+    }
+
+    fn user_options(&mut self, old: &[UserOptions], new: &[UserOptions]) {
+        let of = |options: &[UserOptions], name: &str| {
+            let found = options.iter().find(|options| options.name == name);
+            found.cloned().unwrap_or_else(|| UserOptions::of(name))
+        };
+        let names: BTreeSet<&String> = old.iter().chain(new).map(|options| &options.name).collect();
+        for name in names {
+            let (was, is) = (of(old, name), of(new, name));
+            let UserOptions {
+                name,
+                requests_per_second,
+                bytes_per_second,
+                connections_max,
+                in_flight_max,
+                over_limit,
+                key_prefix,
+            } = &was;
+            let called = |option: &str| format!("user '{name}': {option}");
+            let key = called("requests_per_second");
+            self.changed(&key, requests_per_second, &is.requests_per_second);
+            let key = called("bytes_per_second");
+            self.changed(&key, &SizeText(*bytes_per_second), &SizeText(is.bytes_per_second));
+            self.changed(&called("connections_max"), connections_max, &is.connections_max);
+            self.changed(&called("in_flight_max"), in_flight_max, &is.in_flight_max);
+            self.changed(&called("key_prefix"), key_prefix, &is.key_prefix);
+            let how = |over_limit: OverLimit| match over_limit {
+                OverLimit::Error => "error",
+                OverLimit::Delay => "delay",
+            };
+            self.changed(&called("over_limit"), &how(*over_limit), &how(is.over_limit));
         }
     }
 
@@ -957,6 +993,19 @@ mod tests {
             (with("ann: on >a, bob: on >b, cid: on"), with("ann: on >a, bob: on >c, dan: on"));
         let expected = "pool 'alpha': user 'bob': changed\npool 'alpha': user 'cid': removed\n\
                         pool 'alpha': user 'dan': set";
+        assert_eq!(words(&old, &new), expected);
+        assert_eq!(words(&old, &old), "");
+    }
+
+    #[test]
+    fn limits_of_users_are_told() {
+        let with =
+            |ann: &str| snapshot(GLOBAL, &format!("redis: true, users: {{ann: {ann}}}, {SERVERS}"));
+        let old = with("{rules: on >a, requests_per_second: 10, bytes_per_second: 1mb}");
+        let new = with("{rules: on >a, requests_per_second: 20, over_limit: delay}");
+        let expected = "pool 'alpha': user 'ann': requests_per_second: 10 -> 20\n\
+                        pool 'alpha': user 'ann': bytes_per_second: 1mb -> 0\n\
+                        pool 'alpha': user 'ann': over_limit: error -> delay";
         assert_eq!(words(&old, &new), expected);
         assert_eq!(words(&old, &old), "");
     }

@@ -21,14 +21,14 @@ use crate::sentinel::{Addresses, SentinelAuth};
 use crate::server_auth::{ServerAuthOption, ServerSecrets};
 use crate::share::Share;
 use crate::snapshot::{
-    Affinity, CasUniques, IoEngine, KeysShown, LogFormat, OnFailure, PolicyBase, ReadYourWrites,
-    Reads, StatsFormat, Wire, Writes,
+    Affinity, CasUniques, IoEngine, KeysShown, LogFormat, OnFailure, OverLimit, PolicyBase,
+    ReadYourWrites, Reads, StatsFormat, Wire, Writes,
 };
 use crate::spool::SpoolText;
 use crate::tls::{Files, ServerTlsText, TlsText};
 use crate::tracing::{CollectorText, Headers, TracingText};
 use crate::tree::{Kind, Node};
-use crate::users::UserList;
+use crate::users::{RulesText, UserList};
 use crate::value::{
     CredentialList, FilePath, Heartbeat, Memory, Number, Servers, Size, SocketPath, StatsListen,
     Switch, Text, Timeout, Value, Workers,
@@ -238,6 +238,29 @@ section! {
 }
 
 section! {
+    /// A user.
+    UserSection {
+        /// Rules as Redis's ACL has them. Required, unless they are in an `acl_file`.
+        rules: RulesText = none,
+        /// What is put before all keys and channels of the user, and taken off where replies name them. Redis pools
+        /// only.
+        key_prefix: Text = none,
+        /// Requests per second. A tenth of a second's may come at once. 0 is no limit, here and below.
+        requests_per_second: Number<0, 10000000> = "0",
+        /// Bytes per second of requests and replies together. What is larger than there is room for passes, and is
+        /// paid for by what comes next.
+        bytes_per_second: Size<0, 1099511627776> = "0",
+        /// Connections that are logged in as the user at a time.
+        connections_max: Number<0, 2147483647> = "0",
+        /// Requests whose replies are not written yet.
+        in_flight_max: Number<0, 2147483647> = "0",
+        /// What becomes of a request beyond a limit: it gets an `error`, or the client is not read until there is
+        /// room, `delay`. Logging in beyond `connections_max` is always an error.
+        over_limit: OverLimit = "error",
+    }
+}
+
+section! {
     /// TLS towards servers.
     ServerTlsSection {
         /// A file with the authorities that sign the servers' certificates, in PEM form; without it those that the
@@ -369,8 +392,8 @@ section! {
         /// Password that clients must give and that the gateway gives to servers, unless these have a
         /// `server_auth`, [or where it is](#passwords-in-files). Redis pools only.
         redis_auth: Secret<Text> = none,
-        /// Users who may log in, by name, each with rules as Redis's ACL has them: `on >password ~key:*
-        /// +@read`. See [users](#users).
+        /// Users who may log in, by name, each with rules as Redis's ACL has them, `on >password ~key:*
+        /// +@read`, or with a section of rules, limits and a key prefix. See [users](#users).
         users: UserList = none,
         /// A file of users, a line for each, as Redis's `aclfile`: `user NAME rules`. See
         /// [users](#users).

@@ -457,7 +457,7 @@ fn resolve_section(
     let command_policy = Some(policy::resolve(section, protocol, report));
     let redis_auth = section.redis_auth.as_ref().map(|it| &it.value);
     let redis_auth = secret::resolve("redis_auth", redis_auth, context, report);
-    let users = users::resolve(section, context, report);
+    let (users, user_options) = users::resolve(section, context, report);
     let memcached = memcached(section, context, report);
     let lines = lines?;
     check_servers(name, lines, section.distribution.value, report);
@@ -494,6 +494,7 @@ fn resolve_section(
         redis_auth: redis_auth.map(|auth| auth.0),
         server_auth,
         users,
+        user_options,
         redis_db: section.redis_db.value.0 as u32,
         memcached,
         databases: databases(section),

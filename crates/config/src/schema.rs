@@ -7,7 +7,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use crate::file::{
     AccessLogSection, CommandSection, GlobalSection, GroupSection, PolicySection, PoolSection,
-    ServerGroupSection, ServerTlsSection, TlsSection, TracingSection,
+    ServerGroupSection, ServerTlsSection, TlsSection, TracingSection, UserSection,
 };
 use crate::routes::{self, RouteSection};
 use crate::section::{self, Section, prose};
@@ -57,6 +57,11 @@ pub fn server_group_table() -> String {
 /// The options of a pool's `tls`, as a Markdown table.
 pub fn tls_table() -> String {
     table::<TlsSection>()
+}
+
+/// The options of one of a pool's `users`, as a Markdown table.
+pub fn user_table() -> String {
+    table::<UserSection>()
 }
 
 /// The options of a pool's `server_tls`, as a Markdown table.

@@ -207,6 +207,9 @@ pub struct Pool {
     /// whoever has `redis_auth`, or one of memcached's `client_auth`, or everybody.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub users: Vec<String>,
+    /// What users have beyond rules, sorted by name; users that have nothing are left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub user_options: Vec<UserOptions>,
     /// Initial database of clients.
     pub redis_db: u32,
     /// Clients may select those below; if it is 1, only `redis_db`.
@@ -334,6 +337,61 @@ impl Pool {
             0 => u64::MAX,
             ms => ms.saturating_mul(1000),
         }
+    }
+}
+
+/// What a user has beyond rules. Limits are over all workers; 0 is none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UserOptions {
+    pub name: String,
+    pub requests_per_second: u32,
+    /// Of requests and replies together.
+    pub bytes_per_second: u64,
+    pub connections_max: u32,
+    /// Requests whose reply is not written yet.
+    pub in_flight_max: u32,
+    pub over_limit: OverLimit,
+    /// What all its keys begin with; may be empty.
+    #[serde(default)]
+    pub key_prefix: String,
+}
+
+/// What becomes of a request beyond a user's limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OverLimit {
+    #[default]
+    Error,
+    /// It waits.
+    Delay,
+}
+
+impl UserOptions {
+    /// Of a user who has nothing.
+    pub fn of(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            requests_per_second: 0,
+            bytes_per_second: 0,
+            connections_max: 0,
+            in_flight_max: 0,
+            over_limit: OverLimit::Error,
+            key_prefix: String::new(),
+        }
+    }
+
+    pub fn is_limited(&self) -> bool {
+        self.requests_per_second > 0
+            || self.bytes_per_second > 0
+            || self.connections_max > 0
+            || self.in_flight_max > 0
+    }
+}
+
+impl Pool {
+    /// Users who have limits: statistics know them by their place here.
+    pub fn limited_users(&self) -> impl Iterator<Item = &UserOptions> {
+        self.user_options.iter().filter(|options| options.is_limited())
     }
 }
 

@@ -5,21 +5,50 @@ use std::collections::btree_map::Entry;
 use std::path::Path;
 
 use cashew_acl::{User, Users, split_rules};
-use schemars::{Schema, json_schema};
+use schemars::{Schema, SchemaGenerator, json_schema};
 
-use crate::diagnostic::{At, Complaint, Pos, Report};
-use crate::file::PoolSection;
+use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
+use crate::file::{PoolSection, UserSection};
 use crate::resolve::Context;
+use crate::section;
+use crate::snapshot::{OverLimit, UserOptions};
 use crate::tree::{Kind, Node};
-use crate::value::Value;
+use crate::value::{Value, list_of, named};
 
 /// Most users of one pool.
 const USERS_MAX: usize = 10_000;
+/// Most of them who have limits: each has statistics of its own.
+const LIMITED_MAX: usize = 1000;
 
-/// Of each user, who is known to be right, the line that an ACL file would have, with the SHA-256
-/// of passwords only.
+const OVER_LIMITS: [&str; 2] = ["error", "delay"];
+
+impl Value for OverLimit {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        named(text, "way to keep a user within its limits", &OVER_LIMITS)
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "enum": OVER_LIMITS })
+    }
+
+    fn describe() -> String {
+        list_of(&OVER_LIMITS)
+    }
+}
+
+/// Users by name.
 #[derive(Debug)]
-pub(crate) struct UserList(BTreeMap<String, String>);
+pub(crate) struct UserList(BTreeMap<String, UserEntry>);
+
+/// What a file has of one user.
+#[derive(Clone, Debug)]
+struct UserEntry {
+    pos: Pos,
+    /// The line that an ACL file would have, known to be right, with the SHA-256 of passwords only;
+    /// `None` if it has no rules, which are in an ACL file then.
+    line: Option<String>,
+    options: UserOptions,
+}
 
 impl Value for UserList {
     fn parse(_: &str) -> Result<Self, Complaint> {
@@ -28,12 +57,13 @@ impl Value for UserList {
 
     fn schema() -> Schema {
         let text = json_schema!({ "type": "string" });
-        let rules = json_schema!({ "anyOf": [text, { "type": "array", "items": text }] });
+        let section = section::schema::<UserSection>(&mut SchemaGenerator::default());
+        let rules = json_schema!({ "anyOf": [text, { "type": "array", "items": text }, section] });
         json_schema!({ "type": "object", "maxProperties": USERS_MAX, "additionalProperties": rules })
     }
 
     fn describe() -> String {
-        "a section of names, each with rules as text or as a list".to_owned()
+        "a section of names, each with rules as text or as a list, or a section".to_owned()
     }
 
     fn read(_: &str, node: &Node, report: &mut Report<'_>) -> Option<Self> {
@@ -41,9 +71,9 @@ impl Value for UserList {
             return Self::parse("").map_err(|complaint| report.error(node.pos, complaint)).ok();
         };
         // Every user is read, so that every error is reported.
-        let read = entries.iter().map(|(name, rules)| {
-            let line = user_line(name, rules, report)?;
-            Some((name.value.clone(), line))
+        let read = entries.iter().map(|(name, node)| {
+            let entry = read_entry(name, node, report)?;
+            Some((name.value.clone(), entry))
         });
         let users: BTreeMap<_, _> = read.collect::<Vec<_>>().into_iter().collect::<Option<_>>()?;
         check_count(users.len(), node.pos, report).then_some(Self(users))
@@ -58,6 +88,55 @@ fn check_count(count: usize, pos: Pos, report: &mut Report<'_>) -> bool {
         report.error(pos, complaint.hint(format!("at most {USERS_MAX}")));
     }
     count <= USERS_MAX
+}
+
+/// A user's rules, or a section with rules and limits.
+fn read_entry(name: &At<String>, node: &Node, report: &mut Report<'_>) -> Option<UserEntry> {
+    let pos = name.pos;
+    let Kind::Section(_) = &node.kind else {
+        let options = UserOptions::of(&name.value);
+        return Some(UserEntry { pos, line: Some(user_line(name, node, report)?), options });
+    };
+    let what = format!("user \"{}\"", name.value);
+    let section: UserSection = section::read(&what, pos, node, report);
+    let line = match &section.rules {
+        Some(rules) => Some(user_line(name, &rules.value.0, report)?),
+        None => None,
+    };
+    let options = UserOptions {
+        name: name.value.clone(),
+        requests_per_second: section.requests_per_second.value.0 as u32,
+        bytes_per_second: section.bytes_per_second.value.0,
+        connections_max: section.connections_max.value.0 as u32,
+        in_flight_max: section.in_flight_max.value.0 as u32,
+        over_limit: section.over_limit.value,
+        key_prefix: section.key_prefix.as_ref().map_or_else(String::new, |it| it.value.0.clone()),
+    };
+    Some(UserEntry { pos, line, options })
+}
+
+/// Rules that have not been looked at.
+#[derive(Debug)]
+pub(crate) struct RulesText(Node);
+
+impl Value for RulesText {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        let kind = Kind::Scalar { text: text.to_owned(), plain: false };
+        Ok(Self(Node { pos: Pos::NONE, kind }))
+    }
+
+    fn schema() -> Schema {
+        let text = json_schema!({ "type": "string" });
+        json_schema!({ "anyOf": [text, { "type": "array", "items": text }] })
+    }
+
+    fn describe() -> String {
+        "rules as text or as a list".to_owned()
+    }
+
+    fn read(_: &str, node: &Node, _: &mut Report<'_>) -> Option<Self> {
+        Some(Self(node.clone()))
+    }
 }
 
 /// A user's rules, in one text or in a list.
@@ -108,39 +187,97 @@ fn user_line(name: &At<String>, node: &Node, report: &mut Report<'_>) -> Option<
     }
 }
 
-/// The users of a pool as lines of an ACL file, sorted by name; none if it has no users of its own.
+/// The users of a pool as lines of an ACL file, and those that have more than rules, both sorted by
+/// name; none if it has no users of its own.
 pub(crate) fn resolve(
     section: &PoolSection,
     context: &Context<'_>,
     report: &mut Report<'_>,
-) -> Vec<String> {
+) -> (Vec<String>, Vec<UserOptions>) {
     let given = section.users.as_ref().map(|users| (users.pos, "users"));
     let file = section.acl_file.as_ref().map(|file| (file.pos, "acl_file"));
-    let Some((pos, key)) = given.or(file) else { return Vec::new() };
-    if given.is_some() && file.is_some() {
-        let complaint = Complaint::new("a pool has \"users\" or an \"acl_file\", not both");
-        report.error(pos, complaint);
-    }
+    let Some((pos, key)) = given.or(file) else { return (Vec::new(), Vec::new()) };
     if section.client_auth.is_some() {
         let complaint =
             Complaint::new(format!("a pool has \"client_auth\" or \"{key}\", not both"));
         report.error(pos, complaint.hint("users log in with the same protocols"));
     }
-    let mut users =
-        section.users.as_ref().map_or_else(BTreeMap::new, |users| users.value.0.clone());
+    let entries = section.users.as_ref().map_or_else(BTreeMap::new, |users| users.value.0.clone());
+    let mut users: BTreeMap<String, String> = BTreeMap::new();
     if let Some(file) = &section.acl_file {
+        if let Some((pos, _)) = given
+            && entries.values().any(|entry| entry.line.is_some())
+        {
+            let complaint =
+                Complaint::new("a pool has rules in \"users\" or in an \"acl_file\", not both");
+            report.error(pos, complaint.hint("users of the file may have limits in \"users\""));
+        }
         users.extend(read_file(&file.value.0, file.pos, context, report));
+    }
+    for (name, entry) in &entries {
+        match &entry.line {
+            Some(line) => {
+                users.insert(name.clone(), line.clone());
+            }
+            None if section.acl_file.is_none() => {
+                let complaint = Complaint::new(format!("user \"{name}\" has no rules"));
+                report.error(entry.pos, complaint.hint("expected \"rules\", or an \"acl_file\""));
+            }
+            None if !users.contains_key(name) && !users.is_empty() => {
+                let similar = nearest(name, users.keys().map(String::as_str))
+                    .map_or_else(String::new, |name| format!("; did you mean \"{name}\"?"));
+                let message = format!("the \"acl_file\" has no user \"{name}\"{similar}");
+                report.error(entry.pos, Complaint::new(message));
+            }
+            None => {}
+        }
     }
     // A pool without users would be open to all.
     if users.is_empty() {
         report.error(pos, Complaint::new(format!("option \"{key}\" has no users")));
     }
+    let options: Vec<UserOptions> = entries
+        .into_values()
+        .map(|entry| entry.options)
+        .filter(|options| *options != UserOptions::of(&options.name))
+        .collect();
+    if options.iter().filter(|options| options.is_limited()).count() > LIMITED_MAX {
+        let complaint = Complaint::new("too many users have limits");
+        report.error(pos, complaint.hint(format!("at most {LIMITED_MAX} of a pool")));
+    }
+    check_prefixes(section, &options, pos, report);
     let lines: Vec<String> = users.into_values().collect();
     if !lines.is_empty() && !Users::of_lines(&lines).iter().any(|user| user.is_on()) {
         let complaint = Complaint::new("all users are off: nobody can log in");
         report.warning(pos, complaint.hint("a user is off unless its rules have \"on\""));
     }
-    lines
+    (lines, options)
+}
+
+/// Nobody's keys may begin like another one's.
+fn check_prefixes(
+    section: &PoolSection,
+    options: &[UserOptions],
+    pos: Pos,
+    report: &mut Report<'_>,
+) {
+    let mut prefixed: Vec<&UserOptions> =
+        options.iter().filter(|user| !user.key_prefix.is_empty()).collect();
+    if !prefixed.is_empty() && !section.redis.value.0 {
+        let complaint = Complaint::new("\"key_prefix\" is for Redis pools only");
+        report.error(pos, complaint);
+    }
+    prefixed.sort_by_key(|user| user.key_prefix.as_bytes());
+    for pair in prefixed.windows(2) {
+        let (one, other) = (pair[0], pair[1]);
+        if one.key_prefix != other.key_prefix && other.key_prefix.starts_with(&one.key_prefix) {
+            let message = format!(
+                "user \"{}\" would have keys of \"{}\", whose key_prefix begins with its own",
+                one.name, other.name
+            );
+            report.error(pos, Complaint::new(message).hint("end each with a colon, for example"));
+        }
+    }
 }
 
 /// The users of an ACL file.

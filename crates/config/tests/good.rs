@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use cashew_config::snapshot::{
     Affinity, CommandKeys, CommandPolicy, CustomCommand, Endpoint, Global, IoEngine, Limits,
-    Listen, LogFormat, PolicyBase, Pool, Protocol, Server, ServerAuth, Snapshot, StatsFormat,
-    Topology, TopologyState,
+    Listen, LogFormat, OverLimit, PolicyBase, Pool, Protocol, Server, ServerAuth, Snapshot,
+    StatsFormat, Topology, TopologyState, UserOptions,
 };
 use cashew_config::{Context, Difference, Loaded, SecretFile, from_json, parse, to_json};
 use cashew_placement::{Distribution, Hash, HashTag};
@@ -57,6 +57,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         redis_auth: None,
         server_auth: ServerAuth::default(),
         users: Vec::new(),
+        user_options: Vec::new(),
         memcached: Default::default(),
         redis_db: 0,
         databases: 16,
@@ -429,6 +430,24 @@ fn users_are_kept_as_lines_with_hashes() {
     assert!(!String::from_utf8_lossy(&to_json(&loaded.snapshot)).contains("two words"));
     assert_eq!(from_json(&to_json(&loaded.snapshot)).unwrap(), loaded.snapshot);
     assert_eq!(one_pool("redis: true").snapshot.pools[0].users, [""; 0]);
+}
+
+#[test]
+fn users_may_have_limits() {
+    let rules = "redis: true, users: {bob: {rules: on nopass +@read ~a, requests_per_second: 1000, \
+                 bytes_per_second: 10mb, over_limit: delay, key_prefix: 'b:'}, ann: {rules: [on, '>two words']}}";
+    let loaded = one_pool(rules);
+    let pool = &loaded.snapshot.pools[0];
+    assert_eq!(pool.users[1], "user bob on nopass ~a resetchannels -@all +@read");
+    let bob = UserOptions {
+        requests_per_second: 1000,
+        bytes_per_second: 10 << 20,
+        over_limit: OverLimit::Delay,
+        key_prefix: "b:".to_owned(),
+        ..UserOptions::of("bob")
+    };
+    assert_eq!(pool.user_options, [bob]);
+    assert_eq!(from_json(&to_json(&loaded.snapshot)).unwrap(), loaded.snapshot);
 }
 
 #[test]

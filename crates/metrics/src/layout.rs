@@ -1,15 +1,16 @@
 //! Where in a slot's segment each number lies.
 //!
-//! First comes what all slots share, a page, the [states](crate::ServerState) of all servers, a word for each pool
-//! and, where a pool's servers are copies, marks of writes, padded to whole pages, then the segments of [`SLOTS_MAX`] slots, then one for the
+//! First comes what all slots share, a page, the [states](crate::ServerState) of all servers, a word for each pool,
+//! the buckets of [users](crate::UserId) with limits and, where a pool's servers are copies, marks of writes, padded to whole pages, then the segments of [`SLOTS_MAX`] slots, then one for the
 //! [board](crate::Board).
 //!
 //! A segment is, in words of 8 bytes: a header; then per pool its counters, gauges and histogram,
 //! followed by the same for each of its servers; then the void, a pool and a server that are never
-//! shown; then the audience; then per pool, the void included, its [details](detail). It is padded to whole pages,
-//! so that workers share no cache line. With histograms of 9 KiB a segment takes
-//! `73856 + (pools + 1) * (9592 + 49408) + (servers + 1) * 9456` bytes; a pool with `command_stats` takes 148224 more,
-//! 9264 for each of its prefixes, and 40 for each of its users. Only touched pages are ever allocated.
+//! shown; then the audience; then per pool, the void included, its [details](detail); then what users with limits use
+//! of them. It is padded to whole pages, so that workers share no cache line. With histograms of 9 KiB a segment takes
+//! `73856 + (pools + 1) * (9592 + 49408) + (servers + 1) * 9456 + (limited users + 1) * 48` bytes; a pool with
+//! `command_stats` takes 148224 more, 9264 for each of its prefixes, and 40 for each of its users. Only touched pages
+//! are ever allocated.
 
 use std::ops::Range;
 
@@ -22,6 +23,7 @@ use crate::hot;
 use crate::ids::{CommandCounter, PoolCounter, PoolGauge, ServerCounter, ServerGauge, UserCounter};
 use crate::overlaps;
 use crate::server_state;
+use crate::users::{self, UserId, UserStat};
 
 /// Raised whenever the same snapshot would be laid out differently, or a number changes its
 /// meaning.
@@ -119,6 +121,8 @@ pub struct PoolId {
     users: u32,
     /// Among the words that the master writes, of which there is one for each pool.
     opened: u32,
+    /// The number of its first user with limits among those of all pools.
+    limited: u32,
 }
 
 /// A server's place in every segment of one layout.
@@ -173,6 +177,10 @@ pub struct Layout {
     audience: u32,
     /// Servers of all pools.
     servers: u32,
+    /// Where the words of the first user with limits are; those of the others follow, and the void's.
+    user_stats: u32,
+    /// Users with limits of all pools.
+    limited: u32,
     /// Words for marks of writes.
     overlaps: usize,
     slot_words: usize,
@@ -190,6 +198,8 @@ struct PoolLayout {
     servers: usize,
     /// The number of its first server among those of all pools.
     first_server: u32,
+    /// The same of its users with limits.
+    first_limited: u32,
 }
 
 impl Layout {
@@ -200,6 +210,7 @@ impl Layout {
         let mut end = header::WORDS;
         let mut pools = Vec::with_capacity(snapshot.pools.len());
         let mut servers: u32 = 0;
+        let mut limited: u32 = 0;
         for pool in &snapshot.pools {
             let base = u32::try_from(end).expect("a segment has at most 2^32 words");
             let count = pool.servers.len();
@@ -211,7 +222,9 @@ impl Layout {
                 users: pool.user_rows().len(),
                 servers: count,
                 first_server: servers,
+                first_limited: limited,
             });
+            limited += pool.limited_users().count() as u32;
             servers += u32::try_from(count).expect("a segment has at most 2^32 words");
             end += POOL_WORDS + pool.servers.len() * SERVER_WORDS;
         }
@@ -228,6 +241,8 @@ impl Layout {
         }
         let void_detail = u32::try_from(end).expect("a segment has at most 2^32 words");
         end += detail::words(false, 0);
+        let user_stats = u32::try_from(end).expect("a segment has at most 2^32 words");
+        end += (limited as usize + 1) * UserStat::WORDS;
         assert!(u32::try_from(end).is_ok(), "a segment has at most 2^32 words");
         let slot_words = end.next_multiple_of(PAGE_WORDS);
         let has_copies = snapshot.pools.iter().any(|pool| pool.writes_to_all());
@@ -240,6 +255,8 @@ impl Layout {
             void_detail,
             audience,
             servers,
+            user_stats,
+            limited,
             overlaps,
             slot_words,
             fingerprint,
@@ -258,8 +275,31 @@ impl Layout {
 
     /// Where writes leave their marks, among what all slots share.
     pub(crate) fn overlaps(&self) -> Range<usize> {
-        let start = self.opened(self.pools.len()) as usize + 1;
+        let start = self.shared(UserId { number: self.limited }).end;
         start..start + self.overlaps
+    }
+
+    /// Where a user's buckets are, among what all slots share.
+    pub(crate) fn shared(&self, user: UserId) -> Range<usize> {
+        let start = self.opened(self.pools.len()) as usize + 1;
+        let start = start + user.number as usize * users::SHARED_WORDS;
+        start..start + users::SHARED_WORDS
+    }
+
+    /// Where it is counted in a slot what a user uses.
+    pub(crate) fn user_stats(&self, user: UserId) -> Range<usize> {
+        let start = self.user_stats as usize + user.number as usize * UserStat::WORDS;
+        start..start + UserStat::WORDS
+    }
+
+    /// A user by its place among those of its pool that have limits. Of a pool that the snapshot no
+    /// longer has there is only the void's.
+    pub fn user(&self, pool: PoolId, user: usize) -> UserId {
+        UserId { number: self.limited.min(pool.limited.saturating_add(user as u32)) }
+    }
+
+    pub(crate) fn users(&self) -> impl Iterator<Item = UserId> {
+        (0..self.limited).map(|number| UserId { number })
     }
 
     /// Where it is told when a pool opened; the void's comes last, and behind the states of servers, of
@@ -272,10 +312,11 @@ impl Layout {
     fn pool_id(&self, pool: usize, base: u32, detail: u32) -> PoolId {
         let words = self.pools.get(pool).map(|it| detail::words(it.has_commands, it.prefixes));
         let users = detail + words.unwrap_or_default() as u32;
-        PoolId { base, detail, users, opened: self.opened(pool) }
+        let limited = self.pools.get(pool).map_or(self.limited, |pool| pool.first_limited);
+        PoolId { base, detail, users, opened: self.opened(pool), limited }
     }
 
-    /// A digest of the pools and servers, by name and order, of their statistics, and of whether any are copies.
+    /// A digest of the pools, servers and users with limits, by name and order, of their statistics, and of whether any are copies.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
@@ -344,8 +385,12 @@ impl Layout {
 fn fingerprint(snapshot: &Snapshot, overlaps: usize) -> u64 {
     let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
     let sizes = [POOL_GAUGES, POOL_HISTOGRAM, SERVER_GAUGES, SERVER_HISTOGRAM, histogram::WORDS];
-    for size in sizes.into_iter().chain([detail::PREFIXES, detail::PART_WORDS, detail::USER_WORDS])
-    {
+    for size in sizes.into_iter().chain([
+        detail::PREFIXES,
+        detail::PART_WORDS,
+        detail::USER_WORDS,
+        UserStat::WORDS,
+    ]) {
         hash.number(size);
     }
     hash.number(overlaps);
@@ -361,6 +406,10 @@ fn fingerprint(snapshot: &Snapshot, overlaps: usize) -> u64 {
         hash.number(pool.servers.len());
         for server in &pool.servers {
             hash.text(&server.name);
+        }
+        hash.number(pool.limited_users().count());
+        for user in pool.limited_users() {
+            hash.text(&user.name);
         }
     }
     hash.0
@@ -437,7 +486,7 @@ mod tests {
         assert_eq!((POOL_WORDS * 8, SERVER_WORDS * 8, header::WORDS * 8), (9592, 9456, 128));
         let layout = Layout::new(&snapshot(&[("a", &["x", "y"]), ("bb", &["x"])]));
         let bytes: usize = 128 + (2 + 1) * 9592 + (3 + 1) * 9456;
-        let bytes = bytes + audience::WORDS * 8 + (2 + 1) * 49_408;
+        let bytes = bytes + audience::WORDS * 8 + (2 + 1) * 49_408 + 48;
         assert_eq!(audience::WORDS * 8, 73_728);
         assert_eq!((detail::words(false, 0) * 8, detail::PART_WORDS * 8), (49_408, 9264));
         assert_eq!((detail::words(true, 0) - detail::words(false, 0)) * 8, 148_224);

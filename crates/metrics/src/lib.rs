@@ -36,6 +36,7 @@ mod requests;
 mod segments;
 mod server_state;
 mod shared;
+mod users;
 mod writer;
 
 #[cfg(test)]
@@ -65,4 +66,5 @@ pub use server_state::{Cause, Evidence, Health, LastError, ServerState, SpoolSta
 pub use shared::{
     ChildKind, FAILURE_MAX, LastReload, PAUSES_MAX, Pause, QUOTAS_MAX, Reloads, Shared,
 };
+pub use users::{Rate, UserId, UserStat};
 pub use writer::Writer;

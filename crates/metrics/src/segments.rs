@@ -26,6 +26,7 @@ use crate::layout::{
 use crate::mapping::{Mapping, View};
 use crate::overlaps::Overlaps;
 use crate::server_state::{LastError, ServerState, SharedState, SpoolState};
+use crate::users::{Bucket, Rate, UserId, UserStat};
 use crate::{Histogram, Writer};
 
 /// Segments behind those of the slots.
@@ -383,6 +384,16 @@ impl Segments {
         SharedState(&self.common()[server.state()])
     }
 
+    pub(crate) fn bucket(&self, user: UserId, rate: Rate) -> Bucket<'_> {
+        Bucket(&self.common()[self.layout.shared(user)][rate as usize])
+    }
+
+    /// What a user with limits uses, over all workers.
+    pub fn sum_user(&self, user: UserId, stat: UserStat) -> u64 {
+        let at = self.layout.user_stats(user).start + stat as usize;
+        self.sum(|slot| self.word(slot, at))
+    }
+
     pub(crate) fn overlaps(&self) -> Overlaps<'_> {
         Overlaps(&self.common()[self.layout.overlaps()])
     }
@@ -515,6 +526,10 @@ impl Segments {
         self.audience(slot).clear();
         for pool in self.layout.pools() {
             clear(pool.base() + POOL_GAUGES, pool.base() + POOL_HISTOGRAM);
+        }
+        for user in self.layout.users() {
+            let stats = self.layout.user_stats(user);
+            clear(stats.start + UserStat::GAUGES, stats.end);
         }
         for server in self.layout.servers() {
             clear(server.base() + SERVER_GAUGES, server.base() + SERVER_HISTOGRAM);

@@ -20,6 +20,7 @@ use crate::layout::{
 use crate::mapping::View;
 use crate::overlaps::{WriteKind, WriteLane, WriteStamp};
 use crate::server_state::{Evidence, LastError, ServerState, StateChange};
+use crate::users::{Rate, UserId, UserStat};
 use crate::{Attempts, Histogram, Segments};
 
 /// Writes the numbers of one slot.
@@ -151,6 +152,35 @@ impl Writer {
     /// That one may be any worker's. The write must have begun with the same segments.
     pub fn has_overlap(&self, stamp: &WriteStamp) -> bool {
         self.segments.overlaps().has_overlap(stamp)
+    }
+
+    /// See [`Layout::user`].
+    pub fn user(&self, pool: PoolId, user: usize) -> UserId {
+        self.segments.layout().user(pool, user)
+    }
+
+    pub fn add_limited(&self, user: UserId, stat: UserStat, n: u64) {
+        self.add(self.segments.layout().user_stats(user).start + stat as usize, n);
+    }
+
+    pub fn set_user(&self, user: UserId, stat: UserStat, value: u64) {
+        self.set(self.segments.layout().user_stats(user).start + stat as usize, value);
+    }
+
+    /// Over all workers.
+    pub fn sum_user(&self, user: UserId, stat: UserStat) -> u64 {
+        self.segments.sum_user(user, stat)
+    }
+
+    /// How many microseconds it is until a user may have more; 0 if it may now. Time is that of the
+    /// monotonic clock, as for all workers.
+    pub fn quota_wait_us(&self, user: UserId, rate: Rate, now_us: u64) -> u64 {
+        self.segments.bucket(user, rate).wait_us(now_us)
+    }
+
+    /// A user has had so much.
+    pub fn take_quota(&self, user: UserId, rate: Rate, count: u64, per_second: u64, now_us: u64) {
+        self.segments.bucket(user, rate).take(count, per_second, now_us);
     }
 
     /// Over all workers.

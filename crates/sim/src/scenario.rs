@@ -731,6 +731,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         tcp_quickack: false,
         reuseport: false,
         users: Vec::new(),
+        user_options: Vec::new(),
         redis_auth: (is_redis && random.percent(25)).then(|| "secret word".to_owned()),
         server_auth: ServerAuth::default(),
         memcached: Memcached {

@@ -60,7 +60,7 @@ pub use rehearsal::{Rehearsal, rehearse};
 pub use status::{
     AccessLogStatus, AdminStatus, CertificateStatus, GroupStatus, MemberStatus, Outcome,
     PoolStatus, SentinelStatus, ServerStatus, ShardStatus, Status, SwitchStatus, TracingStatus,
-    WorkerStatus,
+    UserStatus, WorkerStatus,
 };
 pub use trial::{Program, Verdict};
 

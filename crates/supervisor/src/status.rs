@@ -90,6 +90,22 @@ pub struct AdminStatus {
     pub restarts: u64,
 }
 
+/// What a user with limits uses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct UserStatus {
+    pub name: String,
+    pub requests: u64,
+    /// Of requests and replies.
+    pub bytes: u64,
+    /// Requests and logins beyond its limits.
+    pub refused: u64,
+    /// How often its clients had to wait.
+    pub delayed: u64,
+    pub connections: u64,
+    pub in_flight: u64,
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PoolStatus {
@@ -115,6 +131,8 @@ pub struct PoolStatus {
     pub commands_refused: u64,
     /// Attempts to log in with a wrong password.
     pub auth_failures: u64,
+    /// Those of the users with limits who have asked most.
+    pub users: Vec<UserStatus>,
     /// Reads that were sent to a second server, those that it answered first, and those that were not sent
     /// since the budget was spent.
     pub hedges_sent: u64,

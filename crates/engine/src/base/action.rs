@@ -186,16 +186,19 @@ pub enum Notice {
     WrongPassword,
     /// Spoke HTTP: it may be a browser that somebody sends requests with.
     Http,
+    /// Asked more than its user may, by the number of that among the users with limits.
+    OverQuota { user: u32 },
 }
 
 impl Notice {
-    pub(crate) const KINDS: usize = 3;
+    pub(crate) const KINDS: usize = 4;
 
     pub(crate) fn kind(self) -> usize {
         match self {
             Self::Refused { .. } => 0,
             Self::WrongPassword => 1,
             Self::Http => 2,
+            Self::OverQuota { .. } => 3,
         }
     }
 }

@@ -37,6 +37,8 @@ pub(crate) enum Timer {
         client: ClientId,
         generation: u32,
     },
+    /// Users may have room for requests.
+    UserLimits,
     Housekeeping,
 }
 

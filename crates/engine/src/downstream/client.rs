@@ -13,6 +13,7 @@ use crate::base::fifo::Fifo;
 use crate::base::id::{ConnId, ListenerId, RequestId};
 use crate::base::time::Time;
 use crate::downstream::activity::Activity;
+use crate::downstream::key_prefix::KeyPrefix;
 use crate::downstream::session_modes::Modes;
 use crate::downstream::totals::Totals;
 use crate::downstream::upload::Upload;
@@ -185,6 +186,8 @@ pub struct Profile {
     pub library_version: Vec<u8>,
     /// Who it has logged in as, where there are users. Only the name matters to where it moves.
     pub user: Option<Arc<User>>,
+    /// What all keys of that user begin with. Known wherever it is.
+    pub key_prefix: Option<Arc<KeyPrefix>>,
 }
 
 impl Profile {
@@ -215,6 +218,10 @@ impl Session {
         self.profile.as_ref()?.user.as_ref()
     }
 
+    pub(crate) fn key_prefix(&self) -> Option<&Arc<KeyPrefix>> {
+        self.profile.as_ref()?.key_prefix.as_ref()
+    }
+
     pub(crate) fn user_name(&self) -> &str {
         self.user().map_or("default", |user| user.name())
     }
@@ -228,7 +235,7 @@ impl Session {
     /// Bytes allocated for what the client has said of itself.
     pub(crate) fn profile_size(&self) -> usize {
         self.profile.as_deref().map_or(0, |profile| {
-            let Profile { name, library, library_version, user: _ } = profile;
+            let Profile { name, library, library_version, user: _, key_prefix: _ } = profile;
             let texts = name.capacity() + library.capacity() + library_version.capacity();
             size_of::<Profile>() + texts
         })
@@ -361,7 +368,11 @@ impl Client {
             modes.transaction.is_some() || modes.subscriber.is_some() || modes.monitor.is_some();
         let replies_oddly = self.noreply || self.skip != Skip::No;
         let is_restricted = self.session.restricted_user().is_some();
-        has_mode || self.undecided || replies_oddly || is_restricted
+        has_mode
+            || self.undecided
+            || replies_oddly
+            || is_restricted
+            || self.session.key_prefix().is_some()
     }
 
     /// Whether it asks nothing more and is owed nothing.

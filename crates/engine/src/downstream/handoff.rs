@@ -332,6 +332,7 @@ impl Engine {
         self.tours.remove(&conn.client());
         let backend = self.backend_of(conn.client());
         self.publish_user(conn.client());
+        self.unmeter(conn.client());
         let mut client = self.clients.remove(conn.client());
         self.moving.forget_handed_off();
         self.activity.depart(client.asked_in);
@@ -439,7 +440,7 @@ impl Engine {
         self.note_write(index);
         self.settle_write(index);
         self.leave_new(index);
-        self.update_off_fast_path(index);
+        self.meter(index);
         let is_followed = self.follow_session(index);
         if is_owed {
             self.mark_client(index);

@@ -11,7 +11,9 @@ use crate::base::command_stats::PrefixNumber;
 use crate::base::id::BackendId;
 use crate::base::standing::Standing;
 use crate::downstream::acl_log::AclLog;
+use crate::downstream::key_prefix::KeyPrefix;
 use crate::downstream::notice::Notices;
+use crate::downstream::user_limits::UserLimits;
 use crate::topology::route_tree::Tree;
 
 /// It has no servers: its requests go to a [backend](crate::upstream::backend::Backend).
@@ -38,6 +40,10 @@ pub(crate) struct Listener {
     pub(crate) auth: Option<String>,
     /// Those of its configuration, or of Redis's protocol the only one there is without.
     pub(crate) users: Arc<Users>,
+    /// Those who have limits, sorted by name.
+    pub(crate) user_limits: Vec<UserLimits>,
+    /// What keys of users begin with who have a prefix, sorted by their names.
+    pub(crate) key_prefixes: Vec<(String, Arc<KeyPrefix>)>,
     /// What users were denied lately, the latest first.
     pub(crate) acl_log: AclLog,
     /// A get whose server fails is a miss.
@@ -100,6 +106,8 @@ impl Listener {
             slow_after_us: u64::MAX,
             auth: None,
             users: Arc::new(Users::only_default(None)),
+            user_limits: Vec::new(),
+            key_prefixes: Vec::new(),
             acl_log: AclLog::default(),
             misses: false,
             has_replicas: false,
@@ -136,6 +144,10 @@ impl Listener {
             true => Users::only_default(config.redis_auth.as_deref()),
             false => Users::of_lines(&config.users),
         });
+        let prefixed = config.user_options.iter().filter(|user| !user.key_prefix.is_empty());
+        let prefix = |prefix: &str| Arc::new(KeyPrefix(prefix.as_bytes().into()));
+        self.key_prefixes =
+            prefixed.map(|user| (user.name.clone(), prefix(&user.key_prefix))).collect();
         self.misses = config.memcached.on_failure == OnFailure::Miss;
         self.has_replicas = config.has_copies();
         self.choice = if self.has_replicas { Choice::Replicas } else { Choice::None };
@@ -191,6 +203,17 @@ impl Listener {
         let name = if name.is_empty() { "default" } else { name };
         let user = self.users.named(name.as_bytes()).filter(|user| user.is_on()).cloned();
         (user.is_some(), user)
+    }
+
+    /// What a user's keys begin with, if it has a prefix.
+    pub(crate) fn key_prefix_of(&self, name: &str) -> Option<&Arc<KeyPrefix>> {
+        let found = self.key_prefixes.binary_search_by(|(user, _)| user.as_str().cmp(name));
+        found.ok().map(|at| &self.key_prefixes[at].1)
+    }
+
+    /// A user's place among those who have limits.
+    pub(crate) fn limits_of(&self, name: &str) -> Option<usize> {
+        self.user_limits.binary_search_by(|user| user.options.name.as_str().cmp(name)).ok()
     }
 
     /// Who a client is that has not said so.

@@ -236,6 +236,9 @@ impl Engine {
                         parser.reset();
                         break;
                     }
+                    if self.is_metered(index) {
+                        self.pay_request(index, len);
+                    }
                     self.end_unused_turn(index);
                     if self.clients[index].skip != Skip::No {
                         self.advance_skip(index);
@@ -346,6 +349,10 @@ impl Engine {
             self.pause(index);
             return false;
         }
+        if self.is_metered(index) && self.awaits_quota(index) {
+            self.pause(index);
+            return false;
+        }
         self.widen(index);
         self.clients[index].fenced = false;
         true
@@ -388,6 +395,7 @@ impl Engine {
                 && client.modes.ending.is_none())
             || matches!(client.modes.turn, Turn::Waits | Turn::HeldBack)
             || client.modes.slowed_until.is_some()
+            || client.modes.awaits_quota
             || (client.fenced && client.requests > 0)
             || (client.requests >= client.window
                 && u32::from(client.requests) >= self.pipeline_max(index))
@@ -578,6 +586,7 @@ impl Engine {
             self.mark_client(index);
             self.unblock(index);
             if is_off_fast_path {
+                self.settle_in_flight(index);
                 self.release_held(index);
             }
         }
@@ -595,6 +604,7 @@ impl Engine {
             || client.fenced
             || client.read_closed
             || client.state == State::Closing
+            || client.off_fast_path
             || client.output.len() != bytes;
         if concerns_more {
             return self.follow_sent(index, bytes);
@@ -608,6 +618,9 @@ impl Engine {
         let client = &mut self.clients[index];
         client.output.advance(bytes, &mut self.bufs);
         self.observe_sent(index, bytes);
+        if self.is_metered(index) {
+            self.pay_sent(index, bytes);
+        }
         let client = &self.clients[index];
         let (is_finished, is_fenced) = (client.is_finished(), client.fenced);
         if client.paused {
@@ -672,6 +685,7 @@ impl Engine {
             return;
         }
         let conn = self.client_conn(index);
+        self.unmeter(index);
         self.leave_line(index);
         if !self.tours.is_empty() {
             self.tours.remove(&index);

@@ -4,6 +4,7 @@
 //! The latter two decide which lanes its requests take. They change only while it is owed nothing,
 //! as what follows must not overtake what is on its way.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use cashew_acl::User;
@@ -28,6 +29,7 @@ const DIALECT_REFUSED_MS: u64 = 60_000;
 
 const NO_PASSWORD: &str = "ERR AUTH <password> called without any password configured for the \
                            default user. Are you sure your configuration is correct?";
+const WRONG_PASSWORD: &str = "WRONGPASS invalid username-password pair or user is disabled.";
 const NO_PROTO: &str = "NOPROTO unsupported protocol version";
 pub(crate) const NO_VARIANT: &str =
     "ERR too many databases are in use through this gateway at the moment";
@@ -60,14 +62,14 @@ impl Engine {
         client: ClientId,
         user: Option<&[u8]>,
         password: &[u8],
-    ) -> Result<(), &'static str> {
+    ) -> Result<(), Cow<'static, str>> {
         let listener = self.clients[client].listener;
         if self.listeners[listener].has_users() {
             return self.log_in(client, user, password);
         }
         let right = match (&self.listeners[listener].auth, user) {
             (None, None) => {
-                return Err(NO_PASSWORD);
+                return Err(NO_PASSWORD.into());
             }
             (None, Some(user)) => user == b"default",
             (Some(expected), user) => {
@@ -81,7 +83,7 @@ impl Engine {
             Ok(())
         } else {
             self.wrong_password(client);
-            Err("WRONGPASS invalid username-password pair or user is disabled.")
+            Err(WRONG_PASSWORD.into())
         }
     }
 
@@ -92,21 +94,24 @@ impl Engine {
         client: ClientId,
         user: Option<&[u8]>,
         password: &[u8],
-    ) -> Result<(), &'static str> {
+    ) -> Result<(), Cow<'static, str>> {
         let users = &self.listener_of(client).users;
         if user.is_none() && users.open_default().is_some() {
-            return Err(NO_PASSWORD);
+            return Err(NO_PASSWORD.into());
         }
         let name = user.unwrap_or(b"default");
         match users.authenticate(name, password).cloned() {
-            Some(user) => {
-                self.become_user(client, Some(user));
-                Ok(())
-            }
+            Some(user) => match self.refused_login(client, user.name()) {
+                Some(text) => Err(format!("ERR {text}").into()),
+                None => {
+                    self.become_user(client, Some(user));
+                    Ok(())
+                }
+            },
             None => {
                 self.note_denial(client, "auth", b"AUTH", name);
                 self.wrong_password(client);
-                Err("WRONGPASS invalid username-password pair or user is disabled.")
+                Err(WRONG_PASSWORD.into())
             }
         }
     }
@@ -123,6 +128,7 @@ impl Engine {
             // What it did before was done by whom it was.
             self.publish_user(client);
             self.change_profile(client, |profile| profile.user = user);
+            self.meter(client);
         }
     }
 
@@ -209,7 +215,7 @@ impl Engine {
         if let Some((user, password)) = hello.user
             && let Err(text) = self.authenticate(client, Some(user), password)
         {
-            return self.reply_error(client, text);
+            return self.reply_error(client, &text);
         }
         if !self.clients[client].session.authenticated {
             return self.reply_error(

@@ -36,6 +36,8 @@ pub(crate) struct Rare {
     pub(crate) ending: Option<Ending>,
     /// It may ask nothing before: see [`crate::downstream::password_guessing`].
     pub(crate) slowed_until: Option<Time>,
+    /// It waits until its user may ask more.
+    pub(crate) awaits_quota: bool,
 }
 
 static NONE: Rare = Rare::new();
@@ -52,6 +54,7 @@ impl Rare {
             is_observed: false,
             ending: None,
             slowed_until: None,
+            awaits_quota: false,
         }
     }
 
@@ -65,6 +68,7 @@ impl Rare {
             && !self.is_observed
             && self.ending.is_none()
             && self.slowed_until.is_none()
+            && !self.awaits_quota
     }
 }
 
@@ -138,6 +142,10 @@ impl Modes {
 
     pub(crate) fn end_slow_down(&mut self) {
         self.leave(|rare| rare.slowed_until.take());
+    }
+
+    pub(crate) fn end_quota_wait(&mut self) {
+        self.leave(|rare| Some(std::mem::take(&mut rare.awaits_quota)));
     }
 
     pub(crate) fn take_ending(&mut self) -> Option<Ending> {

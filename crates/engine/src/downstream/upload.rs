@@ -120,8 +120,10 @@ impl Engine {
             let counting = Counting { size: need as u64, class, ..Counting::default() };
             self.count_as(client, counting, Some(key.of(bytes)));
         }
-        // What a restricted user asks is decided about when all of it is there.
-        let is_restricted = self.clients[client].session.restricted_user().is_some();
+        // What a restricted or limited user asks is decided about when all of it is there.
+        let is_restricted = self.clients[client].session.restricted_user().is_some()
+            || self.is_metered(client)
+            || self.clients[client].session.key_prefix().is_some();
         if is_restricted || self.clients[client].modes.transaction.is_some() {
             return Begun::No;
         }
@@ -188,7 +190,9 @@ impl Engine {
         (tail, head): (Tail, Head),
         extent: Extent,
     ) -> Begun {
-        let is_restricted = self.clients[client].session.restricted_user().is_some();
+        let is_restricted = self.clients[client].session.restricted_user().is_some()
+            || self.is_metered(client)
+            || self.clients[client].session.key_prefix().is_some();
         if is_restricted || (extent.here as u64) < WRITE_MIN {
             // There is nothing to write yet, so it needs no lane: who sends little has none.
             return Begun::No;

@@ -676,6 +676,7 @@ impl Engine {
         }
         // What they have written before is below that.
         self.write_marks.forget_answered();
+        self.renew_user_limits();
         self.follow_clients(&changes);
         for (change, backend) in changes.into_iter().zip(self.backends.ids()) {
             self.follow(backend, change);

@@ -9,6 +9,7 @@ pub(crate) mod hold;
 pub(crate) mod memory;
 mod observe;
 pub(crate) mod open_files;
+pub(crate) mod user_limits;
 
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
@@ -39,6 +40,7 @@ use crate::downstream::handoff::Moving;
 use crate::downstream::listener::Listener;
 use crate::downstream::pressure::Pressure;
 use crate::downstream::standpoints::Standpoints;
+use crate::downstream::user_limits::Meters;
 use crate::engine::change::Change;
 use crate::engine::epoch::Plan;
 use crate::exchange::flow::Flows;
@@ -141,6 +143,10 @@ pub struct Engine {
     pub(crate) clients: Slab<ClientId, Client>,
     pub(crate) write_marks: WriteMarks,
     pub(crate) standpoints: Standpoints,
+    pub(crate) meters: Meters,
+    /// Users of ports whose clients wait for room, and when it is looked whether there is.
+    pub(crate) users_waiting: Vec<(ListenerId, u32)>,
+    pub(crate) users_wake_at: Time,
     /// By client, which waits for several servers.
     pub(crate) tours: HashMap<ClientId, WaitAll>,
     pub(crate) requests: Requests,
@@ -256,6 +262,9 @@ impl Engine {
             clients: Slab::new(),
             write_marks: WriteMarks::default(),
             standpoints: Standpoints::default(),
+            meters: Meters::default(),
+            users_waiting: Vec::new(),
+            users_wake_at: Time::NEVER,
             tours: HashMap::new(),
             requests: Requests::new(),
             flows: Flows::new(),
@@ -344,6 +353,13 @@ impl Engine {
         self.standpoints.forget(index);
         let conn = ConnId::of_client(index, generation);
         self.leave_new(index);
+        if self.clients[index].session.user().is_some()
+            && let Some(text) = self.meter_new(index)
+            && admission == Admission::Welcome
+        {
+            self.refuse_user(index, &text);
+            return conn;
+        }
         match admission {
             Admission::Welcome if !self.draining => self.throttle_new(index),
             Admission::Welcome => self.finish(index),
@@ -569,6 +585,7 @@ impl Engine {
                 Timer::Slowed { client, generation } => {
                     self.end_slow_down(client, generation, at);
                 }
+                Timer::UserLimits => self.release_waiting(at),
                 Timer::Housekeeping => {
                     self.allow_handoffs();
                     self.maintain_draining();
@@ -631,6 +648,7 @@ impl Engine {
                 | Timer::Invalidations
                 | Timer::Spool
                 | Timer::Slowed { .. }
+                | Timer::UserLimits
                 | Timer::Housekeeping => true,
             });
         }
@@ -935,6 +953,15 @@ impl Engine {
 
     pub(crate) fn protocol_of(&self, client: ClientId) -> Protocol {
         self.clients[client].session.protocol
+    }
+
+    fn refuse_user(&mut self, client: ClientId, text: &str) {
+        let text = match self.protocol_of(client) {
+            Protocol::Redis => format!("-ERR {text}\r\n"),
+            Protocol::Memcached => format!("SERVER_ERROR {text}\r\n"),
+        };
+        self.answer(client, |out| out.extend_from_slice(text.as_bytes()));
+        self.clients[client].state = State::Closing;
     }
 
     fn refuse(&mut self, client: ClientId) {

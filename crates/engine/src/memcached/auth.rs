@@ -22,23 +22,29 @@ pub(super) const LOGIN_SIZE_MAX: u64 = 1024;
 const MECHANISM_SIZE_MAX: u32 = 32;
 
 impl Engine {
-    /// Whether a user of the pool has that password.
-    fn knows(&mut self, client: ClientId, user: &[u8], password: &[u8]) -> bool {
+    /// Whether a user of the pool has that password. The error is for one that may not have another
+    /// connection.
+    fn knows(&mut self, client: ClientId, user: &[u8], password: &[u8]) -> Result<bool, String> {
         if self.listener_of(client).has_users() {
             let known = self.listener_of(client).users.authenticate(user, password).cloned();
             match &known {
-                Some(_) => self.become_user(client, known.clone()),
+                Some(user) => {
+                    if let Some(text) = self.refused_login(client, user.name()) {
+                        return Err(text);
+                    }
+                    self.become_user(client, known.clone());
+                }
                 None => self.note_denial(client, "auth", b"AUTH", user),
             }
-            return known.is_some();
+            return Ok(known.is_some());
         }
         let listener = self.listener_of(client);
         let users = &listener.config.memcached.client_auth;
         // All are looked at, so that the time tells nothing.
-        users.iter().fold(false, |is_known, known| {
+        Ok(users.iter().fold(false, |is_known, known| {
             let is_same = known.user.as_bytes() == user;
             is_known | (same_secret(known.password.as_bytes(), password) & is_same)
-        })
+        }))
     }
 
     /// Takes a request of a client that has not logged in.
@@ -48,15 +54,22 @@ impl Engine {
         parser: &RequestParser,
         bytes: &[u8],
     ) {
+        let refusal;
         let reply: &[u8] = match parser.data() {
             Some(data) if parser.verb() == Verb::Set => {
                 let mut words = words(data.of(bytes));
                 match (words.next(), words.next()) {
-                    (Some(user), Some(password)) if self.knows(client, user, password) => {
-                        self.clients[client].session.authenticated = true;
-                        b"STORED\r\n"
-                    }
-                    (Some(_), Some(_)) => AUTH_FAILURE,
+                    (Some(user), Some(password)) => match self.knows(client, user, password) {
+                        Ok(true) => {
+                            self.clients[client].session.authenticated = true;
+                            b"STORED\r\n"
+                        }
+                        Ok(false) => AUTH_FAILURE,
+                        Err(text) => {
+                            refusal = format!("SERVER_ERROR {text}\r\n").into_bytes();
+                            &refusal
+                        }
+                    },
                     _ => b"CLIENT_ERROR bad authentication token format\r\n",
                 }
             }
@@ -77,14 +90,22 @@ impl Engine {
         };
         let mut status = Status::UnknownCommand;
         let mut value = &b""[..];
+        let mut refusal = None;
         if is_asked {
             (status, value) = match parser.opcode() {
                 Opcode::SaslList => (Status::Success, MECHANISM),
                 _ if parser.key().len > MECHANISM_SIZE_MAX => (Status::Invalid, value),
-                Opcode::SaslAuth if self.is_plain_login(client, parser, bytes) => {
-                    self.clients[client].session.authenticated = true;
-                    (Status::Success, &b"Authenticated"[..])
-                }
+                Opcode::SaslAuth => match self.is_plain_login(client, parser, bytes) {
+                    Ok(true) => {
+                        self.clients[client].session.authenticated = true;
+                        (Status::Success, &b"Authenticated"[..])
+                    }
+                    Ok(false) => (Status::AuthError, value),
+                    Err(text) => {
+                        refusal = Some(text);
+                        (Status::TemporaryFailure, value)
+                    }
+                },
                 // PLAIN has one step.
                 _ => (Status::AuthError, value),
             };
@@ -92,7 +113,11 @@ impl Engine {
         if status == Status::AuthError {
             self.wrong_password(client);
         }
-        let value = if status == Status::Success { value } else { status.text().as_bytes() };
+        let value = match &refusal {
+            Some(text) => text.as_bytes(),
+            None if status == Status::Success => value,
+            None => status.text().as_bytes(),
+        };
         let (opcode, opaque) = (header.opcode, header.opaque);
         let response = Response { opcode, status, opaque, key: b"", value };
         self.answer(client, |out| write_response(&response, out));
@@ -100,11 +125,21 @@ impl Engine {
 
     /// Whether this is who it should be: an identity, which is not looked at, user and password,
     /// with zeros between them.
-    fn is_plain_login(&mut self, client: ClientId, parser: &BinaryParser, bytes: &[u8]) -> bool {
+    fn is_plain_login(
+        &mut self,
+        client: ClientId,
+        parser: &BinaryParser,
+        bytes: &[u8],
+    ) -> Result<bool, String> {
         let mut parts = parser.value().of(bytes).split(|&byte| byte == 0);
         let (_, user, password) = (parts.next(), parts.next(), parts.next());
-        parser.key().of(bytes) == MECHANISM
-            && parts.next().is_none()
-            && user.zip(password).is_some_and(|(user, password)| self.knows(client, user, password))
+        match user.zip(password) {
+            Some((user, password))
+                if parser.key().of(bytes) == MECHANISM && parts.next().is_none() =>
+            {
+                self.knows(client, user, password)
+            }
+            _ => Ok(false),
+        }
     }
 }

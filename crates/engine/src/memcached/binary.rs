@@ -49,6 +49,9 @@ impl Engine {
                         parser.reset();
                         break;
                     }
+                    if self.is_metered(index) {
+                        self.pay_request(index, len);
+                    }
                     let is_copied = match plan {
                         Plan::Forward { lane, request } if self.writes_to_all(index) => {
                             let packet = Write::Packet(&parser, &bytes[..len]);
@@ -243,6 +246,16 @@ impl Engine {
         }
         if let Some(text) = self.binary_refusal(client, opcode, parser.key().of(bytes)) {
             self.answer_binary(client, parser, Status::UnknownCommand, text.as_bytes());
+            return Plan::Done;
+        }
+        if self.is_metered(client)
+            && !matches!(
+                opcode,
+                Opcode::Quit | Opcode::SaslList | Opcode::SaslAuth | Opcode::SaslStep
+            )
+            && let Some(why) = self.memcached_over_quota(client)
+        {
+            self.answer_binary(client, parser, Status::TemporaryFailure, why.as_bytes());
             return Plan::Done;
         }
         if self.clients[client].off_fast_path

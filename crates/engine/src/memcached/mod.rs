@@ -52,6 +52,8 @@ pub(crate) struct RequestCtx {
     pub(crate) miss: Vec<u8>,
     /// Why some of its fragments were not sent.
     pub(crate) failure: Option<NamedFailure>,
+    /// It was answered with an error, as its user has used up a limit.
+    pub(crate) is_over_quota: bool,
 }
 
 impl Default for RequestCtx {
@@ -63,6 +65,7 @@ impl Default for RequestCtx {
             names_cas_tags: false,
             miss: Vec::new(),
             failure: None,
+            is_over_quota: false,
         }
     }
 }

@@ -74,6 +74,11 @@ impl Engine {
                         false => self.text_request(index, parser_of, text),
                     };
                     self.fence(index, len, &plan);
+                    if self.is_metered(index)
+                        && (!matches!(plan, Plan::Wait) || self.clients[index].modes.many.is_some())
+                    {
+                        self.pay_request(index, len);
+                    }
                     if let Plan::Wait = plan {
                         parser.reset();
                         break;
@@ -233,6 +238,15 @@ impl Engine {
         self.clients[client].noreply = parser.noreply().is_some();
         if let Some(refusal) = self.text_refusal(client, parser, bytes) {
             self.answer(client, |out| out.extend_from_slice(&refusal));
+            self.clients[client].noreply = false;
+            return Plan::Done;
+        }
+        if self.is_metered(client)
+            && parser.verb() != Verb::Quit
+            && let Some(why) = self.memcached_over_quota(client)
+        {
+            let refusal = format!("SERVER_ERROR {why}\r\n");
+            self.answer(client, |out| out.extend_from_slice(refusal.as_bytes()));
             self.clients[client].noreply = false;
             return Plan::Done;
         }

@@ -9,6 +9,8 @@
 //! back in front of what the client has sent since, and asked anew where it belongs. When the client
 //! goes, the connection is closed, so that nothing is taken out of a list for nobody.
 
+use std::sync::Arc;
+
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::{self, Access, Command, Fan, Lookup, Rule, Wait};
@@ -18,11 +20,13 @@ use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{BackendId, ClientId, LaneId, RequestId};
 use crate::base::time::Time;
 use crate::downstream::client::{Handoff, State};
+use crate::downstream::key_prefix::KeyPrefix;
 use crate::downstream::receive::Plan;
 use crate::engine::{Closed, Engine};
 use crate::exchange::dispatch::Payload;
 use crate::exchange::flow::{Flow, FlowContext, Step};
 use crate::redis::keyless;
+use crate::redis::tenant::{Named, named_by, stripped};
 use crate::request::replay::Replay;
 use crate::request::{Due, Own};
 use crate::upstream::exclusive::{Lease, Turn};
@@ -114,8 +118,8 @@ impl Engine {
             if !engine.tours.is_empty() {
                 engine.tours.remove(&client);
             }
-            let wait = (command.wait(bytes, args), Due::of_wait(command.name));
-            engine.block_on(client, lane, wait, bytes, bytes);
+            let (wait, due) = (command.wait(bytes, args), Due::of_wait(command.name));
+            engine.block_on(client, lane, (wait, due, named_by(command)), bytes, bytes);
             if engine.leased(client, server).is_none() {
                 // Until it is answered nobody else gets the lane.
                 engine.release(lane);
@@ -137,7 +141,7 @@ impl Engine {
         &mut self,
         client: ClientId,
         lane: LaneId,
-        (wait, due): (Wait, Due),
+        (wait, due, named): (Wait, Due, Named),
         bytes: &[u8],
         sent: &[u8],
     ) {
@@ -157,7 +161,8 @@ impl Engine {
         let slot = &mut self.requests[request];
         slot.expect = Expect::Line;
         slot.due = due;
-        self.watch_reply(request, Box::new(Waiting), None);
+        let prefix = self.clients[client].session.key_prefix().cloned();
+        self.watch_reply(request, Box::new(Waiting { prefix, named }), None);
         let blocking = Blocking {
             lane,
             request,
@@ -417,6 +422,14 @@ impl Engine {
         blocking.text
     }
 
+    /// What a client that waits has sent is not what its server got.
+    pub(crate) fn keep_asked(&mut self, client: ClientId, bytes: &[u8]) {
+        if let Some(blocking) = self.clients[client].modes.blocking() {
+            let text = Replay::new(bytes, &mut self.bufs);
+            std::mem::replace(&mut blocking.text, text).give_back(&mut self.bufs);
+        }
+    }
+
     /// Whether the client is read though nothing of it is consumed.
     pub(crate) fn is_listened_to(&self, client: ClientId) -> bool {
         let state = &self.clients[client];
@@ -434,11 +447,19 @@ impl Engine {
 
 /// The request that [`Blocking`] is about: it is answered, or asked anew.
 #[derive(Debug)]
-struct Waiting;
+struct Waiting {
+    /// That of the client's user.
+    prefix: Option<Arc<KeyPrefix>>,
+    /// Where the reply names keys.
+    named: Named,
+}
 
 impl Flow for Waiting {
     fn on_reply(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, reply: &[u8]) -> Step {
-        cx.engine.wait_over(cx.request, reply).map_or(Step::Answer, Step::TakeBack)
+        match cx.engine.wait_over(cx.request, reply) {
+            Some(replay) => Step::TakeBack(replay),
+            None => stripped(cx, self.prefix.as_ref(), self.named, reply),
+        }
     }
 
     fn on_failure(

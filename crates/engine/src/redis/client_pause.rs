@@ -103,9 +103,11 @@ impl Engine {
 
     /// Whether its requests may take the fast path has perhaps changed.
     pub(crate) fn update_off_fast_path(&mut self, client: ClientId) {
+        let is_metered = self.meters.get(client).is_some();
         let state = &mut self.clients[client];
-        state.off_fast_path =
-            state.is_odd() || self.redis_listeners[state.listener].holds_writes_back();
+        state.off_fast_path = state.is_odd()
+            || is_metered
+            || self.redis_listeners[state.listener].holds_writes_back();
     }
 
     /// Whether all that holds the client back is CLIENT PAUSE, and what it asks next goes on all the

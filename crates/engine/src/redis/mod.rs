@@ -18,6 +18,7 @@ pub(crate) mod script_replay;
 pub(crate) mod scripts;
 pub(crate) mod sort_patterns;
 pub(crate) mod state;
+pub(crate) mod tenant;
 pub(crate) mod transaction;
 pub(crate) mod wait_all;
 pub(crate) mod warm_up;
@@ -83,14 +84,21 @@ impl Engine {
         {
             return self.refuse_command(client, command);
         }
+        if self.is_metered(client)
+            && let Some(plan) = self.refuse_over_quota(client, lookup)
+        {
+            return plan;
+        }
         if self.clients[client].off_fast_path
             && let Some(plan) = self.refuse_denied(client, lookup, bytes, args)
         {
             return plan;
         }
-        let plan = match self.listener_of(client).is_monitored {
-            true => self.plan_observed(client, lookup, bytes, args),
-            false => self.plan_redis(client, lookup, bytes, args),
+        let plan = match self.clients[client].session.key_prefix().is_some() {
+            true => self.plan_tenant(client, lookup, (bytes, args), |engine, bytes, args| {
+                engine.plan_told(client, lookup, bytes, args)
+            }),
+            false => self.plan_told(client, lookup, bytes, args),
         };
         if let Lookup::Found(command) = lookup
             && !command.access.reads()
@@ -125,6 +133,15 @@ impl Engine {
         }
         keys.clear();
         self.scratch.keys = keys;
+    }
+
+    /// The plan of a request, of which monitors are told.
+    #[inline]
+    fn plan_told(&mut self, client: ClientId, lookup: Lookup, bytes: &[u8], args: &[Span]) -> Plan {
+        match self.listener_of(client).is_monitored {
+            true => self.plan_observed(client, lookup, bytes, args),
+            false => self.plan_redis(client, lookup, bytes, args),
+        }
     }
 
     /// As Redis: what a browser was made to send must not get further than its first line, or its
@@ -405,7 +422,7 @@ impl Engine {
                 };
                 match self.authenticate(client, user, password) {
                     Ok(()) => self.say(client, b"+OK\r\n"),
-                    Err(text) => self.reply_error(client, text),
+                    Err(text) => self.reply_error(client, &text),
                 }
             }
             Local::Select => self.select(client, arg(1).unwrap_or_default()),

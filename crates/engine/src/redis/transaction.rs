@@ -830,7 +830,11 @@ impl Engine {
 
     // Refusals.
 
-    fn refuse_with(&mut self, client: ClientId, write: impl FnOnce(&mut Vec<u8>)) -> Plan {
+    pub(super) fn refuse_with(
+        &mut self,
+        client: ClientId,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) -> Plan {
         self.doom(client, Fate::Refused);
         self.reply_with(client, write)
     }

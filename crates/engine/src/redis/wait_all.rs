@@ -15,6 +15,7 @@ use crate::base::time::Time;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::redis::keyless::{self, Walk};
+use crate::redis::tenant::Named;
 use crate::request::Due;
 use crate::upstream::exclusive::Lease;
 
@@ -87,7 +88,8 @@ impl Engine {
             }
         };
         self.catch_up(lane);
-        self.block_on(client, lane, (wait, Due::of_wait(command.name)), bytes, &stop);
+        let due = Due::of_wait(command.name);
+        self.block_on(client, lane, (wait, due, Named::Nowhere), bytes, &stop);
         if self.leased(client, server).is_none() {
             // Until it is answered nobody else gets the lane.
             self.release(lane);

@@ -129,6 +129,7 @@ kinds! {
     LogReopened Instance "log_reopened": "The log file is reopened",
     LogLinesLost Instance "log_lines_lost": "A process cannot write to its log. Shown here alone, of course, until it can",
     CredentialsRefused Servers "credentials_refused": "A server does not take the first of its credentials, and is given others",
+    QuotaUsedUp Servers "quota_used_up": "A user has used up a limit, and gets errors",
 }
 
 const _: () = assert!(EventKind::ALL.len() <= KINDS_MAX);

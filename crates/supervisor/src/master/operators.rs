@@ -1,5 +1,6 @@
 //! Operators: their commands, and the status of the instance.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,8 +12,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Pool, Server, ServerGroup, TopologyState};
 use cashew_metrics::{
-    EventKind, ExportCounter, ExportKind, MemberState, PoolCounter, ServerCounter, WallClock,
-    monotonic_ms,
+    EventKind, ExportCounter, ExportKind, MemberState, PoolCounter, ServerCounter, UserStat,
+    WallClock, monotonic_ms,
 };
 use cashew_process::log::EventRecord;
 use cashew_tls::Identity;
@@ -32,10 +33,13 @@ use crate::member::Member;
 use crate::state::{OperatorsState, Pack};
 use crate::status::{
     AccessLogStatus, AdminStatus, CertificateStatus, MemberStatus, Outcome, PoolStatus,
-    ServerStatus, ShardStatus, Status, TracingStatus, WorkerStatus,
+    ServerStatus, ShardStatus, Status, TracingStatus, UserStatus, WorkerStatus,
 };
 use crate::unix_socket::UnixSocket;
 use crate::watchdog::STARVED_MAX;
+
+/// Users of a pool that a status tells of.
+const USERS_SHOWN_MAX: usize = 50;
 
 pub(super) struct Operators {
     /// `None` if the default path does not work.
@@ -301,6 +305,29 @@ impl Master {
         pool.servers.iter().enumerate().map(member).collect()
     }
 
+    /// Of users who have limits.
+    fn user_statuses(&self, index: u32, pool: &cashew_config::snapshot::Pool) -> Vec<UserStatus> {
+        let segments = &self.current.segments;
+        let id = segments.layout().pool(index as usize);
+        let users = pool.limited_users().enumerate().map(|(place, user)| {
+            let user_id = segments.layout().user(id, place);
+            let count = |stat| segments.sum_user(user_id, stat);
+            UserStatus {
+                name: user.name.clone(),
+                requests: count(UserStat::Requests),
+                bytes: count(UserStat::Bytes),
+                refused: count(UserStat::Refused),
+                delayed: count(UserStat::Delayed),
+                connections: count(UserStat::Connections),
+                in_flight: count(UserStat::InFlight),
+            }
+        });
+        let mut users: Vec<UserStatus> = users.collect();
+        users.sort_by_key(|user| Reverse((user.refused + user.delayed, user.requests)));
+        users.truncate(USERS_SHOWN_MAX);
+        users
+    }
+
     fn status(&self) -> Status {
         let state = match self.phase {
             Phase::Starting => "starting",
@@ -332,6 +359,7 @@ impl Master {
                 command_policy: pool.policy().to_string(),
                 commands_refused: count(index, PoolCounter::CommandsRefused),
                 auth_failures: count(index, PoolCounter::AuthFailures),
+                users: self.user_statuses(index, pool),
                 hedges_sent: count(index, PoolCounter::HedgesSent),
                 hedges_won: count(index, PoolCounter::HedgesWon),
                 requests_retried: count(index, PoolCounter::RequestsRetried),

@@ -173,6 +173,7 @@ impl<D: Driver> Worker<D> {
                 library: session.library,
                 library_version: session.library_version,
                 user: Profile::user_named(&session.user),
+                key_prefix: None,
             },
             no_evict: session.no_evict,
             reads: Reads::named(&session.reads),

@@ -83,6 +83,15 @@ impl<D: Driver> Worker<D> {
                 pool = name,
                 "pool {name}: the client at {peer} gave a wrong user or password{before}"
             ),
+            Notice::OverQuota { user } => {
+                let user = config.limited_users().nth(user as usize);
+                tracing::warn!(
+                    kind = EventKind::QuotaUsedUp.name(),
+                    pool = name,
+                    "pool {name}: user '{}' has used up a limit, and the client at {peer} gets an error{before}",
+                    user.map_or("", |user| &user.name)
+                )
+            }
             Notice::Http => tracing::warn!(
                 kind = EventKind::HttpClient.name(),
                 pool = name,

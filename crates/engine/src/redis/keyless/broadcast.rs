@@ -1,5 +1,7 @@
 //! One command to every server of the ring, and the replies of all made one.
 
+use std::sync::Arc;
+
 use cashew_protocol::Span;
 use cashew_protocol::redis::{Command, Fan};
 use cashew_protocol::resp::{self, Version};
@@ -7,6 +9,7 @@ use cashew_protocol::resp::{self, Version};
 use super::{Way, asks_for_all, info, limit_of, merge, tolerates, write_info};
 use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{BackendId, ClientId, RequestId, ServerId};
+use crate::downstream::key_prefix::KeyPrefix;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
@@ -14,6 +17,7 @@ use crate::exchange::flow::{Flow, FlowContext, Step};
 use crate::redis::pubsub::publish;
 use crate::redis::script_replay::Remembered;
 use crate::redis::scripts::Sha;
+use crate::redis::tenant;
 use crate::request::{Due, Role};
 
 /// A command that all servers get at once.
@@ -33,6 +37,8 @@ enum Rule {
     Numsub(Box<[i32]>),
     /// SCRIPT EXISTS, and which of the scripts are remembered here.
     Scripts(Box<Remembered>),
+    /// KEYS of a user whose keys begin so.
+    Keys(Arc<KeyPrefix>),
     /// What all say alike, to SCRIPT LOAD of a script that is new.
     Load(Sha),
 }
@@ -90,6 +96,14 @@ impl Broadcast {
         match &self.0 {
             Rule::Fan(fan) => merge::merge(*fan, cx.replies(), out),
             Rule::Load(_) => merge::merge(Fan::Same, cx.replies(), out),
+            Rule::Keys(prefix) => {
+                let mut all = Vec::new();
+                merge::merge(Fan::Concat, cx.replies(), &mut all)?;
+                out.extend_from_slice(
+                    prefix.reply(tenant::Named::All, &all).as_deref().unwrap_or(&all),
+                );
+                Some(())
+            }
             Rule::Named(named) => cx.engine.merge_named(cx.backend(), cx.replies(), named, out),
             Rule::Newest(Newest { limit, places, servers }) => {
                 merge::newest(cx.replies(), places, *servers, *limit, out)
@@ -183,6 +197,10 @@ impl Engine {
             }
             (Fan::SumPairs, _) => match self.audience_corrections(backend, command, text, args) {
                 Some(corrections) => Rule::Numsub(corrections),
+                None => Rule::Fan(fan),
+            },
+            (Fan::Concat, _) => match self.clients[client].session.key_prefix() {
+                Some(prefix) => Rule::Keys(Arc::clone(prefix)),
                 None => Rule::Fan(fan),
             },
             _ => Rule::Fan(fan),

@@ -3,6 +3,8 @@
 //! If a shard's primary changes during the walk the shard is walked anew, at the new one: keys come twice
 //! then, and none is left out.
 
+use std::sync::Arc;
+
 use cashew_protocol::Span;
 use cashew_protocol::resp::{self, encode};
 
@@ -10,23 +12,27 @@ use super::cursor::{self, Cursor, Walk};
 use super::merge;
 use crate::base::failure::Failure;
 use crate::base::id::{BackendId, ClientId, RequestId, ShardId};
+use crate::downstream::key_prefix::KeyPrefix;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::exchange::flow::{Attempts, Flow, FlowContext, Step, Target, Text};
+use crate::redis::tenant::Named;
 
 /// Where a page of a SCAN comes from.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Page {
     walk: Walk,
     shard: ShardId,
     /// The shard's when the page was asked for.
     reign: u32,
+    /// That of the keys of the client's user.
+    prefix: Option<Arc<KeyPrefix>>,
 }
 
 impl Page {
     /// The server's page, with a cursor that the client may come back with.
     fn write(
-        self,
+        &self,
         engine: &Engine,
         backend: BackendId,
         reply: &[u8],
@@ -61,7 +67,7 @@ impl Page {
 
     /// Whether the shard's primary is the one that was asked. By a list that has changed nobody will go
     /// on anyway.
-    fn is_current(self, engine: &Engine, backend: BackendId) -> bool {
+    fn is_current(&self, engine: &Engine, backend: BackendId) -> bool {
         !engine.redis_backends[backend].walk.has_same_shards(self.walk)
             || engine.backends[backend].topology.reign(self.shard) == self.reign
     }
@@ -72,6 +78,8 @@ impl Flow for Page {
         if resp::is_error(reply) {
             return Step::Answer;
         }
+        let stripped = self.prefix.as_ref().and_then(|prefix| prefix.reply(Named::Page, reply));
+        let reply = stripped.as_deref().unwrap_or(reply);
         cx.reply_or_bad(reply.len() + 32, |cx, out| self.write(cx.engine, cx.backend(), reply, out))
     }
 }
@@ -121,12 +129,13 @@ impl Engine {
         args[2..].iter().for_each(|arg| encode::write_bulk(&mut text, arg.of(bytes)));
         let request = self.new_request(client);
         let page = Step::Send(Attempts::one(Target::Lane(lane), Text::Owned(text)));
-        self.begin_flow(request, Box::new(Page { walk, shard, reign }), None, page);
+        let prefix = self.clients[client].session.key_prefix().cloned();
+        self.begin_flow(request, Box::new(Page { walk, shard, reign, prefix }), None, page);
         Plan::Done
     }
 
     /// The beginning of the next shard on the ring, if there is one.
-    fn page_behind(&self, backend: BackendId, page: Page) -> Option<Cursor> {
+    fn page_behind(&self, backend: BackendId, page: &Page) -> Option<Cursor> {
         let topology = &self.backends[backend].topology;
         if self.redis_backends[backend].walk.has_same_shards(page.walk) {
             let next = topology.shard_of(topology.heads_behind(page.shard).next()?);

@@ -97,6 +97,8 @@ impl Engine {
         for &client in subscribers {
             let (owner, generation) = self.clients.entry(client);
             let conn = ConnId::of_client(client, generation);
+            let own = owner.session.key_prefix().and_then(|prefix| prefix.message(message));
+            let message = own.as_deref().unwrap_or(message);
             if self.bufs.held() + message.len() > room {
                 shed.push(conn);
                 continue;

@@ -347,6 +347,13 @@ impl Engine {
     /// Tells a client of a subscription that began or ended.
     fn confirm(&mut self, client: ClientId, verb: &[u8], name: Option<&[u8]>, count: u32) {
         let owner = &mut self.clients[client];
+        let name = match (owner.session.key_prefix(), name) {
+            (Some(prefix), Some(name)) if verb.starts_with(b"p") => {
+                Some(prefix.strip_pattern(name))
+            }
+            (Some(prefix), Some(name)) => Some(prefix.strip(name)),
+            (_, name) => name,
+        };
         let kind = if owner.session.wire_protocol == WireProtocol::Resp3 { b'>' } else { b'*' };
         let is_resp3 = kind == b'>';
         let room = name.map_or(0, <[u8]>::len) + 64;

@@ -1,0 +1,167 @@
+//! What users may use, over all workers, and who of their clients waits for it here.
+//!
+//! How much is used is kept where all workers see it: see [`cashew_metrics::UserId`].
+
+use std::collections::VecDeque;
+
+use cashew_config::snapshot::{OverLimit, UserOptions};
+use cashew_metrics::{Rate, UserId, UserStat, Writer};
+
+use crate::base::id::{ClientId, ConnId};
+use crate::base::time::Time;
+
+/// How often it is looked whether requests of other workers have been answered.
+const LOOK_EVERY_US: u64 = 1000;
+
+/// A user of a port who has limits.
+pub(crate) struct UserLimits {
+    pub(crate) options: UserOptions,
+    id: UserId,
+    /// Of this worker.
+    connections: u64,
+    in_flight: u64,
+    /// Clients that wait until there is room, in the order in which they came.
+    pub(crate) waiting: VecDeque<ConnId>,
+}
+
+/// A limit that is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reached {
+    Requests,
+    Bytes,
+    InFlight,
+}
+
+impl UserLimits {
+    pub(crate) fn new(options: UserOptions, id: UserId) -> Self {
+        Self { options, id, connections: 0, in_flight: 0, waiting: VecDeque::new() }
+    }
+
+    pub(crate) fn delays(&self) -> bool {
+        self.options.over_limit == OverLimit::Delay
+    }
+
+    /// Which limit is in the way of a request, and for how many microseconds perhaps.
+    pub(crate) fn reached(&self, metrics: &Writer, now: Time) -> Option<(Reached, u64)> {
+        let now_us = now.as_micros();
+        let wait = |per_second: u64, rate: Rate| match per_second {
+            0 => 0,
+            _ => metrics.quota_wait_us(self.id, rate, now_us),
+        };
+        let in_flight_max = u64::from(self.options.in_flight_max);
+        let is_full =
+            in_flight_max > 0 && metrics.sum_user(self.id, UserStat::InFlight) >= in_flight_max;
+        let all = [
+            (Reached::Requests, wait(self.options.requests_per_second.into(), Rate::Requests)),
+            (Reached::Bytes, wait(self.options.bytes_per_second, Rate::Bytes)),
+            (Reached::InFlight, if is_full { LOOK_EVERY_US } else { 0 }),
+        ];
+        all.into_iter().filter(|&(_, wait_us)| wait_us > 0).max_by_key(|&(_, wait_us)| wait_us)
+    }
+
+    /// As clients are told; behind a word that is an error in their protocol.
+    pub(crate) fn text(&self, reached: Reached) -> String {
+        let limit = match reached {
+            Reached::Requests => format!("{} requests/s", self.options.requests_per_second),
+            Reached::Bytes => format!("{} bytes/s", self.options.bytes_per_second),
+            Reached::InFlight => format!("{} requests in flight", self.options.in_flight_max),
+        };
+        self.used_up(&limit)
+    }
+
+    fn used_up(&self, limit: &str) -> String {
+        format!("quota of user '{}' is used up: {limit}", self.options.name)
+    }
+
+    /// Why nobody else may be this user now.
+    pub(crate) fn refused_login(&self, metrics: &Writer) -> Option<String> {
+        let max = u64::from(self.options.connections_max);
+        if max == 0 || metrics.sum_user(self.id, UserStat::Connections) < max {
+            return None;
+        }
+        metrics.add_limited(self.id, UserStat::Refused, 1);
+        Some(self.used_up(&format!("{max} connections")))
+    }
+
+    pub(crate) fn count(&self, stat: UserStat, metrics: &Writer) {
+        metrics.add_limited(self.id, stat, 1);
+    }
+
+    /// A request was taken.
+    pub(crate) fn take_request(&self, len: usize, metrics: &Writer, now: Time) {
+        metrics.add_limited(self.id, UserStat::Requests, 1);
+        let per_second = u64::from(self.options.requests_per_second);
+        if per_second > 0 {
+            metrics.take_quota(self.id, Rate::Requests, 1, per_second, now.as_micros());
+        }
+        self.take_bytes(len as u64, metrics, now);
+    }
+
+    /// Of a request or of a reply.
+    pub(crate) fn take_bytes(&self, bytes: u64, metrics: &Writer, now: Time) {
+        metrics.add_limited(self.id, UserStat::Bytes, bytes);
+        let per_second = self.options.bytes_per_second;
+        if per_second > 0 {
+            metrics.take_quota(self.id, Rate::Bytes, bytes, per_second, now.as_micros());
+        }
+    }
+
+    fn change(&mut self, connections: i64, in_flight: i64, metrics: &Writer) {
+        self.connections = self.connections.saturating_add_signed(connections);
+        self.in_flight = self.in_flight.saturating_add_signed(in_flight);
+        metrics.set_user(self.id, UserStat::Connections, self.connections);
+        metrics.set_user(self.id, UserStat::InFlight, self.in_flight);
+    }
+
+    /// A client is this user from here on.
+    pub(crate) fn enter(&mut self, metrics: &Writer) {
+        self.change(1, 0, metrics);
+    }
+
+    /// A client is not any more.
+    pub(crate) fn leave(&mut self, meter: Meter, metrics: &Writer) {
+        self.change(-1, -i64::from(meter.in_flight), metrics);
+    }
+
+    /// A client is owed so many replies; says whether that is fewer.
+    pub(crate) fn set_in_flight(&mut self, meter: &mut Meter, now: u16, metrics: &Writer) -> bool {
+        let before = std::mem::replace(&mut meter.in_flight, now);
+        self.change(0, i64::from(now) - i64::from(before), metrics);
+        now < before
+    }
+
+    /// Nobody is this user yet.
+    pub(crate) fn publish(&mut self, metrics: &Writer) {
+        self.change(0, 0, metrics);
+    }
+}
+
+/// What a client has of its user's limits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Meter {
+    /// The user, by its place among those of the port.
+    pub(crate) user: u32,
+    /// Requests that count as in flight.
+    pub(crate) in_flight: u16,
+}
+
+/// By client. Beside the clients, since few have limits.
+#[derive(Default)]
+pub(crate) struct Meters(Vec<Option<Meter>>);
+
+impl Meters {
+    pub(crate) fn get(&self, client: ClientId) -> Option<Meter> {
+        self.0.get(client.index()).copied().flatten()
+    }
+
+    pub(crate) fn set(&mut self, client: ClientId, meter: Meter) {
+        if self.0.len() <= client.index() {
+            self.0.resize(client.index() + 1, None);
+        }
+        self.0[client.index()] = Some(meter);
+    }
+
+    pub(crate) fn take(&mut self, client: ClientId) -> Option<Meter> {
+        self.0.get_mut(client.index())?.take()
+    }
+}
