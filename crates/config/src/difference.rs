@@ -12,11 +12,12 @@ use cashew_placement::HashTag;
 
 use crate::access_log;
 use crate::policy::shown_policy;
+use crate::client_sources;
 use crate::replica_reads::SpanText;
 use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
-    Affinity, CasUniques, Credentials, CustomCommand, Endpoint, Global, Hedge, IoEngine, Limits,
-    Listen, Memcached, OnFailure, Pool, Protocol, Reads, ReplicaReads, Sentinel, Server,
+    Affinity, CasUniques, ClientSources, Credentials, CustomCommand, Endpoint, Global, Hedge, IoEngine, Limits,
+    Listen, Memcached, OnFailure, Pool, Protocol, ProxyProtocol, Reads, ReplicaReads, Sentinel, Server,
     ServerAuth, ServerGroup, Snapshot, Spool, StatsFormat, Topology, TopologyState, Wire, Writes,
 };
 use crate::tracing;
@@ -239,6 +240,7 @@ impl Difference {
             tls,
             tls_listen,
             server_tls,
+            client_sources,
         } = old;
         let whose = whose(new);
         if *listen != new.listen {
@@ -348,6 +350,13 @@ impl Difference {
         option.tls(tls.as_ref(), new.tls.as_ref());
         option.changed("tls_listen", &or_none(tls_listen), &or_none(&new.tls_listen));
         option.server_tls(server_tls.as_ref(), new.server_tls.as_ref());
+        let ClientSources { allow_from, deny_from, proxy_protocol } = client_sources;
+        let sources = &new.client_sources;
+        let shown = client_sources::shown;
+        option.changed("allow_from", &shown(allow_from), &shown(&sources.allow_from));
+        option.changed("deny_from", &shown(deny_from), &shown(&sources.deny_from));
+        let shown = |protocol: &Option<ProxyProtocol>| client_sources::shown_protocol(protocol.as_ref());
+        option.changed("proxy_protocol", &shown(proxy_protocol), &shown(&sources.proxy_protocol));
         option.changed("hedge", &hedged(hedge), &hedged(&new.hedge));
         option.sentinel(sentinel.as_ref(), new.sentinel.as_ref());
         let by_default = |reads: &Option<Reads>| match reads {

@@ -6,6 +6,7 @@ use cashew_tls::{Ciphers, ClientAuth, Version};
 
 use crate::access_log::AccessLogText;
 use crate::address::ListenText;
+use crate::client_sources::{ProxyProtocolText, SourceList};
 use crate::commands::{Commands, Whole, Words};
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::groups::{Member, MemberAddress, Members};
@@ -233,6 +234,17 @@ section! {
         /// Whether clients move to other workers, as those without TLS do, when theirs retires or is too busy. The
         /// keys of their connections then go through the master to the other process.
         hand_over: Switch = "true",
+    }
+}
+
+section! {
+    /// Connections that begin with a header of the PROXY protocol.
+    ProxyProtocolSection {
+        /// The proxies: connections from these addresses begin with a header, and no others do. `unix` is whoever
+        /// connects to a Unix socket. Without it all connections do.
+        trusted: SourceList = none,
+        /// How long the header may take, before the connection is closed.
+        timeout: Span<100, 600000> = "3s",
     }
 }
 
@@ -548,6 +560,14 @@ section! {
         /// TLS for servers: a section of [options](#tls), such as `{ca: /etc/cashew/ca.pem}`, or `true` for their
         /// defaults.
         server_tls: ServerTlsText = none,
+        /// Addresses and networks that clients may come from; all others are refused. See [where clients come
+        /// from](#where-clients-come-from).
+        allow_from: SourceList = none,
+        /// Addresses and networks that no client may come from, also if they are in `allow_from`.
+        deny_from: SourceList = none,
+        /// Whether connections begin with a header of the PROXY protocol, version 1 or 2, that tells whose they are:
+        /// of all clients, or of those that come [from a proxy](#where-clients-come-from).
+        proxy_protocol: ProxyProtocolText = "false",
         /// Longest CLIENT PAUSE of the pool's clients, in milliseconds. Longer pauses are refused.
         /// Redis pools only.
         client_pause_max: Number<0, 2147483647> = "60000",

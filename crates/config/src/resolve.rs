@@ -12,6 +12,7 @@ use cashew_placement::{Distribution, Hash};
 
 use crate::accounts::{self, Account};
 use crate::address::{ListenText, ServerLine, check_name};
+use crate::client_sources;
 use crate::diagnostic::{At, Complaint, Pos, Report};
 use crate::file::{Dialect, File, GlobalSection, PoolSection};
 use crate::groups;
@@ -454,6 +455,7 @@ fn resolve_section(
     let tls_listen = section.tls_listen.as_ref();
     let tls_listen = tls_listen.map(|l| resolve_listen_of("tls_listen", l, context, report));
     let command_policy = Some(policy::resolve(section, protocol, report));
+    let client_sources = client_sources::resolve(section, listen.as_ref(), report);
     let redis_auth = section.redis_auth.as_ref().map(|it| &it.value);
     let redis_auth = secret::resolve("redis_auth", redis_auth, context, report);
     let users = users::resolve(section, context, report);
@@ -532,6 +534,7 @@ fn resolve_section(
         tls: tls::resolve(section, context, report),
         tls_listen: tls_listen.flatten(),
         server_tls: tls::resolve_servers(section, context, report),
+        client_sources,
     };
     replica_reads::warn_without_replicas(&pool, section, report);
     hedge::warn_without_choice(&pool, section, report);

@@ -2,6 +2,7 @@
 //! set. The master hands it to the workers as JSON in a sealed memfd.
 
 mod access_log;
+mod client_sources;
 mod live;
 mod replica_reads;
 mod route;
@@ -21,6 +22,7 @@ use cashew_tls::{ListenerTls, ServerTls};
 use serde::{Deserialize, Serialize};
 
 pub use self::access_log::AccessLog;
+pub use self::client_sources::{ClientSources, ProxyProtocol, Source};
 pub use self::replica_reads::{Hedge, ReadYourWrites, ReplicaReads};
 pub use self::route::{FailoverOn, PrefixArm, Route, share_of};
 pub use self::server_auth::{Credentials, DEFAULT_USER, ServerAuth};
@@ -300,6 +302,9 @@ pub struct Pool {
     /// What servers are secured with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server_tls: Option<ServerTls>,
+    /// Where its clients come from.
+    #[serde(default, skip_serializing_if = "ClientSources::is_empty")]
+    pub client_sources: ClientSources,
 }
 
 impl Pool {

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use cashew_config::snapshot::{
-    Affinity, CommandKeys, CommandPolicy, CustomCommand, Endpoint, Global, IoEngine, Limits,
+    Affinity, ClientSources, CommandKeys, CommandPolicy, CustomCommand, Endpoint, Global, IoEngine, Limits,
     Listen, LogFormat, PolicyBase, Pool, Protocol, Server, ServerAuth, Snapshot, StatsFormat,
     Topology, TopologyState,
 };
@@ -89,6 +89,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         tls: None,
         tls_listen: None,
         server_tls: None,
+        client_sources: ClientSources::default(),
         retry_reads: false,
         slow_log_ms: 10,
         hot_keys: true,

@@ -6,6 +6,7 @@
 //! Nothing here does I/O or knows about connections: bytes go in, spans and facts come out.
 
 pub mod memcached;
+pub mod proxy;
 pub mod redis;
 pub mod resp;
 mod span;

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{
-    Affinity, CasUniques, CommandPolicy, Credentials, DEFAULT_USER, Endpoint, Global, Hedge,
+    Affinity, CasUniques, ClientSources, CommandPolicy, Credentials, DEFAULT_USER, Endpoint, Global, Hedge,
     IoEngine, Limits, Listen, LogFormat, Memcached, PolicyBase, Pool, Protocol, ReadYourWrites,
     Reads, Server, ServerAuth, ServerGroup, StatsFormat, Topology,
 };
@@ -769,6 +769,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         tls: None,
         tls_listen: None,
         server_tls: None,
+        client_sources: ClientSources::default(),
         retry_reads: false,
         slow_log_ms: 10,
         hot_keys: true,

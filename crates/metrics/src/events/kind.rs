@@ -129,6 +129,8 @@ kinds! {
     LogReopened Instance "log_reopened": "The log file is reopened",
     LogLinesLost Instance "log_lines_lost": "A process cannot write to its log. Shown here alone, of course, until it can",
     CredentialsRefused Servers "credentials_refused": "A server does not take the first of its credentials, and is given others",
+    ClientDenied Servers "client_denied": "A client comes from an address that `allow_from` and `deny_from` do not let in",
+    ClientUnintroduced Servers "client_unintroduced": "A connection does not begin with a right header of the PROXY protocol",
 }
 
 const _: () = assert!(EventKind::ALL.len() <= KINDS_MAX);
