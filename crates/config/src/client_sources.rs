@@ -25,7 +25,8 @@ impl Value for SourceList {
     }
 
     fn schema() -> Schema {
-        let item = json_schema!({ "type": "string", "pattern": "^(unix|[0-9a-fA-F:.]+(/[0-9]{1,3})?)$" });
+        let item =
+            json_schema!({ "type": "string", "pattern": "^(unix|[0-9a-fA-F:.]+(/[0-9]{1,3})?)$" });
         json_schema!({ "anyOf": [
             item,
             { "type": "array", "minItems": 1, "maxItems": SOURCES_MAX, "items": item },

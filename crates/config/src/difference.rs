@@ -11,14 +11,15 @@ use std::path::PathBuf;
 use cashew_placement::HashTag;
 
 use crate::access_log;
-use crate::policy::shown_policy;
 use crate::client_sources;
+use crate::policy::shown_policy;
 use crate::replica_reads::SpanText;
 use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
-    Affinity, CasUniques, ClientSources, Credentials, CustomCommand, Endpoint, Global, Hedge, IoEngine, Limits,
-    Listen, Memcached, OnFailure, Pool, Protocol, ProxyProtocol, Reads, ReplicaReads, Sentinel, Server,
-    ServerAuth, ServerGroup, Snapshot, Spool, StatsFormat, Topology, TopologyState, Wire, Writes,
+    Affinity, CasUniques, ClientSources, Credentials, CustomCommand, Endpoint, Global, Hedge,
+    IoEngine, Limits, Listen, Memcached, OnFailure, Pool, Protocol, ProxyProtocol, Reads,
+    ReplicaReads, Sentinel, Server, ServerAuth, ServerGroup, Snapshot, Spool, StatsFormat,
+    Topology, TopologyState, Wire, Writes,
 };
 use crate::tracing;
 use crate::users::name_of;
@@ -355,7 +356,8 @@ impl Difference {
         let shown = client_sources::shown;
         option.changed("allow_from", &shown(allow_from), &shown(&sources.allow_from));
         option.changed("deny_from", &shown(deny_from), &shown(&sources.deny_from));
-        let shown = |protocol: &Option<ProxyProtocol>| client_sources::shown_protocol(protocol.as_ref());
+        let shown =
+            |protocol: &Option<ProxyProtocol>| client_sources::shown_protocol(protocol.as_ref());
         option.changed("proxy_protocol", &shown(proxy_protocol), &shown(&sources.proxy_protocol));
         option.changed("hedge", &hedged(hedge), &hedged(&new.hedge));
         option.sentinel(sentinel.as_ref(), new.sentinel.as_ref());

@@ -2,7 +2,7 @@
 //! the tables of docs/configuration.md are generated from them.
 
 use cashew_placement::{Distribution, Hash, HashTag};
-use cashew_tls::{Ciphers, ClientAuth, Version};
+use cashew_tls::{Ciphers, ClientAuth, ClientUser, Version};
 
 use crate::access_log::AccessLogText;
 use crate::address::ListenText;
@@ -224,6 +224,10 @@ section! {
         /// Whether clients must show a certificate: `none` need, `optional` ones are verified, or it is `required`.
         /// Unless set it is `required` with `client_ca`, else `none`.
         client_auth: ClientAuth = none,
+        /// Which name in its certificate is the name of the [user](#users) that a client is from the start: the common
+        /// name, or an alternative name that is a DNS name, a URI or an e-mail address. Of several, the first that is
+        /// a user's. Who shows no certificate, or one without a user's name, must log in.
+        client_user: ClientUser = "off",
         /// The oldest version that clients may speak.
         min_version: Version = "1.2",
         /// Cipher suites: `default` are all with forward secrecy and authenticated encryption, `strong` those of them

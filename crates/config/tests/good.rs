@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use cashew_config::snapshot::{
-    Affinity, ClientSources, CommandKeys, CommandPolicy, CustomCommand, Endpoint, Global, IoEngine, Limits,
-    Listen, LogFormat, PolicyBase, Pool, Protocol, Server, ServerAuth, Snapshot, StatsFormat,
-    Topology, TopologyState,
+    Affinity, ClientSources, CommandKeys, CommandPolicy, CustomCommand, Endpoint, Global, IoEngine,
+    Limits, Listen, LogFormat, PolicyBase, Pool, Protocol, Server, ServerAuth, Snapshot,
+    StatsFormat, Topology, TopologyState,
 };
 use cashew_config::{Context, Difference, Loaded, SecretFile, from_json, parse, to_json};
 use cashew_placement::{Distribution, Hash, HashTag};

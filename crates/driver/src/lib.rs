@@ -27,8 +27,8 @@ use std::time::Duration;
 use cashew_protocol::proxy;
 use cashew_tls::{Acceptor, Facts, Failure};
 
-pub use epoll::EpollDriver;
 pub use cashew_protocol::proxy::Header as ProxyHeader;
+pub use epoll::EpollDriver;
 pub use secured::{Luggage, Secured};
 pub use uring::{Refusal, UringDriver};
 
@@ -118,11 +118,7 @@ pub trait Handler {
     /// A client connected. Returns its token, or an error message that is sent before the
     /// connection is closed at once. So a refused client does not keep its descriptor while others
     /// are accepted.
-    fn accepted(
-        &mut self,
-        listener: u32,
-        socket: BorrowedFd<'_>,
-    ) -> Result<Token, &'static [u8]>;
+    fn accepted(&mut self, listener: u32, socket: BorrowedFd<'_>) -> Result<Token, &'static [u8]>;
     /// How long the header may take that such a connection begins with; `None` if it begins with none.
     fn header_timeout(&self, _listener: u32, _socket: BorrowedFd<'_>) -> Option<Duration> {
         None
@@ -153,8 +149,9 @@ pub trait Handler {
     fn acceptor(&self, _listener: u32) -> Option<&Acceptor> {
         None
     }
-    /// The handshake of a secured connection is over. Of one to a server [`Handler::connected`] follows.
-    fn secured(&mut self, _conn: Token, _facts: Facts) {}
+    /// The handshake of a secured connection is over. Of one to a server [`Handler::connected`] follows. `_user_names`
+    /// are those of a client's certificate that may be its user's.
+    fn secured(&mut self, _conn: Token, _facts: Facts, _user_names: &[String]) {}
     /// A replacement for a buffer that was taken, empty, of at least this capacity.
     fn buffer(&mut self, capacity: usize) -> Vec<u8>;
     /// The peer will send nothing more. Reported by a later wait than its last bytes, so that

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use cashew_tls::{Connector, Failure, Stream};
 use rustix::net::{SendFlags, send};
 
-pub use self::session::Luggage;
 use self::headers::{Headers, Progress};
+pub use self::session::Luggage;
 use self::session::{Session, Turn};
 use crate::{Address, CloseKind, Driver, Handler, Token, Unintroduced};
 
@@ -213,7 +213,7 @@ fn read(
             if let Some(at) = session.deadline.take() {
                 work.deadlines.remove(&(at, conn.0));
             }
-            handler.secured(conn, facts);
+            handler.secured(conn, facts, &session.user_names());
             if conn.table() == 1 {
                 handler.connected(conn);
             }
@@ -253,11 +253,7 @@ impl<H: Handler> Handler for Between<'_, H> {
         self.handler.woken();
     }
 
-    fn accepted(
-        &mut self,
-        listener: u32,
-        socket: BorrowedFd<'_>,
-    ) -> Result<Token, &'static [u8]> {
+    fn accepted(&mut self, listener: u32, socket: BorrowedFd<'_>) -> Result<Token, &'static [u8]> {
         let Some(sessions) = &mut self.sessions else {
             return self.handler.accepted(listener, socket);
         };

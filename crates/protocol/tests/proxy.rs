@@ -22,8 +22,14 @@ fn passed(client: &str, to: &str) -> Header {
 #[test]
 fn lines_are_read() {
     for (line, header) in [
-        ("PROXY TCP4 192.168.0.1 10.0.0.11 56324 443", passed("192.168.0.1:56324", "10.0.0.11:443")),
-        ("PROXY TCP4 255.255.255.255 0.0.0.0 65535 0", passed("255.255.255.255:65535", "0.0.0.0:0")),
+        (
+            "PROXY TCP4 192.168.0.1 10.0.0.11 56324 443",
+            passed("192.168.0.1:56324", "10.0.0.11:443"),
+        ),
+        (
+            "PROXY TCP4 255.255.255.255 0.0.0.0 65535 0",
+            passed("255.255.255.255:65535", "0.0.0.0:0"),
+        ),
         ("PROXY TCP6 2001:db8::1 ::1 1 2", passed("[2001:db8::1]:1", "[::1]:2")),
         ("PROXY UNKNOWN", Header::Own),
         ("PROXY UNKNOWN ffff::1 ffff::2 65535 65535", Header::Own),
@@ -103,7 +109,12 @@ fn what_is_no_binary_header_is_refused() {
 
 fn header() -> impl Strategy<Value = (Vec<u8>, Header)> {
     let address = any::<(IpAddr, u16)>().prop_map(|(ip, port)| SocketAddr::new(ip, port));
-    (any::<bool>(), address, any::<(u16, [u8; 16])>(), proptest::collection::vec(any::<u8>(), 0..40))
+    (
+        any::<bool>(),
+        address,
+        any::<(u16, [u8; 16])>(),
+        proptest::collection::vec(any::<u8>(), 0..40),
+    )
         .prop_map(|(is_line, client, (port, octets), fields)| {
             let to_ip = match client.ip() {
                 IpAddr::V4(_) => IpAddr::from(octets.first_chunk::<4>().copied().unwrap()),

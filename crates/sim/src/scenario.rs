@@ -4,9 +4,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{
-    Affinity, CasUniques, ClientSources, CommandPolicy, Credentials, DEFAULT_USER, Endpoint, Global, Hedge,
-    IoEngine, Limits, Listen, LogFormat, Memcached, PolicyBase, Pool, Protocol, ReadYourWrites,
-    Reads, Server, ServerAuth, ServerGroup, StatsFormat, Topology,
+    Affinity, CasUniques, ClientSources, CommandPolicy, Credentials, DEFAULT_USER, Endpoint,
+    Global, Hedge, IoEngine, Limits, Listen, LogFormat, Memcached, PolicyBase, Pool, Protocol,
+    ReadYourWrites, Reads, Server, ServerAuth, ServerGroup, StatsFormat, Topology,
 };
 use cashew_placement::{Distribution, Hash, HashTag};
 

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use cashew_tls::{
-    Acceptor, Certificate, Ciphers, ClientAuth, Connector, Failure, Identity, ListenerTls,
-    ServerTls, Stream, TicketSecret, Version,
+    Acceptor, Certificate, Ciphers, ClientAuth, ClientUser, Connector, Failure, Identity,
+    ListenerTls, ServerTls, Stream, TicketSecret, Version,
 };
 
 #[path = "../../../tests/rust/certificates.rs"]
@@ -29,6 +29,7 @@ fn listener(pairs: &[Pair]) -> ListenerTls {
         identities: pairs.iter().map(identity).collect(),
         client_ca: None,
         client_auth: ClientAuth::None,
+        client_user: ClientUser::Off,
         min_version: Version::Tls12,
         ciphers: Ciphers::Default,
         handshake_timeout_ms: 10_000,

@@ -10,7 +10,9 @@ use std::time::Duration;
 use cashew_config::Snapshot;
 use cashew_driver::{CloseKind, Handler, Luggage, ProxyHeader, Token, Unintroduced};
 use cashew_engine::{Admission, CloseReason, ConnId, Engine, ListenerId, OpenFiles, Time};
-use cashew_metrics::{EventKind, PoolCounter, Segments, ServerCounter, Shared, Writer, monotonic_ms};
+use cashew_metrics::{
+    EventKind, PoolCounter, Segments, ServerCounter, Shared, Writer, monotonic_ms,
+};
 use cashew_tls::{Acceptor, Facts, Failure};
 use rustix::process::{Resource, getrlimit};
 
@@ -432,11 +434,7 @@ impl Handler for Core {
         self.engine.note_busy(self.worked_from, worked_us, self.now);
     }
 
-    fn accepted(
-        &mut self,
-        listener: u32,
-        socket: BorrowedFd<'_>,
-    ) -> Result<Token, &'static [u8]> {
+    fn accepted(&mut self, listener: u32, socket: BorrowedFd<'_>) -> Result<Token, &'static [u8]> {
         let Some(pool) = self.pool_of(listener) else { return Err(b"") };
         let sources = &self.engine.listener_config(pool).client_sources;
         let mut awaited = None;
@@ -485,8 +483,7 @@ impl Handler for Core {
         let host = match header {
             ProxyHeader::Own => own,
             ProxyHeader::Passed { client, to } => {
-                let canonical =
-                    |it: SocketAddr| SocketAddr::new(it.ip().to_canonical(), it.port());
+                let canonical = |it: SocketAddr| SocketAddr::new(it.ip().to_canonical(), it.port());
                 let (client, to) = (canonical(client), canonical(to));
                 self.told.insert(conn, Passed { client, to });
                 Some(client.ip())
@@ -507,12 +504,15 @@ impl Handler for Core {
         self.listeners.get(&listener)?.acceptor.as_ref()
     }
 
-    fn secured(&mut self, conn: Token, facts: Facts) {
+    fn secured(&mut self, conn: Token, facts: Facts, user_names: &[String]) {
         let conn = ConnId::from_token(conn.0);
         if conn.is_lane() {
             secured::server_counters_of(facts).for_each(|it| self.engine.count_server(conn, it));
         } else {
             secured::counters_of(facts).for_each(|it| self.engine.count_client(conn, it));
+            if !user_names.is_empty() {
+                self.engine.handle_identified(conn, user_names, self.now);
+            }
             if facts.is_movable {
                 self.engine.untie(conn);
             }

@@ -216,7 +216,7 @@ impl Handler for Recorder {
         self.acceptor.as_ref()
     }
 
-    fn secured(&mut self, conn: Token, facts: Facts) {
+    fn secured(&mut self, conn: Token, facts: Facts, _: &[String]) {
         self.secured.push((conn, facts));
     }
 

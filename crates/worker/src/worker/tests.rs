@@ -309,8 +309,9 @@ fn first_replies_are_written_while_more_is_read() {
 fn a_tick_does_one_share_of_large_requests_however_often_it_writes() {
     let mut worker = worker(Fake::default());
     let (_, conn) = with_server(&mut worker);
-    let clients: Vec<Token> =
-        (0..6).map(|_| worker.core.accepted(7, std::io::stdin().as_fd()).expect("it is welcome")).collect();
+    let clients: Vec<Token> = (0..6)
+        .map(|_| worker.core.accepted(7, std::io::stdin().as_fd()).expect("it is welcome"))
+        .collect();
     worker.driver.below().found = clients.iter().map(|&client| (client, del(30_000))).collect();
     worker.wait().unwrap();
     // Three are a share.
@@ -334,8 +335,9 @@ fn a_tick_of_large_requests_renews_the_heartbeat() {
 #[test]
 fn handoffs_are_bounded_and_closed_clients_are_forgotten() {
     let mut worker = worker(Fake::default());
-    let clients: Vec<Token> =
-        (0..600).map(|_| worker.core.accepted(7, std::io::stdin().as_fd()).expect("it is welcome")).collect();
+    let clients: Vec<Token> = (0..600)
+        .map(|_| worker.core.accepted(7, std::io::stdin().as_fd()).expect("it is welcome"))
+        .collect();
     worker.obey(ToChild::Retire { timeout_ms: 1000 }, Vec::new());
     for _ in 0..5 {
         worker.end_tick();
@@ -373,11 +375,15 @@ fn clients_get_no_files_that_servers_may_need() {
     let all = OpenFiles { limit: 96, ..core.files };
     assert_eq!((all.listeners, all.server_connections), (1, 9));
     core.files = all;
-    let clients: Vec<Token> =
-        (0..all.clients()).map(|_| core.accepted(7, std::io::stdin().as_fd()).expect("it is welcome")).collect();
+    let clients: Vec<Token> = (0..all.clients())
+        .map(|_| core.accepted(7, std::io::stdin().as_fd()).expect("it is welcome"))
+        .collect();
     assert_eq!(clients.len() as u64 + all.reserved(), 96);
     for _ in 0..3 {
-        assert_eq!(core.accepted(7, std::io::stdin().as_fd()), Err(&b"-ERR max number of clients reached\r\n"[..]));
+        assert_eq!(
+            core.accepted(7, std::io::stdin().as_fd()),
+            Err(&b"-ERR max number of clients reached\r\n"[..])
+        );
     }
     assert_eq!(core.shared.taken(0), clients.len() as u64, "they take nobody's place");
     let pool = Layout::new(&core.snapshot).pool(0);
@@ -386,7 +392,10 @@ fn clients_get_no_files_that_servers_may_need() {
     assert_eq!(counted(PoolCounter::ClientsAccepted), clients.len() as u64 + 3);
     // When one client leaves, another may come.
     core.closed(clients[0], CloseKind::Reset);
-    assert!(core.accepted(7, std::io::stdin().as_fd()).is_ok() && core.accepted(7).is_err());
+    assert!(
+        core.accepted(7, std::io::stdin().as_fd()).is_ok()
+            && core.accepted(7, std::io::stdin().as_fd()).is_err()
+    );
     // Sessions of other workers are always accepted, and count.
     let session =
         Session { version: SESSION_VERSION, pool: "p".to_owned(), id: 1000, ..Session::default() };
