@@ -109,6 +109,7 @@ impl Difference {
             rebalance_threshold,
             stats_listen: _,
             stats_raw,
+            stats_token,
             log_file,
             sentinel_state,
             log_level: _,
@@ -165,6 +166,7 @@ impl Difference {
             &stats_format_name(*stats_raw),
             &stats_format_name(new.stats_raw),
         );
+        option.secret("stats_token", stats_token.as_ref(), new.stats_token.as_ref());
         option.changed("log_file", &log(log_file), &log(&new.log_file));
         option.changed(
             "sentinel_state",
@@ -793,6 +795,7 @@ mod tests {
             ("stats_listen: \"[::1]:1\"", "stats_listen: 0.0.0.0:22222 -> [::1]:1"),
             ("stats_listen: \"*:22222\"", ""),
             ("stats_raw: full", "stats_raw: nutcracker -> full"),
+            ("stats_token: abc", "stats_token: set"),
             ("log_file: /log", "log_file: standard error -> /log"),
             ("log_level: 7", "log_level: 5 -> 7"),
             ("log_level: 5", ""),
@@ -863,6 +866,13 @@ mod tests {
             ("client_pause_max: 5", "client_pause_max: 60000 -> 5"),
             ("failover_wait: 500", "failover_wait: 0 -> 500"),
             ("hide_topology: true", "hide_topology: false -> true"),
+            ("allow_from: [10.0.0.0/8, unix]", "allow_from: none -> 10.0.0.0/8, unix"),
+            ("deny_from: 192.0.2.7", "deny_from: none -> 192.0.2.7"),
+            ("proxy_protocol: true", "proxy_protocol: false -> from everybody, timeout 3s"),
+            (
+                "proxy_protocol: {trusted: 10.0.0.7, timeout: 1s}",
+                "proxy_protocol: false -> from 10.0.0.7, timeout 1s",
+            ),
             ("slow_log: 2ms", "slow_log: 10ms -> 2ms"),
             ("hot_keys: false", "hot_keys: true -> false"),
             ("request_size_max: 1mb", "request_size_max: 1.0 GiB -> 1.0 MiB"),

@@ -98,6 +98,10 @@ section! {
         /// What whoever connects to the address of the statistics and asks for nothing gets: `nutcracker`
         /// is [what nutcracker says](operations.md#statistics) and nothing more, `full` is what `/stats` says.
         stats_raw: StatsFormat = "nutcracker",
+        /// What whoever asks the address of the statistics by HTTP must show, as `Authorization: Bearer TOKEN` or as the
+        /// password of any user, or [a file](#passwords-in-files) with it. `/healthz` and `/readyz` are answered without
+        /// it, and so is raw TCP, which tells counters alone.
+        stats_token: Secret<Text> = none,
         /// File that the log is appended to instead of standard error. The flag `-o` overrides it.
         log_file: FilePath = none,
         /// File that the master keeps the addresses of the primaries of [groups](#sentinel) in, and reads at a

@@ -176,7 +176,7 @@ pub(crate) fn resolve(
         return None;
     }
     pools.sort_by(|a, b| by_length_then_bytes(&a.name, &b.name));
-    let global = Global { stats_listen, ..resolve_global(file.global, context) };
+    let global = Global { stats_listen, ..resolve_global(file.global, context, report) };
     Some(Snapshot { epoch: 1, global, pools })
 }
 
@@ -185,7 +185,13 @@ pub(crate) fn by_length_then_bytes(a: &str, b: &str) -> Ordering {
     a.len().cmp(&b.len()).then_with(|| a.as_bytes().cmp(b.as_bytes()))
 }
 
-fn resolve_global(section: GlobalSection, context: &Context<'_>) -> Global {
+fn resolve_global(
+    section: GlobalSection,
+    context: &Context<'_>,
+    report: &mut Report<'_>,
+) -> Global {
+    let token = section.stats_token.as_ref().map(|token| &token.value);
+    let stats_token = secret::resolve("stats_token", token, context, report);
     let worker_processes = worker_processes(&section, context);
     let memory_max = match section.memory_max.value {
         Memory::Auto => context.memory.map(|memory| memory / 2),
@@ -213,6 +219,7 @@ fn resolve_global(section: GlobalSection, context: &Context<'_>) -> Global {
             .then_some(section.rebalance_threshold.value.0 as u32),
         stats_listen: None,
         stats_raw: section.stats_raw.value,
+        stats_token: stats_token.map(|token| token.0),
         log_file: section.log_file.map(|path| path.value.0),
         sentinel_state: section.sentinel_state.map(|path| path.value.0),
         log_level: said(&section.log_level).map(|level| level.0 as u8),

@@ -75,6 +75,9 @@ pub struct Global {
     pub stats_listen: Option<SocketAddr>,
     #[serde(default)]
     pub stats_raw: StatsFormat,
+    /// What whoever asks for the statistics by HTTP must show.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stats_token: Option<String>,
     /// `None` is standard error.
     #[serde(default)]
     pub log_file: Option<PathBuf>,

@@ -78,6 +78,8 @@ mod tests {
             age_us: 0,
             input: 3,
             output: 2,
+            passed_from: None,
+            passed_to: None,
             secured: None,
         };
         assert_eq!(message, ToMaster::HandOver { session });

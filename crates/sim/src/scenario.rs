@@ -179,6 +179,7 @@ impl Scenario {
                 rebalance_threshold: None,
                 stats_listen: None,
                 stats_raw: StatsFormat::Nutcracker,
+                stats_token: None,
                 log_file: None,
                 log_level: None,
                 log_format: LogFormat::Plain,
