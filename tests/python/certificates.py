@@ -32,13 +32,13 @@ class Authority:
         self._openssl("req", "-x509", *self._new_key("ec"), "-keyout", self.key, "-out", self.ca,
                       "-days", "3650", "-subj", f"/CN=authority{self.number}")
 
-    def sign(self, names, days=365, kind="ec"):
+    def sign(self, names, days=365, kind="ec", subject="/CN=leaf"):
         """A certificate for names like `DNS:a,IP:127.0.0.1`; a negative number of days has expired."""
         stem = self.directory / f"leaf{self.number}-{next(self._count)}"
         pair = Pair(stem.with_suffix(".crt"), stem.with_suffix(".key"))
         request, extensions = stem.with_suffix(".csr"), stem.with_suffix(".ext")
         self._openssl("req", *self._new_key(kind), "-keyout", pair.key, "-out", request,
-                      "-subj", "/CN=leaf")
+                      "-subj", subject)
         extensions.write_text(f"subjectAltName={names}\nbasicConstraints=CA:FALSE\n")
         self._openssl("x509", "-req", "-in", request, "-CA", self.ca, "-CAkey", self.key,
                       "-CAcreateserial", "-days", days, "-extfile", extensions,

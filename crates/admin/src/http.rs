@@ -1,5 +1,6 @@
 //! What the stats port answers to requests by HTTP.
 
+use base64::Engine;
 use hyper::body::Body as HttpBody;
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Uri, Version};
@@ -63,12 +64,52 @@ pub(crate) fn respond<B: HttpBody>(request: &Request<B>, hub: &Hub) -> Response<
         uri: request.uri(),
         wants_page: accepts_html(request.headers()),
     };
-    let mut response = answer(&asked, &hub.source(), &hub.history.borrow());
+    let source = hub.source();
+    let token = source.snapshot().global.stats_token.as_deref();
+    let mut response = match token.is_none_or(|token| may_ask(&asked, request.headers(), token)) {
+        true => answer(&asked, &source, &hub.history.borrow()),
+        false => unauthorized(),
+    };
     let keeps = request.version() == Version::HTTP_11
         && request.body().is_end_stream()
         && has(request.headers(), header::CONNECTION, "keep-alive");
     let connection = if keeps { "keep-alive" } else { "close" };
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static(connection));
+    response
+}
+
+/// Whether it is for everybody, or the token is shown.
+fn may_ask(asked: &Asked<'_>, headers: &HeaderMap, token: &str) -> bool {
+    if matches!(asked.uri.path(), "/healthz" | "/readyz") {
+        return true;
+    }
+    let mut shown = headers.get_all(header::AUTHORIZATION).into_iter();
+    let Some((scheme, text)) = shown.next().and_then(|it| it.to_str().ok()?.split_once(' ')) else {
+        return false;
+    };
+    let text = text.trim();
+    if scheme.eq_ignore_ascii_case("bearer") {
+        return is_same(text.as_bytes(), token.as_bytes());
+    }
+    // Of a browser, which asks its user for a name as well.
+    let decoded = || {
+        let both = base64::engine::general_purpose::STANDARD.decode(text).ok()?;
+        let colon = both.iter().position(|&byte| byte == b':')?;
+        Some(is_same(&both[colon + 1..], token.as_bytes()))
+    };
+    scheme.eq_ignore_ascii_case("basic") && decoded().unwrap_or(false)
+}
+
+/// Takes equally long wherever they differ.
+fn is_same(shown: &[u8], token: &[u8]) -> bool {
+    let differs = shown.iter().zip(token).fold(0, |differs, (a, b)| differs | (a ^ b));
+    std::hint::black_box(differs) == 0 && shown.len() == token.len()
+}
+
+fn unauthorized() -> Response<Vec<u8>> {
+    let mut response = text(StatusCode::UNAUTHORIZED, "this needs the token, see stats_token\n");
+    let asked = HeaderValue::from_static("Basic realm=\"cashew\"");
+    response.headers_mut().insert(header::WWW_AUTHENTICATE, asked);
     response
 }
 
@@ -225,6 +266,44 @@ mod tests {
         assert_eq!(status, StatusCode::BAD_REQUEST);
         assert_eq!(why, "by is one of requests, bytes, time and size\n");
         assert!(get("/state.json").1.starts_with("{\"version\":\"1.2.3\""));
+    }
+
+    #[test]
+    fn a_token_must_be_shown() {
+        let may = |path: &str, shown: Option<&str>| {
+            let mut headers = HeaderMap::new();
+            if let Some(shown) = shown {
+                headers.insert(header::AUTHORIZATION, HeaderValue::from_str(shown).unwrap());
+            }
+            let uri = path.parse().unwrap();
+            may_ask(
+                &Asked { method: &Method::GET, uri: &uri, wants_page: false },
+                &headers,
+                "s3cret",
+            )
+        };
+        assert!(may("/healthz", None) && may("/readyz", None));
+        assert!(may("/stats", Some("Bearer s3cret")) && may("/", Some("bearer  s3cret ")));
+        // Of "ann:s3cret" and of ":s3cret".
+        assert!(may("/hot.json", Some("Basic YW5uOnMzY3JldA==")));
+        assert!(may("/hot.json", Some("Basic OnMzY3JldA==")));
+        for wrong in [
+            None,
+            Some(""),
+            Some("Bearer"),
+            Some("Bearer "),
+            Some("Bearer s3cre"),
+            Some("Bearer s3crets"),
+            Some("s3cret"),
+            Some("Basic s3cret"),
+            // Of "s3cret" and of "s3cret:".
+            Some("Basic czNjcmV0"),
+            Some("Basic czNjcmV0Og=="),
+            Some("Digest s3cret"),
+        ] {
+            assert!(!may("/stats", wrong), "{wrong:?}");
+        }
+        assert!(!may("/", None) && !may("/healthz/", None) && !may("/metrics?/healthz", None));
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub(crate) enum ServerStat {
 }
 
 /// Twemproxy's names in its order ([`POOL_STATS_OF_TWEMPROXY`] of them), then ours.
-pub(crate) const POOL_STATS: [PoolStat; 47] = [
+pub(crate) const POOL_STATS: [PoolStat; 49] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
     PoolStat::Gauge(PoolGauge::ClientConnections),
@@ -85,6 +85,8 @@ pub(crate) const POOL_STATS: [PoolStat; 47] = [
     PoolStat::Counter(PoolCounter::TlsCertificates),
     PoolStat::Counter(PoolCounter::TlsTimeouts),
     PoolStat::Counter(PoolCounter::TlsFailures),
+    PoolStat::Counter(PoolCounter::ClientsDenied),
+    PoolStat::Counter(PoolCounter::ProxyHeaderErrors),
 ];
 pub(crate) const POOL_STATS_OF_TWEMPROXY: usize = 6;
 
@@ -536,6 +538,7 @@ mod tests {
             "client_requests",
             "client_responses",
             "clients_accepted",
+            "clients_denied",
             "clients_overflowed",
             "clients_refused",
             "clients_shed",
@@ -548,6 +551,7 @@ mod tests {
             "messages_delivered",
             "monitor_dropped",
             "pipelines_paused",
+            "proxy_header_errors",
             "region_copies",
             "region_forgets",
             "request_latency",

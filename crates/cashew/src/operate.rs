@@ -52,6 +52,7 @@ pub(crate) fn status(instance: &InstanceArguments, json: bool) -> ExitCode {
         }
         Answer::Status(status) => {
             print(&describe(&status));
+            stats_port::find_token(Some(instance));
             let summary = status.statistics.map(summary).unwrap_or_default();
             if !summary.is_empty() {
                 print(&format!("\n{}", summary.join("\n")));

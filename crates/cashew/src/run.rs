@@ -40,6 +40,8 @@ pub(crate) fn instance(arguments: Arguments) -> ExitCode {
 }
 
 fn run(arguments: Arguments, told: &Rc<Told>) -> Result<(), Box<dyn Error>> {
+    // Before there is anything secret.
+    cashew_process::keep_memory_out_of_core_dumps();
     // Errors in the configuration belong in the log file, too.
     if let Some(path) = &arguments.output {
         told.log_to(path)?;

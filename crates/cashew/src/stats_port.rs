@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
@@ -12,11 +13,31 @@ use crate::operate::status_if_running;
 const TIMEOUT: Duration = Duration::from_secs(3);
 const RESPONSE_MAX: u64 = 64 << 20;
 
+/// What the stats port is shown, if it wants anything.
+static TOKEN: OnceLock<Option<String>> = OnceLock::new();
+/// Has the token of an instance elsewhere.
+const TOKEN_VARIABLE: &str = "CASHEW_STATS_TOKEN";
+
+/// Takes the token from the environment, or else from the instance's file.
+pub(crate) fn find_token(instance: Option<&InstanceArguments>) {
+    TOKEN.get_or_init(|| {
+        let of_file = || {
+            // Whoever may not read the file, or what it names, has no token. Without one most ports answer all the same.
+            let loaded = cashew_config::load(&instance?.conf_file).ok()?;
+            loaded.snapshot.global.stats_token
+        };
+        std::env::var(TOKEN_VARIABLE).ok().or_else(of_file)
+    });
+}
+
 /// Where the statistics are, as `host:port`: where the instance says, or else its file.
 pub(crate) fn address(instance: &InstanceArguments, url: Option<&str>) -> Result<String, String> {
     if let Some(url) = url {
+        // Another instance must not get this one's token.
+        find_token(None);
         return address_of(url);
     }
+    find_token(Some(instance));
     let running = status_if_running(instance);
     if let Some(address) = running.as_ref().ok().and_then(|status| status.statistics) {
         return Ok(reachable(address).to_string());
@@ -58,7 +79,10 @@ fn fetch(address: &str, path: &str) -> Result<Vec<u8>, String> {
         };
         stream.set_read_timeout(Some(TIMEOUT)).map_err(failed)?;
         stream.set_write_timeout(Some(TIMEOUT)).map_err(failed)?;
-        let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n");
+        let token = TOKEN.get().and_then(|token| token.as_deref());
+        let shown = token.map(|token| format!("Authorization: Bearer {token}\r\n"));
+        let shown = shown.unwrap_or_default();
+        let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n{shown}\r\n");
         stream.write_all(request.as_bytes()).map_err(failed)?;
         let mut response = Vec::new();
         stream.take(RESPONSE_MAX).read_to_end(&mut response).map_err(failed)?;
@@ -75,6 +99,9 @@ fn body_of(mut response: Vec<u8>) -> Result<Vec<u8>, String> {
     // Of a query that it does not like it says why.
     if status == "400" {
         return Err(String::from_utf8_lossy(&response[end + 4..]).trim_end().to_owned());
+    }
+    if status == "401" {
+        return Err(format!("it needs the stats_token: is {TOKEN_VARIABLE} set?"));
     }
     if status != "200" {
         return Err(format!("status {status}: is it cashew, and as new as this one?"));

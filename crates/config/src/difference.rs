@@ -11,14 +11,15 @@ use std::path::PathBuf;
 use cashew_placement::HashTag;
 
 use crate::access_log;
+use crate::client_sources;
 use crate::policy::shown_policy;
 use crate::replica_reads::SpanText;
 use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
-    Affinity, CasUniques, Credentials, CustomCommand, Endpoint, Global, Hedge, IoEngine, Limits,
-    Listen, Memcached, OnFailure, OverLimit, Pool, Protocol, Reads, ReplicaReads, Sentinel, Server,
-    ServerAuth, ServerGroup, Snapshot, Spool, StatsFormat, Topology, TopologyState, UserOptions,
-    Wire, Writes,
+    Affinity, CasUniques, ClientSources, Credentials, CustomCommand, Endpoint, Global, Hedge,
+    IoEngine, Limits, Listen, Memcached, OnFailure, OverLimit, Pool, Protocol, ProxyProtocol,
+    Reads, ReplicaReads, Sentinel, Server, ServerAuth, ServerGroup, Snapshot, Spool, StatsFormat,
+    Topology, TopologyState, UserOptions, Wire, Writes,
 };
 use crate::tracing;
 use crate::users::name_of;
@@ -108,6 +109,7 @@ impl Difference {
             rebalance_threshold,
             stats_listen: _,
             stats_raw,
+            stats_token,
             log_file,
             sentinel_state,
             log_level: _,
@@ -164,6 +166,7 @@ impl Difference {
             &stats_format_name(*stats_raw),
             &stats_format_name(new.stats_raw),
         );
+        option.secret("stats_token", stats_token.as_ref(), new.stats_token.as_ref());
         option.changed("log_file", &log(log_file), &log(&new.log_file));
         option.changed(
             "sentinel_state",
@@ -243,6 +246,7 @@ impl Difference {
             tls,
             tls_listen,
             server_tls,
+            client_sources,
         } = old;
         let whose = whose(new);
         if *listen != new.listen {
@@ -355,6 +359,14 @@ impl Difference {
         option.tls(tls.as_ref(), new.tls.as_ref());
         option.changed("tls_listen", &or_none(tls_listen), &or_none(&new.tls_listen));
         option.server_tls("server_tls", server_tls.as_ref(), new.server_tls.as_ref());
+        let ClientSources { allow_from, deny_from, proxy_protocol } = client_sources;
+        let sources = &new.client_sources;
+        let shown = client_sources::shown;
+        option.changed("allow_from", &shown(allow_from), &shown(&sources.allow_from));
+        option.changed("deny_from", &shown(deny_from), &shown(&sources.deny_from));
+        let shown =
+            |protocol: &Option<ProxyProtocol>| client_sources::shown_protocol(protocol.as_ref());
+        option.changed("proxy_protocol", &shown(proxy_protocol), &shown(&sources.proxy_protocol));
         option.changed("hedge", &hedged(hedge), &hedged(&new.hedge));
         option.sentinel(sentinel.as_ref(), new.sentinel.as_ref());
         let by_default = |reads: &Option<Reads>| match reads {
@@ -828,6 +840,7 @@ mod tests {
             ("stats_listen: \"[::1]:1\"", "stats_listen: 0.0.0.0:22222 -> [::1]:1"),
             ("stats_listen: \"*:22222\"", ""),
             ("stats_raw: full", "stats_raw: nutcracker -> full"),
+            ("stats_token: abc", "stats_token: set"),
             ("log_file: /log", "log_file: standard error -> /log"),
             ("log_level: 7", "log_level: 5 -> 7"),
             ("log_level: 5", ""),
@@ -898,6 +911,13 @@ mod tests {
             ("client_pause_max: 5", "client_pause_max: 60000 -> 5"),
             ("failover_wait: 500", "failover_wait: 0 -> 500"),
             ("hide_topology: true", "hide_topology: false -> true"),
+            ("allow_from: [10.0.0.0/8, unix]", "allow_from: none -> 10.0.0.0/8, unix"),
+            ("deny_from: 192.0.2.7", "deny_from: none -> 192.0.2.7"),
+            ("proxy_protocol: true", "proxy_protocol: false -> from everybody, timeout 3s"),
+            (
+                "proxy_protocol: {trusted: 10.0.0.7, timeout: 1s}",
+                "proxy_protocol: false -> from 10.0.0.7, timeout 1s",
+            ),
             ("slow_log: 2ms", "slow_log: 10ms -> 2ms"),
             ("hot_keys: false", "hot_keys: true -> false"),
             ("command_stats: true", "command_stats: false -> true"),

@@ -2,10 +2,11 @@
 //! the tables of docs/configuration.md are generated from them.
 
 use cashew_placement::{Distribution, Hash, HashTag};
-use cashew_tls::{Ciphers, ClientAuth, Version};
+use cashew_tls::{Ciphers, ClientAuth, ClientUser, Version};
 
 use crate::access_log::AccessLogText;
 use crate::address::ListenText;
+use crate::client_sources::{ProxyProtocolText, SourceList};
 use crate::commands::{Commands, Whole, Words};
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::groups::{Member, MemberAddress, Members};
@@ -98,6 +99,10 @@ section! {
         /// What whoever connects to the address of the statistics and asks for nothing gets: `nutcracker`
         /// is [what nutcracker says](operations.md#statistics) and nothing more, `full` is what `/stats` says.
         stats_raw: StatsFormat = "nutcracker",
+        /// What whoever asks the address of the statistics by HTTP must show, as `Authorization: Bearer TOKEN` or as the
+        /// password of any user, or [a file](#passwords-in-files) with it. `/healthz` and `/readyz` are answered without
+        /// it, and so is raw TCP, which tells counters alone.
+        stats_token: Secret<Text> = none,
         /// File that the log is appended to instead of standard error. The flag `-o` overrides it.
         log_file: FilePath = none,
         /// File that the master keeps the addresses of the primaries of [groups](#sentinel) in, and reads at a
@@ -224,6 +229,10 @@ section! {
         /// Whether clients must show a certificate: `none` need, `optional` ones are verified, or it is `required`.
         /// Unless set it is `required` with `client_ca`, else `none`.
         client_auth: ClientAuth = none,
+        /// Which name in its certificate is the name of the [user](#users) that a client is from the start: the common
+        /// name, or an alternative name that is a DNS name, a URI or an e-mail address. Of several, the first that is
+        /// a user's. Who shows no certificate, or one without a user's name, must log in.
+        client_user: ClientUser = "off",
         /// The oldest version that clients may speak.
         min_version: Version = "1.2",
         /// Cipher suites: `default` are all with forward secrecy and authenticated encryption, `strong` those of them
@@ -257,6 +266,17 @@ section! {
         /// What becomes of a request beyond a limit: it gets an `error`, or the client is not read until there is
         /// room, `delay`. Logging in beyond `connections_max` is always an error.
         over_limit: OverLimit = "error",
+    }
+}
+
+section! {
+    /// Connections that begin with a header of the PROXY protocol.
+    ProxyProtocolSection {
+        /// The proxies: connections from these addresses begin with a header, and no others do. `unix` is whoever
+        /// connects to a Unix socket. Without it all connections do.
+        trusted: SourceList = none,
+        /// How long the header may take, before the connection is closed.
+        timeout: Span<100, 600000> = "3s",
     }
 }
 
@@ -581,6 +601,14 @@ section! {
         /// TLS for servers: a section of [options](#tls), such as `{ca: /etc/cashew/ca.pem}`, or `true` for their
         /// defaults.
         server_tls: ServerTlsText = none,
+        /// Addresses and networks that clients may come from; all others are refused. See [where clients come
+        /// from](#where-clients-come-from).
+        allow_from: SourceList = none,
+        /// Addresses and networks that no client may come from, also if they are in `allow_from`.
+        deny_from: SourceList = none,
+        /// Whether connections begin with a header of the PROXY protocol, version 1 or 2, that tells whose they are:
+        /// of all clients, or of those that come [from a proxy](#where-clients-come-from).
+        proxy_protocol: ProxyProtocolText = "false",
         /// Longest CLIENT PAUSE of the pool's clients, in milliseconds. Longer pauses are refused.
         /// Redis pools only.
         client_pause_max: Number<0, 2147483647> = "60000",

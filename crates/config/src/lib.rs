@@ -10,6 +10,7 @@
 mod access_log;
 mod accounts;
 mod address;
+mod client_sources;
 mod commands;
 mod diagnostic;
 mod difference;

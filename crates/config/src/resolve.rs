@@ -12,6 +12,7 @@ use cashew_placement::{Distribution, Hash};
 
 use crate::accounts::{self, Account};
 use crate::address::{ListenText, ServerLine, check_name};
+use crate::client_sources;
 use crate::diagnostic::{At, Complaint, Pos, Report};
 use crate::file::{Dialect, File, GlobalSection, PoolSection};
 use crate::groups;
@@ -176,7 +177,7 @@ pub(crate) fn resolve(
         return None;
     }
     pools.sort_by(|a, b| by_length_then_bytes(&a.name, &b.name));
-    let global = Global { stats_listen, ..resolve_global(file.global, context) };
+    let global = Global { stats_listen, ..resolve_global(file.global, context, report) };
     Some(Snapshot { epoch: 1, global, pools })
 }
 
@@ -185,7 +186,13 @@ pub(crate) fn by_length_then_bytes(a: &str, b: &str) -> Ordering {
     a.len().cmp(&b.len()).then_with(|| a.as_bytes().cmp(b.as_bytes()))
 }
 
-fn resolve_global(section: GlobalSection, context: &Context<'_>) -> Global {
+fn resolve_global(
+    section: GlobalSection,
+    context: &Context<'_>,
+    report: &mut Report<'_>,
+) -> Global {
+    let token = section.stats_token.as_ref().map(|token| &token.value);
+    let stats_token = secret::resolve("stats_token", token, context, report);
     let worker_processes = worker_processes(&section, context);
     let memory_max = match section.memory_max.value {
         Memory::Auto => context.memory.map(|memory| memory / 2),
@@ -213,6 +220,7 @@ fn resolve_global(section: GlobalSection, context: &Context<'_>) -> Global {
             .then_some(section.rebalance_threshold.value.0 as u32),
         stats_listen: None,
         stats_raw: section.stats_raw.value,
+        stats_token: stats_token.map(|token| token.0),
         log_file: section.log_file.map(|path| path.value.0),
         sentinel_state: section.sentinel_state.map(|path| path.value.0),
         log_level: said(&section.log_level).map(|level| level.0 as u8),
@@ -455,6 +463,7 @@ fn resolve_section(
     let tls_listen = section.tls_listen.as_ref();
     let tls_listen = tls_listen.map(|l| resolve_listen_of("tls_listen", l, context, report));
     let command_policy = Some(policy::resolve(section, protocol, report));
+    let client_sources = client_sources::resolve(section, listen.as_ref(), report);
     let redis_auth = section.redis_auth.as_ref().map(|it| &it.value);
     let redis_auth = secret::resolve("redis_auth", redis_auth, context, report);
     let (users, user_options) = users::resolve(section, context, report);
@@ -536,6 +545,7 @@ fn resolve_section(
         tls: tls::resolve(section, context, report),
         tls_listen: tls_listen.flatten(),
         server_tls: tls::resolve_servers(section, context, report),
+        client_sources,
     };
     replica_reads::warn_without_replicas(&pool, section, report);
     hedge::warn_without_choice(&pool, section, report);

@@ -24,7 +24,7 @@ use crate::value::Value;
 pub(crate) use self::keys::read_file as read_keys_file;
 
 /// Options of pools that concern clients, and so are those of routes as well.
-const CLIENT_OPTIONS: [&str; 35] = [
+const CLIENT_OPTIONS: [&str; 38] = [
     "listen",
     "redis",
     "backlog",
@@ -60,6 +60,9 @@ const CLIENT_OPTIONS: [&str; 35] = [
     "client_pause_max",
     "tls",
     "tls_listen",
+    "allow_from",
+    "deny_from",
+    "proxy_protocol",
 ];
 
 /// What is said of an option of pools otherwise for routes.
@@ -177,6 +180,9 @@ pub(crate) fn warn_without_clients(section: &PoolSection, report: &mut Report<'_
         ("acl_file", section.acl_file.as_ref().map_or(Pos::NONE, |file| file.pos)),
         ("command_policy", policy),
         ("tls", tls),
+        ("allow_from", section.allow_from.as_ref().map_or(Pos::NONE, |list| list.pos)),
+        ("deny_from", section.deny_from.as_ref().map_or(Pos::NONE, |list| list.pos)),
+        ("proxy_protocol", section.proxy_protocol.pos),
     ] {
         if pos != Pos::NONE {
             let complaint = Complaint::new(format!("\"{key}\" has no effect"));

@@ -7,7 +7,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use crate::file::{
     AccessLogSection, CommandSection, GlobalSection, GroupSection, PolicySection, PoolSection,
-    ServerGroupSection, ServerTlsSection, TlsSection, TracingSection, UserSection,
+    ProxyProtocolSection, ServerGroupSection, ServerTlsSection, TlsSection, TracingSection,
+    UserSection,
 };
 use crate::routes::{self, RouteSection};
 use crate::section::{self, Section, prose};
@@ -67,6 +68,11 @@ pub fn user_table() -> String {
 /// The options of a pool's `server_tls`, as a Markdown table.
 pub fn server_tls_table() -> String {
     table::<ServerTlsSection>()
+}
+
+/// The options of a pool's `proxy_protocol`, as a Markdown table.
+pub fn proxy_protocol_table() -> String {
+    table::<ProxyProtocolSection>()
 }
 
 /// The options of `tracing`, as a Markdown table.

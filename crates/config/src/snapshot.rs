@@ -2,6 +2,7 @@
 //! set. The master hands it to the workers as JSON in a sealed memfd.
 
 mod access_log;
+mod client_sources;
 mod live;
 mod replica_reads;
 mod route;
@@ -21,6 +22,7 @@ use cashew_tls::{ListenerTls, ServerTls};
 use serde::{Deserialize, Serialize};
 
 pub use self::access_log::AccessLog;
+pub use self::client_sources::{ClientSources, ProxyProtocol, Source};
 pub use self::replica_reads::{Hedge, ReadYourWrites, ReplicaReads};
 pub use self::route::{FailoverOn, PrefixArm, Route, share_of};
 pub use self::server_auth::{Credentials, DEFAULT_USER, ServerAuth};
@@ -73,6 +75,9 @@ pub struct Global {
     pub stats_listen: Option<SocketAddr>,
     #[serde(default)]
     pub stats_raw: StatsFormat,
+    /// What whoever asks for the statistics by HTTP must show.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stats_token: Option<String>,
     /// `None` is standard error.
     #[serde(default)]
     pub log_file: Option<PathBuf>,
@@ -309,6 +314,9 @@ pub struct Pool {
     /// What servers are secured with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server_tls: Option<ServerTls>,
+    /// Where its clients come from.
+    #[serde(default, skip_serializing_if = "ClientSources::is_empty")]
+    pub client_sources: ClientSources,
 }
 
 /// All users of a pool whose numbers are not shown by name.

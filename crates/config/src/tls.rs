@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use cashew_tls::{
-    Acceptor, Certificate, Ciphers, ClientAuth, Connector, Identity, ListenerTls, ServerTls,
-    Version,
+    Acceptor, Certificate, Ciphers, ClientAuth, ClientUser, Connector, Identity, ListenerTls,
+    ServerTls, Version,
 };
 use schemars::{Schema, SchemaGenerator, json_schema};
 
@@ -26,6 +26,7 @@ const CERTIFICATES_MAX: usize = 256;
 
 const VERSIONS: [&str; 2] = ["1.2", "1.3"];
 const CIPHERS: [&str; 2] = ["default", "strong"];
+const CLIENT_USERS: [&str; 5] = ["off", "cn", "san_dns", "san_uri", "san_email"];
 const CLIENT_AUTHS: [&str; 3] = ["none", "optional", "required"];
 
 impl Value for Version {
@@ -67,6 +68,23 @@ impl Value for ClientAuth {
 
     fn describe() -> String {
         list_of(&CLIENT_AUTHS)
+    }
+}
+
+impl Value for ClientUser {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        // As Redis writes it.
+        let text = if text == "CN" { "cn" } else { text };
+        named(text, "name in certificates", &CLIENT_USERS)
+    }
+
+    fn schema() -> Schema {
+        // YAML 1.1 takes a bare "off" for false.
+        json_schema!({ "enum": ["off", false, "cn", "CN", "san_dns", "san_uri", "san_email"] })
+    }
+
+    fn describe() -> String {
+        list_of(&CLIENT_USERS)
     }
 }
 
@@ -208,10 +226,25 @@ pub(crate) fn resolve(
         report.error(auth, complaint.hint("a file with those who sign clients' certificates"));
         return None;
     }
+    let client_user = tls.client_user.value;
+    if client_user != ClientUser::Off {
+        if client_auth == ClientAuth::None {
+            let complaint = Complaint::new("\"client_user\" needs \"client_ca\"");
+            let hint = "it is a name in a certificate that the client shows";
+            report.error(tls.client_user.pos, complaint.hint(hint));
+            return None;
+        }
+        if section.users.is_none() && section.acl_file.is_none() {
+            let complaint = Complaint::new("\"client_user\" has no effect");
+            let hint = "there are no \"users\", and no \"acl_file\"";
+            report.warning(tls.client_user.pos, complaint.hint(hint));
+        }
+    }
     let resolved = ListenerTls {
         identities: identities.into_iter().collect::<Option<_>>()?,
         client_ca,
         client_auth,
+        client_user,
         min_version: tls.min_version.value,
         ciphers: tls.ciphers.value,
         handshake_timeout_ms: tls.handshake_timeout.value.0,

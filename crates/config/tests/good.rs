@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use cashew_config::snapshot::{
-    Affinity, CommandKeys, CommandPolicy, CustomCommand, Endpoint, Global, IoEngine, Limits,
-    Listen, LogFormat, OverLimit, PolicyBase, Pool, Protocol, Server, ServerAuth, Snapshot,
+    Affinity, ClientSources, CommandKeys, CommandPolicy, CustomCommand, Endpoint, Global, IoEngine,
+    Limits, Listen, LogFormat, OverLimit, PolicyBase, Pool, Protocol, Server, ServerAuth, Snapshot,
     StatsFormat, Topology, TopologyState, UserOptions,
 };
 use cashew_config::{Context, Difference, Loaded, SecretFile, from_json, parse, to_json};
@@ -90,6 +90,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         tls: None,
         tls_listen: None,
         server_tls: None,
+        client_sources: ClientSources::default(),
         retry_reads: false,
         slow_log_ms: 10,
         hot_keys: true,
@@ -192,6 +193,7 @@ fn the_flat_dialect_loads() {
             rebalance_threshold: Some(20),
             stats_listen: None,
             stats_raw: StatsFormat::Nutcracker,
+            stats_token: None,
             log_file: None,
             log_level: None,
             log_format: LogFormat::Plain,
@@ -242,6 +244,7 @@ fn the_sectioned_dialect_loads() {
             rebalance_threshold: None,
             stats_listen: Some("[::1]:22222".parse().unwrap()),
             stats_raw: StatsFormat::Full,
+            stats_token: None,
             log_file: Some(PathBuf::from("/var/log/cashew.log")),
             log_level: Some(5),
             log_format: LogFormat::Plain,

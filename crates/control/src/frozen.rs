@@ -79,6 +79,8 @@ mod tests {
             totals: [0; 5],
             input: 3,
             output: 2,
+            passed_from: None,
+            passed_to: None,
             secured: None,
         };
         assert_eq!(message, ToMaster::HandOver { session });

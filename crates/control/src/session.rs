@@ -1,5 +1,7 @@
 //! A client's connection on its way from one worker to another.
 
+use std::net::SocketAddr;
+
 use cashew_config::snapshot::Protocol;
 use cashew_tls::Parted;
 use serde::{Deserialize, Serialize};
@@ -64,6 +66,11 @@ pub struct Session {
     pub input: u64,
     /// Length of the unwritten output.
     pub output: u64,
+    /// What a proxy has told: the client's address, and the one that it has connected to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub passed_from: Option<SocketAddr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub passed_to: Option<SocketAddr>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secured: Option<Box<SecuredSession>>,
 }

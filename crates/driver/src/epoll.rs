@@ -363,7 +363,7 @@ impl EpollDriver {
     }
 
     fn take(&mut self, listener: u32, descriptor: OwnedFd, handler: &mut impl Handler) {
-        match handler.accepted(listener) {
+        match handler.accepted(listener, descriptor.as_fd()) {
             Ok(conn) => {
                 if self.insert(conn, descriptor, false).is_err() {
                     handler.closed(conn, CloseKind::Reset);

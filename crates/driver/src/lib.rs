@@ -24,8 +24,10 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use cashew_protocol::proxy;
 use cashew_tls::{Acceptor, Facts, Failure};
 
+pub use cashew_protocol::proxy::Header as ProxyHeader;
 pub use epoll::EpollDriver;
 pub use secured::{Luggage, Secured};
 pub use uring::{Refusal, UringDriver};
@@ -76,6 +78,20 @@ pub enum CloseKind {
     NoSocket,
     /// It could not be secured.
     Insecure(Failure),
+    /// It was to begin with a header that tells whose it is.
+    Unintroduced(Unintroduced),
+}
+
+/// Why a connection that was to begin with a header of the PROXY protocol is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unintroduced {
+    /// What came is no header.
+    Malformed,
+    TimedOut,
+    /// The peer left before it sent anything.
+    Closed,
+    /// The handler does not take such a client.
+    Refused,
 }
 
 impl CloseKind {
@@ -86,7 +102,8 @@ impl CloseKind {
             | Self::Reset
             | Self::TimedOut
             | Self::Unreachable
-            | Self::Insecure(_) => false,
+            | Self::Insecure(_)
+            | Self::Unintroduced(_) => false,
             Self::Exhausted | Self::NoMemory | Self::NoPort | Self::Forbidden | Self::NoSocket => {
                 true
             }
@@ -101,7 +118,24 @@ pub trait Handler {
     /// A client connected. Returns its token, or an error message that is sent before the
     /// connection is closed at once. So a refused client does not keep its descriptor while others
     /// are accepted.
-    fn accepted(&mut self, listener: u32) -> Result<Token, &'static [u8]>;
+    fn accepted(&mut self, listener: u32, socket: BorrowedFd<'_>) -> Result<Token, &'static [u8]>;
+    /// How long the header may take that such a connection begins with; `None` if it begins with none.
+    fn header_timeout(&self, _listener: u32, _socket: BorrowedFd<'_>) -> Option<Duration> {
+        None
+    }
+    /// The header has come, before anything else; the connection `will_be_secured`, or is plain. An error message is
+    /// sent before the connection is closed.
+    ///
+    /// # Errors
+    /// If such a client is not taken.
+    fn introduced(
+        &mut self,
+        _conn: Token,
+        _header: proxy::Header,
+        _will_be_secured: bool,
+    ) -> Result<(), &'static [u8]> {
+        Ok(())
+    }
     /// Out of descriptors: clients wait until some are free.
     fn accept_blocked(&mut self, listener: u32);
     fn connected(&mut self, conn: Token);
@@ -115,8 +149,9 @@ pub trait Handler {
     fn acceptor(&self, _listener: u32) -> Option<&Acceptor> {
         None
     }
-    /// The handshake of a secured connection is over. Of one to a server [`Handler::connected`] follows.
-    fn secured(&mut self, _conn: Token, _facts: Facts) {}
+    /// The handshake of a secured connection is over. Of one to a server [`Handler::connected`] follows. `_user_names`
+    /// are those of a client's certificate that may be its user's.
+    fn secured(&mut self, _conn: Token, _facts: Facts, _user_names: &[String]) {}
     /// A replacement for a buffer that was taken, empty, of at least this capacity.
     fn buffer(&mut self, capacity: usize) -> Vec<u8>;
     /// The peer will send nothing more. Reported by a later wait than its last bytes, so that

@@ -1,6 +1,7 @@
-//! TLS over any driver. A connection that is secured has a [`Session`] beside it, between the driver below and the
+//! TLS, and the header of the PROXY protocol that may come before it, over any driver. A connection that is secured has a [`Session`] beside it, between the driver below and the
 //! handler above; the others pass through.
 
+mod headers;
 mod session;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -11,9 +12,10 @@ use std::time::{Duration, Instant};
 use cashew_tls::{Connector, Failure, Stream};
 use rustix::net::{SendFlags, send};
 
+use self::headers::{Headers, Progress};
 pub use self::session::Luggage;
 use self::session::{Session, Turn};
-use crate::{Address, CloseKind, Driver, Handler, Token};
+use crate::{Address, CloseKind, Driver, Handler, Token, Unintroduced};
 
 /// Time that handshakes may take of one wait; the others have their turn in the next ones. A signature takes from a
 /// tenth of that to all of it.
@@ -40,6 +42,8 @@ pub struct Secured<D> {
 struct Sessions {
     tables: [Vec<Option<Box<Session>>>; 2],
     work: Work,
+    /// Connections that have not told whose they are.
+    headers: Headers,
 }
 
 /// What is to be done for them outside of the driver's events.
@@ -118,7 +122,10 @@ impl Sessions {
     /// to report.
     #[inline(never)]
     fn decrypt(&mut self, conn: Token, bytes: &mut Vec<u8>, handler: &mut impl Handler) -> bool {
-        let Self { tables, work } = self;
+        if !self.headers.is_empty() && !self.read_header(conn, bytes, handler) {
+            return false;
+        }
+        let Self { tables, work, .. } = self;
         let Some(session) = find_in(tables, conn) else { return true };
         if session.is_failed {
             return false;
@@ -137,10 +144,34 @@ impl Sessions {
         !bytes.is_empty()
     }
 
+    /// Takes the header from the start of what has come, if the connection has not told whose it is. False if there is
+    /// nothing else.
+    #[inline(never)]
+    fn read_header(
+        &mut self,
+        conn: Token,
+        bytes: &mut Vec<u8>,
+        handler: &mut impl Handler,
+    ) -> bool {
+        let (header, at) = match self.headers.read(conn, bytes) {
+            Progress::None => return true,
+            Progress::Partial => return false,
+            Progress::Complete { header, deadline } => (header, deadline),
+        };
+        self.work.deadlines.remove(&(at, conn.0));
+        let will_be_secured = self.find(conn).is_some();
+        if let Err(why) = handler.introduced(conn, header, will_be_secured) {
+            let why = if will_be_secured { b"" } else { why };
+            self.headers.refuse(conn, why);
+            return false;
+        }
+        !bytes.is_empty()
+    }
+
     /// Lets the next handshake go on. Returns whether there was one.
     fn shake(&mut self, handler: &mut impl Handler) -> bool {
         let Some(conn) = self.work.waiting.pop_front() else { return false };
-        let Self { tables, work } = self;
+        let Self { tables, work, .. } = self;
         let Some(session) = find_in(tables, conn).filter(|session| !session.is_failed) else {
             return true;
         };
@@ -182,7 +213,7 @@ fn read(
             if let Some(at) = session.deadline.take() {
                 work.deadlines.remove(&(at, conn.0));
             }
-            handler.secured(conn, facts);
+            handler.secured(conn, facts, &session.user_names());
             if conn.table() == 1 {
                 handler.connected(conn);
             }
@@ -222,16 +253,29 @@ impl<H: Handler> Handler for Between<'_, H> {
         self.handler.woken();
     }
 
-    fn accepted(&mut self, listener: u32) -> Result<Token, &'static [u8]> {
-        let Some(sessions) = &mut self.sessions else { return self.handler.accepted(listener) };
-        let Some(acceptor) = self.handler.acceptor(listener) else {
-            return self.handler.accepted(listener);
+    fn accepted(&mut self, listener: u32, socket: BorrowedFd<'_>) -> Result<Token, &'static [u8]> {
+        let Some(sessions) = &mut self.sessions else {
+            return self.handler.accepted(listener, socket);
         };
-        let deadline = Instant::now() + acceptor.handshake_timeout;
-        // Words in plain text would be no answer to a handshake.
-        let Some(stream) = Stream::accept(acceptor) else { return Err(b"") };
-        let conn = self.handler.accepted(listener).map_err(|_| &b""[..])?;
-        sessions.insert(conn, Session::accepted(conn.generation(), stream, deadline));
+        let now = Instant::now();
+        let mut deadline = now;
+        let header_timeout = self.handler.header_timeout(listener, socket);
+        deadline += header_timeout.unwrap_or_default();
+        let conn = match self.handler.acceptor(listener) {
+            None => self.handler.accepted(listener, socket)?,
+            Some(acceptor) => {
+                deadline += acceptor.handshake_timeout;
+                // Words in plain text would be no answer to a handshake.
+                let Some(stream) = Stream::accept(acceptor) else { return Err(b"") };
+                let conn = self.handler.accepted(listener, socket).map_err(|_| &b""[..])?;
+                sessions.insert(conn, Session::accepted(conn.generation(), stream, deadline));
+                conn
+            }
+        };
+        if let Some(timeout) = header_timeout {
+            sessions.headers.expect(conn, now + timeout);
+            sessions.work.deadlines.insert((now + timeout, conn.0));
+        }
         Ok(conn)
     }
 
@@ -269,7 +313,10 @@ impl<H: Handler> Handler for Between<'_, H> {
 
     fn read_closed(&mut self, conn: Token) {
         let Some(sessions) = &mut self.sessions else { return self.handler.read_closed(conn) };
-        let Sessions { tables, work } = &mut **sessions;
+        if sessions.headers.fail(conn, Unintroduced::Closed) {
+            return;
+        }
+        let Sessions { tables, work, .. } = &mut **sessions;
         let Some(session) = find_in(tables, conn) else { return self.handler.read_closed(conn) };
         session.is_ended = true;
         if session.is_opening() && !session.is_waiting {
@@ -280,7 +327,10 @@ impl<H: Handler> Handler for Between<'_, H> {
     }
 
     fn detached(&mut self, conn: Token, socket: OwnedFd) {
-        let session = self.sessions.as_mut().and_then(|sessions| sessions.remove(conn));
+        let session = self.sessions.as_mut().and_then(|sessions| {
+            sessions.forget_header(conn);
+            sessions.remove(conn)
+        });
         match session.map(|session| session.part()) {
             None => self.handler.detached(conn, socket),
             Some(Some(luggage)) => self.handler.detached_secured(conn, socket, luggage),
@@ -292,6 +342,12 @@ impl<H: Handler> Handler for Between<'_, H> {
     }
 
     fn closed(&mut self, conn: Token, why: CloseKind) {
+        if let Some(sessions) = &mut self.sessions
+            && sessions.forget_header(conn)
+        {
+            sessions.remove(conn);
+            return self.handler.closed(conn, CloseKind::Unintroduced(Unintroduced::Closed));
+        }
         if let Some(sessions) = &mut self.sessions
             && let Some(session) = sessions.remove(conn)
             && session.is_opening()
@@ -333,7 +389,7 @@ impl<H: Handler> Handler for Between<'_, H> {
     #[inline(always)]
     fn sent(&mut self, conn: Token, bytes: u64) {
         if let Some(sessions) = &mut self.sessions {
-            let Sessions { tables, work } = &mut **sessions;
+            let Sessions { tables, work, .. } = &mut **sessions;
             if let Some(session) = find_in(tables, conn) {
                 let sent = session.written(bytes);
                 if sent > 0 {
@@ -356,7 +412,7 @@ impl<D: Driver> Secured<D> {
         &mut self.driver
     }
 
-    /// From now on connections may be secured. Until then they all pass through at no cost.
+    /// From now on connections may be secured, or begin with a header. Until then they all pass through at no cost.
     pub fn enable(&mut self) {
         self.sessions.get_or_insert_default();
     }
@@ -426,11 +482,19 @@ impl<D: Driver> Secured<D> {
         self.sessions.as_ref().is_some_and(|sessions| sessions.find(conn).is_some())
     }
 
+    fn pause_header(&mut self, conn: Token, is_paused: bool) {
+        if let Some(sessions) = self.sessions.as_deref_mut()
+            && !sessions.headers.is_empty()
+        {
+            sessions.headers.set_paused(conn, is_paused);
+        }
+    }
+
     /// Encrypts and writes.
     #[inline(never)]
     fn send_secured(&mut self, conn: Token, handler: &mut impl Handler) {
         let Some(sessions) = self.sessions.as_deref_mut() else { return };
-        let Sessions { tables, work } = &mut *sessions;
+        let Sessions { tables, work, .. } = &mut *sessions;
         if let Some(session) = find_in(tables, conn) {
             fill(session, conn, work, handler);
         }
@@ -443,7 +507,7 @@ impl<D: Driver> Secured<D> {
         let Some(sessions) = self.sessions.as_deref_mut() else { return };
         while sessions.work.may_shake() && sessions.shake(handler) {}
         for conn in ends {
-            let Sessions { tables, work } = &mut *sessions;
+            let Sessions { tables, work, .. } = &mut *sessions;
             let Some(session) = find_in(tables, conn) else { continue };
             if session.is_opening() && !session.is_waiting {
                 session.fail(conn, Failure::Closed, &mut work.failed);
@@ -465,6 +529,16 @@ impl<D: Driver> Secured<D> {
 
     fn close_failed(&mut self, handler: &mut impl Handler) {
         let Some(sessions) = self.sessions.as_deref_mut() else { return };
+        for (conn, why, words) in sessions.headers.take_failed() {
+            // It may be gone already.
+            if !sessions.forget_header(conn) {
+                continue;
+            }
+            sessions.remove(conn);
+            write_last(self.driver.descriptor(conn), words);
+            self.driver.close(conn);
+            handler.closed(conn, CloseKind::Unintroduced(why));
+        }
         for (conn, failure) in std::mem::take(&mut sessions.work.failed) {
             // It may be gone already.
             let Some(session) = sessions.remove(conn) else { continue };
@@ -476,12 +550,23 @@ impl<D: Driver> Secured<D> {
 }
 
 impl Sessions {
-    /// Gives up handshakes that take too long, but not of those who are not read.
+    /// The connection is gone. Returns whether it had not told whose it is.
+    fn forget_header(&mut self, conn: Token) -> bool {
+        let deadline = self.headers.forget(conn);
+        deadline.inspect(|at| _ = self.work.deadlines.remove(&(*at, conn.0))).is_some()
+    }
+
+    /// Gives up handshakes, and waiting for headers, that take too long, but not of those who are not read.
     fn give_up_late(&mut self, now: Instant) {
-        let Self { tables, work } = self;
+        let Self { tables, work, headers } = self;
         while let Some(&(at, conn)) = work.deadlines.first().filter(|(at, _)| *at <= now) {
             work.deadlines.remove(&(at, conn));
             let conn = Token(conn);
+            if headers.is_waiting(conn) {
+                let later = headers.give_up(conn, now + PAUSED_RETRY);
+                work.deadlines.extend(later.map(|at| (at, conn.0)));
+                continue;
+            }
             let Some(session) = find_in(tables, conn) else { continue };
             session.deadline = None;
             if session.is_paused {
@@ -549,6 +634,9 @@ impl<D: Driver> Driver for Secured<D> {
         {
             write_last(self.driver.descriptor(conn), session.close());
         }
+        if let Some(sessions) = self.sessions.as_deref_mut() {
+            sessions.forget_header(conn);
+        }
         self.driver.close(conn);
     }
 
@@ -563,12 +651,13 @@ impl<D: Driver> Driver for Secured<D> {
         if let Some(session) = self.sessions.as_deref_mut().and_then(|it| it.find_mut(conn)) {
             session.is_paused = true;
         }
+        self.pause_header(conn, true);
         self.driver.pause(conn);
     }
 
     fn resume(&mut self, conn: Token) {
         if let Some(sessions) = self.sessions.as_deref_mut() {
-            let Sessions { tables, work } = sessions;
+            let Sessions { tables, work, .. } = sessions;
             if let Some(session) = find_in(tables, conn)
                 && std::mem::take(&mut session.is_paused)
                 && session.is_end_held_back
@@ -576,6 +665,7 @@ impl<D: Driver> Driver for Secured<D> {
                 work.ends.push(conn);
             }
         }
+        self.pause_header(conn, false);
         self.driver.resume(conn);
     }
 
@@ -623,7 +713,7 @@ impl<D: Driver> Driver for Secured<D> {
             timeout = Some(timeout.map_or(left, |timeout| timeout.min(left)));
         }
         *spent = Duration::ZERO;
-        if !sessions.work.is_at_rest() {
+        if !(sessions.work.is_at_rest() && sessions.headers.is_at_rest()) {
             timeout = Some(Duration::ZERO);
         }
         let ends = std::mem::take(&mut sessions.work.ends);

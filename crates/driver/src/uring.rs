@@ -549,7 +549,7 @@ impl UringDriver {
 
     /// Returns whether the handler keeps the connection.
     fn take(&mut self, listener: u32, socket: OwnedFd, handler: &mut impl Handler) -> bool {
-        match handler.accepted(listener) {
+        match handler.accepted(listener, socket.as_fd()) {
             Ok(conn) => self.insert(conn, socket, false),
             Err(why) => {
                 refuse(&socket, why, &mut self.buffer);

@@ -4,7 +4,7 @@ mod bench;
 
 use std::fs;
 use std::io::{ErrorKind, IoSlice, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ struct Nobody;
 impl Handler for Nobody {
     fn woken(&mut self) {}
 
-    fn accepted(&mut self, _: u32) -> Result<Token, &'static [u8]> {
+    fn accepted(&mut self, _: u32, _: BorrowedFd<'_>) -> Result<Token, &'static [u8]> {
         Err(b"")
     }
 

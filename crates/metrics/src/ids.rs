@@ -152,6 +152,10 @@ stats! {
             "TLS handshakes of clients that took too long";
         TlsFailures => "tls_failures", "cashew_tls_failures_total",
             "TLS handshakes of clients that failed for other reasons, such as that the client left";
+        ClientsDenied => "clients_denied", "cashew_clients_denied_total",
+            "Clients not let in, since they came from an address that allow_from and deny_from do not let in";
+        ProxyHeaderErrors => "proxy_header_errors", "cashew_proxy_header_errors_total",
+            "Connections closed since they did not begin with a right header of the PROXY protocol, or not in time";
         ClientBytesReceived => "client_bytes_received", "cashew_client_received_bytes_total",
             "Bytes received from clients";
         ClientBytesSent => "client_bytes_sent", "cashew_client_sent_bytes_total",

@@ -123,6 +123,12 @@ pub fn harden() -> Result<(), String> {
     if kept.is_empty() { Ok(()) } else { Err(kept.join("; ")) }
 }
 
+/// Has the kernel leave all memory out of core dumps of this process and of those that it will start: keys of TLS,
+/// passwords and clients' data are in it. Where that cannot be set, there are no dumps that could have it.
+pub fn keep_memory_out_of_core_dumps() {
+    let _ = std::fs::write("/proc/self/coredump_filter", "0");
+}
+
 /// Its user is what it will be: none of its threads becomes another one. If it is root, it keeps the right to files
 /// that belong to others, and no other.
 pub(crate) fn settle() {

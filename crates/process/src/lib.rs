@@ -13,6 +13,6 @@ mod privileges;
 mod signals;
 
 pub use file_size::{explain_limit, is_out_of_room, survive_limit};
-pub use hardening::harden;
+pub use hardening::{harden, keep_memory_out_of_core_dumps};
 pub use privileges::{PrivilegesError, drop_privileges};
 pub use signals::leave_signals_to_master;

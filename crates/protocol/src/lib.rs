@@ -8,6 +8,7 @@
 mod class;
 pub mod memcached;
 mod outcome;
+pub mod proxy;
 pub mod redis;
 pub mod resp;
 mod span;

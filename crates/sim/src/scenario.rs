@@ -4,9 +4,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{
-    Affinity, CasUniques, CommandPolicy, Credentials, DEFAULT_USER, Endpoint, Global, Hedge,
-    IoEngine, Limits, Listen, LogFormat, Memcached, PolicyBase, Pool, Protocol, ReadYourWrites,
-    Reads, Server, ServerAuth, ServerGroup, StatsFormat, Topology,
+    Affinity, CasUniques, ClientSources, CommandPolicy, Credentials, DEFAULT_USER, Endpoint,
+    Global, Hedge, IoEngine, Limits, Listen, LogFormat, Memcached, PolicyBase, Pool, Protocol,
+    ReadYourWrites, Reads, Server, ServerAuth, ServerGroup, StatsFormat, Topology,
 };
 use cashew_placement::{Distribution, Hash, HashTag};
 
@@ -179,6 +179,7 @@ impl Scenario {
                 rebalance_threshold: None,
                 stats_listen: None,
                 stats_raw: StatsFormat::Nutcracker,
+                stats_token: None,
                 log_file: None,
                 log_level: None,
                 log_format: LogFormat::Plain,
@@ -770,6 +771,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         tls: None,
         tls_listen: None,
         server_tls: None,
+        client_sources: ClientSources::default(),
         retry_reads: false,
         slow_log_ms: 10,
         hot_keys: true,

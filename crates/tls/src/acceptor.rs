@@ -10,7 +10,7 @@ use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 
 use crate::certificate::{certified, roots};
-use crate::options::{ClientAuth, Identity, ListenerTls};
+use crate::options::{ClientAuth, ClientUser, Identity, ListenerTls};
 use crate::provider::{provider, versions};
 use crate::tickets::{TicketSecret, Ticketer};
 
@@ -18,6 +18,7 @@ use crate::tickets::{TicketSecret, Ticketer};
 #[derive(Clone, Debug)]
 pub struct Acceptor {
     pub(crate) config: Arc<ServerConfig>,
+    pub(crate) client_user: ClientUser,
     pub handshake_timeout: Duration,
 }
 
@@ -58,7 +59,7 @@ impl Acceptor {
             None => config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {}),
         }
         let handshake_timeout = Duration::from_millis(options.handshake_timeout_ms);
-        Ok(Self { config: Arc::new(config), handshake_timeout })
+        Ok(Self { config: Arc::new(config), client_user: options.client_user, handshake_timeout })
     }
 }
 

@@ -9,6 +9,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 
+use crate::options::ClientUser;
+
 /// Why files cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
@@ -142,6 +144,68 @@ fn time(tag: u8, text: &[u8]) -> Option<u64> {
     let days = 365 * years + years / 4 - years / 100 + years / 400 + (153 * months + 2) / 5 + day;
     let since_1970 = (days - 719_469) * 86_400 + seconds;
     u64::try_from(since_1970).ok().or(Some(0))
+}
+
+/// The names of a client's certificate that may be its user's.
+pub(crate) fn names_for(der: &CertificateDer<'_>, user: ClientUser) -> Vec<String> {
+    // RFC 5280, 4.2.1.6: GeneralName.
+    const RFC822_NAME: u8 = 0x81;
+    const DNS_NAME: u8 = 0x82;
+    const URI: u8 = 0x86;
+    match user {
+        ClientUser::Off => Vec::new(),
+        ClientUser::Cn => common_name(der).into_iter().collect(),
+        ClientUser::SanDns => texts_of(der, DNS_NAME),
+        ClientUser::SanUri => texts_of(der, URI),
+        ClientUser::SanEmail => texts_of(der, RFC822_NAME),
+    }
+}
+
+/// The alternative names of this kind that are plain text.
+fn texts_of(der: &[u8], kind: u8) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut names = alternative_names(der).unwrap_or_default();
+    while let Some((tag, content, rest)) = element(names) {
+        if tag == kind {
+            found.extend(text(content));
+        }
+        names = rest;
+    }
+    found
+}
+
+/// No user has a name with control characters, such as a zero byte that other readers would take for the end.
+fn text(content: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(content).ok()?;
+    (!text.is_empty() && !text.contains(char::is_control)).then(|| text.to_owned())
+}
+
+/// The subject's common name; the last if there are several, which is the most specific.
+fn common_name(der: &[u8]) -> Option<String> {
+    const COMMON_NAME: &[u8] = &[0x55, 4, 3];
+    const UTF8_STRING: u8 = 0x0c;
+    const PRINTABLE_STRING: u8 = 0x13;
+    const IA5_STRING: u8 = 0x16;
+    let (_, _serial, rest) = element(fields(der)?)?;
+    let (_, _signature, rest) = element(rest)?;
+    let (_, _issuer, rest) = element(rest)?;
+    let (_, _validity, rest) = element(rest)?;
+    let (_, mut subject, _) = element(rest)?;
+    let mut found = None;
+    while let Some((_, mut relative, behind)) = element(subject) {
+        while let Some((_, attribute, behind)) = element(relative) {
+            let (_, id, value) = element(attribute)?;
+            if id == COMMON_NAME {
+                found = match element(value)? {
+                    (UTF8_STRING | PRINTABLE_STRING | IA5_STRING, name, _) => text(name),
+                    _ => None,
+                };
+            }
+            relative = behind;
+        }
+        subject = behind;
+    }
+    found
 }
 
 /// The addresses among the alternative names.

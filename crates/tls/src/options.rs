@@ -66,6 +66,33 @@ impl ClientAuth {
     }
 }
 
+/// Which of the names in a client's certificate is its user's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ClientUser {
+    /// None.
+    #[default]
+    Off,
+    /// The subject's common name.
+    Cn,
+    /// The alternative names of these kinds.
+    SanDns,
+    SanUri,
+    SanEmail,
+}
+
+impl ClientUser {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Cn => "cn",
+            Self::SanDns => "san_dns",
+            Self::SanUri => "san_uri",
+            Self::SanEmail => "san_email",
+        }
+    }
+}
+
 /// A certificate with its chain and its key.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
@@ -96,6 +123,8 @@ pub struct ListenerTls {
     /// PEM of the authorities that sign clients' certificates.
     pub client_ca: Option<String>,
     pub client_auth: ClientAuth,
+    #[serde(default)]
+    pub client_user: ClientUser,
     pub min_version: Version,
     pub ciphers: Ciphers,
     /// How long a client may take to get through its handshake.

@@ -10,10 +10,11 @@ use rustls::unbuffered::{
 use rustls::{CommonState, Error, HandshakeKind, ProtocolVersion};
 
 use crate::acceptor::Acceptor;
+use crate::certificate::names_for;
 use crate::connector::Connector;
 use crate::failure::Failure;
 use crate::moved::{Parted, Records};
-use crate::options::Version;
+use crate::options::{ClientUser, Version};
 
 /// Bytes that an encrypted record may be longer than its plaintext.
 const OVERHEAD: usize = 64;
@@ -46,6 +47,7 @@ pub struct Stream {
     has_heard: bool,
     is_ended: bool,
     is_movable: bool,
+    client_user: ClientUser,
     failure: Option<Failure>,
 }
 
@@ -69,7 +71,8 @@ impl Stream {
     pub fn accept(acceptor: &Acceptor) -> Option<Self> {
         let side = UnbufferedServerConnection::new(Arc::clone(&acceptor.config)).ok()?;
         let is_movable = acceptor.config.enable_secret_extraction;
-        Some(Self { is_movable, ..Self::new(Side::Server(side)) })
+        let client_user = acceptor.client_user;
+        Some(Self { is_movable, client_user, ..Self::new(Side::Server(side)) })
     }
 
     /// To a server at `host`, or at a Unix socket. Its first bytes are written by the first
@@ -81,7 +84,14 @@ impl Stream {
     }
 
     fn new(side: Side) -> Self {
-        Self { side, has_heard: false, is_ended: false, is_movable: false, failure: None }
+        Self {
+            side,
+            has_heard: false,
+            is_ended: false,
+            is_movable: false,
+            client_user: ClientUser::Off,
+            failure: None,
+        }
     }
 
     /// Of a connection that another process has had. `None` if that cannot be.
@@ -143,6 +153,18 @@ impl Stream {
         let (version, is_movable) = (self.version()?, self.is_movable);
         let kind = self.common().and_then(CommonState::handshake_kind);
         Some(Facts { version, is_resumed: kind == Some(HandshakeKind::Resumed), is_movable })
+    }
+
+    /// The names of the client's certificate that may be its user's. The certificate was verified by the handshake, or
+    /// by the one of the session that goes on.
+    pub fn user_names(&self) -> Vec<String> {
+        if self.client_user == ClientUser::Off {
+            return Vec::new();
+        }
+        let chain = self.common().and_then(CommonState::peer_certificates);
+        chain
+            .and_then(|chain| chain.first())
+            .map_or_else(Vec::new, |der| names_for(der, self.client_user))
     }
 
     /// Reads what has come: `input` begins with what was left by the last call. Appends plaintext to `plain`, and what

@@ -6,8 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use cashew_tls::{
-    Acceptor, Certificate, Ciphers, ClientAuth, Connector, Failure, Identity, ListenerTls,
-    Security, ServerTls, Stream, TicketSecret, Version,
+    Acceptor, Certificate, Ciphers, ClientAuth, ClientUser, Connector, Failure, Identity,
+    ListenerTls, Security, ServerTls, Stream, TicketSecret, Version,
 };
 
 #[path = "../../../tests/rust/certificates.rs"]
@@ -32,6 +32,7 @@ fn listener(pairs: &[Pair]) -> ListenerTls {
         identities: pairs.iter().map(identity).collect(),
         client_ca: None,
         client_auth: ClientAuth::None,
+        client_user: ClientUser::Off,
         min_version: Version::Tls12,
         ciphers: Ciphers::Default,
         handshake_timeout_ms: 10_000,

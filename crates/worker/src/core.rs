@@ -2,19 +2,22 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::io::IoSlice;
-use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use cashew_config::Snapshot;
-use cashew_driver::{CloseKind, Handler, Luggage, Token};
+use cashew_driver::{CloseKind, Handler, Luggage, ProxyHeader, Token, Unintroduced};
 use cashew_engine::{Admission, CloseReason, ConnId, Engine, ListenerId, OpenFiles, Time};
-use cashew_metrics::{EventKind, Segments, ServerCounter, Shared, Writer, monotonic_ms};
+use cashew_metrics::{
+    EventKind, PoolCounter, Segments, ServerCounter, Shared, Writer, monotonic_ms,
+};
 use cashew_tls::{Acceptor, Facts, Failure};
 use rustix::process::{Resource, getrlimit};
 
 use crate::clock::now;
+use crate::place::{Passed, Told, host_of};
 use crate::resolver::Name;
 use crate::secured::{self, Failed, Place, Tls};
 
@@ -107,6 +110,14 @@ pub(crate) struct Core {
     pub(crate) tls: Tls,
     /// Handshakes of clients that failed.
     pub(crate) insecure: Failed,
+    /// Clients that come from where none may.
+    pub(crate) denied: Failed,
+    /// Connections that did not tell whose they are.
+    pub(crate) unintroduced: Failed,
+    /// Connections that are to tell whose they are, and where they themselves come from.
+    pub(crate) awaited: HashMap<Token, Option<IpAddr>>,
+    /// What others have told.
+    pub(crate) told: Told,
     pub(crate) segments: Arc<Segments>,
     pub(crate) shared: Shared,
     pub(crate) listeners: BTreeMap<u32, Listener>,
@@ -291,6 +302,17 @@ impl Core {
         if !self.detaching.is_empty() {
             self.detaching.remove(&conn);
         }
+        self.forget_source(conn);
+    }
+
+    /// Forgets where a client came from.
+    fn forget_source(&mut self, conn: Token) {
+        if !self.awaited.is_empty() {
+            self.awaited.remove(&conn);
+        }
+        if !self.told.is_empty() {
+            self.told.remove(&conn);
+        }
     }
 
     pub(crate) fn forget_peer(&mut self, conn: Token) {
@@ -304,6 +326,56 @@ impl Core {
         while let Some(quota) = self.engine.poll_departed() {
             self.shared.give(quota);
         }
+    }
+
+    /// Of a client that comes from where none may.
+    #[cold]
+    pub(crate) fn note_denied(&mut self, pool: ListenerId, host: Option<IpAddr>) {
+        let Some(count) = self.denied.note(self.now) else { return };
+        let pool = &self.engine.listener_config(pool).name;
+        let host = host.map_or_else(|| "a Unix socket".to_owned(), |host| host.to_string());
+        let more = match count {
+            1 => String::new(),
+            _ => format!("; it is the last of {count} that were"),
+        };
+        tracing::warn!(
+            kind = EventKind::ClientDenied.name(),
+            pool,
+            "pool {pool}: a client from {host} is not let in, see allow_from and deny_from{more}"
+        );
+    }
+
+    /// Of a connection that did not tell whose it is, or told so of one that is not let in.
+    #[cold]
+    fn note_unintroduced(&mut self, conn: Token, why: Unintroduced) {
+        let id = ConnId::from_token(conn.0);
+        let Some(pool) = self.engine.listener_of_client(id) else { return };
+        let why = match why {
+            // It has been noted.
+            Unintroduced::Refused => {
+                return self.engine.count_client(id, PoolCounter::ClientsDenied);
+            }
+            // Whoever only looks whether somebody listens is no news.
+            Unintroduced::Closed => return,
+            Unintroduced::Malformed => "does not begin with a header of the PROXY protocol",
+            Unintroduced::TimedOut => "has not sent its header of the PROXY protocol in time",
+        };
+        self.engine.count_client(id, PoolCounter::ProxyHeaderErrors);
+        let Some(count) = self.unintroduced.note(self.now) else { return };
+        let pool = &self.engine.listener_config(pool).name;
+        let from = match self.awaited.get(&conn).copied().flatten() {
+            Some(host) => host.to_string(),
+            None => "a Unix socket".to_owned(),
+        };
+        let more = match count {
+            1 => String::new(),
+            _ => format!("; it is the last of {count} such connections"),
+        };
+        tracing::warn!(
+            kind = EventKind::ClientUnintroduced.name(),
+            pool,
+            "pool {pool}: a connection from {from} is closed: it {why}{more}"
+        );
     }
 
     /// Of a client's connection, or one to a server, whose handshake has failed.
@@ -350,6 +422,7 @@ fn close_reason(kind: CloseKind) -> CloseReason {
         CloseKind::NoPort => CloseReason::NoPort,
         CloseKind::Forbidden => CloseReason::Forbidden,
         CloseKind::NoSocket => CloseReason::NoSocket,
+        CloseKind::Unintroduced(_) => CloseReason::Reset,
         CloseKind::Insecure(failure) => CloseReason::Insecure(secured::cause_of(failure)),
     }
 }
@@ -361,8 +434,19 @@ impl Handler for Core {
         self.engine.note_busy(self.worked_from, worked_us, self.now);
     }
 
-    fn accepted(&mut self, listener: u32) -> Result<Token, &'static [u8]> {
+    fn accepted(&mut self, listener: u32, socket: BorrowedFd<'_>) -> Result<Token, &'static [u8]> {
         let Some(pool) = self.pool_of(listener) else { return Err(b"") };
+        let sources = &self.engine.listener_config(pool).client_sources;
+        let mut awaited = None;
+        if !sources.is_empty() {
+            let host = host_of(socket);
+            if sources.header_timeout_ms(host).is_some() {
+                awaited = Some(host);
+            } else if !sources.allows(host) {
+                self.note_denied(pool, host);
+                return Err(self.engine.handle_denied(pool));
+            }
+        }
         // This check comes first: a refused client must not take a place in the pool's limit.
         if self.is_full(pool) {
             return Err(self.engine.handle_refused(pool));
@@ -370,22 +454,65 @@ impl Handler for Core {
         let (admission, id) = (self.admission(pool), self.shared.next_client_id());
         self.follow_pause(pool);
         let conn = self.engine.handle_accepted(pool, admission, id, self.now);
-        if self.listeners.get(&listener).is_some_and(|it| it.acceptor.is_some()) {
+        let is_secured = self.listeners.get(&listener).is_some_and(|it| it.acceptor.is_some());
+        if is_secured || awaited.is_some() {
             self.engine.tie(conn);
         }
-        Ok(Token(conn.token()))
+        let conn = Token(conn.token());
+        if let Some(host) = awaited {
+            self.awaited.insert(conn, host);
+        }
+        Ok(conn)
+    }
+
+    fn header_timeout(&self, listener: u32, socket: BorrowedFd<'_>) -> Option<Duration> {
+        let sources = &self.engine.listener_config(self.pool_of(listener)?).client_sources;
+        sources.proxy_protocol.as_ref()?;
+        sources.header_timeout_ms(host_of(socket)).map(Duration::from_millis)
+    }
+
+    fn introduced(
+        &mut self,
+        conn: Token,
+        header: ProxyHeader,
+        will_be_secured: bool,
+    ) -> Result<(), &'static [u8]> {
+        let id = ConnId::from_token(conn.0);
+        let Some(pool) = self.engine.listener_of_client(id) else { return Err(b"") };
+        let own = self.awaited.get(&conn).copied().flatten();
+        let host = match header {
+            ProxyHeader::Own => own,
+            ProxyHeader::Passed { client, to } => {
+                let canonical = |it: SocketAddr| SocketAddr::new(it.ip().to_canonical(), it.port());
+                let (client, to) = (canonical(client), canonical(to));
+                self.told.insert(conn, Passed { client, to });
+                Some(client.ip())
+            }
+        };
+        if !self.engine.listener_config(pool).client_sources.allows(host) {
+            self.note_denied(pool, host);
+            return Err(self.engine.refusal_of_source(pool));
+        }
+        self.awaited.remove(&conn);
+        if !will_be_secured {
+            self.engine.untie(id);
+        }
+        Ok(())
     }
 
     fn acceptor(&self, listener: u32) -> Option<&Acceptor> {
         self.listeners.get(&listener)?.acceptor.as_ref()
     }
 
-    fn secured(&mut self, conn: Token, facts: Facts) {
+    fn secured(&mut self, conn: Token, facts: Facts, user_names: &[String]) {
         let conn = ConnId::from_token(conn.0);
         if conn.is_lane() {
             secured::server_counters_of(facts).for_each(|it| self.engine.count_server(conn, it));
         } else {
             secured::counters_of(facts).for_each(|it| self.engine.count_client(conn, it));
+            if !user_names.is_empty() {
+                self.engine.handle_identified(conn, user_names, self.now);
+            }
             if facts.is_movable {
                 self.engine.untie(conn);
             }
@@ -456,9 +583,13 @@ impl Handler for Core {
         if let CloseKind::Insecure(failure) = why {
             self.note_insecure(ConnId::from_token(conn.0), failure);
         }
+        if let CloseKind::Unintroduced(why) = why {
+            self.note_unintroduced(conn, why);
+        }
         if ConnId::from_token(conn.0).is_lane() {
             self.failed_connects.push((conn, why));
         } else {
+            self.forget_source(conn);
             self.report_closed(conn, why);
         }
     }

@@ -1,19 +1,49 @@
 //! The two addresses of a client's connection.
 
-use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd};
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use cashew_config::snapshot::Listen;
 use cashew_driver::{Driver, Token};
 use cashew_engine::{ConnId, Place};
 use rustix::net::{AddressFamily, SocketAddrAny, getpeername, getsockname};
 
-/// The kernel's addresses, written as Redis writes them.
-pub(crate) fn place(driver: &impl Driver, listen: &Listen, conn: ConnId) -> Place {
-    match driver.descriptor(Token(conn.token())) {
-        Some(descriptor) => place_of(descriptor, listen),
-        None => Place::UNKNOWN,
+/// What proxies have told of their clients: where these come from, and where they have connected to.
+pub(crate) type Told = HashMap<Token, Passed>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Passed {
+    pub(crate) client: SocketAddr,
+    pub(crate) to: SocketAddr,
+}
+
+/// The client's addresses, written as Redis writes them: what a proxy has told, or the kernel's.
+pub(crate) fn place(driver: &impl Driver, told: &Told, listen: &Listen, conn: ConnId) -> Place {
+    let token = Token(conn.token());
+    let Some(descriptor) = driver.descriptor(token) else { return Place::UNKNOWN };
+    match told.get(&token) {
+        Some(Passed { client, to }) => Place {
+            peer: client.to_string(),
+            local: to.to_string(),
+            is_unix: false,
+            descriptor: descriptor.as_raw_fd(),
+        },
+        None => place_of(descriptor, listen),
     }
+}
+
+/// Where a client comes from, as it is or was told; `None` once it is gone.
+pub(crate) fn host(driver: &impl Driver, told: &Told, conn: Token) -> Option<Option<IpAddr>> {
+    let descriptor = driver.descriptor(conn)?;
+    let told = told.get(&conn).map(|passed| passed.client.ip());
+    Some(told.or_else(|| host_of(descriptor)))
+}
+
+/// Where a connection comes from; `None` is a Unix socket, or one that is gone.
+pub(crate) fn host_of(socket: BorrowedFd<'_>) -> Option<IpAddr> {
+    let peer = SocketAddr::try_from(getpeername(socket).ok()??).ok()?;
+    Some(peer.ip())
 }
 
 fn place_of(socket: impl AsFd, listen: &Listen) -> Place {

@@ -15,6 +15,7 @@ impl Options<'_> {
             identities,
             client_ca,
             client_auth,
+            client_user,
             min_version,
             ciphers,
             handshake_timeout_ms,
@@ -28,6 +29,7 @@ impl Options<'_> {
         }
         self.secret("tls client_ca", client_ca.as_ref(), new.client_ca.as_ref());
         self.changed("tls client_auth", &client_auth.name(), &new.client_auth.name());
+        self.changed("tls client_user", &client_user.name(), &new.client_user.name());
         self.changed("tls min_version", &min_version.name(), &new.min_version.name());
         self.changed("tls ciphers", &ciphers.name(), &new.ciphers.name());
         self.changed("tls hand_over", hand_over, &new.hand_over);

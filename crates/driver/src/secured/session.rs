@@ -133,6 +133,11 @@ impl Session {
         *self.deadline.insert(now + self.timeout)
     }
 
+    /// The names of the client's certificate that may be its user's.
+    pub(super) fn user_names(&self) -> Vec<String> {
+        self.stream.user_names()
+    }
+
     /// Whether its handshake is not over.
     pub(super) fn is_opening(&self) -> bool {
         !self.is_open

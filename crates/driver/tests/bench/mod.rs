@@ -4,7 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -201,7 +201,7 @@ impl Handler for Recorder {
         self.woken += 1;
     }
 
-    fn accepted(&mut self, listener: u32) -> Result<Token, &'static [u8]> {
+    fn accepted(&mut self, listener: u32, _: BorrowedFd<'_>) -> Result<Token, &'static [u8]> {
         if self.is_full {
             self.refused += 1;
             return Err(b"full");
@@ -216,7 +216,7 @@ impl Handler for Recorder {
         self.acceptor.as_ref()
     }
 
-    fn secured(&mut self, conn: Token, facts: Facts) {
+    fn secured(&mut self, conn: Token, facts: Facts, _: &[String]) {
         self.secured.push((conn, facts));
     }
 

@@ -12,7 +12,8 @@ use cashew_protocol::Span;
 use cashew_protocol::redis::Command;
 use cashew_protocol::resp::{self, Version, encode};
 
-use crate::base::id::{ClientId, LaneId};
+use crate::base::id::{ClientId, ConnId, LaneId};
+use crate::base::time::Time;
 use crate::downstream::client::{Client, Profile, Selected, Session, Skip};
 use crate::downstream::listener::Listener;
 use crate::downstream::receive::Plan;
@@ -113,6 +114,21 @@ impl Engine {
                 self.wrong_password(client);
                 Err(WRONG_PASSWORD.into())
             }
+        }
+    }
+
+    /// A client has proved before its first request that it has one of these names. It is the first user of its port
+    /// that has one, and stays who it was if none has.
+    pub fn handle_identified(&mut self, conn: ConnId, names: &[String], now: Time) {
+        self.now = now;
+        if conn.is_lane() || !self.clients.is_current(conn.client(), conn.generation()) {
+            return;
+        }
+        let listener = self.listener_of(conn.client());
+        let mut users = names.iter().filter_map(|name| listener.users.named(name.as_bytes()));
+        let user = users.find(|user| user.is_on()).cloned();
+        if user.is_some() && listener.has_users() {
+            self.become_user(conn.client(), user);
         }
     }
 

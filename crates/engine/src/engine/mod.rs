@@ -380,6 +380,24 @@ impl Engine {
         refusal(protocol)
     }
 
+    /// A client connected from where none may, and is closed at once. Returns what it is told.
+    pub fn handle_denied(&mut self, listener: ListenerId) -> &'static [u8] {
+        let metrics = self.listeners[listener].metrics;
+        self.metrics.add_pool(metrics, PoolCounter::ClientsAccepted, 1);
+        self.metrics.add_pool(metrics, PoolCounter::ClientsDenied, 1);
+        self.refusal_of_source(listener)
+    }
+
+    /// What a client is told that comes from where none may.
+    pub fn refusal_of_source(&self, listener: ListenerId) -> &'static [u8] {
+        match self.listeners[listener].protocol {
+            Protocol::Redis => b"-DENIED this gateway takes no clients from this address\r\n",
+            Protocol::Memcached => {
+                b"SERVER_ERROR this gateway takes no clients from this address\r\n"
+            }
+        }
+    }
+
     /// The connection asked for by [`Action::Connect`] is there.
     pub fn handle_connected(&mut self, conn: ConnId, now: Time) {
         self.now = now;
@@ -880,6 +898,22 @@ impl Engine {
     /// Clients of the listener here.
     pub fn clients_of(&self, listener: ListenerId) -> u64 {
         self.listeners[listener].clients
+    }
+
+    /// All of them.
+    pub fn clients_at(&self, listener: ListenerId) -> Vec<ConnId> {
+        let clients = self.clients.indices();
+        let at = clients.filter(|&index| self.clients[index].listener == listener);
+        at.map(|index| self.client_conn(index)).collect()
+    }
+
+    /// Closes a client once it has what it asked for.
+    pub fn dismiss(&mut self, conn: ConnId, now: Time) {
+        self.now = now;
+        let is_there = self.clients.is_current(conn.client(), conn.generation());
+        if !conn.is_lane() && is_there && self.clients[conn.client()].state != State::Closing {
+            self.finish(conn.client());
+        }
     }
 
     /// Who asks, and who waits.

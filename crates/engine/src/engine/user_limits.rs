@@ -39,7 +39,8 @@ impl Engine {
             listener.user_limits[place].enter(&self.metrics);
             self.meters.set(client, Meter { user: place as u32, in_flight: 0 });
         }
-        let prefix = state.session.user().and_then(|user| listener.key_prefix_of(user.name())).cloned();
+        let prefix =
+            state.session.user().and_then(|user| listener.key_prefix_of(user.name())).cloned();
         if self.clients[client].session.key_prefix() != prefix.as_ref() {
             self.change_profile(client, |profile| profile.key_prefix = prefix);
         }

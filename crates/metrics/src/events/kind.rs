@@ -130,6 +130,8 @@ kinds! {
     LogLinesLost Instance "log_lines_lost": "A process cannot write to its log. Shown here alone, of course, until it can",
     CredentialsRefused Servers "credentials_refused": "A server does not take the first of its credentials, and is given others",
     QuotaUsedUp Servers "quota_used_up": "A user has used up a limit, and gets errors",
+    ClientDenied Servers "client_denied": "A client comes from an address that `allow_from` and `deny_from` do not let in",
+    ClientUnintroduced Servers "client_unintroduced": "A connection does not begin with a right header of the PROXY protocol",
 }
 
 const _: () = assert!(EventKind::ALL.len() <= KINDS_MAX);

@@ -3,11 +3,16 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use cashew_config::Snapshot;
+use cashew_config::snapshot::ClientSources;
 use cashew_control::ToMaster;
-use cashew_driver::Driver;
+use cashew_driver::{Driver, Token};
+use cashew_engine::ListenerId;
+use cashew_metrics::EventKind;
 
 use super::{TRIM_MIN, Worker};
 use crate::core::WATCH_PREPARER;
+use crate::place::host;
 use crate::preparer::{Next, Order, Preparer};
 
 /// The stage of a change of the epoch.
@@ -88,10 +93,48 @@ impl<D: Driver> Worker<D> {
         self.outbox.push(ToMaster::Refused { epoch, why });
     }
 
-    /// Call this before anybody is accepted who is to be secured.
+    /// Call this before anybody is accepted who is to be secured, or to begin with a header.
     pub(super) fn enable_tls(&mut self) {
-        if !self.core.tls.is_empty() {
+        let mut pools = self.core.snapshot.pools.iter();
+        let has_headers = pools.any(|pool| pool.client_sources.proxy_protocol.is_some());
+        if has_headers || !self.core.tls.is_empty() {
             self.driver.enable();
+        }
+    }
+
+    /// Closes clients that come from where none may any more, once they have what they asked for.
+    fn dismiss_denied(&mut self, before: &Snapshot) {
+        for (at, pool) in (0..).map(ListenerId::new).zip(&self.core.snapshot.pools) {
+            let sources = &pool.client_sources;
+            let mut earlier = before.pools.iter().filter(|it| it.name == pool.name);
+            let is_known = earlier.any(|it| {
+                let ClientSources { allow_from, deny_from, .. } = &it.client_sources;
+                *allow_from == sources.allow_from && *deny_from == sources.deny_from
+            });
+            if is_known || sources.allows_all() {
+                continue;
+            }
+            let mut count = 0;
+            for conn in self.core.engine.clients_at(at) {
+                let token = Token(conn.token());
+                if self.core.awaited.contains_key(&token) {
+                    continue;
+                }
+                let Some(host) = host(&self.driver, &self.core.told, token) else { continue };
+                if !sources.allows(host) {
+                    count += 1;
+                    self.core.engine.dismiss(conn, self.core.now);
+                }
+            }
+            if count > 0 {
+                tracing::warn!(
+                    kind = EventKind::ClientDenied.name(),
+                    pool = pool.name,
+                    "pool {}: {count} clients are closed, since allow_from and deny_from do not let \
+                     them in any more",
+                    pool.name
+                );
+            }
         }
     }
 
@@ -124,8 +167,10 @@ impl<D: Driver> Worker<D> {
         self.processors.pin(&snapshot.global.worker_cpu_affinity, rank);
         cashew_process::log::set_format(snapshot.global.log_format);
         self.core.tls.replace(tls);
-        self.enable_tls();
+        let before = Arc::clone(&self.core.snapshot);
         self.core.set_snapshot(snapshot);
+        self.enable_tls();
+        self.dismiss_denied(&before);
         self.core.keep_spool();
         self.core.reserve_files();
         if rank == 0 {

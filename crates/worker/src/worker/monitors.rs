@@ -125,7 +125,8 @@ impl<D: Driver> Worker<D> {
                 // The pool may be gone, and its clients with it.
                 let is_there = self.core.engine.listener_name(pool).is_some();
                 let listen = is_there.then(|| &self.core.engine.listener_config(pool).listen);
-                let place = listen.map(|listen| place(&self.driver, listen, client));
+                let place =
+                    listen.map(|listen| place(&self.driver, &self.core.told, listen, client));
                 entry.insert(address_of(&place.unwrap_or(Place::UNKNOWN)))
             }
         }

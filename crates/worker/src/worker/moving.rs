@@ -13,6 +13,7 @@ use cashew_engine::{
 };
 
 use super::Worker;
+use crate::place::{Passed, host};
 use crate::sessions::{Arrived, UNSENT_MAX, unpack};
 
 impl<D: Driver> Worker<D> {
@@ -50,6 +51,7 @@ impl<D: Driver> Worker<D> {
         let Some(Export { listener, parts, input, output }) = export else { return };
         let quota = self.core.engine.quota(listener);
         let config = self.core.engine.listener_config(listener);
+        let told = self.core.told.remove(&Token(conn.token()));
         let mut bytes = [&input[..], &output].concat();
         let secured = luggage.map(|luggage| {
             bytes.extend_from_slice(&luggage.input);
@@ -96,6 +98,8 @@ impl<D: Driver> Worker<D> {
             ],
             input: input.len() as u64,
             output: output.len() as u64,
+            passed_from: told.map(|told| told.client),
+            passed_to: told.map(|told| told.to),
             secured,
         };
         match (!bytes.is_empty()).then(|| seal(&bytes)).transpose() {
@@ -195,12 +199,25 @@ impl<D: Driver> Worker<D> {
         let conn = self.core.engine.handle_adopted(pool, parts, input, output, self.core.now);
         self.core.writer.add_sessions_in(1);
         let token = Token(conn.token());
+        if let (Some(client), Some(to)) = (session.passed_from, session.passed_to) {
+            self.core.told.insert(token, Passed { client, to });
+        }
         let adopted = match luggage {
             Some(luggage) => self.driver.adopt_secured(token, socket, luggage),
             None => self.driver.adopt(token, socket),
         };
         if adopted.is_err() {
-            self.core.report_closed(token, CloseKind::Exhausted);
+            self.core.told.remove(&token);
+            return self.core.report_closed(token, CloseKind::Exhausted);
+        }
+        // Where it comes from may be closed to clients here, though not where it was let in.
+        let sources = &self.core.engine.listener_config(pool).client_sources;
+        if !sources.allows_all()
+            && let Some(host) = host(&self.driver, &self.core.told, token)
+            && !sources.allows(host)
+        {
+            self.core.note_denied(pool, host);
+            self.core.engine.dismiss(conn, self.core.now);
         }
     }
 }

@@ -13,7 +13,9 @@ impl<D: Driver> Worker<D> {
     pub(super) fn log_pause(&mut self, pool: ListenerId, by: u64) {
         let engine = &self.core.engine;
         let config = engine.listener_config(pool);
-        let peer = engine.client_of(pool, by).map(|conn| place(&self.driver, &config.listen, conn));
+        let peer = engine
+            .client_of(pool, by)
+            .map(|conn| place(&self.driver, &self.core.told, &config.listen, conn));
         let peer = peer.map_or_else(|| "an address that is gone".to_owned(), |place| place.peer);
         let name = config.name.clone();
         self.pauses_begun.retain(|pool| *pool != name);
@@ -62,7 +64,7 @@ impl<D: Driver> Worker<D> {
         times: u64,
     ) {
         let config = self.core.engine.listener_config(pool);
-        let peer = match place(&self.driver, &config.listen, conn).peer {
+        let peer = match place(&self.driver, &self.core.told, &config.listen, conn).peer {
             peer if peer.is_empty() => "an address that is gone".to_owned(),
             peer => peer,
         };

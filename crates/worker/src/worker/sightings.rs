@@ -55,6 +55,6 @@ impl<D: Driver> Worker<D> {
         let engine = &self.core.engine;
         let Some(conn) = sighting.client else { return String::new() };
         let Some(pool) = engine.listener_named(&sighting.pool) else { return String::new() };
-        place(&self.driver, &engine.listener_config(pool).listen, conn).peer
+        place(&self.driver, &self.core.told, &engine.listener_config(pool).listen, conn).peer
     }
 }

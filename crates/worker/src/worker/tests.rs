@@ -1,7 +1,7 @@
 use std::cell::Cell;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -162,7 +162,7 @@ fn worker_of<D: Driver>(driver: D, server: &str) -> Worker<D> {
 
 /// A client whose request waits for a server connection. Returns both.
 fn with_request(worker: &mut Worker<Fake>) -> (Token, Token) {
-    let client = worker.core.accepted(7).expect("it is welcome");
+    let client = worker.core.accepted(7, std::io::stdin().as_fd()).expect("it is welcome");
     worker.core.received(client, &mut GET.to_vec());
     worker.end_tick();
     let (conn, _) = worker.driver.below().connects.pop().expect("it connects");
@@ -257,7 +257,7 @@ fn waiting_large_requests_flush_held_output() {
     worker.core.connected(conn);
     let mut clients = vec![first];
     for _ in 0..30 {
-        let client = worker.core.accepted(7).expect("it is welcome");
+        let client = worker.core.accepted(7, std::io::stdin().as_fd()).expect("it is welcome");
         worker.core.received(client, &mut GET.to_vec());
         clients.push(client);
     }
@@ -285,7 +285,7 @@ fn first_replies_are_written_while_more_is_read() {
     let (client, conn) = with_server(&mut worker);
     worker.driver.below().written.clear();
     worker.driver.below().written_before.clear();
-    let other = worker.core.accepted(7).expect("it is welcome");
+    let other = worker.core.accepted(7, std::io::stdin().as_fd()).expect("it is welcome");
     let found =
         [(conn, b"$1\r\nx\r\n".to_vec()), (other, GET.to_vec()), (conn, b"$1\r\ny\r\n".to_vec())];
     worker.driver.below().found = VecDeque::from(found);
@@ -309,8 +309,9 @@ fn first_replies_are_written_while_more_is_read() {
 fn a_tick_does_one_share_of_large_requests_however_often_it_writes() {
     let mut worker = worker(Fake::default());
     let (_, conn) = with_server(&mut worker);
-    let clients: Vec<Token> =
-        (0..6).map(|_| worker.core.accepted(7).expect("it is welcome")).collect();
+    let clients: Vec<Token> = (0..6)
+        .map(|_| worker.core.accepted(7, std::io::stdin().as_fd()).expect("it is welcome"))
+        .collect();
     worker.driver.below().found = clients.iter().map(|&client| (client, del(30_000))).collect();
     worker.wait().unwrap();
     // Three are a share.
@@ -323,7 +324,7 @@ fn a_tick_does_one_share_of_large_requests_however_often_it_writes() {
 #[test]
 fn a_tick_of_large_requests_renews_the_heartbeat() {
     let mut worker = worker(Fake::default());
-    let client = worker.core.accepted(7).expect("it is welcome");
+    let client = worker.core.accepted(7, std::io::stdin().as_fd()).expect("it is welcome");
     let beat = |worker: &Worker<Fake>| worker.core.segments.header(0).heartbeat_ms;
     worker.core.received(client, &mut del(1000));
     assert_eq!(beat(&worker), 0);
@@ -334,8 +335,9 @@ fn a_tick_of_large_requests_renews_the_heartbeat() {
 #[test]
 fn handoffs_are_bounded_and_closed_clients_are_forgotten() {
     let mut worker = worker(Fake::default());
-    let clients: Vec<Token> =
-        (0..600).map(|_| worker.core.accepted(7).expect("it is welcome")).collect();
+    let clients: Vec<Token> = (0..600)
+        .map(|_| worker.core.accepted(7, std::io::stdin().as_fd()).expect("it is welcome"))
+        .collect();
     worker.obey(ToChild::Retire { timeout_ms: 1000 }, Vec::new());
     for _ in 0..5 {
         worker.end_tick();
@@ -373,11 +375,15 @@ fn clients_get_no_files_that_servers_may_need() {
     let all = OpenFiles { limit: 96, ..core.files };
     assert_eq!((all.listeners, all.server_connections), (1, 9));
     core.files = all;
-    let clients: Vec<Token> =
-        (0..all.clients()).map(|_| core.accepted(7).expect("it is welcome")).collect();
+    let clients: Vec<Token> = (0..all.clients())
+        .map(|_| core.accepted(7, std::io::stdin().as_fd()).expect("it is welcome"))
+        .collect();
     assert_eq!(clients.len() as u64 + all.reserved(), 96);
     for _ in 0..3 {
-        assert_eq!(core.accepted(7), Err(&b"-ERR max number of clients reached\r\n"[..]));
+        assert_eq!(
+            core.accepted(7, std::io::stdin().as_fd()),
+            Err(&b"-ERR max number of clients reached\r\n"[..])
+        );
     }
     assert_eq!(core.shared.taken(0), clients.len() as u64, "they take nobody's place");
     let pool = Layout::new(&core.snapshot).pool(0);
@@ -386,7 +392,10 @@ fn clients_get_no_files_that_servers_may_need() {
     assert_eq!(counted(PoolCounter::ClientsAccepted), clients.len() as u64 + 3);
     // When one client leaves, another may come.
     core.closed(clients[0], CloseKind::Reset);
-    assert!(core.accepted(7).is_ok() && core.accepted(7).is_err());
+    assert!(
+        core.accepted(7, std::io::stdin().as_fd()).is_ok()
+            && core.accepted(7, std::io::stdin().as_fd()).is_err()
+    );
     // Sessions of other workers are always accepted, and count.
     let session =
         Session { version: SESSION_VERSION, pool: "p".to_owned(), id: 1000, ..Session::default() };
@@ -395,14 +404,14 @@ fn clients_get_no_files_that_servers_may_need() {
     let core = &mut worker.core;
     assert_eq!(core.engine.clients(), clients.len() + 1);
     core.closed(clients[1], CloseKind::Reset);
-    assert!(core.accepted(7).is_err());
+    assert!(core.accepted(7, std::io::stdin().as_fd()).is_err());
 }
 
 #[test]
 fn a_pause_of_another_worker_applies_here() {
     let mut worker = worker(Fake::default());
     let paused = |worker: &Worker<Fake>| worker.core.engine.client_pause(ListenerId::new(0));
-    let client = worker.core.accepted(7).expect("it is welcome");
+    let client = worker.core.accepted(7, std::io::stdin().as_fd()).expect("it is welcome");
     worker.core.received(client, &mut b"CLIENT PAUSE 60000 WRITE\r\n".to_vec());
     worker.end_tick();
     // The other workers have not answered, but a worker that starts knows already.
@@ -419,7 +428,7 @@ fn a_pause_of_another_worker_applies_here() {
     assert_eq!(paused(&worker), None);
     let pause = Pause { until_ms: now_ms + 60_000, writes_only: false };
     worker.core.shared.set_pause(0, Some(pause), now_ms);
-    let _ = worker.core.accepted(7).expect("it is welcome");
+    let _ = worker.core.accepted(7, std::io::stdin().as_fd()).expect("it is welcome");
     assert!(paused(&worker).is_some_and(|pause| !pause.writes_only));
 }
 
@@ -431,7 +440,7 @@ fn a_pause_without_room_applies_to_no_worker() {
     for quota in 1..=cashew_metrics::PAUSES_MAX as u32 {
         assert!(worker.core.shared.set_pause(quota, Some(pause), now_ms));
     }
-    let client = worker.core.accepted(7).expect("it is welcome");
+    let client = worker.core.accepted(7, std::io::stdin().as_fd()).expect("it is welcome");
     worker.core.received(client, &mut b"CLIENT PAUSE 60000\r\nPING\r\n".to_vec());
     worker.end_tick();
     worker.end_tick();
@@ -535,7 +544,7 @@ fn output_of_an_adopted_session_is_written_before_the_next_wait() {
 fn other_addresses_are_for_connecting_only() {
     let addresses = [2, 3, 4].map(|host| SocketAddr::from(([127, 0, 0, host], 2)));
     let mut worker = with_name(addresses);
-    let client = worker.core.accepted(7).expect("it is welcome");
+    let client = worker.core.accepted(7, std::io::stdin().as_fd()).expect("it is welcome");
     worker.core.received(client, &mut GET.to_vec());
     let (conn, first) = next_attempt(&mut worker);
     assert_eq!(first, Address::Tcp(addresses[0]));
@@ -568,7 +577,7 @@ fn a_local_error_hides_no_failure_of_the_server() {
     ];
     for (kinds, text) in cases {
         let mut worker = with_name(addresses);
-        let client = worker.core.accepted(7).expect("it is welcome");
+        let client = worker.core.accepted(7, std::io::stdin().as_fd()).expect("it is welcome");
         worker.core.received(client, &mut GET.to_vec());
         for (kind, address) in kinds.into_iter().zip(addresses) {
             let (conn, tried) = next_attempt(&mut worker);
@@ -585,7 +594,7 @@ fn a_local_error_hides_no_failure_of_the_server() {
 fn a_failed_lookup_is_no_failure_of_the_server() {
     let driver = Fake { is_full: true, ..Fake::default() };
     let mut worker = worker_of(driver, "name.test:2:1");
-    let client = worker.core.accepted(7).expect("it is welcome");
+    let client = worker.core.accepted(7, std::io::stdin().as_fd()).expect("it is welcome");
     worker.core.received(client, &mut GET.to_vec());
     worker.end_tick();
     let told = String::from_utf8_lossy(&worker.driver.below().written[&client]);
@@ -597,7 +606,7 @@ fn a_failed_lookup_is_no_failure_of_the_server() {
 fn an_unresponsive_address_is_tried_last() {
     let addresses = [2, 3, 4].map(|host| SocketAddr::from(([127, 0, 0, host], 2)));
     let mut worker = with_name(addresses);
-    let client = worker.core.accepted(7).expect("it is welcome");
+    let client = worker.core.accepted(7, std::io::stdin().as_fd()).expect("it is welcome");
     // The whole timeout passes with one address.
     let mut last = None;
     for (n, expected) in [0, 1, 2, 0].into_iter().enumerate() {

@@ -124,14 +124,14 @@ impl<D: cashew_driver::Driver> Worker<D> {
 
     fn question_for_others(&self, pool: ListenerId, by: u64, request: Vec<u8>) -> Vec<u8> {
         let listen = &self.core.engine.listener_config(pool).listen;
-        let place = |conn| place(&self.driver, listen, conn);
+        let place = |conn| place(&self.driver, &self.core.told, listen, conn);
         self.core.engine.question_for_others(pool, by, request, &place)
     }
 
     fn own_answer(&mut self, pool: ListenerId, by: u64, request: &[u8]) -> Vec<u8> {
-        let driver = &self.driver;
+        let (driver, told) = (&self.driver, &self.core.told);
         let listen = self.core.engine.listener_config(pool).listen.clone();
-        let place = |conn| place(driver, &listen, conn);
+        let place = |conn| place(driver, told, &listen, conn);
         self.core.engine.handle_question(pool, by, request, &place, self.core.now)
     }
 }
