@@ -1,11 +1,12 @@
 """What users and clients ask and get is counted, and told by name."""
 
+import json
 import re
 import time
 
 from harness import ReplyError, server_lines, wait_until
 from test_command_classes import metrics
-from test_slow_hot import BUSY, slow
+from test_slow_hot import BUSY, page, slow
 from test_upgrade import upgrade
 
 USERS = "{default: 'on nopass ~* &* +@all', app: 'on >one ~* &* +@all', ops: 'on >two ~* &* +@all'}"
@@ -54,6 +55,9 @@ def test_users_have_numbers_of_their_own(place):
                               ("bytes_sent", "client_bytes_sent")):
         wait_until(lambda: sum(it[of_users] for it in gateway.stats()["alpha"]["users"].values())
                    == pool_numbers[of_pool], of_users)
+    [table] = [it for it in json.loads(page(gateway, "state.json"))["sections"] if it["name"] == "users"]
+    [row] = [row for row in table["rows"] if row[:2] == ["alpha", "app"]]
+    assert row[2:4] == [5, 2]
     seen = metrics(gateway)
     labels = ("pool", "alpha"), ("user", "app")
     assert seen["cashew_user_requests_total", *labels] == 5 and seen["cashew_user_errors_total", *labels] == 2

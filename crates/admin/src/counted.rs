@@ -127,6 +127,10 @@ impl Section for UserTable {
         &COLUMNS
     }
 
+    fn is_there(&self, source: &Source) -> bool {
+        source.snapshot().pools.iter().any(|pool| !pool.users.is_empty())
+    }
+
     fn rows(&self, source: &Source) -> Vec<Vec<Cell>> {
         let numbers = source.total();
         let mut rows = Vec::new();
@@ -167,6 +171,10 @@ impl Section for CommandTable {
             Column { name: "p99", unit: Unit::Microseconds },
         ];
         &COLUMNS
+    }
+
+    fn is_there(&self, source: &Source) -> bool {
+        source.snapshot().pools.iter().any(|pool| pool.command_stats)
     }
 
     /// Prefixes first: somebody has asked for them.

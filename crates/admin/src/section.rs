@@ -14,6 +14,11 @@ pub trait Section: Send + Sync {
     fn columns(&self) -> &'static [Column];
     /// What is most important first; each has a cell for each column.
     fn rows(&self, source: &Source) -> Vec<Vec<Cell>>;
+
+    /// Whether there is such a table at all.
+    fn is_there(&self, _: &Source) -> bool {
+        true
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

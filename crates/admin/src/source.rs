@@ -92,7 +92,7 @@ impl Source {
     }
 
     pub(crate) fn sections(&self) -> impl Iterator<Item = &dyn Section> {
-        self.sections.iter().map(|section| &**section)
+        self.sections.iter().map(|section| &**section).filter(|section| section.is_there(self))
     }
 
     /// What a server is to forget.

@@ -39,7 +39,7 @@ pub(crate) enum Input {
     Drain,
     Leave(Leave),
     Detached { token: u64 },
-    Adopt { conn: u32, export: Export },
+    Adopt { conn: u32, export: Box<Export> },
 }
 
 /// What a gateway wants from the world. Pools and servers are given by their places in the
@@ -51,7 +51,7 @@ pub(crate) enum Wish {
     Answer { epoch: u64, answer: Answer },
     Eject { pool: u32, server: u32 },
     Readmit { pool: u32, server: u32 },
-    HandOver { conn: u32, export: Export },
+    HandOver { conn: u32, export: Box<Export> },
 }
 
 pub(crate) struct Gateway {

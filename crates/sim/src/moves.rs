@@ -79,7 +79,7 @@ impl World<'_> {
     }
 
     /// A client that has left a gateway goes to another one, if there is any.
-    pub(crate) fn hand_over(&mut self, from: u32, conn: u32, export: Export) {
+    pub(crate) fn hand_over(&mut self, from: u32, conn: u32, export: Box<Export>) {
         let takes = |&gateway: &u32| !self.retired.contains(&gateway) && !self.has_drained(gateway);
         let mut takers: Vec<u32> = (0..self.scenario.gateways).filter(takes).collect();
         if takers.len() > 1 {
@@ -155,17 +155,17 @@ impl Gateway {
         fabric.oracle.counts.moved_bytes += input + output;
         let numbers = [u64::from(self.id), u64::from(conn), input];
         fabric.trace.note(fabric.clock.now(), "gateway lets go of", numbers);
-        self.wishes.push(Wish::HandOver { conn, export });
+        self.wishes.push(Wish::HandOver { conn, export: Box::new(export) });
     }
 
-    pub(crate) fn adopt(&mut self, conn: u32, export: Export, fabric: &mut Fabric) {
+    pub(crate) fn adopt(&mut self, conn: u32, export: Box<Export>, fabric: &mut Fabric) {
         let now = fabric.clock.time();
         let Peer::Client(client) = fabric.network.conn(conn).peer else { return };
         let numbers = [u64::from(self.id), u64::from(conn), export.output.len() as u64];
         fabric.trace.note(fabric.clock.now(), "gateway takes in", numbers);
         fabric.oracle.moved(client, self.id);
         fabric.network.belong(conn, self.id);
-        let Export { parts, input, output, .. } = export;
+        let Export { parts, input, output, .. } = *export;
         // It may have another place here, or none any more.
         let wanted = fabric.oracle.pool_of(client);
         let name = &fabric.pools[wanted as usize].name;
