@@ -3,16 +3,22 @@
 //! What each of them makes of it is theirs: [`crate::downstream::notice`],
 //! [`crate::downstream::password_guessing`], [`crate::downstream::window`], [`crate::base::work_budget`].
 
-use cashew_metrics::{PoolCounter, UserCounter};
+use cashew_metrics::{PoolCounter, UserCounter, UserStat};
 use cashew_protocol::Outcome;
+use cashew_protocol::redis::Lookup;
 
 use crate::base::action::{Action, Notice};
 use crate::base::buffer::LARGE;
-use crate::base::id::{ClientId, RequestId};
+use crate::base::id::{ClientId, ListenerId, RequestId};
 use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::base::work_budget::LARGE_REQUEST;
+use crate::downstream::receive::Plan;
+use crate::downstream::user_limits::{Meter, UserLimits};
 use crate::engine::Engine;
+
+/// What is let in without room: it ends something, or says who the client is.
+const ALWAYS: [&str; 7] = ["auth", "hello", "quit", "reset", "exec", "discard", "unwatch"];
 
 impl Engine {
     /// A reply for a client is at hand, or all that matters of its start.
@@ -211,6 +217,259 @@ impl Engine {
         if index != ClientId::NONE {
             let client = &mut self.clients[index];
             client.narrow_window(&self.listeners[client.listener].limits, size);
+        }
+    }
+}
+
+/// Keeps clients within the limits of their users: see [`crate::downstream::user_limits`].
+///
+/// A request is let in or not before it is looked at further, and paid for once it is dispatched. Who
+/// waits is not read; when there is room, those who wait go on in the order in which they came.
+impl Engine {
+    fn user_limits(&mut self, client: ClientId, meter: Meter) -> &mut UserLimits {
+        let listener = self.clients[client].listener;
+        &mut self.listeners[listener].user_limits[meter.user as usize]
+    }
+
+    /// Whether the client's user has limits.
+    #[inline]
+    pub(crate) fn is_metered(&self, client: ClientId) -> bool {
+        self.clients[client].off_fast_path && self.meters.get(client).is_some()
+    }
+
+    /// Has the client count for its user, if that one has limits, and not for another one.
+    pub(crate) fn meter(&mut self, client: ClientId) {
+        self.unmeter(client);
+        let state = &self.clients[client];
+        let listener = &mut self.listeners[state.listener];
+        let place = state.session.user().and_then(|user| listener.limits_of(user.name()));
+        if let Some(place) = place {
+            listener.user_limits[place].enter(&self.metrics);
+            self.meters.set(client, Meter { user: place as u32, in_flight: 0 });
+        }
+        let prefix =
+            state.session.user().and_then(|user| listener.key_prefix_of(user.name())).cloned();
+        if self.clients[client].session.key_prefix() != prefix.as_ref() {
+            self.change_profile(client, |profile| profile.key_prefix = prefix);
+        }
+        self.update_off_fast_path(client);
+    }
+
+    /// Has a client that has just come count for the user who it is, if it is one. Returns why it may
+    /// not stay.
+    #[cold]
+    pub(crate) fn meter_new(&mut self, client: ClientId) -> Option<String> {
+        let name = self.clients[client].session.user()?.name().to_owned();
+        let refusal = self.refused_login(client, &name);
+        if refusal.is_none() {
+            self.meter(client);
+        }
+        refusal
+    }
+
+    /// The client counts for nobody any more, since it goes or is somebody else.
+    pub(crate) fn unmeter(&mut self, client: ClientId) {
+        if let Some(meter) = self.meters.take(client) {
+            let listener = self.clients[client].listener;
+            self.listeners[listener].user_limits[meter.user as usize].leave(meter, &self.metrics);
+            // Whoever has it be somebody else lets it go on.
+            self.clients[client].modes.end_quota_wait();
+            self.hurry_waiting(meter.in_flight > 0);
+        }
+    }
+
+    /// Users of all ports have other limits perhaps, and are counted elsewhere.
+    pub(crate) fn renew_user_limits(&mut self) {
+        let clients: Vec<ClientId> = self.clients.indices().collect();
+        for &client in &clients {
+            self.unmeter(client);
+        }
+        let metrics = &self.metrics;
+        for listener in self.listeners.iter_mut() {
+            // Statistics know nothing of the users of a port that is to go.
+            let users = listener.config.limited_users().filter(|_| listener.is_in_use());
+            let users = users.enumerate().map(|(place, options)| {
+                let mut limits =
+                    UserLimits::new(options.clone(), metrics.user(listener.metrics, place));
+                limits.publish(metrics);
+                limits
+            });
+            listener.user_limits = users.collect();
+        }
+        for client in clients {
+            let before = self.clients[client].session.key_prefix().cloned();
+            self.meter(client);
+            self.settle_in_flight(client);
+            if self.clients[client].session.key_prefix() != before.as_ref() {
+                // What it has begun is about other keys.
+                self.finish(client);
+            }
+        }
+    }
+
+    /// Why no other client of the port may be this user now.
+    pub(crate) fn refused_login(&self, client: ClientId, name: &str) -> Option<String> {
+        let listener = self.listener_of(client);
+        let place = listener.limits_of(name)?;
+        let is_it = self.meters.get(client).is_some_and(|meter| meter.user as usize == place);
+        if is_it {
+            return None;
+        }
+        listener.user_limits[place].refused_login(&self.metrics)
+    }
+
+    /// Whether a client waits, which has something to ask, until its user may ask more.
+    #[cold]
+    pub(crate) fn awaits_quota(&mut self, client: ClientId) -> bool {
+        let Some(meter) = self.meters.get(client) else { return false };
+        // What has begun goes on to its end.
+        if self.clients[client].modes.many.is_some() {
+            return false;
+        }
+        let (now, conn) = (self.now, self.client_conn(client));
+        let listener = self.clients[client].listener;
+        let limits = &mut self.listeners[listener].user_limits[meter.user as usize];
+        if !limits.delays() {
+            return false;
+        }
+        let Some((_, wait_us)) = limits.reached(&self.metrics, now) else { return false };
+        limits.count(UserStat::Delayed, &self.metrics);
+        limits.waiting.push_back(conn);
+        self.clients[client].modes.enter().awaits_quota = true;
+        self.note_waiting((listener, meter.user), now.plus_micros(wait_us));
+        true
+    }
+
+    /// Why a client may not ask anything now.
+    fn over_quota(&mut self, client: ClientId) -> Option<String> {
+        let meter = self.meters.get(client)?;
+        let (listener, now) = (self.clients[client].listener, self.now);
+        let limits = &self.listeners[listener].user_limits[meter.user as usize];
+        if limits.delays() {
+            return None;
+        }
+        let (reached, _) = limits.reached(&self.metrics, now)?;
+        limits.count(UserStat::Refused, &self.metrics);
+        let text = limits.text(reached);
+        self.request_ctx.is_over_quota = true;
+        self.notice(client, Notice::OverQuota { user: meter.user });
+        Some(text)
+    }
+
+    /// Answers a request of Redis for which there is no room.
+    #[cold]
+    pub(crate) fn refuse_over_quota(&mut self, client: ClientId, lookup: Lookup) -> Option<Plan> {
+        let is_exempt = matches!(lookup, Lookup::Found(command) if ALWAYS.contains(&command.name));
+        if is_exempt {
+            return None;
+        }
+        let text = format!("ERR {}", self.over_quota(client)?);
+        Some(match self.is_queueing(client) {
+            true => self.refuse_queued(client, &text),
+            false => self.reply_error(client, &text),
+        })
+    }
+
+    /// Why a request of memcached is refused.
+    #[cold]
+    pub(crate) fn memcached_over_quota(&mut self, client: ClientId) -> Option<String> {
+        self.over_quota(client)
+    }
+
+    /// A request of so many bytes was taken, or answered with an error for want of room.
+    #[cold]
+    pub(crate) fn pay_request(&mut self, client: ClientId, len: usize) {
+        let was_refused = std::mem::take(&mut self.request_ctx.is_over_quota);
+        let Some(meter) = self.meters.get(client) else { return };
+        if !was_refused {
+            let (listener, now) = (self.clients[client].listener, self.now);
+            let limits = &self.listeners[listener].user_limits[meter.user as usize];
+            limits.take_request(len, &self.metrics, now);
+        }
+        self.settle_in_flight(client);
+    }
+
+    /// Replies of so many bytes were written.
+    #[cold]
+    pub(crate) fn pay_sent(&mut self, client: ClientId, bytes: u64) {
+        let Some(meter) = self.meters.get(client) else { return };
+        let (listener, now) = (self.clients[client].listener, self.now);
+        let limits = &self.listeners[listener].user_limits[meter.user as usize];
+        limits.take_bytes(bytes, &self.metrics, now);
+        self.settle_in_flight(client);
+    }
+
+    /// Counts what the client is owed.
+    #[cold]
+    pub(crate) fn settle_in_flight(&mut self, client: ClientId) {
+        let requests = self.clients[client].requests;
+        let Some(mut meter) = self.meters.get(client) else { return };
+        if meter.in_flight == requests {
+            return;
+        }
+        let metrics = self.metrics.clone();
+        let is_fewer =
+            self.user_limits(client, meter).set_in_flight(&mut meter, requests, &metrics);
+        self.meters.set(client, meter);
+        self.hurry_waiting(is_fewer);
+    }
+
+    /// Somebody of the user waits, for so long.
+    fn note_waiting(&mut self, user: (ListenerId, u32), until: Time) {
+        if !self.users_waiting.contains(&user) {
+            self.users_waiting.push(user);
+        }
+        self.arm_waiting(until);
+    }
+
+    fn arm_waiting(&mut self, at: Time) {
+        if at < self.users_wake_at {
+            self.users_wake_at = at;
+            self.timers.arm(at, Timer::UserLimits);
+        }
+    }
+
+    /// There may be room for who waits.
+    fn hurry_waiting(&mut self, is_room: bool) {
+        if is_room && !self.users_waiting.is_empty() {
+            self.arm_waiting(self.now);
+        }
+    }
+
+    /// Lets those go on for whom there is room.
+    pub(crate) fn release_waiting(&mut self, at: Time) {
+        if at != self.users_wake_at {
+            // Replaced by another one.
+            return;
+        }
+        self.users_wake_at = Time::NEVER;
+        for (listener, user) in std::mem::take(&mut self.users_waiting) {
+            // Each goes on once at most: who wants more goes to the end of the line.
+            let line = |engine: &Self| {
+                let listener = engine.listeners.get(listener)?;
+                Some(listener.user_limits.get(user as usize)?.waiting.len())
+            };
+            for _ in 0..line(self).unwrap_or_default() {
+                let now = self.now;
+                let limits = &mut self.listeners[listener].user_limits[user as usize];
+                if limits.reached(&self.metrics, now).is_some() {
+                    break;
+                }
+                let Some(conn) = limits.waiting.pop_front() else { break };
+                let client = conn.client();
+                if self.clients.is_current(client, conn.generation())
+                    && self.clients[client].modes.awaits_quota
+                {
+                    self.clients[client].modes.end_quota_wait();
+                    self.resume(client);
+                }
+            }
+            let Some(limits) = self.listeners.get(listener) else { continue };
+            let Some(limits) = limits.user_limits.get(user as usize) else { continue };
+            if !limits.waiting.is_empty() {
+                let wait_us = limits.reached(&self.metrics, self.now).map_or(0, |(_, us)| us);
+                self.note_waiting((listener, user), self.now.plus_micros(wait_us.max(1)));
+            }
         }
     }
 }

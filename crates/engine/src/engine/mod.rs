@@ -9,7 +9,6 @@ pub(crate) mod hold;
 pub(crate) mod memory;
 mod observe;
 pub(crate) mod open_files;
-pub(crate) mod user_limits;
 
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;

@@ -9,17 +9,12 @@
 use std::sync::Arc;
 
 use cashew_protocol::Span;
-use cashew_protocol::redis::{CUSTOM_ID, Command, Group, Keys, Lookup, Rule};
+use cashew_protocol::redis::{CUSTOM_ID, Command, Group, Keys, Rule};
 use cashew_protocol::resp::{self, Reply, encode};
 
-use crate::base::id::{ClientId, RequestId};
+use crate::base::id::RequestId;
 use crate::downstream::key_prefix::KeyPrefix;
-use crate::downstream::listener::Choice;
-use crate::downstream::receive::Plan;
-use crate::engine::Engine;
-use crate::exchange::dispatch::Payload;
 use crate::exchange::flow::{Flow, FlowContext, Step};
-use crate::request::Role;
 
 /// What a command may do to names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,7 +172,7 @@ impl KeyPrefix {
     }
 
     /// The request with full names. The error is the reply.
-    fn request(
+    pub(super) fn request(
         &self,
         (command, tenancy): (&Command, Tenancy),
         bytes: &[u8],
@@ -356,9 +351,9 @@ impl KeyPrefix {
 
 /// A request whose reply names keys.
 #[derive(Debug)]
-struct Strip {
-    prefix: Arc<KeyPrefix>,
-    named: Named,
+pub(super) struct Strip {
+    pub(super) prefix: Arc<KeyPrefix>,
+    pub(super) named: Named,
 }
 
 impl Flow for Strip {
@@ -380,98 +375,10 @@ pub(crate) fn stripped(
     }
 }
 
-impl Engine {
-    /// Plans a request of a client whose user has a prefix. What is to be sent is sent.
-    #[cold]
-    pub(crate) fn plan_tenant(
-        &mut self,
-        client: ClientId,
-        lookup: Lookup,
-        (bytes, args): (&[u8], &[Span]),
-        plan: impl FnOnce(&mut Self, &[u8], &[Span]) -> Plan,
-    ) -> Plan {
-        let Some(prefix) = self.clients[client].session.key_prefix().cloned() else {
-            return plan(self, bytes, args);
-        };
-        let command = match lookup {
-            Lookup::Found(command) => command,
-            // Behind the name of a server it would be sent there.
-            Lookup::WrongArity(command) => {
-                return self.refuse_tenant(client, |out| {
-                    cashew_protocol::redis::wrong_arity_error(out, command);
-                });
-            }
-            Lookup::UnknownCommand | Lookup::UnknownSubcommand(_) => {
-                return plan(self, bytes, args);
-            }
-        };
-        let tenancy = tenancy(command);
-        let names_keys = !matches!(
-            tenancy,
-            Tenancy::Nothing
-                | Tenancy::Keys(Named::Nowhere | Named::Errors)
-                | Tenancy::Channel
-                | Tenancy::Channels
-        );
-        let is_queueing = self.is_queueing(client);
-        let is_routed = self.listener_of(client).choice == Choice::Backends;
-        let why = match tenancy {
-            Tenancy::Refused => "is not for users with a key prefix",
-            _ if names_keys && is_queueing => {
-                "is not for users with a key prefix in a transaction, as its reply names keys"
-            }
-            _ if names_keys && is_routed => {
-                "is not for users with a key prefix at a route, as its reply names keys"
-            }
-            _ => "",
-        };
-        if !why.is_empty() {
-            let name = command.name.to_ascii_uppercase();
-            return self.refuse_tenant(client, |out| {
-                encode::write_error(out, format!("ERR {name} {why}").as_bytes());
-            });
-        }
-        if tenancy == Tenancy::Nothing {
-            return plan(self, bytes, args);
-        }
-        let text = prefix.request((command, tenancy), bytes, args);
-        let text = match text {
-            Ok(text) => text,
-            Err(why) => {
-                return self.refuse_tenant(client, |out| encode::write_error(out, why.as_bytes()));
-            }
-        };
-        let mut parser = resp::RequestParser::default();
-        let resp::Parsed::Complete { .. } = parser.parse(&text, text.len()) else {
-            unreachable!("it was just written");
-        };
-        let plan = plan(self, &text, parser.args());
-        // It may be asked anew.
-        self.keep_asked(client, bytes);
-        let Plan::Forward { lane, request } = plan else { return plan };
-        let named = named_by(command);
-        if named != Named::Nowhere && matches!(self.requests[request].role, Role::Single) {
-            self.watch_reply(request, Box::new(Strip { prefix, named }), None);
-        }
-        self.send(lane, request, Payload::Bytes(&text));
-        if command.is_sealed() && !is_queueing {
-            self.seal(lane);
-        }
-        Plan::Done
-    }
-
-    fn refuse_tenant(&mut self, client: ClientId, write: impl FnOnce(&mut Vec<u8>)) -> Plan {
-        match self.is_queueing(client) {
-            true => self.refuse_with(client, write),
-            false => self.reply_with(client, write),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cashew_protocol::redis::{COMMANDS, find};
+    use cashew_protocol::redis::{COMMANDS, Lookup, find};
 
     fn prefix() -> KeyPrefix {
         KeyPrefix(b"a*:".as_slice().into())
