@@ -175,3 +175,80 @@ def test_what_cannot_be_is_refused(by_cn, authority, tls, words):
         assert words in by_cn.gateway.refused_reload()
     finally:
         by_cn.gateway.configure(by_cn.pools)
+
+
+def test_a_ticket_is_good_where_the_same_is_asked_of_clients(place, authority, version):
+    """Whoever resumes shows no certificate."""
+    directory = place.directory / "others"
+    directory.mkdir()
+    others = Authority(directory)
+    pair = authority.sign(f"DNS:localhost,IP:{HOST}")
+    server = server_lines([place.redis()])
+    ports = {name: free_port() for name in ("alpha", "beta", "gamma")}
+
+    def pool(name, asked):
+        tls = f"{{certificate: {pair.certificate}, key: {pair.key}{asked}}}"
+        return {"redis": "true", "servers": server, "tls_listen": f"{HOST}:{ports[name]}", "tls": tls}
+    named = f", client_user: cn, client_ca: {authority.ca}"
+    pools = {"alpha": pool("alpha", ""), "beta": pool("beta", f", client_ca: {others.ca}"),
+             "gamma": {**pool("gamma", named), "users": "{ann: on nopass ~* +@all}"}}
+    gateway = place.cashew(pools, {"worker_processes": 1})
+    gateway.wait_serving()
+
+    def visit(made, name, session=None):
+        raw = socket.create_connection((HOST, ports[name]), PATIENCE)
+        with made.wrap_socket(raw, server_hostname="localhost", session=session) as conn:
+            conn.sendall(b"ACL WHOAMI\r\n")
+            answer = conn.recv(100)
+            assert answer.startswith(b"$"), answer
+            return conn.session, conn.session_reused
+
+    def context(pair=None):
+        made = ssl.create_default_context(cafile=str(authority.ca))
+        made.minimum_version = made.maximum_version = version
+        if pair:
+            made.load_cert_chain(pair.certificate, pair.key)
+        return made
+
+    stranger = context()
+    session, _ = visit(stranger, "alpha")
+    session, is_reused = visit(stranger, "alpha", session)
+    assert is_reused
+    for name in ("beta", "gamma"):
+        with pytest.raises((OSError, AssertionError)):
+            visit(stranger, name, session)
+    ann = context(authority.sign("DNS:web", subject="/CN=ann"))
+    session, _ = visit(ann, "gamma")
+    session, is_reused = visit(ann, "gamma", session)
+    assert is_reused
+    with pytest.raises((OSError, AssertionError)):
+        visit(ann, "beta", session)
+    # Nor where others are trusted now.
+    gateway.configure({**gateway.pools, "gamma": {**pools["gamma"], "tls": pools["gamma"]["tls"].replace(
+        str(authority.ca), str(others.ca)), "listen": gateway.pools["gamma"]["listen"]}})
+    gateway.reload()
+    with pytest.raises((OSError, AssertionError)):
+        visit(ann, "gamma", session)
+
+
+def test_a_certificate_gets_no_connection_beyond_its_users_limit(place, authority):
+    users = {**USERS, "ann": '{rules: "on nopass ~* +@all", connections_max: 2}'}
+    made = Gateway(place, authority, "cn")
+    listed = "{" + ", ".join(f'"{name}": {rules if rules.startswith("{") else repr(rules)}'
+                             for name, rules in users.items()) + "}"
+    made.gateway.configure({name: {**options, "users": listed} for name, options in made.gateway.pools.items()})
+    made.gateway.reload()
+    ann = authority.sign("DNS:web", subject="/CN=ann")
+    clients = [made.client(ann, protocol=2, driver_info=None) for _ in range(2)]
+    assert [client.acl_whoami() for client in clients] == ["ann", "ann"]
+    third = made.client(ann, protocol=2, driver_info=None)
+    with pytest.raises(redis.exceptions.AuthenticationError, match="Authentication required"):
+        third.acl_whoami()
+    clients[0].close()
+
+    def is_let_in():
+        try:
+            return made.client(ann, protocol=2, driver_info=None).acl_whoami() == "ann"
+        except redis.exceptions.AuthenticationError:
+            return False
+    wait_until(is_let_in, "there is room again")

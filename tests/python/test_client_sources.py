@@ -124,7 +124,8 @@ def test_what_is_no_header_is_closed_and_counted(gateway, what):
             conn.send(what)
         conn.expect_closed()
     wait_until(lambda: gateway.stats()["alpha"]["proxy_header_errors"] == before + 1, "it is counted")
-    assert f"pool alpha: a connection from {PROXY} is closed: it does not begin with a header" in gateway.log()
+    said = f"pool alpha: a connection from {PROXY} is closed: it does not begin with a header"
+    wait_until(lambda: said in gateway.log(), "the log says so")
 
 
 def test_the_header_has_its_time(gateway):

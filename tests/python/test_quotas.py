@@ -238,3 +238,30 @@ def test_clients_keep_their_place_when_workers_change(place):
     for conn in conns:
         conn.close()
     wait_until(lambda: status_of(gateway)["connections"] == 0, "nobody")
+
+
+def test_errors_for_want_of_room_cost_nothing(place):
+    gateway = gateway_of(place, workers=1, requests_per_second=10, bytes_per_second=2000)
+    with login(gateway, "ann", "p") as ann:
+        # Their replies are of a hundred times the bytes of a second.
+        ann.send(resp("GET", "a") * 4000)
+        replies(ann, 4000)
+        time.sleep(1.5)
+        assert is_taken(ann, "GET", "a")
+        # Whoever is over a limit may still say that it wants to hear replies.
+        ann.send(resp("CLIENT", "REPLY", "OFF") + resp("GET", "a") * 100 + resp("CLIENT", "REPLY", "ON"))
+        assert ann.read_line() == b"+OK"
+
+
+def test_the_end_of_quiet_requests_is_always_told(place):
+    server = place.memcached()
+    options = {"users": limited(requests_per_second=5), "servers": server_lines([server])}
+    gateway = place.cashew({"alpha": options}, {"worker_processes": 1})
+    with gateway.connect() as conn:
+        conn.send(b"set x 0 0 5\r\nann p\r\n")
+        assert conn.read_line() == b"STORED"
+        conn.send(b"mg a v q\r\n" * 20 + b"mn\r\n")
+        lines = [conn.read_line()]
+        while lines[-1] != b"MN":
+            assert lines[-1].startswith(b"SERVER_ERROR quota"), lines
+            lines.append(conn.read_line())

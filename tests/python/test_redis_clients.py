@@ -14,7 +14,8 @@ from harness import HOST, holders, resp, server_lines, wait_until, worker_proces
 
 WORKERS = 3
 FIELDS = ("id addr laddr fd name age idle flags db sub psub ssub multi qbuf qbuf-free argv-mem "
-          "multi-mem rbs rbp obl oll omem tot-mem events cmd user redir resp lib-name lib-ver")
+          "multi-mem rbs rbp obl oll omem tot-mem events cmd user redir resp lib-name lib-ver "
+          "tot-net-in tot-net-out tot-cmds tot-errors slowest-us")
 
 
 def pool(*servers, **options):

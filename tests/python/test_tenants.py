@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from harness import resp
+from harness import resp, wait_until
 from test_users import login, pool, users
 
 RULES = "on >p ~* &* +@all"
@@ -263,3 +263,39 @@ def test_no_request_reaches_what_others_have(place, seed):
     assert answered - failed > 250, (failed, answered)
     with server.connect() as conn:
         assert any(key.startswith(b"of-ann:") for key in conn.call("KEYS", "*"))
+
+
+def test_many_keys_take_no_more_time_than_they_are_many(place):
+    """A request for a hundred thousand keys is looked at in one go: its work must not grow by their square."""
+    rules = {**TENANTS, "cid": "on >p ~k* ~l* +@all"}
+    gateway, _ = gateway_of(place, rules=rules)
+    words = [word for number in range(50_000) for word in (f"k{number}", "v")]
+    for user in ("ann", "cid"):
+        with login(gateway, user, "p") as conn:
+            assert ask(conn, "MSET", *words) == "OK"
+            assert ask(conn, "EXISTS", *words[::2]) == 50_000
+    assert "aborted" not in gateway.log() and "killed" not in gateway.log()
+
+
+def test_a_subscriber_stays_with_its_prefix(place):
+    gateway, _ = gateway_of(place)
+    with login(gateway, "root", "p") as root, gateway.connect() as conn:
+        conn.send(resp("HELLO", "3", "AUTH", "ann", "p"))
+        conn.reply()
+        conn.send(resp("SUBSCRIBE", "c"))
+        assert [conn.read_line() for _ in range(6)] == [b">3", b"$9", b"subscribe", b"$1", b"c", b":1"]
+        conn.send(resp("AUTH", "bob", "p"))
+        assert conn.read_line() == b"-ERR a subscriber cannot become a user with another key prefix"
+        conn.send(resp("UNSUBSCRIBE", "c"))
+        assert [conn.read_line() for _ in range(6)] == [b">3", b"$11", b"unsubscribe", b"$1", b"c", b":0"]
+        assert conn.call("AUTH", "bob", "p") == "OK"
+        assert root.call("PUBLISH", "app1:c", "x") == 0
+
+
+def test_statistics_by_prefix_are_of_the_keys_that_servers_have(place):
+    gateway, _ = gateway_of(place, prefixes="[app1:, app2:]")
+    with login(gateway, "ann", "p") as ann:
+        for key in ("a", "app2:b", "c"):
+            ann.call("GET", key)
+    wait_until(lambda: gateway.stats()["alpha"]["prefixes"]["app1:"]["requests"] == 3, "they are counted")
+    assert gateway.stats()["alpha"]["prefixes"]["app2:"]["requests"] == 0

@@ -60,8 +60,9 @@ impl<'a> Call<'a> {
             );
             return if is_refused { Ok(Vec::new()) } else { Err(Denial::Command) };
         }
+        // Arguments stand in their order, and there may be many thousands.
         let at =
-            |key: &Span| args.iter().position(|arg| arg.start == key.start).unwrap_or_default();
+            |key: &Span| args.binary_search_by_key(&key.start, |arg| arg.start).unwrap_or_default();
         let touch = |position| Touch::of(command.uses_in(buf, args, position));
         Ok(keys.iter().enumerate().map(|(position, key)| (at(key), touch(position))).collect())
     }

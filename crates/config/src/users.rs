@@ -103,6 +103,15 @@ fn read_entry(name: &At<String>, node: &Node, report: &mut Report<'_>) -> Option
         Some(rules) => Some(user_line(name, &rules.value.0, report)?),
         None => None,
     };
+    if let Some(prefix) = &section.key_prefix
+        && prefix.value.0.contains('*')
+    {
+        let complaint = Complaint::new(format!("{what}: a \"key_prefix\" has no asterisk"));
+        report.error(
+            prefix.pos,
+            complaint.hint("SORT puts keys in the place of the first asterisk of a pattern"),
+        );
+    }
     let options = UserOptions {
         name: name.value.clone(),
         requests_per_second: section.requests_per_second.value.0 as u32,

@@ -54,7 +54,9 @@ impl Acceptor {
         match secret {
             Some(secret) => {
                 let secret = secret.clone().brought_forward();
-                config.ticketer = Arc::new(Ticketer::new(secret));
+                let ca = options.client_ca.as_deref().unwrap_or_default();
+                let asked = format!("{} {ca}", options.client_auth.name());
+                config.ticketer = Arc::new(Ticketer::new(secret, &asked));
             }
             None => config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {}),
         }

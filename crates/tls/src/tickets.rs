@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use aws_lc_rs::digest::{SHA256, digest};
 use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Salt};
 use aws_lc_rs::rand;
 use rustls::server::ProducesTickets;
@@ -92,16 +93,25 @@ fn derive<const N: usize>(secret: &[u8], salt: &[u8], info: &[u8]) -> [u8; N] {
 }
 
 /// Makes and opens tickets. A ticket is a salt, and what is sealed by a key of its own derived with it.
-pub(crate) struct Ticketer(Mutex<TicketSecret>);
+///
+/// Whoever resumes a session shows no certificate again. So a ticket is good only where the same is asked of clients as
+/// where it was given: that is sealed with it as additional data.
+pub(crate) struct Ticketer {
+    secret: Mutex<TicketSecret>,
+    /// A digest of what is asked of clients.
+    asked: Vec<u8>,
+}
 
 impl Ticketer {
-    pub(crate) fn new(secret: TicketSecret) -> Self {
-        Self(Mutex::new(secret))
+    /// `asked` tells what is asked of clients from anything else that may be.
+    pub(crate) fn new(secret: TicketSecret, asked: &str) -> Self {
+        let asked = digest(&SHA256, asked.as_bytes()).as_ref().to_vec();
+        Self { secret: Mutex::new(secret), asked }
     }
 
     /// The secrets of the present period and the one before.
     fn secrets(&self, period: u64) -> (TicketSecret, TicketSecret) {
-        let mut oldest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut oldest = self.secret.lock().unwrap_or_else(PoisonError::into_inner);
         oldest.advance(period.saturating_sub(1));
         (oldest.next(), oldest.clone())
     }
@@ -112,7 +122,7 @@ impl Ticketer {
         rand::fill(&mut salt).ok()?;
         let (key, nonce) = key_of(&present, &salt)?;
         let mut sealed = plain.to_vec();
-        key.seal_in_place_append_tag(nonce, Aad::empty(), &mut sealed).ok()?;
+        key.seal_in_place_append_tag(nonce, Aad::from(&self.asked), &mut sealed).ok()?;
         Some([&salt[..], &sealed].concat())
     }
 
@@ -125,7 +135,7 @@ impl Ticketer {
         [present, before].iter().find_map(|secret| {
             let (key, nonce) = key_of(secret, salt)?;
             let mut plain = sealed.to_vec();
-            let len = key.open_in_place(nonce, Aad::empty(), &mut plain).ok()?.len();
+            let len = key.open_in_place(nonce, Aad::from(&self.asked), &mut plain).ok()?.len();
             plain.truncate(len);
             Some(plain)
         })
@@ -171,25 +181,28 @@ mod tests {
     fn whoever_has_the_secret_opens_a_ticket_for_two_periods() {
         let secret = TicketSecret::random().unwrap();
         let period = now();
-        let (one, other) = (Ticketer::new(secret.clone()), Ticketer::new(secret.clone()));
+        let of = |asked| Ticketer::new(secret.clone(), asked);
+        let (one, other) = (of("none"), of("none"));
         let ticket = one.seal(b"a session", period).unwrap();
         assert_eq!(other.open(&ticket, period).as_deref(), Some(&b"a session"[..]));
         assert_eq!(other.open(&ticket, period + 1).as_deref(), Some(&b"a session"[..]));
         assert_eq!(other.open(&ticket, period + 2), None);
+        // Not where something else is asked of clients.
+        assert_eq!(of("required").open(&ticket, period), None);
         // What has advanced has forgotten.
         assert_eq!(other.open(&ticket, period), None);
         // One that joins later gets the secret as the master has it by then.
         let mut later = secret;
         later.advance(period);
         assert_eq!(
-            Ticketer::new(later).open(&ticket, period + 1).as_deref(),
+            Ticketer::new(later, "none").open(&ticket, period + 1).as_deref(),
             Some(&b"a session"[..])
         );
     }
 
     #[test]
     fn a_forged_ticket_is_not_opened() {
-        let ticketer = Ticketer::new(TicketSecret::random().unwrap());
+        let ticketer = Ticketer::new(TicketSecret::random().unwrap(), "none");
         let ticket = ticketer.encrypt(b"a session").unwrap();
         for at in 0..ticket.len() {
             let mut forged = ticket.clone();
@@ -197,7 +210,7 @@ mod tests {
             assert_eq!(ticketer.decrypt(&forged), None);
             assert_eq!(ticketer.decrypt(&ticket[..at]), None);
         }
-        let other = Ticketer::new(TicketSecret::random().unwrap());
+        let other = Ticketer::new(TicketSecret::random().unwrap(), "none");
         assert_eq!(other.decrypt(&ticket), None);
         assert_ne!(ticketer.encrypt(b"a session").unwrap(), ticket);
     }

@@ -118,7 +118,7 @@ impl Engine {
     }
 
     /// A client has proved before its first request that it has one of these names. It is the first user of its port
-    /// that has one, and stays who it was if none has.
+    /// that has one, and stays who it was if none has, or if that one has all the connections that it may.
     pub fn handle_identified(&mut self, conn: ConnId, names: &[String], now: Time) {
         self.now = now;
         if conn.is_lane() || !self.clients.is_current(conn.client(), conn.generation()) {
@@ -127,8 +127,11 @@ impl Engine {
         let listener = self.listener_of(conn.client());
         let mut users = names.iter().filter_map(|name| listener.users.named(name.as_bytes()));
         let user = users.find(|user| user.is_on()).cloned();
-        if user.is_some() && listener.has_users() {
-            self.become_user(conn.client(), user);
+        if let Some(user) = user
+            && listener.has_users()
+            && self.refused_login(conn.client(), user.name()).is_none()
+        {
+            self.become_user(conn.client(), Some(user));
         }
     }
 

@@ -143,7 +143,12 @@ pub(crate) struct Meter {
     pub(crate) user: u32,
     /// Requests that count as in flight.
     pub(crate) in_flight: u16,
+    /// Bytes of replies that nobody pays for, since they say that there is no room.
+    pub(crate) free: u32,
 }
+
+/// The most of them that wait to be written.
+const FREE_MAX: u32 = 16 << 20;
 
 /// By client. Beside the clients, since few have limits.
 #[derive(Default)]
@@ -159,6 +164,22 @@ impl Meters {
             self.0.resize(client.index() + 1, None);
         }
         self.0[client.index()] = Some(meter);
+    }
+
+    /// Such a reply of so many bytes is on its way.
+    pub(crate) fn let_pass(&mut self, client: ClientId, bytes: usize) {
+        if let Some(Some(meter)) = self.0.get_mut(client.index()) {
+            let bytes = u32::try_from(bytes).unwrap_or(FREE_MAX);
+            meter.free = meter.free.saturating_add(bytes).min(FREE_MAX);
+        }
+    }
+
+    /// Of so many bytes that were written, those that nobody pays for.
+    pub(crate) fn free_of(&mut self, client: ClientId, bytes: u64) -> u64 {
+        let Some(Some(meter)) = self.0.get_mut(client.index()) else { return 0 };
+        let free = meter.free.min(u32::try_from(bytes).unwrap_or(u32::MAX));
+        meter.free -= free;
+        free.into()
     }
 
     pub(crate) fn take(&mut self, client: ClientId) -> Option<Meter> {

@@ -13,12 +13,18 @@ use crate::base::id::{ClientId, ListenerId, RequestId};
 use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::base::work_budget::LARGE_REQUEST;
+use crate::downstream::client::{Client, Skip};
 use crate::downstream::receive::Plan;
 use crate::downstream::user_limits::{Meter, UserLimits};
 use crate::engine::Engine;
+use crate::upstream::session_params::WireProtocol;
 
 /// What is let in without room: it ends something, or says who the client is.
-const ALWAYS: [&str; 7] = ["auth", "hello", "quit", "reset", "exec", "discard", "unwatch"];
+/// Or whether it hears anything.
+const ALWAYS: [&str; 8] =
+    ["auth", "hello", "quit", "reset", "exec", "discard", "unwatch", "client|reply"];
+/// Of a reply in memcached's binary protocol.
+const BINARY_HEADER: usize = 24;
 
 impl Engine {
     /// A reply for a client is at hand, or all that matters of its start.
@@ -245,7 +251,7 @@ impl Engine {
         let place = state.session.user().and_then(|user| listener.limits_of(user.name()));
         if let Some(place) = place {
             listener.user_limits[place].enter(&self.metrics);
-            self.meters.set(client, Meter { user: place as u32, in_flight: 0 });
+            self.meters.set(client, Meter { user: place as u32, in_flight: 0, free: 0 });
         }
         let prefix =
             state.session.user().and_then(|user| listener.key_prefix_of(user.name())).cloned();
@@ -310,6 +316,10 @@ impl Engine {
     /// Why no other client of the port may be this user now.
     pub(crate) fn refused_login(&self, client: ClientId, name: &str) -> Option<String> {
         let listener = self.listener_of(client);
+        let Client { session, modes, .. } = &self.clients[client];
+        if modes.subscriber.is_some() && session.key_prefix() != listener.key_prefix_of(name) {
+            return Some("a subscriber cannot become a user with another key prefix".to_owned());
+        }
         let place = listener.limits_of(name)?;
         let is_it = self.meters.get(client).is_some_and(|meter| meter.user as usize == place);
         if is_it {
@@ -351,6 +361,15 @@ impl Engine {
         let (reached, _) = limits.reached(&self.metrics, now)?;
         limits.count(UserStat::Refused, &self.metrics);
         let text = limits.text(reached);
+        let Client { session, skip, noreply, .. } = &self.clients[client];
+        let frame = match session.wire_protocol {
+            WireProtocol::Resp2 | WireProtocol::Resp3 => "-ERR \r\n".len(),
+            WireProtocol::Text => "SERVER_ERROR \r\n".len(),
+            WireProtocol::Binary => BINARY_HEADER,
+        };
+        if *skip == Skip::No && !noreply {
+            self.meters.let_pass(client, frame + text.len());
+        }
         self.request_ctx.is_over_quota = true;
         self.notice(client, Notice::OverQuota { user: meter.user });
         Some(text)
@@ -395,6 +414,7 @@ impl Engine {
         let Some(meter) = self.meters.get(client) else { return };
         let (listener, now) = (self.clients[client].listener, self.now);
         let limits = &self.listeners[listener].user_limits[meter.user as usize];
+        let bytes = bytes - self.meters.free_of(client, bytes);
         limits.take_bytes(bytes, &self.metrics, now);
         self.settle_in_flight(client);
     }

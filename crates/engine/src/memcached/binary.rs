@@ -251,7 +251,11 @@ impl Engine {
         if self.is_metered(client)
             && !matches!(
                 opcode,
-                Opcode::Quit | Opcode::SaslList | Opcode::SaslAuth | Opcode::SaslStep
+                Opcode::Quit
+                    | Opcode::Noop
+                    | Opcode::SaslList
+                    | Opcode::SaslAuth
+                    | Opcode::SaslStep
             )
             && let Some(why) = self.memcached_over_quota(client)
         {

@@ -242,7 +242,7 @@ impl Engine {
             return Plan::Done;
         }
         if self.is_metered(client)
-            && parser.verb() != Verb::Quit
+            && !matches!(parser.verb(), Verb::Quit | Verb::MetaNoop)
             && let Some(why) = self.memcached_over_quota(client)
         {
             let refusal = format!("SERVER_ERROR {why}\r\n");

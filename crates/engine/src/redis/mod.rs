@@ -129,7 +129,12 @@ impl Engine {
         if command.keys(bytes, args, &mut keys).is_ok()
             && let Some(key) = keys.first()
         {
-            self.command_stats.current.prefix = self.listener_of(client).prefix_of(key.of(bytes));
+            let key = key.of(bytes);
+            let listener = self.listener_of(client);
+            self.command_stats.current.prefix = match self.clients[client].session.key_prefix() {
+                Some(prefix) => listener.prefix_of(&prefix.full(key)),
+                None => listener.prefix_of(key),
+            };
         }
         keys.clear();
         self.scratch.keys = keys;

@@ -6,6 +6,7 @@
 //! do to names is known by a list of those that are let through: see [`tenancy`]. All others are
 //! refused, as what cannot be kept apart: scripts above all, which may call anything.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use cashew_protocol::Span;
@@ -139,8 +140,13 @@ pub(crate) fn named_by(command: &Command) -> Named {
 }
 
 impl KeyPrefix {
+    /// A key of the user's as servers have it.
+    pub(crate) fn full(&self, name: &[u8]) -> Vec<u8> {
+        [&self.0, name].concat()
+    }
+
     fn write(&self, name: &[u8], out: &mut Vec<u8>) {
-        encode::write_bulk(out, &[&self.0, name].concat());
+        encode::write_bulk(out, &self.full(name));
     }
 
     /// As a pattern that matches the prefix and then what the other one does.
@@ -186,12 +192,13 @@ impl KeyPrefix {
                 let mut keys = Vec::new();
                 command.keys(bytes, args, &mut keys)?;
                 // SORT completes these: what has no asterisk is no key.
-                let patterns: Vec<*const u8> =
-                    command.patterns(bytes, args).map(<[u8]>::as_ptr).collect();
+                let patterns = command.patterns(bytes, args).map(<[u8]>::as_ptr);
+                let keys = keys.iter().map(|key| key.of(bytes).as_ptr());
+                // There may be many thousands.
+                let names: HashSet<*const u8> = patterns.chain(keys).collect();
                 encode::write_array_header(&mut out, args.len());
-                for arg in args {
-                    let text = arg.of(bytes);
-                    match keys.contains(arg) || patterns.contains(&text.as_ptr()) {
+                for text in all() {
+                    match names.contains(&text.as_ptr()) {
                         true => self.write(text, &mut out),
                         false => encode::write_bulk(&mut out, text),
                     }
