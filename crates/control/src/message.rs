@@ -21,6 +21,7 @@ use crate::session::Session;
 /// From the master to a worker, to the admin process or to discovery.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[expect(clippy::large_enum_variant, reason = "few are on their way at a time")]
 pub enum ToChild {
     /// The first message. Carries three descriptors: the sealed memfd of the
     /// [`Epoch`](crate::Epoch), the metrics memfd of all slots, and the memfd that all processes

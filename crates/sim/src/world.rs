@@ -112,7 +112,6 @@ struct Attempt {
     server: u32,
 }
 
-#[expect(clippy::large_enum_variant, reason = "few are on their way at a time")]
 pub(crate) enum Letter {
     ToGateway { gateway: u32, input: Input },
     Held { gateway: u32, pool: u32, version: u64 },
