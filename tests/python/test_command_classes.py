@@ -51,6 +51,13 @@ def counted(gateway, requests, pool="alpha"):
     found = gateway.stats()[pool]
     assert found["client_responses"] == requests
     assert sum(numbers["requests"] for numbers in found["commands"].values()) == requests
+
+    # Bytes are sent when the kernel has taken them, which is later.
+    def is_sent():
+        nonlocal found
+        found = gateway.stats()[pool]
+        return sum(it["reply_bytes"] for it in found["commands"].values()) == found["client_bytes_sent"]
+    wait_until(is_sent, f"the bytes of all replies: {found}")
     return found
 
 

@@ -394,6 +394,27 @@ def test_lines_of_json(place, workers):
     assert re.search(rf"^access log: {path}, \d+ lines written$", status, re.MULTILINE), status
 
 
+def test_the_user_is_named(place):
+    path = place.directory / "access.log"
+    collector = place.keep(Collector())
+    users = {"users": "{app: 'on >one ~* &* +@all', default: 'on nopass ~* &* +@all'}"}
+    gateway = start(place, f"{{{endpoint(collector)}, share: 100%, keys: full}}",
+                    f"{{file: {path}, format: json, share: 100%}}", pool=users)
+
+    def is_named():
+        with gateway.connect() as conn:
+            conn.call("AUTH", "app", "one")
+            for _ in range(50):
+                conn.call("GET", "key")
+        records = [json.loads(line) for line in lines(path)]
+        of_app = [it for it in records if it["command"] == ["GET", "key"]]
+        return of_app and all(it["user"] == "app" for it in of_app) and collector.roots("key")
+    roots = wait_until(is_named, "a line and a span")
+    assert {root["attributes"]["user.name"] for root in roots} == {"app"}
+    until(gateway, lambda: collector.roots("warm"), "a span of everybody's user")
+    assert {root["attributes"]["user.name"] for root in collector.roots("warm")} == {"default"}
+
+
 def test_plain_lines_cannot_be_forged(place):
     path = place.directory / "access.log"
     gateway = start(place, access_log=f"{{file: {path}, share: 100%}}")

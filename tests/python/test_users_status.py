@@ -2,12 +2,14 @@
 
 import json
 import re
+import struct
 import time
 
 from harness import ReplyError, server_lines, wait_until
 from test_command_classes import metrics
 from test_slow_hot import BUSY, page, slow
 from test_upgrade import upgrade
+from test_users import binary_call
 
 USERS = "{default: 'on nopass ~* &* +@all', app: 'on >one ~* &* +@all', ops: 'on >two ~* &* +@all'}"
 
@@ -118,3 +120,51 @@ def test_the_slow_log_names_the_user(place):
         entry = conn.call("SLOWLOG", "GET", 1)[0]
         assert re.fullmatch(rb"\(gateway=.* user=app\)", entry[3][-1])
     assert " user=app EVAL " in gateway.order("slowlog").stdout
+
+
+def test_users_of_memcached_have_numbers_too(place):
+    server = place.memcached()
+    users = "{app: 'on >one ~* +@all', ops: 'on >two ~* +@all'}"
+    gateway = place.cashew({"alpha": {"users": users, "servers": server_lines([server])}}, {"worker_processes": 1})
+    with gateway.connect() as conn:
+        conn.send(b"set x 0 0 7\r\napp one\r\n" b"set a 0 0 1\r\nx\r\n" b"get a\r\n" b"incr a 1\r\n" b"get a b\r\n")
+        expected = [b"STORED", b"STORED", b"VALUE a 0 1", b"x", b"END",
+                    b"CLIENT_ERROR cannot increment or decrement non-numeric value", b"VALUE a 0 1", b"x", b"END"]
+        assert [conn.read_line() for _ in expected] == expected
+    found = settled(gateway, app=5, ops=0)
+    assert (found["app"]["errors"], found["ops"]["errors"]) == (1, 0)
+    with gateway.connect() as conn:
+        assert binary_call(conn, 0x21, b"PLAIN", b"\0ops\0two") == (0, b"Authenticated")
+        # A miss is no error.
+        assert binary_call(conn, 0x00, b"none")[0] == 1
+        assert binary_call(conn, 0x05, b"a", b"", struct.pack(">QQI", 1, 0, 0))[0] == 6
+    found = settled(gateway, app=5, ops=3)
+    assert found["ops"]["errors"] == 1
+
+
+def test_many_users_share_a_row(place):
+    users = "{" + ", ".join(f"u{n:03}: 'on >p ~* +@all'" for n in range(120)) + "}"
+    gateway = place.cashew({"alpha": {"redis": True, "users": users, "servers": server_lines([place.redis()])}})
+    for name in ("u000", "u099", "u100", "u119"):
+        with gateway.connect() as conn:
+            calls(conn, f"AUTH {name} p", "GET key")
+    found = settled(gateway, u000=2, u099=2, **{"(others)": 4})
+    assert len(found) == 102 and "u100" not in found
+
+
+def test_a_pool_that_is_gone_counts_its_users_nowhere(place):
+    server = place.redis()
+    pool = {"redis": True, "users": USERS, "servers": server_lines([server])}
+    gateway = place.cashew({"alpha": pool, "beta": pool}, {"worker_processes": 1})
+    with gateway.connect("beta") as conn:
+        calls(conn, "AUTH app one", "GET key")
+        workers = gateway.workers()
+        gateway.configure({"alpha": pool})
+        gateway.reload()
+        for _ in range(3):
+            calls(conn, "GET key")
+            time.sleep(1)
+    with gateway.connect("alpha") as conn:
+        calls(conn, "AUTH app one", "GET key")
+    settled(gateway, app=2)
+    assert gateway.workers() == workers and "beta" not in gateway.stats()
