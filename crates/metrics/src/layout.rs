@@ -1,8 +1,8 @@
 //! Where in a slot's segment each number lies.
 //!
 //! First comes what all slots share, a page, the [states](crate::ServerState) of all servers, a word for each pool,
-//! the buckets of [users](crate::UserId) with limits and, where a pool's servers are copies, marks of writes, padded to whole pages, then the segments of [`SLOTS_MAX`] slots, then one for the
-//! [board](crate::Board).
+//! the buckets of [users](crate::UserId) with limits and, where a pool's servers are copies, marks of writes, padded to
+//! whole pages, then the segments of [`SLOTS_MAX`] slots, then one for the [board](crate::Board).
 //!
 //! A segment is, in words of 8 bytes: a header; then per pool its counters, gauges and histogram,
 //! followed by the same for each of its servers; then the void, a pool and a server that are never
@@ -111,18 +111,13 @@ pub(crate) mod detail {
 /// Words in 4 KiB. On machines with larger pages neighbours share one, which is harmless.
 const PAGE_WORDS: usize = 512;
 
-/// A pool's place in every segment of one layout.
+/// A pool's place in every segment of one layout. It is compared for each reply, so it is small; where else something
+/// is told of the pool, the layout knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PoolId {
     base: u32,
-    /// Where its details are.
-    detail: u32,
-    /// Where those of its users are.
-    users: u32,
-    /// Among the words that the master writes, of which there is one for each pool.
-    opened: u32,
-    /// The number of its first user with limits among those of all pools.
-    limited: u32,
+    /// Among the pools of the layout; the void comes last.
+    number: u32,
 }
 
 /// A server's place in every segment of one layout.
@@ -137,21 +132,6 @@ impl PoolId {
     #[inline]
     pub(crate) fn base(self) -> usize {
         self.base as usize
-    }
-
-    #[inline]
-    pub(crate) fn detail(self) -> usize {
-        self.detail as usize
-    }
-
-    #[inline]
-    pub(crate) fn user(self, row: usize) -> usize {
-        self.users as usize + row * detail::USER_WORDS
-    }
-
-    /// Where the time is at which it opened, among what all slots share.
-    pub(crate) fn opened(self) -> usize {
-        self.opened as usize
     }
 }
 
@@ -281,7 +261,7 @@ impl Layout {
 
     /// Where a user's buckets are, among what all slots share.
     pub(crate) fn shared(&self, user: UserId) -> Range<usize> {
-        let start = self.opened(self.pools.len()) as usize + 1;
+        let start = self.opened(self.void_pool()) + 1;
         let start = start + user.number as usize * users::SHARED_WORDS;
         start..start + users::SHARED_WORDS
     }
@@ -295,28 +275,35 @@ impl Layout {
     /// A user by its place among those of its pool that have limits. Of a pool that the snapshot no
     /// longer has there is only the void's.
     pub fn user(&self, pool: PoolId, user: usize) -> UserId {
-        UserId { number: self.limited.min(pool.limited.saturating_add(user as u32)) }
+        let first =
+            self.pools.get(pool.number as usize).map_or(self.limited, |it| it.first_limited);
+        UserId { number: self.limited.min(first.saturating_add(user as u32)) }
     }
 
     pub(crate) fn users(&self) -> impl Iterator<Item = UserId> {
         (0..self.limited).map(|number| UserId { number })
     }
 
-    /// Where it is told when a pool opened; the void's comes last, and behind the states of servers, of
-    /// which there is one for the void, too.
-    fn opened(&self, pool: usize) -> u32 {
+    /// Where it is told when a pool opened, among what all slots share: behind the states of servers, of which there is
+    /// one for the void, too.
+    pub(crate) fn opened(&self, pool: PoolId) -> usize {
         let states = (self.servers as usize + 1) * server_state::WORDS;
-        (common::WORDS + states + pool) as u32
+        common::WORDS + states + pool.number as usize
     }
 
-    fn pool_id(&self, pool: usize, base: u32, detail: u32) -> PoolId {
-        let words = self.pools.get(pool).map(|it| detail::words(it.has_commands, it.prefixes));
-        let users = detail + words.unwrap_or_default() as u32;
-        let limited = self.pools.get(pool).map_or(self.limited, |pool| pool.first_limited);
-        PoolId { base, detail, users, opened: self.opened(pool), limited }
+    /// Where a pool's [details](detail) are.
+    pub(crate) fn detail(&self, pool: PoolId) -> usize {
+        self.pools.get(pool.number as usize).map_or(self.void_detail, |it| it.detail) as usize
     }
 
-    /// A digest of the pools, servers and users with limits, by name and order, of their statistics, and of whether any are copies.
+    /// Where the counters of a pool's user are. The void has no users.
+    pub(crate) fn user_row(&self, pool: PoolId, row: usize) -> usize {
+        let PoolLayout { detail, has_commands, prefixes, .. } = self.pools[pool.number as usize];
+        detail as usize + detail::words(has_commands, prefixes) + row * detail::USER_WORDS
+    }
+
+    /// A digest of the pools, servers and users with limits, by name and order, of their statistics, and of whether any
+    /// are copies.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
@@ -325,7 +312,7 @@ impl Layout {
     ///
     /// If the snapshot has no such pool.
     pub fn pool(&self, pool: usize) -> PoolId {
-        self.pool_id(pool, self.pools[pool].base, self.pools[pool].detail)
+        PoolId { base: self.pools[pool].base, number: pool as u32 }
     }
 
     /// # Panics
@@ -340,7 +327,7 @@ impl Layout {
 
     /// Where a pool counts that the snapshot no longer has; never shown.
     pub fn void_pool(&self) -> PoolId {
-        self.pool_id(self.pools.len(), self.void_pool, self.void_detail)
+        PoolId { base: self.void_pool, number: self.pools.len() as u32 }
     }
 
     /// Where a server counts that the snapshot no longer has; never shown.

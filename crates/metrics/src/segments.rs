@@ -260,7 +260,7 @@ impl Segments {
         class: CommandClass,
         counter: CommandCounter,
     ) -> u64 {
-        self.word(slot, pool.detail() + detail::class(class) + counter as usize)
+        self.word(slot, self.layout().detail(pool) + detail::class(class) + counter as usize)
     }
 
     pub fn sum_class_counter(
@@ -274,7 +274,7 @@ impl Segments {
 
     /// Of the slots given, and a class of commands, in a pool with `command_stats`.
     pub fn class_latency(&self, slots: Range<u32>, pool: PoolId, class: CommandClass) -> Histogram {
-        self.histogram(slots, pool.detail() + detail::class(class) + detail::COUNTERS)
+        self.histogram(slots, self.layout().detail(pool) + detail::class(class) + detail::COUNTERS)
     }
 
     /// Of a prefix, which must be one of the pool's.
@@ -285,7 +285,7 @@ impl Segments {
         prefix: usize,
         counter: CommandCounter,
     ) -> u64 {
-        self.word(slot, pool.detail() + detail::prefix(prefix) + counter as usize)
+        self.word(slot, self.layout().detail(pool) + detail::prefix(prefix) + counter as usize)
     }
 
     pub fn sum_prefix_counter(&self, pool: PoolId, prefix: usize, counter: CommandCounter) -> u64 {
@@ -294,12 +294,15 @@ impl Segments {
 
     /// Of the slots given, and a prefix, which must be one of the pool's.
     pub fn prefix_latency(&self, slots: Range<u32>, pool: PoolId, prefix: usize) -> Histogram {
-        self.histogram(slots, pool.detail() + detail::prefix(prefix) + detail::COUNTERS)
+        self.histogram(
+            slots,
+            self.layout().detail(pool) + detail::prefix(prefix) + detail::COUNTERS,
+        )
     }
 
     /// Of a user, by its place among those of its pool.
     pub fn user_counter(&self, slot: u32, pool: PoolId, row: usize, counter: UserCounter) -> u64 {
-        self.word(slot, pool.user(row) + counter as usize)
+        self.word(slot, self.layout().user_row(pool, row) + counter as usize)
     }
 
     /// Over all workers: the sum, or the longest.
@@ -314,7 +317,7 @@ impl Segments {
     /// clock.
     pub fn hot_keys(&self, pool: PoolId, ranking: Ranking, now_us: u64) -> HotKeys {
         let (mut keys, mut total) = (HashMap::new(), 0);
-        let start = pool.detail() + detail::HOT;
+        let start = self.layout().detail(pool) + detail::HOT;
         for slot in 0..self.slots() {
             let words = &self.words(slot)[start..start + hot::WORDS];
             hot::merge(words, ranking, now_us, &mut keys, &mut total);
@@ -330,12 +333,12 @@ impl Segments {
     /// When a pool began to use all servers since too many are down; `None` if it does not. In the time of
     /// [`monotonic_ms`](crate::monotonic_ms).
     pub fn opened_ms(&self, pool: PoolId) -> Option<u64> {
-        Some(self.common()[pool.opened()].load(Relaxed)).filter(|&at| at != 0)
+        Some(self.common()[self.layout().opened(pool)].load(Relaxed)).filter(|&at| at != 0)
     }
 
     /// For the master only.
     pub fn set_opened_ms(&self, pool: PoolId, at: Option<u64>) {
-        self.common()[pool.opened()].store(at.map_or(0, |at| at.max(1)), Relaxed);
+        self.common()[self.layout().opened(pool)].store(at.map_or(0, |at| at.max(1)), Relaxed);
     }
 
     /// What all workers together know of a server.
@@ -428,7 +431,8 @@ impl Segments {
             let (before, after) = (from.layout.pool(old_pool), self.layout.pool(pool));
             // A part that was never used takes no memory.
             let carry_part = |at: usize, to: usize| {
-                let (at, to) = (before.detail() + at, after.detail() + to);
+                let at = from.layout.detail(before) + at;
+                let to = self.layout.detail(after) + to;
                 if source[at + CommandCounter::Requests as usize].load(Relaxed) > 0 {
                     copy(at, to, detail::PART_WORDS);
                 }
@@ -447,7 +451,11 @@ impl Segments {
             let known = old.pools[old_pool].user_rows();
             for (to, user) in config.user_rows().iter().enumerate() {
                 if let Some(at) = known.iter().position(|it| it == user) {
-                    copy(before.user(at), after.user(to), detail::USER_WORDS);
+                    copy(
+                        from.layout.user_row(before, at),
+                        self.layout.user_row(after, to),
+                        detail::USER_WORDS,
+                    );
                 }
             }
             let old_config = &old.pools[old_pool].servers;

@@ -208,43 +208,46 @@ impl Writer {
 
     /// Adds to a counter of a class of commands, in a pool with `command_stats`.
     pub fn add_class(&self, pool: PoolId, class: CommandClass, counter: CommandCounter, n: u64) {
-        self.add(pool.detail() + detail::class(class) + counter as usize, n);
+        self.add(self.segments.layout().detail(pool) + detail::class(class) + counter as usize, n);
     }
 
     /// Counts requests of a class, and by the time from their arrival to their reply.
     pub fn record_class(&self, pool: PoolId, class: CommandClass, latency_us: u64, count: u64) {
         self.add_class(pool, class, CommandCounter::Requests, count);
-        let at = pool.detail() + detail::class(class) + detail::COUNTERS;
+        let at = self.segments.layout().detail(pool) + detail::class(class) + detail::COUNTERS;
         self.record(at, latency_us, count);
     }
 
     /// Adds to a counter of a prefix, which must be one of the pool's.
     pub fn add_prefix(&self, pool: PoolId, prefix: usize, counter: CommandCounter, n: u64) {
-        self.add(pool.detail() + detail::prefix(prefix) + counter as usize, n);
+        self.add(
+            self.segments.layout().detail(pool) + detail::prefix(prefix) + counter as usize,
+            n,
+        );
     }
 
     /// Counts requests with a prefix, which must be one of the pool's, and by the time from their arrival to
     /// their reply.
     pub fn record_prefix(&self, pool: PoolId, prefix: usize, latency_us: u64, count: u64) {
         self.add_prefix(pool, prefix, CommandCounter::Requests, count);
-        let at = pool.detail() + detail::prefix(prefix) + detail::COUNTERS;
+        let at = self.segments.layout().detail(pool) + detail::prefix(prefix) + detail::COUNTERS;
         self.record(at, latency_us, count);
     }
 
     /// Adds to a counter of a user, whose place must be one of the pool's.
     pub fn add_user(&self, pool: PoolId, row: usize, counter: UserCounter, n: u64) {
-        self.add(pool.user(row) + counter as usize, n);
+        self.add(self.segments.layout().user_row(pool, row) + counter as usize, n);
     }
 
     /// Raises a maximum of a user.
     pub fn raise_user(&self, pool: PoolId, row: usize, counter: UserCounter, value: u64) {
-        let word = self.word(pool.user(row) + counter as usize);
+        let word = self.word(self.segments.layout().user_row(pool, row) + counter as usize);
         word.store(word.load(Relaxed).max(value), Relaxed);
     }
 
     /// Takes a sample up in the sketch of a pool's hot keys. `now_us` is in microseconds of the monotonic clock.
     pub fn note_hot(&self, pool: PoolId, sample: &HotSample<'_>, now_us: u64) {
-        let start = pool.detail() + detail::HOT;
+        let start = self.segments.layout().detail(pool) + detail::HOT;
         hot::note(&self.view.words()[start..start + hot::WORDS], sample, now_us);
     }
 
@@ -345,15 +348,19 @@ impl Writer {
     }
 
     pub fn class_counter(&self, pool: PoolId, class: CommandClass, counter: CommandCounter) -> u64 {
-        self.word(pool.detail() + detail::class(class) + counter as usize).load(Relaxed)
+        self.word(self.segments.layout().detail(pool) + detail::class(class) + counter as usize)
+            .load(Relaxed)
     }
 
     pub fn class_latency(&self, pool: PoolId, class: CommandClass) -> Histogram {
-        self.histogram(pool.detail() + detail::class(class) + detail::COUNTERS)
+        self.histogram(
+            self.segments.layout().detail(pool) + detail::class(class) + detail::COUNTERS,
+        )
     }
 
     pub fn prefix_counter(&self, pool: PoolId, prefix: usize, counter: CommandCounter) -> u64 {
-        self.word(pool.detail() + detail::prefix(prefix) + counter as usize).load(Relaxed)
+        self.word(self.segments.layout().detail(pool) + detail::prefix(prefix) + counter as usize)
+            .load(Relaxed)
     }
 
     pub fn pool_gauge(&self, pool: PoolId, gauge: PoolGauge) -> u64 {
