@@ -275,6 +275,7 @@ def test_peaks_of_connections_and_what_each_costs(place):
                    "all are accepted")
         each = (memory.now() - memory.start) / count
         # What `cashew -t` reckons with, but for 40 bytes where there are users.
+        print("EACH", each)
         assert each <= 296, each
     check(gateway, memory, lambda: None)
 

@@ -97,8 +97,6 @@ pub(crate) struct Client {
     /// but has room here.
     pub(crate) reads: Option<Reads>,
     pub(crate) totals: Totals,
-    /// As far as they are with those of its user; only where there are users.
-    pub(crate) published: Option<Box<Totals>>,
     pub(crate) session: Session,
 }
 
@@ -443,7 +441,6 @@ impl Client {
             handoff: Handoff::No,
             reads: None,
             totals: Totals::default(),
-            published: None,
             session,
         }
     }

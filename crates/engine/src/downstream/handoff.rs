@@ -413,8 +413,7 @@ impl Engine {
         client.has_place = true;
         client.called = redis::CommandId::named(&parts.called);
         client.totals = parts.totals;
-        // Where it comes from these are with its user's already.
-        client.published = (!config.user_rows.is_empty()).then(|| Box::new(parts.totals));
+        let has_user_row = !config.user_rows.is_empty();
         client.swallow = swallow;
         client.undecided = undecided;
         client.off_fast_path = undecided;
@@ -435,6 +434,11 @@ impl Engine {
         let (index, generation) = self.clients.insert(client);
         self.write_marks.forget(index);
         self.standpoints.forget(index);
+        self.published.forget(index);
+        if has_user_row {
+            // Where it comes from they are with its user's already.
+            self.published.replace(index, parts.totals);
+        }
         self.set_reads(index, parts.reads);
         // It may have written a moment ago, where it was.
         self.note_write(index);

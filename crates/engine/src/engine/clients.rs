@@ -51,17 +51,16 @@ impl Engine {
 
     /// Adds what a client has done since the last time to what its user has.
     pub(crate) fn publish_user(&mut self, client: ClientId) {
-        let client = &mut self.clients[client];
-        let listener = &self.listeners[client.listener];
+        let Client { listener, totals: now, ref session, .. } = self.clients[client];
+        let listener = &self.listeners[listener];
         if listener.user_rows.is_empty() {
             return;
         }
-        let (now, published) = (client.totals, client.published.get_or_insert_default());
-        let before = std::mem::replace(&mut **published, now);
+        let before = self.published.replace(client, now);
         if now == before {
             return;
         }
-        let row = listener.user_row(client.session.user_name());
+        let row = listener.user_row(session.user_name());
         for (counter, n) in [
             (UserCounter::Requests, now.requests - before.requests),
             (UserCounter::Errors, u64::from(now.errors - before.errors)),

@@ -31,9 +31,9 @@ const SERVER: u64 = 12 << 10;
 const SLOT: u64 = 24;
 /// What a lane takes at rest.
 const LANE: u64 = 1 << 10;
-/// What a client takes at rest, in the engine, the driver and the lists of both, with what of it is with
-/// its user's numbers.
-const CLIENT: u64 = 336;
+/// What a client takes at rest, in the engine, the driver and the lists of both, and what of it is among its user's
+/// numbers.
+const CLIENT: u64 = 328;
 
 /// What TLS takes of a connection: its state, three or four records that are encrypted and not written, and what has
 /// come and is no whole record, or waits for its handshake.

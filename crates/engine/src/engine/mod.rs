@@ -39,6 +39,7 @@ use crate::downstream::handoff::Moving;
 use crate::downstream::listener::Listener;
 use crate::downstream::pressure::Pressure;
 use crate::downstream::standpoints::Standpoints;
+use crate::downstream::totals::Published;
 use crate::downstream::user_limits::Meters;
 use crate::engine::change::Change;
 use crate::engine::epoch::Plan;
@@ -143,6 +144,7 @@ pub struct Engine {
     pub(crate) write_marks: WriteMarks,
     pub(crate) standpoints: Standpoints,
     pub(crate) meters: Meters,
+    pub(crate) published: Published,
     /// Users of ports whose clients wait for room, and when it is looked whether there is.
     pub(crate) users_waiting: Vec<(ListenerId, u32)>,
     pub(crate) users_wake_at: Time,
@@ -262,6 +264,7 @@ impl Engine {
             write_marks: WriteMarks::default(),
             standpoints: Standpoints::default(),
             meters: Meters::default(),
+            published: Published::default(),
             users_waiting: Vec::new(),
             users_wake_at: Time::NEVER,
             tours: HashMap::new(),
@@ -350,6 +353,7 @@ impl Engine {
         let (index, generation) = self.clients.insert(client);
         self.write_marks.forget(index);
         self.standpoints.forget(index);
+        self.published.forget(index);
         let conn = ConnId::of_client(index, generation);
         self.leave_new(index);
         if self.clients[index].session.user().is_some()
