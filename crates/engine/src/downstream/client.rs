@@ -54,8 +54,6 @@ pub(crate) struct Client {
     pub(crate) output: Output,
     /// Bytes of replies that wait in requests behind the head.
     pub(crate) held: u64,
-    /// Bytes to come that belong to a request refused already.
-    pub(crate) swallow: u64,
     pub(crate) state: State,
     pub(crate) dirty: Dirty,
     /// Not read and not parsed until a limit is respected again.
@@ -256,6 +254,8 @@ pub(crate) enum Parser {
     Memcached(Box<memcached::RequestParser>),
     Binary(Box<memcached::binary::RequestParser>),
     Upload(Box<Upload>),
+    /// So many bytes to come belong to a request that is refused already. Never 0.
+    Swallow(u64),
 }
 
 impl Parser {
@@ -266,6 +266,7 @@ impl Parser {
             Self::Memcached(parser) => size_of_val(&**parser) + parser.allocated(),
             Self::Binary(parser) => size_of_val(&**parser),
             Self::Upload(upload) => size_of_val(&**upload),
+            Self::Swallow(_) => 0,
         }
     }
 }
@@ -420,7 +421,6 @@ impl Client {
             parser: None,
             output: Output::default(),
             held: 0,
-            swallow: 0,
             state: State::Open,
             dirty: Dirty::No,
             paused: false,

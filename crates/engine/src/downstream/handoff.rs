@@ -12,7 +12,7 @@ use cashew_protocol::redis;
 use crate::base::action::Action;
 use crate::base::id::{ClientId, ConnId, ListenerId, RequestId};
 use crate::base::time::Time;
-use crate::downstream::client::{Client, Dirty, Handoff, Profile, Session, Skip, State};
+use crate::downstream::client::{Client, Dirty, Handoff, Parser, Profile, Session, Skip, State};
 use crate::downstream::totals::Totals;
 use crate::engine::{Closed, Engine, shrink};
 use crate::upstream::session_params::WireProtocol;
@@ -327,7 +327,10 @@ impl Engine {
             client.head == RequestId::NONE && client.state == State::Open,
             "it is at rest"
         );
-        self.unpark(conn.client());
+        let swallow = match self.unpark(conn.client()) {
+            Some(Parser::Swallow(bytes)) => bytes,
+            _ => 0,
+        };
         // Where it goes to, the request that stands in front of its input begins anew.
         self.tours.remove(&conn.client());
         let backend = self.backend_of(conn.client());
@@ -360,7 +363,7 @@ impl Engine {
         let parts = SessionParts {
             id,
             authenticated,
-            swallow: client.swallow,
+            swallow,
             wire_protocol: (!client.undecided).then_some(wire_protocol),
             database: database.number(),
             profile: profile.map(|profile| *profile).unwrap_or_default(),
@@ -414,7 +417,7 @@ impl Engine {
         client.called = redis::CommandId::named(&parts.called);
         client.totals = parts.totals;
         let has_user_row = !config.user_rows.is_empty();
-        client.swallow = swallow;
+        client.parser = (swallow > 0).then_some(Parser::Swallow(swallow));
         client.undecided = undecided;
         client.off_fast_path = undecided;
         (client.noreply, client.skip) = match parts.silence {

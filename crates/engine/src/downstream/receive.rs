@@ -328,10 +328,21 @@ impl Engine {
 
     /// How many of the next `available` bytes belong to a request refused already.
     pub(crate) fn swallow(&mut self, index: ClientId, available: usize) -> usize {
-        let client = &mut self.clients[index];
-        let bytes = client.swallow.min(available as u64);
-        client.swallow -= bytes;
+        let parser = &mut self.clients[index].parser;
+        let Some(Parser::Swallow(left)) = parser else { return 0 };
+        let bytes = (*left).min(available as u64);
+        *left -= bytes;
+        if *left == 0 {
+            *parser = None;
+        }
         bytes as usize
+    }
+
+    /// The next bytes, so many, belong to a request that is refused already. Returns how many of them are `available`.
+    pub(crate) fn swallow_next(&mut self, index: ClientId, bytes: u64, available: usize) -> usize {
+        debug_assert!(self.clients[index].parser.is_none(), "nothing else has begun");
+        self.clients[index].parser = (bytes > 0).then_some(Parser::Swallow(bytes));
+        self.swallow(index, available)
     }
 
     /// Whether the client may have one more request dispatched; pauses it if not.

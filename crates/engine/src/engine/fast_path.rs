@@ -328,7 +328,6 @@ impl Engine {
             && !client.off_fast_path
             && !client.handoff.is_leaving()
             && client.parser.is_none()
-            && client.swallow == 0
             && listener.is_clear
             && !client.fenced
             && client.output.len() + client.held < limits.client_output_pause;

@@ -33,7 +33,7 @@ const SLOT: u64 = 24;
 const LANE: u64 = 1 << 10;
 /// What a client takes at rest, in the engine, the driver and the lists of both, and what of it is among its user's
 /// numbers.
-const CLIENT: u64 = 328;
+const CLIENT: u64 = 320;
 
 /// What TLS takes of a connection: its state, three or four records that are encrypted and not written, and what has
 /// come and is no whole record, or waits for its handshake.

@@ -893,9 +893,10 @@ impl Engine {
     /// Whether the client is in the middle of a request: it may wait for the rest to be wanted.
     pub fn is_amid_request(&self, conn: ConnId) -> bool {
         !conn.is_lane()
-            && self.clients.get(conn.client(), conn.generation()).is_some_and(|client| {
-                client.parser.is_some() || client.swallow > 0 || !client.input.is_empty()
-            })
+            && self
+                .clients
+                .get(conn.client(), conn.generation())
+                .is_some_and(|client| client.parser.is_some() || !client.input.is_empty())
     }
 
     /// Clients of the listener here.

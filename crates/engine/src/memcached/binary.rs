@@ -28,12 +28,15 @@ use crate::upstream::session_params::WireProtocol;
 impl Engine {
     /// Parses and dispatches whole requests from the start of `buf`: see [`Engine::consume`].
     pub(crate) fn consume_binary(&mut self, index: ClientId, buf: &[u8], owned: bool) -> Step {
+        let mut used = self.swallow(index, buf.len());
+        if used == buf.len() {
+            return Step::Rest { used, need: 0 };
+        }
         let mut parser = match self.unpark(index) {
             Some(Parser::Binary(parser)) => parser,
             _ => self.scratch.binary.take().unwrap_or_default(),
         };
         parser.set_value_size_max(self.value_size_max(index));
-        let mut used = self.swallow(index, buf.len());
         while used < buf.len() && self.may_consume(index) {
             let bytes = &buf[used..];
             match parser.parse(bytes) {
@@ -102,8 +105,7 @@ impl Engine {
                         used = buf.len();
                     } else {
                         used += len;
-                        self.clients[index].swallow = swallow;
-                        used += self.swallow(index, buf.len() - used);
+                        used += self.swallow_next(index, swallow, buf.len() - used);
                     }
                 }
                 Parsed::Garbage => {

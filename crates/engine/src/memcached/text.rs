@@ -34,6 +34,10 @@ impl Engine {
         {
             return self.consume_binary(index, buf, owned);
         }
+        let mut used = self.swallow(index, buf.len());
+        if used == buf.len() {
+            return Step::Rest { used, need: 0 };
+        }
         let mut parser = match self.unpark(index) {
             Some(Parser::Memcached(parser)) => parser,
             _ => {
@@ -42,7 +46,6 @@ impl Engine {
                 parser
             }
         };
-        let mut used = self.swallow(index, buf.len());
         if self.clients[index].modes.many.is_some() {
             match self.go_on_retrieving(index, buf) {
                 Some(len) => used = len,
@@ -145,8 +148,7 @@ impl Engine {
                         used = buf.len();
                     } else {
                         used += len;
-                        self.clients[index].swallow = swallow;
-                        used += self.swallow(index, buf.len() - used);
+                        used += self.swallow_next(index, swallow, buf.len() - used);
                     }
                 }
             }
