@@ -16,10 +16,10 @@ use crate::policy::shown_policy;
 use crate::replica_reads::SpanText;
 use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
-    Affinity, CasUniques, ClientSources, Credentials, CustomCommand, Endpoint, Global, Hedge,
-    IoEngine, Limits, Listen, Memcached, OnFailure, OverLimit, Pool, Protocol, ProxyProtocol,
-    Reads, ReplicaReads, Sentinel, Server, ServerAuth, ServerGroup, Snapshot, Spool, StatsFormat,
-    Topology, TopologyState, UserOptions, Wire, Writes,
+    Address, Affinity, CasUniques, ClientSources, Cluster, Credentials, CustomCommand, Endpoint,
+    Global, Hedge, IoEngine, Limits, Listen, Memcached, OnFailure, OverLimit, Pool, Protocol,
+    ProxyProtocol, Reads, ReplicaReads, Sentinel, Server, ServerAuth, ServerGroup, Snapshot, Spool,
+    StatsFormat, Topology, TopologyState, UserOptions, Wire, Writes,
 };
 use crate::tracing;
 use crate::users::name_of;
@@ -231,6 +231,7 @@ impl Difference {
             failover_wait_ms,
             hide_topology,
             sentinel,
+            cluster,
             zone,
             reads,
             reads_by_class,
@@ -327,6 +328,11 @@ impl Difference {
         if names(commands) == names(&new.commands) && *commands != new.commands {
             option.say("commands: what is said about them");
         }
+        let seeds = |cluster: &Option<Cluster>| {
+            let seeds = cluster.iter().flat_map(|cluster| &cluster.seeds);
+            seeds.map(Address::to_string).collect::<Vec<_>>().join(", ")
+        };
+        option.changed("cluster: seeds", &seeds(cluster), &seeds(&new.cluster));
         option.changed("commands_from_servers", commands_from_servers, &new.commands_from_servers);
         option.changed("command_policy", &shown_policy(old), &shown_policy(new));
         let (old_max, new_max) = (or_none(client_pause_max_ms), or_none(&new.client_pause_max_ms));

@@ -535,6 +535,7 @@ fn resolve_section(
         zone: section.zone.clone().and_then(|zone| groups::check_zone(zone, report)),
         replica_reads: replica_reads::resolve(section),
         route: None,
+        cluster: None,
         hedge: section.hedge.as_ref().map(|hedge| hedge.value.0),
         retry_reads: section.retry_reads.value.0,
         spool: section.spool.as_ref().map(|spool| spool.value.0.clone()),

@@ -3,6 +3,7 @@
 
 mod access_log;
 mod client_sources;
+mod cluster;
 mod live;
 mod replica_reads;
 mod route;
@@ -23,6 +24,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::access_log::AccessLog;
 pub use self::client_sources::{ClientSources, ProxyProtocol, Source};
+pub use self::cluster::{Cluster, SLOTS, SlotRange};
 pub use self::replica_reads::{Hedge, ReadYourWrites, ReplicaReads};
 pub use self::route::{FailoverOn, PrefixArm, Route, share_of};
 pub use self::server_auth::{Credentials, DEFAULT_USER, ServerAuth};
@@ -268,6 +270,9 @@ pub struct Pool {
     /// Where servers are that Sentinels name. Redis pools only.
     #[serde(default)]
     pub sentinel: Option<Sentinel>,
+    /// Its servers are the nodes of a cluster. Redis pools only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<Cluster>,
     /// Where the gateway is.
     #[serde(default)]
     pub zone: Option<String>,

@@ -85,6 +85,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         reads_by_class: Vec::new(),
         replica_reads: Default::default(),
         route: None,
+        cluster: None,
         hedge: None,
         spool: None,
         tls: None,

@@ -766,6 +766,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         reads_by_class: Vec::new(),
         replica_reads: Default::default(),
         route: None,
+        cluster: None,
         hedge: None,
         spool: None,
         tls: None,
