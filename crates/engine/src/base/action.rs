@@ -68,6 +68,11 @@ pub enum Action {
         backend: BackendId,
         server: ServerId,
     },
+    /// Something does not go with the map of the cluster's slots: a redirect, a node that is not in it, or one
+    /// that is lost. Said every 100 ms at most.
+    MapDoubted {
+        backend: BackendId,
+    },
     /// The ejected server answered: every worker may take it back. Or it answers that may have been down
     /// while its pool fails open.
     Readmit {

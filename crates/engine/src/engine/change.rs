@@ -533,6 +533,7 @@ impl Engine {
             }
             Action::Close { conn } => !never.contains(&conn),
             Action::ServerState { backend: of, .. }
+            | Action::MapDoubted { backend: of }
             | Action::ServerHindered { backend: of, .. }
             | Action::CredentialsRefused { backend: of, .. }
             | Action::ServerMisfit { backend: of, .. }
@@ -811,7 +812,7 @@ impl Engine {
                 is_current
             }
             Action::Close { conn } => !never.contains(conn),
-            Action::Held { backend: pool, .. } => {
+            Action::Held { backend: pool, .. } | Action::MapDoubted { backend: pool } => {
                 match places.backend(*pool).filter(|&backend| in_use(backend)) {
                     Some(place) => {
                         *pool = place;
