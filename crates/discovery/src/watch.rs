@@ -197,6 +197,11 @@ impl Watch {
         }
     }
 
+    /// A worker has found something that does not go with the map of a pool's cluster.
+    pub fn doubt(&mut self, pool: &str, now: Instant) {
+        let _ = (pool, now);
+    }
+
     /// What has come about since it was asked last.
     pub fn poll_news(&mut self) -> Option<News> {
         self.news.pop_front()

@@ -227,7 +227,7 @@ mod tests {
             assert_eq!(found, Some(refusal), "{reply}");
             let outcome = Outcome::from(refusal);
             assert_eq!(outcome, Outcome { execution: Execution::No, sign }, "{reply}");
-            assert_eq!(refusal.absence().is_some(), waits, "{reply}");
+            assert_eq!(refusal.absence(false).is_some(), waits, "{reply}");
         }
     }
 

@@ -14,6 +14,7 @@ pub(crate) mod keyless;
 pub(crate) mod monitor;
 pub(crate) mod own_logs;
 pub(crate) mod pubsub;
+pub(crate) mod redirects;
 pub(crate) mod routed;
 pub(crate) mod script_replay;
 pub(crate) mod scripts;
