@@ -24,7 +24,9 @@ use serde::{Deserialize, Serialize};
 
 pub use self::access_log::AccessLog;
 pub use self::client_sources::{ClientSources, ProxyProtocol, Source};
-pub use self::cluster::{Cluster, SLOTS, SlotRange};
+pub use self::cluster::{
+    Cluster, ClusterMap, ClusterNode, ClusterShard, MapChange, SLOTS, SlotRange,
+};
 pub use self::replica_reads::{Hedge, ReadYourWrites, ReplicaReads};
 pub use self::route::{FailoverOn, PrefixArm, Route, share_of};
 pub use self::server_auth::{Credentials, DEFAULT_USER, ServerAuth};

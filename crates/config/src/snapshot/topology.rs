@@ -271,7 +271,8 @@ impl Pool {
     /// endpoint are, also where a line has become a group.
     pub fn group_names(&self) -> Vec<&str> {
         let mut names: Vec<&str> = self.servers.iter().map(|server| &*server.name).collect();
-        if let Topology::Groups(groups) = &self.topology {
+        // In a cluster a node is the same server whoever is its primary.
+        if let (Topology::Groups(groups), false) = (&self.topology, self.is_cluster()) {
             for group in groups {
                 group.members().for_each(|member| names[member as usize] = &group.name);
             }
