@@ -68,8 +68,7 @@ pub enum Action {
         backend: BackendId,
         server: ServerId,
     },
-    /// Something does not go with the map of the cluster's slots: a redirect, a node that is not in it, or one
-    /// that is lost. Said every 100 ms at most.
+    /// The map of the pool's cluster may be old. Said every 100 ms at most.
     MapDoubted {
         backend: BackendId,
     },
