@@ -636,7 +636,7 @@ impl Snapshot {
     }
 
     /// Takes over where the primaries of groups are from another snapshot that has these groups. Their
-    /// pools and servers may have other names there.
+    /// pools and servers may have other names there. Likewise the maps of clusters.
     pub fn keep_primaries(&mut self, from: &Self) {
         let mut found = Vec::new();
         for (pool, group, _) in self.groups() {
@@ -669,6 +669,7 @@ impl Snapshot {
                 group.moves = moves;
             }
         }
+        self.keep_maps(from);
     }
 }
 
