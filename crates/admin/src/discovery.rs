@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cashew_config::snapshot::Pool;
+use cashew_config::snapshot::{Cluster, ClusterMap, Pool};
 
 /// Kept over all epochs; each of its copies is the same.
 #[derive(Clone, Debug, Default)]
@@ -15,6 +15,8 @@ struct Told {
     groups: BTreeMap<(String, String), GroupState>,
     /// By the name of the pool and the address.
     sentinels: BTreeMap<(String, String), bool>,
+    /// Likewise the seeds of clusters.
+    seeds: BTreeMap<(String, String), bool>,
 }
 
 /// How a group is.
@@ -37,6 +39,16 @@ pub(crate) struct Group<'a> {
     pub(crate) state: GroupState,
 }
 
+/// The map of a cluster, and the seeds that it was learned from, as they are told of.
+pub(crate) struct ClusterState<'a> {
+    pub(crate) pool: &'a Pool,
+    pub(crate) cluster: &'a Cluster,
+    /// Without shards while there is none.
+    pub(crate) map: ClusterMap,
+    /// Whether they answer; `None` while that is not known.
+    pub(crate) seeds: Vec<(String, Option<bool>)>,
+}
+
 /// A Sentinel as it is told of.
 pub(crate) struct Sentinel<'a> {
     pub(crate) pool: &'a str,
@@ -56,6 +68,29 @@ impl Discovery {
             Some(answers) => _ = sentinels.insert((pool, address), answers),
             None => _ = sentinels.remove(&(pool, address)),
         }
+    }
+
+    pub fn seed(&self, pool: String, address: String, is_answering: Option<bool>) {
+        let seeds = &mut self.told().seeds;
+        match is_answering {
+            Some(answers) => _ = seeds.insert((pool, address), answers),
+            None => _ = seeds.remove(&(pool, address)),
+        }
+    }
+
+    pub(crate) fn clusters<'a>(&self, pools: &'a [Pool]) -> Vec<ClusterState<'a>> {
+        let told = self.told();
+        let state = |pool: &'a Pool| {
+            let cluster = pool.cluster.as_ref()?;
+            let seed = |address: String| {
+                let is_answering = told.seeds.get(&(pool.name.clone(), address.clone())).copied();
+                (address, is_answering)
+            };
+            let seeds = cluster.seeds.iter().map(|it| seed(it.to_string())).collect();
+            let map = pool.cluster_map().unwrap_or_default();
+            Some(ClusterState { pool, cluster, map, seeds })
+        };
+        pools.iter().filter_map(state).collect()
     }
 
     /// Those of a snapshot: what was told of others is of an earlier one.

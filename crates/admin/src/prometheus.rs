@@ -9,7 +9,7 @@ use cashew_metrics::{
 };
 
 use crate::counted;
-use crate::discovery::Group;
+use crate::discovery::{ClusterState, Group};
 use crate::hot;
 use crate::processes::{Process, Role, processes};
 use crate::source::{Member, ServerStatus, Source, Worker};
@@ -94,6 +94,7 @@ pub(crate) fn exposition(source: &Source) -> String {
     servers(&mut text, source);
     server_states(&mut text, source);
     groups(&mut text, source);
+    clusters(&mut text, source);
     members(&mut text, source);
     slow_requests(&mut text, source);
     hot_keys(&mut text, source);
@@ -493,6 +494,45 @@ fn spools(text: &mut Exposition, servers: &[(String, ServerStatus<'_>)]) {
     let name = "cashew_server_spool_held";
     text.family(name, "gauge", "Whether the server is to forget keys before it answers reads");
     spools().for_each(|(labels, spool)| text.sample(name, labels, u64::from(spool.is_held)));
+}
+
+/// Of pools in front of clusters; nothing where there are none.
+fn clusters(text: &mut Exposition, source: &Source) {
+    let clusters = source.clusters();
+    if clusters.is_empty() {
+        return;
+    }
+    let pool = |it: &ClusterState<'_>| label("pool", &it.pool.name);
+    let name = "cashew_cluster_seed_up";
+    text.family(name, "gauge", "Whether the seed answers");
+    for it in &clusters {
+        for (address, is_answering) in &it.seeds {
+            if let Some(is_answering) = is_answering {
+                let labels = format!("{},{}", pool(it), label("seed", address));
+                text.sample(name, &labels, u64::from(*is_answering));
+            }
+        }
+    }
+    let name = "cashew_cluster_nodes";
+    text.family(name, "gauge", "Nodes that the map in effect has");
+    clusters.iter().for_each(|it| text.sample(name, &pool(it), it.map.nodes().count() as u64));
+    let name = "cashew_cluster_slots_covered";
+    text.family(name, "gauge", "Slots that have an owner by the map in effect, of 16384");
+    clusters.iter().for_each(|it| text.sample(name, &pool(it), it.map.coverage() as u64));
+    let name = "cashew_cluster_slots";
+    text.family(name, "gauge", "Slots that the primary owns by the map in effect");
+    for it in &clusters {
+        for shard in &it.map.shards {
+            let labels = format!("{},{}", pool(it), label("server", &shard.primary.name()));
+            text.sample(name, &labels, shard.slots_owned() as u64);
+        }
+    }
+    let name = "cashew_cluster_config_epoch";
+    text.family(name, "gauge", "The highest config epoch of the map in effect");
+    clusters.iter().for_each(|it| text.sample(name, &pool(it), it.cluster.epoch));
+    let name = "cashew_cluster_map_changes_total";
+    text.family(name, "counter", "Times that another map has come into effect");
+    clusters.iter().for_each(|it| text.sample(name, &pool(it), u64::from(it.cluster.changes)));
 }
 
 /// Of pools that ask Sentinels; nothing where there are none.

@@ -15,7 +15,7 @@ use cashew_metrics::{
 use cashew_protocol::CommandClass;
 
 use crate::counted::{CommandTable, UserTable};
-use crate::discovery::{Discovery, Group, Sentinel};
+use crate::discovery::{ClusterState, Discovery, Group, Sentinel};
 use crate::events::EventTable;
 use crate::hot::HotTable;
 use crate::section::Section;
@@ -135,6 +135,10 @@ impl Source {
 
     pub(crate) fn groups(&self) -> Vec<Group<'_>> {
         self.discovery.groups(&self.snapshot.pools)
+    }
+
+    pub(crate) fn clusters(&self) -> Vec<ClusterState<'_>> {
+        self.discovery.clusters(&self.snapshot.pools)
     }
 
     pub(crate) fn sentinels(&self) -> Vec<Sentinel<'_>> {

@@ -6,14 +6,14 @@
 
 use std::time::SystemTime;
 
-use cashew_config::snapshot::StatsFormat;
+use cashew_config::snapshot::{ClusterShard, StatsFormat};
 use cashew_metrics::{
     Histogram, LastReload, PoolCounter, PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId,
     Stat,
 };
 
 use crate::counted;
-use crate::discovery::{Group, Sentinel};
+use crate::discovery::{ClusterState, Group, Sentinel};
 use crate::json::{Json, Object};
 use crate::nutcracker;
 use crate::source::{Member, Numbers, ServerStatus, Source, Worker, unix_seconds};
@@ -370,6 +370,10 @@ fn cashew(source: &Source) -> Object<'_> {
         let sentinels = source.sentinels().into_iter().map(sentinel);
         object.insert("sentinels", sentinels.collect::<Json<'_>>());
     }
+    let clusters = source.clusters();
+    if !clusters.is_empty() {
+        object.insert("clusters", clusters.into_iter().map(cluster).collect::<Json<'_>>());
+    }
     let open = source.open_pools();
     if !open.is_empty() {
         object.insert("fail_open", open.into_iter().map(open_pool).collect::<Json<'_>>());
@@ -439,6 +443,33 @@ fn sentinel(sentinel: Sentinel<'_>) -> Object<'_> {
     object.insert("address", Some(sentinel.address));
     // As Prometheus has it.
     object.insert("up", sentinel.is_answering.map(u64::from));
+    object
+}
+
+fn cluster(state: ClusterState<'_>) -> Object<'_> {
+    let ClusterState { pool, cluster, map, seeds } = state;
+    let mut object = Object::default();
+    object.insert("pool", &*pool.name);
+    object.insert("config_epoch", cluster.epoch);
+    object.insert("map_changes", u64::from(cluster.changes));
+    object.insert("nodes", map.nodes().count() as u64);
+    object.insert("slots_covered", map.coverage() as u64);
+    let shard = |shard: &ClusterShard| {
+        let mut object = Object::default();
+        object.insert("primary", Some(shard.primary.name()));
+        object.insert("replicas", shard.replicas.len() as u64);
+        object.insert("slots", shard.slots_owned() as u64);
+        object
+    };
+    object.insert("shards", map.shards.iter().map(shard).collect::<Json<'_>>());
+    let seed = |(address, is_answering): (String, Option<bool>)| {
+        let mut object = Object::default();
+        object.insert("address", Some(address));
+        // As Prometheus has it.
+        object.insert("up", is_answering.map(u64::from));
+        object
+    };
+    object.insert("seeds", seeds.into_iter().map(seed).collect::<Json<'_>>());
     object
 }
 

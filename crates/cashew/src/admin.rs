@@ -191,6 +191,10 @@ impl Control {
                 self.instance.discovery.sentinel(pool, address, is_answering);
                 Ok(())
             }
+            ToChild::Seed { pool, address, is_answering } => {
+                self.instance.discovery.seed(pool, address, is_answering);
+                Ok(())
+            }
             ToChild::LogReopen => {
                 log_or_warn(ToChild::LogReopen, descriptors);
                 Ok(self.changer.change(Change::Reopen)?)

@@ -1,7 +1,7 @@
 //! The discovery child: what the master says on one side, Sentinels and servers on the other.
 
 use std::error::Error;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -197,10 +197,11 @@ impl Child {
         };
         let now = Instant::now();
         watch.advance(now);
-        let mut messages = Vec::new();
+        let (mut messages, mut maps) = (Vec::new(), Vec::new());
         while let Some(news) = watch.poll_news() {
             match news {
                 News::Down { pool, server, down } => members.set_down(&pool, &server, down),
+                News::Map { pool, map } => maps.push((pool, map)),
                 news => messages.extend(message(news)),
             }
         }
@@ -209,14 +210,22 @@ impl Child {
         for message in messages {
             self.say(&message)?;
         }
+        for (pool, map) in maps {
+            let sealed = cashew_control::seal(&serde_json::to_vec(&map)?)?;
+            self.say_with(&ToMaster::Cluster { pool }, &[sealed.as_fd()])?;
+        }
         let Some(Watching { watch, members, .. }) = &self.watching else { return Ok(()) };
         Ok(watch.wait(members, Some(self.channel.as_fd()), None)?)
     }
 
-    /// The master always reads on, so waiting for it to do so ends.
     fn say(&self, message: &ToMaster) -> Result<()> {
+        self.say_with(message, &[])
+    }
+
+    /// The master always reads on, so waiting for it to do so ends.
+    fn say_with(&self, message: &ToMaster, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
         loop {
-            match self.channel.send(message, &[]) {
+            match self.channel.send(message, descriptors) {
                 Err(SendError::WouldBlock) => wait(&self.channel, PollFlags::OUT)?,
                 // It is gone, which receiving tells.
                 Err(SendError::Closed) => return Ok(()),
@@ -233,7 +242,7 @@ impl Child {
 /// What the master is told of it.
 fn message(news: News) -> Option<ToMaster> {
     Some(match news {
-        News::Down { .. } => return None,
+        News::Down { .. } | News::Map { .. } => return None,
         News::Replicas { pool, server, primary, replicas } => {
             ToMaster::Replicas { pool, server, primary, replicas }
         }
@@ -245,6 +254,7 @@ fn message(news: News) -> Option<ToMaster> {
             ToMaster::Group { pool, server, state, config_epoch, primary, lineage }
         }
         News::Successor { pool, from, to } => ToMaster::Successor { pool, from, to },
+        News::Seed { pool, seed, failure } => ToMaster::Seed { pool, seed, failure },
         News::Sentinel { pool, sentinel, failure } => {
             ToMaster::Sentinel { pool, host: sentinel.host, port: sentinel.port, failure }
         }

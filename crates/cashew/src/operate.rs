@@ -8,13 +8,18 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use cashew_admin::{HotListing, SlowListing};
+use cashew_config::snapshot::SLOTS as ALL_SLOTS;
 use cashew_process::log::in_one_line;
-use cashew_supervisor::{Answer, AskError, Command, Outcome, PoolStatus, Status, TracingStatus};
+use cashew_supervisor::{
+    Answer, AskError, ClusterStatus, Command, Outcome, PoolStatus, Status, TracingStatus,
+};
 use chrono::{DateTime, Local};
 
 use crate::arguments::InstanceArguments;
 use crate::output::print_line;
 use crate::{hot, slowlog, stats_port};
+
+const SLOTS: u32 = ALL_SLOTS as u32;
 
 /// How long to retry while the instance becomes another executable.
 const CUT_RETRY: Duration = Duration::from_secs(5);
@@ -288,6 +293,7 @@ fn describe(status: &Status) -> String {
     text += &describe_server_states(&status.pools);
     text += &describe_shards(&status.pools);
     text += &describe_groups(&status.pools);
+    text += &describe_clusters(&status.pools);
     text += &describe_members(&status.pools);
     text += &describe_users(&status.pools);
     text += &describe_certificates(&status.pools);
@@ -416,12 +422,7 @@ fn describe_groups(pools: &[PoolStatus]) -> String {
             ]
         }));
         sentinels.extend(pool.sentinels.iter().map(|sentinel| {
-            let state = match (sentinel.is_answering, &sentinel.failure) {
-                (Some(true), _) => "answers".to_owned(),
-                (Some(false), Some(why)) => why.clone(),
-                (Some(false), None) => "does not answer".to_owned(),
-                (None, _) => "not asked yet".to_owned(),
-            };
+            let state = is_answering(sentinel.is_answering, sentinel.failure.as_deref());
             vec![pool.name.clone(), sentinel.address.clone(), state]
         }));
     }
@@ -429,6 +430,61 @@ fn describe_groups(pools: &[PoolStatus]) -> String {
         return String::new();
     }
     format!("\n{}\n{}", table(&groups), table(&sentinels))
+}
+
+/// The maps of clusters, their shards and seeds; nothing where there are none.
+fn describe_clusters(pools: &[PoolStatus]) -> String {
+    let clusters: Vec<(&str, &ClusterStatus)> =
+        pools.iter().filter_map(|pool| Some((&*pool.name, pool.cluster.as_ref()?))).collect();
+    if clusters.is_empty() {
+        return String::new();
+    }
+    let mut maps =
+        vec![row(["POOL", "CLUSTER NODES", "SLOTS", "EPOCH", "MAP CHANGES", "LAST CHANGE"])];
+    let mut shards = vec![row(["POOL", "PRIMARY", "SLOTS", "REPLICAS"])];
+    let mut seeds = vec![row(["POOL", "SEED", "STATE"])];
+    for &(pool, cluster) in &clusters {
+        let nodes: usize = cluster.shards.iter().map(|shard| 1 + shard.replicas.len()).sum();
+        let is_known = nodes > 0;
+        maps.push(vec![
+            pool.to_owned(),
+            if is_known { nodes.to_string() } else { "unknown".to_owned() },
+            match cluster.slots_covered {
+                _ if !is_known => "-".to_owned(),
+                SLOTS => "all".to_owned(),
+                some => format!("{some} of {SLOTS}"),
+            },
+            if is_known { cluster.epoch.to_string() } else { "-".to_owned() },
+            cluster.changes.to_string(),
+            match cluster.last_change_at {
+                Some(at) => format!("{}: {}", time(at), cluster.last_change),
+                None => "-".to_owned(),
+            },
+        ]);
+        shards.extend(cluster.shards.iter().map(|shard| {
+            let replicas = match shard.replicas.is_empty() {
+                true => "-".to_owned(),
+                false => shard.replicas.join(", "),
+            };
+            vec![pool.to_owned(), shard.primary.clone(), shard.slots.to_string(), replicas]
+        }));
+        seeds.extend(cluster.seeds.iter().map(|seed| {
+            let state = is_answering(seed.is_answering, seed.failure.as_deref());
+            vec![pool.to_owned(), seed.address.clone(), state]
+        }));
+    }
+    let shards = if shards.len() > 1 { format!("\n{}", table(&shards)) } else { String::new() };
+    format!("\n{}{shards}\n{}", table(&maps), table(&seeds))
+}
+
+/// Of a Sentinel or a seed.
+fn is_answering(is_answering: Option<bool>, failure: Option<&str>) -> String {
+    match (is_answering, failure) {
+        (Some(true), _) => "answers".to_owned(),
+        (Some(false), Some(why)) => why.to_owned(),
+        (Some(false), None) => "does not answer".to_owned(),
+        (None, _) => "not asked yet".to_owned(),
+    }
 }
 
 /// The servers of pools that have replicas; nothing where there are none.
@@ -566,8 +622,8 @@ mod tests {
     use std::os::unix::net::{UnixListener, UnixStream};
 
     use cashew_supervisor::{
-        AdminStatus, CertificateStatus, GroupStatus, MemberStatus, SentinelStatus, ServerStatus,
-        SwitchStatus, WorkerStatus,
+        AdminStatus, CertificateStatus, ClusterStatus, GroupStatus, MemberStatus, SeedStatus,
+        SentinelStatus, ServerStatus, ShardSlotsStatus, SwitchStatus, WorkerStatus,
     };
 
     use super::*;
@@ -681,6 +737,7 @@ mod tests {
                 server_states: Vec::new(),
                 groups: Vec::new(),
                 sentinels: Vec::new(),
+                cluster: None,
                 members: Vec::new(),
                 tls_at: String::new(),
                 certificates: Vec::new(),
@@ -833,7 +890,54 @@ alpha  10.0.0.9:26379  not asked yet
             member("r2", "replica", "link down", Some(4096), Some(false), Some(90)),
             member("r3", "replica", "never synced", None, Some(false), None),
         ];
+        watched.pools[0].cluster = Some(ClusterStatus {
+            seeds: vec![SeedStatus { address: "h:1".to_owned(), ..SeedStatus::default() }],
+            ..ClusterStatus::default()
+        });
         let text = describe(&watched);
+        let cluster = "
+POOL   CLUSTER NODES  SLOTS  EPOCH  MAP CHANGES  LAST CHANGE
+alpha  unknown        -      -      0            -
+
+POOL   SEED  STATE
+alpha  h:1   not asked yet
+";
+        assert!(text.contains(cluster), "{text}");
+        let shard = |primary: &str, replicas: &[&str], slots| ShardSlotsStatus {
+            primary: primary.to_owned(),
+            replicas: replicas.iter().map(|&it| it.to_owned()).collect(),
+            slots,
+        };
+        let is_there = |is_answering: bool, failure: Option<&str>| SeedStatus {
+            address: "h:1".to_owned(),
+            is_answering: Some(is_answering),
+            failure: failure.map(str::to_owned),
+        };
+        watched.pools[0].cluster = Some(ClusterStatus {
+            epoch: 7,
+            changes: 3,
+            slots_covered: 16_384,
+            shards: vec![shard("h:1", &["h:3", "h:4"], 16_384), shard("h:2", &[], 0)],
+            seeds: vec![is_there(true, None), is_there(false, Some("refuses connections"))],
+            last_change_at: Some(0),
+            last_change: "h:2 joined".to_owned(),
+        });
+        let text = describe(&watched);
+        let cluster = format!(
+            "
+POOL   CLUSTER NODES  SLOTS  EPOCH  MAP CHANGES  LAST CHANGE
+alpha  4              all    7      3            {at}: h:2 joined
+
+POOL   PRIMARY  SLOTS  REPLICAS
+alpha  h:1      16384  h:3, h:4
+alpha  h:2      0      -
+
+POOL   SEED  STATE
+alpha  h:1   answers
+alpha  h:1   refuses connections
+"
+        );
+        assert!(text.contains(&cluster), "{text}");
         let members = "
 POOL   SERVER  ROLE     READS         LAG   LINK
 alpha  p       primary  fit           -     -

@@ -24,7 +24,9 @@ use serde::{Deserialize, Serialize};
 
 pub use self::access_log::AccessLog;
 pub use self::client_sources::{ClientSources, ProxyProtocol, Source};
-pub use self::cluster::{Cluster, SLOTS, SlotRange};
+pub use self::cluster::{
+    Cluster, ClusterMap, ClusterNode, ClusterShard, MapChange, SLOTS, SlotRange,
+};
 pub use self::replica_reads::{Hedge, ReadYourWrites, ReplicaReads};
 pub use self::route::{FailoverOn, PrefixArm, Route, share_of};
 pub use self::server_auth::{Credentials, DEFAULT_USER, ServerAuth};
@@ -634,7 +636,7 @@ impl Snapshot {
     }
 
     /// Takes over where the primaries of groups are from another snapshot that has these groups. Their
-    /// pools and servers may have other names there.
+    /// pools and servers may have other names there. Likewise the maps of clusters.
     pub fn keep_primaries(&mut self, from: &Self) {
         let mut found = Vec::new();
         for (pool, group, _) in self.groups() {
@@ -667,6 +669,7 @@ impl Snapshot {
                 group.moves = moves;
             }
         }
+        self.keep_maps(from);
     }
 }
 

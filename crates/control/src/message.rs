@@ -111,6 +111,8 @@ pub enum ToChild {
     /// Something does not go with the map of the cluster that the pool of that name is in front of: ask the
     /// nodes at once. To discovery.
     MapDoubted { pool: String },
+    /// Whether a seed of the pool of that name answers, if that is known: to the admin process.
+    Seed { pool: String, address: String, is_answering: Option<bool> },
     /// Set the log level (0..=11 as nutcracker's `-v`).
     LogLevel { level: u8 },
     /// Carries the newly opened log file, which replaces the current one.
@@ -262,6 +264,17 @@ pub enum ToMaster {
         pool: String,
         host: String,
         port: u16,
+        failure: Option<String>,
+    },
+    /// The map of the cluster that the pool of that name is in front of, as its nodes tell, which is another one
+    /// than before. Carries it in a sealed memfd. Only discovery says this and the next.
+    Cluster {
+        pool: String,
+    },
+    /// Whether a seed of the pool of that name answers, and why not.
+    Seed {
+        pool: String,
+        seed: Address,
         failure: Option<String>,
     },
     /// Serves the next of the sessions that it was sent with [`ToChild::Adopt`].

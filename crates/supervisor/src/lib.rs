@@ -24,6 +24,7 @@ mod interests;
 mod joining;
 mod limits;
 mod listeners;
+mod maps;
 mod master;
 mod member;
 mod monitors;
@@ -58,9 +59,9 @@ pub use control_socket::{AskError, ControlSocketError, ask, default_paths};
 pub use listeners::ListenError;
 pub use rehearsal::{Rehearsal, rehearse};
 pub use status::{
-    AccessLogStatus, AdminStatus, CertificateStatus, GroupStatus, MemberStatus, Outcome,
-    PoolStatus, SentinelStatus, ServerStatus, ShardStatus, Status, SwitchStatus, TracingStatus,
-    UserStatus, WorkerStatus,
+    AccessLogStatus, AdminStatus, CertificateStatus, ClusterStatus, GroupStatus, MemberStatus,
+    Outcome, PoolStatus, SeedStatus, SentinelStatus, ServerStatus, ShardSlotsStatus, ShardStatus,
+    Status, SwitchStatus, TracingStatus, UserStatus, WorkerStatus,
 };
 pub use trial::{Program, Verdict};
 

@@ -43,6 +43,7 @@ use crate::interests::Interests;
 use crate::joining::Joining;
 use crate::limits::OpenFiles;
 use crate::listeners::Listeners;
+use crate::maps::Maps;
 use crate::member::{Letter, Member};
 use crate::monitors::Monitors;
 use crate::notify::Notify;
@@ -121,6 +122,7 @@ struct Master {
     operators: Operators,
     failovers: Failovers,
     joining: Joining,
+    maps: Maps,
     notify: Notify,
     sessions: Sessions,
     monitors: Monitors,
@@ -246,6 +248,7 @@ impl Master {
             operators,
             failovers: Failovers::default(),
             joining: Joining::default(),
+            maps: Maps::default(),
             notify: Notify::from_env(now),
             sessions: Sessions::default(),
             monitors: Monitors::default(),
@@ -337,6 +340,7 @@ impl Master {
             .chain(self.reload.poll_timeout())
             .chain(self.discovered.poll_timeout())
             .chain(self.joining.poll_timeout())
+            .chain(self.maps.poll_timeout())
             .chain(self.upgrade.poll_timeout())
             .chain(self.operators.poll_timeout())
             .chain(self.failovers.poll_timeout())
@@ -505,6 +509,13 @@ impl Master {
                 self.discovered.sentinel(pool.clone(), address.clone(), failure);
                 self.publish_sentinel(pool, &address, now);
             }
+            (ToMaster::Cluster { pool }, Role::Discovery) => {
+                self.map_told(pool, descriptors.unwrap_or_default(), now);
+            }
+            (ToMaster::Seed { pool, seed, failure }, Role::Discovery) => {
+                self.maps.seed(pool.clone(), seed.clone(), failure);
+                self.publish_seed(pool, &seed, now);
+            }
             (ToMaster::HandOver { session }, Role::Worker { slot }) => {
                 // It continues without its socket: the adopting worker uncounts it.
                 self.take_session(slot, session, descriptors.unwrap_or_default(), now);
@@ -564,6 +575,8 @@ impl Master {
                 | ToMaster::Group { .. }
                 | ToMaster::Replicas { .. }
                 | ToMaster::Successor { .. }
+                | ToMaster::Cluster { .. }
+                | ToMaster::Seed { .. }
                 | ToMaster::Sentinel { .. }),
                 Role::Admin | Role::Worker { .. },
             ) => warn!("unexpected message from {role}: {message:?}"),

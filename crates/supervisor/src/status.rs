@@ -156,6 +156,44 @@ pub struct PoolStatus {
     pub tls_at: String,
     pub certificates: Vec<CertificateStatus>,
     pub sentinels: Vec<SentinelStatus>,
+    /// Where its servers are the nodes of a cluster.
+    pub cluster: Option<ClusterStatus>,
+}
+
+/// The map that a pool in front of a cluster goes by.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClusterStatus {
+    /// The highest config epoch of it.
+    pub epoch: u64,
+    /// How often it has changed, in this instance.
+    pub changes: u32,
+    /// Slots that have an owner.
+    pub slots_covered: u32,
+    /// Empty while there is no map.
+    pub shards: Vec<ShardSlotsStatus>,
+    pub seeds: Vec<SeedStatus>,
+    /// Seconds since 1970, since the master was started.
+    pub last_change_at: Option<u64>,
+    pub last_change: String,
+}
+
+/// A primary of a cluster with its replicas, by the names of servers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ShardSlotsStatus {
+    pub primary: String,
+    pub replicas: Vec<String>,
+    pub slots: u32,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SeedStatus {
+    pub address: String,
+    /// `None` while that is not known.
+    pub is_answering: Option<bool>,
+    pub failure: Option<String>,
 }
 
 /// A certificate that clients are shown.

@@ -208,6 +208,7 @@ impl Master {
         }
         if role == Role::Discovery {
             self.discovered.forget_state();
+            self.maps.forget_seeds();
             self.publish_discovered(now);
         }
         match self.vacate(role, now) {

@@ -7,31 +7,32 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{Address, Pool};
-use cashew_control::{Epoch, ToChild};
+use cashew_config::snapshot::{Address, ClusterMap, Pool};
+use cashew_control::{Epoch, ToChild, unseal};
 use cashew_metrics::EventKind;
 use tracing::{error, info, warn};
 
 use super::{Master, Phase};
 use crate::child::Role;
 use crate::discovered::{Known, Move};
+use crate::maps::{self, MapMove};
 use crate::member::Member;
 use crate::primaries;
 use crate::slots::KILL_GRACE;
 use crate::status::{GroupStatus, SentinelStatus};
 
-/// How long Sentinels have to say where primaries are, at the start and in a reload.
+/// How long Sentinels and seeds have to answer, at the start and in a reload.
 const FIND_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long requests on their way are waited for when a primary has moved: nothing that comes of them
 /// at a dead one, and little at one that was superseded.
 pub(super) const MOVE_DRAIN_MS: u64 = 50;
 
-/// Asks where the primaries of groups are of which that is not known.
+/// Asks where the primaries of groups are of which that is not known, and for the maps of clusters.
 pub(super) fn find_primaries(snapshot: &mut Snapshot) {
-    let missing = find(snapshot);
-    for line in &missing {
-        error!(kind = EventKind::PrimaryUnknown.name(), "{line}");
+    let missing = cashew_discovery::ask_once(snapshot, FIND_TIMEOUT);
+    for (kind, line) in &missing {
+        error!(kind = kind.name(), "{line}");
     }
     // Before the first start there is none.
     let file = snapshot.global.sentinel_state.clone();
@@ -48,11 +49,16 @@ pub(super) fn find_primaries(snapshot: &mut Snapshot) {
             pool, server, "pool '{pool}': the primary of '{server}' ({master}) is {endpoint}"
         );
     }
+    for pool in snapshot.pools.iter().filter(|pool| pool.cluster_map().is_some()) {
+        let (pool, what) = (&pool.name, maps::summary(pool));
+        info!(kind = EventKind::MapKnown.name(), pool, "pool '{pool}': the cluster has {what}");
+    }
 }
 
 /// Returns a line for each that was not found.
 pub(super) fn find(snapshot: &mut Snapshot) -> Vec<String> {
-    cashew_discovery::ask_once(snapshot, FIND_TIMEOUT)
+    let missing = cashew_discovery::ask_once(snapshot, FIND_TIMEOUT);
+    missing.into_iter().map(|(_, line)| line).collect()
 }
 
 impl Master {
@@ -62,6 +68,7 @@ impl Master {
             return;
         }
         self.discovered.keep(&self.current.snapshot);
+        self.maps.keep(&self.current.snapshot);
         match self.current.snapshot.needs_discovery() {
             true => {
                 let member = || Member::new(Role::Discovery, 0, now);
@@ -143,6 +150,11 @@ impl Master {
                 self.post(Role::Admin, message, Vec::new(), now);
             }
         }
+        for pool in &snapshot.pools {
+            for seed in pool.cluster.iter().flat_map(|cluster| &cluster.seeds) {
+                self.publish_seed(pool.name.clone(), seed, now);
+            }
+        }
     }
 
     /// The epoch in effect, with what the discovery before has come to know.
@@ -198,6 +210,35 @@ impl Master {
         if let Some(pool) = pools.get(pool as usize).map(|pool| pool.name.clone()) {
             self.ask_for_map(pool, now);
         }
+    }
+
+    /// The map of a cluster is another one.
+    pub(super) fn map_told(&mut self, pool: String, descriptors: Vec<OwnedFd>, now: Instant) {
+        let read = || -> io::Result<ClusterMap> {
+            let memfd = descriptors.first().ok_or_else(|| io::Error::other("it is missing"))?;
+            Ok(serde_json::from_slice(&unseal(memfd)?)?)
+        };
+        match read() {
+            Ok(map) => self.maps.told(pool, map, &self.current.snapshot, now),
+            Err(error) => {
+                warn!("pool '{pool}': the map of its cluster cannot be read: {error}");
+                // As it is told once.
+                self.restart(Role::Discovery, now);
+            }
+        }
+    }
+
+    /// They are in effect since the last switch, before which this was.
+    pub(super) fn maps_done(&mut self, moves: &[MapMove], before: &Snapshot, now: Instant) {
+        for (pool, line) in self.maps.done(moves, before, &self.current.snapshot, now) {
+            warn!(kind = EventKind::MapChanged.name(), pool, "pool '{pool}': {line}");
+        }
+    }
+
+    pub(super) fn publish_seed(&mut self, pool: String, seed: &Address, now: Instant) {
+        let (address, is_answering) = (seed.to_string(), self.maps.is_answering(&pool, seed));
+        let message = ToChild::Seed { pool, address, is_answering };
+        self.post(Role::Admin, message, Vec::new(), now);
     }
 
     pub(super) fn ask_for_map(&mut self, pool: String, now: Instant) {

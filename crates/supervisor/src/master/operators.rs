@@ -369,6 +369,7 @@ impl Master {
                 server_states: self.server_states(index, pool),
                 groups: self.discovered.groups_of(pool),
                 sentinels: self.discovered.sentinels_of(pool),
+                cluster: self.maps.status_of(pool),
                 members: self.members_of(index, pool),
                 paused_writes_only: pause_of(&pool.name).is_some_and(|pause| pause.writes_only),
                 name: pool.name.clone(),

@@ -20,6 +20,7 @@ use crate::background_task::BackgroundTask;
 use crate::child::{Role, Spawn};
 use crate::command::{self, Command, Nobody, Reply};
 use crate::discovered::Move;
+use crate::maps::MapMove;
 use crate::names::Names;
 use crate::ring::{RingConfig, Rings};
 use crate::state::{Pack, ReloadAsker, Unpack, WantedReload};
@@ -52,7 +53,7 @@ enum Stage {
     /// the old epoch when the others do not any more.
     Quieting { askers: Vec<Asker>, wanted: Box<Wanted> },
     /// The workers are changing.
-    Changing { askers: Vec<Asker>, is_of_file: bool, moves: Vec<Move> },
+    Changing { askers: Vec<Asker>, is_of_file: bool, moves: Moves },
     /// All workers have changed; the admin process is being told, so that statistics read after the
     /// reload are those of the new epoch.
     Notifying { askers: Vec<Asker>, deadline: Instant },
@@ -88,8 +89,22 @@ struct Wanted {
     is_same: bool,
     /// It is of the file, and not only that primaries have moved.
     is_of_file: bool,
+    moves: Moves,
+}
+
+/// What discovery has told that is put into effect.
+#[derive(Default)]
+struct Moves {
     /// Primaries that have moved.
-    moves: Vec<Move>,
+    primaries: Vec<Move>,
+    /// Clusters that have other maps.
+    maps: Vec<MapMove>,
+}
+
+impl Moves {
+    fn is_empty(&self) -> bool {
+        self.primaries.is_empty() && self.maps.is_empty()
+    }
 }
 
 impl Reload {
@@ -204,16 +219,16 @@ impl Master {
                 self.load(now);
             }
             // Primaries that have moved do not wait for a file.
-            Stage::Loading { askers, .. } if self.discovered.has_moves(now) => {
+            Stage::Loading { askers, .. } if self.has_moves(now) => {
                 self.reload.waiting.splice(0..0, askers);
                 self.begin_moves(now);
             }
-            Stage::Notifying { askers, .. } if self.discovered.has_moves(now) => {
+            Stage::Notifying { askers, .. } if self.has_moves(now) => {
                 self.succeed(askers);
                 self.begin_moves(now);
             }
             Stage::Idle
-                if (self.discovered.has_moves(now) || self.joining.is_ripe())
+                if (self.has_moves(now) || self.joining.is_ripe())
                     && !self.upgrade.has_frozen() =>
             {
                 self.begin_moves(now);
@@ -232,8 +247,9 @@ impl Master {
             {
                 let Wanted { mut snapshot, addresses, is_same, is_of_file, mut moves } = *wanted;
                 // Some may have moved meanwhile: also those that have other names in this snapshot.
-                let told = self.discovered.told(Snapshot::clone(&self.current.snapshot));
-                moves.extend(self.discovered.take_moves(&mut snapshot));
+                let told = self.told();
+                moves.primaries.extend(self.discovered.take_moves(&mut snapshot));
+                moves.maps.extend(self.maps.take(&mut snapshot));
                 if is_of_file {
                     snapshot.keep_primaries(&told);
                 }
@@ -264,13 +280,27 @@ impl Master {
         admin.is_some_and(|running| running.mail().is_some())
     }
 
+    fn has_moves(&self, now: Instant) -> bool {
+        self.discovered.has_moves(now) || self.maps.are_due(now)
+    }
+
+    /// The snapshot in effect, with everything that discovery has told since.
+    fn told(&self) -> Snapshot {
+        let mut told = self.discovered.told(Snapshot::clone(&self.current.snapshot));
+        self.maps.put(&mut told);
+        told
+    }
+
     /// Puts it into effect that primaries have moved, or that Sentinels name other replicas.
     fn begin_moves(&mut self, now: Instant) {
         let mut snapshot = Snapshot::clone(&self.current.snapshot);
-        let moves = match self.discovered.has_moves(now) {
-            true => self.discovered.take_moves(&mut snapshot),
-            false => Vec::new(),
-        };
+        let mut moves = Moves::default();
+        if self.discovered.has_moves(now) {
+            moves.primaries = self.discovered.take_moves(&mut snapshot);
+        }
+        if self.maps.are_due(now) {
+            moves.maps = self.maps.take(&mut snapshot);
+        }
         let has_joined = self.joining.put(&mut snapshot, &self.current.snapshot);
         if moves.is_empty() && !has_joined {
             return;
@@ -290,7 +320,7 @@ impl Master {
             self.notify.reloading();
         }
         let path = self.conf_file.clone();
-        let current = self.discovered.told(Snapshot::clone(&self.current.snapshot));
+        let current = self.told();
         let command_line = self.command_line.clone();
         let rings = self.rings.clone();
         let load = move || load(&path, &command_line, &current, &rings, is_dry);
@@ -341,7 +371,7 @@ impl Master {
         loaded.difference.lines().iter().for_each(|line| info!("{line}"));
         self.reload.changes = in_one_line(loaded.difference.lines());
         self.rings.freeze();
-        let (snapshot, is_of_file, moves) = (loaded.snapshot, true, Vec::new());
+        let (snapshot, is_of_file, moves) = (loaded.snapshot, true, Moves::default());
         let wanted = Box::new(Wanted { snapshot, addresses, is_same, is_of_file, moves });
         self.reload.stage = Stage::Quieting { askers, wanted };
         self.advance_reload(now);
@@ -387,7 +417,8 @@ impl Master {
                     "{to} workers are to serve, no more {from}"
                 );
             }
-            self.moves_done(moves, &before, now);
+            self.maps_done(&moves.maps, &before, now);
+            self.moves_done(moves.primaries, &before, now);
             self.tell_joined(&before);
         }
         self.joining.changed(&self.current.snapshot, now);
@@ -425,7 +456,7 @@ impl Master {
 
     pub(super) fn reload_failed(&mut self, why: &str, now: Instant) {
         let (askers, is_of_file, moves) = self.take_change();
-        for it in &moves {
+        for it in &moves.primaries {
             let Move { pool, server, to, .. } = it;
             error!(
                 kind = EventKind::PrimaryNotChanged.name(),
@@ -434,25 +465,35 @@ impl Master {
                 "pool '{pool}': the primary of '{server}' is not taken to be {to} yet: {why}"
             );
         }
-        let moves_failed = moves.len();
-        if moves_failed > 0 {
-            self.discovered.failed(moves, now);
+        for MapMove { pool, .. } in &moves.maps {
+            error!(
+                kind = EventKind::MapNotChanged.name(),
+                pool, "pool '{pool}': the new map of its cluster is not in effect yet: {why}"
+            );
+        }
+        let has_failed = !moves.is_empty();
+        let Moves { primaries, maps } = moves;
+        if !primaries.is_empty() {
+            self.discovered.failed(primaries, now);
+        }
+        if !maps.is_empty() {
+            self.maps.failed(maps, now);
         }
         self.joining.changed(&self.current.snapshot, now);
         if is_of_file {
             self.fail(askers, why);
-        } else if moves_failed == 0 {
+        } else if !has_failed {
             error!("replicas that Sentinels name are not taken over yet: {why}");
         }
     }
 
     /// What is being changed, which is over.
-    fn take_change(&mut self) -> (Vec<Asker>, bool, Vec<Move>) {
+    fn take_change(&mut self) -> (Vec<Asker>, bool, Moves) {
         match std::mem::take(&mut self.reload.stage) {
             Stage::Changing { askers, is_of_file, moves } => (askers, is_of_file, moves),
             stage => {
                 self.reload.stage = stage;
-                (self.reload.take_askers(), true, Vec::new())
+                (self.reload.take_askers(), true, Moves::default())
             }
         }
     }

@@ -34,6 +34,7 @@ use crate::discovered::Discovered;
 use crate::joining::Joining;
 use crate::limits::OpenFiles;
 use crate::listeners::Listeners;
+use crate::maps::Maps;
 use crate::member::{Letter, Member, Running};
 use crate::notify::Notify;
 use crate::pid_file::PidFile;
@@ -573,6 +574,7 @@ impl Master {
             operators: Operators::resume(state.operators, operators),
             failovers: Failovers::default(),
             joining: Joining::default(),
+            maps: Maps::default(),
         };
         master.allow_mail();
         // Slots of workers that the previous program has killed.

@@ -1,0 +1,357 @@
+//! The maps of clusters that discovery has told: when they are put into effect, and what they change.
+//!
+//! An epoch each time. A node that takes the writes or that has joined cannot wait; slots that move and nodes that
+//! leave can, as workers follow redirects meanwhile.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use cashew_config::Snapshot;
+use cashew_config::snapshot::{Address, ClusterMap, MapChange, Pool, SLOTS};
+
+use crate::status::{ClusterStatus, SeedStatus, ShardSlotsStatus, now};
+
+/// The least time from one change to the next: of what cannot wait, and of what can.
+const URGENT_INTERVAL: Duration = Duration::from_millis(100);
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Pauses before a change that could not be put into effect is tried again; each is twice the one before it.
+const PAUSE_MIN: Duration = Duration::from_millis(200);
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+
+/// Nodes that a line names.
+const SHOWN_MAX: usize = 10;
+
+#[derive(Debug, Default)]
+pub(crate) struct Maps {
+    /// By the name of the pool: not in effect yet.
+    wanted: BTreeMap<String, Wanted>,
+    changed_at: Option<Instant>,
+    not_before: Option<Instant>,
+    pause: Option<Duration>,
+    /// Whether seeds answer, and why not.
+    seeds: BTreeMap<(String, Address), Option<String>>,
+    /// The last change, in seconds since 1970, and what it was.
+    last: BTreeMap<String, (u64, String)>,
+}
+
+#[derive(Debug)]
+struct Wanted {
+    map: ClusterMap,
+    due: Instant,
+}
+
+/// A map that a pool is to go by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MapMove {
+    pub(crate) pool: String,
+    map: ClusterMap,
+}
+
+impl Maps {
+    /// The map of the cluster that a pool is in front of is this one. `current` is in effect.
+    pub(crate) fn told(&mut self, pool: String, map: ClusterMap, current: &Snapshot, now: Instant) {
+        let due = self.wanted.get(&pool).map(|wanted| wanted.due);
+        let Some(earliest) = self.earliest(&pool, &map, current) else {
+            self.wanted.remove(&pool);
+            return;
+        };
+        // One that has waited does not wait for longer because there is another.
+        let due = due.map_or(earliest.max(now), |due| due.min(earliest.max(now)));
+        self.wanted.insert(pool, Wanted { map, due });
+    }
+
+    /// When a map may be in effect; `None` if it is, or if there is no such pool.
+    fn earliest(&self, pool: &str, map: &ClusterMap, current: &Snapshot) -> Option<Instant> {
+        let pool = current.pools.iter().find(|it| it.name == pool)?;
+        let mut next = pool.clone();
+        if !next.set_cluster_map(map) {
+            return None;
+        }
+        let change = MapChange::between(pool, &next);
+        let is_urgent = !change.joined.is_empty() || !change.promoted.is_empty();
+        let interval = if is_urgent { URGENT_INTERVAL } else { INTERVAL };
+        Some(self.changed_at.map_or_else(Instant::now, |at| at + interval))
+    }
+
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        let due = self.wanted.values().map(|wanted| wanted.due).min()?;
+        Some(self.not_before.map_or(due, |at| at.max(due)))
+    }
+
+    pub(crate) fn are_due(&self, now: Instant) -> bool {
+        self.poll_timeout().is_some_and(|at| now >= at)
+    }
+
+    /// Puts all maps into a snapshot, and returns what is news there.
+    pub(crate) fn take(&mut self, snapshot: &mut Snapshot) -> Vec<MapMove> {
+        let wanted = std::mem::take(&mut self.wanted).into_iter();
+        let moves = wanted.map(|(pool, wanted)| MapMove { pool, map: wanted.map });
+        moves.filter(|it| snapshot.set_cluster_map(&it.pool, &it.map)).collect()
+    }
+
+    /// A snapshot with everything that has been told, in effect or not.
+    pub(crate) fn put(&self, snapshot: &mut Snapshot) {
+        for (pool, wanted) in &self.wanted {
+            snapshot.set_cluster_map(pool, &wanted.map);
+        }
+    }
+
+    /// They are in effect. Returns a line for each.
+    pub(crate) fn done(
+        &mut self,
+        moves: &[MapMove],
+        before: &Snapshot,
+        current: &Snapshot,
+        at: Instant,
+    ) -> Vec<(String, String)> {
+        (self.not_before, self.pause) = (None, None);
+        if !moves.is_empty() {
+            self.changed_at = Some(at);
+        }
+        let mut lines = Vec::new();
+        for MapMove { pool, .. } in moves {
+            let named =
+                |snapshot: &'_ Snapshot| snapshot.pools.iter().find(|it| it.name == *pool).cloned();
+            let Some(is) = named(current) else { continue };
+            let was = named(before).unwrap_or_else(|| without_map(&is));
+            let what = described(&MapChange::between(&was, &is));
+            self.last.insert(pool.clone(), (now(), what.clone()));
+            lines.push((pool.clone(), format!("{what} ({})", summary(&is))));
+        }
+        lines
+    }
+
+    /// They could not be put into effect, and are tried again.
+    pub(crate) fn failed(&mut self, moves: Vec<MapMove>, now: Instant) {
+        for MapMove { pool, map } in moves {
+            // What has been told since is newer.
+            self.wanted.entry(pool).or_insert(Wanted { map, due: now });
+        }
+        let pause = self.pause.map_or(PAUSE_MIN, |pause| (pause * 2).min(PAUSE_MAX));
+        (self.pause, self.not_before) = (Some(pause), Some(now + pause));
+    }
+
+    pub(crate) fn seed(&mut self, pool: String, seed: Address, failure: Option<String>) {
+        self.seeds.insert((pool, seed), failure);
+    }
+
+    /// Who told of it is gone, and it may be otherwise by now.
+    pub(crate) fn forget_seeds(&mut self) {
+        self.seeds.clear();
+    }
+
+    /// Forgets what is not of this snapshot.
+    pub(crate) fn keep(&mut self, snapshot: &Snapshot) {
+        let cluster = |name: &str| {
+            let pool = snapshot.pools.iter().find(|it| it.name == name);
+            pool.and_then(|pool| pool.cluster.as_ref())
+        };
+        self.wanted.retain(|pool, _| cluster(pool).is_some());
+        self.last.retain(|pool, _| cluster(pool).is_some());
+        self.seeds.retain(|(pool, seed), _| {
+            cluster(pool).is_some_and(|cluster| cluster.seeds.contains(seed))
+        });
+    }
+
+    /// `None` while that is not known.
+    pub(crate) fn is_answering(&self, pool: &str, seed: &Address) -> Option<bool> {
+        self.seeds.get(&(pool.to_owned(), seed.clone())).map(Option::is_none)
+    }
+
+    /// `None` of a pool that is in front of no cluster.
+    pub(crate) fn status_of(&self, pool: &Pool) -> Option<ClusterStatus> {
+        let cluster = pool.cluster.as_ref()?;
+        let map = pool.cluster_map().unwrap_or_default();
+        let shards = map.shards.iter().map(|shard| ShardSlotsStatus {
+            primary: shard.primary.name(),
+            replicas: shard.replicas.iter().map(|it| it.name()).collect(),
+            slots: shard.slots_owned() as u32,
+        });
+        let seeds = cluster.seeds.iter().map(|seed| {
+            let told = self.seeds.get(&(pool.name.clone(), seed.clone()));
+            SeedStatus {
+                address: seed.to_string(),
+                is_answering: told.map(Option::is_none),
+                failure: told.cloned().flatten(),
+            }
+        });
+        let last = self.last.get(&pool.name).cloned();
+        Some(ClusterStatus {
+            epoch: cluster.epoch,
+            changes: cluster.changes,
+            slots_covered: map.coverage() as u32,
+            shards: shards.collect(),
+            seeds: seeds.collect(),
+            last_change_at: last.as_ref().map(|(at, _)| *at),
+            last_change: last.map(|(_, what)| what).unwrap_or_default(),
+        })
+    }
+}
+
+fn without_map(pool: &Pool) -> Pool {
+    let mut pool = pool.clone();
+    pool.set_cluster_map(&ClusterMap::default());
+    pool
+}
+
+/// How many nodes and slots there are.
+pub(crate) fn summary(pool: &Pool) -> String {
+    let map = pool.cluster_map().unwrap_or_default();
+    let owners = map.shards.iter().filter(|shard| !shard.slots.is_empty()).count();
+    let (nodes, coverage) = (map.nodes().count(), map.coverage());
+    let epoch = pool.cluster.as_ref().map_or(0, |cluster| cluster.epoch);
+    format!("{nodes} nodes, {owners} with slots, {coverage} of {SLOTS} slots, epoch {epoch}")
+}
+
+fn described(change: &MapChange) -> String {
+    let MapChange { joined, left, promoted, slots_moved } = change;
+    let names = |names: &[String]| {
+        let shown = names.iter().take(SHOWN_MAX).cloned().collect::<Vec<_>>().join(", ");
+        match names.len().saturating_sub(SHOWN_MAX) {
+            0 => shown,
+            more => format!("{shown} and {more} more"),
+        }
+    };
+    let mut parts = Vec::new();
+    for (names, what) in [
+        (names(joined), "joined"),
+        (names(left), "left"),
+        (names(promoted), "takes writes that it did not take before"),
+    ] {
+        if !names.is_empty() {
+            parts.push(format!("{names} {what}"));
+        }
+    }
+    match slots_moved {
+        0 => {}
+        1 => parts.push("1 slot has moved".to_owned()),
+        many => parts.push(format!("{many} slots have moved")),
+    }
+    match parts.is_empty() {
+        true => "replicas have other primaries".to_owned(),
+        false => parts.join("; "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cashew_config::snapshot::{ClusterNode, ClusterShard, SlotRange};
+
+    use super::*;
+
+    fn snapshot() -> Snapshot {
+        let yaml =
+            "a: {listen: 127.0.0.1:1, redis: true, cluster: {seeds: ['10.0.0.1:1', 'h:2']}}\n";
+        let loaded = cashew_config::parse("t.yml", yaml, &cashew_config::Context::of_system());
+        loaded.unwrap_or_else(|errors| panic!("{errors}")).snapshot
+    }
+
+    fn node(port: u16) -> ClusterNode {
+        let address = Address { host: "10.0.0.1".to_owned(), port };
+        ClusterNode { address, zone: None }
+    }
+
+    /// Primaries with one replica each, and where their slots end.
+    fn map(shards: &[(u16, u16, u16)]) -> ClusterMap {
+        let mut first = 0;
+        let shard = |&(primary, replica, last): &(u16, u16, u16)| {
+            let slots = vec![SlotRange { first, last }];
+            first = last + 1;
+            let (primary, replicas) = (node(primary), vec![node(replica)]);
+            ClusterShard { primary, replicas, slots, epoch: u64::from(last) }
+        };
+        ClusterMap { shards: shards.iter().map(shard).collect() }
+    }
+
+    fn change(maps: &mut Maps, current: &mut Snapshot, now: Instant) -> Vec<String> {
+        assert!(maps.are_due(now));
+        let mut next = current.clone();
+        let moves = maps.take(&mut next);
+        let lines = maps.done(&moves, current, &next, now);
+        *current = next;
+        lines.into_iter().map(|(_, line)| line).collect()
+    }
+
+    #[test]
+    fn a_failover_is_in_effect_at_once_and_slots_that_move_once_a_second() {
+        let (mut maps, mut current, now) = (Maps::default(), snapshot(), Instant::now());
+        let told = |maps: &mut Maps, current: &Snapshot, shards, now| {
+            maps.told("a".to_owned(), map(shards), current, now);
+        };
+        let later = |ms| now + Duration::from_millis(ms);
+        told(&mut maps, &current, &[(1, 11, 99), (2, 12, SLOTS - 1)], later(0));
+        let lines = change(&mut maps, &mut current, later(0));
+        assert_eq!(
+            lines,
+            [
+                "10.0.0.1:1, 10.0.0.1:11, 10.0.0.1:12, 10.0.0.1:2 joined; 10.0.0.1:1, 10.0.0.1:2 takes \
+              writes that it did not take before; 16384 slots have moved (4 nodes, 2 with slots, 16384 of \
+              16384 slots, epoch 16383)"
+            ]
+        );
+        // The same again is no news.
+        told(&mut maps, &current, &[(1, 11, 99), (2, 12, SLOTS - 1)], later(10));
+        assert_eq!(maps.poll_timeout(), None);
+        told(&mut maps, &current, &[(1, 11, 100), (2, 12, SLOTS - 1)], later(10));
+        assert_eq!(maps.poll_timeout(), Some(later(1000)));
+        // Others follow meanwhile, and do not make it wait.
+        told(&mut maps, &current, &[(1, 11, 101), (2, 12, SLOTS - 1)], later(900));
+        assert!(!maps.are_due(later(999)));
+        let lines = change(&mut maps, &mut current, later(1000));
+        assert!(lines[0].starts_with("2 slots have moved ("), "{lines:?}");
+        told(&mut maps, &current, &[(11, 1, 101), (2, 12, SLOTS - 1)], later(1001));
+        assert_eq!(maps.poll_timeout(), Some(later(1100)));
+        let lines = change(&mut maps, &mut current, later(1100));
+        let expected =
+            "10.0.0.1:11 takes writes that it did not take before; 102 slots have moved (";
+        assert!(lines[0].starts_with(expected), "{lines:?}");
+        let status = maps.status_of(&current.pools[0]).unwrap();
+        assert_eq!((status.changes, status.slots_covered), (3, 16_384));
+        assert!(status.last_change.starts_with("10.0.0.1:11 takes"));
+    }
+
+    #[test]
+    fn what_fails_is_tried_again_later_unless_there_is_another_map() {
+        let (mut maps, mut current, now) = (Maps::default(), snapshot(), Instant::now());
+        let (one, other) = (map(&[(1, 2, 99)]), map(&[(2, 1, 99)]));
+        maps.told("a".to_owned(), one.clone(), &current, now);
+        let mut told = current.clone();
+        maps.put(&mut told);
+        assert_eq!(told.pools[0].servers.len(), 2);
+        let moves = maps.take(&mut current.clone());
+        maps.failed(moves.clone(), now);
+        assert_eq!(maps.poll_timeout(), Some(now + PAUSE_MIN));
+        maps.told("a".to_owned(), other.clone(), &current, now);
+        let taken = maps.take(&mut current.clone());
+        assert_eq!(taken, [MapMove { pool: "a".to_owned(), map: other.clone() }]);
+        maps.told("a".to_owned(), other, &current, now);
+        maps.failed(moves, now);
+        assert_eq!(maps.poll_timeout(), Some(now + PAUSE_MIN * 2));
+        change(&mut maps, &mut current, now + PAUSE_MIN * 2);
+        assert_eq!(current.pools[0].cluster_map().unwrap().shards[0].primary, node(2));
+        maps.told("b".to_owned(), one.clone(), &current, now);
+        assert_eq!(maps.poll_timeout(), None);
+        maps.told("a".to_owned(), one, &current, now);
+        current.pools[0].cluster = None;
+        maps.keep(&current);
+        assert_eq!(maps.poll_timeout(), None);
+    }
+
+    #[test]
+    fn seeds_are_told_as_they_answer() {
+        let (mut maps, current) = (Maps::default(), snapshot());
+        let seeds = |maps: &Maps| -> Vec<Option<bool>> {
+            let status = maps.status_of(&current.pools[0]).unwrap();
+            status.seeds.iter().map(|seed| seed.is_answering).collect()
+        };
+        assert_eq!(seeds(&maps), [None, None]);
+        maps.seed("a".to_owned(), node(1).address, None);
+        let other = Address { host: "h".to_owned(), port: 2 };
+        maps.seed("a".to_owned(), other.clone(), Some("refuses connections".to_owned()));
+        assert_eq!(seeds(&maps), [Some(true), Some(false)]);
+        assert_eq!(maps.is_answering("a", &other), Some(false));
+        maps.forget_seeds();
+        assert_eq!(seeds(&maps), [None, None]);
+    }
+}
