@@ -114,6 +114,12 @@ stats! {
             "SCRIPT FLUSH commands of clients";
         RequestsRetried => "requests_retried", "cashew_requests_retried_total",
             "Times a request was kept from its client's sight and sent again, since its server refused to run it or, of reads, failed";
+        Moved => "cluster_moved", "cashew_cluster_moved_total",
+            "Requests that a node of a cluster sent to the owner of their slot (MOVED)";
+        Asked => "cluster_asked", "cashew_cluster_asked_total",
+            "Requests that a node of a cluster sent to where a slot is moving (ASK)";
+        TriedAgain => "cluster_tried_again", "cashew_cluster_tried_again_total",
+            "Requests that were sent again as their slot is moving (TRYAGAIN)";
         RetriesDenied => "retries_denied", "cashew_retries_denied_total",
             "Reads not sent again though their server failed, since the budget of the option retry_reads was spent";
         HedgesSent => "hedges_sent", "cashew_hedges_sent_total",

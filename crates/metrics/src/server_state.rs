@@ -123,6 +123,7 @@ causes! {
     CertificateRefused => "Server refused the gateway's certificate, or wants one",
     TlsSilent => "Server does not answer the TLS handshake",
     TlsFailed => "TLS handshake with the server failed",
+    ClusterDown => "The cluster is down",
 }
 
 /// What a worker has seen of a server.

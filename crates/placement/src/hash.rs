@@ -186,7 +186,7 @@ fn md5_word(key: &[u8]) -> u32 {
 
 /// The register is 32 bits wide and never masked, so what a 16-bit CRC would shift out stays in
 /// the upper half of the result.
-fn crc16(key: &[u8]) -> u32 {
+pub(crate) fn crc16(key: &[u8]) -> u32 {
     key.iter().fold(0u32, |crc, &byte| {
         let index = (crc >> 8) as u8 ^ byte;
         (crc << 8) ^ u32::from(CRC16_TABLE[usize::from(index)])

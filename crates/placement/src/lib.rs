@@ -6,8 +6,10 @@
 
 mod hash;
 mod ring;
+mod slot;
 mod tag;
 
 pub use hash::Hash;
 pub use ring::{Distribution, Node, Ring, server_order};
+pub use slot::{SLOTS, slot_of};
 pub use tag::HashTag;

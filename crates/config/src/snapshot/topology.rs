@@ -263,15 +263,18 @@ impl Pool {
         match &self.topology {
             Topology::Sharded => false,
             Topology::MasterReplica { .. } => true,
-            Topology::Groups(groups) => groups.len() == 1,
+            // The slots of a cluster's only node may be on their way to another.
+            Topology::Groups(groups) => groups.len() == 1 && !self.is_cluster(),
         }
     }
 
-    /// By server: the name of its group. A server is the same in another snapshot if this name and its
+    /// By server: the name of its group. A node of a cluster has none, as it is the same in whatever group. A server is the same in another snapshot if this name and its
     /// endpoint are, also where a line has become a group.
     pub fn group_names(&self) -> Vec<&str> {
         let mut names: Vec<&str> = self.servers.iter().map(|server| &*server.name).collect();
-        if let Topology::Groups(groups) = &self.topology {
+        if let Topology::Groups(groups) = &self.topology
+            && !self.is_cluster()
+        {
             for group in groups {
                 group.members().for_each(|member| names[member as usize] = &group.name);
             }

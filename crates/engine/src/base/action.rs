@@ -68,6 +68,10 @@ pub enum Action {
         backend: BackendId,
         server: ServerId,
     },
+    /// The map of the pool's cluster may be old. Said every 100 ms at most.
+    MapDoubted {
+        backend: BackendId,
+    },
     /// The ejected server answered: every worker may take it back. Or it answers that may have been down
     /// while its pool fails open.
     Readmit {

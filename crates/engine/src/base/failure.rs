@@ -69,6 +69,8 @@ pub enum Failure {
     MasterDown,
     /// The server takes no writes: it is a replica.
     ReadOnly,
+    /// The node's cluster serves no keys, or not those of a slot, for now.
+    ClusterDown,
     /// The server has no such database as a client selected.
     DatabaseRefused,
     /// The server does not speak RESP3.
@@ -121,6 +123,7 @@ impl Failure {
                 "Link with MASTER is down and replica-serve-stale-data is set to 'no'."
             }
             Self::ReadOnly => "You can't write against a read only replica.",
+            Self::ClusterDown => "Hash slot not served",
             Self::DatabaseRefused => "DB index is out of range",
             Self::WireProtocolRefused => "unsupported protocol version",
             Self::QueueFull => "Server queue is full",
@@ -143,8 +146,10 @@ impl Failure {
     /// Whether it shows that the server is not well. What is wrong with this machine does not, nor does
     /// that it refuses what one client has asked for, or says what it is busy with.
     pub(crate) fn is_of_server(self) -> bool {
-        let is_unfit =
-            matches!(self, Self::Busy | Self::Loading | Self::MasterDown | Self::ReadOnly);
+        let is_unfit = matches!(
+            self,
+            Self::Busy | Self::Loading | Self::MasterDown | Self::ReadOnly | Self::ClusterDown
+        );
         !is_unfit && !self.is_local() && !self.is_of_variant()
     }
 
@@ -173,6 +178,7 @@ impl Failure {
                 | Self::Loading
                 | Self::MasterDown
                 | Self::ReadOnly
+                | Self::ClusterDown
         )
     }
 
@@ -189,6 +195,7 @@ impl Failure {
             Self::Loading => b"-LOADING ",
             Self::MasterDown => b"-MASTERDOWN ",
             Self::ReadOnly => b"-READONLY ",
+            Self::ClusterDown => b"-CLUSTERDOWN ",
             _ => b"-ERR ",
         }
     }
@@ -280,6 +287,7 @@ impl From<Failure> for Cause {
             Failure::Loading => Self::Loading,
             Failure::MasterDown => Self::MasterDown,
             Failure::ReadOnly => Self::ReadOnly,
+            Failure::ClusterDown => Self::ClusterDown,
             Failure::Silent => Self::Silent,
             Failure::Insecure(cause) => cause,
             Failure::HandshakeRefused | Failure::DatabaseRefused | Failure::WireProtocolRefused => {

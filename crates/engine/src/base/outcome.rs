@@ -88,10 +88,11 @@ impl Refusal {
         (!is_of_script).then_some(*refusal)
     }
 
-    /// As what a request waits for the end of, where it may: it passes, or another server takes over.
+    /// As what a request waits for the end of, where it may: it passes, also of a pool whose map is followed, or another server takes over.
     /// What a server lacks for longer is for its client to know at once.
-    pub(crate) fn absence(self) -> Option<Failure> {
+    pub(crate) fn absence(self, of_cluster: bool) -> Option<Failure> {
         match self {
+            Self::ClusterDown if of_cluster => Some(Failure::ClusterDown),
             Self::ReadOnly | Self::Redirect => Some(Failure::ReadOnly),
             Self::Loading => Some(Failure::Loading),
             Self::MasterDown => Some(Failure::MasterDown),
@@ -139,7 +140,9 @@ impl Outcome {
             | Failure::Forbidden
             | Failure::NoSocket
             | Failure::NoLookUp => Sign::Local,
-            Failure::Busy | Failure::Loading | Failure::MasterDown => Sign::Unready,
+            Failure::Busy | Failure::Loading | Failure::MasterDown | Failure::ClusterDown => {
+                Sign::Unready
+            }
             Failure::ReadOnly => Sign::NotPrimary,
             Failure::BadReply => Sign::Down,
             Failure::HandshakeRefused => Sign::Misconfigured,
@@ -268,6 +271,7 @@ mod tests {
             (F::Loading, Sign::Unready, true),
             (F::MasterDown, Sign::Unready, true),
             (F::ReadOnly, Sign::NotPrimary, true),
+            (F::ClusterDown, Sign::Unready, true),
             (F::BadReply, Sign::Down, true),
             (F::HandshakeRefused, Sign::Misconfigured, false),
             (F::DatabaseRefused, Sign::None, false),

@@ -30,6 +30,8 @@ pub(crate) enum Timer {
     ClientPause,
     /// Copies are to forget keys.
     Invalidations,
+    /// Requests that nodes of clusters have sent back are to be sent again.
+    Parked,
     /// Records are on their way to the disk.
     Spool,
     /// A client that gave wrong passwords may go on.

@@ -7,6 +7,7 @@ use std::ops::Deref;
 use crate::base::time::Time;
 use crate::memcached::Many;
 use crate::redis::blocking::{Blocking, Ending};
+use crate::redis::cluster::CallSentBack;
 use crate::redis::monitor::Monitor;
 use crate::redis::pubsub::Subscriber;
 use crate::redis::transaction::Transaction;
@@ -34,6 +35,8 @@ pub(crate) struct Rare {
     pub(crate) is_observed: bool,
     /// The call at the front, which may wait, is over before it is asked.
     pub(crate) ending: Option<Ending>,
+    /// Where the call at the front goes, which a node of a cluster has sent back.
+    pub(crate) sent_back: Option<CallSentBack>,
     /// It may ask nothing before: see [`crate::downstream::password_guessing`].
     pub(crate) slowed_until: Option<Time>,
     /// It waits until its user may ask more.
@@ -53,6 +56,7 @@ impl Rare {
             turn: Turn::No,
             is_observed: false,
             ending: None,
+            sent_back: None,
             slowed_until: None,
             awaits_quota: false,
         }
@@ -67,6 +71,7 @@ impl Rare {
             && self.turn == Turn::No
             && !self.is_observed
             && self.ending.is_none()
+            && self.sent_back.is_none()
             && self.slowed_until.is_none()
             && !self.awaits_quota
     }
@@ -113,6 +118,10 @@ impl Modes {
 
     pub(crate) fn end_blocking(&mut self) -> Option<Box<Blocking>> {
         self.leave(|rare| rare.blocking.take())
+    }
+
+    pub(crate) fn take_sent_back(&mut self) -> Option<CallSentBack> {
+        self.leave(|rare| rare.sent_back.take())
     }
 
     pub(crate) fn end_many(&mut self) {

@@ -190,9 +190,11 @@ impl Engine {
         (tail, head): (Tail, Head),
         extent: Extent,
     ) -> Begun {
+        // A node of a cluster may send it elsewhere: then all of it has to be here.
         let is_restricted = self.clients[client].session.restricted_user().is_some()
             || self.is_metered(client)
-            || self.clients[client].session.key_prefix().is_some();
+            || self.clients[client].session.key_prefix().is_some()
+            || self.backends[self.backend_of(client)].topology.has_slots();
         if is_restricted || (extent.here as u64) < WRITE_MIN {
             // There is nothing to write yet, so it needs no lane: who sends little has none.
             return Begun::No;

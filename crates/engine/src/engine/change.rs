@@ -88,6 +88,8 @@ enum Step {
         /// By new server: which one it is already.
         kept: Vec<Option<ServerId>>,
         ring_version: u64,
+        /// It goes on dispatching until the commit: nodes of a cluster refuse what is not theirs.
+        goes_on: bool,
     },
     New {
         preparing: PoolId,
@@ -116,7 +118,7 @@ impl Step {
     /// The pool that dispatches nothing while it is changed.
     fn paused(&self) -> Option<PoolId> {
         match *self {
-            Self::Same { .. } => None,
+            Self::Same { .. } | Self::Rerouted { goes_on: true, .. } => None,
             Self::Rerouted { pool, .. } => Some(pool),
             Self::New { displaced, .. } => displaced,
         }
@@ -303,8 +305,13 @@ impl Engine {
                     let old = &self.backends[pool.backend()];
                     let kept = servers_kept(old, &planned);
                     let connects = old.servers.iter().any(|server| server.connections > 0);
+                    // What is on its way to a node that leaves is waited for.
+                    let stay = kept.iter().flatten().count();
+                    let goes_on = old.topology.has_slots()
+                        && planned.topology.has_slots()
+                        && stay == old.servers.len();
                     let preparing = self.add_preparing(planned, &kept, connects, &mut awaited);
-                    Step::Rerouted { pool, preparing, kept, ring_version }
+                    Step::Rerouted { pool, preparing, kept, ring_version, goes_on }
                 }
                 None => {
                     let kept = vec![None; planned.config.servers.len()];
@@ -628,13 +635,22 @@ impl Engine {
             Step::Same { .. } | Step::New { .. } => None,
         });
         let rerouted: Vec<BackendId> = rerouted.collect();
-        self.invalidate_leases(|backend| rerouted.contains(&backend));
-        let mut heirs = Vec::new();
+        // A node of a cluster itself refuses a transaction whose slot has moved.
+        let keeps_leases: Vec<bool> =
+            self.backends.iter().map(|it| it.topology.has_slots()).collect();
+        self.invalidate_leases(|backend| {
+            rerouted.contains(&backend) && !keeps_leases[backend.index()]
+        });
+        let (mut heirs, mut stranded) = (Vec::new(), Vec::new());
         for (servers, backend) in places.servers.iter().zip(self.backends.ids()) {
             for server in (0..servers.len()).filter(|&server| servers[server] == ServerId::NONE) {
                 let server = ServerId::new(server as u32);
                 let Some(successor) = successor_of(&steps, &self.backends, (backend, server))
                 else {
+                    if self.backends[backend].topology.has_slots() {
+                        let waiting = self.take_waiting_unconnected(backend, server);
+                        stranded.push((backend, waiting));
+                    }
                     self.close_server(backend, server, Failure::Removed);
                     continue;
                 };
@@ -673,6 +689,12 @@ impl Engine {
         }
         for ((step, server), heirs) in heirs {
             self.give_waiting(step, server, heirs);
+        }
+        for (backend, waiting) in stranded {
+            match places.backend(backend) {
+                Some(backend) => self.deal_again((backend, None), waiting),
+                None => debug_assert!(waiting.is_empty(), "a pool's requests go with it"),
+            }
         }
         // What they have written before is below that.
         self.write_marks.forget_answered();
@@ -811,7 +833,7 @@ impl Engine {
                 is_current
             }
             Action::Close { conn } => !never.contains(conn),
-            Action::Held { backend: pool, .. } => {
+            Action::Held { backend: pool, .. } | Action::MapDoubted { backend: pool } => {
                 match places.backend(*pool).filter(|&backend| in_use(backend)) {
                     Some(place) => {
                         *pool = place;
@@ -908,7 +930,7 @@ impl Engine {
                     pool.backend.config = config;
                     (pool, changed)
                 }
-                Step::Rerouted { pool, preparing, kept, ring_version } => {
+                Step::Rerouted { pool, preparing, kept, ring_version, .. } => {
                     let (mut pool, preparing) = (take(pool), take(preparing));
                     let changed = Changed::of(&pool.backend.config, &preparing.backend.config);
                     let backend = &mut pool.backend;
@@ -1124,6 +1146,9 @@ impl Engine {
 
     /// Does for a backend of the new epoch what its changes ask for.
     fn follow(&mut self, index: BackendId, changed: Changed) {
+        if changed.is_rerouted && self.backends[index].topology.has_slots() {
+            self.follow_map(index);
+        }
         if changed.is_rerouted {
             self.follow_ring(index);
         }
@@ -1310,6 +1335,7 @@ fn places_alike(old: &Backend, new: &PlannedPool) -> bool {
         && was.hash_tag == is.hash_tag
         && was.distribution == is.distribution
         && was.topology == is.topology
+        && was.cluster.as_ref().map(|it| &it.slots) == is.cluster.as_ref().map(|it| &it.slots)
         && was.reads == is.reads
         && was.reads_by_class == is.reads_by_class
         && was.zone == is.zone

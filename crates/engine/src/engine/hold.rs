@@ -251,6 +251,28 @@ impl Engine {
         heirs
     }
 
+    /// Takes what waits on those of a node's lanes that have no connection, for the owners of its slots: each with
+    /// the number of what its client has agreed on, and whether it is for the lane of large values.
+    pub(crate) fn take_waiting_unconnected(
+        &mut self,
+        backend: BackendId,
+        server: ServerId,
+    ) -> Vec<(u16, bool, RequestId, Vec<u8>)> {
+        let state = &self.backends[backend].servers[server];
+        let lanes: Vec<LaneId> = state.shared_lanes().collect();
+        let mut waiting = Vec::new();
+        for lane in lanes {
+            let Lane { link, variant, .. } = self.lanes[lane];
+            if matches!(link, Link::Ready { .. }) {
+                continue;
+            }
+            let is_large = self.backends[backend].servers[server].bulk_lane(variant) == lane;
+            let taken = self.take_unsent(lane).into_iter();
+            waiting.extend(taken.map(|(request, bytes)| (variant, is_large, request, bytes)));
+        }
+        waiting
+    }
+
     fn take_unsent(&mut self, index: LaneId) -> Vec<(RequestId, Vec<u8>)> {
         let lane = &mut self.lanes[index];
         lane.close_gets(&mut self.bufs);

@@ -58,6 +58,7 @@ use crate::upstream::backend::Backend;
 use crate::upstream::hedge::Hedge;
 use crate::upstream::inspect::LaneState;
 use crate::upstream::lane::Lane;
+use crate::upstream::redirect::Parked;
 use crate::upstream::replica_reads::WriteMarks;
 use crate::upstream::spool::Spooling;
 
@@ -153,6 +154,7 @@ pub struct Engine {
     pub(crate) requests: Requests,
     pub(crate) flows: Flows,
     pub(crate) invalidations: Invalidations,
+    pub(crate) parked: Parked,
     pub(crate) hedges: Slab<HedgeId, Hedge>,
     pub(crate) bufs: BufPool,
     pub(crate) latency_batch: LatencyBatch,
@@ -271,6 +273,7 @@ impl Engine {
             requests: Requests::new(),
             flows: Flows::new(),
             invalidations: Invalidations::default(),
+            parked: Parked::default(),
             hedges: Slab::new(),
             bufs: BufPool::default(),
             latency_batch: LatencyBatch::default(),
@@ -599,6 +602,7 @@ impl Engine {
                 Timer::Monitors => self.release_lines(),
                 Timer::ClientPause => self.end_client_pauses(),
                 Timer::Invalidations => self.maintain_invalidations(),
+                Timer::Parked => self.maintain_parked(),
                 Timer::Spool => {
                     let Self { spooling, backends, metrics, timers, .. } = self;
                     spooling.maintain(backends, metrics, now, timers);
@@ -667,6 +671,7 @@ impl Engine {
                 | Timer::Monitors
                 | Timer::ClientPause
                 | Timer::Invalidations
+                | Timer::Parked
                 | Timer::Spool
                 | Timer::Slowed { .. }
                 | Timer::UserLimits

@@ -2,6 +2,7 @@
 
 use cashew_config::snapshot::{Protocol, Reads};
 use cashew_metrics::PoolCounter;
+use cashew_placement::slot_of;
 use cashew_protocol::Span;
 use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::Access;
@@ -43,6 +44,8 @@ pub(crate) struct Split {
     pub(crate) may_move: bool,
     /// By whose policy, if that is not the pool's.
     reads: Option<Reads>,
+    /// Some of its parts are slots of a cluster: several may be for one server.
+    by_slot: bool,
     pub(crate) parts: Vec<Part>,
     /// By key: its part.
     pub(crate) owners: Vec<u32>,
@@ -63,13 +66,17 @@ pub(crate) struct Part {
     pub(crate) keys: u32,
     /// Why it has no lane.
     failure: Option<Failure>,
-    /// Where it begins in the lane's output.
+    /// Where it begins in the lane's output, and its length there.
     start: u64,
+    wire_len: u64,
+    /// Of a cluster: of which slot its keys are.
+    slot: u16,
 }
 
 impl Part {
     fn new(backend: BackendId, server: ServerId) -> Self {
-        Self { backend, server, lane: LaneId::NONE, keys: 0, failure: None, start: 0 }
+        let (lane, failure) = (LaneId::NONE, None);
+        Self { backend, server, lane, keys: 0, failure, start: 0, wire_len: 0, slot: 0 }
     }
 }
 
@@ -79,6 +86,7 @@ impl Split {
         self.backend = backend;
         self.may_move = false;
         self.reads = None;
+        self.by_slot = false;
         if self.seen.len() < servers {
             self.seen.resize(servers, Seen::default());
         }
@@ -86,12 +94,28 @@ impl Split {
         self.owners.clear();
     }
 
-    /// Adds to the part of a server among several backends'.
-    pub(crate) fn add_among(&mut self, backend: BackendId, server: ServerId) {
-        let is_of = |part: &Part| part.backend == backend && part.server == server;
-        let part = self.parts.iter().position(is_of).unwrap_or_else(|| {
-            self.parts.push(Part::new(backend, server));
-            self.parts.len() - 1
+    /// Adds to the part of a server among several backends', or to that of a slot of one that is a cluster.
+    pub(crate) fn add_among(&mut self, backend: BackendId, server: ServerId, slot: Option<u16>) {
+        self.by_slot |= slot.is_some();
+        let number = slot.unwrap_or_default();
+        let is_of = |it: &Part| it.backend == backend && it.server == server && it.slot == number;
+        // There may be as many parts as slots, so they are not gone through for each key.
+        let seen = match slot {
+            Some(slot) if self.has(usize::from(slot)) => {
+                let part = self.seen[usize::from(slot)].part as usize;
+                let is_it = is_of(&self.parts[part]);
+                if is_it { Some(part) } else { self.parts.iter().position(is_of) }
+            }
+            Some(_) => None,
+            None => self.parts.iter().position(is_of),
+        };
+        let part = seen.unwrap_or_else(|| {
+            let part = self.parts.len();
+            self.parts.push(Part { slot: number, ..Part::new(backend, server) });
+            if let Some(slot) = slot {
+                self.seen[usize::from(slot)] = Seen { stamp: self.stamp, part: part as u32 };
+            }
+            part
         });
         self.parts[part].keys += 1;
         self.owners.push(part as u32);
@@ -108,6 +132,11 @@ impl Split {
         self.owners.clear();
         shrink(&mut self.parts);
         shrink(&mut self.owners);
+    }
+
+    /// Whether there is a part of this number.
+    fn has(&self, number: usize) -> bool {
+        self.seen[number].stamp == self.stamp
     }
 
     #[inline(always)]
@@ -325,7 +354,13 @@ impl Engine {
 
     /// Answers a request with the error that kept it from being sent.
     pub(crate) fn fail(&mut self, client: ClientId, failure: impl Into<NamedFailure>) -> Plan {
-        self.fail_named(client, &failure.into())
+        let mut failure = failure.into();
+        let backend = self.backend_of(client);
+        if failure.why == Failure::NoServer && self.backends[backend].topology.has_slots() {
+            self.doubt_map(backend);
+            failure = Failure::ClusterDown.into();
+        }
+        self.fail_named(client, &failure)
     }
 
     /// The same where it is a server's.
@@ -481,7 +516,8 @@ impl Engine {
     /// Whether all of the client's keys are on one server, whichever they are.
     pub(crate) fn is_single(&self, client: ClientId) -> bool {
         let backend = &self.backends[self.backend_of(client)];
-        backend.topology.is_one_shard() || backend.servers.len() == 1
+        let is_one = backend.topology.is_one_shard() || backend.servers.len() == 1;
+        is_one && !backend.topology.has_slots()
     }
 
     /// Puts a request's bytes at the end of a lane.
@@ -526,14 +562,29 @@ impl Engine {
             return self.place_keys_by_route(client, keys, access, split);
         }
         let backend = self.backend_of(client);
-        split.begin(backend, self.backends[backend].servers.len());
+        split.begin(backend, self.backends[backend].topology.places());
         let reader = self.reader(client, backend);
         let reading = Some(Reading { reader, lanes: &self.lanes, metrics: &self.metrics });
         let backend = &self.backends[backend];
         let health = Servers { backend, now: self.now, reading };
         let Backend { topology, .. } = backend;
         split.reads = reader.reads;
-        if access.reads() && topology.has_choice(split.reads) {
+        if topology.has_slots() {
+            split.by_slot = true;
+            split.may_move = access == Access::Read && topology.moves_reads(split.reads);
+            // Keys of two slots are not asked for together, though one server owns both.
+            for key in keys {
+                let slot = usize::from(slot_of(key));
+                if split.has(slot) {
+                    split.add_at(slot, || unreachable!("the slot has its part"));
+                    continue;
+                }
+                let asked = (access, reader.reads);
+                let server = topology.select(key, asked, &health, &mut self.rng);
+                let server = server.ok_or(Failure::NoServer)?;
+                split.add_at(slot, || server);
+            }
+        } else if access.reads() && topology.has_choice(split.reads) {
             split.may_move = access == Access::Read && topology.moves_reads(split.reads);
             // One server answers for all keys of a shard.
             for key in keys {
@@ -622,21 +673,30 @@ impl Engine {
         client: ClientId,
         split: &mut Split,
         merge: Merge,
-        request: FragmentText<'_, impl Iterator<Item = &'b [u8]>>,
+        mut request: FragmentText<'_, impl Iterator<Item = &'b [u8]>>,
     ) -> Plan {
         // A guess at the room that it takes.
         let room = request.size.min(LARGE);
-        for part in split.parts.iter_mut().filter(|part| part.lane != LaneId::NONE) {
-            let lane = &mut self.lanes[part.lane];
-            lane.close_gets(&mut self.bufs);
-            part.start = lane.output.len();
-            lane.output.write_with(&mut self.bufs, room, |out| (request.head)(out, part.keys));
-        }
-        for (&owner, key) in split.owners.iter().zip(request.keys) {
-            let Some(lane) = self.lanes.get_mut(split.parts[owner as usize].lane) else {
-                continue;
-            };
-            lane.output.push(key, &mut self.bufs);
+        if split.by_slot {
+            self.write_parts_in_turn(split, room, &mut request);
+        } else {
+            for part in split.parts.iter_mut().filter(|part| part.lane != LaneId::NONE) {
+                let lane = &mut self.lanes[part.lane];
+                lane.close_gets(&mut self.bufs);
+                part.start = lane.output.len();
+                lane.output.write_with(&mut self.bufs, room, |out| (request.head)(out, part.keys));
+            }
+            for (&owner, key) in split.owners.iter().zip(request.keys) {
+                let Some(lane) = self.lanes.get_mut(split.parts[owner as usize].lane) else {
+                    continue;
+                };
+                lane.output.push(key, &mut self.bufs);
+            }
+            for part in split.parts.iter_mut().filter(|part| part.lane != LaneId::NONE) {
+                let output = &mut self.lanes[part.lane].output;
+                output.push(request.foot, &mut self.bufs);
+                part.wire_len = output.len() - part.start;
+            }
         }
         let parent = self.new_request(client);
         let backend = self.backend_of(client);
@@ -650,9 +710,6 @@ impl Engine {
                 continue;
             }
             pending += 1;
-            let output = &mut self.lanes[part.lane].output;
-            output.push(request.foot, &mut self.bufs);
-            let wire_len = output.len() - part.start;
             let (fragment, _) = self.requests.add(part.backend, ClientId::NONE, self.now);
             let slot = &mut self.requests[fragment];
             slot.role = Role::Fragment { parent, next };
@@ -663,13 +720,40 @@ impl Engine {
             if split.may_move {
                 slot.may_move(split.reads);
             }
-            self.enqueue(part.lane, fragment, wire_len);
+            self.enqueue(part.lane, fragment, part.wire_len);
             next = fragment;
         }
         self.requests[parent].role = Role::Parent { fragments: next, pending, merge };
         let metrics = self.backends[backend].metrics;
         self.metrics.add_pool(metrics, PoolCounter::Fragments, u64::from(pending));
         Plan::Done
+    }
+
+    /// Writes one fragment after the other, as several may be for one lane: the last part first, as they are put
+    /// into their queues.
+    #[cold]
+    fn write_parts_in_turn<'b>(
+        &mut self,
+        split: &mut Split,
+        room: usize,
+        request: &mut FragmentText<'_, impl Iterator<Item = &'b [u8]>>,
+    ) {
+        let mut texts: Vec<(u32, &[u8])> =
+            split.owners.iter().copied().zip(&mut request.keys).collect();
+        // Stable: a part's keys stay in their order.
+        texts.sort_by_key(|&(owner, _)| owner);
+        let mut rest = &texts[..];
+        for part in split.parts.iter_mut().rev() {
+            let (others, own) = rest.split_at(rest.len() - part.keys as usize);
+            rest = others;
+            let Some(lane) = self.lanes.get_mut(part.lane) else { continue };
+            lane.close_gets(&mut self.bufs);
+            part.start = lane.output.len();
+            lane.output.write_with(&mut self.bufs, room, |out| (request.head)(out, part.keys));
+            own.iter().for_each(|(_, text)| lane.output.push(text, &mut self.bufs));
+            lane.output.push(request.foot, &mut self.bufs);
+            part.wire_len = lane.output.len() - part.start;
+        }
     }
 
     /// A fragment that is answered already: none of its keys is there, or its server is not.

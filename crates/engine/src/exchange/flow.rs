@@ -393,7 +393,6 @@ impl Engine {
     }
 
     /// Has [`Flow::on_timeout`] called then, and not at a time that was set before.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for flows that wait: failover, hedge"))]
     pub(crate) fn wake_flow(&mut self, request: RequestId, at: Time) {
         let Role::Flow { flow, .. } = self.requests[request].role else { return };
         self.flows.0[flow].wakes_at = at;

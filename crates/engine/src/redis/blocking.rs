@@ -25,12 +25,14 @@ use crate::downstream::receive::Plan;
 use crate::engine::{Closed, Engine};
 use crate::exchange::dispatch::Payload;
 use crate::exchange::flow::{Flow, FlowContext, Step};
+use crate::redis::cluster::{CallSentBack, HOPS_MAX};
 use crate::redis::keyless;
 use crate::redis::tenant::{Named, named_by, stripped};
 use crate::request::replay::Replay;
 use crate::request::{Due, Own};
 use crate::upstream::exclusive::{Lease, Turn};
 use crate::upstream::lane::Link;
+use crate::upstream::redirect::{ASKING, Elsewhere};
 use crate::upstream::session_params::WireProtocol;
 
 /// So much may come of a client while it is blocked before it is not read any more. It is read at
@@ -47,6 +49,8 @@ pub(crate) struct Blocking {
     ends: Time,
     /// The request as it came.
     text: Replay,
+    /// How often a node of a cluster has sent it back.
+    hops: u8,
     /// The server was told to end the wait, and the call is asked anew.
     pub(crate) is_withdrawn: bool,
     /// Somebody wished that it ends, and was told that it does: it is not asked anew.
@@ -100,6 +104,8 @@ impl Engine {
                     Err(failure) => return engine.fail(client, failure),
                 },
             };
+            let asked_at = engine.clients[client].modes.sent_back.as_ref().and_then(|it| it.ask_at);
+            let server = asked_at.unwrap_or(server);
             let is_keyless = keys.is_empty();
             let lane = match engine.leased(client, server) {
                 Some(lane) => {
@@ -157,6 +163,7 @@ impl Engine {
             Wait::ForEver | Wait::No => (Time::NEVER, Time::NEVER),
         };
         let text = Replay::new(bytes, &mut self.bufs);
+        let sent_back = self.clients[client].modes.take_sent_back();
         let request = self.new_request(client);
         let slot = &mut self.requests[request];
         slot.expect = Expect::Line;
@@ -169,6 +176,7 @@ impl Engine {
             until,
             ends,
             text,
+            hops: sent_back.as_ref().map_or(0, |it| it.hops),
             is_withdrawn: false,
             ending: None,
             is_due: false,
@@ -180,6 +188,9 @@ impl Engine {
         state.fenced = true;
         // Whoever waits here is not somebody whom others wait for.
         self.activity.leave();
+        if sent_back.is_some_and(|it| it.ask_at == Some(self.lanes[lane].server)) {
+            self.ask_with(lane, Own::Whatever, Due::OK, ASKING);
+        }
         self.send(lane, request, Payload::Bytes(sent));
     }
 
@@ -403,11 +414,38 @@ impl Engine {
         let may_go_on = may_ask && blocking.ending != Some(Ending::TimeOver);
         let is_vain = blocking.is_withdrawn
             && (is_nil(reply) || (may_go_on && blocking.is_cut_short(reply, self.now)));
-        if is_vain || self.end_stop(client, reply) {
+        let is_elsewhere =
+            may_ask && blocking.ending.is_none() && self.call_goes_on(client, &blocking, reply);
+        if is_vain || is_elsewhere || self.end_stop(client, reply) {
             return Some(self.asked_anew(client, *blocking));
         }
         blocking.text.give_back(&mut self.bufs);
         None
+    }
+
+    /// Whether a node of a cluster has not run a call, which is to be asked of another.
+    fn call_goes_on(&mut self, client: ClientId, blocking: &Blocking, reply: &[u8]) -> bool {
+        let lane = blocking.lane;
+        let backend = self.lane(lane).backend;
+        if !self.backends[backend].topology.has_slots()
+            || !reply.starts_with(b"-")
+            || blocking.hops >= HOPS_MAX
+        {
+            return false;
+        }
+        let ask_at = match self.elsewhere(lane, reply) {
+            Some(Elsewhere::Owner) => None,
+            Some(Elsewhere::Ask(server)) => Some(server),
+            // The node takes writes no more: who does so is known soon, or is known by it.
+            None if reply.starts_with(b"-UNBLOCKED ") => {
+                self.doubt_map(backend);
+                None
+            }
+            Some(Elsewhere::Again) | None => return false,
+        };
+        let sent_back = CallSentBack { ask_at, hops: blocking.hops + 1 };
+        self.clients[client].modes.enter().sent_back = Some(sent_back);
+        true
     }
 
     /// What the client has asked, which is asked anew, or answered here if it has come to its end.

@@ -261,7 +261,10 @@ impl Engine {
         // The first key of the second part is the first one that is somewhere else.
         let other = split.owners.iter().position(|&owner| owner != 0).unwrap_or(0);
         let (one, other) = (keys[0].of(bytes), keys[other].of(bytes));
-        crossing_error(command, config.hash_tag, one, other)
+        match config.is_cluster() {
+            true => slots_error(command, one, other),
+            false => crossing_error(command, config.hash_tag, one, other),
+        }
     }
 
     fn cross_shard_copy(
@@ -334,6 +337,16 @@ pub(crate) fn crossing_error(
     let (one, other, remedy) = (shown(one), shown(other), remedy(tag));
     format!(
         "CROSSSLOT {name} needs its keys on one server, but {one} and {other} are on two: {remedy}"
+    )
+}
+
+/// The same of a cluster, where keys of two slots are not asked for together.
+fn slots_error(command: &Command, one: &[u8], other: &[u8]) -> String {
+    let name = command.name.to_ascii_uppercase().replace('|', " ");
+    let (one, other) = (shown(one), shown(other));
+    format!(
+        "CROSSSLOT {name} needs its keys in one slot, but {one} and {other} are in two: keys with the \
+         same part between {{ and }} share a slot"
     )
 }
 

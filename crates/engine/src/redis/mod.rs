@@ -6,6 +6,7 @@ pub(crate) mod client_command;
 pub(crate) mod client_list;
 pub(crate) mod client_pause;
 pub(crate) mod client_reads;
+pub(crate) mod cluster;
 pub(crate) mod command_discovery;
 pub(crate) mod cross_shard_copy;
 pub(crate) mod exec_effects;

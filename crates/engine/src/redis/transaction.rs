@@ -26,10 +26,12 @@ use crate::downstream::session::NO_DATABASE;
 use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
 use crate::redis::client_pause::may_write;
+use crate::redis::cluster::{HOPS_MAX, HeldExec};
 use crate::redis::exec_effects::ExecEffects;
 use crate::request::{Due, Own};
 use crate::upstream::exclusive::{Lease, UNSENT_MAX};
 use crate::upstream::lane::Lane;
+use crate::upstream::redirect::ASKING;
 
 /// Commands without keys that are kept until a key tells the server: bytes of all of them.
 pub(crate) const EARLY_SIZE_MAX: usize = 64 * 1024;
@@ -87,6 +89,20 @@ pub(crate) struct Transaction {
     unheard: u32,
     pub(crate) exec_effects: ExecEffects,
     fate: Fate,
+    /// Of a cluster.
+    held: Held,
+}
+
+/// What there is to know of a transaction of a cluster. It is kept here until EXEC, and sent as a whole, so that it can
+/// go to another node if its slot has moved.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    /// That of its keys.
+    slot: Option<u16>,
+    /// A node where it is sent behind ASKING.
+    ask_at: Option<ServerId>,
+    /// How often it was sent back.
+    hops: u8,
 }
 
 /// What EXEC will come to.
@@ -121,7 +137,13 @@ impl Transaction {
             unheard: 0,
             exec_effects: ExecEffects::default(),
             fate: Fate::Good,
+            held: Held::default(),
         }
+    }
+
+    /// Whether WATCH is a part of it.
+    pub(crate) fn has_watched(&self) -> bool {
+        self.has_watched
     }
 
     pub(crate) fn is_writing(&self) -> bool {
@@ -258,10 +280,13 @@ impl Engine {
                 Err(failure) => return engine.fail(client, failure),
             };
             let key = keys.first().map_or(&b""[..], |key| key.of(bytes));
+            let sent_back = engine.clients[client].modes.sent_back;
+            let ask_at = sent_back.and_then(|it| it.ask_at);
+            let server = ask_at.unwrap_or(server);
             let lane = match engine.clients[client].modes.transaction.as_ref().map(|t| t.lane) {
                 Some(lane) if lane != LaneId::NONE => {
                     if engine.lane(lane).server != server {
-                        let text = engine.elsewhere(client, command, key, server, lane);
+                        let text = engine.other_server(client, command, key, server, lane);
                         return engine.reply_error(client, &text);
                     }
                     lane
@@ -277,9 +302,25 @@ impl Engine {
                 }
             };
             engine.align(client, lane);
+            let slot = engine.backends[engine.backend_of(client)].topology.slot(key);
             let transaction = engine.transaction(client);
+            let is_first = !transaction.has_watched;
             (transaction.lane, transaction.has_watched) = (lane, true);
-            engine.forward_due(client, lane, Due::OK)
+            transaction.held.slot = transaction.held.slot.or(slot);
+            transaction.held.ask_at = transaction.held.ask_at.or(ask_at);
+            if ask_at.is_some() {
+                engine.ask_with(lane, Own::Whatever, Due::OK, ASKING);
+            }
+            engine.clients[client].modes.take_sent_back();
+            let plan = engine.forward_due(client, lane, Due::OK);
+            if let Plan::Forward { request, .. } = plan
+                && slot.is_some()
+            {
+                engine.clients[client].fenced = true;
+                let hops = sent_back.map_or(0, |it| it.hops);
+                engine.follow_watch(request, lane, (is_first, hops), bytes);
+            }
+            plan
         })
     }
 
@@ -531,8 +572,18 @@ impl Engine {
             Fate::Refused if lane == LaneId::NONE => return self.say(client, QUEUED),
             Fate::Good | Fate::Refused => {}
         }
-        if lane != LaneId::NONE && self.lane(lane).server != server {
-            let text = self.elsewhere(client, command, key, server, lane);
+        let slot = self.backends[self.backend_of(client)].topology.slot(key);
+        if let Some(slot) = slot {
+            let transaction = self.transaction(client);
+            if *transaction.held.slot.get_or_insert(slot) != slot {
+                let text = other_slot(command, key);
+                return self.refuse_queued(client, &text);
+            }
+            if !transaction.is_begun && transaction.early.len() + bytes.len() <= EARLY_SIZE_MAX {
+                return self.keep_queued(client, bytes, call);
+            }
+        } else if lane != LaneId::NONE && self.lane(lane).server != server {
+            let text = self.other_server(client, command, key, server, lane);
             return self.refuse_queued(client, &text);
         }
         match self.enlist(client, server, call) {
@@ -556,7 +607,9 @@ impl Engine {
             Fate::Refused if lane == LaneId::NONE => return self.say(client, QUEUED),
             Fate::Good | Fate::Refused => {}
         }
-        if lane != LaneId::NONE {
+        let has_slots = self.backends[self.backend_of(client)].topology.has_slots();
+        let transaction = self.transaction(client);
+        if lane != LaneId::NONE && !(has_slots && !transaction.is_begun) {
             let server = self.lane(lane).server;
             return match self.enlist(client, server, call) {
                 Ok(lane) => self.queue_on(client, lane, bytes),
@@ -570,6 +623,11 @@ impl Engine {
                  gateway; begin with a command that has a key",
             );
         }
+        self.keep_queued(client, bytes, call)
+    }
+
+    /// Queues a command here.
+    fn keep_queued(&mut self, client: ClientId, bytes: &[u8], call: Option<What>) -> Plan {
         let transaction = self.transaction(client);
         let before = transaction.size();
         transaction.early.extend_from_slice(bytes);
@@ -647,10 +705,19 @@ impl Engine {
             let ends = std::mem::take(&mut transaction.early_ends);
             transaction.early_calls = Vec::new();
             self.align(client, lane);
+            self.lanes[lane].elsewhere = None;
+            let backend = self.backend_of(client);
+            let own = match self.backends[backend].topology.has_slots() {
+                true => Own::Queued { lane },
+                false => Own::Whatever,
+            };
+            if self.transaction(client).held.ask_at.is_some() {
+                self.ask_with(lane, Own::Whatever, Due::OK, ASKING);
+            }
             self.ask_with(lane, Own::Demand { lane }, Due::OK, MULTI);
             let mut start = 0;
             for &end in &ends {
-                self.ask_with(lane, Own::Whatever, Due::QUEUED, &early[start..end as usize]);
+                self.ask_with(lane, own, Due::QUEUED, &early[start..end as usize]);
                 start = end as usize;
             }
             self.bufs.discharge(size);
@@ -686,10 +753,16 @@ impl Engine {
             self.end_transaction(client);
             return self.say(client, b"*0\r\n");
         }
-        let server = match transaction.lane {
-            LaneId::NONE => self.any_server(client, Access::Write),
-            lane => Some(self.lane(lane).server),
+        let held = transaction.held;
+        let server = match (transaction.lane, held.slot) {
+            (LaneId::NONE, None) => self.any_server(client, Access::Write),
+            (LaneId::NONE, Some(slot)) => {
+                let owner = self.backends[self.backend_of(client)].topology.owner(slot);
+                held.ask_at.or(owner)
+            }
+            (lane, _) => Some(self.lane(lane).server),
         };
+        let again = self.again_of(client);
         let lane = match server {
             Some(server) => match self.enlist(client, server, None) {
                 Ok(lane) => lane,
@@ -709,7 +782,10 @@ impl Engine {
         let is_sealed = self.transaction(client).is_sealed;
         self.close_transaction(client);
         let plan = match exec_effects.is_empty() {
-            true => self.send_last(client, lane, EXEC, Due::Elements),
+            true => match again {
+                Some(again) => self.send_held(client, lane, again),
+                None => self.send_last(client, lane, EXEC, Due::Elements),
+            },
             false => self.send_affecting(client, lane, EXEC, exec_effects),
         };
         if is_sealed {
@@ -717,6 +793,74 @@ impl Engine {
             self.seal(lane);
         }
         plan
+    }
+
+    /// The client's transaction as it will be if a node of a cluster sends it back. `None` where it is not here as a
+    /// whole.
+    fn again_of(&mut self, client: ClientId) -> Option<Box<Transaction>> {
+        let transaction = self.transaction(client);
+        let held = transaction.held;
+        if held.slot.is_none() || transaction.is_begun || held.hops >= HOPS_MAX {
+            return None;
+        }
+        let again = Transaction {
+            is_open: true,
+            has_watched: transaction.has_watched,
+            is_writing: transaction.is_writing,
+            is_sealed: transaction.is_sealed,
+            queued: transaction.queued,
+            early: transaction.early.clone(),
+            early_ends: transaction.early_ends.clone(),
+            early_calls: transaction.early_calls.clone(),
+            held: Held { ask_at: None, hops: held.hops + 1, ..held },
+            ..Transaction::new()
+        };
+        Some(Box::new(again))
+    }
+
+    /// Sends EXEC of a transaction that may be sent back.
+    fn send_held(&mut self, client: ClientId, lane: LaneId, again: Box<Transaction>) -> Plan {
+        let request = self.new_request(client);
+        self.requests[request].due = Due::Elements;
+        self.watch_reply(request, Box::new(HeldExec::new(lane, again)), None);
+        self.send(lane, request, Payload::Bytes(EXEC));
+        self.release(lane);
+        Plan::Done
+    }
+
+    /// A transaction is what it was before EXEC, which is about to be asked anew.
+    pub(crate) fn restore(
+        &mut self,
+        client: ClientId,
+        mut again: Box<Transaction>,
+        ask_at: Option<ServerId>,
+    ) {
+        again.held.ask_at = ask_at;
+        self.bufs.charge(again.size());
+        self.clients[client].modes.enter().transaction = Some(again);
+        self.update_off_fast_path(client);
+    }
+
+    /// Whether what the client watches is watched on this lane, and MULTI was not said.
+    pub(crate) fn watches_on(&self, client: ClientId, lane: LaneId) -> bool {
+        let transaction = match client {
+            ClientId::NONE => None,
+            client => self.clients[client].modes.transaction.as_deref(),
+        };
+        transaction.is_some_and(|it| it.lane == lane && !it.is_open)
+    }
+
+    /// What the client watches may have changed.
+    pub(crate) fn lose_watch(&mut self, client: ClientId) {
+        self.doom(client, Fate::Unwatched);
+    }
+
+    /// WATCH was not done: the client watches nothing.
+    pub(crate) fn forget_watch(&mut self, client: ClientId) {
+        let lane = self.close_transaction(client);
+        if lane != LaneId::NONE {
+            self.clean_up(lane, false);
+        }
     }
 
     fn discard(&mut self, client: ClientId) -> Plan {
@@ -853,7 +997,7 @@ impl Engine {
         self.fail(client, failure)
     }
 
-    fn elsewhere(
+    fn other_server(
         &self,
         client: ClientId,
         command: &Command,
@@ -885,6 +1029,15 @@ impl Engine {
 /// Whether what it does is about keys.
 fn is_by_keys(command: &Command) -> bool {
     matches!(command.rule, Rule::Forward | Rule::Split(_) | Rule::Block | Rule::Single(_))
+}
+
+/// A key of a transaction is in another slot than those before it.
+fn other_slot(command: &Command, key: &[u8]) -> String {
+    let (name, key) = (name_of(command), shown(key));
+    format!(
+        "CROSSSLOT {name} {key} is in another slot than the transaction: keys with the same part between \
+         {{ and }} share a slot"
+    )
 }
 
 /// As users write it.

@@ -49,6 +49,8 @@ pub(crate) struct Request {
     pub(crate) moves_left: u8,
     /// It was sent again since its server failed.
     pub(crate) is_retried: bool,
+    /// How often a node of a cluster has sent it elsewhere: see [`crate::upstream::redirect`].
+    pub(crate) hops: u8,
     /// Where it may go, by whose policy, if that is not the pool's: see [`Request::may_move`].
     pub(crate) reads: Option<Reads>,
     pub(crate) expect: Expect,
@@ -102,6 +104,8 @@ pub(crate) enum Role {
 pub(crate) enum Own {
     /// Whatever the reply is.
     Whatever,
+    /// A command of a transaction that is sent as a whole: see [`crate::redis::cluster`].
+    Queued { lane: LaneId },
     /// What follows is good for nothing if it is refused.
     Demand { lane: LaneId },
     /// CLIENT ID.
@@ -376,6 +380,7 @@ impl Request {
             is_tagged: false,
             moves_left: 0,
             is_retried: false,
+            hops: 0,
             reads: None,
             expect: Expect::Line,
             asked: Asked::default(),
@@ -417,6 +422,7 @@ impl Request {
         self.is_tagged = false;
         self.moves_left = 0;
         self.is_retried = false;
+        self.hops = 0;
         self.expect = Expect::Line;
         self.due = Due::Anything;
         self.started = started;

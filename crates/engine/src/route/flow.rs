@@ -991,6 +991,7 @@ impl Kind {
                 | Failure::Loading
                 | Failure::MasterDown
                 | Failure::ReadOnly
+                | Failure::ClusterDown
                 | Failure::DatabaseRefused
                 | Failure::WireProtocolRefused
                 | Failure::Forgetting

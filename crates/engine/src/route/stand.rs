@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use cashew_config::snapshot::{Reach, Route};
+use cashew_placement::SLOTS;
 use cashew_protocol::redis::Access;
 
 use super::answer::Seat;
@@ -83,7 +84,9 @@ impl Engine {
         let Some(tree) = self.listener_of(client).route.as_ref().map(Arc::clone) else {
             return Err(Failure::NoServer);
         };
-        split.begin(self.backend_of(client), 0);
+        let mut places = tree.backends().iter().filter_map(|&it| self.backends.get(it));
+        let has_slots = places.any(|backend| backend.topology.has_slots());
+        split.begin(self.backend_of(client), if has_slots { usize::from(SLOTS) } else { 0 });
         // What is in a transaction stands where that is.
         let here = self.is_queueing(client).then(|| self.backend_of(client));
         let called = self.clients[client].called.name().unwrap_or_default();
@@ -95,7 +98,8 @@ impl Engine {
                 (None, Way::None) => BackendId::NONE,
             };
             let server = self.server_for(client, backend, key, access);
-            split.add_among(backend, server.ok_or(Failure::NoServer)?);
+            let server = server.ok_or(Failure::NoServer)?;
+            split.add_among(backend, server, self.backends[backend].topology.slot(key));
         }
         match split.parts[..] {
             [part] => {

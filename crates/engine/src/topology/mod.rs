@@ -4,17 +4,19 @@ mod health;
 mod reads;
 pub(crate) mod route_tree;
 mod shard;
+mod slots;
 
 use std::cell::Cell;
 
 use cashew_config::snapshot::{self, Promoted, Reads, ServerGroup, TopologyState};
-use cashew_placement::{Distribution, Hash, HashTag, Node, Ring};
+use cashew_placement::{Distribution, Hash, HashTag, Node, Ring, SLOTS, slot_of};
 use cashew_protocol::redis::{Access, CommandId};
 
 pub(crate) use self::health::Health;
 use self::health::Without;
 use self::reads::{Choice, ClassReads, ReadPolicy};
 use self::shard::Shard;
+use self::slots::SlotMap;
 use crate::base::id::{ServerId, ShardId};
 use crate::base::rng::Rng;
 use crate::base::table::Table;
@@ -37,6 +39,8 @@ pub(crate) struct Topology {
     /// By server: its shard.
     homes: Table<ServerId, ShardId>,
     locate: Locate,
+    /// Of a cluster.
+    slots: Option<SlotMap>,
     reads: ReadPolicy,
     classes: ClassReads,
     /// Somebody's reads go by how long servers take to answer.
@@ -71,6 +75,8 @@ enum Locate {
     Only,
     /// Shards are on the ring while their primaries are live.
     Ring,
+    /// Nodes of a cluster have slots.
+    Slots,
 }
 
 impl Topology {
@@ -96,7 +102,12 @@ impl Topology {
             }
         };
         let is_near = |server: &snapshot::Server| server.zone.is_some() && server.zone == pool.zone;
-        let locate = if pool.is_one_shard() { Locate::Only } else { Locate::Ring };
+        let slots = pool.cluster.as_ref().map(|cluster| SlotMap::new(cluster, &groups));
+        let locate = match slots {
+            Some(_) => Locate::Slots,
+            None if pool.is_one_shard() => Locate::Only,
+            None => Locate::Ring,
+        };
         let mut topology = Self {
             hash: pool.hash,
             tag: pool.hash_tag,
@@ -109,6 +120,7 @@ impl Topology {
             shards,
             homes: homes.into(),
             locate,
+            slots,
             reads,
             is_by_latency: reads == ReadPolicy::By(Reads::Nearest) || classes.has(Reads::Nearest),
             classes,
@@ -263,7 +275,7 @@ impl Topology {
             && self.ring.needs_hash()
             && self.hash == Hash::Fnv1a64
             && self.tag.is_none();
-        let is_only = is_by_primaries && self.shards.len() == 1;
+        let is_only = is_by_primaries && self.shards.len() == 1 && self.slots.is_none();
         let first = self.heads().next();
         self.only = first.filter(|_| is_only);
     }
@@ -320,7 +332,40 @@ impl Topology {
 
     #[inline(never)]
     fn primary_otherwise(&self, key: &[u8], rng: &mut Rng) -> Option<ServerId> {
-        Some(self.shards[self.shard(key, rng)?].primary)
+        match &self.slots {
+            Some(slots) => slots.owner(slot_of(key)),
+            None => Some(self.shards[self.shard(key, rng)?].primary),
+        }
+    }
+
+    /// How many parts a request for several keys may be split into: by server, by shard, or by slot.
+    pub(crate) fn places(&self) -> usize {
+        match self.slots {
+            Some(_) => usize::from(SLOTS),
+            None => self.homes.len(),
+        }
+    }
+
+    /// Whether it is a cluster's.
+    #[inline]
+    pub(crate) fn has_slots(&self) -> bool {
+        self.slots.is_some()
+    }
+
+    /// The slot of a key, of a cluster, where keys of two slots are not asked for together.
+    #[inline]
+    pub(crate) fn slot(&self, key: &[u8]) -> Option<u16> {
+        self.slots.as_ref().map(|_| slot_of(key))
+    }
+
+    /// Who owns a slot, by the map and what servers have said since.
+    pub(crate) fn owner(&self, slot: u16) -> Option<ServerId> {
+        self.slots.as_ref()?.owner(slot)
+    }
+
+    /// A server says that the slot is another one's. Holds until the next map. Returns whether that is news.
+    pub(crate) fn set_owner(&mut self, slot: u16, server: ServerId) -> bool {
+        self.slots.as_mut().is_some_and(|slots| slots.set_owner(slot, server))
     }
 
     /// The server for `key`, or `None` when all that could answer are ejected.
@@ -352,6 +397,16 @@ impl Topology {
         health: &impl Health,
         rng: &mut Rng,
     ) -> Option<ServerId> {
+        if let Some(slots) = &self.slots {
+            let owner = slots.owner(slot_of(key))?;
+            let shard = self.shard_of(owner);
+            // The map does not know yet who leads the shard, or who has the slot.
+            let is_as_mapped = self.shards[shard].primary == owner;
+            return Some(match is_as_mapped {
+                true => self.server(shard, key, asked, health, rng),
+                false => owner,
+            });
+        }
         let shard = self.shard(key, rng)?;
         Some(self.server(shard, key, asked, health, rng))
     }
@@ -364,6 +419,7 @@ impl Topology {
                 let primary = self.ring.select(self.point(key, rng)).map(ServerId::new)?;
                 Some(self.shard_of(primary))
             }
+            Locate::Slots => self.owner(slot_of(key)).map(|owner| self.shard_of(owner)),
         }
     }
 

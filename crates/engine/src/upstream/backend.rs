@@ -67,6 +67,8 @@ pub(crate) struct Backend {
     pub(crate) replica_rules: ReplicaRules,
     /// A server refused RESP3: until then clients are, too.
     pub(crate) no_resp3_until: Time,
+    /// When it was said last that the map of its cluster may be old.
+    pub(crate) map_doubted_at: Option<Time>,
     /// Number of the ring in use; grows with every change.
     pub(crate) ring_version: u64,
     /// The change of the ring that nothing is dispatched for.
@@ -123,6 +125,7 @@ impl Backend {
             large_replies: LargeReplies::new(),
             replica_rules: ReplicaRules::default(),
             no_resp3_until: Time::ZERO,
+            map_doubted_at: None,
             ring_version: 0,
             hold: None,
             paused: false,
@@ -157,6 +160,7 @@ impl Backend {
         self.spool = SpoolOf::change(self.spool.take(), config);
         self.configure_replica_reads();
         let may_send_again = self.failover_wait_us > 0
+            || self.topology.has_slots()
             || self.topology.moves_reads(None)
             || !self.config.reads_by_class.is_empty();
         self.repeats_refused = self.protocol == Protocol::Redis && may_send_again;

@@ -48,6 +48,7 @@ impl Failure {
                 | Self::Loading
                 | Self::MasterDown
                 | Self::ReadOnly
+                | Self::ClusterDown
         )
     }
 }

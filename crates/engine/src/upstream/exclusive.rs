@@ -251,6 +251,7 @@ impl Engine {
     pub(crate) fn own_reply(&mut self, own: Own, reply: &[u8]) {
         match own {
             Own::Whatever | Own::Seal(_) | Own::Invalidation { .. } | Own::Twin { .. } => {}
+            Own::Queued { lane } => self.note_refused_part(lane, reply),
             Own::Demand { lane } => {
                 if reply.starts_with(b"-") {
                     self.break_session(lane, Failure::HandshakeRefused);

@@ -248,6 +248,7 @@ impl Engine {
         }
         let evidence = if has_answered { Evidence::Answered } else { Evidence::Connected };
         self.note_evidence(backend, number, evidence);
+        self.tell_role(index);
         if self.lanes[index].unsent > 0 {
             self.mark_lane(index);
         }

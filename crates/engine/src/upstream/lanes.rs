@@ -68,7 +68,8 @@ impl Engine {
         }
         lane.close_gets(&mut self.bufs);
         let backend = &self.backends[lane.backend];
-        if backend.keeps_sent && lane.keeps_sent() {
+        let keeps = lane.keeps_sent() || backend.topology.has_slots();
+        if backend.keeps_sent && keeps {
             lane.keep_sent(bytes, SENT_MAX, &mut self.bufs);
             if let Some(hedging) = &backend.hedging {
                 lane.arm(index, self.now.plus_micros(hedging.after_us), &mut self.timers);

@@ -103,8 +103,9 @@ impl Backend {
         if self.protocol != Protocol::Redis {
             return Sign::Fit;
         }
-        let refusal =
-            Refusal::of(reply).filter(|_| self.repeats_refused).and_then(Refusal::absence);
+        let refusal = Refusal::of(reply)
+            .filter(|_| self.repeats_refused)
+            .and_then(|it| it.absence(self.topology.has_slots()));
         match (reply.first(), refusal) {
             (_, Some(why)) => Sign::Unfit(why),
             (Some(b'*'), _) if self.must_be_primary(lane) => {

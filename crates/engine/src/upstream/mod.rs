@@ -17,6 +17,7 @@ pub(crate) mod low_water;
 pub(crate) mod misfit;
 pub(crate) mod outage;
 pub(crate) mod probe;
+pub(crate) mod redirect;
 pub(crate) mod refused;
 pub(crate) mod replica_reads;
 pub(crate) mod retry;

@@ -110,6 +110,10 @@ impl Engine {
         if !is_clean && failure.is_of_server() && is_counted {
             self.note_failure(index, failure);
         }
+        if failure.is_of_server() {
+            let backend = self.lanes[index].backend;
+            self.doubt_map(backend);
+        }
         let is_evidence = failure.is_local() || (failure.is_of_server() && !is_clients_fault);
         if !is_clean && is_evidence {
             self.note_end(index, link, failure);
@@ -278,7 +282,7 @@ impl Engine {
         };
         self.backends[lane.backend].repeats_refused
             && (lane.refused.is_some() || is_error())
-            && self.takes_refused(index, end)
+            && (self.is_redirected(index, end) || self.takes_refused(index, end))
     }
 
     #[cold]
@@ -395,6 +399,8 @@ impl Engine {
         self.fail_sent(index, why);
         self.lanes[index].asks = true;
         self.note_unfit(index, why);
+        let backend = self.lanes[index].backend;
+        self.doubt_map(backend);
         while self.lane(index).unsent > 0 && self.move_first_unsent(index) {}
         match self.may_wait(index) {
             true => self.expire_waiting(index),

@@ -123,7 +123,9 @@ impl Lane {
             false => Refusal::of(&[&request.reply, end].concat()),
         }?;
         let outcome = Outcome::from(refusal);
-        let why = refusal.absence().filter(|_| outcome.execution == Execution::No)?;
+        let why = refusal
+            .absence(backend.topology.has_slots())
+            .filter(|_| outcome.execution == Execution::No)?;
         let is_primary = backend.topology.primary_of(self.server) == self.server;
         let waited_until = request.started.plus_micros(backend.failover_wait_us);
         let waits = waited_until > now && !backend.servers[self.server].ejected;

@@ -294,6 +294,7 @@ impl Engine {
         let link = std::mem::replace(&mut lane.link, Link::Idle);
         lane.generation = lane.generation.wrapping_add(1);
         lane.dirty = false;
+        lane.reads_replica = false;
         lane.paused = false;
         lane.is_hurried = false;
         lane.is_muted = false;

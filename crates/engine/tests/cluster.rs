@@ -1,0 +1,406 @@
+//! Pools in front of a cluster: keys go by slots, and what a node sends elsewhere goes there, in order.
+
+mod world;
+
+use cashew_config::Snapshot;
+use cashew_config::snapshot::{Cluster, ServerGroup, SlotRange, Topology};
+use cashew_engine::{Action, CloseReason, ConnId};
+use cashew_metrics::PoolCounter;
+use world::{World, all, pool, redis};
+
+// Slots: b 3300, c 7365, a 15495, d 11298, hello 866.
+const THIRDS: [(u16, u16); 3] = [(0, 5460), (5461, 10922), (10923, 16383)];
+const DOWN: &str = "-CLUSTERDOWN The cluster is down\r\n";
+
+fn moved(slot: u16, server: u32) -> String {
+    format!("-MOVED {slot} 127.0.0.1:{}\r\n", 7000 + server)
+}
+
+fn ask(slot: u16, server: u32) -> String {
+    format!("-ASK {slot} 127.0.0.1:{}\r\n", 7000 + server)
+}
+
+/// A cluster of so many nodes; each group has its primary, its replicas, and its slots.
+fn cluster_of(options: &str, nodes: usize, groups: &[(u32, &[u32], &[(u16, u16)])]) -> Snapshot {
+    let mut snapshot = pool(&format!("redis: true\npreconnect: true\n{options}"), nodes);
+    let pool = &mut snapshot.pools[0];
+    let range = |&(first, last): &(u16, u16)| SlotRange { first, last };
+    pool.cluster = Some(Cluster {
+        seeds: Vec::new(),
+        connections_max: 0,
+        slots: groups.iter().map(|(_, _, slots)| slots.iter().map(range).collect()).collect(),
+        epoch: 1,
+        changes: 1,
+    });
+    let group = |&(primary, replicas, _): &(u32, &[u32], _)| ServerGroup {
+        name: format!("s{primary}"),
+        weight: 1,
+        primary,
+        replicas: replicas.to_vec(),
+    };
+    pool.topology = Topology::Groups(groups.iter().map(group).collect());
+    snapshot
+}
+
+fn cluster(options: &str) -> Snapshot {
+    let [a, b, c] = THIRDS;
+    cluster_of(options, 3, &[(0, &[], &[a]), (1, &[], &[b]), (2, &[], &[c])])
+}
+
+fn waiting() -> Snapshot {
+    cluster("failover_wait: 1000")
+}
+
+fn three(snapshot: &Snapshot) -> (World, ConnId, [ConnId; 3]) {
+    let (mut world, lanes) = World::connected(snapshot);
+    let client = world.client();
+    (world, client, lanes)
+}
+
+fn doubts(world: &mut World) -> usize {
+    let actions = std::mem::take(&mut world.actions);
+    actions.iter().filter(|it| matches!(it, Action::MapDoubted { .. })).count()
+}
+
+fn counted(world: &World, counter: PoolCounter) -> u64 {
+    world.metrics.pool_counter(world.metrics.pool(0), counter)
+}
+
+#[test]
+fn keys_go_to_the_owners_of_their_slots() {
+    let (mut world, client, [a, b, c]) = three(&cluster(""));
+    world.send(client, all(&["GET b", "SET c 1", "GET a", "GET x{b}y"]));
+    world.expect(a, all(&["GET b", "GET x{b}y"]));
+    world.expect(b, redis("SET c 1"));
+    world.expect(c, redis("GET a"));
+    world.send(a, "$1\r\n1\r\n$1\r\n4\r\n");
+    world.send(b, "+OK\r\n");
+    world.send(c, "$1\r\n3\r\n");
+    world.expect(client, "$1\r\n1\r\n+OK\r\n$1\r\n3\r\n$1\r\n4\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn keys_of_two_slots_are_asked_for_apart_and_answered_together() {
+    let (mut world, client, [a, b, c]) = three(&cluster(""));
+    world.send(client, redis("MGET b c hello x{b} x{hello}"));
+    world.expect(a, all(&["MGET hello x{hello}", "MGET b x{b}"]));
+    world.expect(b, redis("MGET c"));
+    world.send(a, "*2\r\n$1\r\n3\r\n$1\r\n5\r\n*2\r\n$1\r\n1\r\n$1\r\n4\r\n");
+    world.expect(client, "");
+    world.send(b, "*1\r\n$1\r\n2\r\n");
+    let bulks = ["1", "2", "3", "4", "5"].map(|it| format!("$1\r\n{it}\r\n")).concat();
+    world.expect(client, format!("*5\r\n{bulks}"));
+    world.send(client, redis("MSET b 1 hello 2"));
+    world.expect(a, all(&["MSET hello 2", "MSET b 1"]));
+    world.send(a, "+OK\r\n+OK\r\n");
+    world.expect(client, "+OK\r\n");
+    world.send(client, redis("DEL b hello x{b} a"));
+    world.expect(a, all(&["DEL hello", "DEL b x{b}"]));
+    world.expect(c, redis("DEL a"));
+    world.send(a, ":1\r\n:2\r\n");
+    world.send(c, ":1\r\n");
+    world.expect(client, ":4\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn what_cannot_be_split_has_its_keys_in_one_slot() {
+    let (mut world, client, [a, _, _]) = three(&cluster(""));
+    world.send(client, redis("RENAME b hello"));
+    let reply = String::from_utf8(world.received(client)).unwrap();
+    assert!(reply.starts_with("-CROSSSLOT RENAME needs its keys in one slot"), "{reply}");
+    world.send(client, redis("RENAME {b}1 {b}2"));
+    world.expect(a, redis("RENAME {b}1 {b}2"));
+    world.send(a, "+OK\r\n");
+    world.expect(client, "+OK\r\n");
+}
+
+#[test]
+fn what_has_moved_is_sent_on_and_so_is_what_comes_later() {
+    let (mut world, client, [a, b, _]) = three(&cluster(""));
+    world.send(client, redis("GET b"));
+    world.expect(a, redis("GET b"));
+    // In pieces.
+    let answer = moved(3300, 1);
+    world.send(a, &answer[..9]);
+    world.send(a, &answer[9..]);
+    world.expect(client, "");
+    world.expect(b, redis("GET b"));
+    world.send(b, "$1\r\n1\r\n");
+    world.expect(client, "$1\r\n1\r\n");
+    assert_eq!((doubts(&mut world), counted(&world, PoolCounter::Moved)), (1, 1));
+    world.send(client, all(&["GET b", "GET hello"]));
+    world.expect(b, redis("GET b"));
+    world.expect(a, redis("GET hello"));
+    world.send(b, "$1\r\n1\r\n");
+    world.send(a, "$1\r\n2\r\n");
+    world.expect(client, "$1\r\n1\r\n$1\r\n2\r\n");
+    assert_eq!(doubts(&mut world), 0);
+    world.assert_idle();
+}
+
+#[test]
+fn a_client_s_requests_for_a_slot_that_moves_stay_in_order() {
+    let (mut world, client, [a, b, _]) = three(&cluster(""));
+    let other = world.client();
+    world.send(client, all(&["SET b 1", "APPEND b 2"]));
+    world.send(other, redis("INCR b"));
+    world.expect(a, all(&["SET b 1", "APPEND b 2", "INCR b"]));
+    world.send(a, moved(3300, 1));
+    world.expect(b, redis("SET b 1"));
+    // Both would overtake what they have on its way to the former owner.
+    world.send(client, redis("APPEND b 3"));
+    world.send(other, redis("INCRBY b 2"));
+    world.expect(b, "");
+    world.send(a, moved(3300, 1).repeat(2));
+    world.expect(b, all(&["APPEND b 2", "INCR b"]));
+    world.send(b, "+OK\r\n:2\r\n:13\r\n");
+    world.expect(client, "+OK\r\n:2\r\n");
+    world.expect(other, ":13\r\n");
+    world.expect(b, all(&["APPEND b 3", "INCRBY b 2"]));
+    world.send(b, ":3\r\n:135\r\n");
+    world.expect(client, ":3\r\n");
+    world.expect(other, ":135\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn asking_is_for_one_request() {
+    let (mut world, client, [a, b, _]) = three(&cluster(""));
+    world.send(client, redis("GET b"));
+    world.expect(a, redis("GET b"));
+    world.send(a, ask(3300, 1));
+    world.expect(b, all(&["ASKING", "GET b"]));
+    world.send(b, "+OK\r\n$1\r\n1\r\n");
+    world.expect(client, "$1\r\n1\r\n");
+    world.send(client, redis("GET b"));
+    world.expect(a, redis("GET b"));
+    world.send(a, "$1\r\n1\r\n");
+    world.expect(client, "$1\r\n1\r\n");
+    assert_eq!(counted(&world, PoolCounter::Asked), 1);
+    world.assert_idle();
+}
+
+#[test]
+fn parts_of_a_request_go_on_by_themselves() {
+    let (mut world, client, [a, b, c]) = three(&cluster(""));
+    world.send(client, redis("MGET b hello a"));
+    world.expect(a, all(&["MGET hello", "MGET b"]));
+    world.expect(c, redis("MGET a"));
+    world.send(a, moved(866, 1) + &ask(3300, 2));
+    world.send(c, "*1\r\n$1\r\n3\r\n");
+    world.expect(b, redis("MGET hello"));
+    world.expect(c, all(&["ASKING", "MGET b"]));
+    world.send(b, "*1\r\n$1\r\n2\r\n");
+    world.expect(client, "");
+    world.send(c, "+OK\r\n*1\r\n$1\r\n1\r\n");
+    world.expect(client, "*3\r\n$1\r\n1\r\n$1\r\n2\r\n$1\r\n3\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn what_is_on_its_way_in_part_is_tried_again() {
+    let (mut world, client, [a, _, _]) = three(&cluster(""));
+    const TRY_AGAIN: &str = "-TRYAGAIN Multiple keys request during rehashing of slot\r\n";
+    world.send(client, redis("MGET {b}1 {b}2"));
+    for wait in [5, 50, 50, 50, 50, 50, 50, 50] {
+        world.expect(a, redis("MGET {b}1 {b}2"));
+        world.send(a, TRY_AGAIN);
+        world.expect(client, "");
+        world.wait_ms(wait - 1);
+        world.expect(a, "");
+        world.wait_ms(2);
+    }
+    world.expect(a, redis("MGET {b}1 {b}2"));
+    world.send(a, "*2\r\n$-1\r\n$-1\r\n");
+    world.expect(client, "*2\r\n$-1\r\n$-1\r\n");
+    // What is behind it may have run.
+    world.send(client, all(&["MSET {b}1 1 {b}2 1", "SET {b}1 2"]));
+    world.received(a);
+    world.send(a, format!("{TRY_AGAIN}+OK\r\n"));
+    world.expect(client, format!("{TRY_AGAIN}+OK\r\n"));
+    world.assert_idle();
+}
+
+#[test]
+fn nodes_that_send_a_request_to_and_fro_are_believed_five_times() {
+    let (mut world, client, [a, b, _]) = three(&cluster(""));
+    world.send(client, redis("GET b"));
+    for (lane, other) in [(a, 1), (b, 0), (a, 1), (b, 0), (a, 1)] {
+        world.expect(lane, redis("GET b"));
+        world.send(lane, moved(3300, other));
+        world.expect(client, "");
+    }
+    world.expect(b, redis("GET b"));
+    world.send(b, moved(3300, 0));
+    world.expect(client, moved(3300, 0));
+    world.assert_idle();
+}
+
+#[test]
+fn a_node_that_is_not_known_is_waited_for() {
+    let (mut world, client, [a, _, _]) = three(&waiting());
+    world.send(client, all(&["SET b 1", "GET b", "GET hello"]));
+    world.expect(a, all(&["SET b 1", "GET b", "GET hello"]));
+    world.send(a, moved(3300, 3).repeat(2) + "$1\r\n2\r\n");
+    world.wait_ms(100);
+    world.expect(client, "");
+    let [x, y, z] = THIRDS;
+    let next = cluster_of(
+        "failover_wait: 1000",
+        4,
+        &[
+            (0, &[], &[(0, 3299), (3301, x.1)]),
+            (1, &[], &[y]),
+            (2, &[], &[z]),
+            (3, &[], &[(3300, 3300)]),
+        ],
+    );
+    let mut next = next;
+    next.epoch += 1;
+    if let Some(cluster) = &mut next.pools[0].cluster {
+        cluster.changes += 1;
+    }
+    world.prepare(&next);
+    let fresh = world.accept(3);
+    world.commit(&next);
+    world.tick();
+    world.expect(fresh, all(&["SET b 1", "GET b"]));
+    world.send(fresh, "+OK\r\n$1\r\n1\r\n");
+    world.expect(client, "+OK\r\n$1\r\n1\r\n$1\r\n2\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn a_node_that_stays_unknown_is_the_client_s_to_know() {
+    let (mut world, client, [a, _, _]) = three(&waiting());
+    world.send(client, redis("SET b 1"));
+    world.expect(a, redis("SET b 1"));
+    world.send(a, moved(3300, 9));
+    for _ in 0..19 {
+        world.wait_ms(50);
+        world.expect(client, "");
+    }
+    // Once more, to the owner by the map.
+    world.wait_ms(100);
+    world.expect(a, redis("SET b 1"));
+    world.send(a, "+OK\r\n");
+    world.expect(client, "+OK\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn what_a_cluster_that_is_down_refuses_waits() {
+    let (mut world, client, [a, _, _]) = three(&waiting());
+    world.send(client, redis("SET b 1"));
+    world.expect(a, redis("SET b 1"));
+    world.send(a, DOWN);
+    world.expect(client, "");
+    assert_eq!(doubts(&mut world), 1);
+    let a = (0..40)
+        .find_map(|_| {
+            world.wait_ms(5);
+            world.connects_to(0).then(|| world.accept(0))
+        })
+        .expect("it is tried again");
+    world.expect(a, redis("PING"));
+    world.send(a, "+PONG\r\n");
+    world.expect(a, redis("SET b 1"));
+    world.send(a, "+OK\r\n");
+    world.expect(client, "+OK\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn what_waits_for_a_dead_node_goes_to_its_successor() {
+    let [x, y, z] = THIRDS;
+    let map = |primary: u32, replica: u32| {
+        let replicas = [replica];
+        cluster_of(
+            "failover_wait: 1000",
+            4,
+            &[(primary, &replicas, &[x]), (1, &[], &[y]), (2, &[], &[z])],
+        )
+    };
+    let (mut world, [a, b, c, d]): (World, [ConnId; 4]) = World::connected(&map(0, 3));
+    world.expect(d, redis("READONLY"));
+    world.send(d, "+OK\r\n");
+    let client = world.client();
+    world.send(client, redis("INCR b"));
+    world.expect(a, redis("INCR b"));
+    world.close(a, CloseReason::Reset);
+    // Nobody knows whether that ran.
+    world.expect(client, "-ERR Connection reset by peer\r\n");
+    assert_eq!(doubts(&mut world), 1);
+    world.send(client, all(&["INCR b", "GET c", "INCR hello"]));
+    while !world.connects_to(0) {
+        world.wait_ms(5);
+    }
+    world.refuse(0);
+    world.expect(b, redis("GET c"));
+    world.send(b, "$1\r\n1\r\n");
+    world.expect(client, "");
+    let mut next = map(3, 0);
+    next.epoch += 1;
+    world.prepare(&next);
+    world.pause(1000);
+    world.commit(&next);
+    world.expect(d, all(&["INCR b", "INCR hello", "READWRITE"]));
+    world.send(d, ":1\r\n:2\r\n+OK\r\n");
+    world.expect(client, ":1\r\n$1\r\n1\r\n:2\r\n");
+    world.expect(c, "");
+}
+
+#[test]
+fn a_client_that_has_gone_gets_nothing_sent_on() {
+    let (mut world, client, [a, b, _]) = three(&waiting());
+    world.send(client, all(&["SET b 1", "SET hello 1"]));
+    world.received(a);
+    world.send(a, moved(3300, 9));
+    world.close(client, CloseReason::Reset);
+    world.send(a, moved(866, 1));
+    world.expect(b, "");
+    world.wait_ms(60);
+    world.wait_ms(2000);
+    world.expect(a, "");
+    world.assert_idle();
+}
+
+#[test]
+fn a_map_that_changes_holds_nothing_up() {
+    let (mut world, client, [a, b, _]) = three(&waiting());
+    world.send(client, redis("SET b 1"));
+    world.expect(a, redis("SET b 1"));
+    let [x, y, z] = THIRDS;
+    let mut next = cluster_of(
+        "failover_wait: 1000",
+        3,
+        &[(0, &[], &[(0, 3299), (3301, x.1)]), (1, &[], &[(3300, 3300), y]), (2, &[], &[z])],
+    );
+    next.epoch += 1;
+    world.prepare(&next);
+    world.pause(1000);
+    assert!(world.epoch_answers().iter().any(|it| matches!(it, Action::Paused { .. })));
+    world.commit(&next);
+    // It must not be overtaken by what goes to the new owner.
+    world.send(client, redis("GET b"));
+    world.expect(b, "");
+    world.send(a, "+OK\r\n");
+    world.expect(client, "+OK\r\n");
+    world.expect(b, redis("GET b"));
+    world.send(b, "$1\r\n1\r\n");
+    world.expect(client, "$1\r\n1\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn a_pool_whose_map_is_not_known_says_so() {
+    let mut snapshot = cluster_of("", 1, &[]);
+    snapshot.pools[0].servers.clear();
+    let mut world = World::new(&snapshot);
+    let client = world.client();
+    world.send(client, redis("GET b"));
+    world.expect(client, "-CLUSTERDOWN Hash slot not served\r\n");
+    assert_eq!(doubts(&mut world), 1);
+}
