@@ -237,3 +237,34 @@ def test_with_users(place):
     with gateway.connect() as conn:
         assert conn.call("AUTH", "bob", "secret") == "OK"
         assert "NOPERM" in conn.error("CLUSTER", "SLOTS")
+
+
+def test_servers_that_are_nodes_of_a_cluster_are_noticed(place):
+    """A pool that does not know of the cluster passes its errors on, and says so."""
+    options = ("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
+    nodes = [place.redis(*options) for _ in range(2)]
+    nodes[0].call("CLUSTER", "ADDSLOTSRANGE", "0", "8191")
+    nodes[1].call("CLUSTER", "ADDSLOTSRANGE", "8192", "16383")
+    nodes[0].call("CLUSTER", "MEET", HOST, str(nodes[1].port))
+    wait_until(lambda: all("cluster_slots_assigned:16384" in node.call("CLUSTER", "INFO").decode()
+                           for node in nodes), "both know of both")
+    plain = {"redis": True, "servers": server_lines(nodes[:1])}
+    gateway = place.cashew({"alpha": plain, "beta": {**plain, "servers": server_lines([place.redis()])}},
+                           {"worker_processes": 1})
+    gateway.wait_serving()
+    with gateway.connect("alpha") as conn:
+        assert conn.call("SET", "bar", "1") == "OK"
+        assert conn.error("SET", "foo", "1").startswith("MOVED 12182")
+        for _ in range(20):
+            conn.error("GET", "foo")
+    with gateway.connect("beta") as conn:
+        assert conn.call("GET", "foo") is None
+        assert "ERR" in conn.error("INCR", "foo", "2")
+    wait_until(lambda: "seeds" in gateway.log(), "it is logged")
+    assert gateway.log().count("a server is a node of a cluster") == 1
+    pools = gateway.stats()
+    assert (pools["alpha"]["redirects_passed_on"], pools["beta"]["redirects_passed_on"]) == (21, 0)
+    said = gateway.order("status").stdout
+    assert "pool alpha: MOVED, ASK and CLUSTERDOWN passed on to clients: 21" in said, said
+    assert "pool beta: MOVED" not in said
+    assert "client_redirected" in gateway.order("events").stdout
