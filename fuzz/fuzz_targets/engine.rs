@@ -552,6 +552,7 @@ impl World {
                 | Action::Eject { .. }
                 | Action::Readmit { .. }
                 | Action::NotPrimary { .. }
+                | Action::MapDoubted { .. }
                 | Action::Pressed { .. }
                 | Action::HeldBack { .. }
                 | Action::Shed { .. }

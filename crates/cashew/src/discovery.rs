@@ -180,6 +180,11 @@ impl Child {
                     members.suspect(&pool, now);
                 }
             }
+            ToChild::MapDoubted { pool } => {
+                if let Some(Watching { watch, .. }) = &mut self.watching {
+                    watch.doubt(&pool, Instant::now());
+                }
+            }
             other => log_or_warn(other, descriptors),
         }
         Ok(())

@@ -76,6 +76,7 @@ impl Difference {
                     listens(pool),
                     match &pool.route {
                         Some(route) => format!("leads to {}", route.pools().join(", ")),
+                        None if pool.is_cluster() => "a cluster".to_owned(),
                         None => count(pool.servers.len(), "server"),
                     }
                 )),
@@ -274,6 +275,8 @@ impl Difference {
             (None, None) => {}
         }
         match (topology, &new.topology) {
+            // The cluster's, which no file names.
+            _ if old.is_cluster() && new.is_cluster() => {}
             (Topology::Groups(_), _) | (_, Topology::Groups(_)) => self.groups(old, new),
             _ => self.servers(name, servers, &new.servers),
         }
@@ -332,9 +335,12 @@ impl Difference {
         }
         let seeds = |cluster: &Option<Cluster>| {
             let seeds = cluster.iter().flat_map(|cluster| &cluster.seeds);
-            seeds.map(Address::to_string).collect::<Vec<_>>().join(", ")
+            let seeds: Vec<String> = seeds.map(Address::to_string).collect();
+            if seeds.is_empty() { "none".to_owned() } else { seeds.join(", ") }
         };
         option.changed("cluster: seeds", &seeds(cluster), &seeds(&new.cluster));
+        let max = |cluster: &Option<Cluster>| cluster.as_ref().map_or(0, |it| it.connections_max);
+        option.changed("cluster: connections_max", &max(cluster), &max(&new.cluster));
         option.changed("commands_from_servers", commands_from_servers, &new.commands_from_servers);
         option.changed("command_policy", &shown_policy(old), &shown_policy(new));
         let (old_max, new_max) = (or_none(client_pause_max_ms), or_none(&new.client_pause_max_ms));
@@ -472,6 +478,13 @@ impl Difference {
         if old.redis_db != new.redis_db {
             option.say("all keys are in another database");
             return;
+        }
+        match (old.is_cluster(), new.is_cluster()) {
+            (false, false) => {}
+            // Where keys are the cluster says, at any time.
+            (true, true) => return,
+            (false, true) => return option.say("keys are where the cluster has them"),
+            (true, false) => return option.say("keys are no more where the cluster has them"),
         }
         if let Some(share::Moved { writes, reads }) = share::moved(old, new) {
             if writes == reads {

@@ -7,6 +7,7 @@ use cashew_tls::{Ciphers, ClientAuth, ClientUser, Version};
 use crate::access_log::AccessLogText;
 use crate::address::ListenText;
 use crate::client_sources::{ProxyProtocolText, SourceList};
+use crate::cluster::{ClusterText, Seeds};
 use crate::commands::{Commands, Whole, Words};
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::groups::{Member, MemberAddress, Members};
@@ -362,6 +363,18 @@ section! {
 }
 
 section! {
+    /// A cluster in the place of servers.
+    ClusterSection {
+        /// Nodes that are asked which nodes there are, while none is known: any of them, some of several
+        /// shards at best. Names are looked up each time.
+        seeds: Seeds = required,
+        /// The most connections to one node over all workers, those of exclusive use included; each worker may
+        /// have at least one. 0 is without limit.
+        connections_max: Number<0, 1000000> = "0",
+    }
+}
+
+section! {
     /// What clients may call.
     PolicySection {
         /// What is allowed, apart from the lists.
@@ -384,7 +397,11 @@ section! {
         /// The servers that share the keys of the pool. A [group](#groups) of servers that hold the
         /// same keys is `{name: s1, weight: 1, primary: host:port, replicas: [host:port]}`, one whose
         /// primary [Sentinels](#sentinel) name `{name: s1, sentinel: mymaster, weight: 1}`.
-        servers: Servers = required,
+        /// Every pool has them, but one with a `cluster`.
+        servers: Servers = none,
+        /// Redis Cluster or Valkey Cluster [instead of servers](#cluster): a section with `seeds`, of which the nodes
+        /// and their slots are learned. Redis pools only.
+        cluster: ClusterText = none,
         /// Whether the pool uses the Redis protocol; otherwise memcached's.
         redis: Switch = "false",
         /// Hash of the keys.
@@ -557,7 +574,7 @@ section! {
         /// back, or until another has taken its place. Only what surely did not run waits: what was not sent,
         /// and what the server [refused to run](how-to.md#what-happens-when-) as it loads its data or is a
         /// replica. None waits longer than `timeout`. 0 turns it off; 3000 unless set in a pool with
-        /// `sentinels`, else 0.
+        /// `sentinels` or a `cluster`, else 0.
         failover_wait: Number<0, 3600000> = none,
         /// What the pool looks like to its clients: with `cluster` it answers
         /// [clients of Redis Cluster](how-to.md#let-clients-of-a-cluster-use-any-pool) as a cluster whose nodes are
@@ -685,8 +702,15 @@ fn is_section_of_routes((key, node): &(At<String>, Node)) -> bool {
 }
 
 fn lacks_listen(node: &Node) -> bool {
+    lacks(node, &["listen"])
+}
+
+/// Whether it is a section that has none of these options.
+fn lacks(node: &Node, options: &[&str]) -> bool {
     match &node.kind {
-        Kind::Section(entries) => !entries.iter().any(|(key, _)| key.value == "listen"),
+        Kind::Section(entries) => {
+            !entries.iter().any(|(key, _)| options.contains(&key.value.as_str()))
+        }
         Kind::Empty => true,
         Kind::Scalar { .. } | Kind::List(_) => false,
     }
@@ -801,6 +825,10 @@ fn read_pools(
         .iter()
         .map(|(name, node)| {
             let what = format!("pool \"{}\"", name.value);
+            if lacks(node, &["servers", "cluster"]) {
+                let complaint = Complaint::new(format!("{what} lacks the option \"servers\""));
+                report.error(name.pos, complaint.hint(Servers::expected()));
+            }
             (name.clone(), section::read(&what, name.pos, node, report))
         })
         .collect()

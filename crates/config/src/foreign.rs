@@ -22,8 +22,7 @@ const OPTIONS: [(&[&str], &str); 10] = [
     (&["master", "slave"], "a group is \"{name: s1, primary: host:port, replicas: [host:port]}\""),
     (
         &["cluster"],
-        "the slots of Redis Cluster are not known here; the servers of a pool share its keys by \
-         \"hash\" and \"distribution\"",
+        "a pool in front of Redis Cluster has \"cluster: {seeds: [host:port, …]}\" instead of servers",
     ),
     (
         &["auth", "password", "requirepass", "masterauth", "username"],

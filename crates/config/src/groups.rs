@@ -340,7 +340,10 @@ fn check_policy(
                     Complaint::new(format!("\"{key}: zone\" needs \"zone\", that of the gateway"));
                 report.error(reads.pos, complaint.hint("for example zone: eu-1a"));
             }
-            Some(zone) if !lines.iter().flat_map(zones).any(|it| it == zone.value.0) => {
+            Some(zone)
+                if section.cluster.is_none()
+                    && !lines.iter().flat_map(zones).any(|it| it == zone.value.0) =>
+            {
                 let complaint =
                     Complaint::new(format!("no server is in zone \"{}\"", zone.value.0));
                 let hint = "servers have zones in groups: {address: host:port, zone: eu-1a}";

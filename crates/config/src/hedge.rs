@@ -47,7 +47,7 @@ pub(crate) fn warn_without_choice(pool: &Pool, section: &PoolSection, report: &m
         && !matches!(pool.topology, Topology::Sharded)
         && pool.reads_by_class.is_empty()
         && !pool.writes_to_all();
-    let hint = match pool.has_copies() {
+    let hint = match pool.has_copies() || pool.is_cluster() {
         false => "no two servers of the pool have the same keys",
         true if is_primarys => "\"reads\" leaves reads no choice; prefer_replica is one that does",
         true => return,

@@ -11,6 +11,7 @@ mod access_log;
 mod accounts;
 mod address;
 mod client_sources;
+mod cluster;
 mod commands;
 mod diagnostic;
 mod difference;

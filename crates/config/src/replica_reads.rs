@@ -127,6 +127,7 @@ pub(crate) fn resolve(section: &PoolSection) -> ReplicaReads {
 pub(crate) fn warn_without_replicas(pool: &Pool, section: &PoolSection, report: &mut Report<'_>) {
     if pool.has_replicas()
         || pool.takes_replicas()
+        || pool.is_cluster()
         || pool.protocol != crate::snapshot::Protocol::Redis
     {
         return;

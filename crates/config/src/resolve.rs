@@ -13,6 +13,7 @@ use cashew_placement::{Distribution, Hash};
 use crate::accounts::{self, Account};
 use crate::address::{ListenText, ServerLine, check_name};
 use crate::client_sources;
+use crate::cluster;
 use crate::diagnostic::{At, Complaint, Pos, Report};
 use crate::file::{Dialect, File, GlobalSection, PoolSection};
 use crate::groups;
@@ -29,7 +30,8 @@ use crate::secret::{self, SecretFile};
 use crate::sentinel;
 use crate::server_auth;
 use crate::snapshot::{
-    CasUniques, Global, Limits, Listen, Memcached, OnFailure, Pool, Protocol, Snapshot, Wire,
+    CasUniques, Global, Limits, Listen, Memcached, OnFailure, Pool, Protocol, Snapshot, Topology,
+    Wire,
 };
 use crate::spool;
 use crate::tls;
@@ -440,7 +442,12 @@ fn resolve_pool(
     context: &Context<'_>,
     report: &mut Report<'_>,
 ) -> Option<Pool> {
-    let lines = section.servers.as_ref().map(|servers| servers.value.0.as_slice());
+    let lines = match (&section.servers, &section.cluster) {
+        (Some(servers), _) => Some(servers.value.0.as_slice()),
+        // Which servers it has the nodes say later.
+        (None, Some(_)) => Some(&[][..]),
+        (None, None) => None,
+    };
     resolve_section(name, section, lines, dialect, context, report)
 }
 
@@ -474,12 +481,20 @@ fn resolve_section(
     check_servers(name, lines, section.distribution.value, report);
     warn_of_aliases(lines, report);
     groups::check(section, lines, protocol, dialect, report);
-    let (servers, topology) = groups::resolve(lines, protocol, dialect);
+    let cluster = cluster::resolve(section, listen.as_ref(), context, report);
+    let (servers, topology) = match &cluster {
+        Some(_) => (Vec::new(), Topology::Groups(Vec::new())),
+        None => groups::resolve(lines, protocol, dialect),
+    };
     let topology = groups::await_replicas(section, lines, &servers, topology);
     groups::check_reads(section, lines, &topology, report);
     groups::check_writes(section, protocol, lines, &topology, report);
     sentinel::check_listen(section, listen.as_ref(), context, report);
-    let sentinel = sentinel::resolve(section, &servers, dialect, context, report);
+    let sentinel = match &cluster {
+        // They are refused already.
+        Some(_) => None,
+        None => sentinel::resolve(section, &servers, dialect, context, report),
+    };
     if protocol == Protocol::Redis && dialect == Dialect::Flat {
         warn_of_flat_master(lines, report);
     }
@@ -525,10 +540,10 @@ fn resolve_section(
         commands_from_servers: section.commands_from_servers.value.0,
         command_policy,
         client_pause_max_ms: Some(section.client_pause_max.value.0),
-        failover_wait_ms: match (&section.failover_wait, &sentinel) {
-            (Some(wait), _) => wait.value.0,
-            (None, Some(_)) => FAILOVER_WAIT_MS,
-            (None, None) => 0,
+        failover_wait_ms: match &section.failover_wait {
+            Some(wait) => wait.value.0,
+            None if sentinel.is_some() || cluster.is_some() => FAILOVER_WAIT_MS,
+            None => 0,
         },
         pose,
         hide_topology: section.hide_topology.value.0,
@@ -538,7 +553,7 @@ fn resolve_section(
         zone: section.zone.clone().and_then(|zone| groups::check_zone(zone, report)),
         replica_reads: replica_reads::resolve(section),
         route: None,
-        cluster: None,
+        cluster,
         hedge: section.hedge.as_ref().map(|hedge| hedge.value.0),
         retry_reads: section.retry_reads.value.0,
         spool: section.spool.as_ref().map(|spool| spool.value.0.clone()),
@@ -564,17 +579,17 @@ fn resolve_section(
     Some(pool)
 }
 
-/// Servers have 16 unless configured otherwise. If only the initial database is set, that is the
-/// only one.
+/// Servers have 16 unless configured otherwise, the nodes of a cluster one. If only the initial database is
+/// set, that is the only one.
 pub(crate) fn databases(section: &PoolSection) -> u32 {
     match &section.databases {
         Some(databases) => databases.value.0 as u32,
-        None if section.redis_db.value.0 > 0 => 1,
+        None if section.redis_db.value.0 > 0 || section.cluster.is_some() => 1,
         None => DATABASES,
     }
 }
 
-/// Where Sentinels promote replicas: longer than that takes once a primary is known to be down.
+/// Where Sentinels or a cluster promote replicas: longer than that takes once a primary is known to be down.
 const FAILOVER_WAIT_MS: u64 = 3000;
 
 fn limits(section: &PoolSection) -> Limits {

@@ -6,9 +6,9 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use crate::file::{
-    AccessLogSection, CommandSection, GlobalSection, GroupSection, PolicySection, PoolSection,
-    ProxyProtocolSection, ServerGroupSection, ServerTlsSection, TlsSection, TracingSection,
-    UserSection,
+    AccessLogSection, ClusterSection, CommandSection, GlobalSection, GroupSection, PolicySection,
+    PoolSection, ProxyProtocolSection, ServerGroupSection, ServerTlsSection, TlsSection,
+    TracingSection, UserSection,
 };
 use crate::routes::{self, RouteSection};
 use crate::section::{self, Section, prose};
@@ -33,6 +33,11 @@ pub fn pool_table() -> String {
 /// The options of a route, as a Markdown table.
 pub fn route_table() -> String {
     table::<RouteSection>()
+}
+
+/// The options of a pool's `cluster`, as a Markdown table.
+pub fn cluster_table() -> String {
+    table::<ClusterSection>()
 }
 
 /// The options of one of a pool's `commands`, as a Markdown table.
@@ -110,6 +115,11 @@ impl JsonSchema for AnyFile {
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let global = generator.subschema_for::<Of<GlobalSection>>();
         let pool = generator.subschema_for::<Of<PoolSection>>();
+        let servers = json_schema!({ "oneOf": [
+            { "required": ["servers"] }, { "required": ["cluster"] },
+        ] });
+        let pool = json_schema!({ "allOf": [pool, servers] });
+        let listening = json_schema!({ "allOf": [pool, { "required": ["listen"] }] });
         let route = generator.subschema_for::<Of<RouteSection>>();
         generator.subschema_for::<RouteNode>();
         json_schema!({ "oneOf": [
@@ -129,7 +139,7 @@ impl JsonSchema for AnyFile {
                 "type": "object",
                 "minProperties": 1,
                 "properties": { "global": false, "pools": false },
-                "additionalProperties": { "allOf": [pool, { "required": ["listen"] }] },
+                "additionalProperties": listening,
             },
         ] })
     }

@@ -24,18 +24,32 @@ const SENTINELS_MAX: usize = 32;
 #[derive(Debug)]
 pub(crate) struct Addresses(pub(crate) Vec<At<Address>>);
 
-const ADDRESSES_HINT: &str = "expected a list like \"[10.0.0.1:26379, 10.0.0.2:26379]\"";
+/// Whose addresses a list has, in words for errors.
+pub(crate) struct AddressList {
+    pub(crate) option: &'static str,
+    pub(crate) one: &'static str,
+    pub(crate) many: &'static str,
+    pub(crate) example: &'static str,
+    pub(crate) port_hint: &'static str,
+    pub(crate) max: usize,
+}
+
+const SENTINELS: AddressList = AddressList {
+    option: "sentinels",
+    one: "a Sentinel",
+    many: "Sentinels",
+    example: "[10.0.0.1:26379, 10.0.0.2:26379]",
+    port_hint: "expected host:port, and Sentinel's port is 26379",
+    max: SENTINELS_MAX,
+};
 
 impl Value for Addresses {
     fn parse(_: &str) -> Result<Self, Complaint> {
-        Err(Complaint::new("option \"sentinels\" takes a list").hint(ADDRESSES_HINT))
+        Err(SENTINELS.is_none())
     }
 
     fn schema() -> Schema {
-        json_schema!({
-            "type": "array", "minItems": 1, "maxItems": SENTINELS_MAX,
-            "items": { "type": "string", "pattern": "^.+:0*[1-9][0-9]*$" },
-        })
+        SENTINELS.schema()
     }
 
     fn describe() -> String {
@@ -43,41 +57,102 @@ impl Value for Addresses {
     }
 
     fn read(key: &str, node: &Node, report: &mut Report<'_>) -> Option<Self> {
+        SENTINELS.read(key, node, report).map(Self)
+    }
+}
+
+impl AddressList {
+    pub(crate) fn is_none(&self) -> Complaint {
+        let hint = format!("expected a list like \"{}\"", self.example);
+        Complaint::new(format!("option \"{}\" takes a list", self.option)).hint(hint)
+    }
+
+    pub(crate) fn schema(&self) -> Schema {
+        json_schema!({
+            "type": "array", "minItems": 1, "maxItems": self.max,
+            "items": { "type": "string", "pattern": "^.+:0*[1-9][0-9]*$" },
+        })
+    }
+
+    pub(crate) fn read(
+        &self,
+        key: &str,
+        node: &Node,
+        report: &mut Report<'_>,
+    ) -> Option<Vec<At<Address>>> {
         let items = match &node.kind {
-            Kind::List(items) if (1..=SENTINELS_MAX).contains(&items.len()) => items,
+            Kind::List(items) if (1..=self.max).contains(&items.len()) => items,
             Kind::List(items) => {
                 let complaint = match items.len() {
-                    0 => Complaint::new("option \"sentinels\" is an empty list"),
-                    many => Complaint::new(format!("{many} Sentinels are too many for one pool"))
-                        .hint(format!("at most {SENTINELS_MAX}")),
+                    0 => Complaint::new(format!("option \"{}\" is an empty list", self.option)),
+                    many => {
+                        let message = format!("{many} {} are too many for one pool", self.many);
+                        Complaint::new(message).hint(format!("at most {}", self.max))
+                    }
                 };
                 report.error(node.pos, complaint);
                 return None;
             }
             Kind::Empty | Kind::Scalar { .. } | Kind::Section(_) => {
-                return Self::parse("").map_err(|complaint| report.error(node.pos, complaint)).ok();
+                report.error(node.pos, self.is_none());
+                return None;
             }
         };
         // Every address is read, so that every complaint is made.
-        let addresses: Vec<_> = items.iter().map(|item| address(key, item, report)).collect();
-        addresses.into_iter().collect::<Option<Vec<_>>>().map(Self)
+        let addresses: Vec<_> = items.iter().map(|item| self.address(key, item, report)).collect();
+        addresses.into_iter().collect()
     }
-}
 
-fn address(key: &str, node: &Node, report: &mut Report<'_>) -> Option<At<Address>> {
-    let text = Text::read(key, node, report)?.0;
-    let parse = || {
-        let (host, port) = text.rsplit_once(':').ok_or_else(|| {
-            let message = format!("\"{text}\" is not the address of a Sentinel");
-            Complaint::new(message).hint("expected host:port, and Sentinel's port is 26379")
-        })?;
-        let port = parse_port(port).map_err(|c| c.offset(host.chars().count() + 1))?;
-        Ok(Address { host: parse_host(host)?.to_owned(), port })
-    };
-    parse()
-        .map(|value| At { value, pos: node.pos })
-        .map_err(|complaint: Complaint| report.error(node.pos_of(complaint.offset), complaint))
-        .ok()
+    fn address(&self, key: &str, node: &Node, report: &mut Report<'_>) -> Option<At<Address>> {
+        let text = Text::read(key, node, report)?.0;
+        let parse = || {
+            let (host, port) = text.rsplit_once(':').ok_or_else(|| {
+                let message = format!("\"{text}\" is not the address of {}", self.one);
+                Complaint::new(message).hint(self.port_hint)
+            })?;
+            let port = parse_port(port).map_err(|c| c.offset(host.chars().count() + 1))?;
+            Ok(Address { host: parse_host(host)?.to_owned(), port })
+        };
+        parse()
+            .map(|value| At { value, pos: node.pos })
+            .map_err(|complaint: Complaint| report.error(node.pos_of(complaint.offset), complaint))
+            .ok()
+    }
+
+    /// Complains of addresses that are there twice.
+    pub(crate) fn check_twice(&self, addresses: &[At<Address>], report: &mut Report<'_>) {
+        let what = self.one.rsplit(' ').next().unwrap_or_default();
+        let mut first_lines = HashMap::new();
+        for At { value, pos } in addresses {
+            if let Some(first) = first_lines.insert(value, pos.line) {
+                let message = format!("the {what} {value} is given twice");
+                report.error(*pos, Complaint::new(message).hint(format!("first on line {first}")));
+            }
+        }
+    }
+
+    /// Those that are the pool's own listener: it would ask itself.
+    pub(crate) fn check_listen(
+        &self,
+        addresses: &[At<Address>],
+        listen: &Listen,
+        context: &Context<'_>,
+        report: &mut Report<'_>,
+    ) {
+        let Listen::Tcp(listen) = listen else { return };
+        let what = self.one.rsplit(' ').next().unwrap_or_default();
+        for At { value, pos } in addresses {
+            let endpoint = Endpoint::Tcp { host: value.host.clone(), port: value.port };
+            let Some(address) = numeric_address(&endpoint) else { continue };
+            let ip = address.ip();
+            let is_here = || ip.is_loopback() || (context.is_local)(ip);
+            let is_same = ip == listen.ip() || listen.ip().is_unspecified() && is_here();
+            if is_same && address.port() == listen.port() {
+                let complaint = Complaint::new(format!("this {what} is the pool's own listener"));
+                report.error(*pos, complaint.hint(self.port_hint));
+            }
+        }
+    }
 }
 
 /// A password, or a user and a password.
@@ -175,13 +250,7 @@ pub(crate) fn resolve(
         let hint = "a server of that name would make the others its replicas";
         report.error(*pos, complaint.hint(hint));
     }
-    let mut first_lines = HashMap::new();
-    for At { value, pos } in &sentinels.value.0 {
-        if let Some(first) = first_lines.insert(value, pos.line) {
-            let message = format!("the Sentinel {value} is given twice");
-            report.error(*pos, Complaint::new(message).hint(format!("first on line {first}")));
-        }
-    }
+    SENTINELS.check_twice(&sentinels.value.0, report);
     if let [only] = &sentinels.value.0[..] {
         let complaint = Complaint::new("one Sentinel decides alone where the primaries are")
             .hint("name all that watch the groups: three or more, of which most must agree");
@@ -207,17 +276,8 @@ pub(crate) fn check_listen(
     context: &Context<'_>,
     report: &mut Report<'_>,
 ) {
-    let (Some(sentinels), Some(Listen::Tcp(listen))) = (&section.sentinels, listen) else { return };
-    for At { value, pos } in &sentinels.value.0 {
-        let endpoint = Endpoint::Tcp { host: value.host.clone(), port: value.port };
-        let Some(address) = numeric_address(&endpoint) else { continue };
-        let ip = address.ip();
-        let is_here = || ip.is_loopback() || (context.is_local)(ip);
-        let is_same = ip == listen.ip() || listen.ip().is_unspecified() && is_here();
-        if is_same && address.port() == listen.port() {
-            let complaint = Complaint::new("this Sentinel is the pool's own listener");
-            report.error(*pos, complaint.hint("Sentinels listen on port 26379 as a rule"));
-        }
+    if let (Some(sentinels), Some(listen)) = (&section.sentinels, listen) {
+        SENTINELS.check_listen(&sentinels.value.0, listen, context, report);
     }
 }
 

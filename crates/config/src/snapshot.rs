@@ -24,7 +24,9 @@ use serde::{Deserialize, Serialize};
 
 pub use self::access_log::AccessLog;
 pub use self::client_sources::{ClientSources, ProxyProtocol, Source};
-pub use self::cluster::{Cluster, SLOTS, SlotRange};
+pub use self::cluster::{
+    Cluster, ClusterMap, ClusterNode, ClusterShard, MapChange, SLOTS, SlotRange,
+};
 pub use self::replica_reads::{Hedge, ReadYourWrites, ReplicaReads};
 pub use self::route::{FailoverOn, PrefixArm, Route, share_of};
 pub use self::server_auth::{Credentials, DEFAULT_USER, ServerAuth};
@@ -191,7 +193,7 @@ pub struct Pool {
     pub distribution: Distribution,
     pub topology: Topology,
     /// Sorted by (name length, name bytes); a server's index everywhere is its position here.
-    /// Empty only of a route; at most [`SERVERS_MAX`].
+    /// Empty only of a route, and of a cluster without a map; at most [`SERVERS_MAX`].
     pub servers: Vec<Server>,
     /// Limit for the reply once a request is sent, and before that for a connection; `None` is no
     /// limit.
@@ -569,6 +571,11 @@ impl Snapshot {
     /// Whether any pool asks Sentinels.
     pub fn has_sentinels(&self) -> bool {
         self.pools.iter().any(|pool| pool.sentinel.is_some())
+    }
+
+    /// Whether the servers of any pool are the nodes of a cluster.
+    pub fn has_clusters(&self) -> bool {
+        self.pools.iter().any(Pool::is_cluster)
     }
 
     /// Notes where the primary of a group is. False if there is no such group, or it is there already.

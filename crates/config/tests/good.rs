@@ -504,6 +504,31 @@ fn what_older_versions_know_nothing_of_is_as_it_was_there() {
     assert!(cashew_config::warnings_of_change(&snapshot, &old).is_empty());
 }
 
+#[test]
+fn a_cluster_is_a_pool_without_servers() {
+    let yaml = "a: {listen: 127.0.0.1:22121, redis: true, zone: z, reads: zone, hedge: {after: 3ms}, \
+                replica_lag_max: 1mb, cluster: {seeds: ['n1:7000', '[::1]:7001'], connections_max: 90}}\n";
+    let loaded = load(yaml);
+    assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
+    let pool = &loaded.snapshot.pools[0];
+    let cluster = pool.cluster.as_ref().unwrap();
+    let seeds: Vec<String> = cluster.seeds.iter().map(ToString::to_string).collect();
+    assert_eq!((seeds, cluster.connections_max), (vec!["n1:7000".into(), "[::1]:7001".into()], 90));
+    assert_eq!((&pool.topology, pool.servers.len()), (&Topology::Groups(Vec::new()), 0));
+    assert_eq!((pool.failover_wait_ms, pool.databases), (3000, 1));
+    assert!(loaded.snapshot.needs_discovery());
+    let other = load(&yaml.replace("90", "91").replace("n1", "n2"));
+    let told = Difference::between(&loaded.snapshot, &other.snapshot).to_string();
+    assert_eq!(
+        told,
+        "pool 'a': cluster: seeds: n1:7000, [::1]:7001 -> n2:7000, [::1]:7001\n\
+         pool 'a': cluster: connections_max: 90 -> 91"
+    );
+    let lines = load("a: {listen: 127.0.0.1:22121, redis: true, servers: ['n1:7000:1']}\n");
+    let told = Difference::between(&lines.snapshot, &loaded.snapshot).to_string();
+    assert!(told.contains("pool 'a': keys are where the cluster has them"), "{told}");
+}
+
 /// A line that becomes a group of its name moves no key, whatever the distribution, also where the
 /// name is the one that the line has of its address.
 #[test]

@@ -31,6 +31,7 @@ fn the_tables_of_the_schema_options_are_current() {
         let text = replace_table(text, "global", &schema::global_table());
         let text = replace_table(&text, "pool", &schema::pool_table());
         let text = replace_table(&text, "route", &schema::route_table());
+        let text = replace_table(&text, "cluster", &schema::cluster_table());
         let text = replace_table(&text, "command", &schema::command_table());
         let text = replace_table(&text, "group", &schema::group_table());
         let text = replace_table(&text, "tls", &schema::tls_table());

@@ -108,6 +108,9 @@ pub enum ToChild {
     /// A server refuses writes as a replica does, which is taken for the primary: ask who is. Pool and server
     /// by their names: to discovery.
     NotPrimary { pool: String, server: String },
+    /// Something does not go with the map of the cluster that the pool of that name is in front of: ask the
+    /// nodes at once. To discovery.
+    MapDoubted { pool: String },
     /// Set the log level (0..=11 as nutcracker's `-v`).
     LogLevel { level: u8 },
     /// Carries the newly opened log file, which replaces the current one.
@@ -150,6 +153,10 @@ pub enum ToMaster {
     NotPrimary {
         pool: u32,
         server: u32,
+    },
+    /// Something does not go with the map of the cluster that this pool is in front of.
+    MapDoubted {
+        pool: u32,
     },
     /// An ejected server answered a probe.
     ServerUp {

@@ -175,14 +175,14 @@ fn replid(id: &str) -> Option<String> {
 }
 
 /// A string of a reply, by its bytes.
-fn text(bytes: &[u8]) -> Option<&str> {
+pub(crate) fn text(bytes: &[u8]) -> Option<&str> {
     match reply(bytes)? {
         Reply::Bulk(text) | Reply::Status(text) => std::str::from_utf8(text).ok(),
         _ => None,
     }
 }
 
-fn address(host: &str, port: &str) -> Option<Address> {
+pub(crate) fn address(host: &str, port: &str) -> Option<Address> {
     let is_host = (1..=HOST_SIZE_MAX).contains(&host.len())
         && host.bytes().all(|byte| byte.is_ascii_graphic());
     let port = port.parse().ok().filter(|port| *port > 0)?;

@@ -3,14 +3,17 @@
 use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
+use cashew_config::snapshot::Pool;
+use cashew_metrics::EventKind;
 use tracing::warn;
 
 use crate::members::Members;
 use crate::watch::{News, Watch};
 
-/// Asks the Sentinels of groups whose primaries are not known, and notes what a majority says. Takes no
-/// longer than `timeout`. Returns a line for each group that nothing is known of.
-pub fn ask_once(snapshot: &mut Snapshot, timeout: Duration) -> Vec<String> {
+/// Asks the Sentinels of groups whose primaries are not known, and notes what a majority says, and the seeds of
+/// clusters without a map. Takes no longer than `timeout`. Returns a line for each group or cluster that nothing
+/// is known of.
+pub fn ask_once(snapshot: &mut Snapshot, timeout: Duration) -> Vec<(EventKind, String)> {
     let start = Instant::now();
     let deadline = start + timeout;
     let unknown = |snapshot: &Snapshot| {
@@ -19,14 +22,19 @@ pub fn ask_once(snapshot: &mut Snapshot, timeout: Duration) -> Vec<String> {
         names.collect::<Vec<_>>()
     };
     let mut left = unknown(snapshot);
-    if left.is_empty() {
+    let without_map = |pool: &&Pool| pool.is_cluster() && pool.cluster_map().is_none();
+    let mut clusters: Vec<String> =
+        snapshot.pools.iter().filter(without_map).map(|pool| pool.name.clone()).collect();
+    if left.is_empty() && clusters.is_empty() {
         return Vec::new();
     }
     let mut asked = snapshot.clone();
-    asked.pools.retain(|pool| left.iter().any(|(name, _)| *name == pool.name));
+    asked.pools.retain(|pool| {
+        left.iter().any(|(name, _)| *name == pool.name) || clusters.contains(&pool.name)
+    });
     let mut watch = Watch::quiet(&asked, start);
     let mut failures: Vec<(String, String)> = Vec::new();
-    while !left.is_empty() {
+    while !left.is_empty() || !clusters.is_empty() {
         let now = Instant::now();
         if now >= deadline {
             break;
@@ -45,7 +53,15 @@ pub fn ask_once(snapshot: &mut Snapshot, timeout: Duration) -> Vec<String> {
                 News::Sentinel { pool, sentinel, failure: Some(why) } => {
                     failures.push((pool, format!("{sentinel} {why}")));
                 }
+                News::Map { pool, map } => {
+                    snapshot.set_cluster_map(&pool, &map);
+                    clusters.retain(|name| *name != pool);
+                }
+                News::Seed { pool, seed, failure: Some(why) } => {
+                    failures.push((pool, format!("{seed} {why}")));
+                }
                 News::Sentinel { .. }
+                | News::Seed { .. }
                 | News::Group { .. }
                 | News::Replicas { .. }
                 | News::Down { .. }
@@ -53,18 +69,27 @@ pub fn ask_once(snapshot: &mut Snapshot, timeout: Duration) -> Vec<String> {
             }
         }
         if let Err(error) = watch.wait(&Members::default(), None, Some(deadline)) {
-            warn!("cannot wait for Sentinels: {error}");
+            warn!("cannot wait for Sentinels and nodes: {error}");
             break;
         }
     }
-    let line = |(pool, group): (String, cashew_config::snapshot::Group)| {
+    let why = |pool: &str| {
         let why: Vec<&str> =
             failures.iter().filter(|(its, _)| *its == pool).map(|(_, why)| &**why).collect();
-        let why = if why.is_empty() { String::new() } else { format!(" ({})", why.join(", ")) };
-        format!(
+        if why.is_empty() { String::new() } else { format!(" ({})", why.join(", ")) }
+    };
+    let line = |(pool, group): (String, cashew_config::snapshot::Group)| {
+        let why = why(&pool);
+        let line = format!(
             "pool '{pool}': no majority of the Sentinels says where the primary of '{}' ({}) is{why}",
             group.server, group.master
-        )
+        );
+        (EventKind::PrimaryUnknown, line)
     };
-    left.into_iter().map(line).collect()
+    let of_cluster = |pool: &String| {
+        let why = why(pool);
+        let line = format!("pool '{pool}': no seed says which nodes its cluster has{why}");
+        (EventKind::MapUnknown, line)
+    };
+    left.into_iter().map(line).chain(clusters.iter().map(of_cluster)).collect()
 }

@@ -1,11 +1,13 @@
 //! Where the primaries of groups are: asks Sentinels, and the servers themselves, and says when one
 //! has moved. [`Group`] decides, without any I/O; [`Watch`] keeps the connections. And how
-//! far replicas have come: [`Replication`] decides, [`Members`] keeps the connections.
+//! far replicas have come: [`Replication`] decides, [`Members`] keeps the connections. And which nodes and slots
+//! clusters have.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
 mod answer;
 mod ask;
+mod cluster;
 mod group;
 mod link;
 mod members;

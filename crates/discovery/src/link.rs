@@ -49,9 +49,11 @@ impl Greeting {
     }
 }
 
-/// How every connection begins.
+/// How every connection begins, and what may come of it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Opening {
+    /// Bytes of one answer, if that is not [`ANSWER_SIZE_MAX`].
+    pub(crate) answer_size_max: Option<usize>,
     /// TLS comes first.
     pub(crate) security: Option<Arc<Security>>,
     /// What is asked first. Of several the next one is used after one was refused.
@@ -100,6 +102,7 @@ struct Open {
     deadline: Instant,
     since: Instant,
     has_answered: bool,
+    answer_size_max: usize,
 }
 
 enum Socket {
@@ -222,7 +225,7 @@ impl Link {
                         return Err("does not answer".into());
                     }
                     let socket = socket.try_clone().map_err(|error| error.to_string())?;
-                    let Opening { security, greetings } = &self.opening;
+                    let Opening { security, greetings, answer_size_max } = &self.opening;
                     let chosen = greetings.get(self.chosen).cloned().unwrap_or_default();
                     let Greeting { bytes: output, answers: greeting } = chosen;
                     let socket = Socket::new(socket.into(), security.as_deref(), &self.address)?;
@@ -237,6 +240,7 @@ impl Link {
                         deadline: now + TIMEOUT,
                         since: now,
                         has_answered: false,
+                        answer_size_max: answer_size_max.unwrap_or(ANSWER_SIZE_MAX),
                     });
                     if greeting == 0 {
                         return Ok(true);
@@ -371,8 +375,8 @@ impl Open {
                 Scan::Invalid => return Err("does not speak Redis's protocol".into()),
             }
         }
-        match self.input.len() > ANSWER_SIZE_MAX {
-            true => Err("answers with more than 1 MiB".into()),
+        match self.input.len() > self.answer_size_max {
+            true => Err(format!("answers with more than {} MiB", self.answer_size_max >> 20)),
             false => Ok(()),
         }
     }

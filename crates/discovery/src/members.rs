@@ -295,7 +295,8 @@ impl PoolMembers {
                 None => {
                     strangers.push(server.name.clone());
                     let greetings = Greeting::all(pool.server_auth.of(&server.name));
-                    let opening = Opening { security: security.clone(), greetings };
+                    let opening =
+                        Opening { security: security.clone(), greetings, ..Opening::default() };
                     Member::new(&server.name, address, opening, now)
                 }
             });

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{Address, Credentials, Lineage, Pool, Sentinel, ServerAuth};
+use cashew_config::snapshot::{
+    Address, ClusterMap, Credentials, Lineage, Pool, Sentinel, ServerAuth,
+};
 use cashew_metrics::EventKind;
 use cashew_protocol::resp::encode::write_command;
 use cashew_tls::Security;
@@ -16,6 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{info, warn};
 
 use crate::answer::{self, EVENTS};
+use crate::cluster::ClusterWatch;
 use crate::group::{Event, Group, Output, Report, State, View};
 use crate::link::{Fate, Greeting, Link, Opening};
 use crate::members::Members;
@@ -54,10 +57,15 @@ pub enum News {
     Successor { pool: String, from: String, to: String },
     /// Whether a Sentinel answers, and why not.
     Sentinel { pool: String, sentinel: Address, failure: Option<String> },
+    /// The map of the cluster that a pool is in front of, which is another one than before.
+    Map { pool: String, map: ClusterMap },
+    /// Whether a seed answers, and why not.
+    Seed { pool: String, seed: Address, failure: Option<String> },
 }
 
 pub struct Watch {
     pools: Vec<PoolWatch>,
+    clusters: Vec<ClusterWatch>,
     news: VecDeque<News>,
     /// Whether changes are logged.
     is_loud: bool,
@@ -151,7 +159,8 @@ struct ServerWatch {
 impl Watch {
     /// Of all groups of a snapshot, with their primaries as it has them in effect.
     pub fn new(snapshot: &Snapshot, now: Instant) -> Self {
-        let mut watch = Self { pools: Vec::new(), news: VecDeque::new(), is_loud: true };
+        let mut watch =
+            Self { pools: Vec::new(), clusters: Vec::new(), news: VecDeque::new(), is_loud: true };
         watch.put_into_effect(snapshot, now);
         watch
     }
@@ -183,6 +192,14 @@ impl Watch {
             }
             self.pools.push(watched);
         }
+        let mut before = std::mem::take(&mut self.clusters);
+        for pool in &snapshot.pools {
+            let Some(cluster) = &pool.cluster else { continue };
+            let same = before.iter().position(|it| it.name() == pool.name);
+            let kept = same.map(|at| before.swap_remove(at));
+            let kept = kept.and_then(|mut it| it.put_into_effect(pool, cluster, now).then_some(it));
+            self.clusters.push(kept.unwrap_or_else(|| ClusterWatch::new(pool, cluster, now)));
+        }
     }
 
     /// A worker has found that a server, which it takes for the primary of a group, is none: all are asked at
@@ -195,6 +212,12 @@ impl Watch {
                 pool.sentinels.iter_mut().for_each(|sentinel| sentinel.asked_at = None);
             }
         }
+    }
+
+    /// A worker has found something that does not go with the map of a pool's cluster.
+    pub fn doubt(&mut self, pool: &str, now: Instant) {
+        let named = self.clusters.iter_mut().filter(|it| it.name() == pool);
+        named.for_each(|cluster| cluster.doubt(now));
     }
 
     /// What has come about since it was asked last.
@@ -232,6 +255,10 @@ impl Watch {
                 }
             }
         }
+        for cluster in &self.clusters {
+            fds.extend(cluster.links().filter_map(Link::interest).map(poll_fd));
+            wake = cluster.poll_timeout(now).map_or(wake, |at| wake.min(at));
+        }
         fds.extend(members.links().filter_map(Link::interest).map(poll_fd));
         wake = members.poll_timeout(now).map_or(wake, |at| wake.min(at));
         // A millisecond at least: what is due at once is done before this is called.
@@ -247,6 +274,9 @@ impl Watch {
     pub fn advance(&mut self, now: Instant) {
         for pool in &mut self.pools {
             pool.advance(self.is_loud, &mut self.news, now);
+        }
+        for cluster in &mut self.clusters {
+            cluster.advance(self.is_loud, &mut self.news, now);
         }
     }
 }
@@ -277,13 +307,13 @@ impl Settings {
 
     /// Towards a Sentinel.
     fn opening(&self, greeting: Greeting) -> Opening {
-        Opening { security: self.security.clone(), greetings: vec![greeting] }
+        Opening { security: self.security.clone(), greetings: vec![greeting], ..Opening::default() }
     }
 
     /// Towards the servers of a group.
     fn server_opening(&self, server: &str) -> Opening {
         let greetings = Greeting::all(self.server_auth.of(server));
-        Opening { security: self.server_security.clone(), greetings }
+        Opening { security: self.server_security.clone(), greetings, ..Opening::default() }
     }
 
     /// What a Sentinel is told first.

@@ -526,6 +526,9 @@ impl Gateway {
                 | Action::ServerRecovered { backend, server } => {
                     self.place(backend, server);
                 }
+                Action::MapDoubted { backend } => {
+                    assert!(backend.index() < self.snapshot.pools.len(), "it is in use");
+                }
                 Action::HandOff { conn } => self.detach(conn.token(), fabric),
                 Action::Ask { ticket, listener: pool, by, request, .. } => {
                     let (now, place) = (fabric.clock.time(), |_| Place::UNKNOWN);

@@ -439,6 +439,9 @@ impl Master {
                     self.ask_for_primary(pool, server, now);
                 }
             }
+            (ToMaster::MapDoubted { pool }, Role::Worker { slot }) => {
+                self.doubt_map(slot, pool, now);
+            }
             (ToMaster::Successor { pool, from, to }, Role::Discovery) => {
                 self.follow_successor(&pool, &from, &to, now);
             }
@@ -542,6 +545,7 @@ impl Master {
                 message @ (ToMaster::Held { .. }
                 | ToMaster::ServerDown { .. }
                 | ToMaster::NotPrimary { .. }
+                | ToMaster::MapDoubted { .. }
                 | ToMaster::ServerUp { .. }
                 | ToMaster::Moved { .. }
                 | ToMaster::Paused { .. }

@@ -461,6 +461,9 @@ impl<D: Driver> Worker<D> {
                 let (pool, server) = (backend.number(), server.number());
                 self.outbox.push(ToMaster::NotPrimary { pool, server });
             }
+            Action::MapDoubted { backend } => {
+                self.outbox.push(ToMaster::MapDoubted { pool: backend.number() });
+            }
             Action::Readmit { backend, server } => {
                 self.outbox
                     .push(ToMaster::ServerUp { pool: backend.number(), server: server.number() });

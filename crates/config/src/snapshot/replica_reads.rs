@@ -48,7 +48,10 @@ impl Snapshot {
     /// forget.
     pub fn needs_discovery(&self) -> bool {
         let has_spool = self.pools.iter().any(|pool| pool.spool.is_some());
-        has_spool || self.has_sentinels() || self.pools.iter().any(Pool::has_replicas)
+        has_spool
+            || self.has_sentinels()
+            || self.has_clusters()
+            || self.pools.iter().any(Pool::has_replicas)
     }
 }
 

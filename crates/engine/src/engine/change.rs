@@ -540,6 +540,7 @@ impl Engine {
             }
             Action::Close { conn } => !never.contains(&conn),
             Action::ServerState { backend: of, .. }
+            | Action::MapDoubted { backend: of }
             | Action::ServerHindered { backend: of, .. }
             | Action::CredentialsRefused { backend: of, .. }
             | Action::ServerMisfit { backend: of, .. }

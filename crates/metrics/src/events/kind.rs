@@ -132,6 +132,12 @@ kinds! {
     QuotaUsedUp Servers "quota_used_up": "A user has used up a limit, and gets errors",
     ClientDenied Servers "client_denied": "A client comes from an address that `allow_from` and `deny_from` do not let in",
     ClientUnintroduced Servers "client_unintroduced": "A connection does not begin with a right header of the PROXY protocol",
+    MapKnown Servers "map_known": "At the start: how many nodes and slots a cluster has",
+    MapUnknown Servers "map_unknown": "At the start: no node tells which nodes and slots a cluster has",
+    MapChanged Servers "map_changed": "Nodes of a cluster have joined or left, slots have moved, or others take the writes. The text says which",
+    MapNotChanged Servers "map_not_changed": "Another map of a cluster was to be in effect, and is not. The text says why",
+    SeedLost Servers "seed_lost": "A seed of a cluster does not answer, or refuses what it is asked",
+    SeedFound Servers "seed_found": "A seed of a cluster answers",
     ClientRedirected Servers "client_redirected": "A client got the error of a node of a cluster, as the pool does not know of the cluster",
 }
 

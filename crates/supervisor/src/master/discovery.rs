@@ -191,6 +191,23 @@ impl Master {
 }
 
 impl Master {
+    /// A worker has found something that does not go with the map of a cluster.
+    pub(super) fn doubt_map(&mut self, slot: u32, pool: u32, now: Instant) {
+        // By its name: the worker may refer to the epoch before.
+        let pools = &self.epoch_of(slot).snapshot.pools;
+        if let Some(pool) = pools.get(pool as usize).map(|pool| pool.name.clone()) {
+            self.ask_for_map(pool, now);
+        }
+    }
+
+    pub(super) fn ask_for_map(&mut self, pool: String, now: Instant) {
+        if self.members.contains_key(&Role::Discovery) {
+            self.post(Role::Discovery, ToChild::MapDoubted { pool }, Vec::new(), now);
+        }
+    }
+}
+
+impl Master {
     /// Logs which replicas answer reads now that did not before, and the reverse.
     pub(super) fn tell_joined(&self, before: &Snapshot) {
         for (pool, group, _) in self.current.snapshot.groups() {

@@ -161,11 +161,17 @@ impl Master {
         self.end_failovers(now);
     }
 
-    /// Who takes the writes of a group that Sentinels watch is for them to say.
+    /// Who takes the writes of a group that Sentinels watch, or of a cluster, is for them to say.
     fn check_no_sentinels(&self, (at, place): (u32, u32)) -> Result<(), String> {
         let pool = &self.current.snapshot.pools[at as usize];
         let name = pool.group_names()[place as usize];
         let mut groups = pool.sentinel.iter().flat_map(|sentinel| &sentinel.groups);
+        if pool.is_cluster() {
+            return Err(format!(
+                "pool '{}': the cluster says who takes the writes of '{name}': CLUSTER FAILOVER at a replica",
+                pool.name
+            ));
+        }
         match groups.find(|group| group.server == name) {
             Some(group) => Err(format!(
                 "pool '{}': Sentinels say who takes the writes of '{name}': SENTINEL FAILOVER {}",
@@ -219,6 +225,9 @@ impl Master {
     /// A worker's server refuses writes as a replica does: discovery asks who is the primary.
     pub(super) fn ask_for_primary(&mut self, pool: u32, server: u32, now: Instant) {
         let config = &self.current.snapshot.pools[pool as usize];
+        if config.is_cluster() {
+            return self.ask_for_map(config.name.clone(), now);
+        }
         let (pool, server) = (config.name.clone(), config.servers[server as usize].name.clone());
         if self.members.contains_key(&crate::child::Role::Discovery) {
             let message = ToChild::NotPrimary { pool, server };

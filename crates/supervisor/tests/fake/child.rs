@@ -263,7 +263,7 @@ impl Worker {
                 note("log is reopened here\n");
             }
             ToChild::Group { .. } | ToChild::Sentinel { .. } => unreachable!("none are configured"),
-            ToChild::NotPrimary { .. } => {}
+            ToChild::NotPrimary { .. } | ToChild::MapDoubted { .. } => {}
             ToChild::Shutdown => {}
         }
     }

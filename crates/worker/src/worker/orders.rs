@@ -130,7 +130,8 @@ impl<D: Driver> Worker<D> {
             | ToChild::Adopt { .. }
             | ToChild::Group { .. }
             | ToChild::Sentinel { .. }
-            | ToChild::NotPrimary { .. }) => {
+            | ToChild::NotPrimary { .. }
+            | ToChild::MapDoubted { .. }) => {
                 tracing::warn!("unexpected message from the master: {other:?}");
             }
         }
