@@ -6,6 +6,7 @@ use cashew_tls::{Ciphers, ClientAuth, ClientUser, Version};
 
 use crate::access_log::AccessLogText;
 use crate::address::ListenText;
+use crate::audit_log::{AuditLogText, Audited};
 use crate::client_sources::{ProxyProtocolText, SourceList};
 use crate::commands::{Commands, Whole, Words};
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
@@ -127,6 +128,9 @@ section! {
         /// Slow requests and samples are written to a file, a line [each](operations.md#the-access-log). Its
         /// options are [below](#the-access-log).
         access_log: AccessLogText = none,
+        /// Who did what is written to a file, a line of JSON [each](operations.md#the-audit-log). Its options are
+        /// [below](#the-audit-log).
+        audit_log: AuditLogText = none,
     }
 }
 
@@ -163,6 +167,27 @@ section! {
         slow: Switch = "true",
         /// Whether lines have what follows the command: keys and values, each cut after 128 bytes.
         arguments: Switch = "true",
+    }
+}
+
+section! {
+    /// The file with who did what.
+    AuditLogSection {
+        /// The file. It is appended to, and opened anew as `log_file` is. The user of the workers must
+        /// have the right to.
+        file: FilePath = required,
+        /// Commands that have a line when they are let through: commands of Redis and categories of ACL CAT,
+        /// `@category` where a command has the same name. Commands of memcached count as the ones of Redis that do
+        /// the same.
+        commands: Audited = "admin dangerous",
+        /// The share of these commands that have a line.
+        share: Share = "100%",
+        /// Whether all commands that are denied have a line, by the rules of a user or by `command_policy`.
+        denied: Switch = "true",
+        /// Whether logins have a line, and those that failed.
+        logins: Switch = "true",
+        /// Whether what operators do has lines: when it is asked for, and how it ends.
+        operators: Switch = "true",
     }
 }
 

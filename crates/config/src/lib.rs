@@ -10,6 +10,7 @@
 mod access_log;
 mod accounts;
 mod address;
+mod audit_log;
 mod client_sources;
 mod commands;
 mod diagnostic;

@@ -6,9 +6,9 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use crate::file::{
-    AccessLogSection, CommandSection, GlobalSection, GroupSection, PolicySection, PoolSection,
-    ProxyProtocolSection, ServerGroupSection, ServerTlsSection, TlsSection, TracingSection,
-    UserSection,
+    AccessLogSection, AuditLogSection, CommandSection, GlobalSection, GroupSection, PolicySection,
+    PoolSection, ProxyProtocolSection, ServerGroupSection, ServerTlsSection, TlsSection,
+    TracingSection, UserSection,
 };
 use crate::routes::{self, RouteSection};
 use crate::section::{self, Section, prose};
@@ -78,6 +78,11 @@ pub fn proxy_protocol_table() -> String {
 /// The options of `tracing`, as a Markdown table.
 pub fn tracing_table() -> String {
     table::<TracingSection>()
+}
+
+/// The options of `audit_log`, as a Markdown table.
+pub fn audit_log_table() -> String {
+    table::<AuditLogSection>()
 }
 
 /// The options of `access_log`, as a Markdown table.

@@ -9,6 +9,7 @@ mod activation;
 #[cfg(test)]
 #[path = "../../../tests/rust/addresses.rs"]
 mod addresses;
+mod audited;
 mod background_task;
 mod balance;
 mod child;
@@ -58,9 +59,9 @@ pub use control_socket::{AskError, ControlSocketError, ask, default_paths};
 pub use listeners::ListenError;
 pub use rehearsal::{Rehearsal, rehearse};
 pub use status::{
-    AccessLogStatus, AdminStatus, CertificateStatus, GroupStatus, MemberStatus, Outcome,
-    PoolStatus, SentinelStatus, ServerStatus, ShardStatus, Status, SwitchStatus, TracingStatus,
-    UserStatus, WorkerStatus,
+    AccessLogStatus, AdminStatus, AuditLogStatus, CertificateStatus, GroupStatus, MemberStatus,
+    Outcome, PoolStatus, SentinelStatus, ServerStatus, ShardStatus, Status, SwitchStatus,
+    TracingStatus, UserStatus, WorkerStatus,
 };
 pub use trial::{Program, Verdict};
 

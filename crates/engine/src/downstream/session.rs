@@ -80,6 +80,7 @@ impl Engine {
         };
         self.clients[client].session.authenticated =
             right || self.listeners[listener].auth.is_none();
+        self.audit_login(client, user.unwrap_or(b"default"), (!right).then_some("password"));
         if right {
             Ok(())
         } else {
@@ -103,13 +104,18 @@ impl Engine {
         let name = user.unwrap_or(b"default");
         match users.authenticate(name, password).cloned() {
             Some(user) => match self.refused_login(client, user.name()) {
-                Some(text) => Err(format!("ERR {text}").into()),
+                Some(text) => {
+                    self.audit_login(client, name, Some("limit"));
+                    Err(format!("ERR {text}").into())
+                }
                 None => {
+                    self.audit_login(client, name, None);
                     self.become_user(client, Some(user));
                     Ok(())
                 }
             },
             None => {
+                self.audit_login(client, name, Some("password"));
                 self.note_denial(client, "auth", b"AUTH", name);
                 self.wrong_password(client);
                 Err(WRONG_PASSWORD.into())
@@ -131,6 +137,7 @@ impl Engine {
             && listener.has_users()
             && self.refused_login(conn.client(), user.name()).is_none()
         {
+            self.audit_login(conn.client(), user.name().as_bytes(), None);
             self.become_user(conn.client(), Some(user));
         }
     }
