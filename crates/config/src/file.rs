@@ -8,6 +8,7 @@ use crate::access_log::AccessLogText;
 use crate::address::ListenText;
 use crate::audit_log::{AuditLogText, Audited};
 use crate::client_sources::{ProxyProtocolText, SourceList};
+use crate::client_user::{ClientUserText, NameMap};
 use crate::commands::{Commands, Whole, Words};
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::groups::{Member, MemberAddress, Members};
@@ -242,6 +243,18 @@ section! {
 }
 
 section! {
+    /// What a name in a client's certificate stands for.
+    ClientUserSection {
+        /// The name: `cn`, `san_dns`, `san_uri` or `san_email`.
+        from: ClientUser = required,
+        /// Users by name. With a map only its names stand for users.
+        map: NameMap = none,
+        /// The user of clients with such a name that stands for nobody.
+        default: Text = none,
+    }
+}
+
+section! {
     /// TLS towards clients.
     TlsSection {
         /// A file with a certificate in PEM form and those that lead from it to an authority, or a list of such files:
@@ -256,8 +269,9 @@ section! {
         client_auth: ClientAuth = none,
         /// Which name in its certificate is the name of the [user](#users) that a client is from the start: the common
         /// name, or an alternative name that is a DNS name, a URI or an e-mail address. Of several, the first that is
-        /// a user's. Who shows no certificate, or one without a user's name, must log in.
-        client_user: ClientUser = "off",
+        /// a user's. Who shows no certificate, or one without a user's name, must log in. As a section, it [maps names
+        /// to users](#certificates-and-users).
+        client_user: ClientUserText = "off",
         /// The oldest version that clients may speak.
         min_version: Version = "1.2",
         /// Cipher suites: `default` are all with forward secrecy and authenticated encryption, `strong` those of them

@@ -12,6 +12,7 @@ mod accounts;
 mod address;
 mod audit_log;
 mod client_sources;
+mod client_user;
 mod commands;
 mod diagnostic;
 mod difference;

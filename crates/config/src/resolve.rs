@@ -13,6 +13,7 @@ use cashew_placement::{Distribution, Hash};
 use crate::accounts::{self, Account};
 use crate::address::{ListenText, ServerLine, check_name};
 use crate::client_sources;
+use crate::client_user;
 use crate::diagnostic::{At, Complaint, Pos, Report};
 use crate::file::{Dialect, File, GlobalSection, PoolSection};
 use crate::groups;
@@ -563,6 +564,10 @@ fn resolve_section(
         server_tls: tls::resolve_servers(section, context, report),
         client_sources,
     };
+    if let Some(tls) = &section.tls {
+        client_user::check(&pool, tls.pos, report);
+    }
+    users::warn_of_unknown_passwords(&pool, section, report);
     replica_reads::warn_without_replicas(&pool, section, report);
     hedge::warn_without_choice(&pool, section, report);
     spool::check(&pool, section, report);

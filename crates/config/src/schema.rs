@@ -6,9 +6,9 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use crate::file::{
-    AccessLogSection, AuditLogSection, CommandSection, GlobalSection, GroupSection, PolicySection,
-    PoolSection, ProxyProtocolSection, ServerGroupSection, ServerTlsSection, TlsSection,
-    TracingSection, UserSection,
+    AccessLogSection, AuditLogSection, ClientUserSection, CommandSection, GlobalSection,
+    GroupSection, PolicySection, PoolSection, ProxyProtocolSection, ServerGroupSection,
+    ServerTlsSection, TlsSection, TracingSection, UserSection,
 };
 use crate::routes::{self, RouteSection};
 use crate::section::{self, Section, prose};
@@ -58,6 +58,11 @@ pub fn server_group_table() -> String {
 /// The options of a pool's `tls`, as a Markdown table.
 pub fn tls_table() -> String {
     table::<TlsSection>()
+}
+
+/// The options of `client_user`, as a Markdown table.
+pub fn client_user_table() -> String {
+    table::<ClientUserSection>()
 }
 
 /// The options of one of a pool's `users`, as a Markdown table.

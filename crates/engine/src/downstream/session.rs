@@ -131,7 +131,12 @@ impl Engine {
             return;
         }
         let listener = self.listener_of(conn.client());
-        let mut users = names.iter().filter_map(|name| listener.users.named(name.as_bytes()));
+        let tls = listener.config.tls.as_ref();
+        let meant: Vec<&str> = match tls {
+            Some(tls) => tls.client_names.users(names).collect(),
+            None => names.iter().map(String::as_str).collect(),
+        };
+        let mut users = meant.iter().filter_map(|name| listener.users.named(name.as_bytes()));
         let user = users.find(|user| user.is_on()).cloned();
         if let Some(user) = user
             && listener.has_users()

@@ -1,6 +1,5 @@
 //! The engine's public face: events in, work out.
 
-mod audit;
 pub(crate) mod change;
 pub(crate) mod clients;
 pub(crate) mod epoch;
