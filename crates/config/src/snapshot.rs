@@ -2,6 +2,7 @@
 //! set. The master hands it to the workers as JSON in a sealed memfd.
 
 mod access_log;
+mod audit_log;
 mod client_sources;
 mod cluster;
 mod live;
@@ -23,6 +24,7 @@ use cashew_tls::{ListenerTls, ServerTls};
 use serde::{Deserialize, Serialize};
 
 pub use self::access_log::AccessLog;
+pub use self::audit_log::AuditLog;
 pub use self::client_sources::{ClientSources, ProxyProtocol, Source};
 pub use self::cluster::{
     Cluster, ClusterMap, ClusterNode, ClusterShard, MapChange, SLOTS, SlotRange,
@@ -106,6 +108,9 @@ pub struct Global {
     /// Requests are written to a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_log: Option<AccessLog>,
+    /// Who did what is written to a file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub audit_log: Option<AuditLog>,
 }
 
 fn one_worker() -> u32 {

@@ -204,6 +204,7 @@ fn the_flat_dialect_loads() {
             ready_needs_primaries: false,
             tracing: None,
             access_log: None,
+            audit_log: None,
         },
         pools: vec![last, first, second],
     };
@@ -255,6 +256,7 @@ fn the_sectioned_dialect_loads() {
             ready_needs_primaries: false,
             tracing: None,
             access_log: None,
+            audit_log: None,
         }
     );
     let local = "127.0.0.1";

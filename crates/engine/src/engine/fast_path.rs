@@ -248,7 +248,7 @@ impl Engine {
         let listener = &self.listeners[client.listener];
         match client.session.wire_protocol {
             WireProtocol::Resp2 | WireProtocol::Resp3 => {
-                match (listener.policy.refuses_plain(), listener.choice) {
+                match (listener.fast_policy.refuses_plain(), listener.choice) {
                     (false, Choice::None) => {
                         self.fast_requests_with::<Redis<true, false, false, false>>(index, buf)
                     }
@@ -354,7 +354,7 @@ impl Engine {
             self.write_marks.set(index, backend.write_mark(&self.metrics, self.now));
         }
         while client.requests < client.window
-            && let Some(plain) = R::request(buf, &listener.policy)
+            && let Some(plain) = R::request(buf, &listener.fast_policy)
             && plain.bytes.len() <= size_max
         {
             if R::ROUTED {

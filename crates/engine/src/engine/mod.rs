@@ -34,6 +34,7 @@ use crate::base::time::Time;
 use crate::base::timers::{Timer, Timers};
 use crate::base::work_budget::WorkBudget;
 use crate::downstream::activity::Activity;
+use crate::downstream::audit::AuditQueue;
 use crate::downstream::client::{Client, Dirty, Profile, Selected, Session, State};
 use crate::downstream::handoff::Moving;
 use crate::downstream::listener::Listener;
@@ -160,6 +161,7 @@ pub struct Engine {
     pub(crate) latency_batch: LatencyBatch,
     pub(crate) command_stats: CommandStats,
     pub(crate) observer: Observer,
+    pub(crate) audit_queue: AuditQueue,
     /// The hot keys that clients were told of last.
     pub(crate) hot_rows: Option<redis::own_logs::HotRows>,
     pub(crate) pressure: Pressure,
@@ -279,6 +281,7 @@ impl Engine {
             latency_batch: LatencyBatch::default(),
             command_stats: CommandStats::default(),
             observer: Observer::new(now, seed),
+            audit_queue: AuditQueue::default(),
             hot_rows: None,
             pressure: Pressure::new(None),
             rng: Rng::new(seed),

@@ -155,6 +155,11 @@ impl Engine {
         let key = parser.key().of(bytes);
         let begun = self.begin_memcached_upload(client, key, (tail, head), extent);
         if let Begun::Yes = begun
+            && self.listener_of(client).is_monitored
+        {
+            self.audit_packet(client, parser, bytes);
+        }
+        if let Begun::Yes = begun
             && parser.header().cas != 0
             && let Some((lane, _)) = self.upload_request(client)
         {
@@ -270,6 +275,16 @@ impl Engine {
             self.answer_binary(client, parser, Status::AuthError, why.as_bytes());
             return Plan::Done;
         }
+        let is_told = self.listener_of(client).is_monitored;
+        let plan = self.plan_packet(client, parser, bytes);
+        if is_told && !matches!(plan, Plan::Wait) {
+            self.audit_packet(client, parser, bytes);
+        }
+        plan
+    }
+
+    fn plan_packet(&mut self, client: ClientId, parser: &RequestParser, bytes: &[u8]) -> Plan {
+        let opcode = parser.opcode();
         self.ask_binary(client, parser, bytes);
         if self.listener_of(client).choice == Choice::Backends
             && let Some(plan) = self.route_packet(client, parser, bytes)

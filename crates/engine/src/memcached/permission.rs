@@ -93,6 +93,27 @@ impl Engine {
         self.denial(client, &user, kind, key.into_iter())
     }
 
+    /// Notes a text request that is let through.
+    #[cold]
+    pub(super) fn audit_text(&mut self, client: ClientId, parser: &RequestParser, bytes: &[u8]) {
+        let Some(kind) = kind_of_text(parser, bytes) else { return };
+        let command = MEANINGS[kind as usize].command;
+        let mut buf = [0; KEY_SIZE_MAX];
+        if parser.meta().is_base64 {
+            let key = plain_key(parser, bytes, &mut buf);
+            return self.audit_command(client, command, std::iter::once(key));
+        }
+        self.audit_command(client, command, parser.keys().iter().map(|key| key.of(bytes)));
+    }
+
+    /// The same for a packet.
+    #[cold]
+    pub(super) fn audit_packet(&mut self, client: ClientId, parser: &BinaryParser, bytes: &[u8]) {
+        let Some(kind) = kind_of_packet(parser.opcode()) else { return };
+        let key = parser.opcode().has_key().then(|| parser.key().of(bytes));
+        self.audit_command(client, MEANINGS[kind as usize].command, key.into_iter());
+    }
+
     fn denial<'k>(
         &mut self,
         client: ClientId,
@@ -107,6 +128,8 @@ impl Engine {
                 user.may_touch(command, key, touch).err().map(|denial| (denial, key))
             })?,
         };
+        let key = if let Denial::Command = denial { b"" } else { object };
+        self.audit_denial(client, command.name, key, denial.reason());
         self.count_denial(client, denial.reason(), object, user);
         Some(match denial {
             Denial::Command => format!("user has no permissions to run '{}'", command.name),

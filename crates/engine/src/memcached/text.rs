@@ -207,6 +207,11 @@ impl Engine {
         self.clients[client].noreply = false;
         self.ask_cas_tags(client, parser, bytes);
         if let Begun::Yes = begun
+            && self.listener_of(client).is_monitored
+        {
+            self.audit_text(client, parser, bytes);
+        }
+        if let Begun::Yes = begun
             && let Some((lane, request)) = self.upload_request(client)
         {
             self.requests[request].is_tagged = self.request_ctx.is_tagged;
@@ -260,6 +265,15 @@ impl Engine {
             self.clients[client].noreply = false;
             return Plan::Done;
         }
+        let is_told = self.listener_of(client).is_monitored;
+        let plan = self.plan_text(client, parser, bytes);
+        if is_told && !matches!(plan, Plan::Wait) {
+            self.audit_text(client, parser, bytes);
+        }
+        plan
+    }
+
+    fn plan_text(&mut self, client: ClientId, parser: &mut RequestParser, bytes: &[u8]) -> Plan {
         if self.listener_of(client).choice == Choice::Backends
             && let Some(plan) = self.route_text(client, parser, bytes)
         {

@@ -50,6 +50,8 @@ impl Engine {
                     Denial::Command => command.name.as_bytes(),
                     Denial::Key(at) | Denial::Channel(at) => args[at].of(bytes),
                 };
+                let key = if let Denial::Command = denial { b"" } else { object };
+                self.audit_denial(client, command.name, key, denial.reason());
                 self.count_denial(client, denial.reason(), object, &user);
                 denial.reply(&call)
             }

@@ -157,6 +157,18 @@ impl Policy {
         policy
     }
 
+    /// The same, but for commands of the table that are to be refused as well.
+    #[must_use]
+    pub fn without(&self, is_refused: impl Fn(&Command) -> bool) -> Self {
+        let mut policy = self.clone();
+        for command in COMMANDS.iter().filter(|command| is_refused(command)) {
+            let id = usize::from(command.id);
+            policy.refused[id / 64] |= 1 << (id % 64);
+        }
+        policy.refuses_plain = plain_commands().any(|command| policy.refuses(command));
+        policy
+    }
+
     /// Whether clients may not call the command.
     #[inline]
     pub fn refuses(&self, command: &Command) -> bool {
