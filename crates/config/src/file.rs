@@ -251,8 +251,8 @@ section! {
     UserSection {
         /// Rules as Redis's ACL has them. Required, unless they are in an `acl_file`.
         rules: RulesText = none,
-        /// What is put before all keys and channels of the user, and taken off where replies name them. Redis pools
-        /// only.
+        /// What is put before all keys of the user, and its channels, and taken off where replies name them. With
+        /// memcached at most 93 bytes, none of them a space.
         key_prefix: Text = none,
         /// Requests per second. A tenth of a second's may come at once. 0 is no limit, here and below.
         requests_per_second: Number<0, 10000000> = "0",

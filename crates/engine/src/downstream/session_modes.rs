@@ -5,7 +5,7 @@
 use std::ops::Deref;
 
 use crate::base::time::Time;
-use crate::memcached::Many;
+use crate::memcached::{Many, Stripping};
 use crate::redis::blocking::{Blocking, Ending};
 use crate::redis::monitor::Monitor;
 use crate::redis::pubsub::Subscriber;
@@ -38,6 +38,8 @@ pub(crate) struct Rare {
     pub(crate) slowed_until: Option<Time>,
     /// It waits until its user may ask more.
     pub(crate) awaits_quota: bool,
+    /// There while keys of memcached have its user's prefix.
+    pub(crate) stripping: Option<Box<Stripping>>,
 }
 
 static NONE: Rare = Rare::new();
@@ -55,6 +57,7 @@ impl Rare {
             ending: None,
             slowed_until: None,
             awaits_quota: false,
+            stripping: None,
         }
     }
 
@@ -69,6 +72,7 @@ impl Rare {
             && self.ending.is_none()
             && self.slowed_until.is_none()
             && !self.awaits_quota
+            && self.stripping.is_none()
     }
 }
 
@@ -113,6 +117,14 @@ impl Modes {
 
     pub(crate) fn end_blocking(&mut self) -> Option<Box<Blocking>> {
         self.leave(|rare| rare.blocking.take())
+    }
+
+    pub(crate) fn stripping(&mut self) -> Option<&mut Stripping> {
+        self.0.as_mut()?.stripping.as_deref_mut()
+    }
+
+    pub(crate) fn end_stripping(&mut self) {
+        self.leave(|rare| rare.stripping.take());
     }
 
     pub(crate) fn end_many(&mut self) {
