@@ -422,9 +422,8 @@ def test_commands_have_other_names_as_in_redis(place):
         other.send((resp("PUT", "p", "1") + resp("FETCH", "p") + resp("GET", "p") + resp("INCR", "p")) * 100)
         for number in range(100):
             assert [other.reply(), other.reply()] == ["OK", b"1"]
-            with pytest.raises(ReplyError, match="unknown command 'GET', with args beginning with: 'p'"):
-                other.reply()
-            assert other.reply() == 2
+            assert "unknown command 'GET', with args beginning with: 'p'" in str(other.reply())
+            assert other.reply() == 2, number
         assert server.call("GET", "p") == b"2"
         # A reload gives names back, and tells of it.
         gateway.configure(pools={"alpha": {**gateway.pools["alpha"], "command_policy": "admin"}})
