@@ -14,7 +14,7 @@ use crate::commands::{Commands, Whole, Words};
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::groups::{Member, MemberAddress, Members};
 use crate::hedge::HedgeText;
-use crate::policy::{Entries, PolicyText};
+use crate::policy::{Entries, PolicyText, RenameList};
 use crate::pose::{Advertised, PoseText};
 use crate::prefixes::Prefixes;
 use crate::reads_by_class::ReadsByClass;
@@ -292,8 +292,8 @@ section! {
     UserSection {
         /// Rules as Redis's ACL has them. Required, unless they are in an `acl_file`.
         rules: RulesText = none,
-        /// What is put before all keys and channels of the user, and taken off where replies name them. Redis pools
-        /// only.
+        /// What is put before all keys of the user, and its channels, and taken off where replies name them. With
+        /// memcached at most 93 bytes, none of them a space.
         key_prefix: Text = none,
         /// Requests per second. A tenth of a second's may come at once. 0 is no limit, here and below.
         requests_per_second: Number<0, 10000000> = "0",
@@ -423,6 +423,9 @@ section! {
         allow: Entries = none,
         /// What is not allowed.
         deny: Entries = none,
+        /// Other names of commands: clients call them by these, and what was their name is none any more. `""` is no
+        /// name. Redis pools only.
+        rename: RenameList = none,
     }
 }
 
@@ -586,8 +589,8 @@ section! {
         commands_from_servers: Switch = "false",
         /// Commands that clients may use: `application` is all except administration of servers,
         /// other clients or the gateway, `cache` the same without commands that empty whole
-        /// databases, `admin` all that the gateway serves; or a section with `base`, `allow` and
-        /// `deny`. See [who may call what](#who-may-call-what).
+        /// databases, `admin` all that the gateway serves; or a section with `base`, `allow`, `deny` and
+        /// `rename`. See [who may call what](#who-may-call-what).
         command_policy: PolicyText = "application",
         /// The Sentinels that say where the primaries of the pool's groups are, among them all that
         /// watch these groups: most of them must agree. See [Sentinel](#sentinel). Redis pools only.

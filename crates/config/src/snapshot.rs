@@ -705,6 +705,10 @@ pub struct CommandPolicy {
     /// Commands, subcommands as `container|subcommand`, and categories with `@`, in lower case.
     pub allow: Vec<String>,
     pub deny: Vec<String>,
+    /// Names of commands, and what clients call them instead; nothing where that is empty. In lower case,
+    /// sorted.
+    #[serde(default)]
+    pub rename: Vec<(String, String)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -738,7 +742,7 @@ impl PolicyBase {
 
 impl CommandPolicy {
     pub fn of(base: PolicyBase) -> Self {
-        Self { base, allow: Vec::new(), deny: Vec::new() }
+        Self { base, allow: Vec::new(), deny: Vec::new(), rename: Vec::new() }
     }
 
     /// For a pool of Redis.
@@ -759,6 +763,13 @@ impl fmt::Display for CommandPolicy {
         for (what, list) in [("allow", &self.allow), ("deny", &self.deny)] {
             if !list.is_empty() {
                 write!(f, ", {what} {}", list.join(" ").to_uppercase())?;
+            }
+        }
+        for (at, (name, other)) in self.rename.iter().enumerate() {
+            let (before, name) = (if at == 0 { ", rename" } else { "" }, name.to_uppercase());
+            match other.is_empty() {
+                true => write!(f, "{before} {name} to nothing")?,
+                false => write!(f, "{before} {name} to {other}")?,
             }
         }
         Ok(())

@@ -5,6 +5,7 @@ use std::collections::btree_map::Entry;
 use std::path::Path;
 
 use cashew_acl::{User, Users, split_rules};
+use cashew_protocol::memcached::KEY_PREFIX_MAX;
 use cashew_tls::ClientUser;
 use schemars::{Schema, SchemaGenerator, json_schema};
 
@@ -302,9 +303,18 @@ fn check_prefixes(
 ) {
     let mut prefixed: Vec<&UserOptions> =
         options.iter().filter(|user| !user.key_prefix.is_empty()).collect();
-    if !prefixed.is_empty() && !section.redis.value.0 {
-        let complaint = Complaint::new("\"key_prefix\" is for Redis pools only");
-        report.error(pos, complaint);
+    if !section.redis.value.0 {
+        for user in &prefixed {
+            let prefix = user.key_prefix.as_bytes();
+            if prefix.len() > KEY_PREFIX_MAX
+                || prefix.iter().any(|&byte| byte <= b' ' || byte == 0x7f)
+            {
+                let message =
+                    format!("user \"{}\": no key can begin with its key_prefix", user.name);
+                let hint = format!("at most {KEY_PREFIX_MAX} bytes without spaces");
+                report.error(pos, Complaint::new(message).hint(hint));
+            }
+        }
     }
     prefixed.sort_by_key(|user| user.key_prefix.as_bytes());
     for pair in prefixed.windows(2) {

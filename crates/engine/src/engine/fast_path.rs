@@ -103,7 +103,7 @@ impl<const RESP3: bool, const GUARDED: bool, const CHOOSES: bool, const ROUTED: 
     fn request<'b>(buf: &'b [u8], policy: &Policy) -> Option<Plain<'b>> {
         let head = resp::plain_head(buf)?;
         let command = redis::find_plain(&head)?;
-        if GUARDED && policy.refuses_id(command.index()) {
+        if GUARDED && policy.guards_id(command.index()) {
             return None;
         }
         let resp::PlainRequest { bytes, rest, key } = head.request()?;
