@@ -37,7 +37,7 @@ pub(crate) enum ServerStat {
 }
 
 /// Twemproxy's names in its order ([`POOL_STATS_OF_TWEMPROXY`] of them), then ours.
-pub(crate) const POOL_STATS: [PoolStat; 52] = [
+pub(crate) const POOL_STATS: [PoolStat; 53] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
     PoolStat::Gauge(PoolGauge::ClientConnections),
@@ -76,6 +76,7 @@ pub(crate) const POOL_STATS: [PoolStat; 52] = [
     PoolStat::Counter(PoolCounter::Moved),
     PoolStat::Counter(PoolCounter::Asked),
     PoolStat::Counter(PoolCounter::TriedAgain),
+    PoolStat::Counter(PoolCounter::RedirectsPassedOn),
     PoolStat::Counter(PoolCounter::RetriesDenied),
     PoolStat::Counter(PoolCounter::HedgesSent),
     PoolStat::Counter(PoolCounter::HedgesWon),
@@ -577,6 +578,9 @@ mod tests {
             "clients_refused",
             "clients_shed",
             "clients_throttled",
+            "cluster_asked",
+            "cluster_moved",
+            "cluster_tried_again",
             "commands_refused",
             "hedges_denied",
             "hedges_sent",

@@ -546,6 +546,13 @@ fn describe_permissions(pool: &PoolStatus) -> String {
     if *auth_failures > 0 {
         text += &format!("pool {name}: attempts with a wrong password: {auth_failures}\n");
     }
+    if pool.redirects_passed_on > 0 {
+        text += &format!(
+            "pool {name}: MOVED, ASK and CLUSTERDOWN passed on to clients: {}; its servers are nodes of a cluster, which \
+             \"cluster: {{seeds: [host:port]}}\" in the place of \"servers\" follows\n",
+            pool.redirects_passed_on
+        );
+    }
     if pool.requests_retried + pool.retries_denied > 0 {
         let PoolStatus { requests_retried: again, retries_denied: denied, .. } = pool;
         text += &format!(
@@ -732,6 +739,7 @@ mod tests {
                 hedges_denied: 1,
                 requests_retried: 4,
                 retries_denied: 2,
+                redirects_passed_on: 5,
                 paused_ms: 1500,
                 paused_writes_only: true,
                 server_states: Vec::new(),
@@ -768,6 +776,8 @@ alpha  127.0.0.1:22121  2 of 3   7     0123456789abcdef
 pool alpha: command_policy: cache
 pool alpha: requests refused by command_policy: 3
 pool alpha: attempts with a wrong password: 2
+pool alpha: MOVED, ASK and CLUSTERDOWN passed on to clients: 5; its servers are nodes of a cluster, which \
+\"cluster: {seeds: [host:port]}\" in the place of \"servers\" follows
 pool alpha: requests sent again: 4, reads not sent again for want of budget: 2
 pool alpha: reads sent to a second server: 9, answered by it first: 7, not sent for want of budget: 1
 pool alpha: CLIENT PAUSE holds clients that write back for 1500 ms more"

@@ -13,6 +13,7 @@ use cashew_placement::HashTag;
 use crate::access_log;
 use crate::client_sources;
 use crate::policy::shown_policy;
+use crate::pose;
 use crate::replica_reads::SpanText;
 use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
@@ -230,6 +231,7 @@ impl Difference {
             command_policy: _,
             client_pause_max_ms,
             failover_wait_ms,
+            pose,
             hide_topology,
             sentinel,
             cluster,
@@ -344,6 +346,7 @@ impl Difference {
         let (old_max, new_max) = (or_none(client_pause_max_ms), or_none(&new.client_pause_max_ms));
         option.changed("client_pause_max", &old_max, &new_max);
         option.changed("failover_wait", failover_wait_ms, &new.failover_wait_ms);
+        option.changed("pose", &pose::shown(pose.as_ref()), &pose::shown(new.pose.as_ref()));
         option.changed("hide_topology", hide_topology, &new.hide_topology);
         option.replica_reads(replica_reads, &new.replica_reads);
         let hedged = |hedge: &Option<Hedge>| match hedge {
@@ -929,6 +932,10 @@ mod tests {
             ("hedge: {after: 3ms}", "hedge: none -> after 3ms, budget 5%"),
             ("client_pause_max: 5", "client_pause_max: 60000 -> 5"),
             ("failover_wait: 500", "failover_wait: 0 -> 500"),
+            (
+                "pose: cluster, advertise: [a:1, 10.0.0.1:2]",
+                "pose: none -> cluster, advertise a:1, 10.0.0.1:2",
+            ),
             ("hide_topology: true", "hide_topology: false -> true"),
             ("allow_from: [10.0.0.0/8, unix]", "allow_from: none -> 10.0.0.0/8, unix"),
             ("deny_from: 192.0.2.7", "deny_from: none -> 192.0.2.7"),

@@ -13,6 +13,7 @@ use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::groups::{Member, MemberAddress, Members};
 use crate::hedge::HedgeText;
 use crate::policy::{Entries, PolicyText};
+use crate::pose::{Advertised, PoseText};
 use crate::prefixes::Prefixes;
 use crate::reads_by_class::ReadsByClass;
 use crate::replica_reads::Span;
@@ -575,6 +576,13 @@ section! {
         /// replica. None waits longer than `timeout`. 0 turns it off; 3000 unless set in a pool with
         /// `sentinels` or a `cluster`, else 0.
         failover_wait: Number<0, 3600000> = none,
+        /// What the pool looks like to its clients: with `cluster` it answers
+        /// [clients of Redis Cluster](how-to.md#let-clients-of-a-cluster-use-any-pool) as a cluster whose nodes are
+        /// gateways. Redis pools only.
+        pose: PoseText = none,
+        /// The gateways that [clients of a cluster](how-to.md#let-clients-of-a-cluster-use-any-pool) are told of, this
+        /// one first; they share the slots. Without it this one alone, at the address that the client has reached.
+        advertise: Advertised = none,
         /// Whether replies leave out the names and addresses of the servers; see [what clients learn of
         /// servers](operations.md#what-clients-learn-of-servers). Otherwise errors end with them, as in
         /// `Connection refused (server r2, 10.0.0.2:6379)`.

@@ -22,6 +22,7 @@ mod hedge;
 mod loops;
 mod memory;
 mod policy;
+mod pose;
 mod prefixes;
 mod reads_by_class;
 mod replica_reads;

@@ -21,6 +21,7 @@ use crate::hedge;
 use crate::loops;
 use crate::memory;
 use crate::policy;
+use crate::pose;
 use crate::prefixes;
 use crate::reads_by_class;
 use crate::replica_reads;
@@ -468,13 +469,14 @@ fn resolve_section(
     warn_of_ejection(section, report);
     let listen = section.listen.as_ref().and_then(|l| resolve_listen(l, context, report));
     let tls_listen = section.tls_listen.as_ref();
-    let tls_listen = tls_listen.map(|l| resolve_listen_of("tls_listen", l, context, report));
+    let tls_listen = tls_listen.and_then(|l| resolve_listen_of("tls_listen", l, context, report));
     let command_policy = Some(policy::resolve(section, protocol, report));
     let client_sources = client_sources::resolve(section, listen.as_ref(), report);
     let redis_auth = section.redis_auth.as_ref().map(|it| &it.value);
     let redis_auth = secret::resolve("redis_auth", redis_auth, context, report);
     let (users, user_options) = users::resolve(section, context, report);
     let memcached = memcached(section, context, report);
+    let pose = pose::resolve(section, [listen.as_ref(), tls_listen.as_ref()], report);
     let lines = lines?;
     check_servers(name, lines, section.distribution.value, report);
     warn_of_aliases(lines, report);
@@ -543,6 +545,7 @@ fn resolve_section(
             None if sentinel.is_some() || cluster.is_some() => FAILOVER_WAIT_MS,
             None => 0,
         },
+        pose,
         hide_topology: section.hide_topology.value.0,
         sentinel,
         reads: section.reads.as_ref().map(|reads| reads.value),
@@ -559,7 +562,7 @@ fn resolve_section(
         command_stats: prefixes::counts(section, report),
         prefixes: section.prefixes.as_ref().map_or_else(Vec::new, |it| it.value.0.clone()),
         tls: tls::resolve(section, context, report),
-        tls_listen: tls_listen.flatten(),
+        tls_listen,
         server_tls: tls::resolve_servers(section, context, report),
         client_sources,
     };
@@ -775,6 +778,9 @@ fn check_redis_options(section: &PoolSection, protocol: Protocol, report: &mut R
     }
     if let Some(classes) = &section.reads_by_class {
         refuse("reads_by_class", classes.pos);
+    }
+    if let Some(pose) = &section.pose {
+        refuse("pose", pose.pos);
     }
     let given = [
         ("pubsub_output_max", section.pubsub_output_max.pos),

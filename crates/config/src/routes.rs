@@ -24,7 +24,7 @@ use crate::value::Value;
 pub(crate) use self::keys::read_file as read_keys_file;
 
 /// Options of pools that concern clients, and so are those of routes as well.
-const CLIENT_OPTIONS: [&str; 38] = [
+const CLIENT_OPTIONS: [&str; 40] = [
     "listen",
     "redis",
     "backlog",
@@ -52,6 +52,8 @@ const CLIENT_OPTIONS: [&str; 38] = [
     "transfer_stall_timeout",
     "commands",
     "command_policy",
+    "pose",
+    "advertise",
     "hide_topology",
     "slow_log",
     "hot_keys",
@@ -183,6 +185,7 @@ pub(crate) fn warn_without_clients(section: &PoolSection, report: &mut Report<'_
         ("allow_from", section.allow_from.as_ref().map_or(Pos::NONE, |list| list.pos)),
         ("deny_from", section.deny_from.as_ref().map_or(Pos::NONE, |list| list.pos)),
         ("proxy_protocol", section.proxy_protocol.pos),
+        ("pose", section.pose.as_ref().map_or(Pos::NONE, |pose| pose.pos)),
     ] {
         if pos != Pos::NONE {
             let complaint = Complaint::new(format!("\"{key}\" has no effect"));

@@ -266,6 +266,9 @@ pub struct Pool {
     /// How long requests that were not sent wait for a server that cannot be reached; 0 is not at all.
     #[serde(default)]
     pub failover_wait_ms: u64,
+    /// What it looks like to its clients, if not like one server. Redis pools only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pose: Option<Pose>,
     /// Errors do not name servers.
     #[serde(default)]
     pub hide_topology: bool,
@@ -353,6 +356,13 @@ impl Pool {
             ms => ms.saturating_mul(1000),
         }
     }
+}
+
+/// A cluster whose nodes are gateways.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pose {
+    /// This gateway and others, this one first. Empty: this one, at the address that a client has reached.
+    pub advertise: Vec<Address>,
 }
 
 /// What a user has beyond rules. Limits are over all workers; 0 is none.

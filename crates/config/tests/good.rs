@@ -78,6 +78,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         command_policy: Some(CommandPolicy::of(PolicyBase::Application)),
         client_pause_max_ms: Some(60_000),
         failover_wait_ms: 0,
+        pose: None,
         hide_topology: false,
         sentinel: None,
         zone: None,

@@ -404,3 +404,133 @@ fn a_pool_whose_map_is_not_known_says_so() {
     world.expect(client, "-CLUSTERDOWN Hash slot not served\r\n");
     assert_eq!(doubts(&mut world), 1);
 }
+
+const QUEUED: &str = "+QUEUED\r\n";
+
+/// The lane that is made for a session.
+fn session(world: &mut World, server: u32) -> ConnId {
+    let lane = world.accept(server);
+    world.tick();
+    lane
+}
+
+#[test]
+fn a_transaction_whose_slot_has_moved_goes_to_the_owner_as_a_whole() {
+    let (mut world, client, _) = three(&cluster(""));
+    world.send(client, all(&["MULTI", "INCR b", "PING", "GET x{b}"]));
+    world.expect(client, format!("+OK\r\n{}", QUEUED.repeat(3)));
+    world.send(client, redis("EXEC"));
+    let text = all(&["MULTI", "INCR b", "PING", "GET x{b}", "EXEC"]);
+    let a = session(&mut world, 0);
+    world.expect(a, &text);
+    let refused = moved(3300, 1);
+    world.send(a, format!("+OK\r\n{refused}{QUEUED}{refused}-EXECABORT Transaction discarded because of previous errors.\r\n"));
+    world.expect(client, "");
+    let b = session(&mut world, 1);
+    world.expect(b, &text);
+    world.send(b, format!("+OK\r\n{}*3\r\n:1\r\n+PONG\r\n$-1\r\n", QUEUED.repeat(3)));
+    world.expect(client, "*3\r\n:1\r\n+PONG\r\n$-1\r\n");
+    // ASK, and then the slot is there.
+    world.send(client, all(&["MULTI", "INCR hello", "EXEC", "GET b"]));
+    let text = all(&["MULTI", "INCR hello", "EXEC"]);
+    world.expect(a, &text);
+    world.send(a, format!("+OK\r\n{}-EXECABORT Transaction discarded\r\n", ask(866, 2)));
+    let c = session(&mut world, 2);
+    world.expect(c, redis("ASKING") + &text);
+    world.send(c, format!("+OK\r\n+OK\r\n{QUEUED}*1\r\n:5\r\n"));
+    world.expect(client, format!("+OK\r\n{QUEUED}*1\r\n:5\r\n"));
+}
+
+#[test]
+fn a_transaction_is_for_one_slot() {
+    let (mut world, client, _) = three(&cluster(""));
+    world.send(client, all(&["MULTI", "INCR b", "INCR hello", "EXEC"]));
+    let reply = String::from_utf8(world.received(client)).unwrap();
+    assert!(
+        reply.contains("-CROSSSLOT INCR 'hello' is in another slot than the transaction"),
+        "{reply}"
+    );
+    assert!(
+        reply.ends_with("-EXECABORT Transaction discarded because of previous errors.\r\n"),
+        "{reply}"
+    );
+    world.assert_idle();
+}
+
+#[test]
+fn a_transaction_that_is_sent_to_and_fro_ends() {
+    let (mut world, client, _) = three(&cluster(""));
+    world.send(client, all(&["MULTI", "INCR b", "EXEC"]));
+    let text = all(&["MULTI", "INCR b", "EXEC"]);
+    let (a, b) = (session(&mut world, 0), None::<ConnId>);
+    let mut lanes = [Some(a), b];
+    for hop in 0..6 {
+        let at = hop % 2;
+        let lane = match lanes[at] {
+            Some(lane) => lane,
+            None => session(&mut world, at as u32),
+        };
+        lanes[at] = Some(lane);
+        world.expect(lane, &text);
+        let refused = moved(3300, 1 - at as u32);
+        world.send(lane, format!("+OK\r\n{refused}-EXECABORT discarded\r\n"));
+    }
+    world.expect(client, format!("+OK\r\n{QUEUED}-EXECABORT discarded\r\n"));
+    world.assert_idle();
+}
+
+#[test]
+fn what_is_watched_and_moves_counts_as_changed() {
+    let (mut world, client, [_, b, _]) = three(&cluster(""));
+    // WATCH itself goes to the owner.
+    world.send(client, all(&["WATCH b", "GET b"]));
+    let a = session(&mut world, 0);
+    world.expect(a, redis("WATCH b"));
+    world.send(a, moved(3300, 1));
+    world.expect(a, redis("UNWATCH"));
+    world.send(a, "+OK\r\n");
+    let watch = session(&mut world, 1);
+    world.expect(watch, redis("WATCH b"));
+    world.send(watch, "+OK\r\n");
+    world.expect(watch, redis("GET b"));
+    // It moves on.
+    world.send(watch, moved(3300, 2));
+    world.expect(b, "");
+    let c = world.lanes[&2][0];
+    world.expect(c, redis("GET b"));
+    world.send(c, "$1\r\n1\r\n");
+    world.expect(client, "+OK\r\n$1\r\n1\r\n");
+    world.send(client, all(&["MULTI", "SET b 2", "EXEC"]));
+    world.expect(client, format!("+OK\r\n{QUEUED}*-1\r\n"));
+    world.expect(watch, redis("UNWATCH"));
+    world.send(watch, "+OK\r\n");
+    // Or does so before EXEC.
+    world.send(client, redis("WATCH hello"));
+    world.expect(a, redis("WATCH hello"));
+    world.send(a, "+OK\r\n");
+    world.send(client, all(&["MULTI", "SET hello 2", "EXEC"]));
+    world.expect(a, all(&["MULTI", "SET hello 2", "EXEC"]));
+    world.send(a, format!("+OK\r\n{}-EXECABORT discarded\r\n", moved(866, 1)));
+    world.expect(client, format!("+OK\r\n+OK\r\n{QUEUED}*-1\r\n"));
+    world.assert_idle();
+}
+
+#[test]
+fn a_call_that_waits_goes_on_at_the_new_owner() {
+    let (mut world, client, _) = three(&cluster(""));
+    world.send(client, redis("BLPOP b 0"));
+    let a = session(&mut world, 0);
+    world.expect(a, all(&["CLIENT ID", "BLPOP b 0"]));
+    world.send(a, ":7\r\n");
+    world.wait_ms(2000);
+    world.send(a, moved(3300, 1));
+    world.expect(client, "");
+    let b = session(&mut world, 1);
+    world.expect(b, all(&["CLIENT ID", "BLPOP b 0"]));
+    world.send(b, format!(":8\r\n{}", ask(3300, 2)));
+    let c = session(&mut world, 2);
+    world.expect(c, all(&["CLIENT ID", "ASKING", "BLPOP b 0"]));
+    world.send(c, ":9\r\n+OK\r\n*2\r\n$1\r\nb\r\n$1\r\n1\r\n");
+    world.expect(client, "*2\r\n$1\r\nb\r\n$1\r\n1\r\n");
+    world.assert_idle();
+}

@@ -120,6 +120,8 @@ stats! {
             "Requests that a node of a cluster sent to where a slot is moving (ASK)";
         TriedAgain => "cluster_tried_again", "cashew_cluster_tried_again_total",
             "Requests that were sent again as their slot is moving (TRYAGAIN)";
+        RedirectsPassedOn => "redirects_passed_on", "cashew_redirects_passed_on_total",
+            "Errors of nodes of a cluster (MOVED, ASK, CLUSTERDOWN) that clients got, as the pool is not configured as one";
         RetriesDenied => "retries_denied", "cashew_retries_denied_total",
             "Reads not sent again though their server failed, since the budget of the option retry_reads was spent";
         HedgesSent => "hedges_sent", "cashew_hedges_sent_total",

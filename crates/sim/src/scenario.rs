@@ -759,6 +759,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         command_policy: Some(CommandPolicy::of(PolicyBase::Admin)),
         client_pause_max_ms: Some(60_000),
         failover_wait_ms: [0, 150, 0, 1000][index as usize % 4],
+        pose: None,
         hide_topology: index % 2 == 1,
         sentinel: None,
         zone: None,

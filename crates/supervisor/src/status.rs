@@ -142,6 +142,8 @@ pub struct PoolStatus {
     /// budget.
     pub requests_retried: u64,
     pub retries_denied: u64,
+    /// Errors of nodes of a cluster that clients got, of a pool that does not know of the cluster.
+    pub redirects_passed_on: u64,
     /// How much longer CLIENT PAUSE holds clients back; 0 if it does not.
     pub paused_ms: u64,
     /// The pause covers only writes.

@@ -68,7 +68,8 @@ pub enum Action {
         backend: BackendId,
         server: ServerId,
     },
-    /// The map of the pool's cluster may be old. Said every 100 ms at most.
+    /// Something does not go with the map of the cluster's slots: a redirect, a node that is not in it, or one
+    /// that is lost. Said every 100 ms at most.
     MapDoubted {
         backend: BackendId,
     },
@@ -192,10 +193,12 @@ pub enum Notice {
     Http,
     /// Asked more than its user may, by the number of that among the users with limits.
     OverQuota { user: u32 },
+    /// Got an error of a server that is a node of a cluster, which its pool does not know.
+    Redirected,
 }
 
 impl Notice {
-    pub(crate) const KINDS: usize = 4;
+    pub(crate) const KINDS: usize = 5;
 
     pub(crate) fn kind(self) -> usize {
         match self {
@@ -203,6 +206,18 @@ impl Notice {
             Self::WrongPassword => 1,
             Self::Http => 2,
             Self::OverQuota { .. } => 3,
+            Self::Redirected => 4,
+        }
+    }
+
+    /// Of a pool's notices of this kind, one is told in so long; the others are counted.
+    pub(crate) fn every_ms(self) -> u64 {
+        match self {
+            // It is told of the pool rather than of its clients, and goes on until somebody changes that.
+            Self::Redirected => 600_000,
+            Self::Refused { .. } | Self::WrongPassword | Self::Http | Self::OverQuota { .. } => {
+                10_000
+            }
         }
     }
 }

@@ -88,6 +88,12 @@ impl Refusal {
         (!is_of_script).then_some(*refusal)
     }
 
+    /// Whether an error is one of those that only nodes of a cluster answer, by its start.
+    pub(crate) fn is_of_cluster(reply: &[u8]) -> bool {
+        const WORDS: [&[u8]; 3] = [b"-MOVED ", b"-ASK ", b"-CLUSTERDOWN "];
+        WORDS.iter().any(|word| reply.starts_with(word))
+    }
+
     /// As what a request waits for the end of, where it may: it passes, also of a pool whose map is followed, or another server takes over.
     /// What a server lacks for longer is for its client to know at once.
     pub(crate) fn absence(self, of_cluster: bool) -> Option<Failure> {
@@ -227,7 +233,7 @@ mod tests {
             assert_eq!(found, Some(refusal), "{reply}");
             let outcome = Outcome::from(refusal);
             assert_eq!(outcome, Outcome { execution: Execution::No, sign }, "{reply}");
-            assert_eq!(refusal.absence().is_some(), waits, "{reply}");
+            assert_eq!(refusal.absence(false).is_some(), waits, "{reply}");
         }
     }
 

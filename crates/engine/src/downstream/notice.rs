@@ -4,9 +4,6 @@
 use crate::base::action::Notice;
 use crate::base::time::Time;
 
-/// Of a pool's notices of one kind, one is told in so long; the others are counted.
-const NOTICE_EVERY_MS: u64 = 10_000;
-
 /// What has been told of a pool's clients.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Notices([Told; Notice::KINDS]);
@@ -27,7 +24,7 @@ impl Notices {
         if told.next.is_some_and(|next| now < next) {
             return None;
         }
-        told.next = Some(now.plus_millis(NOTICE_EVERY_MS));
+        told.next = Some(now.plus_millis(notice.every_ms()));
         Some(std::mem::take(&mut told.untold))
     }
 }
@@ -40,12 +37,13 @@ mod tests {
     fn one_of_a_kind_is_told_and_the_others_are_counted() {
         let mut notices = Notices::default();
         let at = |millis| Time::ZERO.plus_millis(millis);
+        let every_ms = Notice::Http.every_ms();
         assert_eq!(notices.count(Notice::Http, at(0)), Some(1));
         assert_eq!(notices.count(Notice::WrongPassword, at(1)), Some(1));
         for _ in 0..3 {
-            assert_eq!(notices.count(Notice::Http, at(NOTICE_EVERY_MS - 1)), None);
+            assert_eq!(notices.count(Notice::Http, at(every_ms - 1)), None);
         }
-        assert_eq!(notices.count(Notice::Http, at(NOTICE_EVERY_MS)), Some(4));
+        assert_eq!(notices.count(Notice::Http, at(every_ms)), Some(4));
         let refused = |command| Notice::Refused { command };
         assert_eq!(notices.count(refused("a"), at(0)), Some(1));
         assert_eq!(notices.count(refused("b"), at(1)), None);

@@ -251,7 +251,8 @@ impl Engine {
             self.set_name(client, name);
         }
         let (id, resp) = (self.clients[client].session.id, wire_protocol.resp());
-        self.reply_with(client, |out| write_greeting(out, resp, id))
+        let mode: &[u8] = if self.poses(client) { b"cluster" } else { b"standalone" };
+        self.reply_with(client, |out| write_greeting(out, resp, id, mode))
     }
 
     /// Has the client speak a dialect and have a database from here on.
@@ -424,7 +425,7 @@ impl Engine {
     }
 }
 
-fn write_greeting(out: &mut Vec<u8>, resp: Version, id: u64) {
+fn write_greeting(out: &mut Vec<u8>, resp: Version, id: u64, mode: &[u8]) {
     encode::write_map_header(out, resp, 7);
     encode::write_bulk(out, b"server");
     encode::write_bulk(out, b"redis");
@@ -435,7 +436,7 @@ fn write_greeting(out: &mut Vec<u8>, resp: Version, id: u64) {
     encode::write_bulk(out, b"id");
     encode::write_integer(out, id as i64);
     encode::write_bulk(out, b"mode");
-    encode::write_bulk(out, b"standalone");
+    encode::write_bulk(out, mode);
     encode::write_bulk(out, b"role");
     encode::write_bulk(out, b"master");
     encode::write_bulk(out, b"modules");

@@ -3,13 +3,15 @@
 //! What each of them makes of it is theirs: [`crate::downstream::notice`],
 //! [`crate::downstream::password_guessing`], [`crate::downstream::window`], [`crate::base::work_budget`].
 
+use cashew_config::snapshot::Protocol;
 use cashew_metrics::{PoolCounter, UserCounter, UserStat};
 use cashew_protocol::Outcome;
 use cashew_protocol::redis::Lookup;
 
 use crate::base::action::{Action, Notice};
 use crate::base::buffer::LARGE;
-use crate::base::id::{ClientId, ListenerId, RequestId};
+use crate::base::id::{BackendId, ClientId, ListenerId, RequestId};
+use crate::base::outcome::Refusal;
 use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::base::work_budget::LARGE_REQUEST;
@@ -30,10 +32,30 @@ impl Engine {
     /// A reply for a client is at hand, or all that matters of its start.
     #[inline]
     pub(crate) fn note_reply(&mut self, client: ClientId, reply: &[u8]) {
-        let client = &mut self.clients[client];
-        let form = client.session.wire_protocol.reply_form();
+        let form = self.clients[client].session.wire_protocol.reply_form();
         if Outcome::is_error(form, reply) {
-            client.totals.errors = client.totals.errors.saturating_add(1);
+            self.note_error(client, reply);
+        }
+    }
+
+    #[cold]
+    fn note_error(&mut self, client: ClientId, reply: &[u8]) {
+        let totals = &mut self.clients[client].totals;
+        totals.errors = totals.errors.saturating_add(1);
+        if Refusal::is_of_cluster(reply) && !self.knows_of_cluster(client) {
+            let metrics = self.listener_of(client).metrics;
+            self.metrics.add_pool(metrics, PoolCounter::RedirectsPassedOn, 1);
+            self.notice(client, Notice::Redirected);
+        }
+    }
+
+    /// Whether an error of a node is no news: as its pool, or one of those of its route, is a cluster's.
+    fn knows_of_cluster(&self, client: ClientId) -> bool {
+        let listener = self.listener_of(client);
+        let is_cluster = |backend: BackendId| self.backends[backend].config.is_cluster();
+        match &listener.route {
+            Some(route) => route.backends().iter().copied().any(is_cluster),
+            None => listener.protocol != Protocol::Redis || is_cluster(listener.backend),
         }
     }
 

@@ -48,6 +48,7 @@ use crate::memcached::{Invalidations, Notes, RequestCtx};
 use crate::observe::Observer;
 use crate::redis;
 use crate::redis::monitor::MonitorRelay;
+use crate::redis::redirects::Parked;
 use crate::redis::script_replay::Call;
 use crate::redis::wait_all::WaitAll;
 use crate::redis::worker_query::Inquiries;
@@ -58,7 +59,6 @@ use crate::upstream::backend::Backend;
 use crate::upstream::hedge::Hedge;
 use crate::upstream::inspect::LaneState;
 use crate::upstream::lane::Lane;
-use crate::upstream::redirect::Parked;
 use crate::upstream::replica_reads::WriteMarks;
 use crate::upstream::spool::Spooling;
 

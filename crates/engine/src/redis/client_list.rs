@@ -13,6 +13,7 @@ use crate::downstream::totals::Totals;
 use crate::engine::{Closed, Engine};
 use crate::redis::blocking::Ending;
 use crate::redis::client_pause::ClientPause;
+use crate::redis::pose::About;
 use crate::redis::pubsub::topics::Kind;
 use crate::redis::worker_query::{Answer, Place};
 
@@ -54,6 +55,8 @@ pub(crate) enum Question<'b> {
     List(Selection<'b>),
     /// The line about who asks.
     Info,
+    /// What a cluster is, to who asks.
+    Cluster(About<'b>),
     Kill(Kill<'b>),
     Pause {
         millis: u64,
@@ -120,6 +123,9 @@ impl<'b> Question<'b> {
     /// A request that has found its command, or Redis's error for it.
     pub(crate) fn parse(command: &Command, bytes: &'b [u8], args: &[Span]) -> Result<Self, String> {
         let words: Vec<&[u8]> = args.iter().skip(2).map(|span| span.of(bytes)).collect();
+        if let Some(about) = About::of(command, &words) {
+            return Ok(Self::Cluster(about));
+        }
         match (command.name, &words[..]) {
             ("client|info", _) => Ok(Self::Info),
             ("client|list", words) => Selection::listed(words).map(Self::List),
@@ -233,6 +239,7 @@ impl<'b> Question<'b> {
                 Answer::Oneself { is_killed: false, is_old: kill.is_old }
             }
             Self::List(_) | Self::Info => Answer::Lines(Vec::new()),
+            Self::Cluster(_) => Answer::Encoded(Vec::new()),
             Self::Kill(kill) if kill.is_old => Answer::AnyOf(0),
             Self::Kill(_) | Self::Unblock { .. } => Answer::Count(0),
             Self::Pause { .. } | Self::Unpause => Answer::Done,
@@ -338,6 +345,13 @@ impl Engine {
                 }
                 Answer::Lines(lines)
             }
+            &Question::Cluster(about) => Answer::Encoded(match self.client_called(listener, by) {
+                Some(client) => {
+                    let (place, resp) = (place(self.client_conn(client)), self.resp_of(client));
+                    self.told_of_cluster(listener, about, &place.local, resp)
+                }
+                None => Vec::new(),
+            }),
             Question::Kill(kill) => {
                 let mut killed = self.selected(listener, by, &kill.selection, place);
                 if !self.redis_listeners[listener].reach.kill {

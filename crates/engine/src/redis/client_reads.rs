@@ -39,10 +39,11 @@ impl Engine {
 
     /// READONLY and READWRITE, by which clients of Redis Cluster say whether replicas may answer.
     pub(crate) fn readonly(&mut self, client: ClientId, command: &Command) -> Plan {
-        if !self.listener_of(client).has_replicas {
+        if !self.listener_of(client).has_replicas && !self.poses(client) {
             return self.reply_error(client, NO_CLUSTER_TEXT);
         }
-        let reads = (command.name == "readonly").then_some(Reads::PreferReplica);
+        let has_replicas = self.listener_of(client).has_replicas;
+        let reads = (has_replicas && command.name == "readonly").then_some(Reads::PreferReplica);
         self.set_reads(client, reads);
         self.say(client, b"+OK\r\n")
     }

@@ -13,7 +13,9 @@ pub(crate) mod exec_effects;
 pub(crate) mod keyless;
 pub(crate) mod monitor;
 pub(crate) mod own_logs;
+pub(crate) mod pose;
 pub(crate) mod pubsub;
+pub(crate) mod redirects;
 pub(crate) mod routed;
 pub(crate) mod script_replay;
 pub(crate) mod scripts;
@@ -238,7 +240,7 @@ impl Engine {
                 },
                 Rule::Subscribe(which) => self.subscription(client, which, bytes, args),
                 Rule::Publish => self.publish(client, command, bytes, args),
-                Rule::Refuse(text) => self.reply_error(client, text),
+                Rule::Refuse(text) => self.refuse_redis(client, command, text),
                 Rule::Unsupported => {
                     self.reply_with(client, |out| table::unknown_command_error(out, bytes, args))
                 }
@@ -462,6 +464,7 @@ impl Engine {
                 self.hot_keys_command(client, ranking.as_deref(), count.as_deref(), args.len())
             }
             Local::Reads => self.readonly(client, command),
+            Local::Cluster => self.cluster_command(client, command, bytes, args),
             Local::Route => {
                 let (key, called) = (arg(2).unwrap_or_default(), arg(3).unwrap_or_default());
                 self.route_command(client, command, (key, called, args.len()))

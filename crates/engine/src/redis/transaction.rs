@@ -9,7 +9,9 @@
 //! answer, since it goes by other lanes again.
 
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{Access, Command, Fan, Local, Lookup, Rule, SessionRule};
+use cashew_protocol::redis::{
+    Access, Command, Fan, Local, Lookup, NO_CLUSTER_TEXT, Rule, SessionRule,
+};
 use cashew_protocol::resp::encode;
 use cashew_protocol::{Span, redis as table};
 
@@ -493,6 +495,9 @@ impl Engine {
                 )
             }
             Rule::Refuse(text) => self.refuse_queued(client, text),
+            Rule::Local(Local::Cluster) if !self.poses(client) => {
+                self.refuse_queued(client, NO_CLUSTER_TEXT)
+            }
             Rule::Unsupported => {
                 self.refuse_with(client, |out| table::unknown_command_error(out, bytes, args))
             }

@@ -92,6 +92,8 @@ pub(crate) enum Answer {
         is_killed: bool,
         is_old: bool,
     },
+    /// The reply itself.
+    Encoded(Vec<u8>),
     /// What a server has answered to EXEC, kept with the request; in this place of it is what all
     /// workers are asked for.
     Executed(u32),
@@ -101,7 +103,7 @@ impl Answer {
     /// As it is told to other workers.
     fn into_bytes(self) -> Vec<u8> {
         match self {
-            Self::Lines(lines) => lines,
+            Self::Lines(lines) | Self::Encoded(lines) => lines,
             Self::Count(0) | Self::AnyOf(0) => Vec::new(),
             Self::Done | Self::Oneself { .. } | Self::Executed(_) => Vec::new(),
             Self::Count(count) | Self::AnyOf(count) => count.to_string().into_bytes(),
@@ -111,7 +113,7 @@ impl Answer {
     /// Bytes allocated.
     fn size(&self) -> usize {
         match self {
-            Self::Lines(lines) => lines.capacity(),
+            Self::Lines(lines) | Self::Encoded(lines) => lines.capacity(),
             Self::Count(_)
             | Self::AnyOf(_)
             | Self::Done
@@ -122,7 +124,7 @@ impl Answer {
 
     fn add(&mut self, bytes: &[u8]) {
         match self {
-            Self::Lines(lines) => lines.extend_from_slice(bytes),
+            Self::Lines(lines) | Self::Encoded(lines) => lines.extend_from_slice(bytes),
             Self::Count(count) | Self::AnyOf(count) => {
                 let more = std::str::from_utf8(bytes).ok().and_then(|text| text.parse().ok());
                 *count = count.saturating_add(more.unwrap_or(0));
@@ -135,6 +137,7 @@ impl Answer {
     fn write(&self, resp: Version, out: &mut Vec<u8>) {
         match self {
             Self::Lines(lines) => encode::write_verbatim_of(out, resp, *b"txt", &in_order(lines)),
+            Self::Encoded(reply) => out.extend_from_slice(reply),
             Self::Count(count) => encode::write_integer(out, *count as i64),
             Self::Oneself { is_killed: false, .. } => encode::write_error(out, NO_KILL.as_bytes()),
             Self::Oneself { is_old: false, .. } => encode::write_integer(out, 1),
@@ -183,7 +186,8 @@ impl Engine {
             let text = "ERR the request is too long to be passed on to all worker processes";
             return self.reply_error(client, text);
         }
-        if self.inquiries.open.len() >= OPEN_MAX {
+        // This worker answers at once: and many clients of a cluster may come together.
+        if question.scope(reach) == Scope::Everywhere && self.inquiries.open.len() >= OPEN_MAX {
             let text = "ERR too many clients ask about clients of all worker processes";
             return self.reply_error(client, text);
         }
@@ -386,7 +390,7 @@ impl Question<'_> {
     /// Whom it concerns.
     fn scope(&self, reach: Reach) -> Scope {
         match self {
-            Self::Info => Scope::Here,
+            Self::Info | Self::Cluster(_) => Scope::Here,
             Self::Kill(_) if !reach.kill => Scope::Here,
             Self::List(_)
             | Self::Kill(_)

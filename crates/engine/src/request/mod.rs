@@ -49,7 +49,7 @@ pub(crate) struct Request {
     pub(crate) moves_left: u8,
     /// It was sent again since its server failed.
     pub(crate) is_retried: bool,
-    /// How often a node of a cluster has sent it elsewhere: see [`crate::upstream::redirect`].
+    /// How often a node of a cluster has sent it elsewhere: see [`crate::redis::redirects`].
     pub(crate) hops: u8,
     /// Where it may go, by whose policy, if that is not the pool's: see [`Request::may_move`].
     pub(crate) reads: Option<Reads>,

@@ -43,7 +43,7 @@ mod tests {
             epoch: 1,
             changes: 1,
         };
-        let group = |primary| ServerGroup {
+        let group = |primary: u32| ServerGroup {
             name: primary.to_string(),
             weight: 1,
             primary,

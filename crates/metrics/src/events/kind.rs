@@ -138,6 +138,7 @@ kinds! {
     MapNotChanged Servers "map_not_changed": "Another map of a cluster was to be in effect, and is not. The text says why",
     SeedLost Servers "seed_lost": "A seed of a cluster does not answer, or refuses what it is asked",
     SeedFound Servers "seed_found": "A seed of a cluster answers",
+    ClientRedirected Servers "client_redirected": "A client got the error of a node of a cluster, as the pool does not know of the cluster",
 }
 
 const _: () = assert!(EventKind::ALL.len() <= KINDS_MAX);

@@ -243,6 +243,8 @@ pub enum Local {
     HotKeys,
     /// READONLY and READWRITE: whether replicas answer the client's reads.
     Reads,
+    /// ASKING, and what CLUSTER tells: of a pool that looks like a cluster.
+    Cluster,
 }
 
 /// The kind of data that a command is about, in the terms of COMMAND DOCS.

@@ -363,6 +363,7 @@ impl Master {
                 hedges_sent: count(index, PoolCounter::HedgesSent),
                 hedges_won: count(index, PoolCounter::HedgesWon),
                 requests_retried: count(index, PoolCounter::RequestsRetried),
+                redirects_passed_on: count(index, PoolCounter::RedirectsPassedOn),
                 retries_denied: count(index, PoolCounter::RetriesDenied),
                 hedges_denied: count(index, PoolCounter::HedgesDenied),
                 paused_ms: pause_of(&pool.name).map_or(0, |pause| pause.until_ms - now_ms),

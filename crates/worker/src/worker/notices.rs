@@ -94,6 +94,17 @@ impl<D: Driver> Worker<D> {
                     user.map_or("", |user| &user.name)
                 )
             }
+            Notice::Redirected => {
+                // Pools that a route leads to are asked for in its place.
+                let whose = if config.route.is_some() { "its pools" } else { "the pool" };
+                tracing::warn!(
+                    kind = EventKind::ClientRedirected.name(),
+                    pool = name,
+                    "pool {name}: the client at {peer} got MOVED, ASK or CLUSTERDOWN: a server is a node of a \
+                     cluster, and {whose} would follow that with \"cluster: {{seeds: [host:port]}}\" in the \
+                     place of \"servers\"{before}"
+                )
+            }
             Notice::Http => tracing::warn!(
                 kind = EventKind::HttpClient.name(),
                 pool = name,

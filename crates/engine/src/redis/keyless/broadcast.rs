@@ -50,6 +50,8 @@ struct Named {
     version: Version,
     /// With what the gateway says of itself behind it.
     tells_own: bool,
+    /// To a client that is to see a cluster.
+    poses: bool,
     /// In the order of the attempts.
     names: Vec<Box<str>>,
 }
@@ -233,7 +235,8 @@ impl Engine {
         let client = &self.clients[client];
         let names = servers.iter().map(|&server| backend.shown_name(server).into());
         let version = client.session.wire_protocol.resp();
-        Rule::Named(Named { fan, version, tells_own, names: names.collect() })
+        let poses = self.listeners[client.listener].config.pose.is_some();
+        Rule::Named(Named { fan, version, tells_own, poses, names: names.collect() })
     }
 
     /// PerServer and INFO.
@@ -259,6 +262,9 @@ impl Engine {
             self.identity.process_id,
             self.backends[backend].config.hide_topology,
         );
+        if named.poses {
+            info = info::of_cluster(&info);
+        }
         if named.tells_own {
             info.push_str("\r\n");
             info.push_str(&self.own_info(backend));

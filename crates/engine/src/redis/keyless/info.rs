@@ -152,6 +152,12 @@ pub(crate) fn merge<'t>(
     out
 }
 
+/// The same where clients are to see a cluster.
+pub(crate) fn of_cluster(info: &str) -> String {
+    info.replace("\r\nredis_mode:standalone\r\n", "\r\nredis_mode:cluster\r\n")
+        .replace("\r\ncluster_enabled:0\r\n", "\r\ncluster_enabled:1\r\n")
+}
+
 fn section<'t>(sections: &mut Vec<Section<'t>>, name: &'t str) -> usize {
     if let Some(at) = sections.iter().position(|section| section.name == name) {
         return at;
@@ -386,6 +392,16 @@ mod tests {
         assert!(["10.0", "6379"].iter().all(|it| !told.contains(it)), "{told}");
         assert!(told.contains("connected_slaves:1\r\nslave_repl_offset:7\r\n"), "{told}");
         assert!(merge([text].into_iter(), 101, false).contains("ip=10.0.0.2"));
+    }
+
+    #[test]
+    fn a_cluster_is_what_it_seems() {
+        let text = "# Server\r\nredis_mode:standalone\r\n\r\n# Cluster\r\ncluster_enabled:0\r\n";
+        let merged = merge([text].into_iter(), 101, false);
+        assert_eq!(
+            of_cluster(&merged),
+            "# Server\r\nredis_mode:cluster\r\n\r\n# Cluster\r\ncluster_enabled:1\r\n"
+        );
     }
 
     #[test]

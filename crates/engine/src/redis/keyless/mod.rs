@@ -148,7 +148,10 @@ impl Engine {
         let is_as_it_is = match fan {
             Fan::Scan => !self.walks_by_own_cursors(client),
             // It tells where the server replicates from and to.
-            Fan::Info => !self.backends[self.backend_of(client)].config.hide_topology,
+            // Nor does it know of a cluster.
+            Fan::Info => {
+                !self.backends[self.backend_of(client)].config.hide_topology && !self.poses(client)
+            }
             _ => true,
         };
         if self.is_single(client) && is_as_it_is {

@@ -85,6 +85,11 @@ final class Sections {
         return Integer.parseInt(address()[1]);
     }
 
+    /** The addresses of the nodes that clients of a cluster are to know. */
+    static TreeSet<String> nodes() {
+        return set(System.getenv("CASHEW_NODES").split(","));
+    }
+
     static void equal(Object got, Object wanted) {
         if (!Objects.equals(got, wanted)) {
             throw new AssertionError("got " + got + ", want " + wanted);

@@ -1,0 +1,524 @@
+//! Requests that a node of a cluster does not run, as their slot is another node's.
+//!
+//! MOVED names the owner: the request is sent there at once, under its place in its client's order, and so is
+//! what comes for the slot until the next map. ASK names who has the key while the slot is moving: this request
+//! alone goes there, behind ASKING. TRYAGAIN says that some of the request's keys are here and some there: it is
+//! sent again a little later. CLUSTERDOWN is no redirect, but a refusal: see [`crate::upstream::refused`].
+//!
+//! A client's requests for one slot run in its order. Those that are on their way to the former owner are sent on
+//! as their replies come, which is in that order; so that none overtakes them, clients with requests there are
+//! fenced once the owner is known to be another.
+//!
+//! What a script answers may look like a redirect. It is followed, at most [`HOPS_MAX`] times, but nothing is
+//! learned of it for others.
+
+use std::collections::VecDeque;
+
+use cashew_config::snapshot::Endpoint;
+use cashew_metrics::PoolCounter;
+use cashew_protocol::redis::{self, Access, Group, Lookup};
+use cashew_protocol::resp::{Parsed, RequestParser};
+
+use crate::base::action::Action;
+use crate::base::id::{BackendId, ClientId, LaneId, RequestId, ServerId};
+use crate::base::time::Time;
+use crate::base::timers::Timer;
+use crate::engine::Engine;
+use crate::exchange::dispatch::Payload;
+use crate::request::slab::Requests;
+use crate::request::{Due, Own, Role};
+use crate::upstream::bulk::BULK_SIZE;
+use crate::upstream::lane::{Lane, Link};
+use crate::upstream::redirect::{ASKING, Elsewhere, Node, READONLY, READWRITE, Redirect};
+
+/// So often a request is sent elsewhere; then its client gets the node's error.
+const HOPS_MAX: u8 = 5;
+/// The longest reply that is looked at: a host name has up to 253 bytes.
+const REPLY_MAX: usize = 512;
+/// How long a request waits that is to be tried again, at first and later.
+const TRY_AGAIN_FIRST_MS: u64 = 5;
+const TRY_AGAIN_MS: u64 = 50;
+/// How often it is looked whether the map names a node that is not known yet. It mostly does before that.
+const LOOK_MS: u64 = 50;
+/// The map is doubted so seldom at most.
+const DOUBT_AGAIN_MS: u64 = 100;
+
+/// Requests that are to be sent again, in the order in which they were refused. They count as being in a lane.
+#[derive(Default)]
+pub(crate) struct Parked {
+    requests: VecDeque<ParkedRequest>,
+    armed: Option<Time>,
+}
+
+struct ParkedRequest {
+    request: RequestId,
+    bytes: Vec<u8>,
+    /// What it is answered if it is not sent again.
+    reply: Vec<u8>,
+    slot: u16,
+    variant: u16,
+    is_large: bool,
+    due: Time,
+    why: Wait,
+}
+
+/// What a parked request waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    /// A map that names the node; by the number of changes that the map in use has seen.
+    Map(u32),
+    /// The slot to have moved a little more.
+    Keys,
+}
+
+impl Parked {
+    fn holds_of(
+        &self,
+        client: ClientId,
+        slot: u16,
+        waiting: impl Fn(RequestId) -> ClientId,
+    ) -> Option<(Time, Wait)> {
+        let mut all = self.requests.iter().rev();
+        let last = all.find(|it| it.slot == slot && waiting(it.request) == client)?;
+        Some((last.due, last.why))
+    }
+}
+
+/// A request that a node has sent back.
+struct SentBack {
+    request: RequestId,
+    bytes: Vec<u8>,
+    reply: Vec<u8>,
+    variant: u16,
+    /// It goes by the lane of large values, or its reply does.
+    is_large: bool,
+    is_sealed: bool,
+}
+
+impl Engine {
+    /// A whole error, of which `end` are the last bytes, to a lane's head. Returns whether the request is sent
+    /// elsewhere.
+    #[inline]
+    pub(crate) fn is_redirected(&mut self, index: LaneId, end: &[u8]) -> bool {
+        self.backends[self.lanes[index].backend].topology.has_slots()
+            && self.takes_redirect(index, end)
+    }
+
+    #[cold]
+    fn takes_redirect(&mut self, index: LaneId, end: &[u8]) -> bool {
+        let lane = &self.lanes[index];
+        let (backend, server, request) = (lane.backend, lane.server, lane.head);
+        let slot = &self.requests[request];
+        let is_candidate = match slot.role {
+            Role::Single | Role::Fragment { .. } | Role::Flow { .. } => true,
+            Role::Parent { .. } | Role::Probe { .. } | Role::Own(_) => false,
+        };
+        let len = slot.reply.len() + end.len();
+        let is_watching = || self.watches_on(slot.client, index);
+        let is_fit = !lane.is_session || (matches!(slot.role, Role::Single) && is_watching());
+        if !is_candidate || slot.streaming || !is_fit || len > REPLY_MAX {
+            return false;
+        }
+        let reply = [&slot.reply, end].concat();
+        let Some(redirect) = Redirect::of(&reply) else { return false };
+        let Some(back) = self.sent_back(index, &reply) else {
+            // It is not kept: its client gets the error.
+            if let Redirect::Moved { slot, to } = redirect {
+                self.learn_owner(backend, server, slot, to);
+            }
+            return false;
+        };
+        let client = self.requests.waiting_client(request);
+        let is_late = self.backends[backend].expiry(self.requests[request].started) <= self.now;
+        let is_spent = self.requests[request].hops >= HOPS_MAX && redirect != Redirect::TryAgain;
+        let to = match redirect {
+            Redirect::Moved { slot, to } if back.is_sealed => {
+                self.doubt_map(backend);
+                self.node(backend, server, to).map(|to| (to, slot, false)).ok_or(slot)
+            }
+            Redirect::Moved { slot, to } => {
+                self.learn_owner(backend, server, slot, to).map(|to| (to, slot, false)).ok_or(slot)
+            }
+            Redirect::Ask { slot, to } => {
+                self.node(backend, server, to).map(|to| (to, slot, true)).ok_or(slot)
+            }
+            Redirect::TryAgain => Err(slot_of_request(&back.bytes).unwrap_or_default()),
+        };
+        let is_followed = match redirect {
+            Redirect::TryAgain => !self.has_more_in_flight(index, client),
+            _ => true,
+        };
+        if client == ClientId::NONE || is_late || is_spent || !is_followed {
+            self.bufs.give(back.bytes);
+            return false;
+        }
+        let counter = match redirect {
+            Redirect::Moved { .. } => PoolCounter::Moved,
+            Redirect::Ask { .. } => PoolCounter::Asked,
+            Redirect::TryAgain => PoolCounter::TriedAgain,
+        };
+        let metrics = self.backends[backend].metrics;
+        self.metrics.add_pool(metrics, counter, 1);
+        if self.lanes[index].is_session {
+            // What it watches has moved.
+            self.lose_watch(client);
+        }
+        self.drop_reply(request);
+        self.pop_answered(index);
+        let slot = &mut self.requests[request];
+        slot.arrived = 0;
+        slot.hops = slot.hops.saturating_add(1);
+        let tries = u64::from(slot.hops);
+        self.clients[client].fenced = true;
+        let waits = |slot: u16, requests: &Requests, parked: &Parked| {
+            parked.holds_of(client, slot, |it| requests.waiting_client(it))
+        };
+        match to {
+            Ok((to, slot, asks)) => match waits(slot, &self.requests, &self.parked) {
+                None => self.send_elsewhere(back, (backend, to), asks),
+                // It must not overtake what it came behind.
+                Some((due, why)) => self.park_request(back, slot, due, why),
+            },
+            Err(slot) if redirect == Redirect::TryAgain => {
+                let ms = if tries == 1 { TRY_AGAIN_FIRST_MS } else { TRY_AGAIN_MS };
+                self.park_request(back, slot, self.now.plus_millis(ms), Wait::Keys);
+            }
+            Err(slot) => {
+                self.doubt_map(backend);
+                let changes = self.map_changes(backend);
+                self.park_request(back, slot, self.now.plus_millis(LOOK_MS), Wait::Map(changes));
+            }
+        }
+        true
+    }
+
+    /// Where something goes that was answered so on a lane.
+    pub(crate) fn elsewhere(&mut self, index: LaneId, reply: &[u8]) -> Option<Elsewhere> {
+        let Lane { backend, server, .. } = self.lanes[index];
+        if !self.backends[backend].topology.has_slots() || reply.len() > REPLY_MAX {
+            return None;
+        }
+        match Redirect::of(reply)? {
+            Redirect::Moved { slot, to } => {
+                self.learn_owner(backend, server, slot, to).map(|_| Elsewhere::Owner)
+            }
+            Redirect::Ask { to, .. } => {
+                self.doubt_map(backend);
+                self.node(backend, server, to).map(Elsewhere::Ask)
+            }
+            Redirect::TryAgain => Some(Elsewhere::Again),
+        }
+    }
+
+    /// The reply to a command of a transaction that was sent as a whole.
+    pub(crate) fn note_refused_part(&mut self, index: LaneId, reply: &[u8]) {
+        if reply.starts_with(b"-") && self.lanes[index].elsewhere.is_none() {
+            self.lanes[index].elsewhere = self.elsewhere(index, reply);
+        }
+    }
+
+    /// The lane's head as it was sent, if that is kept.
+    fn sent_back(&mut self, index: LaneId, reply: &[u8]) -> Option<SentBack> {
+        let lane = &mut self.lanes[index];
+        let backend = &self.backends[lane.backend];
+        let is_bulk = backend.servers[lane.server].bulk_lane(lane.variant) == index;
+        let request = &self.requests[lane.head];
+        if lane.in_flight == 0 || !lane.keeps_head(&mut self.bufs) {
+            return None;
+        }
+        let wire_len = request.wire_len as usize;
+        let mut bytes = self.bufs.take_for(wire_len);
+        lane.sent.copy_front(wire_len, &mut bytes);
+        Some(SentBack {
+            request: lane.head,
+            is_sealed: is_sealed(&bytes),
+            bytes,
+            reply: reply.to_vec(),
+            variant: lane.variant,
+            is_large: is_bulk || (lane.is_private && !lane.is_session),
+        })
+    }
+
+    /// Whether more of a client's requests are in flight on a lane behind its head.
+    fn has_more_in_flight(&self, index: LaneId, client: ClientId) -> bool {
+        let lane = &self.lanes[index];
+        let mut at = self.requests[lane.head].next_in_lane;
+        while at != lane.first_unsent && at != RequestId::NONE {
+            if self.requests.waiting_client(at) == client {
+                return true;
+            }
+            at = self.requests[at].next_in_lane;
+        }
+        false
+    }
+
+    fn map_changes(&self, backend: BackendId) -> u32 {
+        self.backends[backend].config.cluster.as_ref().map_or(0, |cluster| cluster.changes)
+    }
+
+    /// The server at an address that another has named.
+    fn node(&self, backend: BackendId, by: ServerId, node: Node<'_>) -> Option<ServerId> {
+        let servers = &self.backends[backend].config.servers;
+        let own = match &servers[by.index()].endpoint {
+            Endpoint::Tcp { host, .. } => host.as_str(),
+            Endpoint::Unix(_) => "",
+        };
+        let wanted = if node.host.is_empty() { own } else { node.host };
+        let is_it = |endpoint: &Endpoint| match endpoint {
+            Endpoint::Tcp { host, port } => host == wanted && *port == node.port,
+            Endpoint::Unix(_) => false,
+        };
+        let place = servers.iter().position(|server| is_it(&server.endpoint))?;
+        Some(ServerId::new(place as u32))
+    }
+
+    /// A slot is another node's than the map says: that holds until the next map. Returns the owner, if it is
+    /// known.
+    fn learn_owner(
+        &mut self,
+        backend: BackendId,
+        by: ServerId,
+        slot: u16,
+        to: Node<'_>,
+    ) -> Option<ServerId> {
+        let owner = self.node(backend, by, to);
+        if let Some(owner) = owner
+            && self.backends[backend].topology.set_owner(slot, owner)
+        {
+            self.fence_users_of(backend, by);
+        }
+        self.doubt_map(backend);
+        owner
+    }
+
+    /// Who has requests on their way to a server sends no more before they are answered.
+    fn fence_users_of(&mut self, backend: BackendId, server: ServerId) {
+        let lanes: Vec<LaneId> = self.backends[backend].servers[server].all_lanes().collect();
+        for lane in lanes {
+            let mut at = self.lanes[lane].head;
+            while at != RequestId::NONE {
+                let client = self.requests.waiting_client(at);
+                if client != ClientId::NONE {
+                    self.clients[client].fenced = true;
+                }
+                at = self.requests[at].next_in_lane;
+            }
+        }
+    }
+
+    /// The map of a cluster may be old: discovery looks. Said seldom, and of other backends not at all.
+    #[cold]
+    pub(crate) fn doubt_map(&mut self, backend: BackendId) {
+        let now = self.now;
+        let state = &mut self.backends[backend];
+        let is_told = state.map_doubted_at.is_some_and(|at| now < at.plus_millis(DOUBT_AGAIN_MS));
+        if state.topology.has_slots() && state.is_in_use() && !is_told {
+            state.map_doubted_at = Some(now);
+            self.actions.push_back(Action::MapDoubted { backend });
+        }
+    }
+
+    /// Sends a request to another node than before.
+    fn send_elsewhere(
+        &mut self,
+        back: SentBack,
+        (backend, server): (BackendId, ServerId),
+        asks: bool,
+    ) {
+        let SentBack { request, bytes, reply, variant, is_large, is_sealed } = back;
+        self.requests[request].in_lane = false;
+        let choice = match self.requests.waiting_client(request) {
+            ClientId::NONE => 0,
+            client => self.clients[client].lane_choice,
+        };
+        let size = if is_large { bytes.len().max(BULK_SIZE) } else { bytes.len() };
+        match self.lane_of((backend, server), variant, choice, size) {
+            Ok(lane) => {
+                if asks {
+                    self.ask_with(lane, Own::Whatever, Due::OK, ASKING);
+                }
+                self.send(lane, request, Payload::Owned(bytes));
+                if is_sealed {
+                    self.seal(lane);
+                }
+            }
+            Err(_) => {
+                self.bufs.give(bytes);
+                self.deliver(request, &reply);
+            }
+        }
+    }
+
+    fn park_request(&mut self, back: SentBack, slot: u16, due: Time, why: Wait) {
+        let SentBack { request, bytes, reply, variant, is_large, .. } = back;
+        let backend = self.requests[request].backend;
+        let most = self.backends[backend].limits.server_queue_max as usize;
+        if self.parked.requests.len() >= most {
+            self.bufs.give(bytes);
+            return self.deliver(request, &reply);
+        }
+        self.requests[request].in_lane = true;
+        let parked = ParkedRequest { request, bytes, reply, slot, variant, is_large, due, why };
+        self.parked.requests.push_back(parked);
+        self.arm_parked(due);
+    }
+
+    fn arm_parked(&mut self, due: Time) {
+        if self.parked.armed.is_none_or(|armed| due < armed) {
+            self.parked.armed = Some(due);
+            self.timers.arm(due, Timer::Parked);
+        }
+    }
+
+    /// Sends again what is due.
+    pub(crate) fn maintain_parked(&mut self) {
+        self.parked.armed = None;
+        self.unpark_requests(|due, _, now| due <= now);
+    }
+
+    fn unpark_requests(&mut self, is_due: impl Fn(Time, BackendId, Time) -> bool) {
+        for _ in 0..self.parked.requests.len() {
+            let Some(parked) = self.parked.requests.pop_front() else { break };
+            let backend = self.requests[parked.request].backend;
+            match is_due(parked.due, backend, self.now) {
+                true => self.try_parked(parked, backend),
+                false => self.parked.requests.push_back(parked),
+            }
+        }
+        if let Some(due) = self.parked.requests.iter().map(|it| it.due).min() {
+            self.arm_parked(due);
+        }
+    }
+
+    fn try_parked(&mut self, parked: ParkedRequest, backend: BackendId) {
+        let ParkedRequest { request, bytes, reply, slot, variant, is_large, why, .. } = parked;
+        let started = self.requests[request].started;
+        let state = &self.backends[backend];
+        let owner = state.topology.owner(slot);
+        let is_wanted = self.requests.waiting_client(request) != ClientId::NONE;
+        let waited_until = started.plus_micros(state.failover_wait_us);
+        let still_waits = match why {
+            Wait::Map(changes) => self.map_changes(backend) == changes && waited_until > self.now,
+            Wait::Keys => false,
+        };
+        let is_sealed = is_sealed(&bytes);
+        let back = SentBack { request, bytes, reply, variant, is_large, is_sealed };
+        match owner.filter(|_| is_wanted && state.expiry(started) > self.now) {
+            Some(_) if still_waits => {
+                self.doubt_map(backend);
+                self.park_request(back, slot, self.now.plus_millis(LOOK_MS), why);
+            }
+            Some(owner) => self.send_elsewhere(back, (backend, owner), false),
+            None => {
+                self.requests[request].in_lane = false;
+                self.bufs.give(back.bytes);
+                self.deliver(request, &back.reply);
+            }
+        }
+    }
+
+    /// Another map is in use: what waited for a node, or for the map, goes to the owner of its slot.
+    pub(crate) fn follow_map(&mut self, backend: BackendId) {
+        for server in self.backends[backend].servers.ids() {
+            let waiting = self.take_waiting_unconnected(backend, server);
+            self.deal_again((backend, Some(server)), waiting);
+            self.follow_role(backend, server);
+        }
+        self.unpark_requests(|due, of, now| of == backend || due <= now);
+    }
+
+    /// Sends requests that were for a node, and were not sent, to the owners of their slots. What is for none, or is
+    /// a read that any of the shard may answer, stays with the node, or fails where that is gone.
+    pub(crate) fn deal_again(
+        &mut self,
+        (backend, server): (BackendId, Option<ServerId>),
+        waiting: Vec<(u16, bool, RequestId, Vec<u8>)>,
+    ) {
+        for (variant, is_large, request, bytes) in waiting {
+            let topology = &self.backends[backend].topology;
+            let owner = slot_of_request(&bytes).and_then(|slot| topology.owner(slot));
+            let is_read =
+                access_of(&bytes) == Some(Access::Read) && self.requests[request].moves_left > 0;
+            let stays = server.filter(|&server| match owner {
+                Some(owner) => is_read && topology.shard_of(owner) == topology.shard_of(server),
+                None => true,
+            });
+            let is_sealed = is_sealed(&bytes);
+            let reply = b"-CLUSTERDOWN Hash slot not served\r\n".to_vec();
+            let back = SentBack { request, bytes, reply, variant, is_large, is_sealed };
+            match stays.or(owner) {
+                Some(to) => self.send_elsewhere(back, (backend, to), false),
+                None => {
+                    self.bufs.give(back.bytes);
+                    self.deliver(request, &back.reply);
+                }
+            }
+        }
+    }
+
+    /// Connections to replicas answer reads, others do not, even if the node has become a replica.
+    pub(crate) fn follow_role(&mut self, backend: BackendId, server: ServerId) {
+        let lanes: Vec<LaneId> = self.backends[backend].servers[server].shared_lanes().collect();
+        for lane in lanes {
+            self.tell_role(lane);
+        }
+    }
+
+    /// Says on a connection of a cluster whether reads are answered there.
+    pub(crate) fn tell_role(&mut self, index: LaneId) {
+        let lane = &self.lanes[index];
+        let backend = &self.backends[lane.backend];
+        let is_ready = matches!(lane.link, Link::Ready { .. });
+        if !is_ready || !backend.topology.has_slots() || !lane.is_shared() {
+            return;
+        }
+        let reads = backend.topology.primary_of(lane.server) != lane.server;
+        if reads != lane.reads_replica {
+            self.lanes[index].reads_replica = reads;
+            self.ask_with(index, Own::Whatever, Due::OK, if reads { READONLY } else { READWRITE });
+        }
+    }
+}
+
+/// What a whole request is.
+fn found(bytes: &[u8]) -> Option<(&'static redis::Command, RequestParser)> {
+    let mut parser = RequestParser::default();
+    if !matches!(parser.parse(bytes, usize::MAX), Parsed::Complete { len } if len == bytes.len()) {
+        return None;
+    }
+    match redis::find(bytes, parser.args()) {
+        Lookup::Found(command) => Some((command, parser)),
+        _ => None,
+    }
+}
+
+/// Whether what it answers may be of a script's or a module's own making.
+fn is_sealed(bytes: &[u8]) -> bool {
+    found(bytes).is_some_and(|(command, _)| command.is_sealed() || command.group == Group::Module)
+}
+
+fn access_of(bytes: &[u8]) -> Option<Access> {
+    found(bytes).map(|(command, _)| command.access)
+}
+
+/// The slot of a request's first key.
+pub(crate) fn slot_of_request(bytes: &[u8]) -> Option<u16> {
+    let (command, parser) = found(bytes)?;
+    let mut keys = Vec::new();
+    command.keys(bytes, parser.args(), &mut keys).ok()?;
+    keys.first().map(|key| cashew_placement::slot_of(key.of(bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_has_the_slot_of_its_first_key() {
+        let slot = |text: &str| slot_of_request(text.as_bytes());
+        assert_eq!(slot("*2\r\n$3\r\nGET\r\n$3\r\nfoo\r\n"), Some(12182));
+        assert_eq!(slot("*2\r\n$3\r\nGET\r\n$10\r\nfoo{hello}\r\n"), Some(866));
+        assert_eq!(slot("*1\r\n$4\r\nPING\r\n"), None);
+        assert_eq!(slot("*2\r\n$3\r\nGET\r\n$3\r\nfo"), None);
+    }
+}
