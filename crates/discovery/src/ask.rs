@@ -34,7 +34,7 @@ pub fn ask_once(snapshot: &mut Snapshot, timeout: Duration) -> Vec<(EventKind, S
     });
     let mut watch = Watch::quiet(&asked, start);
     let mut failures: Vec<(String, String)> = Vec::new();
-    while !left.is_empty() || !clusters.is_empty() {
+    loop {
         let now = Instant::now();
         if now >= deadline {
             break;
@@ -67,6 +67,9 @@ pub fn ask_once(snapshot: &mut Snapshot, timeout: Duration) -> Vec<(EventKind, S
                 | News::Down { .. }
                 | News::Successor { .. } => {}
             }
+        }
+        if left.is_empty() && clusters.is_empty() {
+            break;
         }
         if let Err(error) = watch.wait(&Members::default(), None, Some(deadline)) {
             warn!("cannot wait for Sentinels and nodes: {error}");

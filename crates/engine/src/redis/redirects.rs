@@ -328,7 +328,9 @@ impl Engine {
         asks: bool,
     ) {
         let SentBack { request, bytes, reply, variant, is_large, is_sealed } = back;
-        self.requests[request].in_lane = false;
+        // What it was in front of at the other node is not behind it here.
+        let slot = &mut self.requests[request];
+        (slot.in_lane, slot.next_in_lane) = (false, RequestId::NONE);
         let choice = match self.requests.waiting_client(request) {
             ClientId::NONE => 0,
             client => self.clients[client].lane_choice,
