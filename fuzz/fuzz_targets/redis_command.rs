@@ -85,7 +85,7 @@ fn call(buf: &[u8], args: &[Span]) {
     if args.first().is_some_and(|name| name.of(buf).eq_ignore_ascii_case(b"command")) {
         for version in [Version::Resp2, Version::Resp3] {
             out.clear();
-            command_reply(buf, args, &CustomCommands::default(), version, &mut out);
+            command_reply(buf, args, (&CustomCommands::default(), None), version, &mut out);
             assert_eq!(ReplyScanner::default().scan(&out), Scan::Complete(out.len()));
         }
     }

@@ -132,6 +132,27 @@ def test_it_moves_with_the_session(place, authority):
     assert client.acl_whoami() == "ann"
 
 
+def test_names_stand_for_users_by_a_map(place, authority):
+    mapped = "{from: san_uri, map: {'urn:app:one': ann, 'urn:app:two': 'off'}, default: 'urn:app:web'}"
+    made = Gateway(place, authority, mapped)
+
+    def user(names):
+        client = made.client(authority.sign(names, subject="/CN=ann"))
+        try:
+            return client.acl_whoami()
+        finally:
+            client.close()
+    assert user("URI:urn:app:one") == "ann"
+    # Who is off, and who stands for nobody, is the default, also where there is a user of that name.
+    assert user("URI:urn:app:two") == "urn:app:web"
+    assert user("URI:ann") == "urn:app:web"
+    with pytest.raises(redis.exceptions.AuthenticationError):
+        user("DNS:ann")
+    tls = made.pools["alpha"]["tls"].replace("default: 'urn:app:web'", "default: nobody")
+    made.gateway.configure({pool: {**it, "tls": tls} for pool, it in made.pools.items()})
+    assert 'there is no user "nobody"' in made.gateway.refused_reload()
+
+
 @pytest.mark.parametrize(("kind", "names", "user"), [
     ("san_email", "DNS:ann,email:bob@example.org", "bob@example.org"),
     ("san_uri", "URI:urn:app:unknown,URI:urn:app:web,email:bob@example.org", "urn:app:web"),

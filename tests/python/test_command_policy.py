@@ -1,5 +1,6 @@
 """What clients may call: `command_policy`, over real servers."""
 
+import json
 import re
 import socket
 import struct
@@ -379,3 +380,67 @@ def test_the_documentation_has_no_other_commands_than_these():
     section = text[text.index("## Who may call what"):]
     for name in ALLOWED:
         assert f"`{name.upper().replace('|', ' ')}`" in section, name
+
+
+RENAMES = {"CONFIG": "My-Config", "FLUSHALL": "", "GET": "fetch", "EVAL": "run", "SET": "put", "SUBSCRIBE": "listen"}
+
+
+def same(redis_conn, conn, *words):
+    """What Redis and the gateway say to the same; the gateway's own texts about subcommands have their own names."""
+    answers = []
+    for one in (redis_conn, conn):
+        one.send(resp(*words))
+        answers.append(one.raw_reply())
+    assert answers[0] == answers[1], words
+    return answers[0]
+
+
+def test_commands_have_other_names_as_in_redis(place):
+    options = [word for name, other in RENAMES.items() for word in ("--rename-command", name, other or '""')]
+    renamed, server = place.redis(*options), place.redis()
+    policy = {"base": "admin", "rename": RENAMES}
+    gateway = place.cashew({"alpha": {"redis": True, "servers": server_lines([server]), "command_policy": json.dumps(policy)}},
+                           {"worker_processes": 1})
+    with renamed.connect() as one, gateway.connect() as other:
+        for words in (["GET", "a"], ["get", "a"], ["PUT", "a", "1"], ["fetch", "a"], ["FETCH"], ["FETCH", "a", "b"], ["SET", "a", "2"],
+                      ["FLUSHALL"], ["flushall", "async"], ["CONFIG", "GET", "maxmemory-samples"], ["MY-CONFIG", "GET", "maxmemory-samples"],
+                      ["my-config", "set", "maxmemory-samples", "7"], ["PUT", "b", "x" * 2_000_000], ["SET", "b", "y" * 2_000_000], ["STRLEN", "b"],
+                      ["MULTI"], ["FETCH", "a"], ["STRLEN", "a"], ["EXEC"], ["MULTI"], ["GET", "a"], ["EXEC"],
+                      ["RUN", "return redis.pcall('strlen', KEYS[1])", "1", "a"], ["EVAL", "return 1", "0"], ["MGET", "a", "c"],
+                      ["COMMAND", "GETKEYS", "FETCH", "a"], ["COMMAND", "GETKEYS", "GET", "a"], ["COMMAND", "GETKEYS", "PUT", "a", "b"],
+                      ["ACL", "DRYRUN", "default", "GET", "a"], ["ACL", "DRYRUN", "default", "fetch", "a"],
+                      ["ACL", "DRYRUN", "default", "FLUSHALL"], ["LISTEN", "c"], ["UNSUBSCRIBE", "c"], ["SUBSCRIBE", "c"]):
+            same(one, other, *words)
+        for name in ("get", "fetch", "FLUSHALL", "config", "my-config|get", "put", "set", "run"):
+            described = [conn.call("COMMAND", "INFO", name)[0] for conn in (one, other)]
+            assert [it and it[0] for it in described][0] == [it and it[0] for it in described][1], name
+            documented = [conn.call("COMMAND", "DOCS", name) for conn in (one, other)]
+            assert documented[0] == documented[1], name
+        listed = other.call("COMMAND", "LIST")
+        assert b"get" in listed and b"flushall" not in listed and b"config|get" in listed
+        # A pipeline of what is plain elsewhere, among what is.
+        other.send((resp("PUT", "p", "1") + resp("FETCH", "p") + resp("GET", "p") + resp("INCR", "p")) * 100)
+        for number in range(100):
+            assert [other.reply(), other.reply()] == ["OK", b"1"]
+            assert "unknown command 'GET', with args beginning with: 'p'" in str(other.reply())
+            assert other.reply() == 2, number
+        assert server.call("GET", "p") == b"2"
+        # A reload gives names back, and tells of it.
+        gateway.configure(pools={"alpha": {**gateway.pools["alpha"], "command_policy": "admin"}})
+        assert "rename CONFIG to my-config EVAL to run FLUSHALL to nothing" in gateway.reload()
+        assert other.call("GET", "p") == b"2"
+        assert other.error("FETCH", "p").startswith("ERR unknown command")
+
+
+def test_users_rules_are_about_the_own_names(place):
+    server = place.redis()
+    policy = {"base": "admin", "rename": {"GET": "fetch"}}
+    users = {"default": "off", "app": "on >p ~a* +get +ping"}
+    gateway = place.cashew({"alpha": {"redis": True, "servers": server_lines([server]), "command_policy": json.dumps(policy),
+                                      "users": json.dumps(users)}}, {"worker_processes": 1})
+    with gateway.connect() as conn:
+        assert conn.error("FETCH", "a") == "NOAUTH Authentication required."
+        conn.call("AUTH", "app", "p")
+        assert conn.call("FETCH", "a") is None
+        assert conn.error("FETCH", "b").startswith("NOPERM")
+        assert conn.error("GET", "a").startswith("ERR unknown command")

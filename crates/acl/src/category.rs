@@ -68,6 +68,21 @@ pub fn commands_of(category: &str) -> Option<impl Iterator<Item = &'static Comma
     Some(commands.filter(move |(_, bits)| *bits >> at & 1 == 1).map(|(command, _)| command))
 }
 
+/// What a word stands for: `@category`, or a command with its subcommands, or, where no command is called so, a
+/// category. `None` if there is nothing of that name.
+pub fn commands_meant(word: &str) -> Option<Vec<&'static Command>> {
+    if let Some(category) = word.strip_prefix('@') {
+        return commands_of(category).map(Iterator::collect);
+    }
+    match crate::commands::named(word) {
+        Some(command) => {
+            let subcommands = crate::commands::subcommands(command);
+            Some(std::iter::once(command).chain(subcommands).collect())
+        }
+        None => commands_of(word).map(Iterator::collect),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,5 +100,15 @@ mod tests {
         }
         assert!(commands_of("nope").is_none() && commands_of("@read").is_none());
         assert!(commands_of("READ").is_some());
+        let names = |word: &str| {
+            commands_meant(word).map(|all| all.iter().map(|it| it.name).collect::<Vec<_>>())
+        };
+        assert_eq!(names("GET"), Some(vec!["get"]));
+        assert!(names("config").unwrap().contains(&"config|set"));
+        assert_eq!(names("Config|Set"), Some(vec!["config|set"]));
+        assert_eq!((names("@admin"), names("nope")), (names("admin"), None));
+        // Here a command has the name of a category.
+        assert_eq!(names("set"), Some(vec!["set"]));
+        assert!(names("@set").unwrap().contains(&"sadd"));
     }
 }

@@ -32,7 +32,7 @@ impl Default for CommandSet {
 }
 
 /// By the name that Redis's rules have for it: "container|subcommand".
-fn named(name: &str) -> Option<&'static Command> {
+pub(crate) fn named(name: &str) -> Option<&'static Command> {
     static NAMES: OnceLock<HashMap<&str, &Command>> = OnceLock::new();
     let names =
         NAMES.get_or_init(|| COMMANDS.iter().map(|command| (command.name, command)).collect());
@@ -52,7 +52,7 @@ fn container(command: &Command) -> Option<&'static Command> {
     COMMANDS[..usize::from(command.id)].iter().rev().find(|command| command.name == name)
 }
 
-fn subcommands(command: &Command) -> &'static [Command] {
+pub(crate) fn subcommands(command: &Command) -> &'static [Command] {
     let start = usize::from(command.id) + 1;
     &COMMANDS[start..start + usize::from(command.subcommands)]
 }

@@ -18,7 +18,7 @@ mod selector;
 mod user;
 mod users;
 
-pub use category::{categories, commands_of};
+pub use category::{categories, commands_meant, commands_of};
 pub use denial::{Call, Denial};
 pub use fault::Fault;
 pub use keys::Touch;

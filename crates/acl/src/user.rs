@@ -95,6 +95,11 @@ impl User {
         self.is_on
     }
 
+    /// Whether any password is right.
+    pub fn has_password(&self) -> bool {
+        self.takes_any_password || !self.passwords.is_empty()
+    }
+
     /// Whether the user may do everything: nothing need be checked.
     pub fn is_unrestricted(&self) -> bool {
         self.is_unrestricted

@@ -1,144 +1,37 @@
-//! The access log: a line for each request that was looked at and chosen. A thread writes it, so the statistics
-//! never wait for a disk.
+//! The access log: a line for each request that was looked at and chosen.
 
 use std::fmt::Write;
-use std::path::PathBuf;
-use std::time::Duration;
 
 use cashew_config::snapshot::{AccessLog, LogFormat};
 use cashew_metrics::{ExportCounter, ExportKind, Exports, SeenRequest, Times};
-use cashew_process::log::{self, LineWriter, rfc3339_us};
+use cashew_process::log::{self, rfc3339_us};
 use serde_json::{Map, Value, json};
-use tokio::time::Instant;
-use tracing::{error, info};
 
+use crate::line_log::Tally;
 use crate::request_tap::TraceId;
 
-/// Lines that may wait to be written.
-const WAITING_MAX: usize = 4096;
-/// How long no line may be lost before the log says that it is well again.
-const WELL_AFTER: Duration = Duration::from_secs(5);
-/// How long it is before a file that cannot be opened is tried again.
-const OPEN_PAUSE: Duration = Duration::from_secs(2);
+impl Tally for Exports {
+    const NAME: &str = "access log";
 
-pub(crate) struct AccessLogWriter {
-    exports: Exports,
-    open: Option<(PathBuf, LineWriter)>,
-    /// Not before then.
-    next_try: Option<Instant>,
-    /// When lines were lost last, until the log says that they are no more.
-    last_loss: Option<Instant>,
-    /// Lines since it was looked whether all of them were written.
-    unsettled: u64,
-    /// Lines that were counted as written and are lost.
-    owed: u64,
-}
-
-impl AccessLogWriter {
-    pub(crate) fn new(exports: Exports) -> Self {
-        Self { exports, open: None, next_try: None, last_loss: None, unsettled: 0, owed: 0 }
+    fn written(&self, lines: u64) {
+        self.add(ExportCounter::AccessLines, lines);
     }
 
-    /// Opens the file of the configuration, and leaves another one.
-    pub(crate) fn follow(&mut self, config: Option<&AccessLog>) {
-        let Some(config) = config else { return self.close() };
-        if self.open.as_ref().is_some_and(|(path, _)| *path == config.file) {
-            return;
-        }
-        if self.open.is_some() {
-            self.close();
-        }
-        if self.next_try.is_some_and(|at| Instant::now() < at) {
-            return;
-        }
-        match LineWriter::open(&config.file, WAITING_MAX) {
-            Ok(writer) => {
-                self.next_try = None;
-                self.open = Some((config.file.clone(), writer));
-            }
-            Err(error) => {
-                let why = format!("cannot open {}: {error}", config.file.display());
-                self.exports.failed(ExportKind::AccessLog, &why);
-                // Once, not at each try.
-                if self.next_try.is_none() {
-                    error!("the access log: {why}");
-                }
-                self.next_try = Some(Instant::now() + OPEN_PAUSE);
-            }
-        }
+    fn lost(&self, lines: u64) {
+        self.add(ExportCounter::AccessLinesLost, lines);
     }
 
-    /// Opens the file anew, as after it was moved away. The old one is kept if that fails.
-    pub(crate) fn reopen(&mut self) {
-        self.next_try = None;
-        let Some((path, writer)) = &self.open else { return };
-        let reopened = log::open(path).map(|file| writer.reopen(file));
-        let why = match reopened {
-            Ok(true) => return,
-            Ok(false) => "it takes nothing".to_owned(),
-            Err(error) => error.to_string(),
-        };
-        let why = format!("cannot reopen {}: {why}", path.display());
-        self.exports.failed(ExportKind::AccessLog, &why);
-        error!("the access log: {why}");
-    }
-
-    pub(crate) fn write(
-        &mut self,
-        request: &SeenRequest,
-        trace_id: Option<TraceId>,
-        config: &AccessLog,
-    ) {
-        match &self.open {
-            Some((_, writer)) => {
-                writer.write(line(request, trace_id, config));
-                self.unsettled += 1;
-            }
-            None => self.exports.add(ExportCounter::AccessLinesLost, 1),
-        }
-    }
-
-    /// Counts the lines since the last time, and says when some begin to be lost.
-    pub(crate) fn settle(&mut self) {
-        let Some((path, writer)) = &self.open else { return };
-        // Those that wait count as written until they are known to be lost. Then later ones make up for them.
-        let lost = writer.take_lost();
-        let written = std::mem::take(&mut self.unsettled);
-        self.owed += lost;
-        let paid = self.owed.min(written);
-        self.owed -= paid;
-        self.exports.add(ExportCounter::AccessLines, written - paid);
-        self.exports.add(ExportCounter::AccessLinesLost, lost);
-        if lost > 0 {
-            let why = format!("lines cannot be written to {}", path.display());
-            self.exports.failed(ExportKind::AccessLog, &why);
-            if self.last_loss.replace(Instant::now()).is_none() {
-                error!("the access log: {why}: is the disk full?");
-            }
-        } else if written > 0 && self.last_loss.is_some_and(|at| at.elapsed() >= WELL_AFTER) {
-            self.last_loss = None;
-            info!("the access log is written again");
-        }
-    }
-
-    /// Lines that wait are written first, by the thread that has them.
-    fn close(&mut self) {
-        self.settle();
-        self.open = None;
-        self.next_try = None;
-    }
-
-    /// As [`close`](Self::close), and waits for it.
-    pub(crate) fn part(mut self) {
-        self.settle();
-        if let Some((_, writer)) = self.open.take() {
-            writer.close();
-        }
+    fn failed(&self, why: &str) {
+        Self::failed(self, ExportKind::AccessLog, why);
     }
 }
 
 /// With its end.
-fn line(request: &SeenRequest, trace_id: Option<TraceId>, config: &AccessLog) -> Vec<u8> {
+pub(crate) fn line(
+    request: &SeenRequest,
+    trace_id: Option<TraceId>,
+    config: &AccessLog,
+) -> Vec<u8> {
     let arguments = match config.arguments {
         true => &request.arguments[..],
         false => &request.arguments[..request.arguments.len().min(1)],
@@ -237,7 +130,7 @@ fn times(times: Times) -> [(&'static str, u64); 5] {
 }
 
 /// JSON escapes control characters of ASCII alone.
-fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     match str::from_utf8(bytes) {
         Ok(text) => log::in_one_line(text),
         Err(_) => bytes.escape_ascii().to_string(),
@@ -246,8 +139,6 @@ fn text(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use cashew_metrics::Shared;
-
     use super::*;
 
     fn config(format: LogFormat, arguments: bool) -> AccessLog {
@@ -305,28 +196,5 @@ mod tests {
         assert_eq!((&object["slow"], &object["server_us"]), (&json!(true), &json!(20_000)));
         assert_eq!(object["client_name"], "a p\"");
         assert_eq!(object.get("failure"), None);
-    }
-
-    #[test]
-    fn what_cannot_be_written_is_counted_and_told() {
-        let exports = Shared::in_memory().exports();
-        let mut writer = AccessLogWriter::new(exports.clone());
-        let missing = AccessLog { file: "/nowhere/access".into(), ..config(LogFormat::Json, true) };
-        writer.follow(Some(&missing));
-        writer.write(&request(), None, &missing);
-        assert_eq!(exports.count(ExportCounter::AccessLinesLost), 1);
-        let (why, _) = exports.last_failure(ExportKind::AccessLog).unwrap();
-        assert!(why.starts_with("cannot open /nowhere/access: "), "{why}");
-
-        let path = std::env::temp_dir().join(format!("cashew-access-{}", std::process::id()));
-        let there = AccessLog { file: path.clone(), ..missing };
-        writer.next_try = None;
-        writer.follow(Some(&there));
-        writer.write(&request(), None, &there);
-        writer.part();
-        assert_eq!(exports.count(ExportCounter::AccessLines), 1);
-        let text = std::fs::read_to_string(&path).unwrap();
-        std::fs::remove_file(path).unwrap();
-        assert!(text.ends_with("}\n") && text.lines().count() == 1, "{text}");
     }
 }

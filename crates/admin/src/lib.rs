@@ -7,6 +7,7 @@
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
 mod access_log;
+mod audit_log;
 mod body;
 mod collector;
 mod connection;
@@ -18,6 +19,7 @@ mod history;
 mod hot;
 mod http;
 mod json;
+mod line_log;
 mod nutcracker;
 mod page;
 mod place;

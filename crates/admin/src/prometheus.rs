@@ -121,6 +121,7 @@ fn instance(text: &mut Exposition, source: &Source) {
     text.family(name, "counter", "Lines that could not be written to the log");
     text.sample(name, "", source.log_lines_lost());
     exports(text, source);
+    audit_log(text, source);
     let name = "cashew_restarts_total";
     text.family(name, "counter", "Processes that ended though they were not to");
     for child in ChildKind::ALL {
@@ -160,6 +161,23 @@ fn exports(text: &mut Exposition, source: &Source) {
         text.family(name, "counter", help);
         text.sample(name, "", count);
     }
+}
+
+/// Of the audit log, where it is on or was.
+fn audit_log(text: &mut Exposition, source: &Source) {
+    let audit = source.shared().audit();
+    let (lines, lost) = (audit.lines(), audit.lost());
+    if source.snapshot().global.audit_log.is_none() && lines + lost == 0 {
+        return;
+    }
+    text.family("cashew_audit_log_lines_total", "counter", "Lines written to the audit log");
+    text.sample("cashew_audit_log_lines_total", "", lines);
+    text.family(
+        "cashew_audit_log_lines_lost_total",
+        "counter",
+        "Lines of the audit log that could not be written, or for which there was no room on their way",
+    );
+    text.sample("cashew_audit_log_lines_lost_total", "", lost);
 }
 
 const EXPORT_STATS: [(&str, ExportCounter, &str); 6] = [

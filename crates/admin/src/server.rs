@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use cashew_metrics::{AuditTrail, Exports};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -15,13 +16,13 @@ use tokio::task::{LocalSet, spawn_local, yield_now};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tracing::warn;
 
-use crate::access_log::AccessLogWriter;
-use crate::connection;
 use crate::history::{self, History};
+use crate::line_log::LineLog;
 use crate::place::Place;
 use crate::request_tap::RequestTap;
 use crate::source::Source;
 use crate::span_exporter::SpanExporter;
+use crate::{access_log, audit_log, connection};
 
 /// The most connections at a time. One more replaces the connection that has been idle for longest.
 /// So clients that send a request and read are served at once, however many others do not.
@@ -76,7 +77,8 @@ pub(crate) struct Hub {
     places: RefCell<Vec<Rc<Place>>>,
     tap: RefCell<RequestTap>,
     spans: SpanExporter,
-    access_log: RefCell<AccessLogWriter>,
+    access_log: RefCell<LineLog<Exports>>,
+    audit_log: RefCell<LineLog<AuditTrail>>,
 }
 
 /// Serves until the [`Changer`] is dropped, then answers the open connections. Fails only if the
@@ -86,7 +88,8 @@ pub fn serve(listener: StdListener, source: Source, changes: Changes) -> io::Res
     let hub = Rc::new(Hub {
         tap: RefCell::new(RequestTap::new()),
         spans: SpanExporter::new(source.exports()),
-        access_log: RefCell::new(AccessLogWriter::new(source.exports())),
+        access_log: RefCell::new(LineLog::new(source.exports())),
+        audit_log: RefCell::new(LineLog::new(source.shared().audit())),
         source: RefCell::new(Rc::new(source)),
         history: RefCell::new(History::default()),
         places: RefCell::new(Vec::with_capacity(CONNECTIONS_MAX)),
@@ -112,6 +115,7 @@ async fn run(hub: Rc<Hub>, listener: StdListener, mut changes: Changes) -> io::R
             }
             Event::Change(Change::Reopen) => {
                 hub.access_log.borrow_mut().reopen();
+                hub.audit_log.borrow_mut().reopen();
                 continue;
             }
             Event::Change(Change::Listener(new)) => {
@@ -197,16 +201,35 @@ impl Hub {
         let source = self.source();
         let global = &source.snapshot().global;
         let mut access_log = self.access_log.borrow_mut();
-        access_log.follow(global.access_log.as_ref());
+        access_log.follow(global.access_log.as_ref().map(|log| log.file.as_path()));
         for tapped in self.tap.borrow_mut().read(source.shared(), global) {
             if let Some(config) = global.access_log.as_ref().filter(|_| tapped.is_logged) {
-                access_log.write(&tapped.request, tapped.trace_id, config);
+                access_log.write(access_log::line(&tapped.request, tapped.trace_id, config));
             }
             if let Some(trace_id) = tapped.trace_id {
                 self.spans.push(tapped.request, trace_id);
             }
         }
         access_log.settle();
+        self.write_audit(&source);
+    }
+
+    /// Writes down what was done since the last time.
+    fn write_audit(&self, source: &Source) {
+        let audit = source.shared().audit();
+        let mut log = self.audit_log.borrow_mut();
+        let config = source.snapshot().global.audit_log.as_ref();
+        log.follow(config.map(|log| log.file.as_path()));
+        match config {
+            Some(config) => {
+                let deeds = audit.take().into_iter();
+                let wanted =
+                    deeds.filter(|deed| config.operators || !deed.outcome.is_of_operators());
+                wanted.for_each(|deed| log.write(audit_log::line(&deed)));
+            }
+            None => audit.skip(),
+        }
+        log.settle();
     }
 
     /// Writes and sends what there is, as far as that takes no long time.
@@ -214,7 +237,9 @@ impl Hub {
         self.tap_requests();
         self.spans.part(&self.source()).await;
         let exports = self.source().exports();
-        self.access_log.replace(AccessLogWriter::new(exports)).part();
+        self.access_log.replace(LineLog::new(exports)).part();
+        let audit = self.source().shared().audit();
+        self.audit_log.replace(LineLog::new(audit)).part();
     }
 
     /// A response is made of one source, so it has one snapshot only.

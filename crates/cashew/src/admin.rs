@@ -96,19 +96,21 @@ impl Instance {
         let [epoch, metrics] = <[OwnedFd; 2]>::try_from(descriptors)
             .map_err(|_| "the epoch or the metrics are missing")?;
         let snapshot = Epoch::unseal(epoch)?.snapshot;
-        check_access_log(&snapshot)?;
+        check_logs(&snapshot)?;
         self.open(snapshot, metrics)
     }
 }
 
 /// A file that cannot be opened is a reason to refuse a configuration, as it is with that of the log.
-fn check_access_log(snapshot: &Snapshot) -> Result<()> {
-    let Some(access_log) = &snapshot.global.access_log else { return Ok(()) };
-    let file = &access_log.file;
-    match log::open(file) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(format!("cannot open the access log {}: {error}", file.display()).into()),
+fn check_logs(snapshot: &Snapshot) -> Result<()> {
+    let access_log = snapshot.global.access_log.as_ref().map(|log| ("access", &log.file));
+    let audit_log = snapshot.global.audit_log.as_ref().map(|log| ("audit", &log.file));
+    for (name, file) in access_log.into_iter().chain(audit_log) {
+        if let Err(error) = log::open(file) {
+            return Err(format!("cannot open the {name} log {}: {error}", file.display()).into());
+        }
     }
+    Ok(())
 }
 
 /// Handles the master's messages while the stats port is served. Dropping it stops the server.

@@ -224,6 +224,13 @@ fn describe_exports(status: &Status) -> String {
         }
         text += &format!("{}\n", last(&log.last_error, log.last_error_at));
     }
+    if let Some(log) = &status.audit_log {
+        text += &format!("audit log: {}, {} lines written", log.file.display(), log.lines);
+        if log.lines_lost > 0 {
+            text += &format!(", {} lost", log.lines_lost);
+        }
+        text += &format!("{}\n", last(&log.last_error, log.last_error_at));
+    }
     text
 }
 
@@ -756,6 +763,7 @@ mod tests {
             log_lines_lost: 0,
             tracing: None,
             access_log: None,
+            audit_log: None,
             last_reload: None,
             last_upgrade: None,
         };

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use cashew_placement::HashTag;
 
 use crate::access_log;
+use crate::audit_log;
 use crate::client_sources;
 use crate::policy::shown_policy;
 use crate::pose;
@@ -120,6 +121,7 @@ impl Difference {
             ready_needs_primaries,
             tracing,
             access_log,
+            audit_log,
         } = old;
         let shown = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
         let log = |path| shown(path).unwrap_or_else(|| "standard error".to_owned());
@@ -188,6 +190,11 @@ impl Difference {
             "access_log",
             &access_log::shown(access_log),
             &access_log::shown(&new.access_log),
+        );
+        option.changed(
+            "audit_log",
+            &audit_log::shown(audit_log),
+            &audit_log::shown(&new.audit_log),
         );
     }
 
@@ -873,6 +880,10 @@ mod tests {
                 "tracing: {endpoint: 'http://c', headers: {x-token: secret}}",
                 "tracing: none -> http://c:4318/v1/traces, share 1%, service_name cashew, keys hash, \
                  headers x-token",
+            ),
+            (
+                "audit_log: {file: /audit, commands: [write, GET], logins: false}",
+                "audit_log: none -> /audit, commands write get, share 100%, denied true, logins false, operators true",
             ),
             (
                 "access_log: {file: /access}",

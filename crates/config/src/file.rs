@@ -6,13 +6,15 @@ use cashew_tls::{Ciphers, ClientAuth, ClientUser, Version};
 
 use crate::access_log::AccessLogText;
 use crate::address::ListenText;
+use crate::audit_log::{AuditLogText, Audited};
 use crate::client_sources::{ProxyProtocolText, SourceList};
+use crate::client_user::{ClientUserText, NameMap};
 use crate::cluster::{ClusterText, Seeds};
 use crate::commands::{Commands, Whole, Words};
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::groups::{Member, MemberAddress, Members};
 use crate::hedge::HedgeText;
-use crate::policy::{Entries, PolicyText};
+use crate::policy::{Entries, PolicyText, RenameList};
 use crate::pose::{Advertised, PoseText};
 use crate::prefixes::Prefixes;
 use crate::reads_by_class::ReadsByClass;
@@ -129,6 +131,9 @@ section! {
         /// Slow requests and samples are written to a file, a line [each](operations.md#the-access-log). Its
         /// options are [below](#the-access-log).
         access_log: AccessLogText = none,
+        /// Who did what is written to a file, a line of JSON [each](operations.md#the-audit-log). Its options are
+        /// [below](#the-audit-log).
+        audit_log: AuditLogText = none,
     }
 }
 
@@ -165,6 +170,27 @@ section! {
         slow: Switch = "true",
         /// Whether lines have what follows the command: keys and values, each cut after 128 bytes.
         arguments: Switch = "true",
+    }
+}
+
+section! {
+    /// The file with who did what.
+    AuditLogSection {
+        /// The file. It is appended to, and opened anew as `log_file` is. The user of the workers must
+        /// have the right to.
+        file: FilePath = required,
+        /// Commands that have a line when they are let through: commands of Redis and categories of ACL CAT,
+        /// `@category` where a command has the same name. Commands of memcached count as the ones of Redis that do
+        /// the same.
+        commands: Audited = "admin dangerous",
+        /// The share of these commands that have a line.
+        share: Share = "100%",
+        /// Whether all commands that are denied have a line, by the rules of a user or by `command_policy`.
+        denied: Switch = "true",
+        /// Whether logins have a line, and those that failed.
+        logins: Switch = "true",
+        /// Whether what operators do has lines: when it is asked for, and how it ends.
+        operators: Switch = "true",
     }
 }
 
@@ -219,6 +245,18 @@ section! {
 }
 
 section! {
+    /// What a name in a client's certificate stands for.
+    ClientUserSection {
+        /// The name: `cn`, `san_dns`, `san_uri` or `san_email`.
+        from: ClientUser = required,
+        /// Users by name. With a map only its names stand for users.
+        map: NameMap = none,
+        /// The user of clients with such a name that stands for nobody.
+        default: Text = none,
+    }
+}
+
+section! {
     /// TLS towards clients.
     TlsSection {
         /// A file with a certificate in PEM form and those that lead from it to an authority, or a list of such files:
@@ -233,8 +271,9 @@ section! {
         client_auth: ClientAuth = none,
         /// Which name in its certificate is the name of the [user](#users) that a client is from the start: the common
         /// name, or an alternative name that is a DNS name, a URI or an e-mail address. Of several, the first that is
-        /// a user's. Who shows no certificate, or one without a user's name, must log in.
-        client_user: ClientUser = "off",
+        /// a user's. Who shows no certificate, or one without a user's name, must log in. As a section, it [maps names
+        /// to users](#certificates-and-users).
+        client_user: ClientUserText = "off",
         /// The oldest version that clients may speak.
         min_version: Version = "1.2",
         /// Cipher suites: `default` are all with forward secrecy and authenticated encryption, `strong` those of them
@@ -253,8 +292,8 @@ section! {
     UserSection {
         /// Rules as Redis's ACL has them. Required, unless they are in an `acl_file`.
         rules: RulesText = none,
-        /// What is put before all keys and channels of the user, and taken off where replies name them. Redis pools
-        /// only.
+        /// What is put before all keys of the user, and its channels, and taken off where replies name them. With
+        /// memcached at most 93 bytes, none of them a space.
         key_prefix: Text = none,
         /// Requests per second. A tenth of a second's may come at once. 0 is no limit, here and below.
         requests_per_second: Number<0, 10000000> = "0",
@@ -384,6 +423,9 @@ section! {
         allow: Entries = none,
         /// What is not allowed.
         deny: Entries = none,
+        /// Other names of commands: clients call them by these, and what was their name is none any more. `""` is no
+        /// name. Redis pools only.
+        rename: RenameList = none,
     }
 }
 
@@ -547,8 +589,8 @@ section! {
         commands_from_servers: Switch = "false",
         /// Commands that clients may use: `application` is all except administration of servers,
         /// other clients or the gateway, `cache` the same without commands that empty whole
-        /// databases, `admin` all that the gateway serves; or a section with `base`, `allow` and
-        /// `deny`. See [who may call what](#who-may-call-what).
+        /// databases, `admin` all that the gateway serves; or a section with `base`, `allow`, `deny` and
+        /// `rename`. See [who may call what](#who-may-call-what).
         command_policy: PolicyText = "application",
         /// The Sentinels that say where the primaries of the pool's groups are, among them all that
         /// watch these groups: most of them must agree. See [Sentinel](#sentinel). Redis pools only.

@@ -10,7 +10,9 @@
 mod access_log;
 mod accounts;
 mod address;
+mod audit_log;
 mod client_sources;
+mod client_user;
 mod cluster;
 mod commands;
 mod diagnostic;

@@ -2,7 +2,10 @@
 
 use cashew_protocol::memcached::chores;
 use cashew_protocol::redis;
-use cashew_protocol::redis::{COMMANDS, CustomCommands, Definition, PolicyFault, Rule, Rules};
+use cashew_protocol::redis::{
+    COMMANDS, CustomCommands, Definition, PolicyFault, RENAMED_SIZE_MAX, RenameFault, Renames,
+    Rule, Rules,
+};
 use schemars::{Schema, SchemaGenerator, json_schema};
 
 use crate::diagnostic::{At, Complaint, Report, nearest};
@@ -84,12 +87,103 @@ pub(crate) struct PolicyText {
     base: PolicyBase,
     allow: Vec<At<String>>,
     deny: Vec<At<String>>,
+    rename: Vec<(At<String>, At<String>)>,
+}
+
+/// Names of commands, in lower case, and what clients are to call them.
+#[derive(Debug)]
+pub(crate) struct RenameList(Vec<(At<String>, At<String>)>);
+
+const RENAME_HINT: &str = "expected a section like \"{CONFIG: my-config, KEYS: ''}\"";
+
+impl Value for RenameList {
+    fn parse(_: &str) -> Result<Self, Complaint> {
+        Err(Complaint::new("option \"rename\" takes a section").hint(RENAME_HINT))
+    }
+
+    fn schema() -> Schema {
+        let name = json_schema!({ "type": "string", "maxLength": RENAMED_SIZE_MAX });
+        json_schema!({ "type": "object", "maxProperties": ENTRIES_MAX, "additionalProperties": name })
+    }
+
+    fn describe() -> String {
+        "a section like `{CONFIG: my-config, KEYS: \"\"}`".to_owned()
+    }
+
+    fn read(key: &str, node: &Node, report: &mut Report<'_>) -> Option<Self> {
+        let Kind::Section(entries) = &node.kind else {
+            return Self::parse("").map_err(|complaint| report.error(node.pos, complaint)).ok();
+        };
+        let pair = |name: &At<String>, node: &Node, report: &mut Report<'_>| {
+            let other = match &node.kind {
+                Kind::Scalar { text, .. } if text.is_empty() => String::new(),
+                _ => Text::read(key, node, report)?.0.to_ascii_lowercase(),
+            };
+            let name = At { value: name.value.to_ascii_lowercase(), pos: name.pos };
+            Some((name, At { value: other, pos: node.pos }))
+        };
+        let pairs: Vec<_> = entries.iter().map(|(name, node)| pair(name, node, report)).collect();
+        pairs.into_iter().collect::<Option<Vec<_>>>().map(Self)
+    }
+}
+
+/// Errors of other names of commands.
+fn check_renames(
+    pairs: &[(At<String>, At<String>)],
+    protocol: Protocol,
+    custom: &CustomCommands,
+    report: &mut Report<'_>,
+) {
+    for (at, (name, other)) in pairs.iter().enumerate() {
+        if protocol == Protocol::Memcached {
+            let complaint = Complaint::new("commands of memcached have no other names");
+            report.error(name.pos, complaint.hint("\"deny\" forbids some"));
+            return;
+        }
+        let (shown, others) = (name.value.to_ascii_uppercase(), &pairs[..at]);
+        if others.iter().any(|(before, _)| before.value == name.value) {
+            report.error(name.pos, Complaint::new(format!("{shown} is renamed twice")));
+        }
+        if !other.value.is_empty() && others.iter().any(|(_, it)| it.value == other.value) {
+            let complaint = Complaint::new("two commands would have this name");
+            report.error(other.pos, complaint);
+        }
+        let Some(fault) = Renames::fault(&name.value, &other.value, custom) else { continue };
+        let (pos, complaint) = match fault {
+            RenameFault::Unknown => {
+                let near =
+                    nearest(&name.value, Rules::entries().filter(|it| !it.contains(['|', '@'])));
+                let near = near.map_or_else(String::new, |it| {
+                    format!("; did you mean {}?", it.to_uppercase())
+                });
+                (name.pos, Complaint::new(format!("there is no command {shown}{near}")))
+            }
+            RenameFault::Subcommand => {
+                let container = shown.split('|').next().unwrap_or_default();
+                let hint = format!("{container} can be renamed with all of them, or one be denied");
+                (name.pos, Complaint::new("a subcommand cannot be renamed").hint(hint))
+            }
+            RenameFault::Needed => {
+                let message = format!("{shown} cannot be renamed: every client may call it");
+                (name.pos, Complaint::new(message))
+            }
+            RenameFault::Taken => {
+                (other.pos, Complaint::new("there is a command of this name already"))
+            }
+            RenameFault::Unusable => {
+                let hint =
+                    format!("at most {RENAMED_SIZE_MAX} printable characters, none of them |");
+                (other.pos, Complaint::new("no command can have this name").hint(hint))
+            }
+        };
+        report.error(pos, complaint);
+    }
 }
 
 impl Value for PolicyText {
     fn parse(text: &str) -> Result<Self, Complaint> {
         let base = PolicyBase::parse(text)?;
-        Ok(Self { base, allow: Vec::new(), deny: Vec::new() })
+        Ok(Self { base, allow: Vec::new(), deny: Vec::new(), rename: Vec::new() })
     }
 
     fn schema() -> Schema {
@@ -98,19 +192,23 @@ impl Value for PolicyText {
     }
 
     fn describe() -> String {
-        format!("{}, or a section with `base`, `allow` and `deny`", PolicyBase::describe())
+        format!(
+            "{}, or a section with `base`, `allow`, `deny` and `rename`",
+            PolicyBase::describe()
+        )
     }
 
     fn read(key: &str, node: &Node, report: &mut Report<'_>) -> Option<Self> {
         let Kind::Section(_) = &node.kind else {
             let base = PolicyBase::read(key, node, report)?;
-            return Some(Self { base, allow: Vec::new(), deny: Vec::new() });
+            return Some(Self { base, allow: Vec::new(), deny: Vec::new(), rename: Vec::new() });
         };
         let section: PolicySection =
             section::read(&format!("option \"{key}\""), node.pos, node, report);
         let entries = |list: Option<At<Entries>>| list.map_or_else(Vec::new, |list| list.value.0);
         let (allow, deny) = (entries(section.allow), entries(section.deny));
-        Some(Self { base: section.base.value, allow, deny })
+        let rename = section.rename.map_or_else(Vec::new, |list| list.value.0);
+        Some(Self { base: section.base.value, allow, deny, rename })
     }
 }
 
@@ -120,14 +218,14 @@ pub(crate) fn resolve(
     protocol: Protocol,
     report: &mut Report<'_>,
 ) -> CommandPolicy {
-    let PolicyText { base, allow, deny } = &section.command_policy.value;
+    let PolicyText { base, allow, deny, rename } = &section.command_policy.value;
+    let commands = section.commands.iter().flat_map(|commands| &commands.value.0);
+    let definitions: Vec<Definition> = commands.map(|c| c.definition()).collect();
+    let custom = &CustomCommands::new(&definitions, &CustomCommands::default());
     let check: &dyn Fn(&str, bool) -> Option<Complaint> = match protocol {
         Protocol::Redis => {
-            let commands = section.commands.iter().flat_map(|commands| &commands.value.0);
-            let definitions: Vec<Definition> = commands.map(|c| c.definition()).collect();
-            let custom = CustomCommands::new(&definitions, &CustomCommands::default());
             let asks = section.commands_from_servers.value.0;
-            &move |entry, allows| complaint(entry, allows, asks, &custom)
+            &move |entry, allows| complaint(entry, allows, asks, custom)
         }
         Protocol::Memcached => &|entry, _| chore_complaint(entry),
     };
@@ -144,7 +242,11 @@ pub(crate) fn resolve(
         names.dedup();
         names
     };
-    CommandPolicy { base: *base, allow: names(allow), deny: names(deny) }
+    check_renames(rename, protocol, custom, report);
+    let mut rename: Vec<_> =
+        rename.iter().map(|(name, other)| (name.value.clone(), other.value.clone())).collect();
+    rename.sort_unstable();
+    CommandPolicy { base: *base, allow: names(allow), deny: names(deny), rename }
 }
 
 /// The error of an entry of a Redis pool. `asks`: the pool queries its servers about unknown
@@ -211,12 +313,13 @@ pub(crate) fn changes(
     let refused = |policy: &CommandPolicy| -> Vec<String> {
         match protocol {
             Protocol::Redis => {
-                let rules = policy.rules();
+                let (rules, renames) = (policy.rules(), Renames::new(&policy.rename));
                 let is_served = |command: &&redis::Command| {
                     !matches!(command.rule, Rule::Refuse(_) | Rule::Unsupported)
                 };
                 let served = COMMANDS.iter().filter(is_served);
-                let refused = served.filter(|command| !rules.permit(command));
+                let refused =
+                    served.filter(|command| !rules.permit(command) || renames.disables(command));
                 refused.map(|command| command.name.to_ascii_uppercase()).collect()
             }
             Protocol::Memcached => policy.chores().refused().map(str::to_owned).collect(),

@@ -13,6 +13,7 @@ use cashew_placement::{Distribution, Hash};
 use crate::accounts::{self, Account};
 use crate::address::{ListenText, ServerLine, check_name};
 use crate::client_sources;
+use crate::client_user;
 use crate::cluster;
 use crate::diagnostic::{At, Complaint, Pos, Report};
 use crate::file::{Dialect, File, GlobalSection, PoolSection};
@@ -171,6 +172,7 @@ pub(crate) fn resolve(
     let stats_listen = resolve_stats(&file.global, &pools, context, report);
     check_file("log_file", file.global.log_file.as_ref(), context, report);
     check_access_log(&file.global, context, report);
+    check_audit_log(&file.global, context, report);
     check_file("sentinel_state", file.global.sentinel_state.as_ref(), context, report);
     accounts::check(Account::User, file.global.user.as_ref(), context, report);
     accounts::check(Account::Group, file.global.group.as_ref(), context, report);
@@ -232,6 +234,7 @@ fn resolve_global(
         ready_needs_primaries: section.ready_needs_primaries.value.0,
         tracing: section.tracing.map(|tracing| tracing.value.0),
         access_log: section.access_log.map(|access_log| access_log.value.log),
+        audit_log: section.audit_log.map(|audit_log| audit_log.value.log),
     }
 }
 
@@ -287,6 +290,20 @@ fn check_access_log(section: &GlobalSection, context: &Context<'_>, report: &mut
     check_file("file", Some(file), context, report);
     if section.log_file.as_ref().is_some_and(|log| log.value.0 == file.value.0) {
         let complaint = Complaint::new("the access log cannot be in the file of the log");
+        report.error(file.pos, complaint.hint("expected another file"));
+    }
+}
+
+/// As above.
+fn check_audit_log(section: &GlobalSection, context: &Context<'_>, report: &mut Report<'_>) {
+    let Some(file) = section.audit_log.as_ref().map(|audit_log| &audit_log.value.file) else {
+        return;
+    };
+    check_file("file", Some(file), context, report);
+    let log = section.log_file.as_ref().map(|log| &log.value.0);
+    let access_log = section.access_log.as_ref().map(|log| &log.value.file.value.0);
+    if log == Some(&file.value.0) || access_log == Some(&file.value.0) {
+        let complaint = Complaint::new("the audit log cannot be in the file of another log");
         report.error(file.pos, complaint.hint("expected another file"));
     }
 }
@@ -566,6 +583,10 @@ fn resolve_section(
         server_tls: tls::resolve_servers(section, context, report),
         client_sources,
     };
+    if let Some(tls) = &section.tls {
+        client_user::check(&pool, tls.pos, report);
+    }
+    users::warn_of_unknown_passwords(&pool, section, report);
     replica_reads::warn_without_replicas(&pool, section, report);
     hedge::warn_without_choice(&pool, section, report);
     spool::check(&pool, section, report);

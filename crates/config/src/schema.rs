@@ -6,9 +6,9 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use crate::file::{
-    AccessLogSection, ClusterSection, CommandSection, GlobalSection, GroupSection, PolicySection,
-    PoolSection, ProxyProtocolSection, ServerGroupSection, ServerTlsSection, TlsSection,
-    TracingSection, UserSection,
+    AccessLogSection, AuditLogSection, ClientUserSection, ClusterSection, CommandSection,
+    GlobalSection, GroupSection, PolicySection, PoolSection, ProxyProtocolSection,
+    ServerGroupSection, ServerTlsSection, TlsSection, TracingSection, UserSection,
 };
 use crate::routes::{self, RouteSection};
 use crate::section::{self, Section, prose};
@@ -65,6 +65,11 @@ pub fn tls_table() -> String {
     table::<TlsSection>()
 }
 
+/// The options of `client_user`, as a Markdown table.
+pub fn client_user_table() -> String {
+    table::<ClientUserSection>()
+}
+
 /// The options of one of a pool's `users`, as a Markdown table.
 pub fn user_table() -> String {
     table::<UserSection>()
@@ -83,6 +88,11 @@ pub fn proxy_protocol_table() -> String {
 /// The options of `tracing`, as a Markdown table.
 pub fn tracing_table() -> String {
     table::<TracingSection>()
+}
+
+/// The options of `audit_log`, as a Markdown table.
+pub fn audit_log_table() -> String {
+    table::<AuditLogSection>()
 }
 
 /// The options of `access_log`, as a Markdown table.

@@ -2,6 +2,7 @@
 //! set. The master hands it to the workers as JSON in a sealed memfd.
 
 mod access_log;
+mod audit_log;
 mod client_sources;
 mod cluster;
 mod live;
@@ -23,6 +24,7 @@ use cashew_tls::{ListenerTls, ServerTls};
 use serde::{Deserialize, Serialize};
 
 pub use self::access_log::AccessLog;
+pub use self::audit_log::AuditLog;
 pub use self::client_sources::{ClientSources, ProxyProtocol, Source};
 pub use self::cluster::{
     Cluster, ClusterMap, ClusterNode, ClusterShard, MapChange, SLOTS, SlotRange,
@@ -106,6 +108,9 @@ pub struct Global {
     /// Requests are written to a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_log: Option<AccessLog>,
+    /// Who did what is written to a file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub audit_log: Option<AuditLog>,
 }
 
 fn one_worker() -> u32 {
@@ -700,6 +705,10 @@ pub struct CommandPolicy {
     /// Commands, subcommands as `container|subcommand`, and categories with `@`, in lower case.
     pub allow: Vec<String>,
     pub deny: Vec<String>,
+    /// Names of commands, and what clients call them instead; nothing where that is empty. In lower case,
+    /// sorted.
+    #[serde(default)]
+    pub rename: Vec<(String, String)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -733,7 +742,7 @@ impl PolicyBase {
 
 impl CommandPolicy {
     pub fn of(base: PolicyBase) -> Self {
-        Self { base, allow: Vec::new(), deny: Vec::new() }
+        Self { base, allow: Vec::new(), deny: Vec::new(), rename: Vec::new() }
     }
 
     /// For a pool of Redis.
@@ -754,6 +763,13 @@ impl fmt::Display for CommandPolicy {
         for (what, list) in [("allow", &self.allow), ("deny", &self.deny)] {
             if !list.is_empty() {
                 write!(f, ", {what} {}", list.join(" ").to_uppercase())?;
+            }
+        }
+        for (at, (name, other)) in self.rename.iter().enumerate() {
+            let (before, name) = (if at == 0 { ", rename" } else { "" }, name.to_uppercase());
+            match other.is_empty() {
+                true => write!(f, "{before} {name} to nothing")?,
+                false => write!(f, "{before} {name} to {other}")?,
             }
         }
         Ok(())

@@ -8,6 +8,7 @@ use cashew_tls::{
 };
 use schemars::{Schema, SchemaGenerator, json_schema};
 
+use crate::client_user::ClientUserText;
 use crate::diagnostic::{At, Complaint, Pos, Report};
 use crate::file::{PoolSection, ServerTlsSection, TlsSection};
 use crate::resolve::Context;
@@ -226,7 +227,7 @@ pub(crate) fn resolve(
         report.error(auth, complaint.hint("a file with those who sign clients' certificates"));
         return None;
     }
-    let client_user = tls.client_user.value;
+    let ClientUserText { from: client_user, names: client_names } = tls.client_user.value.clone();
     if client_user != ClientUser::Off {
         if client_auth == ClientAuth::None {
             let complaint = Complaint::new("\"client_user\" needs \"client_ca\"");
@@ -245,6 +246,7 @@ pub(crate) fn resolve(
         client_ca,
         client_auth,
         client_user,
+        client_names,
         min_version: tls.min_version.value,
         ciphers: tls.ciphers.value,
         handshake_timeout_ms: tls.handshake_timeout.value.0,

@@ -5,13 +5,15 @@ use std::collections::btree_map::Entry;
 use std::path::Path;
 
 use cashew_acl::{User, Users, split_rules};
+use cashew_protocol::memcached::KEY_PREFIX_MAX;
+use cashew_tls::ClientUser;
 use schemars::{Schema, SchemaGenerator, json_schema};
 
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::file::{PoolSection, UserSection};
 use crate::resolve::Context;
 use crate::section;
-use crate::snapshot::{OverLimit, UserOptions};
+use crate::snapshot::{OverLimit, Pool, UserOptions};
 use crate::tree::{Kind, Node};
 use crate::value::{Value, list_of, named};
 
@@ -263,6 +265,35 @@ pub(crate) fn resolve(
     (lines, options)
 }
 
+/// Who is on and has no password can log in by a certificate alone.
+pub(crate) fn warn_of_unknown_passwords(
+    pool: &Pool,
+    section: &PoolSection,
+    report: &mut Report<'_>,
+) {
+    let given = section.users.as_ref().map(|users| users.pos);
+    let Some(pos) = given.or(section.acl_file.as_ref().map(|file| file.pos)) else { return };
+    if pool.tls.as_ref().is_some_and(|tls| tls.client_user != ClientUser::Off) {
+        return;
+    }
+    let users = Users::of_lines(&pool.users);
+    let locked: Vec<&str> = users
+        .iter()
+        .filter(|user| user.is_on() && !user.has_password())
+        .map(|it| it.name())
+        .collect();
+    let Some(first) = locked.first() else { return };
+    let more = match locked.len() - 1 {
+        0 => String::new(),
+        more => format!(", nor have {more} more"),
+    };
+    let message = format!("user \"{first}\" is on and has no password{more}: nobody can log in");
+    report.warning(
+        pos,
+        Complaint::new(message).hint("give it one by \">password\", or turn it \"off\""),
+    );
+}
+
 /// Nobody's keys may begin like another one's.
 fn check_prefixes(
     section: &PoolSection,
@@ -272,9 +303,18 @@ fn check_prefixes(
 ) {
     let mut prefixed: Vec<&UserOptions> =
         options.iter().filter(|user| !user.key_prefix.is_empty()).collect();
-    if !prefixed.is_empty() && !section.redis.value.0 {
-        let complaint = Complaint::new("\"key_prefix\" is for Redis pools only");
-        report.error(pos, complaint);
+    if !section.redis.value.0 {
+        for user in &prefixed {
+            let prefix = user.key_prefix.as_bytes();
+            if prefix.len() > KEY_PREFIX_MAX
+                || prefix.iter().any(|&byte| byte <= b' ' || byte == 0x7f)
+            {
+                let message =
+                    format!("user \"{}\": no key can begin with its key_prefix", user.name);
+                let hint = format!("at most {KEY_PREFIX_MAX} bytes without spaces");
+                report.error(pos, Complaint::new(message).hint(hint));
+            }
+        }
     }
     prefixed.sort_by_key(|user| user.key_prefix.as_bytes());
     for pair in prefixed.windows(2) {

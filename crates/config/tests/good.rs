@@ -204,6 +204,7 @@ fn the_flat_dialect_loads() {
             ready_needs_primaries: false,
             tracing: None,
             access_log: None,
+            audit_log: None,
         },
         pools: vec![last, first, second],
     };
@@ -255,6 +256,7 @@ fn the_sectioned_dialect_loads() {
             ready_needs_primaries: false,
             tracing: None,
             access_log: None,
+            audit_log: None,
         }
     );
     let local = "127.0.0.1";
@@ -413,9 +415,14 @@ fn policies_are_a_word_or_a_section() {
         base: PolicyBase::Application,
         allow: vec!["config|set".into(), "keys".into()],
         deny: vec!["@dangerous".into()],
+        rename: Vec::new(),
     };
     assert_eq!(listed, expected);
     assert_eq!(listed.to_string(), "application, allow CONFIG|SET KEYS, deny @DANGEROUS");
+    let renamed = policy("redis: true, command_policy: {rename: {Keys: '', CONFIG: My-Config}}");
+    let pairs = [("config".to_owned(), "my-config".to_owned()), ("keys".to_owned(), String::new())];
+    assert_eq!(renamed.rename, pairs);
+    assert_eq!(renamed.to_string(), "application, rename CONFIG to my-config KEYS to nothing");
     let modules = "redis: true, commands_from_servers: true, command_policy: {deny: [json.del]}";
     assert_eq!(policy(modules).deny, ["json.del"]);
 }

@@ -36,11 +36,13 @@ fn the_tables_of_the_schema_options_are_current() {
         let text = replace_table(&text, "group", &schema::group_table());
         let text = replace_table(&text, "tls", &schema::tls_table());
         let text = replace_table(&text, "user", &schema::user_table());
+        let text = replace_table(&text, "client user", &schema::client_user_table());
         let text = replace_table(&text, "proxy protocol", &schema::proxy_protocol_table());
         let text = replace_table(&text, "server tls", &schema::server_tls_table());
         let text = replace_table(&text, "server group", &schema::server_group_table());
         let text = replace_table(&text, "tracing", &schema::tracing_table());
         let text = replace_table(&text, "access log", &schema::access_log_table());
+        let text = replace_table(&text, "audit log", &schema::audit_log_table());
         replace_table(&text, "policy", &schema::policy_table())
     });
 }

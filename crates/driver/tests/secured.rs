@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use bench::{Bench, Event, PATIENCE, QUIET, client, pattern, reset, server};
 use cashew_driver::{Address, CloseKind, Driver, Secured, Token};
 use cashew_tls::{
-    Acceptor, Certificate, Ciphers, ClientAuth, ClientUser, Connector, Failure, Identity,
-    ListenerTls, ServerTls, Stream, TicketSecret, Version,
+    Acceptor, Certificate, Ciphers, ClientAuth, ClientNames, ClientUser, Connector, Failure,
+    Identity, ListenerTls, ServerTls, Stream, TicketSecret, Version,
 };
 
 #[path = "../../../tests/rust/certificates.rs"]
@@ -62,6 +62,7 @@ fn acceptor(handshake_timeout_ms: u64) -> Acceptor {
         client_ca: None,
         client_auth: ClientAuth::None,
         client_user: ClientUser::Off,
+        client_names: ClientNames::default(),
         min_version: Version::Tls12,
         ciphers: Ciphers::Default,
         handshake_timeout_ms,

@@ -27,6 +27,7 @@ pub use base::id::{BackendId, ConnId, ListenerId, ServerId};
 pub use base::latency_batch::Answered;
 pub use base::time::Time;
 pub use downstream::activity::Activity;
+pub use downstream::audit::Audited;
 pub use downstream::client::Profile;
 pub use downstream::handoff::{Export, SessionParts, Silence};
 pub use downstream::totals::Totals;

@@ -19,6 +19,7 @@
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
 mod audience;
+mod audit;
 mod board;
 mod clock;
 mod digest;
@@ -43,6 +44,7 @@ mod writer;
 mod testing;
 
 pub use audience::PATTERN_MAX;
+pub use audit::{AUDITED_KEY_MAX, AuditTrail, Deed, DeedOutcome, NewDeed};
 pub use board::{
     BOARD_STALE_AFTER_MS, Board, BoardWriter, Fitness, MemberRole, MemberState, Progress,
 };

@@ -14,6 +14,7 @@ use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
 
+use crate::audit::AuditTrail;
 use crate::events::Events;
 use crate::exports::Exports;
 use crate::mapping::Mapping;
@@ -70,7 +71,9 @@ mod word {
     pub(super) const REQUESTS: usize = EVENTS + crate::events::WORDS;
     /// Up to here it was in versions without exports.
     pub(super) const EXPORTS: usize = REQUESTS + crate::requests::WORDS;
-    pub(super) const COUNT: usize = EXPORTS + crate::exports::WORDS;
+    /// Up to here it was in versions without an audit log.
+    pub(super) const AUDIT: usize = EXPORTS + crate::exports::WORDS;
+    pub(super) const COUNT: usize = AUDIT + crate::audit::WORDS;
 }
 
 /// The processes that the master starts.
@@ -204,6 +207,11 @@ impl Shared {
     /// What the admin process has made of single requests. Nothing in memory that an older version made.
     pub fn exports(&self) -> Exports {
         Exports::new(&self.mapping, word::EXPORTS)
+    }
+
+    /// What is on its way to the audit log. Nothing in memory that an older version made.
+    pub fn audit(&self) -> AuditTrail {
+        AuditTrail::new(&self.mapping, word::AUDIT)
     }
 
     /// An id that no other client ever has; the first is 1.

@@ -164,7 +164,7 @@ fn has_names(elements: Elements<'_>) -> bool {
 fn our_facts(version: Version) -> BTreeMap<String, Facts> {
     let request = Request::new(&[b"COMMAND"]);
     let (mut out, custom) = (Vec::new(), CustomCommands::default());
-    command_reply(&request.buf, request.parser.args(), &custom, version, &mut out);
+    command_reply(&request.buf, request.parser.args(), (&custom, None), version, &mut out);
     facts(&out)
 }
 
@@ -495,14 +495,20 @@ fn keys_agree_with_command_getkeys() {
         );
         let request = Request::new(&question);
         let (mut out, custom) = (Vec::new(), CustomCommands::default());
-        command_reply(&request.buf, request.parser.args(), &custom, Version::Resp2, &mut out);
+        command_reply(
+            &request.buf,
+            request.parser.args(),
+            (&custom, None),
+            Version::Resp2,
+            &mut out,
+        );
         assert_eq!(out.escape_ascii().to_string(), theirs.escape_ascii().to_string(), "{call}");
         for (version, hello) in [(Version::Resp3, "HELLO 3"), (Version::Resp2, "HELLO 2")] {
             connection.call(&words(hello));
             let question = [&[b"COMMAND".as_slice(), b"GETKEYSANDFLAGS"], &*words(call)].concat();
             let theirs = connection.call(&question);
             let (request, mut out) = (Request::new(&question), Vec::new());
-            command_reply(&request.buf, request.parser.args(), &custom, version, &mut out);
+            command_reply(&request.buf, request.parser.args(), (&custom, None), version, &mut out);
             assert_eq!(canonical(&out), canonical(&theirs), "{call}");
         }
     }

@@ -188,6 +188,7 @@ impl Gateway {
         self.send_all(fabric);
         // Whoever drives the engine takes them; here nobody shows them.
         drop(self.engine.take_sightings(now));
+        drop(self.engine.take_audited());
         self.act(fabric);
         self.check_bounds(fabric);
         let next = Clock::instant(self.engine.poll_timeout()).max(fabric.clock.now() + 10);

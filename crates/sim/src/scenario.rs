@@ -4,9 +4,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{
-    Affinity, CasUniques, ClientSources, CommandPolicy, Credentials, DEFAULT_USER, Endpoint,
-    Global, Hedge, IoEngine, Limits, Listen, LogFormat, Memcached, PolicyBase, Pool, Protocol,
-    ReadYourWrites, Reads, Server, ServerAuth, ServerGroup, StatsFormat, Topology,
+    Affinity, AuditLog, CasUniques, ClientSources, CommandPolicy, Credentials, DEFAULT_USER,
+    Endpoint, Global, Hedge, IoEngine, Limits, Listen, LogFormat, Memcached, PolicyBase, Pool,
+    Protocol, ReadYourWrites, Reads, Server, ServerAuth, ServerGroup, StatsFormat, Topology,
 };
 use cashew_placement::{Distribution, Hash, HashTag};
 
@@ -188,6 +188,15 @@ impl Scenario {
                 ready_needs_primaries: false,
                 tracing: None,
                 access_log: None,
+                // No draw of its own, as those that follow would be others.
+                audit_log: (gateways % 3 == 2).then(|| AuditLog {
+                    file: "/audit".into(),
+                    commands: vec!["write".into()],
+                    share_percent: 100,
+                    denied: true,
+                    logins: true,
+                    operators: true,
+                }),
             },
             pools,
         };

@@ -26,6 +26,7 @@ use rustix::net::{SocketFlags, accept_with};
 use rustix::process::geteuid;
 use tracing::{info, warn};
 
+use crate::audited::Principal;
 use crate::command::{Answer, Command, Reply};
 use crate::state::Pack;
 use crate::status::Status;
@@ -295,6 +296,19 @@ impl ControlSocket {
         let operator = self.operators.iter().find(|operator| operator.id == id);
         let stream = operator.and_then(|operator| operator.stream.try_clone().ok());
         Box::new(Mailbox { id, stream, answers: Rc::clone(&self.answers) })
+    }
+
+    /// Who the operator is.
+    pub(crate) fn asker(&self, id: OperatorId) -> Principal {
+        let operator = self.operators.iter().find(|operator| operator.id == id);
+        let peer = operator.and_then(|it| getsockopt(&it.stream, PeerCredentials).ok());
+        match peer {
+            Some(peer) => Principal {
+                place: format!("pid {}", peer.pid()),
+                user: format!("uid {}", peer.uid()),
+            },
+            None => Principal { place: "control socket".to_owned(), user: String::new() },
+        }
     }
 
     /// Passes answers to their operators. If one has left, its command is carried out all the same,

@@ -9,6 +9,7 @@ mod activation;
 #[cfg(test)]
 #[path = "../../../tests/rust/addresses.rs"]
 mod addresses;
+mod audited;
 mod background_task;
 mod balance;
 mod child;
@@ -59,9 +60,9 @@ pub use control_socket::{AskError, ControlSocketError, ask, default_paths};
 pub use listeners::ListenError;
 pub use rehearsal::{Rehearsal, rehearse};
 pub use status::{
-    AccessLogStatus, AdminStatus, CertificateStatus, ClusterStatus, GroupStatus, MemberStatus,
-    Outcome, PoolStatus, SeedStatus, SentinelStatus, ServerStatus, ShardSlotsStatus, ShardStatus,
-    Status, SwitchStatus, TracingStatus, UserStatus, WorkerStatus,
+    AccessLogStatus, AdminStatus, AuditLogStatus, CertificateStatus, ClusterStatus, GroupStatus,
+    MemberStatus, Outcome, PoolStatus, SeedStatus, SentinelStatus, ServerStatus, ShardSlotsStatus,
+    ShardStatus, Status, SwitchStatus, TracingStatus, UserStatus, WorkerStatus,
 };
 pub use trial::{Program, Verdict};
 

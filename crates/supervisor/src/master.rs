@@ -32,6 +32,7 @@ use rustix::event::PollFlags;
 use tracing::{debug, info, warn};
 
 use crate::activation;
+use crate::audited::{self, Principal};
 use crate::balance::Balance;
 use crate::child::{Role, Spawn};
 use crate::command::{Command, Nobody};
@@ -635,21 +636,33 @@ impl Master {
         self.handle_requests(requests, now);
     }
 
+    fn command_by_signal(&mut self, name: &str, command: Command, now: Instant) {
+        let (audit, asker) = (self.shared.audit(), Principal::signal(name));
+        let reply = audited::audited(audit, asker, &command, Box::new(Nobody));
+        self.command(command, reply, now);
+    }
+
     fn handle_requests(&mut self, requests: Vec<Request>, now: Instant) {
         for request in requests {
             match request {
                 Request::Stop if self.phase == Phase::Stopping => self.stop_now(now, "SIGTERM"),
-                Request::Stop => self.stop(now),
-                Request::StopNow => self.stop_now(now, "SIGINT"),
+                Request::Stop => {
+                    audited::signalled(&self.shared.audit(), "SIGTERM", "stop");
+                    self.stop(now);
+                }
+                Request::StopNow => {
+                    audited::signalled(&self.shared.audit(), "SIGINT", "stop at once");
+                    self.stop_now(now, "SIGINT");
+                }
                 Request::LevelUp => self.log_more(now),
                 Request::LevelDown => self.log_less(now),
                 Request::LogReopen => self.reopen_log(now),
                 Request::Reload => {
                     self.reopen_log(now);
-                    self.command(Command::Reload { dry_run: false }, Box::new(Nobody), now);
+                    self.command_by_signal("SIGHUP", Command::Reload { dry_run: false }, now);
                 }
                 Request::Upgrade => {
-                    self.command(Command::Upgrade { binary: None }, Box::new(Nobody), now);
+                    self.command_by_signal("SIGUSR2", Command::Upgrade { binary: None }, now);
                 }
             }
         }

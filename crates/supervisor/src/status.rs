@@ -35,6 +35,7 @@ pub struct Status {
     /// Where spans of requests are sent.
     pub tracing: Option<TracingStatus>,
     pub access_log: Option<AccessLogStatus>,
+    pub audit_log: Option<AuditLogStatus>,
     pub last_reload: Option<Outcome>,
     pub last_upgrade: Option<Outcome>,
 }
@@ -56,6 +57,17 @@ pub struct TracingStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AccessLogStatus {
+    pub file: PathBuf,
+    pub lines: u64,
+    pub lines_lost: u64,
+    pub last_error: Option<String>,
+    /// In seconds since 1970.
+    pub last_error_at: Option<u64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AuditLogStatus {
     pub file: PathBuf,
     pub lines: u64,
     pub lines_lost: u64,

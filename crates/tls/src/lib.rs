@@ -21,7 +21,9 @@ pub use certificate::{Certificate, Unusable};
 pub use connector::Connector;
 pub use failure::Failure;
 pub use moved::Parted;
-pub use options::{Ciphers, ClientAuth, ClientUser, Identity, ListenerTls, ServerTls, Version};
+pub use options::{
+    Ciphers, ClientAuth, ClientNames, ClientUser, Identity, ListenerTls, ServerTls, Version,
+};
 pub use secured::{SecuredSocket, Security};
 pub use stream::{Facts, Progress, Stream};
 pub use tickets::{TICKET_PERIOD, TicketSecret};

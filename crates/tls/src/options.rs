@@ -1,5 +1,6 @@
 //! What a configuration says of TLS, with the content of the files that it names.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -125,12 +126,39 @@ pub struct ListenerTls {
     pub client_auth: ClientAuth,
     #[serde(default)]
     pub client_user: ClientUser,
+    #[serde(default, skip_serializing_if = "ClientNames::is_empty")]
+    pub client_names: ClientNames,
     pub min_version: Version,
     pub ciphers: Ciphers,
     /// How long a client may take to get through its handshake.
     pub handshake_timeout_ms: u64,
     /// Connections may go on in other processes, which get their keys.
     pub hand_over: bool,
+}
+
+/// What names in clients' certificates stand for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClientNames {
+    /// Users by name. Without any, a name is that of its user.
+    pub map: BTreeMap<String, String>,
+    /// Who has a name that stands for no user.
+    pub default: Option<String>,
+}
+
+impl ClientNames {
+    fn is_empty(&self) -> bool {
+        self.map.is_empty() && self.default.is_none()
+    }
+
+    /// The users that these names of one certificate stand for, the first one first.
+    pub fn users<'n>(&'n self, names: &'n [String]) -> impl Iterator<Item = &'n str> {
+        let user = |name: &'n String| match self.map.is_empty() {
+            true => Some(name.as_str()),
+            false => self.map.get(name).map(String::as_str),
+        };
+        let default = self.default.as_deref().filter(|_| !names.is_empty());
+        names.iter().filter_map(user).chain(default)
+    }
 }
 
 /// TLS towards servers.

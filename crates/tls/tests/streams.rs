@@ -6,8 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use cashew_tls::{
-    Acceptor, Certificate, Ciphers, ClientAuth, ClientUser, Connector, Failure, Identity,
-    ListenerTls, Security, ServerTls, Stream, TicketSecret, Version,
+    Acceptor, Certificate, Ciphers, ClientAuth, ClientNames, ClientUser, Connector, Failure,
+    Identity, ListenerTls, Security, ServerTls, Stream, TicketSecret, Version,
 };
 
 #[path = "../../../tests/rust/certificates.rs"]
@@ -33,6 +33,7 @@ fn listener(pairs: &[Pair]) -> ListenerTls {
         client_ca: None,
         client_auth: ClientAuth::None,
         client_user: ClientUser::Off,
+        client_names: ClientNames::default(),
         min_version: Version::Tls12,
         ciphers: Ciphers::Default,
         handshake_timeout_ms: 10_000,

@@ -347,6 +347,9 @@ impl<D: Driver> Worker<D> {
         }
         core.engine.settle(core.now);
         self.notify_monitors();
+        if self.core.engine.has_audited() {
+            self.record_audited();
+        }
         self.act();
         if !self.worker_queries.is_empty() {
             self.answer_some_queries();

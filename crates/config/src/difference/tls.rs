@@ -3,6 +3,7 @@
 use cashew_tls::{Identity, ListenerTls, ServerTls};
 
 use super::Options;
+use crate::client_user;
 use crate::replica_reads::SpanText;
 
 impl Options<'_> {
@@ -16,6 +17,7 @@ impl Options<'_> {
             client_ca,
             client_auth,
             client_user,
+            client_names,
             min_version,
             ciphers,
             handshake_timeout_ms,
@@ -29,7 +31,11 @@ impl Options<'_> {
         }
         self.secret("tls client_ca", client_ca.as_ref(), new.client_ca.as_ref());
         self.changed("tls client_auth", &client_auth.name(), &new.client_auth.name());
-        self.changed("tls client_user", &client_user.name(), &new.client_user.name());
+        self.changed(
+            "tls client_user",
+            &client_user::shown(*client_user, client_names),
+            &client_user::shown(new.client_user, &new.client_names),
+        );
         self.changed("tls min_version", &min_version.name(), &new.min_version.name());
         self.changed("tls ciphers", &ciphers.name(), &new.ciphers.name());
         self.changed("tls hand_over", hand_over, &new.hand_over);

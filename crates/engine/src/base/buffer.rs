@@ -470,6 +470,63 @@ impl Output {
         bytes
     }
 
+    /// The first piece of the first so many bytes, and whether there is another behind it.
+    pub(crate) fn front_within(&self, most: u64) -> (&[u8], bool) {
+        let (piece, is_more) = self.front();
+        match usize::try_from(most) {
+            Ok(most) if most <= piece.len() => (&piece[..most], false),
+            _ => (piece, is_more),
+        }
+    }
+
+    /// As [`Output::slices`], of the first so many bytes.
+    pub(crate) fn slices_within<'a>(&'a self, mut most: u64, slices: &mut [IoSlice<'a>]) -> usize {
+        let (mut count, mut skip) = (0, self.written);
+        for buf in self.front.iter().flat_map(|front| front.iter()).chain([&self.tail]) {
+            let piece = &buf[skip..];
+            let piece = &piece[..piece.len().min(usize::try_from(most).unwrap_or(usize::MAX))];
+            skip = 0;
+            if piece.is_empty() || count == slices.len() {
+                continue;
+            }
+            slices[count] = IoSlice::new(piece);
+            count += 1;
+            most -= piece.len() as u64;
+        }
+        count
+    }
+
+    /// Takes out what is behind the first so many bytes, in pieces.
+    pub(crate) fn take_behind(&mut self, bytes: u64, pool: &mut BufPool) -> Vec<Vec<u8>> {
+        let mut taken = Vec::new();
+        let mut left = self.len.saturating_sub(bytes) as usize;
+        self.len -= left as u64;
+        while left > 0 {
+            let before = self.front.as_mut().and_then(|front| front.pop_back());
+            let written = if before.is_none() { self.written } else { 0 };
+            if written > 0 || left < self.tail.len() {
+                let at = self.tail.len() - left;
+                taken.push(pool.copy_of(&self.tail[at..]));
+                self.tail.truncate(at);
+                left = 0;
+                if let (Some(before), Some(front)) = (before, &mut self.front) {
+                    front.push_back(before);
+                }
+            } else {
+                left -= self.tail.len();
+                taken.push(std::mem::replace(&mut self.tail, before.unwrap_or_default()));
+            }
+        }
+        if let Some(front) = self.front.take_if(|front| front.is_empty()) {
+            pool.fronts.give(front);
+        }
+        if self.len == 0 {
+            self.clear(pool);
+        }
+        taken.reverse();
+        taken
+    }
+
     /// Takes the first buffer out. Nothing of it may be written already.
     pub(crate) fn pop(&mut self, pool: &mut BufPool) -> Option<Vec<u8>> {
         debug_assert_eq!(self.written, 0);
@@ -577,6 +634,47 @@ mod tests {
         }
         assert!(output.is_empty());
         assert_eq!(pool.held(), 0);
+    }
+
+    #[test]
+    fn what_is_behind_some_bytes_is_taken_out() {
+        let mut pool = BufPool::default();
+        let large = |pool: &mut BufPool| {
+            let mut large = pool.take_for(LARGE);
+            large.resize(LARGE, b'x');
+            large
+        };
+        let all = [b"one", &vec![b'x'; LARGE][..], b"two"].concat();
+        for written in [0, 1, 3, 4, LARGE, all.len() - 1] {
+            for kept in 0..=all.len() - written {
+                // Most are like those beside them.
+                if kept > 8 && kept + 8 < all.len() - written && !kept.is_multiple_of(997) {
+                    continue;
+                }
+                let mut output = Output::default();
+                output.push(b"one", &mut pool);
+                let buf = large(&mut pool);
+                output.push_buf(buf, &mut pool);
+                output.push(b"two", &mut pool);
+                output.advance(written as u64, &mut pool);
+                let (start, behind) = all[written..].split_at(kept);
+                let (piece, is_more) = output.front_within(kept as u64);
+                assert!(start.starts_with(piece) && (is_more || piece == start));
+                let mut slices = [IoSlice::new(&[]); 4];
+                let count = output.slices_within(kept as u64, &mut slices);
+                let seen: Vec<u8> =
+                    slices[..count].iter().flat_map(|slice| slice.to_vec()).collect();
+                assert_eq!(seen, start);
+                let taken = output.take_behind(kept as u64, &mut pool);
+                assert_eq!(taken.concat(), behind, "{written} {kept}");
+                taken.into_iter().for_each(|piece| pool.give(piece));
+                output.push(b"more", &mut pool);
+                assert_eq!(contents(&output), [start, b"more"].concat());
+                assert_eq!(output.len() as usize, kept + 4);
+                output.clear(&mut pool);
+                assert_eq!(pool.held(), 0);
+            }
+        }
     }
 
     #[test]

@@ -20,7 +20,11 @@ impl Listener {
     /// Decides about every command anew: its rules, or the commands that it has, have changed.
     pub(crate) fn decide_policy(&mut self) {
         let policy = self.config.policy();
-        self.policy = Policy::new(&policy.rules(), &self.commands);
+        self.policy = Policy::new(&policy.rules(), &self.commands).with_renames(&policy.rename);
+        self.fast_policy = match &self.audit {
+            Some(rules) => self.policy.without(|command| rules.has(command)),
+            None => self.policy.clone(),
+        };
         self.chores = policy.chores();
     }
 }
@@ -93,6 +97,7 @@ impl Engine {
         let listener = self.clients[client].listener;
         self.metrics.add_pool(self.listeners[listener].metrics, PoolCounter::CommandsRefused, 1);
         self.notice(client, Notice::Refused { command });
+        self.audit_denial(client, command, b"", "policy");
     }
 }
 

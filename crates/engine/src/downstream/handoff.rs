@@ -336,6 +336,7 @@ impl Engine {
         let backend = self.backend_of(conn.client());
         self.publish_user(conn.client());
         self.unmeter(conn.client());
+        self.strip_output(conn.client());
         let mut client = self.clients.remove(conn.client());
         self.moving.forget_handed_off();
         self.activity.depart(client.asked_in);

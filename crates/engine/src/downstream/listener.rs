@@ -11,6 +11,7 @@ use crate::base::command_stats::PrefixNumber;
 use crate::base::id::BackendId;
 use crate::base::standing::Standing;
 use crate::downstream::acl_log::AclLog;
+use crate::downstream::audit::AuditRules;
 use crate::downstream::key_prefix::KeyPrefix;
 use crate::downstream::notice::Notices;
 use crate::downstream::user_limits::UserLimits;
@@ -44,6 +45,8 @@ pub(crate) struct Listener {
     pub(crate) user_limits: Vec<UserLimits>,
     /// What keys of users begin with who have a prefix, sorted by their names.
     pub(crate) key_prefixes: Vec<(String, Arc<KeyPrefix>)>,
+    /// What is told of its clients.
+    pub(crate) audit: Option<Arc<AuditRules>>,
     /// What users were denied lately, the latest first.
     pub(crate) acl_log: AclLog,
     /// A get whose server fails is a miss.
@@ -56,6 +59,8 @@ pub(crate) struct Listener {
     pub(crate) commands: CustomCommands,
     /// What clients may call, by Redis's protocol and by memcached's.
     pub(crate) policy: Policy,
+    /// The same, without commands that are told: what the fast path goes by.
+    pub(crate) fast_policy: Policy,
     pub(crate) chores: ChorePolicy,
     pub(crate) notices: Notices,
     /// Commands that servers told of.
@@ -69,9 +74,9 @@ pub(crate) struct Listener {
     pub(crate) quota: u32,
     /// Nothing of its clients is dispatched: its backend is held, or a client said so.
     pub(crate) held: bool,
-    /// Somebody is told of its requests.
+    /// Somebody is told of its requests: a monitor, or the audit log.
     pub(crate) is_monitored: bool,
-    /// Requests may take the fast path: it is neither held nor monitored.
+    /// Requests may take the fast path, as far as `fast_policy` goes: it is neither held nor monitored.
     pub(crate) is_clear: bool,
 }
 
@@ -108,12 +113,14 @@ impl Listener {
             users: Arc::new(Users::only_default(None)),
             user_limits: Vec::new(),
             key_prefixes: Vec::new(),
+            audit: None,
             acl_log: AclLog::default(),
             misses: false,
             has_replicas: false,
             choice: Choice::None,
             commands: CustomCommands::default(),
             policy: Policy::new(&Rules::of(Clearance::Cache), &CustomCommands::default()),
+            fast_policy: Policy::new(&Rules::of(Clearance::Cache), &CustomCommands::default()),
             chores: ChorePolicy::new(Clearance::Cache, &[], &[]),
             notices: Notices::default(),
             learnt: Vec::new(),
@@ -232,8 +239,11 @@ impl Listener {
 
     /// Whether its clients' requests wait, and whether somebody is told of them, has changed.
     pub(crate) fn set_off_fast_path(&mut self, held: bool, is_monitored: bool) {
-        (self.held, self.is_monitored) = (held, is_monitored);
+        let audits = self.audit.as_ref().is_some_and(|rules| rules.has_commands());
+        (self.held, self.is_monitored) = (held, is_monitored || audits);
         let is_plain = self.route.as_ref().is_none_or(|route| !route.tells_deletions());
-        self.is_clear = !held && !is_monitored && is_plain;
+        // There the fast path goes by no policy.
+        let is_told = is_monitored || audits && self.protocol == Protocol::Memcached;
+        self.is_clear = !held && !is_told && is_plain;
     }
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod acl_log;
 pub(crate) mod activity;
+pub(crate) mod audit;
 pub(crate) mod client;
 pub(crate) mod command_policy;
 pub(crate) mod handoff;

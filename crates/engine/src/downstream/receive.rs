@@ -628,6 +628,9 @@ impl Engine {
     fn follow_sent(&mut self, index: ClientId, bytes: u64) {
         let client = &mut self.clients[index];
         client.output.advance(bytes, &mut self.bufs);
+        if let Some(stripping) = client.modes.stripping() {
+            stripping.ready -= bytes;
+        }
         self.observe_sent(index, bytes);
         if self.is_metered(index) {
             self.pay_sent(index, bytes);

@@ -80,6 +80,7 @@ impl Engine {
         };
         self.clients[client].session.authenticated =
             right || self.listeners[listener].auth.is_none();
+        self.audit_login(client, user.unwrap_or(b"default"), (!right).then_some("password"));
         if right {
             Ok(())
         } else {
@@ -103,13 +104,18 @@ impl Engine {
         let name = user.unwrap_or(b"default");
         match users.authenticate(name, password).cloned() {
             Some(user) => match self.refused_login(client, user.name()) {
-                Some(text) => Err(format!("ERR {text}").into()),
+                Some(text) => {
+                    self.audit_login(client, name, Some("limit"));
+                    Err(format!("ERR {text}").into())
+                }
                 None => {
+                    self.audit_login(client, name, None);
                     self.become_user(client, Some(user));
                     Ok(())
                 }
             },
             None => {
+                self.audit_login(client, name, Some("password"));
                 self.note_denial(client, "auth", b"AUTH", name);
                 self.wrong_password(client);
                 Err(WRONG_PASSWORD.into())
@@ -125,12 +131,18 @@ impl Engine {
             return;
         }
         let listener = self.listener_of(conn.client());
-        let mut users = names.iter().filter_map(|name| listener.users.named(name.as_bytes()));
+        let tls = listener.config.tls.as_ref();
+        let meant: Vec<&str> = match tls {
+            Some(tls) => tls.client_names.users(names).collect(),
+            None => names.iter().map(String::as_str).collect(),
+        };
+        let mut users = meant.iter().filter_map(|name| listener.users.named(name.as_bytes()));
         let user = users.find(|user| user.is_on()).cloned();
         if let Some(user) = user
             && listener.has_users()
             && self.refused_login(conn.client(), user.name()).is_none()
         {
+            self.audit_login(conn.client(), user.name().as_bytes(), None);
             self.become_user(conn.client(), Some(user));
         }
     }

@@ -5,7 +5,7 @@
 use std::ops::Deref;
 
 use crate::base::time::Time;
-use crate::memcached::Many;
+use crate::memcached::{Many, Stripping};
 use crate::redis::blocking::{Blocking, Ending};
 use crate::redis::cluster::CallSentBack;
 use crate::redis::monitor::Monitor;
@@ -41,6 +41,8 @@ pub(crate) struct Rare {
     pub(crate) slowed_until: Option<Time>,
     /// It waits until its user may ask more.
     pub(crate) awaits_quota: bool,
+    /// There while keys of memcached have its user's prefix.
+    pub(crate) stripping: Option<Box<Stripping>>,
 }
 
 static NONE: Rare = Rare::new();
@@ -59,6 +61,7 @@ impl Rare {
             sent_back: None,
             slowed_until: None,
             awaits_quota: false,
+            stripping: None,
         }
     }
 
@@ -74,6 +77,7 @@ impl Rare {
             && self.sent_back.is_none()
             && self.slowed_until.is_none()
             && !self.awaits_quota
+            && self.stripping.is_none()
     }
 }
 
@@ -122,6 +126,14 @@ impl Modes {
 
     pub(crate) fn take_sent_back(&mut self) -> Option<CallSentBack> {
         self.leave(|rare| rare.sent_back.take())
+    }
+
+    pub(crate) fn stripping(&mut self) -> Option<&mut Stripping> {
+        self.0.as_mut()?.stripping.as_deref_mut()
+    }
+
+    pub(crate) fn end_stripping(&mut self) {
+        self.leave(|rare| rare.stripping.take());
     }
 
     pub(crate) fn end_many(&mut self) {

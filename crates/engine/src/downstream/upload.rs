@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use cashew_metrics::PoolCounter;
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{self, Access, Command, Rule};
+use cashew_protocol::redis::{self, Access, Called, Command, Rule};
 use cashew_protocol::{Span, resp};
 
 use crate::base::command_stats::Counting;
@@ -106,6 +106,13 @@ impl Engine {
         need: usize,
     ) -> Begun {
         let args = parser.args();
+        let policy = &self.listener_of(client).policy;
+        if policy.renames().is_some_and(|renames| {
+            args.first()
+                .is_none_or(|name| !matches!(renames.called(name.of(bytes)), Called::AsEver))
+        }) {
+            return Begun::No;
+        }
         let command = parser.announced().and_then(|count| redis::find_begun(bytes, args, count));
         let Some(command) =
             command.filter(|command| command.rule == Rule::Forward && !command.is_sealed())

@@ -29,6 +29,7 @@ use crate::base::standing::Standing;
 use crate::base::table::Table;
 use crate::base::time::Time;
 use crate::base::timers::Timer;
+use crate::downstream::audit::AuditRules;
 use crate::downstream::client::State;
 use crate::downstream::listener::{Choice, Listener};
 use crate::downstream::window::narrowed;
@@ -56,6 +57,7 @@ pub(crate) struct Change {
     workers: u32,
     memory_max: Option<u64>,
     leave_ms: u64,
+    audit: Option<AuditRules>,
     phase: Phase,
     /// One for each pool of the new epoch, in its order.
     steps: Vec<Step>,
@@ -278,7 +280,7 @@ impl Engine {
     }
 
     fn prepare(&mut self, plan: Plan, phase: Phase) {
-        let Plan { epoch, rank, workers, memory_max, leave_ms, pools } = plan;
+        let Plan { epoch, rank, workers, memory_max, leave_ms, audit, pools } = plan;
         let in_use = self.backends.iter().take(self.backends_in_use);
         let by_name: HashMap<String, PoolId> = in_use
             .zip((0..).map(PoolId::new))
@@ -325,8 +327,17 @@ impl Engine {
                 self.prepare_topics(pool.backend(), preparing.backend(), kept);
             }
         }
-        self.change =
-            Some(Change { epoch, rank, workers, memory_max, leave_ms, phase, steps, awaited });
+        self.change = Some(Change {
+            epoch,
+            rank,
+            workers,
+            memory_max,
+            leave_ms,
+            audit,
+            phase,
+            steps,
+            awaited,
+        });
     }
 
     /// The pools that routes lead to, before or after, whose ways change: what is on its way to them must not be
@@ -627,7 +638,7 @@ impl Engine {
     }
 
     fn commit(&mut self, change: Change, metrics: Writer) {
-        let Change { epoch, rank, workers, memory_max, leave_ms, steps, .. } = change;
+        let Change { epoch, rank, workers, memory_max, leave_ms, audit, steps, .. } = change;
         let places = Places::new(&steps, &self.backends);
         let in_use = PoolId::new(steps.len() as u32);
         self.count_in(metrics, &places, in_use);
@@ -705,6 +716,7 @@ impl Engine {
             self.follow(backend, change);
             self.commit_topics(backend);
         }
+        self.follow_audit(audit);
         self.arm_probes();
         self.publish_all();
         self.unblock_clients(|_| true);

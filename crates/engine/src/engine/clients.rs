@@ -278,6 +278,7 @@ impl Engine {
             state.session.user().and_then(|user| listener.key_prefix_of(user.name())).cloned();
         if self.clients[client].session.key_prefix() != prefix.as_ref() {
             self.change_profile(client, |profile| profile.key_prefix = prefix);
+            self.follow_key_prefix(client);
         }
         self.update_off_fast_path(client);
     }

@@ -6,6 +6,7 @@ use cashew_config::Snapshot;
 use cashew_config::snapshot::{self, TopologyState};
 
 use crate::base::id::{BackendId, ServerId};
+use crate::downstream::audit::AuditRules;
 use crate::engine::lanes_here;
 use crate::topology::Topology;
 
@@ -18,6 +19,8 @@ pub struct Plan {
     pub(crate) memory_max: Option<u64>,
     /// How long clients of pools that are removed may stay.
     pub(crate) leave_ms: u64,
+    /// What is told of clients.
+    pub(crate) audit: Option<AuditRules>,
     pub(crate) pools: Vec<PlannedPool>,
 }
 
@@ -72,6 +75,7 @@ impl Plan {
             workers,
             memory_max: snapshot.global.worker_memory_max,
             leave_ms: snapshot.global.worker_shutdown_timeout_ms,
+            audit: snapshot.global.audit_log.as_ref().and_then(AuditRules::new),
             pools: snapshot.pools.iter().zip(states).map(planned).collect(),
         }
     }

@@ -103,7 +103,7 @@ impl<const RESP3: bool, const GUARDED: bool, const CHOOSES: bool, const ROUTED: 
     fn request<'b>(buf: &'b [u8], policy: &Policy) -> Option<Plain<'b>> {
         let head = resp::plain_head(buf)?;
         let command = redis::find_plain(&head)?;
-        if GUARDED && policy.refuses_id(command.index()) {
+        if GUARDED && policy.guards_id(command.index()) {
             return None;
         }
         let resp::PlainRequest { bytes, rest, key } = head.request()?;
@@ -248,7 +248,7 @@ impl Engine {
         let listener = &self.listeners[client.listener];
         match client.session.wire_protocol {
             WireProtocol::Resp2 | WireProtocol::Resp3 => {
-                match (listener.policy.refuses_plain(), listener.choice) {
+                match (listener.fast_policy.refuses_plain(), listener.choice) {
                     (false, Choice::None) => {
                         self.fast_requests_with::<Redis<true, false, false, false>>(index, buf)
                     }
@@ -354,7 +354,7 @@ impl Engine {
             self.write_marks.set(index, backend.write_mark(&self.metrics, self.now));
         }
         while client.requests < client.window
-            && let Some(plain) = R::request(buf, &listener.policy)
+            && let Some(plain) = R::request(buf, &listener.fast_policy)
             && plain.bytes.len() <= size_max
         {
             if R::ROUTED {

@@ -34,6 +34,7 @@ use crate::base::time::Time;
 use crate::base::timers::{Timer, Timers};
 use crate::base::work_budget::WorkBudget;
 use crate::downstream::activity::Activity;
+use crate::downstream::audit::AuditQueue;
 use crate::downstream::client::{Client, Dirty, Profile, Selected, Session, State};
 use crate::downstream::handoff::Moving;
 use crate::downstream::listener::Listener;
@@ -160,6 +161,7 @@ pub struct Engine {
     pub(crate) latency_batch: LatencyBatch,
     pub(crate) command_stats: CommandStats,
     pub(crate) observer: Observer,
+    pub(crate) audit_queue: AuditQueue,
     /// The hot keys that clients were told of last.
     pub(crate) hot_rows: Option<redis::own_logs::HotRows>,
     pub(crate) pressure: Pressure,
@@ -279,6 +281,7 @@ impl Engine {
             latency_batch: LatencyBatch::default(),
             command_stats: CommandStats::default(),
             observer: Observer::new(now, seed),
+            audit_queue: AuditQueue::default(),
             hot_rows: None,
             pressure: Pressure::new(None),
             rng: Rng::new(seed),
@@ -807,7 +810,11 @@ impl Engine {
         let conn = self.dirty_clients.pop()?;
         if let Some(client) = self.clients.get_mut(conn.client(), conn.generation()) {
             client.dirty = Dirty::No;
-            if client.output.is_empty() {
+            let (has_modes, is_empty) = (!client.modes.are_none(), client.output.is_empty());
+            if has_modes {
+                self.strip_output(conn.client());
+            }
+            if is_empty {
                 // What was answered wanted no reply: there will be no `handle_sent`.
                 self.close_if_finished(conn.client());
             }
@@ -818,14 +825,37 @@ impl Engine {
     /// Fills `slices` with the start of what is to be written; returns how many were filled, 0
     /// when there is nothing.
     pub fn output<'a>(&'a self, conn: ConnId, slices: &mut [IoSlice<'a>]) -> usize {
-        self.writable(conn).map_or(0, |output| output.slices(slices))
+        match self.ready(conn) {
+            Some(ready) => {
+                self.writable(conn).map_or(0, |output| output.slices_within(ready, slices))
+            }
+            None => self.writable(conn).map_or(0, |output| output.slices(slices)),
+        }
     }
 
     /// The first piece of what is to be written, empty if there is nothing, and whether there is
     /// more behind it.
     #[inline(always)]
     pub fn front(&self, conn: ConnId) -> (&[u8], bool) {
-        self.writable(conn).map_or((&[], false), Output::front)
+        match self.ready(conn) {
+            Some(ready) => {
+                self.writable(conn).map_or((&[], false), |output| output.front_within(ready))
+            }
+            None => self.writable(conn).map_or((&[], false), Output::front),
+        }
+    }
+
+    /// How much of what is to be written to a client may be written, if that is not all.
+    #[inline(always)]
+    fn ready(&self, conn: ConnId) -> Option<u64> {
+        if conn.is_lane() {
+            return None;
+        }
+        let client = self.clients.get(conn.client(), conn.generation())?;
+        if client.modes.are_none() {
+            return None;
+        }
+        client.modes.stripping.as_ref().map(|stripping| stripping.ready)
     }
 
     #[inline(always)]

@@ -30,21 +30,28 @@ impl Engine {
             match &known {
                 Some(user) => {
                     if let Some(text) = self.refused_login(client, user.name()) {
+                        self.audit_login(client, user.name().as_bytes(), Some("limit"));
                         return Err(text);
                     }
+                    self.audit_login(client, user.name().as_bytes(), None);
                     self.become_user(client, known.clone());
                 }
-                None => self.note_denial(client, "auth", b"AUTH", user),
+                None => {
+                    self.audit_login(client, user, Some("password"));
+                    self.note_denial(client, "auth", b"AUTH", user);
+                }
             }
             return Ok(known.is_some());
         }
         let listener = self.listener_of(client);
         let users = &listener.config.memcached.client_auth;
         // All are looked at, so that the time tells nothing.
-        Ok(users.iter().fold(false, |is_known, known| {
+        let is_known = users.iter().fold(false, |is_known, known| {
             let is_same = known.user.as_bytes() == user;
             is_known | (same_secret(known.password.as_bytes(), password) & is_same)
-        }))
+        });
+        self.audit_login(client, user, (!is_known).then_some("password"));
+        Ok(is_known)
     }
 
     /// Takes a request of a client that has not logged in.

@@ -4,6 +4,8 @@
 //! but not all of them can: a key of more than 186 bytes that is not text has no form there, and a
 //! server older than 1.6 knows no meta commands.
 
+use std::sync::Arc;
+
 use cashew_protocol::CommandClass;
 use cashew_protocol::memcached::binary::{
     HEADER_SIZE, Opcode, Parsed, RequestParser, Response, Status, write_request, write_response,
@@ -14,9 +16,11 @@ use cashew_protocol::redis::Access;
 use super::Asked;
 use super::copies::Write;
 use super::stats::{InPackets, Kind};
+use super::tenant::TOO_LONG;
 use crate::base::command_stats::Counting;
 use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::downstream::client::{Parser, State};
+use crate::downstream::key_prefix::KeyPrefix;
 use crate::downstream::listener::Choice;
 use crate::downstream::receive::{Plan, Step, fills};
 use crate::downstream::upload::{Begun, Extent, Head, Tail, UPLOAD_SIZE_MIN};
@@ -42,10 +46,23 @@ impl Engine {
             match parser.parse(bytes) {
                 Parsed::Complete { len } => {
                     self.spend(len);
-                    self.count_packet(index, &parser, (bytes, len));
+                    let prefix = self.key_prefix_of(index).filter(|_| parser.opcode().has_key());
+                    let anew = prefix.as_ref().and_then(|prefix| prefix.packet(&bytes[..len]));
+                    let is_too_long = prefix.is_some() && anew.is_none();
+                    let is_anew = anew.is_some();
+                    let (parser_of, text) = match &anew {
+                        Some((anew, text)) => (anew, &text[..]),
+                        None => (&*parser, &bytes[..len]),
+                    };
+                    self.count_packet(index, parser_of, (text, len));
                     let plan = match self.must_wait(index, len) {
                         true => Plan::Wait,
-                        false => self.binary_request(index, &parser, &bytes[..len]),
+                        false if is_too_long => {
+                            let why = TOO_LONG.as_bytes();
+                            self.answer_binary(index, &parser, Status::Invalid, why);
+                            Plan::Done
+                        }
+                        false => self.binary_request(index, parser_of, text),
                     };
                     self.fence(index, len, &plan);
                     if let Plan::Wait = plan {
@@ -57,7 +74,7 @@ impl Engine {
                     }
                     let is_copied = match plan {
                         Plan::Forward { lane, request } if self.writes_to_all(index) => {
-                            let packet = Write::Packet(&parser, &bytes[..len]);
+                            let packet = Write::Packet(parser_of, text);
                             self.write_to_all(index, (lane, request), packet)
                         }
                         _ => false,
@@ -66,17 +83,18 @@ impl Engine {
                         && !is_copied
                     {
                         let unique = parser.header().cas != 0 && self.has_tags(index);
-                        if !parser.is_quiet() && !unique && owned && used == 0 && fills(len, buf) {
+                        let is_loud = !parser.is_quiet() && !unique && !is_anew;
+                        if is_loud && owned && used == 0 && fills(len, buf) {
                             parser.reset();
                             self.scratch.binary.give(parser);
                             return Step::Large { len, lane, request };
                         }
                         if unique || parser.is_quiet() {
-                            let header = self.header_for(lane, &parser, bytes);
-                            let rest = &bytes[header.len()..len];
+                            let header = self.header_for(lane, parser_of, text);
+                            let rest = &text[header.len()..];
                             self.send(lane, request, Payload::Two(&header, rest));
                         } else {
-                            self.send(lane, request, Payload::Bytes(&bytes[..len]));
+                            self.send(lane, request, Payload::Bytes(text));
                         }
                     }
                     parser.reset();
@@ -155,6 +173,11 @@ impl Engine {
         let key = parser.key().of(bytes);
         let begun = self.begin_memcached_upload(client, key, (tail, head), extent);
         if let Begun::Yes = begun
+            && self.listener_of(client).is_monitored
+        {
+            self.audit_packet(client, parser, bytes);
+        }
+        if let Begun::Yes = begun
             && parser.header().cas != 0
             && let Some((lane, _)) = self.upload_request(client)
         {
@@ -189,9 +212,16 @@ impl Engine {
         let is_known = self.clients[client].session.authenticated;
         let status = if is_known { status } else { Status::AuthError };
         let is_set = status == Status::TooLarge && parser.opcode() == Opcode::Set;
-        if is_set && self.packet_denial(client, parser, bytes).is_none() {
+        let prefix = self.key_prefix_of(client);
+        let fits = |prefix: &Arc<KeyPrefix>| prefix.fits(usize::from(parser.header().key_len));
+        if is_set
+            && prefix.as_ref().is_none_or(fits)
+            && self.packet_denial(client, parser, bytes, false).is_none()
+        {
             // Like memcached: the client takes what is stored to be overwritten.
             let key = parser.key().of(bytes);
+            let full = prefix.map(|prefix| prefix.full(key));
+            let key = full.as_deref().unwrap_or(key);
             let mut text = self.bufs.take();
             write_request(Opcode::Delete.byte(), key, b"", &mut text);
             self.request_ctx.asked = Asked { opcode: Opcode::Delete.byte(), ..Asked::default() };
@@ -236,6 +266,13 @@ impl Engine {
     /// Decides about one parsed request; `bytes` is the request as it came.
     fn binary_request(&mut self, client: ClientId, parser: &RequestParser, bytes: &[u8]) -> Plan {
         let opcode = parser.opcode();
+        if opcode == Opcode::SaslAuth
+            && self.clients[client].requests > 0
+            && !self.listener_of(client).key_prefixes.is_empty()
+        {
+            // What it is owed is told with the names of whom it was.
+            return Plan::Wait;
+        }
         let is_open = matches!(
             opcode,
             Opcode::SaslList | Opcode::SaslAuth | Opcode::SaslStep | Opcode::Version
@@ -247,6 +284,12 @@ impl Engine {
             return Plan::Done;
         }
         if let Some(text) = self.binary_refusal(client, opcode, parser.key().of(bytes)) {
+            self.answer_binary(client, parser, Status::UnknownCommand, text.as_bytes());
+            return Plan::Done;
+        }
+        if self.clients[client].off_fast_path
+            && let Some(text) = self.refused_tenant_packet(client, opcode)
+        {
             self.answer_binary(client, parser, Status::UnknownCommand, text.as_bytes());
             return Plan::Done;
         }
@@ -265,11 +308,21 @@ impl Engine {
             return Plan::Done;
         }
         if self.clients[client].off_fast_path
-            && let Some(why) = self.packet_denial(client, parser, bytes)
+            && let Some(why) = self.packet_denial(client, parser, bytes, true)
         {
             self.answer_binary(client, parser, Status::AuthError, why.as_bytes());
             return Plan::Done;
         }
+        let is_told = self.listener_of(client).is_monitored;
+        let plan = self.plan_packet(client, parser, bytes);
+        if is_told && !matches!(plan, Plan::Wait) {
+            self.audit_packet(client, parser, bytes);
+        }
+        plan
+    }
+
+    fn plan_packet(&mut self, client: ClientId, parser: &RequestParser, bytes: &[u8]) -> Plan {
+        let opcode = parser.opcode();
         self.ask_binary(client, parser, bytes);
         if self.listener_of(client).choice == Choice::Backends
             && let Some(plan) = self.route_packet(client, parser, bytes)

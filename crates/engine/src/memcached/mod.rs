@@ -22,6 +22,7 @@ mod quiet_filter;
 mod routed;
 mod stats;
 mod stream;
+mod tenant;
 mod text;
 mod warm_up;
 
@@ -30,6 +31,7 @@ pub(crate) use fallback::Notes;
 pub(crate) use get_coalescing::{Coalesced, END, Part};
 pub(crate) use invalidation::Invalidations;
 pub(crate) use multiget_paging::Many;
+pub(crate) use tenant::Stripping;
 
 use cashew_config::snapshot::{Protocol, Wire};
 use cashew_protocol::memcached::{BINARY_REQUEST, Expect};
@@ -54,6 +56,8 @@ pub(crate) struct RequestCtx {
     pub(crate) failure: Option<NamedFailure>,
     /// It was answered with an error, as its user has used up a limit.
     pub(crate) is_over_quota: bool,
+    /// It is asked a part at a time, and its keys are as the client has named them.
+    pub(crate) is_apart: bool,
 }
 
 impl Default for RequestCtx {
@@ -66,6 +70,7 @@ impl Default for RequestCtx {
             miss: Vec::new(),
             failure: None,
             is_over_quota: false,
+            is_apart: false,
         }
     }
 }

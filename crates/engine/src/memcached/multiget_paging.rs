@@ -6,12 +6,18 @@
 //! the last one's end: the whole is parsed once. What closes the reply comes from here, behind the
 //! last part: an error if a part of it has failed.
 
+use std::sync::Arc;
+
 use cashew_protocol::Span;
-use cashew_protocol::memcached::{Expect, RequestParser, Verb, is_error, next_word, words};
+use cashew_protocol::memcached::{
+    COMMAND_SIZE_MAX, Expect, KEY_SIZE_MAX, RequestParser, Verb, is_error, next_word, words,
+};
 use cashew_protocol::redis::Access;
 
+use super::tenant::TOO_LONG;
 use crate::base::command_stats::Counting;
 use crate::base::id::{ClientId, RequestId};
+use crate::downstream::key_prefix::KeyPrefix;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::exchange::dispatch::{FragmentText, Part};
@@ -20,6 +26,8 @@ use crate::request::{Gather, Merge};
 /// Keys of a request that is not taken apart, and of the first part of one that is.
 pub(super) const PART_KEYS: usize = 128;
 const PART_KEYS_MAX: usize = 4096;
+/// So many of the longest keys fit into the longest line that servers read, but for get and gets.
+const TOUCHED_KEYS_MAX: usize = (COMMAND_SIZE_MAX - 64) / (KEY_SIZE_MAX + 1);
 /// What the values of a part are meant to come to.
 const PART_SIZE: usize = 1 << 20;
 
@@ -56,11 +64,18 @@ pub(crate) struct Many {
     bytes: usize,
     /// What closes the reply.
     end: Vec<u8>,
+    /// What its keys are to get in front of them.
+    prefix: Option<Arc<KeyPrefix>>,
 }
 
 impl Many {
     /// Of a parsed request, `len` bytes long, of more than one key.
-    fn new(parser: &RequestParser, bytes: &[u8], counting: Counting) -> Self {
+    fn new(
+        parser: &RequestParser,
+        bytes: &[u8],
+        counting: Counting,
+        prefix: Option<Arc<KeyPrefix>>,
+    ) -> Self {
         let at = parser.keys()[0].start as usize;
         Self {
             len: bytes.len(),
@@ -72,6 +87,7 @@ impl Many {
             part: 0,
             bytes: 0,
             end: b"END\r\n".to_vec(),
+            prefix,
         }
     }
 
@@ -91,11 +107,27 @@ impl Many {
 
     /// How many keys to ask for next.
     fn next_part(&self) -> usize {
+        if self.prefix.is_some() && matches!(self.verb, Verb::Gat | Verb::Gats) {
+            return TOUCHED_KEYS_MAX;
+        }
         if self.part == 0 {
             return PART_KEYS;
         }
         let fitting = PART_SIZE.saturating_mul(self.part) / self.bytes.max(1);
         fitting.clamp(1, (2 * self.part).min(PART_KEYS_MAX))
+    }
+
+    /// The keys of a part with their prefix, each behind a space.
+    fn full_keys(&self, part: &[Span], bytes: &[u8]) -> Option<(Vec<Span>, Vec<u8>)> {
+        let prefix = self.prefix.as_ref()?;
+        let mut text = Vec::new();
+        let write = |key: &Span| {
+            text.push(b' ');
+            let start = text.len();
+            text.extend_from_slice(&prefix.full(key.of(bytes)));
+            Span::new(start, text.len() - start)
+        };
+        Some((part.iter().map(write).collect(), text))
     }
 
     pub(crate) fn add_bytes(&mut self, bytes: usize) {
@@ -127,7 +159,14 @@ impl Engine {
         if self.clients[client].requests > 0 {
             return Plan::Wait;
         }
-        let many = Many::new(parser, bytes, self.command_stats.current);
+        let prefix = self.key_prefix_of(client);
+        let fits = |key: &Span| prefix.as_ref().is_none_or(|prefix| prefix.fits(key.len as usize));
+        if !parser.keys().iter().all(fits) {
+            let refusal = format!("CLIENT_ERROR {TOO_LONG}\r\n");
+            self.answer(client, |out| out.extend_from_slice(refusal.as_bytes()));
+            return Plan::Done;
+        }
+        let many = Many::new(parser, bytes, self.command_stats.current, prefix);
         self.clients[client].modes.enter().many = Some(Box::new(many));
         self.retrieve_parts(client, bytes)
     }
@@ -166,6 +205,11 @@ impl Engine {
                 self.answer(client, |out| out.extend_from_slice(&end));
                 return Plan::Done;
             }
+            let full = many.full_keys(&part, bytes);
+            let (part, bytes) = match &full {
+                Some((part, text)) => (&part[..], &text[..]),
+                None => (&part[..], bytes),
+            };
             let start = std::mem::take(&mut many.head);
             self.command_stats.current.keys = part.len() as u32;
             let access = access(many.verb);
@@ -181,7 +225,7 @@ impl Engine {
                             }
                         }
                     }
-                    let mut gather = self.gather_with_keys(&split, &part, bytes);
+                    let mut gather = self.gather_with_keys(&split, part, bytes);
                     gather.is_part = true;
                     let request = FragmentText {
                         head: &|out, _| out.extend_from_slice(&start),
@@ -253,7 +297,7 @@ mod tests {
     fn many(request: &[u8]) -> (Many, RequestParser) {
         let mut parser = RequestParser::default();
         parser.parse(request);
-        (Many::new(&parser, request, Counting::default()), parser)
+        (Many::new(&parser, request, Counting::default(), None), parser)
     }
 
     #[test]

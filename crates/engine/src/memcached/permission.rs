@@ -10,6 +10,7 @@ use cashew_protocol::redis::{COMMANDS, Command};
 
 use super::meta::plain_key;
 use crate::base::id::ClientId;
+use crate::downstream::key_prefix::KeyPrefix;
 use crate::engine::Engine;
 
 const READS: Touch = Touch { reads: true, writes: false };
@@ -62,21 +63,25 @@ enum Kind {
 }
 
 impl Engine {
-    /// Why a restricted user may not make a text request, as it is answered.
+    /// Why a restricted user may not make a text request, as it is answered. Its keys have the user's
+    /// prefix already, or not yet.
     pub(super) fn text_denial(
         &mut self,
         client: ClientId,
         parser: &RequestParser,
         bytes: &[u8],
+        has_full_keys: bool,
     ) -> Option<String> {
         let user = self.clients[client].session.restricted_user()?.clone();
         let kind = kind_of_text(parser, bytes)?;
+        let prefix = self.key_prefix_of(client).filter(|_| has_full_keys);
         let mut buf = [0; KEY_SIZE_MAX];
         if parser.meta().is_base64 {
-            let key = plain_key(parser, bytes, &mut buf);
+            let key = own_key(prefix.as_deref(), plain_key(parser, bytes, &mut buf));
             return self.denial(client, &user, kind, std::iter::once(key));
         }
-        self.denial(client, &user, kind, parser.keys().iter().map(|key| key.of(bytes)))
+        let keys = parser.keys().iter().map(|key| own_key(prefix.as_deref(), key.of(bytes)));
+        self.denial(client, &user, kind, keys)
     }
 
     /// The same for a packet.
@@ -85,12 +90,35 @@ impl Engine {
         client: ClientId,
         parser: &BinaryParser,
         bytes: &[u8],
+        has_full_keys: bool,
     ) -> Option<String> {
         let user = self.clients[client].session.restricted_user()?.clone();
         let opcode = parser.opcode();
         let kind = kind_of_packet(opcode)?;
-        let key = opcode.has_key().then(|| parser.key().of(bytes));
+        let prefix = self.key_prefix_of(client).filter(|_| has_full_keys);
+        let key = opcode.has_key().then(|| own_key(prefix.as_deref(), parser.key().of(bytes)));
         self.denial(client, &user, kind, key.into_iter())
+    }
+
+    /// Notes a text request that is let through.
+    #[cold]
+    pub(super) fn audit_text(&mut self, client: ClientId, parser: &RequestParser, bytes: &[u8]) {
+        let Some(kind) = kind_of_text(parser, bytes) else { return };
+        let command = MEANINGS[kind as usize].command;
+        let mut buf = [0; KEY_SIZE_MAX];
+        if parser.meta().is_base64 {
+            let key = plain_key(parser, bytes, &mut buf);
+            return self.audit_command(client, command, std::iter::once(key));
+        }
+        self.audit_command(client, command, parser.keys().iter().map(|key| key.of(bytes)));
+    }
+
+    /// The same for a packet.
+    #[cold]
+    pub(super) fn audit_packet(&mut self, client: ClientId, parser: &BinaryParser, bytes: &[u8]) {
+        let Some(kind) = kind_of_packet(parser.opcode()) else { return };
+        let key = parser.opcode().has_key().then(|| parser.key().of(bytes));
+        self.audit_command(client, MEANINGS[kind as usize].command, key.into_iter());
     }
 
     fn denial<'k>(
@@ -107,6 +135,8 @@ impl Engine {
                 user.may_touch(command, key, touch).err().map(|denial| (denial, key))
             })?,
         };
+        let key = if let Denial::Command = denial { b"" } else { object };
+        self.audit_denial(client, command.name, key, denial.reason());
         self.count_denial(client, denial.reason(), object, user);
         Some(match denial {
             Denial::Command => format!("user has no permissions to run '{}'", command.name),
@@ -115,6 +145,11 @@ impl Engine {
             }
         })
     }
+}
+
+/// A key as the client names it, which is what rules are about.
+fn own_key<'k>(prefix: Option<&KeyPrefix>, key: &'k [u8]) -> &'k [u8] {
+    prefix.map_or(key, |prefix| prefix.strip(key))
 }
 
 /// `None`: everybody may.

@@ -12,9 +12,11 @@ use super::get_coalescing::JOINED_KEYS_MAX;
 use super::meta::{FENCE, plain_key};
 use super::multiget_paging::{PART_KEYS, access, behind_space};
 use super::stats::{Kind, Lines};
+use super::tenant::TOO_LONG;
 use crate::base::command_stats::Counting;
 use crate::base::id::ClientId;
 use crate::downstream::client::{Parser, State};
+use crate::downstream::key_prefix::KeyPrefix;
 use crate::downstream::listener::Choice;
 use crate::downstream::receive::{Plan, Step, fills};
 use crate::downstream::upload::{Begun, Extent, Head, Tail, UPLOAD_SIZE_MIN};
@@ -64,16 +66,26 @@ impl Engine {
                         return Step::Rest { used, need: 0 };
                     }
                     self.spend(len);
-                    self.count_text(index, &parser, (bytes, len));
+                    let prefix = self.key_prefix_of(index);
                     // Retrievals of many keys are written anew a part at a time.
-                    let is_odd = parser.is_odd() && parser.keys().len() <= PART_KEYS;
-                    let mut anew = is_odd.then(|| write_anew(&parser, &bytes[..len]));
+                    let is_apart = Self::is_taken_apart(&parser, prefix.as_ref());
+                    let mut anew = match &prefix {
+                        _ if is_apart => None,
+                        Some(prefix) => prefix.text(&parser, &bytes[..len]),
+                        None => parser.is_odd().then(|| write_anew(&parser, &bytes[..len])),
+                    };
+                    let is_too_long = prefix.is_some() && !is_apart && anew.is_none();
+                    let is_odd = anew.is_some();
                     let (parser_of, text) = match &mut anew {
                         Some((anew, text)) => (anew, &text[..]),
                         None => (&mut *parser, &bytes[..len]),
                     };
+                    let raw = prefix.as_deref().filter(|_| !is_odd);
+                    self.count_text(index, parser_of, (text, len), raw);
+                    self.request_ctx.is_apart = is_apart;
                     let plan = match self.must_wait(index, len) {
                         true => Plan::Wait,
+                        false if is_too_long => self.refuse_key(index, parser_of),
                         false => self.text_request(index, parser_of, text),
                     };
                     self.fence(index, len, &plan);
@@ -157,12 +169,14 @@ impl Engine {
         Step::Rest { used, need: 0 }
     }
 
-    /// What the request that begins with `bytes`, and is so long, counts as.
+    /// What the request that begins with `bytes`, and is so long, counts as. The prefix is what its
+    /// keys still lack.
     fn count_text(
         &mut self,
         client: ClientId,
         parser: &RequestParser,
         (bytes, len): (&[u8], usize),
+        prefix: Option<&KeyPrefix>,
     ) {
         if !self.counts(client) {
             return;
@@ -175,13 +189,17 @@ impl Engine {
         let counting = Counting { size, keys, class, ..Counting::default() };
         let mut buf = [0; KEY_SIZE_MAX];
         let key = (!parser.keys().is_empty()).then(|| plain_key(parser, bytes, &mut buf));
-        self.count_as(client, counting, key);
+        match key.zip(prefix) {
+            Some((key, prefix)) => self.count_as(client, counting, Some(&prefix.full(key))),
+            None => self.count_as(client, counting, key),
+        }
     }
 
     /// Begins to pass a request on while it arrives.
     #[cold]
     fn upload_value(&mut self, client: ClientId, parser: &RequestParser, bytes: &[u8]) -> Begun {
-        let (Some(data), [_], false) = (parser.data(), parser.keys(), parser.is_odd()) else {
+        let is_odd = parser.is_odd() || self.key_prefix_of(client).is_some();
+        let (Some(data), [_], false) = (parser.data(), parser.keys(), is_odd) else {
             return Begun::No;
         };
         let mut buf = [0; KEY_SIZE_MAX];
@@ -195,7 +213,7 @@ impl Engine {
         let len = data.start as usize;
         let head = Head { len, cut, ..Head::default() };
         let extent = Extent { here: bytes.len(), need: len + data.len as usize + 2 };
-        self.count_text(client, parser, (bytes, extent.need));
+        self.count_text(client, parser, (bytes, extent.need), None);
         self.request_ctx.miss.clear();
         self.request_ctx.asked.quiet = Reticence::Success;
         self.request_ctx.expect = match (parser.expect(), quiet) {
@@ -206,6 +224,11 @@ impl Engine {
         let begun = self.begin_memcached_upload(client, key, (tail, head), extent);
         self.clients[client].noreply = false;
         self.ask_cas_tags(client, parser, bytes);
+        if let Begun::Yes = begun
+            && self.listener_of(client).is_monitored
+        {
+            self.audit_text(client, parser, bytes);
+        }
         if let Begun::Yes = begun
             && let Some((lane, request)) = self.upload_request(client)
         {
@@ -243,6 +266,14 @@ impl Engine {
             self.clients[client].noreply = false;
             return Plan::Done;
         }
+        if self.clients[client].off_fast_path
+            && let Some(why) = self.refused_tenant_text(client, parser, bytes)
+        {
+            let refusal = format!("CLIENT_ERROR {why}\r\n");
+            self.answer(client, |out| out.extend_from_slice(refusal.as_bytes()));
+            self.clients[client].noreply = false;
+            return Plan::Done;
+        }
         if self.is_metered(client)
             && !matches!(parser.verb(), Verb::Quit | Verb::MetaNoop)
             && let Some(why) = self.memcached_over_quota(client)
@@ -253,13 +284,22 @@ impl Engine {
             return Plan::Done;
         }
         if self.clients[client].off_fast_path
-            && let Some(why) = self.text_denial(client, parser, bytes)
+            && let Some(why) = self.text_denial(client, parser, bytes, !self.request_ctx.is_apart)
         {
             let refusal = format!("CLIENT_ERROR {why}\r\n");
             self.answer(client, |out| out.extend_from_slice(refusal.as_bytes()));
             self.clients[client].noreply = false;
             return Plan::Done;
         }
+        let is_told = self.listener_of(client).is_monitored;
+        let plan = self.plan_text(client, parser, bytes);
+        if is_told && !matches!(plan, Plan::Wait) {
+            self.audit_text(client, parser, bytes);
+        }
+        plan
+    }
+
+    fn plan_text(&mut self, client: ClientId, parser: &mut RequestParser, bytes: &[u8]) -> Plan {
         if self.listener_of(client).choice == Choice::Backends
             && let Some(plan) = self.route_text(client, parser, bytes)
         {
@@ -320,6 +360,16 @@ impl Engine {
         plan
     }
 
+    /// A key is longer with its prefix than servers take.
+    #[cold]
+    fn refuse_key(&mut self, client: ClientId, parser: &RequestParser) -> Plan {
+        self.clients[client].noreply = parser.noreply().is_some();
+        let refusal = format!("CLIENT_ERROR {TOO_LONG}\r\n");
+        self.answer(client, |out| out.extend_from_slice(refusal.as_bytes()));
+        self.clients[client].noreply = false;
+        Plan::Done
+    }
+
     /// Tells all servers what administers them. Whether a server answers, and how, is its version's to
     /// say: what is behind the line is always answered, and ends the reply.
     pub(super) fn administer(&mut self, client: ClientId, kind: Kind, line: &[u8]) -> Plan {
@@ -336,11 +386,19 @@ impl Engine {
         if !sets || parser.data().is_some() || parser.keys().len() != 1 {
             return;
         }
-        if self.text_denial(client, parser, bytes).is_some() {
+        if self.text_denial(client, parser, bytes, false).is_some() {
             return;
         }
         let mut buf = [0; KEY_SIZE_MAX];
-        let key = plain_key(parser, bytes, &mut buf);
+        let mut key = plain_key(parser, bytes, &mut buf);
+        let full;
+        if let Some(prefix) = self.key_prefix_of(client) {
+            if !prefix.fits(key.len()) {
+                return;
+            }
+            full = prefix.full(key);
+            key = &full;
+        }
         if !self.stands_for(client, key) {
             return;
         }
@@ -397,7 +455,7 @@ impl Engine {
             }
             return plan;
         }
-        if keys.len() > PART_KEYS {
+        if self.request_ctx.is_apart {
             return self.retrieve_many(client, parser, bytes);
         }
         let mut split = std::mem::take(&mut self.scratch.split);

@@ -50,6 +50,8 @@ impl Engine {
                     Denial::Command => command.name.as_bytes(),
                     Denial::Key(at) | Denial::Channel(at) => args[at].of(bytes),
                 };
+                let key = if let Denial::Command = denial { b"" } else { object };
+                self.audit_denial(client, command.name, key, denial.reason());
                 self.count_denial(client, denial.reason(), object, &user);
                 denial.reply(&call)
             }
@@ -171,7 +173,10 @@ impl Engine {
 
     /// Whether the user might make the request `args`.
     fn dry_run(&mut self, client: ClientId, user: &User, bytes: &[u8], args: &[Span]) -> Plan {
-        let mut lookup = redis::find(bytes, args);
+        let mut lookup = match self.listener_of(client).policy.renames() {
+            Some(renames) => renames.find(bytes, args),
+            None => redis::find(bytes, args),
+        };
         if let Lookup::UnknownCommand = lookup {
             lookup = self.listener_of(client).commands.find(bytes, args);
         }

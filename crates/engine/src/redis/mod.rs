@@ -31,8 +31,10 @@ mod written_keys;
 use std::borrow::Cow;
 
 use cashew_protocol::memcached::Expect;
-use cashew_protocol::redis::{self, Access, Command, CommandId, Fan, Group, Local, Lookup, Rule};
-use cashew_protocol::resp::{RequestParser, encode};
+use cashew_protocol::redis::{
+    self, Access, Called, Command, CommandId, Fan, Group, Local, Lookup, Rule,
+};
+use cashew_protocol::resp::{self, RequestParser, encode};
 use cashew_protocol::{Span, redis as table};
 
 use crate::base::action::Notice;
@@ -60,13 +62,28 @@ impl Engine {
         if counts {
             self.command_stats.current = Counting { size: len as u64, ..Counting::default() };
         }
-        let bytes = parser.inline_encoded().unwrap_or(bytes);
-        let args = parser.args();
+        let mut bytes = parser.inline_encoded().unwrap_or(bytes);
+        let mut args = parser.args();
         if args.is_empty() {
             return Plan::Done;
         }
-        let mut lookup = table::find(bytes, args);
-        if let Lookup::UnknownCommand = lookup {
+        let mut is_gone = false;
+        let renamed;
+        if self.listener_of(client).policy.renames().is_some() {
+            (renamed, is_gone) = self.renamed_request(client, bytes, args);
+            if let Some((text, parser)) = &renamed {
+                (bytes, args) = (text, parser.args());
+            }
+        } else {
+            renamed = None;
+        }
+        let mut lookup = match is_gone {
+            true => Lookup::UnknownCommand,
+            false => table::find(bytes, args),
+        };
+        if let Lookup::UnknownCommand = lookup
+            && !is_gone
+        {
             if is_http(args[0].of(bytes)) {
                 return self.close_for_http(client);
             }
@@ -118,8 +135,43 @@ impl Engine {
                 self.seal(lane);
                 Plan::Done
             }
+            (&Plan::Forward { lane, request }, _) if renamed.is_some() => {
+                self.send(lane, request, Payload::Bytes(bytes));
+                Plan::Done
+            }
             _ => plan,
         }
+    }
+
+    /// The request by the names that servers know, if clients have another one for its command; and whether
+    /// what it is called is no command any more.
+    #[cold]
+    fn renamed_request(
+        &self,
+        client: ClientId,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> (Option<(Vec<u8>, RequestParser)>, bool) {
+        let Some(renames) = self.listener_of(client).policy.renames() else { return (None, false) };
+        let name = args[0].of(bytes);
+        let is_docs =
+            matches!(table::find(bytes, args), Lookup::Found(it) if it.name == "command|docs");
+        let mut words: Vec<Cow<'_, [u8]>> = args.iter().map(|arg| arg.of(bytes).into()).collect();
+        match renames.called(name) {
+            Called::Gone => return (None, true),
+            Called::Renamed(command) => words[0] = command.name.as_bytes().into(),
+            Called::AsEver if is_docs => {
+                words[2..].iter_mut().for_each(|name| *name = renames.own_name(name));
+            }
+            Called::AsEver => return (None, false),
+        }
+        let mut text = Vec::with_capacity(bytes.len() + 64);
+        encode::write_array_header(&mut text, words.len());
+        words.iter().for_each(|word| encode::write_bulk(&mut text, word));
+        let mut parser = RequestParser::default();
+        let parsed = parser.parse(&text, text.len());
+        debug_assert!(matches!(parsed, resp::Parsed::Complete { .. }), "it was just written");
+        (Some((text, parser)), false)
     }
 
     /// What a request counts as: for a prefix by its first key.
@@ -438,8 +490,10 @@ impl Engine {
                 let version = self.resp_of(client);
                 let listener = self.clients[client].listener;
                 let custom = std::mem::take(&mut self.listeners[listener].commands);
+                let renames = self.listeners[listener].policy.renames().cloned();
                 let plan = self.reply_with(client, |out| {
-                    table::command_reply(bytes, args, &custom, version, out)
+                    let known = (&custom, renames.as_ref());
+                    table::command_reply(bytes, args, known, version, out);
                 });
                 self.listeners[listener].commands = custom;
                 plan

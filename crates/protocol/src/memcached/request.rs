@@ -195,6 +195,16 @@ impl RequestParser {
     /// words, no ignored words, and the usual line end. `bytes` is the original request.
     #[cold]
     pub fn write_anew(&self, bytes: &[u8], out: &mut Vec<u8>) {
+        self.write_words(bytes, out, |key, out| out.extend_from_slice(key));
+    }
+
+    /// The same with keys as `write_key` writes them.
+    pub(super) fn write_words(
+        &self,
+        bytes: &[u8],
+        out: &mut Vec<u8>,
+        write_key: impl Fn(&[u8], &mut Vec<u8>),
+    ) {
         let line = self.line.of(bytes);
         let mut words = words(line).take(self.meant);
         match self.verb {
@@ -202,11 +212,19 @@ impl RequestParser {
             _ => out.extend_from_slice(words.clone().next().unwrap_or_default()),
         }
         words.next();
+        let mut keys = self.keys.iter().map(|key| key.of(bytes)).peekable();
+        let mut is_named_noreply = false;
         for word in words {
             out.push(b' ');
-            out.extend_from_slice(word);
+            let start = out.len();
+            match keys.next_if(|key| std::ptr::eq(key.as_ptr(), word.as_ptr())) {
+                Some(key) => {
+                    write_key(key, out);
+                    is_named_noreply = &out[start..] == NOREPLY;
+                }
+                None => out.extend_from_slice(word),
+            }
         }
-        let is_named_noreply = self.keys.first().is_some_and(|key| key.of(bytes) == NOREPLY);
         if self.verb == Verb::Delete && is_named_noreply {
             out.extend_from_slice(b" 0");
         }

@@ -1,8 +1,8 @@
 //! COMMAND and its subcommands, answered from the table in the shape of Redis 7.
 
-use super::lookup::{by_name, subcommands};
+use super::lookup::{by_name, subcommand_name, subcommands};
 use super::{Access, BeginSearch, COMMANDS, Command, CustomCommands, FindKeys, Group, KeySpec};
-use super::{Lookup, find};
+use super::{Called, Lookup, Renames, find};
 use super::{unknown_subcommand_error, wrong_arity_error};
 use crate::Span;
 use crate::resp::Version;
@@ -16,20 +16,22 @@ use crate::resp::encode::{
 const ENTRIES_MAX: usize = 1024;
 
 /// The reply to the COMMAND in `args` (in `buf`), for a client of this version. `custom` are the
-/// commands besides those of the table.
+/// commands besides those of the table. As in Redis, commands with another name are asked for by that,
+/// and described with their own.
 pub fn command_reply(
     buf: &[u8],
     args: &[Span],
-    custom: &CustomCommands,
+    (custom, renames): (&CustomCommands, Option<&Renames>),
     version: Version,
     out: &mut Vec<u8>,
 ) {
-    Answer { buf, custom, version, out }.command(args);
+    Answer { buf, custom, renames, version, out }.command(args);
 }
 
 struct Answer<'a> {
     buf: &'a [u8],
     custom: &'a CustomCommands,
+    renames: Option<&'a Renames>,
     version: Version,
     out: &'a mut Vec<u8>,
 }
@@ -69,7 +71,10 @@ impl Answer<'_> {
 
     /// All but the subcommands.
     fn entries(&self) -> Vec<&'static Command> {
+        let is_there =
+            |command: &&Command| self.renames.is_none_or(|renames| !renames.disables(command));
         let table = COMMANDS.iter().filter(|command| !command.name.contains('|'));
+        let table = table.filter(is_there);
         table.chain(self.custom.iter()).collect()
     }
 
@@ -87,11 +92,16 @@ impl Answer<'_> {
     /// By name, which may be a subcommand's, as "container|subcommand".
     fn named(&self, name: &[u8]) -> Option<&'static Command> {
         let Some(bar) = memchr::memchr(b'|', name) else {
+            match self.renames.map(|renames| renames.called(name)) {
+                Some(Called::Renamed(command)) => return Some(command),
+                Some(Called::Gone) => return None,
+                Some(Called::AsEver) | None => {}
+            }
             return by_name(name).map(|(_, found)| found).or_else(|| self.custom.by_name(name));
         };
         let container = self.named(&name[..bar])?;
         let mut subcommands = self.subcommands(container).into_iter();
-        subcommands.find(|command| command.name.as_bytes().eq_ignore_ascii_case(name))
+        subcommands.find(|command| subcommand_name(command).eq_ignore_ascii_case(&name[bar + 1..]))
     }
 
     fn info(&mut self, names: &[Span]) {
@@ -224,7 +234,11 @@ impl Answer<'_> {
     }
 
     fn getkeys(&mut self, call: &[Span], with_flags: bool) {
-        let lookup = match find(self.buf, call) {
+        let lookup = match self.renames {
+            Some(renames) => renames.find(self.buf, call),
+            None => find(self.buf, call),
+        };
+        let lookup = match lookup {
             Lookup::UnknownCommand => self.custom.find(self.buf, call),
             lookup => lookup,
         };
@@ -371,7 +385,8 @@ mod tests {
         let mut parser = RequestParser::default();
         assert_eq!(parser.parse(line.as_bytes(), line.len()), Parsed::Complete { len: line.len() });
         let mut out = Vec::new();
-        command_reply(parser.inline_encoded().unwrap(), parser.args(), custom, version, &mut out);
+        let known = (custom, None);
+        command_reply(parser.inline_encoded().unwrap(), parser.args(), known, version, &mut out);
         out
     }
 

@@ -26,9 +26,16 @@ const _: () = assert!(COMMANDS.len() * 4 <= SLOTS);
 /// Looks up the command of `args` (in `buf`), in any case. Nothing is found without arguments.
 #[inline]
 pub fn find(buf: &[u8], args: &[Span]) -> Lookup {
-    let Some((at, command)) = args.first().and_then(|name| by_name(name.of(buf))) else {
-        return Lookup::UnknownCommand;
-    };
+    match args.first() {
+        Some(name) => find_as(name.of(buf), buf, args),
+        None => Lookup::UnknownCommand,
+    }
+}
+
+/// The same where the command has this name, whatever the first of `args` is.
+#[inline]
+pub(super) fn find_as(name: &[u8], buf: &[u8], args: &[Span]) -> Lookup {
+    let Some((at, command)) = by_name(name) else { return Lookup::UnknownCommand };
     if command.subcommands > 0 && args.len() > 1 {
         return subcommand(buf, args, at, command);
     }

@@ -11,6 +11,7 @@ mod glob;
 mod keys;
 mod lookup;
 mod policy;
+mod rename;
 mod specs;
 mod table;
 mod wait;
@@ -27,6 +28,7 @@ pub use error::{unknown_command_error, unknown_subcommand_error, wrong_arity_err
 pub use glob::matches as glob_matches;
 pub use lookup::{CommandId, Lookup, PlainCommand, find, find_begun, find_plain};
 pub use policy::{Policy, PolicyFault, Rules, most_specific};
+pub use rename::{Called, RENAMED_SIZE_MAX, RenameFault, Renames};
 pub use specs::{BeginSearch, FindKeys, KeySpec};
 pub use table::{COMMANDS, NO_CLUSTER_TEXT};
 pub use wait::Wait;

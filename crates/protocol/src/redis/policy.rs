@@ -6,9 +6,9 @@
 use std::cmp::Reverse;
 
 use super::lookup::{by_name, plain_commands, subcommands};
-use super::{COMMANDS, CUSTOM_ID, Clearance, Command, CustomCommands, Rule};
+use super::{COMMANDS, CUSTOM_ID, Clearance, Command, CustomCommands, Renames, Rule};
 
-const WORDS: usize = COMMANDS.len().div_ceil(u64::BITS as usize);
+pub(super) const WORDS: usize = COMMANDS.len().div_ceil(u64::BITS as usize);
 
 const ALL: &str = "@all";
 
@@ -139,6 +139,8 @@ pub struct Policy {
     refuses_plain: bool,
     /// Names of commands that are not in the table.
     refused_custom: Vec<&'static str>,
+    /// Other names of commands, if any has one.
+    renames: Option<Box<Renames>>,
 }
 
 impl Policy {
@@ -152,9 +154,37 @@ impl Policy {
             refused[id / 64] |= 1 << (id % 64);
         }
         let refused_custom = custom.all().filter(is_refused).map(|command| command.name).collect();
-        let mut policy = Self { refused, refuses_plain: false, refused_custom };
+        let mut policy = Self { refused, refuses_plain: false, refused_custom, renames: None };
         policy.refuses_plain = plain_commands().any(|command| policy.refuses(command));
         policy
+    }
+
+    /// The same, but for commands of the table that are to be refused as well.
+    #[must_use]
+    pub fn without(&self, is_refused: impl Fn(&Command) -> bool) -> Self {
+        let mut policy = self.clone();
+        for command in COMMANDS.iter().filter(|command| is_refused(command)) {
+            let id = usize::from(command.id);
+            policy.refused[id / 64] |= 1 << (id % 64);
+        }
+        policy.refuses_plain = plain_commands().any(|command| policy.refuses(command));
+        policy
+    }
+
+    /// The same where commands have other names.
+    #[must_use]
+    pub fn with_renames(mut self, pairs: &[(String, String)]) -> Self {
+        if !pairs.is_empty() {
+            let renames = Renames::new(pairs);
+            self.refuses_plain |= renames.hides_plain();
+            self.renames = Some(Box::new(renames));
+        }
+        self
+    }
+
+    #[inline]
+    pub fn renames(&self) -> Option<&Renames> {
+        self.renames.as_deref()
     }
 
     /// Whether clients may not call the command.
@@ -168,9 +198,15 @@ impl Policy {
 
     /// The same by a command's place in the table.
     #[inline]
-    pub fn refuses_id(&self, id: u16) -> bool {
+    fn refuses_id(&self, id: u16) -> bool {
         let id = usize::from(id);
         self.refused.get(id / 64).is_some_and(|word| word & (1 << (id % 64)) != 0)
+    }
+
+    /// Whether a command that is called by its own name is not for the fast path.
+    #[inline]
+    pub fn guards_id(&self, id: u16) -> bool {
+        self.refuses_id(id) || self.renames.as_ref().is_some_and(|renames| renames.hides_id(id))
     }
 
     /// Whether the fast path has to check.

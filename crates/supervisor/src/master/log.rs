@@ -132,15 +132,16 @@ impl Master {
 
     pub(super) fn reopen_log(&mut self, now: Instant) {
         let Some(path) = &self.current.snapshot.global.log_file else {
-            if self.current.snapshot.global.access_log.is_none() {
+            let global = &self.current.snapshot.global;
+            if global.access_log.is_none() && global.audit_log.is_none() {
                 return info!("the log is standard error, there is nothing to reopen");
             }
-            // The log stays. The admin process opens its own file anew.
+            // The log stays. The admin process opens its own files anew.
             match io::stderr().as_fd().try_clone_to_owned() {
                 Ok(stderr) => self.post_all(&ToChild::LogReopen, &[Rc::new(stderr)], now),
-                Err(error) => error!("the access log cannot be reopened: {error}"),
+                Err(error) => error!("the other logs cannot be reopened: {error}"),
             }
-            return info!("the access log is reopened");
+            return info!("the access log and the audit log are reopened");
         };
         let file = match log::open(path).and_then(redirect) {
             Ok(file) => file,

@@ -22,6 +22,7 @@ use tracing::{error, info, warn};
 
 use super::{Master, Phase, Source, workers_of};
 use crate::Error;
+use crate::audited::audited;
 use crate::background_task::BackgroundTask;
 use crate::child::Role;
 use crate::command::{Command, Reply};
@@ -32,8 +33,8 @@ use crate::listeners::Listeners;
 use crate::member::Member;
 use crate::state::{OperatorsState, Pack};
 use crate::status::{
-    AccessLogStatus, AdminStatus, CertificateStatus, MemberStatus, Outcome, PoolStatus,
-    ServerStatus, ShardStatus, Status, TracingStatus, UserStatus, WorkerStatus,
+    AccessLogStatus, AdminStatus, AuditLogStatus, CertificateStatus, MemberStatus, Outcome,
+    PoolStatus, ServerStatus, ShardStatus, Status, TracingStatus, UserStatus, WorkerStatus,
 };
 use crate::unix_socket::UnixSocket;
 use crate::watchdog::STARVED_MAX;
@@ -197,7 +198,11 @@ impl Master {
         let commands: Vec<(Command, Box<dyn Reply>)> = socket
             .handle(now)
             .into_iter()
-            .map(|(id, command)| (command, socket.reply(id)))
+            .map(|(id, command)| {
+                let (audit, asker) = (self.shared.audit(), socket.asker(id));
+                let reply = audited(audit, asker, &command, socket.reply(id));
+                (command, reply)
+            })
             .collect();
         for (command, reply) in commands {
             self.command(command, reply, now);
@@ -415,6 +420,7 @@ impl Master {
             log_lines_lost: self.shared.log_lines_lost(),
             tracing: self.tracing_status(),
             access_log: self.access_log_status(),
+            audit_log: self.audit_log_status(),
             last_reload: self.operators.last_reload.clone(),
             last_upgrade: self.upgrade.last.clone(),
         }
@@ -429,6 +435,19 @@ impl Master {
             spans: exports.count(ExportCounter::Spans),
             spans_dropped: exports.count(ExportCounter::SpansDropped),
             errors: exports.count(ExportCounter::SpanErrors),
+            last_error_at: failure.as_ref().map(|(_, at)| *at),
+            last_error: failure.map(|(why, _)| why),
+        })
+    }
+
+    fn audit_log_status(&self) -> Option<AuditLogStatus> {
+        let audit_log = self.current.snapshot.global.audit_log.as_ref()?;
+        let audit = self.shared.audit();
+        let failure = audit.last_failure();
+        Some(AuditLogStatus {
+            file: audit_log.file.clone(),
+            lines: audit.lines(),
+            lines_lost: audit.lost(),
             last_error_at: failure.as_ref().map(|(_, at)| *at),
             last_error: failure.map(|(why, _)| why),
         })

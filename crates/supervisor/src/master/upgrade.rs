@@ -27,6 +27,7 @@ use super::operators::Operators;
 use super::reload::Reload;
 use super::switch::InEffect;
 use super::{Master, Phase, workers_of};
+use crate::audited::upgraded;
 use crate::child::{Role, Spawn};
 use crate::command::Reply;
 use crate::deal::Deal;
@@ -638,6 +639,7 @@ impl Master {
             return;
         }
         self.upgrade.last = Some(Outcome::new(None));
+        upgraded(&self.shared.audit(), None);
         let version = self.program.version.clone();
         info!(
             kind = EventKind::UpgradeDone.name(),
@@ -684,6 +686,7 @@ impl Master {
         );
         self.upgrade.stage = Stage::Idle;
         self.upgrade.last = Some(Outcome::new(Some(why.to_owned())));
+        upgraded(&self.shared.audit(), Some(why));
         self.let_sessions_go(now);
         for asker in std::mem::take(&mut self.upgrade.askers) {
             asker.failed(why);

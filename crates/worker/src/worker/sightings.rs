@@ -1,8 +1,8 @@
 //! Requests that the engine has looked at one by one, on their way to whoever shows them.
 
 use cashew_driver::Driver;
-use cashew_engine::Sighting;
-use cashew_metrics::NewRequest;
+use cashew_engine::ConnId;
+use cashew_metrics::{NewDeed, NewRequest};
 
 use super::Worker;
 use crate::place::place;
@@ -22,7 +22,7 @@ impl<D: Driver> Worker<D> {
         }
         let samples = self.core.shared.sampled_requests();
         for sighting in &sightings {
-            let address = self.address_of(sighting);
+            let address = self.address_of(&sighting.pool, sighting.client);
             let request = NewRequest {
                 pool: &sighting.pool,
                 server: &sighting.server,
@@ -50,11 +50,35 @@ impl<D: Driver> Worker<D> {
         }
     }
 
+    /// Records what the audit log is to tell, where the admin process finds it.
+    #[cold]
+    pub(super) fn record_audited(&mut self) {
+        let (seen, lost) = self.core.engine.take_audited();
+        let audit = self.core.shared.audit();
+        audit.add_lost(lost);
+        for audited in &seen {
+            let address = self.address_of(&audited.pool, audited.client);
+            audit.record(&NewDeed {
+                outcome: audited.outcome,
+                pool: &audited.pool,
+                client: &address,
+                client_id: audited.client_id,
+                client_name: &audited.client_name,
+                user: &audited.user,
+                worker: Some(self.slot),
+                command: &audited.command,
+                key: &audited.key,
+                keys: audited.keys,
+                reason: audited.reason,
+            });
+        }
+    }
+
     /// The client's address; empty if it is gone.
-    fn address_of(&self, sighting: &Sighting) -> String {
+    fn address_of(&self, pool: &str, client: Option<ConnId>) -> String {
         let engine = &self.core.engine;
-        let Some(conn) = sighting.client else { return String::new() };
-        let Some(pool) = engine.listener_named(&sighting.pool) else { return String::new() };
+        let Some(conn) = client else { return String::new() };
+        let Some(pool) = engine.listener_named(pool) else { return String::new() };
         place(&self.driver, &self.core.told, &engine.listener_config(pool).listen, conn).peer
     }
 }

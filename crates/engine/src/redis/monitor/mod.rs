@@ -308,13 +308,19 @@ impl Engine {
     ) -> Plan {
         let was_queueing = self.is_queueing(client);
         let was_told = self.clients[client].modes.is_observed;
-        let is_told = matches!(lookup, Lookup::Found(command) if self.is_told(client, command));
+        let is_asked =
+            matches!(lookup, Lookup::Found(command) if !self.is_refused(client, command));
         let plan = self.plan_redis(client, lookup, bytes, args);
         if let Plan::Wait = plan {
             return plan;
         }
         self.clients[client].modes.end_observed();
-        if let (Lookup::Found(command), true) = (lookup, is_told && !was_told) {
+        if let (Lookup::Found(command), true) = (lookup, is_asked && !was_told) {
+            self.audit_redis(client, command, bytes, args);
+            let listener = self.clients[client].listener;
+            if is_hidden(command) || !self.redis_listeners[listener].watch.is_on() {
+                return plan;
+            }
             let mut line = std::mem::take(&mut self.monitor_relay.line);
             line.clear();
             write_request(command, bytes, args, 0, &mut line);
@@ -333,26 +339,23 @@ impl Engine {
     pub(crate) fn observe_upload(
         &mut self,
         client: ClientId,
-        command: &Command,
+        command: &'static Command,
         bytes: &[u8],
         args: &[Span],
         missing: usize,
     ) {
+        self.audit_redis(client, command, bytes, args);
         let mut line = Vec::new();
         write_request(command, bytes, args, missing, &mut line);
         self.observe(client, self.database_of(client), &line);
     }
 
-    /// What is refused before it is executed is not told, nor what Redis does not tell: what
-    /// administers servers, and what has said so itself, but for scripts.
-    fn is_told(&self, client: ClientId, command: &Command) -> bool {
-        let has = |flag: &str| command.facts.flags.split(' ').any(|word| word == flag);
-        let is_hidden = has("admin") || (has("skip_monitor") && command.group != Group::Scripting);
-        let is_refused = matches!(command.rule, Rule::Refuse(_) | Rule::Unsupported)
+    /// Whether it is refused before it is executed. Nobody is told of that here.
+    fn is_refused(&self, client: ClientId, command: &Command) -> bool {
+        matches!(command.rule, Rule::Refuse(_) | Rule::Unsupported)
             || !(self.clients[client].session.authenticated || is_open_to_all(command))
             || self.refused_while_subscribed(client, command).is_some()
-            || self.refused_while_monitoring(client, command).is_some();
-        !is_hidden && !is_refused
+            || self.refused_while_monitoring(client, command).is_some()
     }
 
     /// Tells of a request that is dispatched now.
@@ -580,6 +583,12 @@ impl Engine {
             }
         }
     }
+}
+
+/// Redis does not tell of what administers servers, nor of what has said so itself, but for scripts.
+fn is_hidden(command: &Command) -> bool {
+    let has = |flag: &str| command.facts.flags.split(' ').any(|word| word == flag);
+    has("admin") || (has("skip_monitor") && command.group != Group::Scripting)
 }
 
 /// Whether a command of an open transaction is for EXEC to execute.

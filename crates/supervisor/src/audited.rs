@@ -1,0 +1,166 @@
+//! Operators' commands in the audit log: who asked for what, and how it ended.
+
+use std::os::fd::BorrowedFd;
+
+use cashew_metrics::{AuditTrail, DeedOutcome, NewDeed};
+use cashew_process::log::EventRecord;
+
+use crate::command::{Command, Reply};
+use crate::status::Status;
+
+/// Who asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Principal {
+    /// Where from.
+    pub(crate) place: String,
+    pub(crate) user: String,
+}
+
+impl Principal {
+    /// Whoever sent a signal to the master. The kernel would tell who, but not through what reads signals here.
+    pub(crate) fn signal(name: &str) -> Self {
+        Self { place: format!("signal {name}"), user: String::new() }
+    }
+}
+
+/// A reply that records its outcome.
+struct Audited {
+    reply: Box<dyn Reply>,
+    audit: AuditTrail,
+    asker: Principal,
+    deed: String,
+}
+
+/// Records that somebody asks for something that changes the instance, and how it will end.
+pub(crate) fn audited(
+    audit: AuditTrail,
+    asker: Principal,
+    command: &Command,
+    reply: Box<dyn Reply>,
+) -> Box<dyn Reply> {
+    let Some(deed) = deed_of(command) else { return reply };
+    record(&audit, &asker, &deed, (DeedOutcome::Asked, ""));
+    // An upgrade ends in another program, which says how.
+    match command {
+        Command::Upgrade { .. } => reply,
+        _ => Box::new(Audited { reply, audit, asker, deed }),
+    }
+}
+
+/// Records what somebody asks for by a signal, and which does not end while it could be recorded.
+pub(crate) fn signalled(audit: &AuditTrail, name: &str, deed: &str) {
+    record(audit, &Principal::signal(name), deed, (DeedOutcome::Asked, ""));
+}
+
+/// Records how an upgrade has ended.
+pub(crate) fn upgraded(audit: &AuditTrail, failure: Option<&str>) {
+    let outcome = match failure {
+        None => (DeedOutcome::Done, ""),
+        Some(why) => (DeedOutcome::Failed, why),
+    };
+    let asker = Principal { place: String::new(), user: String::new() };
+    record(audit, &asker, "upgrade", outcome);
+}
+
+fn record(audit: &AuditTrail, asker: &Principal, deed: &str, outcome: (DeedOutcome, &str)) {
+    audit.record(&NewDeed {
+        outcome: outcome.0,
+        client: &asker.place,
+        user: asker.user.as_bytes(),
+        command: deed,
+        reason: outcome.1,
+        ..NewDeed::default()
+    });
+}
+
+/// `None` if it changes nothing.
+fn deed_of(command: &Command) -> Option<String> {
+    Some(match command {
+        Command::Reload { dry_run: true } | Command::Status | Command::Events { .. } => {
+            return None;
+        }
+        Command::Reload { dry_run: false } => "reload".to_owned(),
+        Command::Upgrade { binary: None } => "upgrade".to_owned(),
+        Command::Upgrade { binary: Some(binary) } => format!("upgrade {}", binary.display()),
+        Command::Failover { pool, server, force, .. } => {
+            let force = if *force { " by force" } else { "" };
+            format!("failover {pool} to {server}{force}")
+        }
+        Command::LogLevel { level } => format!("log level {level}"),
+    })
+}
+
+impl Reply for Audited {
+    fn line(&mut self, text: &str) {
+        self.reply.line(text);
+    }
+
+    fn status(&mut self, status: Status) {
+        self.reply.status(status);
+    }
+
+    fn events(&mut self, events: Vec<EventRecord>) {
+        self.reply.events(events);
+    }
+
+    fn done(self: Box<Self>) {
+        record(&self.audit, &self.asker, &self.deed, (DeedOutcome::Done, ""));
+        self.reply.done();
+    }
+
+    fn failed(self: Box<Self>, why: &str) {
+        record(&self.audit, &self.asker, &self.deed, (DeedOutcome::Failed, why));
+        self.reply.failed(why);
+    }
+
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.reply.socket()
+    }
+
+    fn is_awaited(&self) -> bool {
+        self.reply.is_awaited()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cashew_metrics::Shared;
+
+    use super::*;
+    use crate::command::Nobody;
+
+    #[test]
+    fn what_changes_something_is_recorded_with_its_outcome() {
+        let audit = Shared::in_memory().audit();
+        let ask = |command: Command| {
+            let asker = Principal { place: "pid 7".into(), user: "uid 0".into() };
+            audited(audit.clone(), asker, &command, Box::new(Nobody))
+        };
+        ask(Command::Status).done();
+        ask(Command::Reload { dry_run: true }).done();
+        assert!(audit.take().is_empty());
+        ask(Command::Reload { dry_run: false }).done();
+        let failover =
+            Command::Failover { pool: "p".into(), group: None, server: "s".into(), force: false };
+        ask(failover).failed("no");
+        ask(Command::Upgrade { binary: None }).done();
+        upgraded(&audit, None);
+        let told: Vec<String> = audit
+            .take()
+            .iter()
+            .map(|deed| {
+                let user = String::from_utf8_lossy(&deed.user).into_owned();
+                format!("{user} {} {} {}", deed.outcome.name(), deed.command, deed.reason)
+            })
+            .collect();
+        let expected = [
+            "uid 0 asked reload ",
+            "uid 0 done reload ",
+            "uid 0 asked failover p to s ",
+            "uid 0 failed failover p to s no",
+            "uid 0 asked upgrade ",
+            " done upgrade ",
+        ];
+        assert_eq!(told, expected);
+    }
+}
