@@ -274,7 +274,7 @@ impl Engine {
 
     /// A slot is another node's than the map says: that holds until the next map. Returns the owner, if it is
     /// known.
-    fn learn_owner(
+    pub(crate) fn learn_owner(
         &mut self,
         backend: BackendId,
         by: ServerId,
