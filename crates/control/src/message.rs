@@ -108,6 +108,9 @@ pub enum ToChild {
     /// A server refuses writes as a replica does, which is taken for the primary: ask who is. Pool and server
     /// by their names: to discovery.
     NotPrimary { pool: String, server: String },
+    /// What becomes of the command of that number, [`ToMaster::Operate`]: a line, and at the end how it went. To the
+    /// admin process.
+    Operated { number: u64, text: String, is_ok: Option<bool> },
     /// Set the log level (0..=11 as nutcracker's `-v`).
     LogLevel { level: u8 },
     /// Carries the newly opened log file, which replaces the current one.
@@ -256,6 +259,13 @@ pub enum ToMaster {
         host: String,
         port: u16,
         failure: Option<String>,
+    },
+    /// Somebody at that place asks for a command by HTTP, which is as at the control socket, and has shown that it may.
+    /// Only the admin process says this.
+    Operate {
+        number: u64,
+        command: String,
+        place: String,
     },
     /// Serves the next of the sessions that it was sent with [`ToChild::Adopt`].
     Adopted,

@@ -382,6 +382,7 @@ impl Master {
         self.forward_sessions(now);
         self.advance_upgrade(now);
         self.operators.deliver(now);
+        self.tell_operators(now);
     }
 
     fn handle_channel(&mut self, role: Role, now: Instant) -> Result<(), Error> {
@@ -439,6 +440,9 @@ impl Master {
                 if let Some((pool, server)) = self.locate(slot, pool, server) {
                     self.ask_for_primary(pool, server, now);
                 }
+            }
+            (ToMaster::Operate { number, command, place }, Role::Admin) => {
+                self.operate(number, &command, place, now);
             }
             (ToMaster::Successor { pool, from, to }, Role::Discovery) => {
                 self.follow_successor(&pool, &from, &to, now);
@@ -563,7 +567,10 @@ impl Master {
                 | ToMaster::Successor { .. }
                 | ToMaster::Sentinel { .. }),
                 Role::Admin | Role::Worker { .. },
-            ) => warn!("unexpected message from {role}: {message:?}"),
+            )
+            | (message @ ToMaster::Operate { .. }, Role::Discovery | Role::Worker { .. }) => {
+                warn!("unexpected message from {role}: {message:?}")
+            }
         }
         Ok(())
     }

@@ -132,6 +132,7 @@ kinds! {
     QuotaUsedUp Servers "quota_used_up": "A user has used up a limit, and gets errors",
     ClientDenied Servers "client_denied": "A client comes from an address that `allow_from` and `deny_from` do not let in",
     ClientUnintroduced Servers "client_unintroduced": "A connection does not begin with a right header of the PROXY protocol",
+    TokenWrong Instance "token_wrong": "Somebody shows the statistics a wrong token",
 }
 
 const _: () = assert!(EventKind::ALL.len() <= KINDS_MAX);

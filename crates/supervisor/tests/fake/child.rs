@@ -262,7 +262,9 @@ impl Worker {
                 cashew_process::log::redirect(&descriptors[0]).unwrap();
                 note("log is reopened here\n");
             }
-            ToChild::Group { .. } | ToChild::Sentinel { .. } => unreachable!("none are configured"),
+            ToChild::Group { .. } | ToChild::Sentinel { .. } | ToChild::Operated { .. } => {
+                unreachable!("none are configured")
+            }
             ToChild::NotPrimary { .. } => {}
             ToChild::Shutdown => {}
         }

@@ -130,6 +130,7 @@ impl<D: Driver> Worker<D> {
             | ToChild::Adopt { .. }
             | ToChild::Group { .. }
             | ToChild::Sentinel { .. }
+            | ToChild::Operated { .. }
             | ToChild::NotPrimary { .. }) => {
                 tracing::warn!("unexpected message from the master: {other:?}");
             }
