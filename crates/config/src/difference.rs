@@ -113,6 +113,8 @@ impl Difference {
             stats_listen: _,
             stats_raw,
             stats_token,
+            operate_token,
+            operate_from,
             log_file,
             sentinel_state,
             log_level: _,
@@ -171,6 +173,12 @@ impl Difference {
             &stats_format_name(new.stats_raw),
         );
         option.secret("stats_token", stats_token.as_ref(), new.stats_token.as_ref());
+        option.secret("operate_token", operate_token.as_ref(), new.operate_token.as_ref());
+        let sources = |sources: &[crate::snapshot::Source]| match sources {
+            [] => "this machine".to_owned(),
+            some => some.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
+        };
+        option.changed("operate_from", &sources(operate_from), &sources(&new.operate_from));
         option.changed("log_file", &log(log_file), &log(&new.log_file));
         option.changed(
             "sentinel_state",
@@ -870,6 +878,7 @@ mod tests {
             ("stats_listen: \"*:22222\"", ""),
             ("stats_raw: full", "stats_raw: nutcracker -> full"),
             ("stats_token: abc", "stats_token: set"),
+            ("operate_token: abcdefghijklmnop", "operate_token: set"),
             ("log_file: /log", "log_file: standard error -> /log"),
             ("log_level: 7", "log_level: 5 -> 7"),
             ("log_level: 5", ""),

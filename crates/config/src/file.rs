@@ -107,6 +107,11 @@ section! {
         /// password of any user, or [a file](#passwords-in-files) with it. `/healthz` and `/readyz` are answered without
         /// it, and so is raw TCP, which tells counters alone.
         stats_token: Secret<Text> = none,
+        /// What whoever [changes something by HTTP](operations.md#what-operators-do-by-http) must show, as
+        /// `Authorization: Bearer TOKEN`, or a file with it. It is good for reading, too. Without it nobody can.
+        operate_token: Secret<Text> = none,
+        /// Where those come from: addresses and networks. Without it they come from this machine, 127.0.0.0/8 and ::1.
+        operate_from: SourceList = none,
         /// File that the log is appended to instead of standard error. The flag `-o` overrides it.
         log_file: FilePath = none,
         /// File that the master keeps the addresses of the primaries of [groups](#sentinel) in, and reads at a

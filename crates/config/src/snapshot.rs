@@ -84,6 +84,12 @@ pub struct Global {
     /// What whoever asks for the statistics by HTTP must show.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stats_token: Option<String>,
+    /// For what changes something.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operate_token: Option<String>,
+    /// Empty is this machine.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub operate_from: Vec<Source>,
     /// `None` is standard error.
     #[serde(default)]
     pub log_file: Option<PathBuf>,

@@ -285,9 +285,10 @@ pub(crate) fn warn_of_unknown_passwords(
     let Some(first) = locked.first() else { return };
     let more = match locked.len() - 1 {
         0 => String::new(),
-        more => format!(", nor have {more} more"),
+        more => format!(" (and {more} more)"),
     };
-    let message = format!("user \"{first}\" is on and has no password{more}: nobody can log in");
+    let message =
+        format!("user \"{first}\"{more} is on and has no password: nobody can log in as it");
     report.warning(
         pos,
         Complaint::new(message).hint("give it one by \">password\", or turn it \"off\""),
