@@ -19,9 +19,9 @@ use crate::replica_reads::SpanText;
 use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
     Address, Affinity, CasUniques, ClientSources, Cluster, Credentials, CustomCommand, Endpoint,
-    Global, Hedge, IoEngine, Limits, Listen, Memcached, OnFailure, OverLimit, Pool, Protocol,
-    ProxyProtocol, Reads, ReplicaReads, Sentinel, Server, ServerAuth, ServerGroup, Snapshot, Spool,
-    StatsFormat, Topology, TopologyState, UserOptions, Wire, Writes,
+    Global, Hedge, IoEngine, Limits, Listen, Memcached, OnFailure, OverLimit, Pool, Priority,
+    Protocol, ProxyProtocol, Reads, ReplicaReads, Sentinel, Server, ServerAuth, ServerGroup,
+    Snapshot, Spool, StatsFormat, Topology, TopologyState, UserOptions, Wire, Writes,
 };
 use crate::tracing;
 use crate::users::name_of;
@@ -583,6 +583,8 @@ impl Options<'_> {
                 in_flight_max,
                 over_limit,
                 key_prefix,
+                reads,
+                priority,
             } = &was;
             let called = |option: &str| format!("user '{name}': {option}");
             let key = called("requests_per_second");
@@ -592,6 +594,15 @@ impl Options<'_> {
             self.changed(&called("connections_max"), connections_max, &is.connections_max);
             self.changed(&called("in_flight_max"), in_flight_max, &is.in_flight_max);
             self.changed(&called("key_prefix"), key_prefix, &is.key_prefix);
+            let shown = |reads: Option<Reads>| {
+                reads.map_or_else(|| "as the pool".to_owned(), |reads| reads.to_string())
+            };
+            self.changed(&called("reads"), &shown(*reads), &shown(is.reads));
+            let named = |priority: Priority| match priority {
+                Priority::Normal => "normal",
+                Priority::Low => "low",
+            };
+            self.changed(&called("priority"), &named(*priority), &named(is.priority));
             let how = |over_limit: OverLimit| match over_limit {
                 OverLimit::Error => "error",
                 OverLimit::Delay => "delay",

@@ -541,6 +541,7 @@ fn resolve_section(
     };
     let topology = groups::await_replicas(section, lines, &servers, topology);
     groups::check_reads(section, lines, &topology, report);
+    groups::check_user_reads(section, &user_options, lines, &topology, report);
     groups::check_writes(section, protocol, lines, &topology, report);
     sentinel::check_listen(section, listen.as_ref(), context, report);
     let sentinel = match &cluster {

@@ -390,6 +390,20 @@ pub struct UserOptions {
     /// What all its keys begin with; may be empty.
     #[serde(default)]
     pub key_prefix: String,
+    /// Who answers its reads, if not the same as for others.
+    #[serde(default)]
+    pub reads: Option<Reads>,
+    #[serde(default)]
+    pub priority: Priority,
+}
+
+/// Who has to wait for whom.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Priority {
+    #[default]
+    Normal,
+    Low,
 }
 
 /// What becomes of a request beyond a user's limits.
@@ -413,7 +427,13 @@ impl UserOptions {
             in_flight_max: 0,
             over_limit: OverLimit::Error,
             key_prefix: String::new(),
+            reads: None,
+            priority: Priority::Normal,
         }
+    }
+
+    pub fn is_low(&self) -> bool {
+        self.priority == Priority::Low
     }
 
     pub fn is_limited(&self) -> bool {
@@ -421,6 +441,7 @@ impl UserOptions {
             || self.bytes_per_second > 0
             || self.connections_max > 0
             || self.in_flight_max > 0
+            || self.is_low()
     }
 }
 
