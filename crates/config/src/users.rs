@@ -13,8 +13,7 @@ use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::file::{PoolSection, UserSection};
 use crate::resolve::Context;
 use crate::section;
-use crate::snapshot::{OverLimit, Pool, UserOptions};
-use crate::snapshot::{OverLimit, Priority, UserOptions};
+use crate::snapshot::{OverLimit, Pool, Priority, UserOptions};
 use crate::tree::{Kind, Node};
 use crate::value::{Value, list_of, named};
 
