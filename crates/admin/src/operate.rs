@@ -12,7 +12,7 @@ use crate::query;
 
 /// Actions that are remembered.
 const ACTIONS_MAX: usize = 64;
-/// Lines of one action, and bytes of each.
+/// Lines of one action, and characters of each.
 const LINES_MAX: usize = 100;
 const LINE_SIZE_MAX: usize = 1000;
 
@@ -83,9 +83,7 @@ impl Operations {
             return;
         };
         if !said.text.is_empty() && action.lines.len() < LINES_MAX {
-            let text = said.text.as_str();
-            let end = text.floor_char_boundary(LINE_SIZE_MAX);
-            action.lines.push(text[..end].to_owned());
+            action.lines.push(said.text.chars().take(LINE_SIZE_MAX).collect());
         }
         action.is_ok = action.is_ok.or(said.is_ok);
     }
