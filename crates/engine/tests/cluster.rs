@@ -175,12 +175,13 @@ fn what_is_behind_a_request_that_has_moved_stays_where_it_is() {
     world.expect(b, redis("GET c"));
     world.send(a, moved(3300, 1));
     world.expect(b, redis("GET b"));
+    // It waits for what it has on its way to the former owner.
     world.send(other, redis("GET c"));
-    world.expect(b, redis("GET c"));
-    world.send(b, "$1\r\n3\r\n$1\r\n1\r\n$1\r\n3\r\n");
+    world.expect(b, "");
+    world.send(b, "$1\r\n3\r\n$1\r\n1\r\n");
     world.send(a, format!("$1\r\n2\r\n{}$1\r\n2\r\n", moved(3300, 1)));
-    world.expect(b, redis("GET b"));
-    world.send(b, "$1\r\n1\r\n");
+    world.expect(b, all(&["GET b", "GET c"]));
+    world.send(b, "$1\r\n1\r\n$1\r\n3\r\n");
     world.expect(client, "$1\r\n1\r\n$1\r\n2\r\n$1\r\n1\r\n");
     world.expect(other, "$1\r\n3\r\n$1\r\n2\r\n$1\r\n3\r\n");
     world.assert_idle();

@@ -615,7 +615,7 @@ impl Engine {
         }
         let has_slots = self.backends[self.backend_of(client)].topology.has_slots();
         let transaction = self.transaction(client);
-        if lane != LaneId::NONE && !(has_slots && !transaction.is_begun) {
+        if lane != LaneId::NONE && (transaction.is_begun || !has_slots) {
             let server = self.lane(lane).server;
             return match self.enlist(client, server, call) {
                 Ok(lane) => self.queue_on(client, lane, bytes),
