@@ -239,13 +239,19 @@ def test_with_users(place):
         assert "NOPERM" in conn.error("CLUSTER", "SLOTS")
 
 
+def bus_port(node):
+    line = next(it for it in node.call("CLUSTER", "NODES").decode().splitlines() if "myself" in it)
+    return line.split("@")[1].split()[0].split(",")[0]
+
+
 def test_servers_that_are_nodes_of_a_cluster_are_noticed(place):
     """A pool that does not know of the cluster passes its errors on, and says so."""
     options = ("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
-    nodes = [place.redis(*options) for _ in range(2)]
+    # By itself the port of the bus would be one that another process has.
+    nodes = [place.redis(*options, "--cluster-port", str(free_port())) for _ in range(2)]
     nodes[0].call("CLUSTER", "ADDSLOTSRANGE", "0", "8191")
     nodes[1].call("CLUSTER", "ADDSLOTSRANGE", "8192", "16383")
-    nodes[0].call("CLUSTER", "MEET", HOST, str(nodes[1].port))
+    nodes[0].call("CLUSTER", "MEET", HOST, str(nodes[1].port), bus_port(nodes[1]))
     wait_until(lambda: all("cluster_slots_assigned:16384" in node.call("CLUSTER", "INFO").decode()
                            for node in nodes), "both know of both")
     plain = {"redis": True, "servers": server_lines(nodes[:1])}

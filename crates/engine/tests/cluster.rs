@@ -166,6 +166,27 @@ fn a_client_s_requests_for_a_slot_that_moves_stay_in_order() {
 }
 
 #[test]
+fn what_is_behind_a_request_that_has_moved_stays_where_it_is() {
+    let (mut world, client, [a, b, _]) = three(&cluster(""));
+    let other = world.client();
+    world.send(client, all(&["GET b", "GET hello", "GET b"]));
+    world.send(other, all(&["GET c", "GET hello"]));
+    world.expect(a, all(&["GET b", "GET hello", "GET b", "GET hello"]));
+    world.expect(b, redis("GET c"));
+    world.send(a, moved(3300, 1));
+    world.expect(b, redis("GET b"));
+    world.send(other, redis("GET c"));
+    world.expect(b, redis("GET c"));
+    world.send(b, "$1\r\n3\r\n$1\r\n1\r\n$1\r\n3\r\n");
+    world.send(a, format!("$1\r\n2\r\n{}$1\r\n2\r\n", moved(3300, 1)));
+    world.expect(b, redis("GET b"));
+    world.send(b, "$1\r\n1\r\n");
+    world.expect(client, "$1\r\n1\r\n$1\r\n2\r\n$1\r\n1\r\n");
+    world.expect(other, "$1\r\n3\r\n$1\r\n2\r\n$1\r\n3\r\n");
+    world.assert_idle();
+}
+
+#[test]
 fn asking_is_for_one_request() {
     let (mut world, client, [a, b, _]) = three(&cluster(""));
     world.send(client, redis("GET b"));

@@ -259,7 +259,7 @@ impl Engine {
         server: ServerId,
     ) -> Vec<(u16, bool, RequestId, Vec<u8>)> {
         let state = &self.backends[backend].servers[server];
-        let lanes: Vec<LaneId> = state.shared_lanes().collect();
+        let lanes: Vec<LaneId> = state.own_lanes().collect();
         let mut waiting = Vec::new();
         for lane in lanes {
             let Lane { link, variant, .. } = self.lanes[lane];

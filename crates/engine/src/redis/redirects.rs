@@ -166,7 +166,7 @@ impl Engine {
         self.drop_reply(request);
         self.pop_answered(index);
         let slot = &mut self.requests[request];
-        slot.arrived = 0;
+        (slot.next_in_lane, slot.arrived) = (RequestId::NONE, 0);
         slot.hops = slot.hops.saturating_add(1);
         let tries = u64::from(slot.hops);
         self.clients[client].fenced = true;
@@ -274,7 +274,7 @@ impl Engine {
 
     /// A slot is another node's than the map says: that holds until the next map. Returns the owner, if it is
     /// known.
-    fn learn_owner(
+    pub(crate) fn learn_owner(
         &mut self,
         backend: BackendId,
         by: ServerId,
@@ -286,6 +286,8 @@ impl Engine {
             && self.backends[backend].topology.set_owner(slot, owner)
         {
             self.fence_users_of(backend, by);
+            // It was a replica perhaps, and may be one again before there is a map.
+            self.tell_roles(backend, owner, false);
         }
         self.doubt_map(backend);
         owner
@@ -460,22 +462,31 @@ impl Engine {
 
     /// Connections to replicas answer reads, others do not, even if the node has become a replica.
     pub(crate) fn follow_role(&mut self, backend: BackendId, server: ServerId) {
-        let lanes: Vec<LaneId> = self.backends[backend].servers[server].shared_lanes().collect();
+        let reads = self.backends[backend].topology.primary_of(server) != server;
+        self.tell_roles(backend, server, reads);
+    }
+
+    fn tell_roles(&mut self, backend: BackendId, server: ServerId, reads: bool) {
+        let lanes: Vec<LaneId> = self.backends[backend].servers[server].own_lanes().collect();
         for lane in lanes {
-            self.tell_role(lane);
+            self.tell_reads(lane, reads);
         }
     }
 
     /// Says on a connection of a cluster whether reads are answered there.
     pub(crate) fn tell_role(&mut self, index: LaneId) {
         let lane = &self.lanes[index];
-        let backend = &self.backends[lane.backend];
-        let is_ready = matches!(lane.link, Link::Ready { .. });
-        if !is_ready || !backend.topology.has_slots() || !lane.is_shared() {
-            return;
+        let topology = &self.backends[lane.backend].topology;
+        if topology.has_slots() {
+            let reads = topology.primary_of(lane.server) != lane.server;
+            self.tell_reads(index, reads);
         }
-        let reads = backend.topology.primary_of(lane.server) != lane.server;
-        if reads != lane.reads_replica {
+    }
+
+    fn tell_reads(&mut self, index: LaneId, reads: bool) {
+        let lane = &self.lanes[index];
+        let is_ready = matches!(lane.link, Link::Ready { .. });
+        if is_ready && lane.is_shared() && reads != lane.reads_replica {
             self.lanes[index].reads_replica = reads;
             self.ask_with(index, Own::Whatever, Due::OK, if reads { READONLY } else { READWRITE });
         }

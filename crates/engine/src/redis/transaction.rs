@@ -17,6 +17,7 @@ use cashew_protocol::{Span, redis as table};
 
 use crate::base::id::{BackendId, ClientId, LaneId, ServerId};
 use crate::redis::cross_shard_copy::{remedy, shown};
+use crate::redis::pubsub::topics::Kind;
 use crate::redis::script_replay::What;
 use crate::redis::script_replay::queued::called_by;
 
@@ -464,7 +465,12 @@ impl Engine {
             Rule::Publish => {
                 let channel = args[1].of(bytes);
                 let backend = self.backend_of(client);
-                match self.channel_server(backend, channel) {
+                let is_sharded = command.name == "spublish";
+                if !is_sharded && self.backends[backend].topology.has_slots() {
+                    return self.queue_anywhere(client, bytes, None);
+                }
+                let kind = if is_sharded { Kind::Shard } else { Kind::Channel };
+                match self.channel_server(backend, kind, channel) {
                     Some(server) => self.queue_at(client, command, server, channel, bytes, None),
                     None => self.refuse_for(client, Failure::NoServer),
                 }

@@ -169,7 +169,7 @@ impl Topology {
         shards: impl Iterator<Item = &'a Shard>,
     ) -> impl Iterator<Item = ServerId> {
         let primaries = shards.map(|shard| shard.primary);
-        primaries.filter(|&server| self.is_on_ring(server))
+        primaries.filter(|&server| self.is_on_ring(server) && self.may_have_keys(server))
     }
 
     /// Who takes the writes of a shard.
@@ -190,7 +190,14 @@ impl Topology {
 
     /// Whether it is one of [`Topology::heads`].
     pub(crate) fn is_head(&self, server: ServerId) -> bool {
-        self.shards[self.shard_of(server)].primary == server && self.is_on_ring(server)
+        self.shards[self.shard_of(server)].primary == server
+            && self.is_on_ring(server)
+            && self.may_have_keys(server)
+    }
+
+    /// A node of a cluster without slots has no keys.
+    fn may_have_keys(&self, server: ServerId) -> bool {
+        self.slots.as_ref().is_none_or(|slots| slots.owns_any(server))
     }
 
     pub(crate) fn is_on_ring(&self, primary: ServerId) -> bool {

@@ -18,6 +18,8 @@ use cashew_config::snapshot::Pool;
 /// Cursors stay below it: many clients read them as signed 64-bit numbers.
 const CURSOR_MAX: u64 = i64::MAX as u64;
 const TAGS: u64 = 1 << 16;
+/// Shards of a cluster beyond that cannot be walked; clusters of more than a thousand nodes are not recommended.
+const CLUSTER_SHARDS_MAX: u64 = 1 << 12;
 
 /// The bits of a tag that tell one reign of a primary from the next ones.
 const REIGNS: u16 = 0xf;
@@ -26,7 +28,7 @@ const REIGNS: u16 = 0xf;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cursor {
     pub(crate) shard: ShardId,
-    /// The last bits of the shard's.
+    /// The last bits of the shard's; of a cluster the tag of the map that the walk began with.
     pub(crate) reign: u16,
     /// The server's own.
     pub(crate) inner: u64,
@@ -51,6 +53,8 @@ pub(crate) struct Walk {
     servers_tag: u64,
     shards: u32,
     tag: u16,
+    /// Of a cluster: a tag of the map. See [`Walk::map`].
+    map: Option<u16>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +98,24 @@ impl Walk {
                 }
             }
         }
-        Self { servers_tag: servers.0, shards: shards.len() as u32, tag: tag.folded() }
+        // Never 0, so that no cursor but the end is.
+        let map = pool.cluster.as_ref().map(|cluster| (cluster.changes as u16).max(1));
+        Self { servers_tag: servers.0, shards: shards.len() as u32, tag: tag.folded(), map }
+    }
+
+    /// Of a cluster: what tells its map from others. A walk that ends with another than the one that it began with
+    /// begins again, as slots have moved: so it needs to know no lists.
+    pub(crate) fn map(self) -> Option<u16> {
+        self.map
+    }
+
+    /// A cursor's fields: how many shards it tells apart, and what its tag is made different by.
+    fn radix(self) -> (u64, u16) {
+        match self.map {
+            // Numbers of shards mean something else by another map, and have to be read all the same.
+            Some(_) => (CLUSTER_SHARDS_MAX, 0),
+            None => (u64::from(self.shards), self.tag),
+        }
     }
 
     /// Whether a cursor of one of them is good for the other one.
@@ -115,11 +136,11 @@ impl Walk {
         if number > CURSOR_MAX {
             return Err(BadCursor::Malformed);
         }
-        let shards = u64::from(self.shards);
+        let (shards, own_tag) = self.radix();
         let (rest, shard) = (number / shards, number % shards);
         let (inner, tag) = (rest / TAGS, (rest % TAGS) as u16);
-        let reign = tag ^ self.tag;
-        if reign & !REIGNS != 0 {
+        let reign = tag ^ own_tag;
+        if self.map.is_none() && reign & !REIGNS != 0 {
             return Err(BadCursor::Foreign);
         }
         Ok(Some(Cursor { shard: ShardId::new(shard as u32), reign, inner }))
@@ -128,11 +149,13 @@ impl Walk {
     /// The number for it; `None` if the server's cursor leaves no room for the rest. Never 0, which
     /// stands for the end, unless it is at the beginning of the first shard.
     pub(crate) fn write(self, cursor: Cursor) -> Option<u64> {
-        let tag = u64::from(self.tag ^ cursor.reign);
+        let (shards, own_tag) = self.radix();
+        if u64::from(cursor.shard.number()) >= shards {
+            return None;
+        }
+        let tag = u64::from(own_tag ^ cursor.reign);
         let rest = cursor.inner.checked_mul(TAGS)?.checked_add(tag)?;
-        let number = rest
-            .checked_mul(u64::from(self.shards))?
-            .checked_add(u64::from(cursor.shard.number()))?;
+        let number = rest.checked_mul(shards)?.checked_add(u64::from(cursor.shard.number()))?;
         (number <= CURSOR_MAX).then_some(number)
     }
 }
@@ -222,10 +245,25 @@ mod tests {
 
     #[test]
     fn the_most_servers_leave_room_for_large_tables() {
-        let walk = Walk { servers_tag: 0, shards: snapshot::SERVERS_MAX as u32, tag: u16::MAX };
+        let walk =
+            Walk { servers_tag: 0, shards: snapshot::SERVERS_MAX as u32, tag: u16::MAX, map: None };
         let last = Cursor::new(ShardId::new(walk.shards - 1), 0, (1 << 31) - 1);
         let number = walk.write(last).unwrap();
         assert_eq!(walk.read(number.to_string().as_bytes()), Ok(Some(last)));
+    }
+
+    #[test]
+    fn a_cluster_s_cursors_are_read_by_other_maps() {
+        let walk = |shards, map| Walk { servers_tag: 0, shards, tag: 0, map: Some(map) };
+        for map in [1, 2, u16::MAX] {
+            for inner in [0, 1, (1 << 34) - 1] {
+                let cursor = Cursor { shard: ShardId::new(6), reign: map, inner };
+                let number = walk(7, map).write(cursor).unwrap();
+                assert!(number > 0);
+                let read = walk(9, 5).read(number.to_string().as_bytes());
+                assert_eq!(read, Ok(Some(cursor)));
+            }
+        }
     }
 
     #[test]

@@ -1,5 +1,8 @@
 //! SCAN over several servers, one after the other: the cursor says which one is next.
 //!
+//! Slots of a cluster may move to a node during the walk that it has been at: then all nodes are walked again when it
+//! is at its end. It is at its end when no other map has come since it began, for which discovery is given a moment.
+//!
 //! If a shard's primary changes during the walk the shard is walked anew, at the new one: keys come twice
 //! then, and none is left out.
 
@@ -11,12 +14,16 @@ use cashew_protocol::resp::{self, encode};
 use super::cursor::{self, Cursor, Walk};
 use super::merge;
 use crate::base::failure::Failure;
-use crate::base::id::{BackendId, ClientId, RequestId, ShardId};
+use crate::base::id::{BackendId, ClientId, RequestId, ServerId, ShardId};
 use crate::downstream::key_prefix::KeyPrefix;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::exchange::flow::{Attempts, Flow, FlowContext, Step, Target, Text};
 use crate::redis::tenant::Named;
+
+/// How long the last page of a walk over a cluster waits for another map: longer than a map that is doubted
+/// takes to be in use.
+const SETTLE_MS: u64 = 250;
 
 /// Where a page of a SCAN comes from.
 #[derive(Clone, Debug)]
@@ -27,9 +34,31 @@ struct Page {
     reign: u32,
     /// That of the keys of the client's user.
     prefix: Option<Arc<KeyPrefix>>,
+    /// Of a cluster: the tag of the map that the walk began with.
+    map: Option<u16>,
+    /// The last page, which waits.
+    kept: Vec<u8>,
 }
 
 impl Page {
+    /// Of a cluster: where the walk goes on behind a node that is done; `None` at the end.
+    fn behind_node(&self, engine: &Engine, backend: BackendId, begun: u16) -> Option<Cursor> {
+        let topology = &engine.backends[backend].topology;
+        let at = |server, reign| Cursor { shard: topology.shard_of(server), reign, inner: 0 };
+        if let Some(next) = topology.heads_behind(self.shard).next() {
+            return Some(at(next, begun));
+        }
+        let map = engine.redis_backends[backend].walk.map().unwrap_or(begun);
+        (map != begun).then(|| topology.heads().next().map(|first| at(first, map))).flatten()
+    }
+
+    /// Whether nothing is left but to see whether slots have moved.
+    fn is_at_end(&self, engine: &Engine, backend: BackendId, reply: &[u8]) -> bool {
+        let inner = merge::Aggregate::of(reply).and_then(|mut parts| merge::text(parts.next()?));
+        inner == Some(b"0")
+            && self.map.is_some_and(|map| self.behind_node(engine, backend, map).is_none())
+    }
+
     /// The server's page, with a cursor that the client may come back with.
     fn write(
         &self,
@@ -40,13 +69,15 @@ impl Page {
     ) -> Option<()> {
         let mut reply = merge::Aggregate::of(reply)?;
         let inner = cursor::number(merge::text(reply.next()?)?)?;
-        let next = match inner {
+        let next = match (self.map, inner) {
+            (Some(begun), 0) => self.behind_node(engine, backend, begun),
+            (Some(begun), inner) => Some(Cursor { shard: self.shard, reign: begun, inner }),
             // What waited for a server may have been answered by the next one.
-            _ if !self.is_current(engine, backend) => {
+            (None, inner) if !self.is_current(engine, backend) => {
                 Some(Cursor::new(self.shard, self.reign, inner.max(1)))
             }
-            0 => engine.page_behind(backend, self),
-            inner => Some(Cursor::new(self.shard, self.reign, inner)),
+            (None, 0) => engine.page_behind(backend, self),
+            (None, inner) => Some(Cursor::new(self.shard, self.reign, inner)),
         };
         let number = match next {
             None => 0,
@@ -78,6 +109,28 @@ impl Flow for Page {
         if resp::is_error(reply) {
             return Step::Answer;
         }
+        if self.is_at_end(cx.engine, cx.backend(), reply) {
+            self.kept = reply.to_vec();
+            let at = cx.engine.now.plus_millis(SETTLE_MS);
+            cx.engine.doubt_map(cx.backend());
+            cx.engine.wake_flow(cx.request, at);
+            return Step::Wait;
+        }
+        self.answer(cx, reply)
+    }
+
+    fn on_timeout(&mut self, cx: &mut FlowContext<'_>) -> Step {
+        let kept = std::mem::take(&mut self.kept);
+        self.answer(cx, &kept)
+    }
+
+    fn size(&self) -> usize {
+        size_of::<Self>() + self.kept.capacity()
+    }
+}
+
+impl Page {
+    fn answer(&self, cx: &mut FlowContext<'_>, reply: &[u8]) -> Step {
         let stripped = self.prefix.as_ref().and_then(|prefix| prefix.reply(Named::Page, reply));
         let reply = stripped.as_deref().unwrap_or(reply);
         cx.reply_or_bad(reply.len() + 32, |cx, out| self.write(cx.engine, cx.backend(), reply, out))
@@ -96,6 +149,9 @@ impl Engine {
         let backend = self.backend_of(client);
         let (pool, walk) = (&self.backends[backend], self.redis_backends[backend].walk);
         let topology = &pool.topology;
+        if let Some(map) = walk.map() {
+            return self.scan_cluster(client, (walk, map), bytes, args);
+        }
         let beginning = |shard| Cursor::new(shard, topology.reign(shard), 0);
         let cursor = match walk.read(args[1].of(bytes)) {
             Ok(Some(cursor)) => Some(cursor),
@@ -118,6 +174,54 @@ impl Engine {
             );
             return self.reply_error(client, &text);
         }
+        self.ask_for_page(client, server, (walk, shard, reign, None), inner, (bytes, args))
+    }
+
+    /// The same of a cluster. Whatever the map was that a cursor is of, there is somewhere to go on.
+    fn scan_cluster(
+        &mut self,
+        client: ClientId,
+        (walk, map): (Walk, u16),
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
+        let backend = self.backend_of(client);
+        let topology = &self.backends[backend].topology;
+        let cursor = match walk.read(args[1].of(bytes)) {
+            Ok(cursor) => cursor,
+            Err(bad) => return self.reply_error(client, bad.text()),
+        };
+        let is_head = |shard: ShardId| {
+            shard.number() < walk.shards() && topology.is_head(topology.head(shard))
+        };
+        let from = match cursor {
+            Some(cursor) if is_head(cursor.shard) => {
+                Some((topology.head(cursor.shard), cursor.reign, cursor.inner))
+            }
+            // The node has gone, or has no slots any more.
+            Some(cursor) => {
+                let next = topology.heads_behind(cursor.shard).next();
+                next.map(|server| (server, cursor.reign, 0))
+            }
+            None => None,
+        };
+        let from = from.or_else(|| Some((topology.heads().next()?, map, 0)));
+        let Some((server, begun, inner)) = from else {
+            return self.fail(client, Failure::NoServer);
+        };
+        let shard = topology.shard_of(server);
+        self.ask_for_page(client, server, (walk, shard, 0, Some(begun)), inner, (bytes, args))
+    }
+
+    /// Asks a server for a page of its own.
+    fn ask_for_page(
+        &mut self,
+        client: ClientId,
+        server: ServerId,
+        (walk, shard, reign, map): (Walk, ShardId, u32, Option<u16>),
+        inner: u64,
+        (bytes, args): (&[u8], &[Span]),
+    ) -> Plan {
         let lane = match self.lane_for(client, server, bytes.len()) {
             Ok(lane) => lane,
             Err(failure) => return self.fail_for(client, server, failure),
@@ -128,9 +232,10 @@ impl Engine {
         encode::write_bulk(&mut text, inner.to_string().as_bytes());
         args[2..].iter().for_each(|arg| encode::write_bulk(&mut text, arg.of(bytes)));
         let request = self.new_request(client);
-        let page = Step::Send(Attempts::one(Target::Lane(lane), Text::Owned(text)));
+        let sent = Step::Send(Attempts::one(Target::Lane(lane), Text::Owned(text)));
         let prefix = self.clients[client].session.key_prefix().cloned();
-        self.begin_flow(request, Box::new(Page { walk, shard, reign, prefix }), None, page);
+        let page = Page { walk, shard, reign, prefix, map, kept: Vec::new() };
+        self.begin_flow(request, Box::new(page), None, sent);
         Plan::Done
     }
 

@@ -52,7 +52,7 @@ struct Owed {
     asked_at: Time,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Answer {
     Subscribed {
         topic: TopicId,
@@ -60,6 +60,8 @@ enum Answer {
     },
     Unsubscribed {
         topic: TopicId,
+        kind: Kind,
+        name: Arc<[u8]>,
     },
     Pong,
     /// The same, which a client waits for.
@@ -85,6 +87,13 @@ impl Feed {
     /// Whether everything asked is answered.
     fn is_settled(&self) -> bool {
         self.owed.is_empty() && self.unasked.is_empty()
+    }
+
+    /// Whether the next answer is that it has forgotten that channel of a slot.
+    fn awaits_end_of(&self, channel: &[u8]) -> bool {
+        self.owed.front().is_some_and(|owed| {
+            matches!(&owed.answer, Answer::Unsubscribed { kind: Kind::Shard, name, .. } if **name == *channel)
+        })
     }
 
     /// Gives up all that was asked. Returns the clients that wait for marks, once for each.
@@ -236,7 +245,7 @@ impl Engine {
                     self.question(lane, &[kind.subscribe(), &name], answer);
                 }
                 Question::Unsubscribe { topic, kind, name } => {
-                    let answer = Answer::Unsubscribed { topic };
+                    let answer = Answer::Unsubscribed { topic, kind, name: Arc::clone(&name) };
                     self.question(lane, &[kind.unsubscribe(), &name], answer);
                 }
                 Question::Mark { client } => {
@@ -345,6 +354,12 @@ impl Engine {
     /// The oldest question is answered.
     fn feed_answered(&mut self, index: LaneId, confirmed: Confirmed<'_>) {
         let Source { home, server, is_preparing } = self.source_of(index);
+        if let Confirmed::Unsubscribed(true, name) = confirmed
+            && !self.feed_on(index).awaits_end_of(name)
+        {
+            // The channel's slot is not the server's any more.
+            return self.shard_is_dropped(index, name);
+        }
         let Some(Owed { answer, .. }) = self.feed_on(index).owed.pop_front() else {
             return self.misfit(index, "nothing: no question is open", b"");
         };
@@ -354,9 +369,21 @@ impl Engine {
                 Answer::Subscribed { topic, number },
                 Confirmed::Subscribed(_) | Confirmed::Error(_),
             ) => {
-                if topics.is_current(topic)
+                let is_awaited = topics.is_current(topic)
+                    && topics
+                        .get_mut(topic.index)
+                        .place(server, is_preparing)
+                        .is_some_and(|place| place.standing == Standing::Asked(number));
+                let is_elsewhere = match confirmed {
+                    Confirmed::Error(text) if is_awaited => {
+                        self.shard_is_elsewhere(index, topic, text)
+                    }
+                    _ => false,
+                };
+                let topics = &mut self.redis_backends[home].pubsub.topics;
+                if is_awaited
+                    && !is_elsewhere
                     && let Some(place) = topics.get_mut(topic.index).place(server, is_preparing)
-                    && place.standing == Standing::Asked(number)
                 {
                     place.standing = match confirmed {
                         Confirmed::Error(text) => Standing::Refused(text.into()),
@@ -366,7 +393,10 @@ impl Engine {
                     self.notify_waiting(home, topic.index);
                 }
             }
-            (Answer::Unsubscribed { topic }, Confirmed::Unsubscribed(_) | Confirmed::Error(_)) => {
+            (
+                Answer::Unsubscribed { topic, .. },
+                Confirmed::Unsubscribed(..) | Confirmed::Error(_),
+            ) => {
                 if topics.is_current(topic) && topics.get(topic.index).is_draining {
                     self.remove_place(home, topic.index, server, is_preparing);
                     self.forget_if_gone(home, topic.index);
@@ -436,6 +466,9 @@ impl Engine {
         for topic in here {
             self.notify_waiting(home, topic);
         }
+        if !is_preparing && self.redis_backends[home].pubsub.classic == server {
+            self.leave_lost_node(home);
+        }
     }
 
     /// Whether the connection should be made again when it is lost.
@@ -448,6 +481,7 @@ impl Engine {
 
     /// Closes feeds that nobody needs and asks those that are silent. To be called once a second.
     pub(crate) fn maintain_feeds(&mut self) {
+        self.retry_shards();
         for (backend, server) in self.feeds() {
             let lane = self.feed_lane(backend, server);
             let (Link::Ready { .. }, now) = (self.lane(lane).link, self.now) else { continue };

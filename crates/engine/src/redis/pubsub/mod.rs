@@ -6,6 +6,9 @@
 //! the server that its name belongs to as a key's would, and PUBLISH goes there, too; a pattern's is
 //! on all servers, each message being published on one.
 //!
+//! Nodes of a cluster tell each other what is published: there one node has all channels and patterns, and is where
+//! PUBLISH goes. Channels of SSUBSCRIBE are at the owners of their slots, and follow these.
+//!
 //! A client is told that it is subscribed when the server has said so, and unsubscribed when the
 //! server has said that, if it was the last: what is published after an answer finds the
 //! subscriptions as they were answered. Requests of one client that concern subscriptions run alone.
@@ -33,7 +36,7 @@ use subscribe::Membership;
 pub(crate) use subscribe::Subscriber;
 pub(crate) use topics::Topics;
 
-use crate::base::id::{BackendId, ConnId};
+use crate::base::id::{BackendId, ConnId, ServerId};
 
 /// The most bytes that a subscription takes.
 pub(crate) fn subscription_size() -> u64 {
@@ -53,6 +56,8 @@ pub(crate) struct PubSub {
     pub(crate) publishers: Vec<ConnId>,
     /// Those of them that have waited.
     pub(crate) deferred: Vec<ConnId>,
+    /// Of a cluster: where its channels and patterns are, but those of slots. See `place`.
+    pub(crate) classic: ServerId,
     /// Tells its channels from those of other pools.
     pub(crate) seed: u64,
 }
@@ -67,6 +72,7 @@ impl PubSub {
             strained: Vec::new(),
             publishers: Vec::new(),
             deferred: Vec::new(),
+            classic: ServerId::NONE,
             seed: hash(FNV_OFFSET, pool.as_bytes()),
         }
     }

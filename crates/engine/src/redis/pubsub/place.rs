@@ -9,12 +9,18 @@ use std::collections::HashSet;
 use cashew_config::snapshot;
 
 use crate::base::failure::Failure;
-use crate::base::id::{BackendId, ServerId, TopicSlot};
+use crate::base::id::{BackendId, LaneId, ServerId, TopicSlot};
+use crate::base::outcome::Refusal;
 use crate::engine::Engine;
+use crate::redis::pubsub::feed::Source;
 use crate::redis::pubsub::topics::{Kind, Place, Readiness, Standing, TopicId};
 use crate::topology::Topology;
 use crate::upstream::backend::Backend;
-use crate::upstream::lane::Link;
+use crate::upstream::lane::{Lane, Link};
+use crate::upstream::redirect::Redirect;
+
+/// So often a channel is asked for elsewhere at once.
+const HOPS_MAX: u8 = 5;
 
 /// Where the topics of a pool will be.
 pub(crate) struct Next {
@@ -24,9 +30,11 @@ pub(crate) struct Next {
     kept: Vec<Option<ServerId>>,
 }
 
-/// Each server publishes what happens to its own keys.
-fn is_of_every_server(kind: Kind, name: &[u8]) -> bool {
+/// Each server publishes what happens to its own keys. Else nodes of a cluster tell each other what is published,
+/// so that one of them has it all.
+fn is_of_every_server(kind: Kind, name: &[u8], of_cluster: bool) -> bool {
     match kind {
+        Kind::Pattern if of_cluster => name.starts_with(b"__key"),
         Kind::Pattern => true,
         Kind::Channel => name.starts_with(b"__keyspace@") || name.starts_with(b"__keyevent@"),
         Kind::Shard => false,
@@ -49,10 +57,121 @@ impl Engine {
     /// The servers that have the channel, or each a part of what is published.
     fn servers_of(&mut self, pool_index: BackendId, kind: Kind, name: &[u8]) -> Vec<ServerId> {
         let Backend { topology, config, .. } = &self.backends[pool_index];
-        if is_of_every_server(kind, name) || topology.is_random() {
+        if is_of_every_server(kind, name, topology.has_slots()) || topology.is_random() {
             return heads(topology, config);
         }
-        self.channel_server(pool_index, name).into_iter().collect()
+        self.channel_server(pool_index, kind, name).into_iter().collect()
+    }
+
+    /// The node of a cluster where channels and patterns are that any node hears of, and where is published: one
+    /// for all, so that what clients of this gateway publish keeps its order and is counted as one server does.
+    /// Another is chosen when it is lost.
+    pub(super) fn classic_node(&mut self, backend: BackendId) -> Option<ServerId> {
+        let pubsub = &self.redis_backends[backend].pubsub;
+        let Backend { topology, servers, config, .. } = &self.backends[backend];
+        let is_head = |server: ServerId| server.index() < servers.len() && topology.is_head(server);
+        let is_lost = |server: ServerId| !servers[server].is_up() || servers[server].is_silent();
+        if pubsub.home != BackendId::NONE {
+            // One that is to come stays where the one in use is.
+            let home = &self.redis_backends[pubsub.home].pubsub;
+            let kept = home.next.as_ref().map_or(&[][..], |next| &next.kept);
+            let same = kept.iter().position(|&old| old == Some(home.classic));
+            let same = same.map(|at| ServerId::new(at as u32)).filter(|&server| is_head(server));
+            if same.is_some() && home.classic != ServerId::NONE {
+                return same;
+            }
+        }
+        let current = pubsub.classic;
+        if current != ServerId::NONE && is_head(current) && !is_lost(current) {
+            return Some(current);
+        }
+        let rank = |server: ServerId| {
+            pubsub.hash(Kind::Channel, config.servers[server.index()].name.as_bytes())
+        };
+        let chosen = topology.heads().min_by_key(|&server| (is_lost(server), rank(server)));
+        self.redis_backends[backend].pubsub.classic = chosen.unwrap_or(ServerId::NONE);
+        chosen
+    }
+
+    /// Has topics elsewhere that were at the node which is lost.
+    pub(crate) fn leave_lost_node(&mut self, home: BackendId) {
+        let before = self.redis_backends[home].pubsub.classic;
+        if self.backends[home].topology.has_slots()
+            && before != ServerId::NONE
+            && self.classic_node(home) != Some(before)
+        {
+            self.place_topics(home);
+        }
+    }
+
+    /// A node of a cluster has not subscribed to a channel, as its slot is another's, or has forgotten it, as the
+    /// slot has moved away. Clients need not know. Returns whether that is so.
+    pub(super) fn shard_is_elsewhere(&mut self, lane: LaneId, topic: TopicId, text: &[u8]) -> bool {
+        let Lane { backend, server, .. } = self.lanes[lane];
+        if !self.backends[backend].topology.has_slots() {
+            return false;
+        }
+        match Redirect::of(text) {
+            Some(Redirect::Moved { slot, to }) => _ = self.learn_owner(backend, server, slot, to),
+            Some(Redirect::Ask { .. } | Redirect::TryAgain) => self.doubt_map(backend),
+            None => return false,
+        }
+        let source = self.source_of(lane);
+        let state = self.redis_backends[source.home].pubsub.topics.get_mut(topic.index);
+        if let Some(place) = state.place(source.server, source.is_preparing) {
+            place.standing = Standing::Away;
+        }
+        state.hops = state.hops.saturating_add(1);
+        // Nodes that send it to each other are asked again a little later: see `retry_shards`.
+        if state.hops <= HOPS_MAX {
+            self.place_topic(source.home, topic.index);
+        }
+        true
+    }
+
+    /// A node has forgotten a channel without being asked to. Whom it is with now, it says when it is asked for it.
+    pub(super) fn shard_is_dropped(&mut self, lane: LaneId, name: &[u8]) {
+        let Source { home, server, is_preparing } = self.source_of(lane);
+        let backend = self.lanes[lane].backend;
+        self.doubt_map(backend);
+        let topics = &mut self.redis_backends[home].pubsub.topics;
+        let Some(topic) = topics.find(Kind::Shard, name) else { return };
+        let id = topics.id(topic);
+        if let Some(place) = topics.get_mut(topic).place(server, is_preparing)
+            && place.standing == Standing::Subscribed
+        {
+            place.standing = Standing::Away;
+            self.notify_audience(home, topic);
+            self.ask_for(backend, server, id);
+        }
+    }
+
+    /// Asks again for channels of a cluster's slots that no node has taken. To be called once a second.
+    pub(crate) fn retry_shards(&mut self) {
+        for home in self.backends.ids().collect::<Vec<BackendId>>() {
+            if !self.backends[home].topology.has_slots() {
+                continue;
+            }
+            for id in self.redis_backends[home].pubsub.topics.ids() {
+                let topics = &mut self.redis_backends[home].pubsub.topics;
+                let state = topics.get_mut(id.index);
+                state.hops = 0;
+                if state.kind != Kind::Shard || state.is_draining {
+                    continue;
+                }
+                for place in &mut state.places {
+                    if matches!(&place.standing, Standing::Refused(text) if is_passing(text)) {
+                        place.standing = Standing::Away;
+                    }
+                }
+                self.place_topic(home, id.index);
+                let places = self.redis_backends[home].pubsub.topics.get(id.index).places.clone();
+                for place in places.iter().filter(|place| place.standing == Standing::Away) {
+                    let pool = self.pool_of(home, place.is_preparing);
+                    self.ask_for(pool, place.server, id);
+                }
+            }
+        }
     }
 
     /// Has the topic on the servers where it belongs, and on no others.
@@ -289,6 +408,8 @@ impl Engine {
             return self.notify_audiences(home);
         };
         let new_place = |old: ServerId| kept.iter().position(|&kept| kept == Some(old));
+        let classic = Some(pubsub.classic).filter(|&it| it != ServerId::NONE).and_then(new_place);
+        pubsub.classic = classic.map_or(ServerId::NONE, |at| ServerId::new(at as u32));
         for topic in pubsub.topics.indices() {
             pubsub.topics.get_mut(topic).places.retain_mut(|place| {
                 let server = match place.is_preparing {
@@ -323,6 +444,11 @@ impl Engine {
         let name = &self.backends[backend].config.name;
         self.redis_backends[backend].pubsub = super::PubSub::new(name);
     }
+}
+
+/// Whether a node says what will be otherwise in a moment.
+fn is_passing(error: &[u8]) -> bool {
+    Refusal::is_of_cluster(error) || error.starts_with(b"-LOADING ")
 }
 
 /// The servers of which each may publish something of its own, none of them twice.

@@ -69,9 +69,15 @@ impl Engine {
     pub(crate) fn channel_server(
         &mut self,
         backend: BackendId,
+        kind: Kind,
         channel: &[u8],
     ) -> Option<ServerId> {
-        self.route(backend, channel, Access::None)
+        match kind {
+            Kind::Channel | Kind::Pattern if self.backends[backend].topology.has_slots() => {
+                self.classic_node(backend)
+            }
+            _ => self.route(backend, channel, Access::None),
+        }
     }
 
     pub(crate) fn publish(
@@ -95,7 +101,8 @@ impl Engine {
             let looked_at: usize = patterns.map(|size| size + channel.len()).sum();
             self.spend(2 * looked_at);
         }
-        let server = self.channel_server(backend, channel);
+        self.leave_lost_node(backend);
+        let server = self.channel_server(backend, kind, channel);
         let plan = self.forward_to(client, server, Expect::Line, bytes.len());
         if let (Plan::Forward { request, .. }, Some(server)) = (&plan, server) {
             let more = self.correction(backend, server, kind, channel);

@@ -11,7 +11,7 @@ use crate::base::id::{ClientId, ConnId, LaneId, RequestId, TopicSlot};
 use crate::base::time::Time;
 use crate::engine::Engine;
 use crate::redis::pubsub::feed::Source;
-use crate::redis::pubsub::topics::Kind;
+use crate::redis::pubsub::topics::{Kind, Standing};
 use crate::upstream::session_params::WireProtocol;
 
 /// What comes on a feed.
@@ -28,7 +28,8 @@ pub(crate) enum Incoming<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Confirmed<'a> {
     Subscribed(&'a [u8]),
-    Unsubscribed(&'a [u8]),
+    /// Whether from a channel of a slot, and from what.
+    Unsubscribed(bool, &'a [u8]),
     Pong,
     /// As it came, with its line end.
     Error(&'a [u8]),
@@ -60,7 +61,8 @@ impl<'a> Incoming<'a> {
                 Some(Self::Answer(Confirmed::Subscribed(text()?)))
             }
             (b"unsubscribe" | b"punsubscribe" | b"sunsubscribe", 3) => {
-                Some(Self::Answer(Confirmed::Unsubscribed(text()?)))
+                let is_shard = what == b"sunsubscribe";
+                Some(Self::Answer(Confirmed::Unsubscribed(is_shard, text()?)))
             }
             (b"pong", 2) => Some(Self::Answer(Confirmed::Pong)),
             _ => None,
@@ -80,6 +82,13 @@ impl Engine {
             !topic.subscribers.is_empty()
                 && places.any(|place| place.is_at(source.server, source.is_preparing))
         };
+        // Where a cluster's topic has been, what is published may still come, and comes from where it is now.
+        let of_cluster = self.backends[source.home].topology.has_slots();
+        let is_here = |&index: &TopicSlot| {
+            let mut places = topics.get(index).places.iter();
+            !of_cluster || places.any(|place| place.is_at(source.server, source.is_preparing))
+        };
+        let named = named.filter(is_here);
         let left = topics.draining(kind, topic).iter().copied().find(is_left_here);
         for index in left.into_iter().chain(named) {
             if !self.is_heard_twice(source, index) {
@@ -238,6 +247,11 @@ impl Engine {
         };
         if places.iter().find(is_next).is_none() {
             return false;
+        }
+        let state = pubsub.topics.get(topic);
+        if backend.topology.has_slots() && state.kind != Kind::Shard {
+            // Both hear everything.
+            return places.iter().any(|it| !it.is_next && it.standing == Standing::Subscribed);
         }
         let endpoint = match source.is_preparing {
             true => &self.backends[next.preparing].config.servers[source.server.index()],

@@ -64,6 +64,8 @@ pub(crate) struct Topic {
     /// who subscribes to that name makes a new topic. What a server publishes before it says so is for
     /// those who have left it.
     pub(crate) is_draining: bool,
+    /// How often a node has sent it to another of late.
+    pub(crate) hops: u8,
 }
 
 /// Clients that wait for news of a topic. One may wait as often as a request has room for names, so
@@ -148,6 +150,7 @@ impl Topics {
             waiting: Waiting::default(),
             places: Vec::new(),
             is_draining: false,
+            hops: 0,
         });
         self.names[kind as usize].insert(name, index);
         index

@@ -1,0 +1,284 @@
+//! Pools in front of a cluster: what is published, and commands without keys.
+
+mod world;
+
+use cashew_config::Snapshot;
+use cashew_config::snapshot::{Cluster, ServerGroup, SlotRange, Topology};
+use cashew_engine::{Action, CloseReason, ConnId};
+use world::{World, pool, redis};
+
+// Slots: b 3300, c 7365, a 15495.
+const THIRDS: [(u16, u16); 3] = [(0, 5460), (5461, 10922), (10923, 16383)];
+
+/// As many nodes as there are lists of slots.
+fn cluster(slots: &[&[(u16, u16)]]) -> Snapshot {
+    let mut snapshot = pool("redis: true\npreconnect: true", slots.len());
+    let range = |&(first, last): &(u16, u16)| SlotRange { first, last };
+    let pool = &mut snapshot.pools[0];
+    pool.cluster = Some(Cluster {
+        seeds: Vec::new(),
+        connections_max: 0,
+        slots: slots.iter().map(|slots| slots.iter().map(range).collect()).collect(),
+        epoch: 1,
+        changes: 1,
+    });
+    let group = |primary: u32| ServerGroup {
+        name: format!("s{primary}"),
+        weight: 1,
+        primary,
+        replicas: Vec::new(),
+    };
+    pool.topology = Topology::Groups((0..slots.len() as u32).map(group).collect());
+    snapshot
+}
+
+fn three() -> (World, [ConnId; 3]) {
+    let [a, b, c] = &THIRDS;
+    World::connected(&cluster(&[
+        std::slice::from_ref(a),
+        std::slice::from_ref(b),
+        std::slice::from_ref(c),
+    ]))
+}
+
+/// A confirmation, or with a text instead of a number a message, as RESP2 has it.
+fn array(words: &str) -> String {
+    let words: Vec<&str> = words.split(' ').collect();
+    let element = |word: &&str| match word.strip_prefix(':') {
+        Some(number) => format!(":{number}\r\n"),
+        None => format!("${}\r\n{word}\r\n", word.len()),
+    };
+    format!("*{}\r\n{}", words.len(), words.iter().map(element).collect::<String>())
+}
+
+/// The node that is connected to.
+#[track_caller]
+fn connecting(world: &World) -> u32 {
+    let nodes: Vec<u32> = (0..3).filter(|&node| world.connects_to(node)).collect();
+    assert_eq!(nodes.len(), 1, "{nodes:?}");
+    nodes[0]
+}
+
+fn doubts(world: &mut World) -> usize {
+    let actions = std::mem::take(&mut world.actions);
+    actions.iter().filter(|it| matches!(it, Action::MapDoubted { .. })).count()
+}
+
+#[test]
+fn one_node_has_all_that_any_of_them_hears() {
+    let (mut world, lanes) = three();
+    let (subscriber, publisher) = (world.client(), world.client());
+    world.send(subscriber, redis("SUBSCRIBE a b c") + &redis("PSUBSCRIBE n*"));
+    let node = connecting(&world);
+    let feed = world.accept(node);
+    let asked = ["subscribe a", "subscribe b", "subscribe c"].map(redis).concat();
+    world.expect(feed, asked);
+    for (count, name) in (1..).zip(["a", "b", "c"]) {
+        world.send(feed, array(&format!("subscribe {name} :{count}")));
+        world.expect(subscriber, array(&format!("subscribe {name} :{count}")));
+    }
+    world.expect(feed, redis("psubscribe n*"));
+    world.send(feed, array("psubscribe n* :4"));
+    world.expect(subscriber, array("psubscribe n* :4"));
+    // There it is published as well, and counted.
+    let lane = lanes[node as usize];
+    world.send(publisher, ["PUBLISH a 1", "PUBLISH news 2"].map(redis).concat());
+    world.expect(lane, ["PUBLISH a 1", "PUBLISH news 2"].map(redis).concat());
+    world.send(lane, ":1\r\n:1\r\n");
+    world.expect(publisher, ":1\r\n:1\r\n");
+    world.send(feed, array("message a 1") + &array("pmessage n* news 2"));
+    world.expect(subscriber, array("message a 1") + &array("pmessage n* news 2"));
+}
+
+#[test]
+fn what_happens_to_keys_each_node_tells() {
+    let (mut world, _) = three();
+    let subscriber = world.client();
+    world.send(subscriber, redis("PSUBSCRIBE __keyspace@0__:*"));
+    for node in 0..3 {
+        let feed = world.accept(node);
+        world.expect(feed, redis("psubscribe __keyspace@0__:*"));
+        world.send(feed, array("psubscribe __keyspace@0__:* :1"));
+    }
+    world.expect(subscriber, array("psubscribe __keyspace@0__:* :1"));
+}
+
+#[test]
+fn subscriptions_leave_a_node_that_is_lost() {
+    let (mut world, lanes) = three();
+    let (subscriber, publisher) = (world.client(), world.client());
+    world.send(subscriber, redis("SUBSCRIBE a"));
+    let node = connecting(&world);
+    let feed = world.accept(node);
+    world.expect(feed, redis("subscribe a"));
+    world.send(feed, array("subscribe a :1"));
+    world.expect(subscriber, array("subscribe a :1"));
+    world.close(lanes[node as usize], CloseReason::Reset);
+    world.close(feed, CloseReason::Reset);
+    let others: Vec<u32> = (0..3).filter(|&other| other != node).collect();
+    let next = *others.iter().find(|&&other| world.connects_to(other)).expect("another is asked");
+    let feed = world.accept(next);
+    world.expect(feed, redis("subscribe a"));
+    world.send(feed, array("subscribe a :1"));
+    world.send(feed, array("message a 1"));
+    // The client need not know.
+    world.expect(subscriber, array("message a 1"));
+    world.send(publisher, redis("PUBLISH a 2"));
+    world.expect(lanes[next as usize], redis("PUBLISH a 2"));
+    world.send(lanes[next as usize], ":1\r\n");
+    world.expect(publisher, ":1\r\n");
+}
+
+#[test]
+fn channels_of_slots_are_at_their_owners_and_follow_them() {
+    let (mut world, lanes) = three();
+    let (subscriber, publisher) = (world.client(), world.client());
+    world.send(subscriber, redis("SSUBSCRIBE b"));
+    let feed = world.accept(0);
+    world.expect(feed, redis("ssubscribe b"));
+    world.send(feed, array("ssubscribe b :1"));
+    world.expect(subscriber, array("ssubscribe b :1"));
+    world.send(publisher, redis("SPUBLISH b 1"));
+    world.expect(lanes[0], redis("SPUBLISH b 1"));
+    world.send(lanes[0], ":1\r\n");
+    world.send(feed, array("smessage b 1"));
+    world.expect(publisher, ":1\r\n");
+    world.expect(subscriber, array("smessage b 1"));
+    // The slot moves away: the node says so, and whose it is when it is asked.
+    world.send(feed, array("sunsubscribe b :0"));
+    world.expect(feed, redis("ssubscribe b"));
+    assert_eq!(doubts(&mut world), 1);
+    world.send(feed, "-MOVED 3300 127.0.0.1:7001\r\n");
+    let next = world.accept(1);
+    world.expect(next, redis("ssubscribe b"));
+    world.send(next, array("ssubscribe b :1"));
+    world.send(next, array("smessage b 2"));
+    world.expect(subscriber, array("smessage b 2"));
+    world.send(publisher, redis("SPUBLISH b 3"));
+    world.expect(lanes[1], redis("SPUBLISH b 3"));
+    world.send(lanes[1], ":1\r\n");
+    world.expect(publisher, ":1\r\n");
+    // Who asks for no more is told as ever.
+    world.send(subscriber, redis("SUNSUBSCRIBE b"));
+    world.expect(next, redis("sunsubscribe b"));
+    world.send(next, array("sunsubscribe b :0"));
+    world.expect(subscriber, array("sunsubscribe b :0"));
+    world.assert_idle();
+}
+
+#[test]
+fn nodes_that_send_a_channel_to_each_other_are_not_asked_for_ever() {
+    let (mut world, _) = three();
+    let subscriber = world.client();
+    world.send(subscriber, redis("SSUBSCRIBE b"));
+    let mut feeds = [None; 2];
+    for hop in 0..6 {
+        let node = hop % 2;
+        let feed = *feeds[node].get_or_insert_with(|| world.accept(node as u32));
+        world.expect(feed, redis("ssubscribe b"));
+        world.send(feed, format!("-MOVED 3300 127.0.0.1:{}\r\n", 7001 - node));
+    }
+    for feed in feeds.into_iter().flatten() {
+        world.expect(feed, "");
+    }
+    world.expect(subscriber, "");
+    // A little later it may be settled.
+    world.wait_ms(1100);
+    let feed = feeds.into_iter().flatten().find(|&feed| !world.received(feed).is_empty());
+    world.send(feed.expect("one is asked again"), array("ssubscribe b :1"));
+    world.expect(subscriber, array("ssubscribe b :1"));
+}
+
+/// The cursor and the keys of a page that a client got.
+fn page(world: &mut World, client: ConnId) -> (String, String) {
+    let text = String::from_utf8(world.received(client)).unwrap();
+    let mut lines = text.lines();
+    assert_eq!(lines.next(), Some("*2"), "{text}");
+    let cursor = lines.nth(1).unwrap().to_owned();
+    let keys = lines.filter(|line| !line.starts_with(['*', '$'])).collect::<Vec<_>>().join(" ");
+    (cursor, keys)
+}
+
+/// What a node answers to SCAN.
+fn scanned(cursor: &str, key: &str) -> String {
+    format!("*2\r\n${}\r\n{cursor}\r\n*1\r\n${}\r\n{key}\r\n", cursor.len(), key.len())
+}
+
+/// Asks for a page, which the node has; returns what the client gets.
+#[track_caller]
+fn walk(
+    world: &mut World,
+    client: ConnId,
+    node: ConnId,
+    cursor: &str,
+    (asked, answer): (&str, &str),
+) -> (String, String) {
+    world.send(client, redis(&format!("SCAN {cursor}")));
+    world.expect(node, redis(&format!("SCAN {asked}")));
+    world.send(node, scanned(answer, "k"));
+    page(world, client)
+}
+
+#[test]
+fn a_walk_goes_over_the_owners_of_slots() {
+    let [a, _, c] = &THIRDS;
+    let slots: [&[(u16, u16)]; 3] = [&[*a, (5461, 10922)], &[], std::slice::from_ref(c)];
+    let (mut world, [first, none, last]): (World, [ConnId; 3]) = World::connected(&cluster(&slots));
+    let client = world.client();
+    let (cursor, _) = walk(&mut world, client, first, "0", ("0", "7"));
+    let (cursor, keys) = walk(&mut world, client, first, &cursor, ("7", "0"));
+    assert_eq!(keys, "k");
+    world.send(client, redis(&format!("SCAN {cursor}")));
+    world.expect(last, redis("SCAN 0"));
+    world.send(last, scanned("0", "z"));
+    // Slots may have moved of late.
+    world.expect(client, "");
+    assert_eq!(doubts(&mut world), 1);
+    world.wait_ms(300);
+    assert_eq!(page(&mut world, client), ("0".to_owned(), "z".to_owned()));
+    world.expect(none, "");
+    world.send(client, redis("DBSIZE"));
+    world.expect(none, "");
+    world.send(first, ":3\r\n");
+    world.send(last, ":4\r\n");
+    world.expect(client, ":7\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn a_walk_during_which_slots_move_goes_over_all_again() {
+    let [a, b, c] = &THIRDS;
+    let (mut world, [first, second, third]) = three();
+    let client = world.client();
+    let (cursor, _) = walk(&mut world, client, first, "0", ("0", "0"));
+    let (cursor, _) = walk(&mut world, client, second, &cursor, ("0", "9"));
+    let slots: [&[(u16, u16)]; 3] = [&[*a, (5461, 5470)], &[(5471, b.1)], std::slice::from_ref(c)];
+    let mut next = cluster(&slots);
+    next.epoch += 1;
+    next.pools[0].cluster.as_mut().unwrap().changes += 1;
+    world.prepare(&next);
+    world.pause(1000);
+    world.commit(&next);
+    let (cursor, _) = walk(&mut world, client, second, &cursor, ("9", "0"));
+    let (cursor, _) = walk(&mut world, client, third, &cursor, ("0", "0"));
+    assert_ne!(cursor, "0");
+    let (cursor, _) = walk(&mut world, client, first, &cursor, ("0", "0"));
+    let (cursor, _) = walk(&mut world, client, second, &cursor, ("0", "0"));
+    world.send(client, redis(&format!("SCAN {cursor}")));
+    world.expect(third, redis("SCAN 0"));
+    world.send(third, scanned("0", "k"));
+    world.wait_ms(300);
+    assert_eq!(page(&mut world, client).0, "0");
+}
+
+#[test]
+fn a_transaction_publishes_where_its_keys_are() {
+    let (mut world, _) = three();
+    let client = world.client();
+    let words = ["MULTI", "SET b 1", "PUBLISH a x", "EXEC"].map(redis).concat();
+    world.send(client, words);
+    let lane = world.accept(0);
+    world.expect(lane, ["MULTI", "SET b 1", "PUBLISH a x", "EXEC"].map(redis).concat());
+    world.send(lane, "+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n+OK\r\n:0\r\n");
+    world.expect(client, "+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n+OK\r\n:0\r\n");
+}
