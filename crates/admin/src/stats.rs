@@ -604,6 +604,7 @@ mod tests {
             "monitor_dropped",
             "pipelines_paused",
             "proxy_header_errors",
+            "redirects_passed_on",
             "region_copies",
             "region_forgets",
             "request_latency",
