@@ -344,7 +344,7 @@ mod tests {
             vec![after.clone()],
             vec![whole(), after.clone()],
             vec![after.clone(), whole(), whole()],
-            vec![whole(), whole(), after.clone(), whole(), whole()],
+            vec![whole(), whole(), after, whole(), whole()],
         ] {
             // One that is cut off still takes 1 to be well, so that may stay a node without slots.
             let mut map = merged(&views, Some(&before())).unwrap();
