@@ -141,7 +141,7 @@ def test_memcached_has_lines_too(place):
 
 @pytest.mark.parametrize("crash", [True, False])
 def test_nothing_is_lost_while_the_admin_process_is_away(place, crash):
-    gateway = start(place, ", commands: [write]")
+    gateway = start(place, ", commands: [write]", worker_heartbeat_timeout=0)
     gateway.call("SET", "before", "1")
     wait_until(lambda: records(gateway, key="before"), "a line")
     admin = admin_of(gateway)
@@ -158,7 +158,8 @@ def test_nothing_is_lost_while_the_admin_process_is_away(place, crash):
 
 
 def test_what_finds_no_room_is_counted(place):
-    gateway = start(place, ", commands: [write]")
+    # It is not to be replaced for being stopped.
+    gateway = start(place, ", commands: [write]", worker_heartbeat_timeout=0)
     admin = admin_of(gateway)
     gateway.call("SET", "before", "1")
     wait_until(lambda: records(gateway, key="before"), "a line")

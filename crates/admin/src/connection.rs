@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::future::ready;
 use std::io;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
@@ -23,13 +24,14 @@ use crate::stream::Stream;
 const READS_MAX: usize = 8;
 
 pub(crate) async fn serve(stream: TcpStream, place: &Rc<Place>, hub: &Rc<Hub>) {
+    let peer = stream.peer_addr().ok();
     let mut stream = Stream::new(stream, Rc::clone(place));
     let Ok(input) = detect(&mut stream, place).await else { return };
     let stream = match http::speech(&input) {
         Speech::Http => {
             stream.unread(input);
             place.enter(Phase::Reading);
-            let Some(stream) = serve_http(stream, place, hub).await else { return };
+            let Some(stream) = serve_http(stream, place, hub, peer).await else { return };
             stream
         }
         Speech::Undecided | Speech::Other => {
@@ -65,10 +67,15 @@ async fn detect(stream: &mut Stream, place: &Place) -> io::Result<Vec<u8>> {
 }
 
 /// The stream, unless it is of no more use.
-async fn serve_http(stream: Stream, place: &Rc<Place>, hub: &Rc<Hub>) -> Option<Stream> {
+async fn serve_http(
+    stream: Stream,
+    place: &Rc<Place>,
+    hub: &Rc<Hub>,
+    peer: Option<SocketAddr>,
+) -> Option<Stream> {
     let service = service_fn(|request: Request<Incoming>| {
         place.enter(Phase::Responding);
-        let response = http::respond(&request, hub);
+        let response = http::respond(&request, hub, peer);
         let response = response.map(|bytes| Body::new(bytes, Rc::clone(place)));
         hub.bound_output(place);
         ready(Ok::<_, Infallible>(response))

@@ -163,9 +163,15 @@ fn exports(text: &mut Exposition, source: &Source) {
     }
 }
 
-/// Of the audit log, where it is on or was.
+/// Of the audit log, where it is on or was, and of tokens.
 fn audit_log(text: &mut Exposition, source: &Source) {
     let audit = source.shared().audit();
+    let global = &source.snapshot().global;
+    if global.stats_token.is_some() || global.operate_token.is_some() {
+        let name = "cashew_stats_tokens_refused_total";
+        text.family(name, "counter", "Requests to the statistics with a wrong token");
+        text.sample(name, "", audit.tokens_refused());
+    }
     let (lines, lost) = (audit.lines(), audit.lost());
     if source.snapshot().global.audit_log.is_none() && lines + lost == 0 {
         return;

@@ -1,14 +1,14 @@
 //! The stats port's event loop: one thread serves all connections and never blocks on one.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::io;
-use std::net::TcpListener as StdListener;
+use std::net::{SocketAddr, TcpListener as StdListener};
 use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use cashew_metrics::{AuditTrail, Exports};
+use cashew_metrics::{AuditTrail, DeedOutcome, EventKind, Exports, NewDeed};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -18,6 +18,7 @@ use tracing::warn;
 
 use crate::history::{self, History};
 use crate::line_log::LineLog;
+use crate::operate::{Operations, Said, SendCommand};
 use crate::place::Place;
 use crate::request_tap::RequestTap;
 use crate::source::Source;
@@ -39,6 +40,8 @@ const OUTPUT_MAX: usize = 64 << 20;
 const BEAT: Duration = Duration::from_millis(100);
 /// Pause after a failed accept, as for lack of a descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How often it is told that a token is wrong.
+const TOKENS_TOLD_EVERY: Duration = Duration::from_secs(10);
 /// How often connections are looked after when the server stops. Each ends within a few times.
 const PARTINGS_MAX: usize = 64;
 
@@ -48,7 +51,9 @@ pub enum Change {
     Source(Source),
     /// Accept from this listener from now on.
     Listener(StdListener),
-    /// Open the access log anew.
+    /// The master says something of a command.
+    Said(Said),
+    /// Open the access log and the audit log anew.
     Reopen,
 }
 
@@ -79,17 +84,27 @@ pub(crate) struct Hub {
     spans: SpanExporter,
     access_log: RefCell<LineLog<Exports>>,
     audit_log: RefCell<LineLog<AuditTrail>>,
+    pub(crate) operations: RefCell<Operations>,
+    /// When it was told last that a token is wrong, and how often one was since.
+    wrong_tokens: Cell<(Option<Instant>, u64)>,
 }
 
 /// Serves until the [`Changer`] is dropped, then answers the open connections. Fails only if the
 /// listener cannot be watched.
-pub fn serve(listener: StdListener, source: Source, changes: Changes) -> io::Result<()> {
+pub fn serve(
+    listener: StdListener,
+    source: Source,
+    changes: Changes,
+    send: SendCommand,
+) -> io::Result<()> {
     let runtime = runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     let hub = Rc::new(Hub {
         tap: RefCell::new(RequestTap::new()),
         spans: SpanExporter::new(source.exports()),
         access_log: RefCell::new(LineLog::new(source.exports())),
         audit_log: RefCell::new(LineLog::new(source.shared().audit())),
+        operations: RefCell::new(Operations::new(send)),
+        wrong_tokens: Cell::default(),
         source: RefCell::new(Rc::new(source)),
         history: RefCell::new(History::default()),
         places: RefCell::new(Vec::with_capacity(CONNECTIONS_MAX)),
@@ -111,6 +126,10 @@ async fn run(hub: Rc<Hub>, listener: StdListener, mut changes: Changes) -> io::R
             Event::Change(Change::Source(source)) => {
                 hub.source.replace(Rc::new(source));
                 hub.tap_requests();
+                continue;
+            }
+            Event::Change(Change::Said(said)) => {
+                hub.operations.borrow_mut().said(said);
                 continue;
             }
             Event::Change(Change::Reopen) => {
@@ -196,6 +215,36 @@ async fn export(hub: Rc<Hub>) {
 }
 
 impl Hub {
+    /// Somebody has shown a token that is none.
+    pub(crate) fn token_is_wrong(&self, peer: Option<SocketAddr>, path: &str) {
+        let audit = self.source().shared().audit();
+        audit.add_token_refused();
+        let peer =
+            peer.map_or_else(|| "an address that is gone".to_owned(), |peer| peer.to_string());
+        let command = format!("HTTP {}", path.escape_debug());
+        let outcome = DeedOutcome::Denied;
+        audit.record(&NewDeed {
+            outcome,
+            client: &peer,
+            command: &command,
+            reason: "token",
+            ..NewDeed::default()
+        });
+        let (told, times) = self.wrong_tokens.get();
+        if told.is_some_and(|told| told.elapsed() < TOKENS_TOLD_EVERY) {
+            return self.wrong_tokens.set((told, times + 1));
+        }
+        self.wrong_tokens.set((Some(Instant::now()), 0));
+        let before = match times {
+            0 => String::new(),
+            times => format!(" ({times} more since the last such line)"),
+        };
+        warn!(
+            kind = EventKind::TokenWrong.name(),
+            "{peer} asks the statistics with a wrong token{before}"
+        );
+    }
+
     /// Takes the newest requests to where they are wanted.
     fn tap_requests(&self) {
         let source = self.source();
@@ -330,7 +379,9 @@ mod tests {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let address = listener.local_addr().unwrap();
             let (changer, changes) = changes();
-            let thread = std::thread::spawn(move || serve(listener, source, changes));
+            let thread = std::thread::spawn(move || {
+                serve(listener, source, changes, Box::new(|_, _, _| Ok(())))
+            });
             Self { address, changer: Some(changer), thread: Some(thread) }
         }
 

@@ -1,13 +1,15 @@
 //! The admin process: the master's channel on one side, the stats port on the other.
 
+use std::cell::RefCell;
 use std::error::Error;
+use std::io;
 use std::net::TcpListener;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use cashew_admin::{Change, Changer, Discovery, GroupState, Source};
+use cashew_admin::{Change, Changer, Discovery, GroupState, Said, Source};
 use cashew_config::Snapshot;
 use cashew_control::{ChildChannel, Epoch, ReceiveError, SendError, ToChild, ToMaster};
 use cashew_metrics::{Layout, Segments, Shared};
@@ -35,10 +37,16 @@ pub(crate) fn serve(control: OwnedFd, started: SystemTime) -> Result<()> {
     };
     source.beat();
     channel.send(&ToMaster::Ready, &[])?;
+    // Messages are whole, so another thread may send some, too.
+    let orders = RefCell::new(ChildChannel::new(channel.as_fd().try_clone_to_owned()?));
+    let send = move |number, command, place| {
+        let order = ToMaster::Operate { number, command, place };
+        orders.borrow_mut().send(&order, &[]).map_err(io::Error::other)
+    };
     let (changer, changes) = cashew_admin::changes();
     let control = Control { channel, changer, instance, prepared: None, trim_at: None };
     thread::Builder::new().name("control".into()).spawn(move || control.run())?;
-    Ok(cashew_admin::serve(listener, source, changes)?)
+    Ok(cashew_admin::serve(listener, source, changes, Box::new(send))?)
 }
 
 /// Receives all that is needed to serve, until the master's start message. `None` if the master
@@ -196,6 +204,9 @@ impl Control {
             ToChild::Seed { pool, address, is_answering } => {
                 self.instance.discovery.seed(pool, address, is_answering);
                 Ok(())
+            }
+            ToChild::Operated { number, text, is_ok } => {
+                Ok(self.changer.change(Change::Said(Said { number, text, is_ok }))?)
             }
             ToChild::LogReopen => {
                 log_or_warn(ToChild::LogReopen, descriptors);

@@ -217,6 +217,9 @@ fn describe_exports(status: &Status) -> String {
         }
         text += &format!("{}\n", last(&tracing.last_error, tracing.last_error_at));
     }
+    if status.tokens_refused > 0 {
+        text += &format!("wrong tokens shown to the statistics: {}\n", status.tokens_refused);
+    }
     if let Some(log) = &status.access_log {
         text += &format!("access log: {}, {} lines written", log.file.display(), log.lines);
         if log.lines_lost > 0 {
@@ -757,6 +760,7 @@ mod tests {
                 tls_at: String::new(),
                 certificates: Vec::new(),
             }],
+            tokens_refused: 0,
             statistics: Some("127.0.0.1:22222".parse().unwrap()),
             log_file: Some("/var/log/cashew.log".into()),
             log_level: Some(5),

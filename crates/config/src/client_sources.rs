@@ -17,7 +17,7 @@ const SOURCES_MAX: usize = 1024;
 
 /// A list of addresses and networks.
 #[derive(Clone, Debug)]
-pub(crate) struct SourceList(Vec<Source>);
+pub(crate) struct SourceList(pub(crate) Vec<Source>);
 
 impl Value for SourceList {
     fn parse(text: &str) -> Result<Self, Complaint> {

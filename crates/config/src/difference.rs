@@ -19,9 +19,9 @@ use crate::replica_reads::SpanText;
 use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
     Address, Affinity, CasUniques, ClientSources, Cluster, Credentials, CustomCommand, Endpoint,
-    Global, Hedge, IoEngine, Limits, Listen, Memcached, OnFailure, OverLimit, Pool, Protocol,
-    ProxyProtocol, Reads, ReplicaReads, Sentinel, Server, ServerAuth, ServerGroup, Snapshot, Spool,
-    StatsFormat, Topology, TopologyState, UserOptions, Wire, Writes,
+    Global, Hedge, IoEngine, Limits, Listen, Memcached, OnFailure, OverLimit, Pool, Priority,
+    Protocol, ProxyProtocol, Reads, ReplicaReads, Sentinel, Server, ServerAuth, ServerGroup,
+    Snapshot, Spool, StatsFormat, Topology, TopologyState, UserOptions, Wire, Writes,
 };
 use crate::tracing;
 use crate::users::name_of;
@@ -113,6 +113,8 @@ impl Difference {
             stats_listen: _,
             stats_raw,
             stats_token,
+            operate_token,
+            operate_from,
             log_file,
             sentinel_state,
             log_level: _,
@@ -171,6 +173,12 @@ impl Difference {
             &stats_format_name(new.stats_raw),
         );
         option.secret("stats_token", stats_token.as_ref(), new.stats_token.as_ref());
+        option.secret("operate_token", operate_token.as_ref(), new.operate_token.as_ref());
+        let sources = |sources: &[crate::snapshot::Source]| match sources {
+            [] => "this machine".to_owned(),
+            some => some.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
+        };
+        option.changed("operate_from", &sources(operate_from), &sources(&new.operate_from));
         option.changed("log_file", &log(log_file), &log(&new.log_file));
         option.changed(
             "sentinel_state",
@@ -575,6 +583,8 @@ impl Options<'_> {
                 in_flight_max,
                 over_limit,
                 key_prefix,
+                reads,
+                priority,
             } = &was;
             let called = |option: &str| format!("user '{name}': {option}");
             let key = called("requests_per_second");
@@ -584,6 +594,15 @@ impl Options<'_> {
             self.changed(&called("connections_max"), connections_max, &is.connections_max);
             self.changed(&called("in_flight_max"), in_flight_max, &is.in_flight_max);
             self.changed(&called("key_prefix"), key_prefix, &is.key_prefix);
+            let shown = |reads: Option<Reads>| {
+                reads.map_or_else(|| "as the pool".to_owned(), |reads| reads.to_string())
+            };
+            self.changed(&called("reads"), &shown(*reads), &shown(is.reads));
+            let named = |priority: Priority| match priority {
+                Priority::Normal => "normal",
+                Priority::Low => "low",
+            };
+            self.changed(&called("priority"), &named(*priority), &named(is.priority));
             let how = |over_limit: OverLimit| match over_limit {
                 OverLimit::Error => "error",
                 OverLimit::Delay => "delay",
@@ -870,6 +889,7 @@ mod tests {
             ("stats_listen: \"*:22222\"", ""),
             ("stats_raw: full", "stats_raw: nutcracker -> full"),
             ("stats_token: abc", "stats_token: set"),
+            ("operate_token: abcdefghijklmnop", "operate_token: set"),
             ("log_file: /log", "log_file: standard error -> /log"),
             ("log_level: 7", "log_level: 5 -> 7"),
             ("log_level: 5", ""),

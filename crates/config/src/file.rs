@@ -27,7 +27,7 @@ use crate::server_auth::{ServerAuthOption, ServerSecrets};
 use crate::share::Share;
 use crate::snapshot::{
     Affinity, CasUniques, IoEngine, KeysShown, LogFormat, OnFailure, OverLimit, PolicyBase,
-    ReadYourWrites, Reads, StatsFormat, Wire, Writes,
+    Priority, ReadYourWrites, Reads, StatsFormat, Wire, Writes,
 };
 use crate::spool::SpoolText;
 use crate::tls::{Files, ServerTlsText, TlsText};
@@ -107,6 +107,11 @@ section! {
         /// password of any user, or [a file](#passwords-in-files) with it. `/healthz` and `/readyz` are answered without
         /// it, and so is raw TCP, which tells counters alone.
         stats_token: Secret<Text> = none,
+        /// What whoever [changes something by HTTP](operations.md#what-operators-do-by-http) must show, as
+        /// `Authorization: Bearer TOKEN`, or a file with it. It is good for reading, too. Without it nobody can.
+        operate_token: Secret<Text> = none,
+        /// Where those come from: addresses and networks. Without it they come from this machine, 127.0.0.0/8 and ::1.
+        operate_from: SourceList = none,
         /// File that the log is appended to instead of standard error. The flag `-o` overrides it.
         log_file: FilePath = none,
         /// File that the master keeps the addresses of the primaries of [groups](#sentinel) in, and reads at a
@@ -295,6 +300,12 @@ section! {
         /// What is put before all keys of the user, and its channels, and taken off where replies name them. With
         /// memcached at most 93 bytes, none of them a space.
         key_prefix: Text = none,
+        /// Which server of a group answers reads of the user, before what the pool says of commands and of all. What
+        /// a client says by CLIENT READS comes before it.
+        reads: Reads = none,
+        /// Whether requests of the user wait while others ask: with `low` at most 8 of all such users together are
+        /// on their way at each worker then, and when memory is short their clients are closed first.
+        priority: Priority = "normal",
         /// Requests per second. A tenth of a second's may come at once. 0 is no limit, here and below.
         requests_per_second: Number<0, 10000000> = "0",
         /// Bytes per second of requests and replies together. What is larger than there is room for passes, and is

@@ -6,14 +6,15 @@ use std::path::PathBuf;
 use schemars::{Schema, SchemaGenerator, json_schema};
 
 use crate::address::{ServerLine, check_name, parse_host, parse_port, unix_path};
-use crate::diagnostic::{At, Complaint, Report, nearest};
+use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::file::{Dialect, MemberSection, PoolSection, ServerGroupSection};
 use crate::foreign;
 use crate::loops::numeric_address;
 use crate::resolve::{MASTER, by_length_then_bytes};
 use crate::section;
 use crate::snapshot::{
-    CasUniques, Endpoint, Protocol, Reads, SERVERS_MAX, Server, ServerGroup, Topology, Writes,
+    CasUniques, Endpoint, Protocol, Reads, SERVERS_MAX, Server, ServerGroup, Topology, UserOptions,
+    Writes,
 };
 use crate::tree::{Kind, Node};
 use crate::value::Value;
@@ -299,6 +300,21 @@ pub(crate) fn check_reads(
         if told.insert(reads.value) {
             check_policy(section, (key, reads), lines, topology, report);
         }
+    }
+}
+
+/// The same of users.
+pub(crate) fn check_user_reads(
+    section: &PoolSection,
+    options: &[UserOptions],
+    lines: &[At<ServerLine>],
+    topology: &Topology,
+    report: &mut Report<'_>,
+) {
+    let pos = section.users.as_ref().map_or(Pos::NONE, |users| users.pos);
+    let all: HashSet<Reads> = options.iter().filter_map(|user| user.reads).collect();
+    for reads in Reads::ALL.iter().map(|(reads, _)| *reads).filter(|reads| all.contains(reads)) {
+        check_policy(section, ("reads", &At { value: reads, pos }), lines, topology, report);
     }
 }
 

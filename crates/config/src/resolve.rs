@@ -198,6 +198,7 @@ fn resolve_global(
 ) -> Global {
     let token = section.stats_token.as_ref().map(|token| &token.value);
     let stats_token = secret::resolve("stats_token", token, context, report);
+    let operate_token = resolve_operate_token(&section, stats_token.as_ref(), context, report);
     let worker_processes = worker_processes(&section, context);
     let memory_max = match section.memory_max.value {
         Memory::Auto => context.memory.map(|memory| memory / 2),
@@ -226,6 +227,8 @@ fn resolve_global(
         stats_listen: None,
         stats_raw: section.stats_raw.value,
         stats_token: stats_token.map(|token| token.0),
+        operate_token,
+        operate_from: section.operate_from.map_or_else(Vec::new, |from| from.value.0),
         log_file: section.log_file.map(|path| path.value.0),
         sentinel_state: section.sentinel_state.map(|path| path.value.0),
         log_level: said(&section.log_level).map(|level| level.0 as u8),
@@ -236,6 +239,39 @@ fn resolve_global(
         access_log: section.access_log.map(|access_log| access_log.value.log),
         audit_log: section.audit_log.map(|audit_log| audit_log.value.log),
     }
+}
+
+/// Shorter ones can be tried out.
+const OPERATE_TOKEN_MIN: usize = 16;
+
+fn resolve_operate_token(
+    section: &GlobalSection,
+    stats_token: Option<&crate::value::Text>,
+    context: &Context<'_>,
+    report: &mut Report<'_>,
+) -> Option<String> {
+    let Some(given) = &section.operate_token else {
+        if let Some(from) = &section.operate_from {
+            let complaint = Complaint::new("\"operate_from\" has no effect");
+            report.warning(from.pos, complaint.hint("there is no \"operate_token\""));
+        }
+        return None;
+    };
+    let token = secret::resolve("operate_token", Some(&given.value), context, report)?.0;
+    if stats_token.is_some_and(|stats_token| stats_token.0 == token) {
+        let complaint = Complaint::new("\"operate_token\" is the same as \"stats_token\"");
+        report.error(given.pos, complaint.hint("whoever may read could change everything"));
+    }
+    if token.len() < OPERATE_TOKEN_MIN {
+        let complaint = Complaint::new("\"operate_token\" is short");
+        report.warning(
+            given.pos,
+            complaint.hint(format!(
+                "expected {OPERATE_TOKEN_MIN} bytes or more, as by openssl rand -hex 32"
+            )),
+        );
+    }
+    Some(token)
 }
 
 fn worker_processes(section: &GlobalSection, context: &Context<'_>) -> u32 {
@@ -505,6 +541,7 @@ fn resolve_section(
     };
     let topology = groups::await_replicas(section, lines, &servers, topology);
     groups::check_reads(section, lines, &topology, report);
+    groups::check_user_reads(section, &user_options, lines, &topology, report);
     groups::check_writes(section, protocol, lines, &topology, report);
     sentinel::check_listen(section, listen.as_ref(), context, report);
     let sentinel = match &cluster {

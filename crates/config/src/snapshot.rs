@@ -84,6 +84,12 @@ pub struct Global {
     /// What whoever asks for the statistics by HTTP must show.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stats_token: Option<String>,
+    /// For what changes something.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operate_token: Option<String>,
+    /// Empty is this machine.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub operate_from: Vec<Source>,
     /// `None` is standard error.
     #[serde(default)]
     pub log_file: Option<PathBuf>,
@@ -384,6 +390,20 @@ pub struct UserOptions {
     /// What all its keys begin with; may be empty.
     #[serde(default)]
     pub key_prefix: String,
+    /// Who answers its reads, if not the same as for others.
+    #[serde(default)]
+    pub reads: Option<Reads>,
+    #[serde(default)]
+    pub priority: Priority,
+}
+
+/// Who has to wait for whom.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Priority {
+    #[default]
+    Normal,
+    Low,
 }
 
 /// What becomes of a request beyond a user's limits.
@@ -407,7 +427,13 @@ impl UserOptions {
             in_flight_max: 0,
             over_limit: OverLimit::Error,
             key_prefix: String::new(),
+            reads: None,
+            priority: Priority::Normal,
         }
+    }
+
+    pub fn is_low(&self) -> bool {
+        self.priority == Priority::Low
     }
 
     pub fn is_limited(&self) -> bool {
@@ -415,6 +441,7 @@ impl UserOptions {
             || self.bytes_per_second > 0
             || self.connections_max > 0
             || self.in_flight_max > 0
+            || self.is_low()
     }
 }
 

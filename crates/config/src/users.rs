@@ -13,7 +13,7 @@ use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::file::{PoolSection, UserSection};
 use crate::resolve::Context;
 use crate::section;
-use crate::snapshot::{OverLimit, Pool, UserOptions};
+use crate::snapshot::{OverLimit, Pool, Priority, UserOptions};
 use crate::tree::{Kind, Node};
 use crate::value::{Value, list_of, named};
 
@@ -35,6 +35,22 @@ impl Value for OverLimit {
 
     fn describe() -> String {
         list_of(&OVER_LIMITS)
+    }
+}
+
+const PRIORITIES: [&str; 2] = ["normal", "low"];
+
+impl Value for Priority {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        named(text, "priority", &PRIORITIES)
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "enum": PRIORITIES })
+    }
+
+    fn describe() -> String {
+        list_of(&PRIORITIES)
     }
 }
 
@@ -121,6 +137,8 @@ fn read_entry(name: &At<String>, node: &Node, report: &mut Report<'_>) -> Option
         connections_max: section.connections_max.value.0 as u32,
         in_flight_max: section.in_flight_max.value.0 as u32,
         over_limit: section.over_limit.value,
+        reads: section.reads.as_ref().map(|reads| reads.value),
+        priority: section.priority.value,
         key_prefix: section.key_prefix.as_ref().map_or_else(String::new, |it| it.value.0.clone()),
     };
     Some(UserEntry { pos, line, options })
@@ -285,9 +303,10 @@ pub(crate) fn warn_of_unknown_passwords(
     let Some(first) = locked.first() else { return };
     let more = match locked.len() - 1 {
         0 => String::new(),
-        more => format!(", nor have {more} more"),
+        more => format!(" (and {more} more)"),
     };
-    let message = format!("user \"{first}\" is on and has no password{more}: nobody can log in");
+    let message =
+        format!("user \"{first}\"{more} is on and has no password: nobody can log in as it");
     report.warning(
         pos,
         Complaint::new(message).hint("give it one by \">password\", or turn it \"off\""),

@@ -113,6 +113,9 @@ pub enum ToChild {
     MapDoubted { pool: String },
     /// Whether a seed of the pool of that name answers, if that is known: to the admin process.
     Seed { pool: String, address: String, is_answering: Option<bool> },
+    /// What becomes of the command of that number, [`ToMaster::Operate`]: a line, and at the end how it went. To the
+    /// admin process.
+    Operated { number: u64, text: String, is_ok: Option<bool> },
     /// Set the log level (0..=11 as nutcracker's `-v`).
     LogLevel { level: u8 },
     /// Carries the newly opened log file, which replaces the current one.
@@ -276,6 +279,13 @@ pub enum ToMaster {
         pool: String,
         seed: Address,
         failure: Option<String>,
+    },
+    /// Somebody at that place asks for a command by HTTP, which is as at the control socket, and has shown that it may.
+    /// Only the admin process says this.
+    Operate {
+        number: u64,
+        command: String,
+        place: String,
     },
     /// Serves the next of the sessions that it was sent with [`ToChild::Adopt`].
     Adopted,

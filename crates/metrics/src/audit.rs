@@ -33,6 +33,7 @@ mod word {
     pub(super) const FAILURES: usize = 4;
     /// The ticket after that of the entry that was not whole at the last look.
     pub(super) const PENDING: usize = 5;
+    pub(super) const TOKENS_REFUSED: usize = 6;
     pub(super) const FAILURE: usize = 8;
     pub(super) const ENTRIES: usize = FAILURE + super::FAILURE_WORDS;
 }
@@ -216,6 +217,15 @@ impl AuditTrail {
     /// Counts deeds that have no line.
     pub fn add_lost(&self, count: u64) {
         self.add(word::LOST, count);
+    }
+
+    /// Counts a request by HTTP with a token that is none.
+    pub fn add_token_refused(&self) {
+        self.add(word::TOKENS_REFUSED, 1);
+    }
+
+    pub fn tokens_refused(&self) -> u64 {
+        self.words().map_or(0, |words| words[word::TOKENS_REFUSED].load(Relaxed))
     }
 
     pub fn lines(&self) -> u64 {

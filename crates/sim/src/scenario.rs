@@ -180,6 +180,8 @@ impl Scenario {
                 stats_listen: None,
                 stats_raw: StatsFormat::Nutcracker,
                 stats_token: None,
+                operate_token: None,
+                operate_from: Vec::new(),
                 log_file: None,
                 log_level: None,
                 log_format: LogFormat::Plain,

@@ -386,6 +386,7 @@ impl Master {
         self.forward_sessions(now);
         self.advance_upgrade(now);
         self.operators.deliver(now);
+        self.tell_operators(now);
     }
 
     fn handle_channel(&mut self, role: Role, now: Instant) -> Result<(), Error> {
@@ -446,6 +447,9 @@ impl Master {
             }
             (ToMaster::MapDoubted { pool }, Role::Worker { slot }) => {
                 self.doubt_map(slot, pool, now);
+            }
+            (ToMaster::Operate { number, command, place }, Role::Admin) => {
+                self.operate(number, &command, place, now);
             }
             (ToMaster::Successor { pool, from, to }, Role::Discovery) => {
                 self.follow_successor(&pool, &from, &to, now);
@@ -580,7 +584,10 @@ impl Master {
                 | ToMaster::Seed { .. }
                 | ToMaster::Sentinel { .. }),
                 Role::Admin | Role::Worker { .. },
-            ) => warn!("unexpected message from {role}: {message:?}"),
+            )
+            | (message @ ToMaster::Operate { .. }, Role::Discovery | Role::Worker { .. }) => {
+                warn!("unexpected message from {role}: {message:?}")
+            }
         }
         Ok(())
     }

@@ -25,6 +25,8 @@ pub struct Status {
     /// Where there are groups whose primaries Sentinels name.
     pub discovery: Option<AdminStatus>,
     pub pools: Vec<PoolStatus>,
+    /// Requests by HTTP with a wrong token.
+    pub tokens_refused: u64,
     /// Address of the statistics.
     pub statistics: Option<SocketAddr>,
     /// `None` is standard error.

@@ -69,7 +69,8 @@ fn contains(sources: &[Source], peer: Option<IpAddr>) -> bool {
 }
 
 impl Source {
-    fn contains(self, peer: Option<IpAddr>) -> bool {
+    /// Whether that address, which is in its canonical form, is of it; `None` is a Unix socket.
+    pub fn contains(self, peer: Option<IpAddr>) -> bool {
         match (self, peer) {
             (Self::Unix, None) => true,
             (Self::Net { address: IpAddr::V4(net), bits }, Some(IpAddr::V4(peer))) => {

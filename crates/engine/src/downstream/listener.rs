@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cashew_acl::{User, Users};
-use cashew_config::snapshot::{self, Limits, OnFailure, Protocol};
+use cashew_config::snapshot::{self, Limits, OnFailure, Protocol, Reads};
 use cashew_protocol::memcached::ChorePolicy;
 use cashew_protocol::redis::{Clearance, CustomCommands, Definition, Policy, Rules};
 
@@ -47,6 +47,8 @@ pub(crate) struct Listener {
     pub(crate) key_prefixes: Vec<(String, Arc<KeyPrefix>)>,
     /// What is told of its clients.
     pub(crate) audit: Option<Arc<AuditRules>>,
+    /// Who answers the reads of users, if not the same as for others, sorted by their names.
+    user_reads: Vec<(String, Reads)>,
     /// What users were denied lately, the latest first.
     pub(crate) acl_log: AclLog,
     /// A get whose server fails is a miss.
@@ -114,6 +116,7 @@ impl Listener {
             user_limits: Vec::new(),
             key_prefixes: Vec::new(),
             audit: None,
+            user_reads: Vec::new(),
             acl_log: AclLog::default(),
             misses: false,
             has_replicas: false,
@@ -134,6 +137,7 @@ impl Listener {
             config,
         };
         listener.configure();
+        listener.renew_user_reads();
         listener
     }
 
@@ -216,6 +220,19 @@ impl Listener {
     pub(crate) fn key_prefix_of(&self, name: &str) -> Option<&Arc<KeyPrefix>> {
         let found = self.key_prefixes.binary_search_by(|(user, _)| user.as_str().cmp(name));
         found.ok().map(|at| &self.key_prefixes[at].1)
+    }
+
+    /// Who answers a user's reads, if that is said of it.
+    pub(crate) fn reads_of(&self, name: &str) -> Option<Reads> {
+        let found = self.user_reads.binary_search_by(|(user, _)| user.as_str().cmp(name)).ok()?;
+        Some(self.user_reads[found].1)
+    }
+
+    /// Goes by what its configuration says of users' reads from here on.
+    pub(crate) fn renew_user_reads(&mut self) {
+        let options = self.config.user_options.iter();
+        let reads = options.filter_map(|user| Some((user.name.clone(), user.reads?)));
+        self.user_reads = reads.collect();
     }
 
     /// A user's place among those who have limits.

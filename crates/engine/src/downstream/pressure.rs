@@ -279,7 +279,7 @@ impl Engine {
     }
 
     /// Closes those who hold most, and at least `least` bytes each, until no more than `target` is
-    /// held: first those of pools that have more than their share. Who asked to be spared by CLIENT
+    /// held: first those of users of low priority, then those of pools that have more than their share. Who asked to be spared by CLIENT
     /// NO-EVICT comes after all others of them. Returns whether there was anybody.
     fn shed(&mut self, target: usize, least: usize) -> bool {
         if self.held_bytes() <= target {
@@ -289,13 +289,14 @@ impl Engine {
         let rank = |index: ClientId| {
             let client = &self.clients[index];
             let bytes = client.holding(&self.lanes);
-            (shares.is_over(client.listener), !client.session.no_evict, bytes, index)
+            let is_evictable = !client.session.no_evict;
+            (self.is_low(index), shares.is_over(client.listener), is_evictable, bytes, index)
         };
-        let mut holders: Vec<(bool, bool, usize, ClientId)> =
-            self.clients.indices().map(rank).filter(|&(_, _, bytes, _)| bytes >= least).collect();
+        let mut holders: Vec<(bool, bool, bool, usize, ClientId)> =
+            self.clients.indices().map(rank).filter(|holder| holder.3 >= least).collect();
         holders.sort_unstable_by(|a, b| b.cmp(a));
         let mut closed = vec![Closures::default(); self.listeners.len()];
-        for (_, _, bytes, index) in holders {
+        for (_, _, _, bytes, index) in holders {
             if self.held_bytes() <= target {
                 break;
             }

@@ -158,8 +158,11 @@ impl Engine {
         if user.is_some() || self.clients[client].session.user().is_some() {
             // What it did before was done by whom it was.
             self.publish_user(client);
+            let (listener, state) = (self.listener_of(client), &self.clients[client].session);
+            let reads = state.user().and_then(|user| listener.reads_of(user.name()));
             self.change_profile(client, |profile| profile.user = user);
             self.meter(client);
+            self.follow_user_reads(client, reads);
         }
     }
 

@@ -10,8 +10,18 @@ use cashew_metrics::{Rate, UserId, UserStat, Writer};
 use crate::base::id::{ClientId, ConnId};
 use crate::base::time::Time;
 
+/// So many requests of users who have to wait for others are on their way at a worker while others ask.
+const LOW_IN_FLIGHT: u64 = 8;
+/// Others are there for so long after they have asked something.
+const OTHERS_STAY_US: u64 = 100_000;
+/// How often all clients are looked at, if others have asked nothing lately.
+const SEARCH_EVERY_US: u64 = 5000;
+/// By so much what is counted of all may be ahead of what is counted of these users: they count one
+/// behind the other.
+const LAG_MAX: u64 = 64;
+
 /// How often it is looked whether requests of other workers have been answered.
-const LOOK_EVERY_US: u64 = 1000;
+pub(crate) const LOOK_EVERY_US: u64 = 1000;
 
 /// A user of a port who has limits.
 pub(crate) struct UserLimits {
@@ -84,12 +94,25 @@ impl UserLimits {
     }
 
     pub(crate) fn count(&self, stat: UserStat, metrics: &Writer) {
-        metrics.add_limited(self.id, stat, 1);
+        self.count_more(stat, 1, metrics);
     }
 
-    /// A request was taken.
-    pub(crate) fn take_request(&self, len: usize, metrics: &Writer, now: Time) {
-        metrics.add_limited(self.id, UserStat::Requests, 1);
+    pub(crate) fn count_more(&self, stat: UserStat, count: u64, metrics: &Writer) {
+        metrics.add_limited(self.id, stat, count);
+    }
+
+    pub(crate) fn is_low(&self) -> bool {
+        self.options.is_low()
+    }
+
+    /// How many requests were taken, by all workers.
+    pub(crate) fn taken(&self, metrics: &Writer) -> u64 {
+        metrics.sum_user(self.id, UserStat::Requests)
+    }
+
+    /// A request was taken, which counts as so many.
+    pub(crate) fn take_request(&self, count: u64, len: usize, metrics: &Writer, now: Time) {
+        metrics.add_limited(self.id, UserStat::Requests, count);
         let per_second = u64::from(self.options.requests_per_second);
         if per_second > 0 {
             metrics.take_quota(self.id, Rate::Requests, 1, per_second, now.as_micros());
@@ -145,6 +168,77 @@ pub(crate) struct Meter {
     pub(crate) in_flight: u16,
     /// Bytes of replies that nobody pays for, since they say that there is no room.
     pub(crate) free: u32,
+    /// Of a user who has to wait for others, how many requests keep others waiting: blocked ones do not.
+    pub(crate) low_in_flight: u16,
+    /// How many requests it has made, of those that are counted.
+    pub(crate) counted: u64,
+}
+
+impl Meter {
+    /// Of a client that has made so many requests before.
+    pub(crate) fn new(user: usize, counted: u64) -> Self {
+        Self { user: user as u32, in_flight: 0, free: 0, low_in_flight: 0, counted }
+    }
+}
+
+/// What users have to know of others who wait for them to ask no more.
+#[derive(Default)]
+pub(crate) struct Others {
+    /// Requests of these users on their way, at this worker.
+    in_flight: u64,
+    looked_at: Time,
+    /// The most requests of others that were counted, over all workers.
+    seen: u64,
+    active_until: Time,
+    searched_at: Time,
+}
+
+impl Others {
+    pub(crate) fn change(&mut self, from: u16, to: u16) {
+        self.in_flight = self.in_flight + u64::from(to) - u64::from(from);
+    }
+
+    pub(crate) fn has_room(&self) -> bool {
+        self.in_flight < LOW_IN_FLIGHT
+    }
+
+    /// Whether it is time to look whether others ask.
+    pub(crate) fn is_due(&self, now: Time) -> bool {
+        now >= self.looked_at.plus_micros(LOOK_EVERY_US)
+    }
+
+    /// They have asked so much up to now.
+    pub(crate) fn look(&mut self, asked: u64, now: Time) {
+        let is_known = now < self.looked_at.plus_micros(OTHERS_STAY_US);
+        self.looked_at = now;
+        if !is_known || asked + LAG_MAX < self.seen {
+            // Until the next look nobody knows whether others are there.
+            self.seen = asked;
+            self.active_until = now.plus_micros(2 * LOOK_EVERY_US);
+        } else if asked > self.seen {
+            self.seen = asked;
+            self.active_until = now.plus_micros(OTHERS_STAY_US);
+        }
+    }
+
+    /// Whether it is to be looked for clients that wait for slow servers, and so ask nothing more.
+    pub(crate) fn is_search_due(&mut self, now: Time) -> bool {
+        let is_due = !self.are_active(now) && now >= self.searched_at.plus_micros(SEARCH_EVERY_US);
+        if is_due {
+            self.searched_at = now;
+        }
+        is_due
+    }
+
+    /// Some wait for an answer.
+    pub(crate) fn are_waiting(&mut self, now: Time) {
+        self.active_until = now.plus_micros(2 * SEARCH_EVERY_US);
+    }
+
+    /// Whether they have asked something lately.
+    pub(crate) fn are_active(&self, now: Time) -> bool {
+        now < self.active_until
+    }
 }
 
 /// The most of them that wait to be written.
@@ -184,5 +278,31 @@ impl Meters {
 
     pub(crate) fn take(&mut self, client: ClientId) -> Option<Meter> {
         self.0.get_mut(client.index())?.take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_are_seen_whatever_is_counted_late() {
+        let mut others = Others::default();
+        let mut now = Time::ZERO.plus_millis(1000);
+        let mut look = |asked: u64| {
+            now = now.plus_micros(LOOK_EVERY_US);
+            others.look(asked, now);
+            others.are_active(now)
+        };
+        // One that was counted for all, and not yet for its user, is seen once.
+        let seen: Vec<bool> = [100, 100, 100, 101, 100, 101, 100].map(&mut look).into();
+        assert_eq!(seen, [true, true, false, true, true, true, true]);
+        let seen: Vec<bool> = (0..200).map(|at| look(100 + at % 2)).collect();
+        assert!(seen[0] && !seen[100..].iter().any(|&is_active| is_active));
+        // Somebody who asks now and then is seen each time.
+        assert!(look(102) && look(102));
+        // The statistics begin anew.
+        let seen: Vec<bool> = (0..200).map(|_| look(0)).collect();
+        assert!(!seen[199] && look(1));
     }
 }

@@ -4,6 +4,7 @@
 //! [`crate::downstream::password_guessing`], [`crate::downstream::window`], [`crate::base::work_budget`].
 
 use cashew_config::snapshot::Protocol;
+use cashew_config::snapshot::Reads;
 use cashew_metrics::{PoolCounter, UserCounter, UserStat};
 use cashew_protocol::Outcome;
 use cashew_protocol::redis::Lookup;
@@ -16,8 +17,9 @@ use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::base::work_budget::LARGE_REQUEST;
 use crate::downstream::client::{Client, Skip};
+use crate::downstream::listener::Listener;
 use crate::downstream::receive::Plan;
-use crate::downstream::user_limits::{Meter, UserLimits};
+use crate::downstream::user_limits::{LOOK_EVERY_US, Meter, UserLimits};
 use crate::engine::Engine;
 use crate::upstream::session_params::WireProtocol;
 
@@ -272,7 +274,7 @@ impl Engine {
         let place = state.session.user().and_then(|user| listener.limits_of(user.name()));
         if let Some(place) = place {
             listener.user_limits[place].enter(&self.metrics);
-            self.meters.set(client, Meter { user: place as u32, in_flight: 0, free: 0 });
+            self.meters.set(client, Meter::new(place, state.totals.requests));
         }
         let prefix =
             state.session.user().and_then(|user| listener.key_prefix_of(user.name())).cloned();
@@ -283,6 +285,17 @@ impl Engine {
         self.update_off_fast_path(client);
     }
 
+    /// Has the client's reads answered as those of its user are, who was this one before or none.
+    pub(crate) fn follow_user_reads(&mut self, client: ClientId, before: Option<Reads>) {
+        let Client { listener, ref session, reads, .. } = self.clients[client];
+        let listener = &self.listeners[listener];
+        let own = session.user().and_then(|user| listener.reads_of(user.name()));
+        // What the client itself has said stays.
+        if reads == before && own != reads {
+            self.set_reads(client, own);
+        }
+    }
+
     /// Has a client that has just come count for the user who it is, if it is one. Returns why it may
     /// not stay.
     #[cold]
@@ -291,6 +304,7 @@ impl Engine {
         let refusal = self.refused_login(client, &name);
         if refusal.is_none() {
             self.meter(client);
+            self.follow_user_reads(client, None);
         }
         refusal
     }
@@ -298,6 +312,7 @@ impl Engine {
     /// The client counts for nobody any more, since it goes or is somebody else.
     pub(crate) fn unmeter(&mut self, client: ClientId) {
         if let Some(meter) = self.meters.take(client) {
+            self.others.change(meter.low_in_flight, 0);
             let listener = self.clients[client].listener;
             self.listeners[listener].user_limits[meter.user as usize].leave(meter, &self.metrics);
             // Whoever has it be somebody else lets it go on.
@@ -309,8 +324,11 @@ impl Engine {
     /// Users of all ports have other limits perhaps, and are counted elsewhere.
     pub(crate) fn renew_user_limits(&mut self) {
         let clients: Vec<ClientId> = self.clients.indices().collect();
+        let mut reads_before = Vec::new();
         for &client in &clients {
             self.unmeter(client);
+            let user = self.clients[client].session.user();
+            reads_before.push(user.and_then(|user| self.listener_of(client).reads_of(user.name())));
         }
         let metrics = &self.metrics;
         for listener in self.listeners.iter_mut() {
@@ -323,8 +341,10 @@ impl Engine {
                 limits
             });
             listener.user_limits = users.collect();
+            listener.renew_user_reads();
         }
-        for client in clients {
+        for (client, reads) in clients.into_iter().zip(reads_before) {
+            self.follow_user_reads(client, reads);
             let before = self.clients[client].session.key_prefix().cloned();
             self.meter(client);
             self.settle_in_flight(client);
@@ -360,16 +380,64 @@ impl Engine {
         }
         let (now, conn) = (self.now, self.client_conn(client));
         let listener = self.clients[client].listener;
+        let yields = self.yields((listener, meter.user));
         let limits = &mut self.listeners[listener].user_limits[meter.user as usize];
-        if !limits.delays() {
-            return false;
-        }
-        let Some((_, wait_us)) = limits.reached(&self.metrics, now) else { return false };
+        let wait_us = match limits.reached(&self.metrics, now).filter(|_| limits.delays()) {
+            Some((_, wait_us)) => wait_us,
+            None if yields => LOOK_EVERY_US,
+            None => return false,
+        };
         limits.count(UserStat::Delayed, &self.metrics);
         limits.waiting.push_back(conn);
         self.clients[client].modes.enter().awaits_quota = true;
         self.note_waiting((listener, meter.user), now.plus_micros(wait_us));
         true
+    }
+
+    /// Whether the client's user is to have what others leave.
+    pub(crate) fn is_low(&self, client: ClientId) -> bool {
+        let limits = &self.listeners[self.clients[client].listener].user_limits;
+        self.meters.get(client).is_some_and(|meter| limits[meter.user as usize].is_low())
+    }
+
+    /// Whether a user has to wait as others ask, whose requests are not to stand behind many of its own.
+    fn yields(&mut self, (listener, user): (ListenerId, u32)) -> bool {
+        let limits = &self.listeners[listener].user_limits[user as usize];
+        if !limits.is_low() || self.others.has_room() {
+            return false;
+        }
+        if self.others.is_due(self.now) {
+            let count = |listener: &Listener| {
+                let asked = self.metrics.sum_pool_counter(listener.metrics, PoolCounter::Requests);
+                let low = listener.user_limits.iter().filter(|user| user.is_low());
+                let own: u64 = low.map(|user| user.taken(&self.metrics)).sum();
+                (asked, own)
+            };
+            let (asked, own) = self
+                .listeners
+                .iter()
+                .filter(|it| it.is_in_use())
+                .map(count)
+                .fold((0, 0), |(asked, own), (more, more_own)| (asked + more, own + more_own));
+            self.others.look(asked.saturating_sub(own), self.now);
+            if self.others.is_search_due(self.now) && self.have_others_to_wait() {
+                self.others.are_waiting(self.now);
+            }
+        }
+        self.others.are_active(self.now)
+    }
+
+    /// Whether clients of this worker wait for replies, other than those who yield, and not for something to happen.
+    fn have_others_to_wait(&self) -> bool {
+        self.clients.indices().any(|client| {
+            let Client { requests, listener, ref session, ref modes, .. } = self.clients[client];
+            let is_low = || {
+                let listener = &self.listeners[listener];
+                let place = session.user().and_then(|user| listener.limits_of(user.name()));
+                place.is_some_and(|place| listener.user_limits[place].is_low())
+            };
+            requests > 0 && modes.blocking.is_none() && !is_low()
+        })
     }
 
     /// Why a client may not ask anything now.
@@ -421,12 +489,21 @@ impl Engine {
     #[cold]
     pub(crate) fn pay_request(&mut self, client: ClientId, len: usize) {
         let was_refused = std::mem::take(&mut self.request_ctx.is_over_quota);
-        let Some(meter) = self.meters.get(client) else { return };
+        let Some(mut meter) = self.meters.get(client) else { return };
+        let Client { listener, totals, .. } = self.clients[client];
+        let limits = &self.listeners[listener].user_limits[meter.user as usize];
+        // Of users who wait for others all is counted that is counted of their pool, to know what is others'.
+        let count = match limits.is_low() {
+            true => totals.requests.saturating_sub(meter.counted),
+            false => 1,
+        };
         if !was_refused {
-            let (listener, now) = (self.clients[client].listener, self.now);
-            let limits = &self.listeners[listener].user_limits[meter.user as usize];
-            limits.take_request(len, &self.metrics, now);
+            limits.take_request(count, len, &self.metrics, self.now);
+        } else if limits.is_low() {
+            limits.count_more(UserStat::Requests, count, &self.metrics);
         }
+        meter.counted = totals.requests;
+        self.meters.set(client, meter);
         self.settle_in_flight(client);
     }
 
@@ -444,11 +521,15 @@ impl Engine {
     /// Counts what the client is owed.
     #[cold]
     pub(crate) fn settle_in_flight(&mut self, client: ClientId) {
-        let requests = self.clients[client].requests;
+        let Client { requests, listener, ref modes, .. } = self.clients[client];
         let Some(mut meter) = self.meters.get(client) else { return };
-        if meter.in_flight == requests {
+        let is_low = self.listeners[listener].user_limits[meter.user as usize].is_low();
+        let low = if is_low && modes.blocking.is_none() { requests } else { 0 };
+        if meter.in_flight == requests && meter.low_in_flight == low {
             return;
         }
+        self.others.change(meter.low_in_flight, low);
+        meter.low_in_flight = low;
         let metrics = self.metrics.clone();
         let is_fewer =
             self.user_limits(client, meter).set_in_flight(&mut meter, requests, &metrics);
@@ -492,9 +573,9 @@ impl Engine {
                 Some(listener.user_limits.get(user as usize)?.waiting.len())
             };
             for _ in 0..line(self).unwrap_or_default() {
-                let now = self.now;
+                let (now, yields) = (self.now, self.yields((listener, user)));
                 let limits = &mut self.listeners[listener].user_limits[user as usize];
-                if limits.reached(&self.metrics, now).is_some() {
+                if yields || limits.delays() && limits.reached(&self.metrics, now).is_some() {
                     break;
                 }
                 let Some(conn) = limits.waiting.pop_front() else { break };
@@ -509,7 +590,12 @@ impl Engine {
             let Some(limits) = self.listeners.get(listener) else { continue };
             let Some(limits) = limits.user_limits.get(user as usize) else { continue };
             if !limits.waiting.is_empty() {
-                let wait_us = limits.reached(&self.metrics, self.now).map_or(0, |(_, us)| us);
+                let reached = limits.reached(&self.metrics, self.now).filter(|_| limits.delays());
+                let wait_us = match reached {
+                    Some((_, wait_us)) => wait_us,
+                    None if limits.is_low() => LOOK_EVERY_US,
+                    None => 1,
+                };
                 self.note_waiting((listener, user), self.now.plus_micros(wait_us.max(1)));
             }
         }

@@ -41,7 +41,7 @@ use crate::downstream::listener::Listener;
 use crate::downstream::pressure::Pressure;
 use crate::downstream::standpoints::Standpoints;
 use crate::downstream::totals::Published;
-use crate::downstream::user_limits::Meters;
+use crate::downstream::user_limits::{Meters, Others};
 use crate::engine::change::Change;
 use crate::engine::epoch::Plan;
 use crate::exchange::flow::Flows;
@@ -146,6 +146,7 @@ pub struct Engine {
     pub(crate) write_marks: WriteMarks,
     pub(crate) standpoints: Standpoints,
     pub(crate) meters: Meters,
+    pub(crate) others: Others,
     pub(crate) published: Published,
     /// Users of ports whose clients wait for room, and when it is looked whether there is.
     pub(crate) users_waiting: Vec<(ListenerId, u32)>,
@@ -268,6 +269,7 @@ impl Engine {
             write_marks: WriteMarks::default(),
             standpoints: Standpoints::default(),
             meters: Meters::default(),
+            others: Others::default(),
             published: Published::default(),
             users_waiting: Vec::new(),
             users_wake_at: Time::NEVER,

@@ -139,6 +139,7 @@ kinds! {
     SeedLost Servers "seed_lost": "A seed of a cluster does not answer, or refuses what it is asked",
     SeedFound Servers "seed_found": "A seed of a cluster answers",
     ClientRedirected Servers "client_redirected": "A client got the error of a node of a cluster, as the pool does not know of the cluster",
+    TokenWrong Instance "token_wrong": "Somebody shows the statistics a wrong token",
 }
 
 const _: () = assert!(EventKind::ALL.len() <= KINDS_MAX);

@@ -1,16 +1,19 @@
 //! Operators: their commands, and the status of the instance.
 
+use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Pool, Server, ServerGroup, TopologyState};
+use cashew_control::ToChild;
 use cashew_metrics::{
     EventKind, ExportCounter, ExportKind, MemberState, PoolCounter, ServerCounter, UserStat,
     WallClock, monotonic_ms,
@@ -22,7 +25,7 @@ use tracing::{error, info, warn};
 
 use super::{Master, Phase, Source, workers_of};
 use crate::Error;
-use crate::audited::audited;
+use crate::audited::{Principal, audited};
 use crate::background_task::BackgroundTask;
 use crate::child::Role;
 use crate::command::{Command, Reply};
@@ -49,6 +52,8 @@ pub(super) struct Operators {
     digesting: BTreeMap<u64, Digesting>,
     last_digesting: u64,
     pub(super) last_reload: Option<Outcome>,
+    /// Answers to those who ask by HTTP.
+    to_http: Rc<RefCell<Vec<ToChild>>>,
 }
 
 /// A status without its digests, which take a while for pools with many servers.
@@ -87,7 +92,14 @@ impl Operators {
         if let Some(socket) = &socket {
             info!("operators can connect at {}", socket.path().display());
         }
-        Ok(Self { socket, digesting: BTreeMap::new(), last_digesting: 0, last_reload: None })
+        let to_http = Rc::default();
+        Ok(Self {
+            socket,
+            digesting: BTreeMap::new(),
+            last_digesting: 0,
+            last_reload: None,
+            to_http,
+        })
     }
 
     /// For the next program.
@@ -105,6 +117,7 @@ impl Operators {
             digesting: BTreeMap::new(),
             last_digesting: 0,
             last_reload: state.last_reload,
+            to_http: Rc::default(),
         }
     }
 
@@ -192,6 +205,37 @@ fn certificates_of(pool: &Pool) -> Vec<CertificateStatus> {
     identities.map(status).collect()
 }
 
+/// The reply to somebody who asks by HTTP, by way of the admin process.
+struct ByHttp {
+    number: u64,
+    answers: Rc<RefCell<Vec<ToChild>>>,
+}
+
+impl ByHttp {
+    fn push(&self, text: &str, is_ok: Option<bool>) {
+        let message = ToChild::Operated { number: self.number, text: text.to_owned(), is_ok };
+        self.answers.borrow_mut().push(message);
+    }
+}
+
+impl Reply for ByHttp {
+    fn line(&mut self, text: &str) {
+        self.push(text, None);
+    }
+
+    fn status(&mut self, _: Status) {}
+
+    fn events(&mut self, _: Vec<EventRecord>) {}
+
+    fn done(self: Box<Self>) {
+        self.push("", Some(true));
+    }
+
+    fn failed(self: Box<Self>, why: &str) {
+        self.push(why, Some(false));
+    }
+}
+
 impl Master {
     pub(super) fn handle_operators(&mut self, now: Instant) {
         let Some(socket) = &mut self.operators.socket else { return };
@@ -206,6 +250,30 @@ impl Master {
             .collect();
         for (command, reply) in commands {
             self.command(command, reply, now);
+        }
+    }
+
+    /// Does what somebody asks by HTTP.
+    pub(super) fn operate(&mut self, number: u64, command: &str, place: String, now: Instant) {
+        let reply = Box::new(ByHttp { number, answers: Rc::clone(&self.operators.to_http) });
+        // The admin process has seen the token. What it may have done is for the master to say all the same.
+        let command = match serde_json::from_str(command) {
+            Ok(
+                command @ (Command::Reload { .. }
+                | Command::Failover { .. }
+                | Command::LogLevel { .. }),
+            ) if self.current.snapshot.global.operate_token.is_some() => command,
+            Ok(_) | Err(_) => return reply.failed("this cannot be done by HTTP"),
+        };
+        let asker = Principal { place, user: "role operate".to_owned() };
+        let reply = audited(self.shared.audit(), asker, &command, reply);
+        self.command(command, reply, now);
+    }
+
+    /// Passes answers to those who ask by HTTP.
+    pub(super) fn tell_operators(&mut self, now: Instant) {
+        for message in self.operators.to_http.take() {
+            self.post(Role::Admin, message, Vec::new(), now);
         }
     }
 
@@ -414,6 +482,7 @@ impl Master {
             admin,
             discovery,
             pools: (0..).zip(&self.current.snapshot.pools).map(pool).collect(),
+            tokens_refused: self.shared.audit().tokens_refused(),
             statistics: self.listeners.as_ref().and_then(Listeners::stats_address),
             log_file: self.current.snapshot.global.log_file.clone(),
             log_level: Some(self.log.level()),

@@ -262,7 +262,10 @@ impl Worker {
                 cashew_process::log::redirect(&descriptors[0]).unwrap();
                 note("log is reopened here\n");
             }
-            ToChild::Group { .. } | ToChild::Sentinel { .. } | ToChild::Seed { .. } => {
+            ToChild::Group { .. }
+            | ToChild::Sentinel { .. }
+            | ToChild::Seed { .. }
+            | ToChild::Operated { .. } => {
                 unreachable!("none are configured")
             }
             ToChild::NotPrimary { .. } | ToChild::MapDoubted { .. } => {}

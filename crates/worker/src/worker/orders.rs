@@ -131,6 +131,7 @@ impl<D: Driver> Worker<D> {
             | ToChild::Group { .. }
             | ToChild::Sentinel { .. }
             | ToChild::NotPrimary { .. }
+            | ToChild::Operated { .. }
             | ToChild::Seed { .. }
             | ToChild::MapDoubted { .. }) => {
                 tracing::warn!("unexpected message from the master: {other:?}");

@@ -1,0 +1,223 @@
+//! What operators do by HTTP: the master carries it out, and what it says of that is kept here to be asked for.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use cashew_process::log::rfc3339_us;
+use serde_json::{Value, json};
+
+use crate::query;
+
+/// Actions that are remembered.
+const ACTIONS_MAX: usize = 64;
+/// Lines of one action, and characters of each.
+const LINES_MAX: usize = 100;
+const LINE_SIZE_MAX: usize = 1000;
+
+/// Passes a command on to the master: its number, what it is as the control socket has it, and who asks.
+pub type SendCommand = Box<dyn Fn(u64, String, String) -> io::Result<()>>;
+
+/// What the master says of a command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Said {
+    pub number: u64,
+    pub text: String,
+    /// Set at the end.
+    pub is_ok: Option<bool>,
+}
+
+pub(crate) struct Operations {
+    send: SendCommand,
+    last: u64,
+    actions: VecDeque<Action>,
+}
+
+struct Action {
+    number: u64,
+    at_us: u64,
+    name: &'static str,
+    by: String,
+    lines: Vec<String>,
+    is_ok: Option<bool>,
+}
+
+/// Why nothing is done.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    NotThere,
+    Wrong(String),
+    /// The master has no time to hear it.
+    Busy,
+}
+
+impl Operations {
+    pub(crate) fn new(send: SendCommand) -> Self {
+        Self { send, last: 0, actions: VecDeque::new() }
+    }
+
+    /// Has something done that is asked for at this path. Returns what is known of it.
+    pub(crate) fn begin(
+        &mut self,
+        path: &str,
+        query: &str,
+        peer: Option<SocketAddr>,
+    ) -> Result<Value, Refusal> {
+        let (name, command) = command(path, query)?;
+        self.last = self.last.max(now_us()) + 1;
+        let by = peer.map_or_else(|| "an address that is gone".to_owned(), |peer| peer.to_string());
+        (self.send)(self.last, command.to_string(), by.clone()).map_err(|_| Refusal::Busy)?;
+        if self.actions.len() == ACTIONS_MAX {
+            self.actions.pop_front();
+        }
+        let (number, at_us) = (self.last, now_us());
+        let action = Action { number, at_us, name, by, lines: Vec::new(), is_ok: None };
+        let shown = action.shown();
+        self.actions.push_back(action);
+        Ok(shown)
+    }
+
+    pub(crate) fn said(&mut self, said: Said) {
+        let Some(action) = self.actions.iter_mut().find(|it| it.number == said.number) else {
+            return;
+        };
+        if !said.text.is_empty() && action.lines.len() < LINES_MAX {
+            action.lines.push(said.text.chars().take(LINE_SIZE_MAX).collect());
+        }
+        action.is_ok = action.is_ok.or(said.is_ok);
+    }
+
+    /// The newest first, or only that of a number.
+    pub(crate) fn listing(&self, query: &str) -> Result<Value, String> {
+        let mut number = None;
+        for (name, value) in query::pairs(query) {
+            match name {
+                "id" => number = Some(value.parse().map_err(|_| "id is a number".to_owned())?),
+                _ => return Err(format!("there is no parameter {name}")),
+            }
+        }
+        let wanted = |it: &&Action| number.is_none_or(|number: u64| it.number == number);
+        let shown: Vec<Value> =
+            self.actions.iter().rev().filter(wanted).map(Action::shown).collect();
+        Ok(json!({ "actions": shown }))
+    }
+}
+
+impl Action {
+    fn shown(&self) -> Value {
+        let state = match self.is_ok {
+            None => "running",
+            Some(true) => "done",
+            Some(false) => "failed",
+        };
+        json!({
+            "id": self.number,
+            "time": rfc3339_us(self.at_us),
+            "action": self.name,
+            "by": self.by,
+            "state": state,
+            "lines": self.lines,
+        })
+    }
+}
+
+/// The command for the master. Another program than the one that runs is for the control socket alone.
+fn command(path: &str, query: &str) -> Result<(&'static str, Value), Refusal> {
+    let (mut pool, mut group, mut server, mut level) = (None, None, None, None);
+    let (mut force, mut dry_run) = (false, false);
+    let is_true = |name: &str, value: &str| match value {
+        "" | "true" | "1" => Ok(true),
+        "false" | "0" => Ok(false),
+        _ => Err(Refusal::Wrong(format!("{name} is true or false"))),
+    };
+    for (name, value) in query::pairs(query) {
+        match (path, name) {
+            ("/operate/reload", "dry_run") => dry_run = is_true(name, &value)?,
+            ("/operate/failover", "pool") => pool = Some(value),
+            ("/operate/failover", "group") => group = Some(value),
+            ("/operate/failover", "server") => server = Some(value),
+            ("/operate/failover", "force") => force = is_true(name, &value)?,
+            ("/operate/log-level", "level") => level = value.parse::<u8>().ok(),
+            _ => return Err(Refusal::Wrong(format!("there is no parameter {name}"))),
+        }
+    }
+    match path {
+        "/operate/reload" => Ok(("reload", json!({ "command": "reload", "dry_run": dry_run }))),
+        "/operate/failover" => {
+            let (Some(pool), Some(server)) = (pool, server) else {
+                return Err(Refusal::Wrong("a failover needs pool and server".to_owned()));
+            };
+            let command = json!({
+                "command": "failover",
+                "pool": pool,
+                "group": group,
+                "server": server,
+                "force": force,
+            });
+            Ok(("failover", command))
+        }
+        "/operate/log-level" => match level.filter(|level| *level <= 11) {
+            Some(level) => Ok(("log-level", json!({ "command": "log_level", "level": level }))),
+            None => Err(Refusal::Wrong("level is a number from 0 to 11".to_owned())),
+        },
+        _ => Err(Refusal::NotThere),
+    }
+}
+
+fn now_us() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use super::*;
+
+    #[test]
+    fn commands_are_sent_and_their_answers_kept() {
+        let sent = Rc::new(RefCell::new(Vec::new()));
+        let log = Rc::clone(&sent);
+        let mut operations = Operations::new(Box::new(move |number, command, by| {
+            log.borrow_mut().push((number, command, by));
+            Ok(())
+        }));
+        let peer = Some("127.0.0.1:5".parse().unwrap());
+        let begun = operations.begin("/operate/reload", "", peer).unwrap();
+        let (number, command, by) = sent.borrow()[0].clone();
+        assert_eq!((begun["id"].as_u64(), by.as_str()), (Some(number), "127.0.0.1:5"));
+        assert_eq!(command, r#"{"command":"reload","dry_run":false}"#);
+        assert_eq!(begun["state"], "running");
+        operations.said(Said { number, text: "a: b".into(), is_ok: None });
+        operations.said(Said { number, text: "no".into(), is_ok: Some(false) });
+        operations.said(Said { number: 1, text: "of another".into(), is_ok: Some(true) });
+        let listing = operations.listing(&format!("id={number}")).unwrap();
+        let action = &listing["actions"][0];
+        assert_eq!(
+            (&action["state"], &action["lines"]),
+            (&json!("failed"), &json!(["a: b", "no"]))
+        );
+        let query = "pool=p&server=s%201&force";
+        operations.begin("/operate/failover", query, None).unwrap();
+        assert!(sent.borrow()[1].1.contains(r#""server":"s 1""#), "{sent:?}");
+        assert!(sent.borrow()[1].0 > number);
+        for (path, query) in [
+            ("/operate/failover", "pool=p"),
+            ("/operate/log-level", "level=12"),
+            ("/operate/reload", "pool=p"),
+            ("/operate/reload", "dry_run=perhaps"),
+        ] {
+            let refused = operations.begin(path, query, None);
+            assert!(matches!(refused, Err(Refusal::Wrong(_))), "{path} {query}");
+        }
+        assert_eq!(operations.begin("/operate/upgrade", "", None), Err(Refusal::NotThere));
+        assert_eq!(operations.listing("").unwrap()["actions"].as_array().unwrap().len(), 2);
+        assert!(operations.listing("x=1").is_err() && operations.listing("id=x").is_err());
+        for _ in 0..2 * ACTIONS_MAX {
+            operations.begin("/operate/reload", "", None).unwrap();
+        }
+        assert_eq!(operations.actions.len(), ACTIONS_MAX);
+    }
+}
