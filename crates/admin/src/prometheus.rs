@@ -748,7 +748,7 @@ mod tests {
     use std::collections::{BTreeMap, HashMap, HashSet};
 
     use super::*;
-    use crate::testing::{busy_source, snapshot, source_of, watched_source};
+    use crate::testing::{busy_source, cluster_source, snapshot, source_of, watched_source};
 
     #[derive(Debug)]
     struct Sample {
@@ -900,6 +900,31 @@ mod tests {
         segments.writer(0).add_pool(id, PoolCounter::Requests, 9);
         let samples = parse(&exposition(&source));
         assert_eq!(value(&samples, "cashew_requests_total", &[("pool", odd)]), 9.0);
+    }
+
+    #[test]
+    fn clusters_are_told_of_where_there_are_any() {
+        assert!(!exposition(&busy_source()).contains("cashew_cluster_nodes"));
+        let samples = parse(&exposition(&cluster_source()));
+        let pool = [("pool", "alpha")];
+        for (name, expected) in [
+            ("cashew_cluster_nodes", 3.0),
+            ("cashew_cluster_slots_covered", 101.0),
+            ("cashew_cluster_config_epoch", 7.0),
+            ("cashew_cluster_map_changes_total", 1.0),
+        ] {
+            assert_eq!(value(&samples, name, &pool), expected, "{name}");
+        }
+        for (server, slots) in [("10.0.0.1:1", 101.0), ("10.0.0.1:3", 0.0)] {
+            let labels = [("pool", "alpha"), ("server", server)];
+            assert_eq!(value(&samples, "cashew_cluster_slots", &labels), slots);
+        }
+        for (seed, is_up) in [("h:1", 1.0), ("h:2", 0.0)] {
+            let labels = [("pool", "alpha"), ("seed", seed)];
+            assert_eq!(value(&samples, "cashew_cluster_seed_up", &labels), is_up);
+        }
+        let ups = samples.iter().filter(|sample| sample.name == "cashew_cluster_seed_up");
+        assert_eq!(ups.count(), 2);
     }
 
     #[test]

@@ -508,7 +508,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::testing::{busy_source, snapshot, source_of, watched_source};
+    use crate::testing::{busy_source, cluster_source, snapshot, source_of, watched_source};
 
     #[test]
     fn groups_are_told_of_where_there_are_any() {
@@ -526,6 +526,20 @@ mod tests {
         assert_eq!(told["cashew"]["groups"], groups);
         let ups = told["cashew"]["sentinels"].as_array().unwrap().iter().map(|it| &it["up"]);
         assert_eq!(ups.collect::<Vec<_>>(), [&1.into(), &0.into(), &Value::Null]);
+    }
+
+    #[test]
+    fn clusters_are_told_of_where_there_are_any() {
+        assert!(parse(&full_shape(&busy_source()))["cashew"].get("clusters").is_none());
+        let told = parse(&full_shape(&cluster_source()));
+        let clusters = serde_json::json!([
+            {"pool": "alpha", "config_epoch": 7, "map_changes": 1, "nodes": 3, "slots_covered": 101,
+             "shards": [{"primary": "10.0.0.1:1", "replicas": 1, "slots": 101},
+                        {"primary": "10.0.0.1:3", "replicas": 0, "slots": 0}],
+             "seeds": [{"address": "h:1", "up": 1}, {"address": "h:2", "up": 0},
+                       {"address": "h:3", "up": null}]},
+        ]);
+        assert_eq!(told["cashew"]["clusters"], clusters);
     }
 
     /// What nutcracker 0.5.0 of Debian shows for the same two pools.
@@ -590,6 +604,7 @@ mod tests {
             "monitor_dropped",
             "pipelines_paused",
             "proxy_header_errors",
+            "redirects_passed_on",
             "region_copies",
             "region_forgets",
             "request_latency",

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use cashew_config::snapshot::{Address, Pool, Server};
+use cashew_config::snapshot::{
+    Address, ClusterMap, ClusterNode, ClusterShard, Pool, Server, SlotRange,
+};
 use cashew_config::{Context, Snapshot};
 use cashew_metrics::{
     Cause, Evidence, Layout, PoolCounter, PoolGauge, Segments, ServerCounter, ServerGauge, Shared,
@@ -110,5 +112,32 @@ pub(crate) fn watched_source() -> Source {
     discovery.sentinel(alpha(), "10.0.0.8:26379".to_owned(), Some(false));
     discovery.sentinel(alpha(), "10.0.0.9:26379".to_owned(), Some(true));
     discovery.sentinel(alpha(), "10.0.0.9:26379".to_owned(), None);
+    source_of(snapshot, 1).0.with_discovery(discovery)
+}
+
+/// A pool in front of a cluster of a primary with a replica, and one without slots.
+pub(crate) fn cluster_source() -> Source {
+    let yaml =
+        "alpha: {listen: 127.0.0.1:1, redis: true, cluster: {seeds: ['h:1', 'h:2', 'h:3']}}\n";
+    let loaded = cashew_config::parse("t.yml", yaml, &cashew_config::Context::of_system());
+    let mut snapshot = loaded.unwrap_or_else(|errors| panic!("{errors}")).snapshot;
+    let node =
+        |port| ClusterNode { address: Address { host: "10.0.0.1".to_owned(), port }, zone: None };
+    let shard = |port, replicas: &[u16], slots: &[SlotRange]| ClusterShard {
+        primary: node(port),
+        replicas: replicas.iter().map(|&port| node(port)).collect(),
+        slots: slots.to_vec(),
+        epoch: 7,
+    };
+    let slots = [SlotRange { first: 0, last: 99 }, SlotRange { first: 200, last: 200 }];
+    let map = ClusterMap { shards: vec![shard(1, &[2], &slots), shard(3, &[], &[])] };
+    assert!(snapshot.set_cluster_map("alpha", &map));
+    let discovery = Discovery::default();
+    let seed = |host: &str, is_answering| {
+        discovery.seed("alpha".to_owned(), host.to_owned(), is_answering);
+    };
+    seed("h:1", Some(true));
+    seed("h:2", Some(false));
+    seed("gone:1", Some(true));
     source_of(snapshot, 1).0.with_discovery(discovery)
 }

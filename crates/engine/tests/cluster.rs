@@ -556,3 +556,25 @@ fn a_call_that_waits_goes_on_at_the_new_owner() {
     world.expect(client, "*2\r\n$1\r\nb\r\n$1\r\n1\r\n");
     world.assert_idle();
 }
+
+#[test]
+fn what_stood_behind_a_request_that_has_moved_stays_where_it_is() {
+    let (mut world, one, [a, b, _]) = three(&cluster(""));
+    let other = world.client();
+    world.send(one, redis("GET b"));
+    world.send(other, redis("GET hello"));
+    world.expect(a, all(&["GET b", "GET hello"]));
+    world.send(a, moved(3300, 1));
+    world.expect(b, redis("GET b"));
+    world.send(b, "$1\r\n1\r\n");
+    world.expect(one, "$1\r\n1\r\n");
+    // The next reply of that node is for who asks there next, not for who waits for the first one.
+    world.send(one, redis("GET c"));
+    world.expect(b, redis("GET c"));
+    world.send(b, "$1\r\n3\r\n");
+    world.expect(one, "$1\r\n3\r\n");
+    world.expect(other, "");
+    world.send(a, "$1\r\n2\r\n");
+    world.expect(other, "$1\r\n2\r\n");
+    world.assert_idle();
+}

@@ -52,7 +52,7 @@ impl Maps {
     /// The map of the cluster that a pool is in front of is this one. `current` is in effect.
     pub(crate) fn told(&mut self, pool: String, map: ClusterMap, current: &Snapshot, now: Instant) {
         let due = self.wanted.get(&pool).map(|wanted| wanted.due);
-        let Some(earliest) = self.earliest(&pool, &map, current) else {
+        let Some(earliest) = self.earliest(&pool, &map, current, now) else {
             self.wanted.remove(&pool);
             return;
         };
@@ -62,7 +62,13 @@ impl Maps {
     }
 
     /// When a map may be in effect; `None` if it is, or if there is no such pool.
-    fn earliest(&self, pool: &str, map: &ClusterMap, current: &Snapshot) -> Option<Instant> {
+    fn earliest(
+        &self,
+        pool: &str,
+        map: &ClusterMap,
+        current: &Snapshot,
+        now: Instant,
+    ) -> Option<Instant> {
         let pool = current.pools.iter().find(|it| it.name == pool)?;
         let mut next = pool.clone();
         if !next.set_cluster_map(map) {
@@ -71,7 +77,7 @@ impl Maps {
         let change = MapChange::between(pool, &next);
         let is_urgent = !change.joined.is_empty() || !change.promoted.is_empty();
         let interval = if is_urgent { URGENT_INTERVAL } else { INTERVAL };
-        Some(self.changed_at.map_or_else(Instant::now, |at| at + interval))
+        Some(self.changed_at.map_or(now, |at| at + interval))
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
