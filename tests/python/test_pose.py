@@ -10,6 +10,7 @@ import pytest
 import redis
 from redis.cluster import ClusterNode, RedisCluster
 
+from cluster import Cluster
 from harness import HOST, free_port, server_lines, wait_until
 from test_go import GO
 from test_languages import CLIENTS, java_classes, must, node_modules
@@ -239,21 +240,9 @@ def test_with_users(place):
         assert "NOPERM" in conn.error("CLUSTER", "SLOTS")
 
 
-def bus_port(node):
-    line = next(it for it in node.call("CLUSTER", "NODES").decode().splitlines() if "myself" in it)
-    return line.split("@")[1].split()[0].split(",")[0]
-
-
 def test_servers_that_are_nodes_of_a_cluster_are_noticed(place):
     """A pool that does not know of the cluster passes its errors on, and says so."""
-    options = ("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
-    # By itself the port of the bus would be one that another process has.
-    nodes = [place.redis(*options, "--cluster-port", str(free_port())) for _ in range(2)]
-    nodes[0].call("CLUSTER", "ADDSLOTSRANGE", "0", "8191")
-    nodes[1].call("CLUSTER", "ADDSLOTSRANGE", "8192", "16383")
-    nodes[0].call("CLUSTER", "MEET", HOST, str(nodes[1].port), bus_port(nodes[1]))
-    wait_until(lambda: all("cluster_slots_assigned:16384" in node.call("CLUSTER", "INFO").decode()
-                           for node in nodes), "both know of both")
+    nodes = Cluster(place, primaries=2, replicas=0).servers
     plain = {"redis": True, "servers": server_lines(nodes[:1])}
     gateway = place.cashew({"alpha": plain, "beta": {**plain, "servers": server_lines([place.redis()])}},
                            {"worker_processes": 1})

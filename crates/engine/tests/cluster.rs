@@ -20,8 +20,11 @@ fn ask(slot: u16, server: u32) -> String {
     format!("-ASK {slot} 127.0.0.1:{}\r\n", 7000 + server)
 }
 
+/// A primary, its replicas, and its slots.
+type Group<'a> = (u32, &'a [u32], &'a [(u16, u16)]);
+
 /// A cluster of so many nodes; each group has its primary, its replicas, and its slots.
-fn cluster_of(options: &str, nodes: usize, groups: &[(u32, &[u32], &[(u16, u16)])]) -> Snapshot {
+fn cluster_of(options: &str, nodes: usize, groups: &[Group<'_>]) -> Snapshot {
     let mut snapshot = pool(&format!("redis: true\npreconnect: true\n{options}"), nodes);
     let pool = &mut snapshot.pools[0];
     let range = |&(first, last): &(u16, u16)| SlotRange { first, last };
