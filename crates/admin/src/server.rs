@@ -31,6 +31,9 @@ const CONNECTIONS_MAX: usize = 64;
 /// The most connections accepted in a row, so that each gets to send its request before others can
 /// replace it.
 const ACCEPTS_MAX: usize = CONNECTIONS_MAX / 4;
+/// Lines of the audit log that are written before anybody else is served, and how often in a row.
+const AUDITED_AT_ONCE: usize = 256;
+const AUDIT_ROUNDS_MAX: usize = 32;
 /// The most clients that are accepted at a listener that is left: more cannot wait there.
 const LEAVING_MAX: usize = 8192;
 /// The most unread response bytes of all connections, or two of the largest responses. Beyond it
@@ -200,6 +203,14 @@ async fn tick(hub: Rc<Hub>) {
         let source = hub.source();
         source.beat();
         hub.tap_requests();
+        for _ in 0..AUDIT_ROUNDS_MAX {
+            if !hub.write_audit(&source) {
+                break;
+            }
+            // It takes long where much is written down, and others want to be served.
+            yield_now().await;
+            source.beat();
+        }
         let now = Instant::now();
         if now >= next_sample {
             // What was missed while the machine stood still is not made up for.
@@ -260,30 +271,39 @@ impl Hub {
             }
         }
         access_log.settle();
-        self.write_audit(&source);
     }
 
-    /// Writes down what was done since the last time.
-    fn write_audit(&self, source: &Source) {
+    /// Writes down what was done since the last time, or a part of it: returns whether there may be more.
+    fn write_audit(&self, source: &Source) -> bool {
         let audit = source.shared().audit();
         let mut log = self.audit_log.borrow_mut();
         let config = source.snapshot().global.audit_log.as_ref();
         log.follow(config.map(|log| log.file.as_path()));
+        let mut is_all = true;
         match config {
             Some(config) => {
-                let deeds = audit.take().into_iter();
-                let wanted =
-                    deeds.filter(|deed| config.operators || !deed.outcome.is_of_operators());
+                let deeds = audit.take(AUDITED_AT_ONCE);
+                is_all = deeds.len() < AUDITED_AT_ONCE;
+                let wanted = deeds
+                    .into_iter()
+                    .filter(|deed| config.operators || !deed.outcome.is_of_operators());
                 wanted.for_each(|deed| log.write(audit_log::line(&deed)));
             }
             None => audit.skip(),
         }
         log.settle();
+        !is_all
     }
 
     /// Writes and sends what there is, as far as that takes no long time.
     async fn part_with_requests(&self) {
         self.tap_requests();
+        let source = self.source();
+        for _ in 0..AUDIT_ROUNDS_MAX {
+            if !self.write_audit(&source) {
+                break;
+            }
+        }
         self.spans.part(&self.source()).await;
         let exports = self.source().exports();
         self.access_log.replace(LineLog::new(exports)).part();

@@ -418,8 +418,9 @@ section! {
         /// Nodes that are asked which nodes there are, while none is known: any of them, some of several
         /// shards at best. Names are looked up each time.
         seeds: Seeds = required,
-        /// The most connections to one node over all workers, those of exclusive use included; each worker may
-        /// have at least one. 0 is without limit.
+        /// The most connections to one node over all workers: `server_connections` and `session_connections` are at
+        /// most half of it each. Each worker may have one of each kind, and those for large values, other protocol
+        /// versions and subscriptions come on top. 0 is without limit.
         connections_max: Number<0, 1000000> = "0",
     }
 }

@@ -555,6 +555,12 @@ fn resolve_section(
     let known = (&*servers, &topology);
     let server_auth =
         server_auth::resolve(section, known, protocol, redis_auth.as_ref(), context, report);
+    // Half is for all clients, half for exclusive use.
+    let connections_max = cluster.as_ref().map_or(0, |cluster| cluster.connections_max);
+    let most_of = |wanted: u32| match connections_max {
+        0 => wanted,
+        most => wanted.min((most / 2).max(1)),
+    };
     let pool = Pool {
         name: name.value.clone(),
         // Where it is missing and needed, that is an error elsewhere.
@@ -580,9 +586,9 @@ fn resolve_section(
         databases: databases(section),
         preconnect: section.preconnect.value.0,
         auto_eject_hosts: section.auto_eject_hosts.value.0,
-        server_connections: section.server_connections.value.0 as u32,
-        session_connections: section.session_connections.value.0 as u32,
-        session_connections_idle: section.session_connections_idle.value.0 as u32,
+        server_connections: most_of(section.server_connections.value.0 as u32),
+        session_connections: most_of(section.session_connections.value.0 as u32),
+        session_connections_idle: most_of(section.session_connections_idle.value.0 as u32),
         session_wait_ms: section.session_wait_timeout.value.0,
         server_retry_timeout_ms: section.server_retry_timeout.value.0,
         server_check_interval_ms: section.server_check_interval.value.0,

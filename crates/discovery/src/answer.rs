@@ -31,10 +31,16 @@ pub(crate) fn primary(bytes: &[u8]) -> Option<Address> {
     elements.is_empty().then(|| address(host, port)).flatten()
 }
 
+/// So much is told of an error.
+const REFUSAL_MAX: usize = 256;
+
 /// Of any: why it is none.
 pub(crate) fn refusal(bytes: &[u8]) -> Option<String> {
     match reply(bytes)? {
-        Reply::Error(error) => Some(format!("refuses: {}", String::from_utf8_lossy(error))),
+        Reply::Error(error) => {
+            let start = &error[..error.len().min(REFUSAL_MAX)];
+            Some(format!("refuses: {}", String::from_utf8_lossy(start)))
+        }
         _ => None,
     }
 }

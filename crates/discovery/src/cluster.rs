@@ -34,6 +34,8 @@ const AVOIDED: Duration = Duration::from_secs(10);
 const CONTRADICTED: Duration = Duration::from_secs(2);
 /// How often a seed that is not asked for the map is asked whether it is there.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
+/// So seldom at most it is told of a seed whether it answers.
+const TOLD_AGAIN: Duration = Duration::from_secs(3);
 /// Bytes of one answer: each slot may be a range of its own, with the nodes that have it.
 const ANSWER_SIZE_MAX: usize = 16 << 20;
 
@@ -83,6 +85,8 @@ struct NodeWatch {
     refusal: Option<String>,
     /// Whether it answers, if that has been said: of a seed.
     is_up: Option<bool>,
+    /// When that was told.
+    told_at: Option<Instant>,
 }
 
 #[derive(Clone, Copy)]
@@ -271,7 +275,7 @@ impl ClusterWatch {
             if is_due && node.link.is_open() && node.link.is_at_rest() {
                 node.ping(now);
             }
-            let Some(failure) = node.is_news() else { continue };
+            let Some(failure) = node.is_news(now) else { continue };
             match &failure {
                 _ if !is_loud => {}
                 Some(why) => warn!(
@@ -357,6 +361,7 @@ impl NodeWatch {
             asked_at: None,
             refusal: None,
             is_up: None,
+            told_at: None,
         }
     }
 
@@ -416,13 +421,19 @@ impl NodeWatch {
     }
 
     /// Whether it answers, if that is news: the failure if it does not.
-    fn is_news(&mut self) -> Option<Option<String>> {
+    fn is_news(&mut self, now: Instant) -> Option<Option<String>> {
         let failure = match self.answered_at {
             Some(_) => self.refusal.clone(),
             None => Some(self.link.failure.clone()?),
         };
         let is_up = failure.is_none();
-        (self.is_up.replace(is_up) != Some(is_up)).then_some(failure)
+        // What it does must not fill the log.
+        let is_early = self.told_at.is_some_and(|at| now < at + TOLD_AGAIN);
+        if self.is_up == Some(is_up) || is_early {
+            return None;
+        }
+        (self.is_up, self.told_at) = (Some(is_up), Some(now));
+        Some(failure)
     }
 }
 

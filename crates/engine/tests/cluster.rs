@@ -507,6 +507,14 @@ fn a_transaction_that_is_sent_to_and_fro_ends() {
 #[test]
 fn what_is_watched_and_moves_counts_as_changed() {
     let (mut world, client, [_, b, _]) = three(&cluster(""));
+    // What was refused watches nothing.
+    world.send(client, redis("WATCH c"));
+    let lane = session(&mut world, 1);
+    world.expect(lane, redis("WATCH c"));
+    world.send(lane, DOWN);
+    world.expect(client, DOWN);
+    world.expect(lane, redis("UNWATCH"));
+    world.send(lane, "+OK\r\n");
     // WATCH itself goes to the owner.
     world.send(client, all(&["WATCH b", "GET b"]));
     let a = session(&mut world, 0);
@@ -514,7 +522,7 @@ fn what_is_watched_and_moves_counts_as_changed() {
     world.send(a, moved(3300, 1));
     world.expect(a, redis("UNWATCH"));
     world.send(a, "+OK\r\n");
-    let watch = session(&mut world, 1);
+    let watch = lane;
     world.expect(watch, redis("WATCH b"));
     world.send(watch, "+OK\r\n");
     world.expect(watch, redis("GET b"));

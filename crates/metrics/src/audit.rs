@@ -170,13 +170,14 @@ impl AuditTrail {
         record::write::<NUMBERS, TEXTS>(entry_of(words, ticket), ticket, numbers, texts);
     }
 
-    /// Those that nobody has taken yet, in order. Counts those as lost that were overwritten before. For one process at
+    /// The first of those that nobody has taken yet, in order, so many at most. Counts those as lost that were overwritten before. For one process at
     /// a time.
-    pub fn take(&self) -> Vec<Deed> {
+    pub fn take(&self, most: usize) -> Vec<Deed> {
         let Some(words) = self.words() else { return Vec::new() };
         let end = words[word::TICKETS].load(Relaxed);
         let taken = words[word::TAKEN].load(Relaxed);
         let from = taken.max(end.saturating_sub(DEEDS_MAX as u64)).min(end);
+        let end = end.min(from.saturating_add(most as u64));
         let mut lost = from - taken.min(from);
         let mut deeds = Vec::new();
         let mut until = end;
@@ -316,7 +317,7 @@ mod tests {
         };
         shared.audit().record(&whole);
         let other = Shared::open(&fd).unwrap().audit();
-        let taken = other.take();
+        let taken = other.take(usize::MAX);
         let expected = Deed {
             at_us: taken[0].at_us,
             outcome: DeedOutcome::Denied,
@@ -333,10 +334,13 @@ mod tests {
         };
         assert_eq!(taken, [expected]);
         shared.audit().record(&deed_of(8));
-        assert_eq!((ids(&shared.audit().take()), ids(&other.take())), (vec![8], vec![]));
+        assert_eq!(
+            (ids(&shared.audit().take(usize::MAX)), ids(&other.take(usize::MAX))),
+            (vec![8], vec![])
+        );
         shared.audit().record(&deed_of(9));
         other.skip();
-        assert_eq!((ids(&other.take()), other.lost()), (vec![], 0));
+        assert_eq!((ids(&other.take(usize::MAX)), other.lost()), (vec![], 0));
     }
 
     #[test]
@@ -344,7 +348,7 @@ mod tests {
         let audit = Shared::in_memory().audit();
         let count = DEEDS_MAX as u64 + 100;
         (0..count).for_each(|id| audit.record(&deed_of(id)));
-        let taken = audit.take();
+        let taken = audit.take(usize::MAX);
         assert_eq!((taken.len(), taken[0].client_id), (DEEDS_MAX, 100));
         assert_eq!(audit.lost(), 100);
         // A writer that has died within its entry is waited for once.
@@ -352,8 +356,8 @@ mod tests {
         record::begin(entry_of(words, count), count);
         words[word::TICKETS].fetch_add(1, Relaxed);
         audit.record(&deed_of(1));
-        assert!(audit.take().is_empty());
-        assert_eq!((ids(&audit.take()), audit.lost()), (vec![1], 101));
+        assert!(audit.take(usize::MAX).is_empty());
+        assert_eq!((ids(&audit.take(usize::MAX)), audit.lost()), (vec![1], 101));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use cashew_protocol::resp::{Reply, reply};
 use crate::answer::{address, text};
 
 /// Nodes beyond this number are not read: Redis is made for some 1000.
-const NODES_MAX: usize = 10_000;
+const NODES_MAX: usize = 1000;
 
 /// How one node sees the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -78,7 +78,10 @@ impl View {
 /// The nodes, and the host names of those that have one.
 fn read_nodes(text: &str, asked: &Address) -> Option<(View, BTreeMap<String, String>)> {
     let (mut view, mut hostnames) = (View::default(), BTreeMap::new());
-    for line in text.lines().take(NODES_MAX) {
+    if text.lines().nth(NODES_MAX).is_some() {
+        return None;
+    }
+    for line in text.lines() {
         let Some((id, hostname, node)) = read_node(line, asked) else { continue };
         if let Some(hostname) = hostname {
             hostnames.insert(id.clone(), hostname);

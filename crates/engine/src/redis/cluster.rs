@@ -98,15 +98,22 @@ struct Watching {
 
 impl Flow for Watching {
     fn on_reply(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, reply: &[u8]) -> Step {
-        if !reply.starts_with(b"-") || self.hops >= HOPS_MAX {
+        if !reply.starts_with(b"-") {
             return Step::Answer;
         }
-        let ask_at = match cx.engine.elsewhere(self.lane, reply) {
+        let client = cx.client();
+        let elsewhere = cx.engine.elsewhere(self.lane, reply);
+        let ask_at = match elsewhere.filter(|_| self.hops < HOPS_MAX) {
             Some(Elsewhere::Owner) => None,
             Some(Elsewhere::Ask(server)) => Some(server),
-            Some(Elsewhere::Again) | None => return Step::Answer,
+            Some(Elsewhere::Again) | None => {
+                if self.is_first {
+                    // The client is bound to no node.
+                    cx.engine.forget_watch(client);
+                }
+                return Step::Answer;
+            }
         };
-        let client = cx.client();
         if !self.is_first {
             cx.engine.lose_watch(client);
             return cx.reply(8, |out| out.extend_from_slice(b"+OK\r\n"));

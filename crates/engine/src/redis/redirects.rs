@@ -9,8 +9,8 @@
 //! as their replies come, which is in that order; so that none overtakes them, clients with requests there are
 //! fenced once the owner is known to be another.
 //!
-//! What a script answers may look like a redirect. It is followed, at most [`HOPS_MAX`] times, but nothing is
-//! learned of it for others.
+//! What a script answers may look like a redirect. It is followed to nodes that are known, at most
+//! [`HOPS_OF_SCRIPTS_MAX`] times, but nothing is learned of it for others.
 
 use std::collections::VecDeque;
 
@@ -33,6 +33,8 @@ use crate::upstream::redirect::{ASKING, Elsewhere, Node, READONLY, READWRITE, Re
 
 /// So often a request is sent elsewhere; then its client gets the node's error.
 const HOPS_MAX: u8 = 5;
+/// The same of scripts, which may say so themselves when they have run.
+const HOPS_OF_SCRIPTS_MAX: u8 = 2;
 /// The longest reply that is looked at: a host name has up to 253 bytes.
 const REPLY_MAX: usize = 512;
 /// How long a request waits that is to be tried again, at first and later.
@@ -130,7 +132,8 @@ impl Engine {
         };
         let client = self.requests.waiting_client(request);
         let is_late = self.backends[backend].expiry(self.requests[request].started) <= self.now;
-        let is_spent = self.requests[request].hops >= HOPS_MAX && redirect != Redirect::TryAgain;
+        let hops_max = if back.is_sealed { HOPS_OF_SCRIPTS_MAX } else { HOPS_MAX };
+        let is_spent = self.requests[request].hops >= hops_max && redirect != Redirect::TryAgain;
         let to = match redirect {
             Redirect::Moved { slot, to } if back.is_sealed => {
                 self.doubt_map(backend);
@@ -144,9 +147,10 @@ impl Engine {
             }
             Redirect::TryAgain => Err(slot_of_request(&back.bytes).unwrap_or_default()),
         };
+        // A script that says so of its own has run.
         let is_followed = match redirect {
-            Redirect::TryAgain => !self.has_more_in_flight(index, client),
-            _ => true,
+            Redirect::TryAgain => !back.is_sealed && !self.has_more_in_flight(index, client),
+            _ => !back.is_sealed || to.is_ok(),
         };
         if client == ClientId::NONE || is_late || is_spent || !is_followed {
             self.bufs.give(back.bytes);

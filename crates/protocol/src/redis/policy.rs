@@ -326,7 +326,7 @@ mod tests {
             assert_eq!(fault(entry, false), expected, "{entry}");
         }
         assert!(matches!(fault("shutdown", true), Some(PolicyFault::Unserved(_))));
-        assert!(matches!(fault("cluster", true), Some(PolicyFault::Unserved(_))));
+        assert!(matches!(fault("psync", true), Some(PolicyFault::Unserved(_))));
         assert_eq!(fault("shutdown", false), None);
         assert_eq!(fault("auth", false), Some(PolicyFault::Undeniable));
         assert_eq!(fault("auth", true), None);

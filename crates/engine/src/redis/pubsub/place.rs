@@ -148,7 +148,7 @@ impl Engine {
 
     /// Asks again for channels of a cluster's slots that no node has taken. To be called once a second.
     pub(crate) fn retry_shards(&mut self) {
-        for home in self.backends.ids().collect::<Vec<BackendId>>() {
+        for home in self.backends.ids() {
             if !self.backends[home].topology.has_slots() {
                 continue;
             }

@@ -1,0 +1,209 @@
+"""A cluster under load while it changes: every reply of every client is checked.
+
+Clients have keys of their own, so each knows what it must be told. Their requests are of all kinds that a node may
+send elsewhere: of one key, of keys in many slots, in pipelines, transactions with and without WATCH, calls that wait,
+scripts.
+"""
+
+import random
+import threading
+import time
+
+import pytest
+import redis
+
+from cluster import Cluster
+from harness import newer_servers
+
+pytestmark = pytest.mark.certain
+
+PROGRAMS = ["redis-server", *newer_servers()]
+
+
+class Client(threading.Thread):
+    """One that asks until it is stopped. Of an error it does not know whether the request ran."""
+
+    def __init__(self, number, gateway, stop):
+        super().__init__(daemon=True)
+        self.number, self.stop = number, stop
+        self.random = random.Random(number)
+        self.redis = redis.Redis(port=gateway.port, decode_responses=True, socket_timeout=20,
+                                 protocol=2 + number % 2)
+        self.values, self.counts = {}, {}
+        self.wrong, self.errors, self.done, self.slowest = [], [], 0, 0
+        self.is_over = False
+
+    def run(self):
+        kinds = [getattr(self, name) for name in dir(self) if name.startswith("ask_")]
+        while not self.stop.is_set():
+            kind, begun = self.random.choice(kinds), time.monotonic()
+            try:
+                kind()
+            except (redis.RedisError, OSError) as error:
+                self.errors.append(f"{kind.__name__}: {error}")
+                self.forget()
+            self.slowest = max(self.slowest, time.monotonic() - begun)
+            self.done += 1
+        self.is_over = True
+
+    def forget(self):
+        """It begins anew, with keys that nothing is known to have happened to."""
+        self.number += 1000
+        self.values, self.counts = {}, {}
+        self.redis.connection_pool.disconnect()
+
+    def check(self, what, got, wanted):
+        if got != wanted:
+            self.wrong.append((what, got, wanted))
+
+    def key(self, most=150):
+        return f"{self.number}:{self.random.randrange(most)}"
+
+    def count(self, key):
+        self.counts[key] = self.counts.get(key, 0) + 1
+        return self.counts[key]
+
+    def ask_one(self):
+        key, value = self.key(), str(self.random.random())
+        self.check("get", self.redis.get(key), self.values.get(key))
+        self.redis.set(key, value)
+        self.values[key] = value
+
+    def ask_several(self):
+        keys = [self.key() for _ in range(6)]
+        self.check("mget", self.redis.mget(keys), [self.values.get(key) for key in keys])
+        values = {key: str(self.random.random()) for key in keys}
+        self.redis.mset(values)
+        self.values.update(values)
+
+    def ask_deletion(self):
+        keys = {self.key() for _ in range(3)}
+        self.check("del", self.redis.delete(*keys), len(keys & set(self.values)))
+        for key in keys:
+            self.values.pop(key, None)
+
+    def ask_count(self):
+        key = f"count:{self.key()}"
+        self.check("incr", self.redis.incr(key), self.count(key))
+
+    def ask_pipeline(self):
+        key = self.key()
+        with self.redis.pipeline(transaction=False) as pipeline:
+            pipeline.set(key, "1").append(key, "2").append(key, "3").get(key)
+            self.check("pipeline", pipeline.execute(), [True, 2, 3, "123"])
+        self.values[key] = "123"
+
+    def ask_transaction(self):
+        tag = f"{{{self.key(50)}}}"
+        wanted = self.count(f"multi:{tag}")
+        with self.redis.pipeline(transaction=True) as multi:
+            multi.incr(f"a{tag}").incr(f"b{tag}").mget(f"a{tag}", f"b{tag}")
+            self.check("multi", multi.execute(), [wanted, wanted, [str(wanted)] * 2])
+
+    def ask_watch(self):
+        key = f"watch:{self.key(50)}"
+        for _ in range(50):
+            try:
+                with self.redis.pipeline(transaction=True) as multi:
+                    multi.watch(key)
+                    value = int(multi.get(key) or 0)
+                    multi.multi()
+                    multi.set(key, value + 1)
+                    multi.execute()
+                    break
+            except redis.WatchError:
+                # The slot has moved.
+                pass
+        self.check("watch", self.redis.get(key), str(self.count(key)))
+
+    def ask_call_that_waits(self):
+        key = f"list:{self.key(20)}"
+        self.redis.rpush(key, "x")
+        got = self.redis.blpop([key], 5)
+        self.check("blpop", got and list(got), [key, "x"])
+
+    def ask_script(self):
+        key = f"script:{self.key(50)}"
+        got = self.redis.eval("return redis.call('INCR', KEYS[1])", 1, key)
+        self.check("eval", got, self.count(key))
+
+    def ask_large(self):
+        key, value = f"large:{self.key(5)}", "x" * self.random.randrange(50_000, 300_000)
+        self.redis.set(key, value)
+        self.check("large", self.redis.get(key), value)
+
+
+class Load:
+    def __init__(self, gateway, clients=6):
+        self.stop = threading.Event()
+        self.clients = [Client(number, gateway, self.stop) for number in range(clients)]
+
+    def __enter__(self):
+        for client in self.clients:
+            client.start()
+        time.sleep(0.5)
+        return self
+
+    def __exit__(self, *error):
+        self.stop.set()
+        for client in self.clients:
+            client.join(30)
+        if error[0] is None:
+            assert all(client.is_over for client in self.clients), "somebody hangs"
+            assert min(client.done for client in self.clients) > 10
+            assert not [it for client in self.clients for it in client.wrong][:5]
+
+    def errors(self):
+        return [error for client in self.clients for error in client.errors]
+
+
+@pytest.fixture(params=PROGRAMS, ids=lambda path: str(path).rpartition("/")[2] + str(PROGRAMS.index(path)))
+def program(request):
+    return str(request.param)
+
+
+def serve(place, cluster, **options):
+    options = {"timeout": 10000, "failover_wait": 6000, **options}
+    return place.cashew(cluster.pools(**options), {"worker_processes": 2})
+
+
+def moved(gateway):
+    stats = gateway.stats()["alpha"]
+    return stats["cluster_moved"] + stats["cluster_asked"]
+
+
+def test_slots_move(place, program):
+    cluster = Cluster(place, replicas=0, program=program)
+    gateway = serve(place, cluster)
+    with Load(gateway) as load:
+        source, target, _ = cluster.servers
+        for _ in range(2):
+            slots = sorted(cluster.node(source).slots)[:150]
+            cluster.move(slots, source, target)
+            source, target = target, source
+    assert load.errors() == []
+    assert moved(gateway) > 0
+
+
+def test_replicas_take_over(place, program):
+    cluster = Cluster(place, program=program)
+    gateway = serve(place, cluster)
+    with Load(gateway) as load:
+        for at in range(6):
+            primary = cluster.primaries()[at % 3]
+            cluster.fail_over(primary)
+            time.sleep(0.5)
+    assert load.errors() == []
+    assert moved(gateway) > 0
+
+
+def test_a_primary_dies(place):
+    cluster = Cluster(place)
+    gateway = serve(place, cluster)
+    with Load(gateway) as load:
+        victim = cluster.primaries()[0]
+        victim.process.kill()
+        time.sleep(4)
+    # Nobody knows whether what was on its way has run.
+    assert len(load.errors()) <= len(load.clients), load.errors()
+    assert all("reset" in error or "closed" in error for error in load.errors()), load.errors()
