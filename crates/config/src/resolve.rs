@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket}
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use cashew_placement::{Distribution, Hash};
+use cashew_placement::{Distribution, Hash, HashTag};
 
 use crate::accounts::{self, Account};
 use crate::address::{ListenText, ServerLine, check_name};
@@ -567,7 +567,10 @@ fn resolve_section(
         listen: listen.unwrap_or(Listen::Nowhere),
         protocol,
         hash: section.hash.value,
-        hash_tag: section.hash_tag.as_ref().map(|tag| tag.value),
+        hash_tag: match cluster {
+            Some(_) => HashTag::parse("{}"),
+            None => section.hash_tag.as_ref().map(|tag| tag.value),
+        },
         distribution: section.distribution.value,
         topology,
         servers,

@@ -138,7 +138,7 @@ mod tests {
         };
         ask(Command::Status).done();
         ask(Command::Reload { dry_run: true }).done();
-        assert!(audit.take().is_empty());
+        assert!(audit.take(usize::MAX).is_empty());
         ask(Command::Reload { dry_run: false }).done();
         let failover =
             Command::Failover { pool: "p".into(), group: None, server: "s".into(), force: false };
@@ -146,7 +146,7 @@ mod tests {
         ask(Command::Upgrade { binary: None }).done();
         upgraded(&audit, None);
         let told: Vec<String> = audit
-            .take()
+            .take(usize::MAX)
             .iter()
             .map(|deed| {
                 let user = String::from_utf8_lossy(&deed.user).into_owned();

@@ -508,8 +508,14 @@ impl Engine {
                 Some(_) => DeedOutcome::LoginFailed,
             };
             let reason = failure.unwrap_or_default();
-            let user = user[..user.len().min(NAME_MAX)].to_vec();
-            self.audit(client, Audited { outcome, reason, user, ..Audited::default() });
+            // What is no user's name may be a password in the wrong place.
+            let is_known =
+                failure.is_none() || self.listener_of(client).users.named(user).is_some();
+            let shown = if is_known { &user[..user.len().min(NAME_MAX)] } else { b"" };
+            self.audit(
+                client,
+                Audited { outcome, reason, user: shown.to_vec(), ..Audited::default() },
+            );
         }
     }
 
