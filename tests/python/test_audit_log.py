@@ -197,4 +197,5 @@ def test_the_file_is_opened_anew_and_reloads_switch_it(place):
     gateway.call("SET", "c", "1")
     gateway.audit_path = place.directory / "other"
     wait_until(lambda: records(gateway, event="operator"), "a line in the other file")
-    assert not records(gateway, event="command") and count > 0
+    # What was on its way before may still come.
+    assert not records(gateway, key="c") and count > 0
