@@ -27,6 +27,12 @@ def epoch_of(gateway):
     return int(re.search(r", epoch (\d+),", gateway.order("status").stdout)[1])
 
 
+def audited(gateway, **wanted):
+    """Lines of the audit log, which is written ten times a second."""
+    found = [json.loads(line) for line in gateway.audit_path.read_text().splitlines()]
+    return [it for it in found if all(it.get(name) == value for name, value in wanted.items())]
+
+
 def ask(gateway, method, target, token=None, scheme="Bearer"):
     header = f"Authorization: {scheme} {token}\r\n" if token else ""
     text = said_to(gateway.stats_address, f"{method} {target} HTTP/1.1\r\nHost: x\r\n{header}\r\n".encode())
@@ -80,8 +86,8 @@ def test_roles_read_and_operate(place):
     assert len(events["events"]) == 1
     shown = gateway.audit_path.read_text() + gateway.log() + metrics
     assert READ not in shown and OPERATE not in shown
-    denied = [json.loads(line) for line in gateway.audit_path.read_text().splitlines()]
-    denied = [it for it in denied if it.get("reason") == "token"]
+    wait_until(lambda: len(audited(gateway, reason="token")) == 2, "both have a line")
+    denied = audited(gateway, reason="token")
     assert [it["command"] for it in denied] == ["HTTP /stats", "HTTP /operate/reload"]
     assert all(it["client"].startswith(f"{HOST}:") for it in denied)
 
@@ -103,8 +109,8 @@ def test_what_is_asked_is_done_and_told(place):
     assert outcome(gateway, "/operate/log-level?level=7")["state"] == "done"
     failed = outcome(gateway, "/operate/failover?pool=alpha&server=nosuch")
     assert failed["state"] == "failed" and failed["lines"]
-    records = [json.loads(line) for line in gateway.audit_path.read_text().splitlines()]
-    mine = [it for it in records if it.get("user") == "role operate"]
+    wait_until(lambda: len(audited(gateway, user="role operate")) >= 10, "all have a line")
+    mine = audited(gateway, user="role operate")
     shown = [(it["command"], it["outcome"]) for it in mine]
     assert shown == [
         ("reload", "asked"), ("reload", "done"), ("reload", "asked"), ("reload", "done"),

@@ -271,6 +271,7 @@ impl Hub {
             }
         }
         access_log.settle();
+        self.write_audit(&source);
     }
 
     /// Writes down what was done since the last time, or a part of it: returns whether there may be more.

@@ -3,6 +3,8 @@
 //! The rules become one bit for each command of the table when a pool is configured, so that a
 //! request needs one lookup.
 
+use std::sync::OnceLock;
+
 use std::cmp::Reverse;
 
 use super::lookup::{by_name, plain_commands, subcommands};
@@ -145,6 +147,15 @@ pub struct Policy {
 
 impl Policy {
     pub fn new(rules: &Rules, custom: &CustomCommands) -> Self {
+        // Most of many pools go by a base alone, and each would ask for every command.
+        static PLAIN: [OnceLock<Policy>; 3] = [const { OnceLock::new() }; 3];
+        match rules.allow.is_empty() && rules.deny.is_empty() && custom.is_empty() {
+            true => PLAIN[rules.base as usize].get_or_init(|| Self::decide(rules, custom)).clone(),
+            false => Self::decide(rules, custom),
+        }
+    }
+
+    fn decide(rules: &Rules, custom: &CustomCommands) -> Self {
         let mut refused = [0; WORDS];
         // Commands refused for all clients have a better error.
         let is_refused =
