@@ -5,7 +5,9 @@ send elsewhere: of one key, of keys in many slots, in pipelines, transactions wi
 scripts.
 """
 
+import json
 import random
+import re
 import threading
 import time
 
@@ -13,7 +15,7 @@ import pytest
 import redis
 
 from cluster import Cluster
-from harness import newer_servers
+from harness import newer_servers, wait_until
 
 pytestmark = pytest.mark.certain
 
@@ -183,6 +185,112 @@ def test_slots_move(place, program):
             source, target = target, source
     assert load.errors() == []
     assert moved(gateway) > 0
+
+
+def test_slots_move_at_once(place):
+    """Valkey 9 moves slots as a whole: MOVED from one moment to the next, and nothing is ever asked for behind ASKING."""
+    valkeys = [program for program in PROGRAMS if "valkey" in str(program)]
+    if not valkeys:
+        pytest.skip("no Valkey is installed")
+    cluster = Cluster(place, replicas=0, program=str(valkeys[0]))
+    gateway = serve(place, cluster)
+    with Load(gateway) as load:
+        source, target, _ = cluster.servers
+        for _ in range(3):
+            slots = sorted(cluster.node(source).slots)
+            assert source.call("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slots[0], slots[800],
+                               "NODE", cluster.id(target)) == "OK"
+            wait_until(lambda: slots[0] in cluster.node(target).slots, "they have moved")
+            source, target = target, source
+    assert load.errors() == []
+    stats = gateway.stats()["alpha"]
+    assert stats["cluster_moved"] > 0 and stats["cluster_asked"] == 0
+
+
+def test_all_nodes_are_replaced(place):
+    """One after the other: a new node copies it, takes over, and it is forgotten. In the end no seed is left."""
+    cluster = Cluster(place, replicas=0)
+    gateway = serve(place, cluster)
+    seeds = list(cluster.servers)
+    with Load(gateway) as load:
+        for old in seeds:
+            new = cluster.add()
+            cluster.meet()
+            cluster.wait_ok()
+            cluster.replicate(new, old)
+            cluster.wait_ok()
+            assert cluster.fail_over(old) is new
+            # The gateway learns of it before it is gone.
+            wait_until(lambda: new.port in ports(gateway), "the gateway has the new node")
+            time.sleep(1)
+            cluster.forget(old)
+            wait_until(lambda: old.port not in ports(gateway), "the gateway has left the old one", seconds=60)
+    assert load.errors() == [], gateway.log()[-4000:]
+    assert not {seed.port for seed in seeds} & ports(gateway)
+
+
+def ports(gateway):
+    done = gateway.order("status", "--json")
+    pool = json.loads(done.stdout)["pools"][0]
+    shards = pool["cluster"]["shards"]
+    names = [name for shard in shards for name in [shard["primary"], *shard["replicas"]]]
+    return {int(name.rpartition(":")[2]) for name in names}
+
+
+def test_replicas_answer_reads(place):
+    """They do so while they are replicas, and what they took over is still right."""
+    cluster = Cluster(place)
+    gateway = serve(place, cluster, reads="prefer_replica")
+    with gateway.connect() as conn:
+        for number in range(300):
+            assert conn.call("SET", f"k:{number}", str(number)) == "OK"
+        cluster.wait_ok()
+        replicas = [replica for primary in cluster.primaries() for replica in cluster.replicas_of(primary)]
+
+        def reads(servers):
+            return sum(int(re.search(rb"cmdstat_get:calls=(\d+)", server.call("INFO", "commandstats") + b" cmdstat_get:calls=0")[1])
+                       for server in servers)
+
+        def read_all():
+            for number in range(300):
+                assert conn.call("GET", f"k:{number}") == str(number).encode()
+        before = reads(replicas)
+        wait_until(lambda: read_all() or reads(replicas) >= before + 250, "replicas answer", pause=0.2)
+        for primary in cluster.primaries():
+            cluster.fail_over(primary)
+        cluster.wait_ok()
+        # They are primaries now, and the others answer.
+        wait_until(lambda: ports(gateway) and {int(it["primary"].rpartition(":")[2]) for it in shards(gateway)}
+                   == {replica.port for replica in replicas}, "the gateway knows")
+        others = [server for server in cluster.servers if server not in replicas]
+        before = reads(others)
+        wait_until(lambda: read_all() or reads(others) >= before + 250, "the others answer", pause=0.2)
+
+
+def shards(gateway):
+    return json.loads(gateway.order("status", "--json").stdout)["pools"][0]["cluster"]["shards"]
+
+
+def test_connections_are_few(place):
+    """Half of `connections_max` is for all clients, half for exclusive use."""
+    cluster = Cluster(place, replicas=0)
+
+    def most_of(cluster_options):
+        options = {**cluster.pools()["alpha"], "server_connections": 32, "preconnect": True}
+        options["cluster"] = options["cluster"].replace("{", "{" + cluster_options, 1)
+        gateway = place.cashew({"alpha": options}, {"worker_processes": 2})
+        gateway.call("FLUSHALL")
+        most = 0
+        with Load(gateway, clients=12):
+            for _ in range(20):
+                clients = cluster.servers[0].call("CLIENT", "LIST", "TYPE", "NORMAL")
+                most = max(most, clients.count(b"\n"))
+                time.sleep(0.05)
+        gateway.stop()
+        return most
+    few, many = most_of("connections_max: 8, "), most_of("")
+    # Of each worker: those for large values, and those of clients with RESP3, come on top.
+    assert few <= 8 + 2 * 4 + 8 and many > 40, (few, many)
 
 
 def test_replicas_take_over(place, program):

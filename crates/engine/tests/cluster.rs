@@ -240,6 +240,18 @@ fn what_is_on_its_way_in_part_is_tried_again() {
     world.expect(a, redis("MGET {b}1 {b}2"));
     world.send(a, "*2\r\n$-1\r\n$-1\r\n");
     world.expect(client, "*2\r\n$-1\r\n$-1\r\n");
+    // A slot that stays half moved is the client's to know of.
+    world.send(client, redis("MGET {b}1 {b}2"));
+    let mut tries = 0;
+    while world.received(client).is_empty() {
+        let asked = world.received(a);
+        assert_eq!(asked, redis("MGET {b}1 {b}2").as_bytes());
+        world.send(a, TRY_AGAIN);
+        world.wait_ms(51);
+        tries += 1;
+        assert!(tries < 30);
+    }
+    assert!(tries >= 20);
     // What is behind it may have run.
     world.send(client, all(&["MSET {b}1 1 {b}2 1", "SET {b}1 2"]));
     world.received(a);
@@ -511,8 +523,9 @@ fn what_is_watched_and_moves_counts_as_changed() {
     world.send(client, redis("WATCH c"));
     let lane = session(&mut world, 1);
     world.expect(lane, redis("WATCH c"));
-    world.send(lane, DOWN);
-    world.expect(client, DOWN);
+    let refused = "-NOPERM this user has no permissions\r\n";
+    world.send(lane, refused);
+    world.expect(client, refused);
     world.expect(lane, redis("UNWATCH"));
     world.send(lane, "+OK\r\n");
     // WATCH itself goes to the owner.
@@ -588,4 +601,59 @@ fn what_stood_behind_a_request_that_has_moved_stays_where_it_is() {
     world.send(a, "$1\r\n2\r\n");
     world.expect(other, "$1\r\n2\r\n");
     world.assert_idle();
+}
+
+#[test]
+fn what_no_node_takes_for_now_is_asked_again_until_its_time_is_up() {
+    const ABORTED: &str = "-EXECABORT discarded\r\n";
+    // Unknown nodes, slots half moved, clusters that are down.
+    for refusal in [moved(3300, 9), ask(3300, 9), "-TRYAGAIN\r\n".to_owned(), DOWN.to_owned()] {
+        let (mut world, client, _) = three(&waiting());
+        world.send(client, all(&["MULTI", "INCR b", "EXEC"]));
+        let text = all(&["MULTI", "INCR b", "EXEC"]);
+        let a = session(&mut world, 0);
+        for _ in 0..10 {
+            world.expect(a, &text);
+            world.send(a, format!("+OK\r\n{refusal}{ABORTED}"));
+            world.wait_ms(19);
+            world.expect(a, "");
+            world.wait_ms(2);
+        }
+        world.expect(a, &text);
+        world.send(a, format!("+OK\r\n{QUEUED}*1\r\n:1\r\n"));
+        world.expect(client, format!("+OK\r\n{QUEUED}*1\r\n:1\r\n"));
+        world.send(client, redis("WATCH b"));
+        world.expect(a, redis("WATCH b"));
+        world.send(a, &refusal);
+        world.expect(a, redis("UNWATCH"));
+        world.send(a, "+OK\r\n");
+        world.wait_ms(21);
+        world.expect(a, redis("WATCH b"));
+        world.send(a, "+OK\r\n");
+        world.send(client, redis("UNWATCH"));
+        world.expect(a, redis("UNWATCH"));
+        world.send(a, "+OK\r\n");
+        world.expect(client, "+OK\r\n+OK\r\n");
+        world.send(client, redis("BLPOP b 0"));
+        world.expect(a, all(&["CLIENT ID", "BLPOP b 0"]));
+        world.send(a, format!(":7\r\n{refusal}"));
+        world.wait_ms(21);
+        world.expect(a, redis("BLPOP b 0"));
+        // The node is none that takes writes any more.
+        world.send(
+            a,
+            "-UNBLOCKED force unblock from blocking operation, instance state changed\r\n",
+        );
+        let mut tries = 0;
+        while world.received(client).is_empty() {
+            world.wait_ms(21);
+            if world.received(a) == redis("BLPOP b 0").as_bytes() {
+                world.send(a, &refusal);
+            }
+            tries += 1;
+            assert!(tries < 60, "it is not asked for ever");
+        }
+        assert!(tries > 40);
+        world.assert_idle();
+    }
 }

@@ -7,7 +7,7 @@ use std::ops::Deref;
 use crate::base::time::Time;
 use crate::memcached::{Many, Stripping};
 use crate::redis::blocking::{Blocking, Ending};
-use crate::redis::cluster::CallSentBack;
+use crate::redis::cluster::SentBack;
 use crate::redis::monitor::Monitor;
 use crate::redis::pubsub::Subscriber;
 use crate::redis::transaction::Transaction;
@@ -36,7 +36,7 @@ pub(crate) struct Rare {
     /// The call at the front, which may wait, is over before it is asked.
     pub(crate) ending: Option<Ending>,
     /// Where the call at the front goes, which a node of a cluster has sent back.
-    pub(crate) sent_back: Option<CallSentBack>,
+    pub(crate) sent_back: Option<SentBack>,
     /// It may ask nothing before: see [`crate::downstream::password_guessing`].
     pub(crate) slowed_until: Option<Time>,
     /// It waits until its user may ask more.
@@ -124,7 +124,7 @@ impl Modes {
         self.leave(|rare| rare.blocking.take())
     }
 
-    pub(crate) fn take_sent_back(&mut self) -> Option<CallSentBack> {
+    pub(crate) fn take_sent_back(&mut self) -> Option<SentBack> {
         self.leave(|rare| rare.sent_back.take())
     }
 

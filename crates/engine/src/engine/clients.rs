@@ -121,7 +121,7 @@ impl Engine {
     }
 
     /// Takes no further request of the client for so long.
-    fn slow_down(&mut self, client: ClientId, wait_ms: u64) {
+    pub(crate) fn slow_down(&mut self, client: ClientId, wait_ms: u64) {
         let until = self.now.plus_millis(wait_ms);
         self.clients[client].modes.enter().slowed_until = Some(until);
         self.timers.arm(until, Timer::Slowed { client, generation: self.clients.entry(client).1 });

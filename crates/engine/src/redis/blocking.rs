@@ -25,7 +25,7 @@ use crate::downstream::receive::Plan;
 use crate::engine::{Closed, Engine};
 use crate::exchange::dispatch::Payload;
 use crate::exchange::flow::{Flow, FlowContext, Step};
-use crate::redis::cluster::{CallSentBack, HOPS_MAX};
+use crate::redis::cluster::SentBack;
 use crate::redis::keyless;
 use crate::redis::tenant::{Named, named_by, stripped};
 use crate::request::replay::Replay;
@@ -49,8 +49,8 @@ pub(crate) struct Blocking {
     ends: Time,
     /// The request as it came.
     text: Replay,
-    /// How often a node of a cluster has sent it back.
-    hops: u8,
+    /// Nodes of a cluster have sent it back.
+    sent_back: Option<SentBack>,
     /// The server was told to end the wait, and the call is asked anew.
     pub(crate) is_withdrawn: bool,
     /// Somebody wished that it ends, and was told that it does: it is not asked anew.
@@ -176,7 +176,7 @@ impl Engine {
             until,
             ends,
             text,
-            hops: sent_back.as_ref().map_or(0, |it| it.hops),
+            sent_back,
             is_withdrawn: false,
             ending: None,
             is_due: false,
@@ -425,27 +425,22 @@ impl Engine {
 
     /// Whether a node of a cluster has not run a call, which is to be asked of another.
     fn call_goes_on(&mut self, client: ClientId, blocking: &Blocking, reply: &[u8]) -> bool {
-        let lane = blocking.lane;
-        let backend = self.lane(lane).backend;
-        if !self.backends[backend].topology.has_slots()
-            || !reply.starts_with(b"-")
-            || blocking.hops >= HOPS_MAX
-        {
+        if !reply.starts_with(b"-") {
             return false;
         }
-        let ask_at = match self.elsewhere(lane, reply) {
-            Some(Elsewhere::Owner) => None,
-            Some(Elsewhere::Ask(server)) => Some(server),
-            // The node takes writes no more: who does so is known soon, or is known by it.
-            None if reply.starts_with(b"-UNBLOCKED ") => {
-                self.doubt_map(backend);
-                None
-            }
-            Some(Elsewhere::Again) | None => return false,
-        };
-        let sent_back = CallSentBack { ask_at, hops: blocking.hops + 1 };
-        self.clients[client].modes.enter().sent_back = Some(sent_back);
-        true
+        let backend = self.lane(blocking.lane).backend;
+        // The node takes writes no more.
+        let is_demoted =
+            reply.starts_with(b"-UNBLOCKED force") && self.backends[backend].topology.has_slots();
+        if is_demoted {
+            self.doubt_map(backend);
+        }
+        let noted = is_demoted.then_some(Elsewhere::Again);
+        let sent_back = self.goes_on(client, blocking.lane, blocking.sent_back, (noted, reply));
+        if sent_back.is_some() {
+            self.clients[client].modes.enter().sent_back = sent_back;
+        }
+        sent_back.is_some()
     }
 
     /// What the client has asked, which is asked anew, or answered here if it has come to its end.

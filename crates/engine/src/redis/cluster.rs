@@ -3,7 +3,10 @@
 //! A transaction is kept here until EXEC and sent as a whole, since what is queued at a node whose slot moves away is
 //! lost there. WATCH goes to a node at once: if what is watched moves, EXEC does nothing, as if it had changed.
 
-use crate::base::id::{LaneId, RequestId, ServerId};
+use cashew_protocol::resp::encode;
+
+use crate::base::id::{ClientId, LaneId, RequestId, ServerId};
+use crate::base::time::Time;
 use crate::engine::Engine;
 use crate::exchange::flow::{Flow, FlowContext, Step};
 use crate::redis::transaction::Transaction;
@@ -13,16 +16,20 @@ use crate::upstream::redirect::Elsewhere;
 const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
 
 /// So often a transaction or a call is sent elsewhere.
-pub(crate) const HOPS_MAX: u8 = 5;
-/// How long a transaction waits some of whose keys have moved.
+const HOPS_MAX: u8 = 5;
+/// How long one waits that no node takes for now, before it is sent again.
 const TRY_AGAIN_MS: u64 = 20;
+/// As long as `failover_wait` it is sent again, and at least this.
+const TRY_AGAIN_LONGEST_US: u64 = 1_000_000;
 
-/// A call that may wait, which a node has sent back.
+/// A transaction or a call that nodes have sent back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct CallSentBack {
+pub(crate) struct SentBack {
     /// A node where it is sent behind ASKING.
     pub(crate) ask_at: Option<ServerId>,
-    pub(crate) hops: u8,
+    hops: u8,
+    /// Until then it is sent again though no node takes it.
+    until: Time,
 }
 
 /// EXEC of a transaction that was sent as a whole.
@@ -41,45 +48,31 @@ impl HeldExec {
     pub(crate) fn new(lane: LaneId, again: Box<Transaction>) -> Self {
         Self { lane, again: Some(again) }
     }
-
-    fn ask_again(&mut self, cx: &mut FlowContext<'_>, ask_at: Option<ServerId>) -> Step {
-        let client = cx.client();
-        let Some(again) = self.again.take() else { return Step::Answer };
-        cx.engine.bufs.discharge(again.size());
-        cx.engine.restore(client, again, ask_at);
-        Step::TakeBack(Replay::new(EXEC, &mut cx.engine.bufs))
-    }
 }
 
 impl Flow for HeldExec {
     fn on_reply(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, reply: &[u8]) -> Step {
+        let noted = cx.engine.lanes[self.lane].elsewhere.take();
         let Some(again) = self.again.as_ref().filter(|_| reply.starts_with(b"-")) else {
             return Step::Answer;
         };
-        let noted = cx.engine.lanes[self.lane].elsewhere.take();
-        let elsewhere = noted.or_else(|| cx.engine.elsewhere(self.lane, reply));
-        let Some(elsewhere) = elsewhere else { return Step::Answer };
+        let client = cx.client();
         if again.has_watched() {
-            // As if it had changed: clients know what to do then.
-            let client = cx.client();
-            let version = cx.engine.resp_of(client);
-            return cx.reply(8, |out| {
-                cashew_protocol::resp::encode::write_null_array(out, version);
-            });
-        }
-        match elsewhere {
-            Elsewhere::Owner => self.ask_again(cx, None),
-            Elsewhere::Ask(server) => self.ask_again(cx, Some(server)),
-            Elsewhere::Again => {
-                let at = cx.engine.now.plus_millis(TRY_AGAIN_MS);
-                cx.engine.wake_flow(cx.request, at);
-                Step::Wait
+            if noted.is_none() && cx.engine.elsewhere(self.lane, reply).is_none() {
+                return Step::Answer;
             }
+            // As if it had changed: clients know what to do then.
+            let version = cx.engine.resp_of(client);
+            return cx.reply(8, |out| encode::write_null_array(out, version));
         }
-    }
-
-    fn on_timeout(&mut self, cx: &mut FlowContext<'_>) -> Step {
-        self.ask_again(cx, None)
+        let before = again.sent_back();
+        let Some(sent_back) = cx.engine.goes_on(client, self.lane, before, (noted, reply)) else {
+            return Step::Answer;
+        };
+        let Some(again) = self.again.take() else { return Step::Answer };
+        cx.engine.bufs.discharge(again.size());
+        cx.engine.restore(client, again, sent_back);
+        Step::TakeBack(Replay::new(EXEC, &mut cx.engine.bufs))
     }
 
     fn size(&self) -> usize {
@@ -93,7 +86,7 @@ struct Watching {
     lane: LaneId,
     /// The client watches nothing else.
     is_first: bool,
-    hops: u8,
+    sent_back: Option<SentBack>,
 }
 
 impl Flow for Watching {
@@ -102,25 +95,20 @@ impl Flow for Watching {
             return Step::Answer;
         }
         let client = cx.client();
-        let elsewhere = cx.engine.elsewhere(self.lane, reply);
-        let ask_at = match elsewhere.filter(|_| self.hops < HOPS_MAX) {
-            Some(Elsewhere::Owner) => None,
-            Some(Elsewhere::Ask(server)) => Some(server),
-            Some(Elsewhere::Again) | None => {
-                if self.is_first {
-                    // The client is bound to no node.
-                    cx.engine.forget_watch(client);
-                }
+        if !self.is_first {
+            if cx.engine.elsewhere(self.lane, reply).is_none() {
                 return Step::Answer;
             }
-        };
-        if !self.is_first {
             cx.engine.lose_watch(client);
             return cx.reply(8, |out| out.extend_from_slice(b"+OK\r\n"));
         }
+        let sent_back = cx.engine.goes_on(client, self.lane, self.sent_back, (None, reply));
+        // The client is bound to no node.
         cx.engine.forget_watch(client);
-        let sent_back = CallSentBack { ask_at, hops: self.hops + 1 };
-        cx.engine.clients[client].modes.enter().sent_back = Some(sent_back);
+        if sent_back.is_none() {
+            return Step::Answer;
+        }
+        cx.engine.clients[client].modes.enter().sent_back = sent_back;
         let text = cx.replay().to_vec();
         Step::TakeBack(Replay::new(&text, &mut cx.engine.bufs))
     }
@@ -132,10 +120,36 @@ impl Engine {
         &mut self,
         request: RequestId,
         lane: LaneId,
-        (is_first, hops): (bool, u8),
+        (is_first, sent_back): (bool, Option<SentBack>),
         bytes: &[u8],
     ) {
         let replay = Replay::new(bytes, &mut self.bufs);
-        self.watch_reply(request, Box::new(Watching { lane, is_first, hops }), Some(replay));
+        self.watch_reply(request, Box::new(Watching { lane, is_first, sent_back }), Some(replay));
+    }
+
+    /// How something goes on that a node has answered so, or before that to a part of it (`noted`). `None`: the client
+    /// is to know of it. `before` is how it was sent back the last time.
+    pub(crate) fn goes_on(
+        &mut self,
+        client: ClientId,
+        lane: LaneId,
+        before: Option<SentBack>,
+        (noted, reply): (Option<Elsewhere>, &[u8]),
+    ) -> Option<SentBack> {
+        let elsewhere = noted.or_else(|| self.elsewhere(lane, reply))?;
+        let wait_us = self.backends[self.lanes[lane].backend].failover_wait_us;
+        let until = self.now.plus_micros(wait_us.max(TRY_AGAIN_LONGEST_US));
+        let SentBack { hops, until, .. } =
+            before.unwrap_or(SentBack { ask_at: None, hops: 0, until });
+        let (ask_at, hops) = match elsewhere {
+            Elsewhere::Again if self.now < until => {
+                self.slow_down(client, TRY_AGAIN_MS);
+                (None, hops)
+            }
+            Elsewhere::Owner if hops < HOPS_MAX => (None, hops + 1),
+            Elsewhere::Ask(server) if hops < HOPS_MAX => (Some(server), hops + 1),
+            Elsewhere::Owner | Elsewhere::Ask(_) | Elsewhere::Again => return None,
+        };
+        Some(SentBack { ask_at, hops, until })
     }
 }

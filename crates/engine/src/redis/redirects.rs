@@ -9,8 +9,8 @@
 //! as their replies come, which is in that order; so that none overtakes them, clients with requests there are
 //! fenced once the owner is known to be another.
 //!
-//! What a script answers may look like a redirect. It is followed to nodes that are known, at most
-//! [`HOPS_OF_SCRIPTS_MAX`] times, but nothing is learned of it for others.
+//! What a script answers may look like a redirect. It is followed, at most [`HOPS_OF_SCRIPTS_MAX`]
+//! times, but nothing is learned of it for others.
 
 use std::collections::VecDeque;
 
@@ -21,6 +21,7 @@ use cashew_protocol::resp::{Parsed, RequestParser};
 
 use crate::base::action::Action;
 use crate::base::id::{BackendId, ClientId, LaneId, RequestId, ServerId};
+use crate::base::outcome::Refusal;
 use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::engine::Engine;
@@ -40,6 +41,8 @@ const REPLY_MAX: usize = 512;
 /// How long a request waits that is to be tried again, at first and later.
 const TRY_AGAIN_FIRST_MS: u64 = 5;
 const TRY_AGAIN_MS: u64 = 50;
+/// As long as `failover_wait` it is tried, or this if that is shorter.
+const TRY_AGAIN_LONGEST_US: u64 = 1_000_000;
 /// How often it is looked whether the map names a node that is not known yet. It mostly does before that.
 const LOOK_MS: u64 = 50;
 /// The map is doubted so seldom at most.
@@ -131,7 +134,12 @@ impl Engine {
             return false;
         };
         let client = self.requests.waiting_client(request);
-        let is_late = self.backends[backend].expiry(self.requests[request].started) <= self.now;
+        let started = self.requests[request].started;
+        let state = &self.backends[backend];
+        // A slot may be left half moved for ever.
+        let tries_end = started.plus_micros(state.failover_wait_us.max(TRY_AGAIN_LONGEST_US));
+        let is_late = state.expiry(started) <= self.now
+            || (redirect == Redirect::TryAgain && tries_end <= self.now);
         let hops_max = if back.is_sealed { HOPS_OF_SCRIPTS_MAX } else { HOPS_MAX };
         let is_spent = self.requests[request].hops >= hops_max && redirect != Redirect::TryAgain;
         let to = match redirect {
@@ -150,7 +158,7 @@ impl Engine {
         // A script that says so of its own has run.
         let is_followed = match redirect {
             Redirect::TryAgain => !back.is_sealed && !self.has_more_in_flight(index, client),
-            _ => !back.is_sealed || to.is_ok(),
+            Redirect::Moved { .. } | Redirect::Ask { .. } => true,
         };
         if client == ClientId::NONE || is_late || is_spent || !is_followed {
             self.bufs.give(back.bytes);
@@ -202,16 +210,28 @@ impl Engine {
         if !self.backends[backend].topology.has_slots() || reply.len() > REPLY_MAX {
             return None;
         }
-        match Redirect::of(reply)? {
-            Redirect::Moved { slot, to } => {
-                self.learn_owner(backend, server, slot, to).map(|_| Elsewhere::Owner)
-            }
+        let Some(redirect) = Redirect::of(reply) else {
+            let is_for_now = matches!(
+                Refusal::of(reply),
+                Some(Refusal::ClusterDown | Refusal::Loading | Refusal::MasterDown)
+            );
+            return is_for_now.then(|| {
+                self.doubt_map(backend);
+                Elsewhere::Again
+            });
+        };
+        // A node that is not known is in the next map.
+        Some(match redirect {
+            Redirect::Moved { slot, to } => match self.learn_owner(backend, server, slot, to) {
+                Some(_) => Elsewhere::Owner,
+                None => Elsewhere::Again,
+            },
             Redirect::Ask { to, .. } => {
                 self.doubt_map(backend);
-                self.node(backend, server, to).map(Elsewhere::Ask)
+                self.node(backend, server, to).map_or(Elsewhere::Again, Elsewhere::Ask)
             }
-            Redirect::TryAgain => Some(Elsewhere::Again),
-        }
+            Redirect::TryAgain => Elsewhere::Again,
+        })
     }
 
     /// The reply to a command of a transaction that was sent as a whole.

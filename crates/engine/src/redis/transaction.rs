@@ -27,7 +27,7 @@ use crate::downstream::session::NO_DATABASE;
 use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
 use crate::redis::client_pause::may_write;
-use crate::redis::cluster::{HOPS_MAX, HeldExec};
+use crate::redis::cluster::{HeldExec, SentBack};
 use crate::redis::exec_effects::ExecEffects;
 use crate::request::{Due, Own};
 use crate::upstream::exclusive::{Lease, UNSENT_MAX};
@@ -100,10 +100,14 @@ pub(crate) struct Transaction {
 struct Held {
     /// That of its keys.
     slot: Option<u16>,
+    sent_back: Option<SentBack>,
+}
+
+impl Held {
     /// A node where it is sent behind ASKING.
-    ask_at: Option<ServerId>,
-    /// How often it was sent back.
-    hops: u8,
+    fn ask_at(self) -> Option<ServerId> {
+        self.sent_back.and_then(|it| it.ask_at)
+    }
 }
 
 /// What EXEC will come to.
@@ -140,6 +144,11 @@ impl Transaction {
             fate: Fate::Good,
             held: Held::default(),
         }
+    }
+
+    /// How it was sent back the last time.
+    pub(crate) fn sent_back(&self) -> Option<SentBack> {
+        self.held.sent_back
     }
 
     /// Whether WATCH is a part of it.
@@ -308,7 +317,7 @@ impl Engine {
             let is_first = !transaction.has_watched;
             (transaction.lane, transaction.has_watched) = (lane, true);
             transaction.held.slot = transaction.held.slot.or(slot);
-            transaction.held.ask_at = transaction.held.ask_at.or(ask_at);
+            transaction.held.sent_back = transaction.held.sent_back.or(sent_back);
             if ask_at.is_some() {
                 engine.ask_with(lane, Own::Whatever, Due::OK, ASKING);
             }
@@ -318,8 +327,7 @@ impl Engine {
                 && slot.is_some()
             {
                 engine.clients[client].fenced = true;
-                let hops = sent_back.map_or(0, |it| it.hops);
-                engine.follow_watch(request, lane, (is_first, hops), bytes);
+                engine.follow_watch(request, lane, (is_first, sent_back), bytes);
             }
             plan
         })
@@ -717,7 +725,7 @@ impl Engine {
                 true => Own::Queued { lane },
                 false => Own::Whatever,
             };
-            if self.transaction(client).held.ask_at.is_some() {
+            if self.transaction(client).held.ask_at().is_some() {
                 self.ask_with(lane, Own::Whatever, Due::OK, ASKING);
             }
             self.ask_with(lane, Own::Demand { lane }, Due::OK, MULTI);
@@ -764,7 +772,7 @@ impl Engine {
             (LaneId::NONE, None) => self.any_server(client, Access::Write),
             (LaneId::NONE, Some(slot)) => {
                 let owner = self.backends[self.backend_of(client)].topology.owner(slot);
-                held.ask_at.or(owner)
+                held.ask_at().or(owner)
             }
             (lane, _) => Some(self.lane(lane).server),
         };
@@ -806,7 +814,7 @@ impl Engine {
     fn again_of(&mut self, client: ClientId) -> Option<Box<Transaction>> {
         let transaction = self.transaction(client);
         let held = transaction.held;
-        if held.slot.is_none() || transaction.is_begun || held.hops >= HOPS_MAX {
+        if held.slot.is_none() || transaction.is_begun {
             return None;
         }
         let again = Transaction {
@@ -818,7 +826,7 @@ impl Engine {
             early: transaction.early.clone(),
             early_ends: transaction.early_ends.clone(),
             early_calls: transaction.early_calls.clone(),
-            held: Held { ask_at: None, hops: held.hops + 1, ..held },
+            held,
             ..Transaction::new()
         };
         Some(Box::new(again))
@@ -839,9 +847,9 @@ impl Engine {
         &mut self,
         client: ClientId,
         mut again: Box<Transaction>,
-        ask_at: Option<ServerId>,
+        sent_back: SentBack,
     ) {
-        again.held.ask_at = ask_at;
+        again.held.sent_back = Some(sent_back);
         self.bufs.charge(again.size());
         self.clients[client].modes.enter().transaction = Some(again);
         self.update_off_fast_path(client);
