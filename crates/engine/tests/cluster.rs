@@ -657,3 +657,100 @@ fn what_no_node_takes_for_now_is_asked_again_until_its_time_is_up() {
         world.assert_idle();
     }
 }
+
+#[test]
+fn what_is_refused_is_not_overtaken_by_what_has_moved() {
+    let (mut world, client, [a, b, _]) = three(&waiting());
+    world.send(client, all(&["SET b 1", "SET b 2"]));
+    world.expect(a, all(&["SET b 1", "SET b 2"]));
+    world.send(a, DOWN.to_owned() + &moved(3300, 1));
+    world.expect(b, "");
+    let a = (0..40)
+        .find_map(|_| {
+            world.wait_ms(5);
+            world.connects_to(0).then(|| world.accept(0))
+        })
+        .expect("it is tried again");
+    world.expect(a, redis("PING"));
+    world.send(a, "+PONG\r\n");
+    // The owner is known meanwhile, but they keep together.
+    world.expect(a, all(&["SET b 1", "SET b 2"]));
+    world.send(a, moved(3300, 1).repeat(2));
+    world.expect(b, all(&["SET b 1", "SET b 2"]));
+    world.send(b, "+OK\r\n+OK\r\n");
+    world.expect(client, "+OK\r\n+OK\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn what_was_tried_again_may_still_move_as_often() {
+    let (mut world, client, [a, b, c]) = three(&cluster(""));
+    world.send(client, redis("MGET {b}1 {b}2"));
+    for wait in [5, 50, 50, 50, 50, 50, 50] {
+        world.expect(a, redis("MGET {b}1 {b}2"));
+        world.send(a, "-TRYAGAIN\r\n");
+        world.wait_ms(wait + 1);
+    }
+    for (lane, next) in [(a, 1), (b, 2), (c, 1), (b, 2), (c, 0)] {
+        world.expect(lane, redis("MGET {b}1 {b}2"));
+        world.send(lane, moved(3300, next));
+        world.expect(client, "");
+    }
+    world.expect(a, redis("MGET {b}1 {b}2"));
+    world.send(a, "*2\r\n$-1\r\n$-1\r\n");
+    world.expect(client, "*2\r\n$-1\r\n$-1\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn what_is_behind_and_not_written_is_not_overtaken_either() {
+    let (mut world, client, [a, _, _]) = three(&cluster(""));
+    world.send(client, redis("MSET {b}1 1 {b}2 1"));
+    world.received(a);
+    world.stuck.push(a);
+    world.send(client, redis("SET {b}1 2"));
+    world.send(a, "-TRYAGAIN\r\n");
+    world.expect(client, "-TRYAGAIN\r\n");
+    world.stuck.clear();
+    world.tick();
+    world.write(a);
+    world.expect(a, redis("SET {b}1 2"));
+    world.send(a, "+OK\r\n");
+    world.expect(client, "+OK\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn asking_that_was_not_sent_is_not_said_for_anybody_else() {
+    let (mut world, client, [a, b, _]) = three(&waiting());
+    let other = world.client();
+    world.close(b, CloseReason::Reset);
+    world.send(client, redis("GET b"));
+    world.expect(a, redis("GET b"));
+    world.send(a, ask(3300, 1));
+    let [x, y, z] = THIRDS;
+    let mut next = cluster_of(
+        "failover_wait: 1000",
+        3,
+        &[(0, &[], &[x, (5461, 5461)]), (1, &[], &[(5462, y.1)]), (2, &[], &[z])],
+    );
+    next.epoch += 1;
+    world.prepare(&next);
+    world.commit(&next);
+    // It goes to the owner again.
+    world.expect(a, redis("GET b"));
+    while !world.connects_to(1) {
+        world.wait_ms(5);
+    }
+    let b = world.accept(1);
+    if !world.received(b).is_empty() {
+        world.send(b, "+PONG\r\n");
+    }
+    world.send(other, redis("GET c"));
+    world.expect(b, redis("GET c"));
+    world.send(b, "$-1\r\n");
+    world.send(a, "$-1\r\n");
+    world.expect(client, "$-1\r\n");
+    world.expect(other, "$-1\r\n");
+    world.assert_idle();
+}

@@ -20,6 +20,7 @@ use cashew_protocol::redis::{self, Access, Group, Lookup};
 use cashew_protocol::resp::{Parsed, RequestParser};
 
 use crate::base::action::Action;
+use crate::base::failure::Failure;
 use crate::base::id::{BackendId, ClientId, LaneId, RequestId, ServerId};
 use crate::base::outcome::Refusal;
 use crate::base::time::Time;
@@ -31,6 +32,7 @@ use crate::request::{Due, Own, Role};
 use crate::upstream::bulk::BULK_SIZE;
 use crate::upstream::lane::{Lane, Link};
 use crate::upstream::redirect::{ASKING, Elsewhere, Node, READONLY, READWRITE, Redirect};
+use crate::upstream::refused::RefusedRequest;
 
 /// So often a request is sent elsewhere; then its client gets the node's error.
 const HOPS_MAX: u8 = 5;
@@ -141,7 +143,7 @@ impl Engine {
         let is_late = state.expiry(started) <= self.now
             || (redirect == Redirect::TryAgain && tries_end <= self.now);
         let hops_max = if back.is_sealed { HOPS_OF_SCRIPTS_MAX } else { HOPS_MAX };
-        let is_spent = self.requests[request].hops >= hops_max && redirect != Redirect::TryAgain;
+        let is_spent = redirect != Redirect::TryAgain && self.requests[request].hops >= hops_max;
         let to = match redirect {
             Redirect::Moved { slot, to } if back.is_sealed => {
                 self.doubt_map(backend);
@@ -157,12 +159,17 @@ impl Engine {
         };
         // A script that says so of its own has run.
         let is_followed = match redirect {
-            Redirect::TryAgain => !back.is_sealed && !self.has_more_in_flight(index, client),
+            Redirect::TryAgain => !back.is_sealed && !self.has_more_behind(index, client),
             Redirect::Moved { .. } | Redirect::Ask { .. } => true,
         };
         if client == ClientId::NONE || is_late || is_spent || !is_followed {
             self.bufs.give(back.bytes);
             return false;
+        }
+        if self.lanes[index].has_refused(&self.requests, client) {
+            // What it is behind waits on the lane, and so must it.
+            self.keep_behind_refused(index, back);
+            return true;
         }
         let counter = match redirect {
             Redirect::Moved { .. } => PoolCounter::Moved,
@@ -179,8 +186,10 @@ impl Engine {
         self.pop_answered(index);
         let slot = &mut self.requests[request];
         (slot.next_in_lane, slot.arrived) = (RequestId::NONE, 0);
-        slot.hops = slot.hops.saturating_add(1);
-        let tries = u64::from(slot.hops);
+        if redirect != Redirect::TryAgain {
+            slot.hops += 1;
+        }
+        let is_first_try = self.now.micros_since(slot.started) < TRY_AGAIN_FIRST_MS * 1000;
         self.clients[client].fenced = true;
         let waits = |slot: u16, requests: &Requests, parked: &Parked| {
             parked.holds_of(client, slot, |it| requests.waiting_client(it))
@@ -192,7 +201,7 @@ impl Engine {
                 Some((due, why)) => self.park_request(back, slot, due, why),
             },
             Err(slot) if redirect == Redirect::TryAgain => {
-                let ms = if tries == 1 { TRY_AGAIN_FIRST_MS } else { TRY_AGAIN_MS };
+                let ms = if is_first_try { TRY_AGAIN_FIRST_MS } else { TRY_AGAIN_MS };
                 self.park_request(back, slot, self.now.plus_millis(ms), Wait::Keys);
             }
             Err(slot) => {
@@ -202,6 +211,21 @@ impl Engine {
             }
         }
         true
+    }
+
+    /// The lane's head has not run, and stands behind a request of its client's that the node has refused: they are
+    /// sent again together.
+    fn keep_behind_refused(&mut self, index: LaneId, back: SentBack) {
+        let SentBack { request, bytes, reply, .. } = back;
+        let Some(why) = self.lanes[index].refused.as_ref().map(|refused| refused.why) else {
+            return;
+        };
+        self.drop_reply(request);
+        self.pop_answered(index);
+        let reply = self.bufs.copy_of(&reply);
+        let slot = &mut self.requests[request];
+        (slot.in_lane, slot.arrived) = (true, 0);
+        self.lanes[index].keep_refused(why, RefusedRequest { request, bytes, reply });
     }
 
     /// Where something goes that was answered so on a lane.
@@ -263,11 +287,11 @@ impl Engine {
         })
     }
 
-    /// Whether more of a client's requests are in flight on a lane behind its head.
-    fn has_more_in_flight(&self, index: LaneId, client: ClientId) -> bool {
+    /// Whether more of a client's requests are on a lane behind its head.
+    fn has_more_behind(&self, index: LaneId, client: ClientId) -> bool {
         let lane = &self.lanes[index];
         let mut at = self.requests[lane.head].next_in_lane;
-        while at != lane.first_unsent && at != RequestId::NONE {
+        while at != RequestId::NONE {
             if self.requests.waiting_client(at) == client {
                 return true;
             }
@@ -463,6 +487,12 @@ impl Engine {
         waiting: Vec<(u16, bool, RequestId, Vec<u8>)>,
     ) {
         for (variant, is_large, request, bytes) in waiting {
+            if let Role::Own(_) = self.requests[request].role {
+                // What it was said for goes elsewhere, or is said again on the next connection.
+                self.bufs.give(bytes);
+                self.fail_request(request, Failure::Replaced.into());
+                continue;
+            }
             let topology = &self.backends[backend].topology;
             let owner = slot_of_request(&bytes).and_then(|slot| topology.owner(slot));
             let is_read =
