@@ -395,12 +395,14 @@ def same(redis_conn, conn, *words):
     return answers[0]
 
 
-def test_commands_have_other_names_as_in_redis(place):
+@pytest.mark.parametrize("audited", [None, "[write]", "all"])
+def test_commands_have_other_names_as_in_redis(place, audited):
     options = [word for name, other in RENAMES.items() for word in ("--rename-command", name, other or '""')]
     renamed, server = place.redis(*options), place.redis()
     policy = {"base": "admin", "rename": RENAMES}
+    audit = {"audit_log": f"{{file: {place.directory / 'audit'}, commands: {audited}}}"} if audited else {}
     gateway = place.cashew({"alpha": {"redis": True, "servers": server_lines([server]), "command_policy": json.dumps(policy)}},
-                           {"worker_processes": 1})
+                           {"worker_processes": 1, **audit})
     with renamed.connect() as one, gateway.connect() as other:
         for words in (["GET", "a"], ["get", "a"], ["PUT", "a", "1"], ["fetch", "a"], ["FETCH"], ["FETCH", "a", "b"], ["SET", "a", "2"],
                       ["FLUSHALL"], ["flushall", "async"], ["CONFIG", "GET", "maxmemory-samples"], ["MY-CONFIG", "GET", "maxmemory-samples"],

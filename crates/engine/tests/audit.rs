@@ -66,6 +66,27 @@ fn commands_are_told_by_their_categories_and_values_are_not() {
 }
 
 #[test]
+fn other_names_of_commands_stay_so() {
+    let renames =
+        "redis: true, command_policy: {base: admin, rename: {GET: fetch, SET: '', KEYS: list}}";
+    for commands in ["none", "[write]", "[keyspace]", "all"] {
+        let mut world = world(&format!("commands: {commands}"), renames);
+        let lane = world.accept(0);
+        let client = world.client();
+        for line in ["GET a", "SET a 1", "KEYS *"] {
+            world.send(client, redis(line));
+            let reply = String::from_utf8(world.received(client)).unwrap();
+            assert!(reply.starts_with("-ERR unknown command"), "{commands}: {line}: {reply}");
+        }
+        world.expect(lane, "");
+        world.send(client, redis("FETCH a"));
+        world.expect(lane, redis("get a"));
+        world.send(lane, "$-1\r\n");
+        world.expect(client, "$-1\r\n");
+    }
+}
+
+#[test]
 fn what_is_denied_is_told_with_who_it_was() {
     let users = "users: {ann: on >pw ~a* +@all -@dangerous, default: off}";
     let pool = format!("redis: true, {users}");

@@ -178,7 +178,7 @@ impl Policy {
             let id = usize::from(command.id);
             policy.refused[id / 64] |= 1 << (id % 64);
         }
-        policy.refuses_plain = plain_commands().any(|command| policy.refuses(command));
+        policy.refuses_plain |= plain_commands().any(|command| policy.refuses(command));
         policy
     }
 
@@ -314,6 +314,18 @@ mod tests {
         }
         assert!(policy(&rules(Clearance::Admin, &[], &["get"])).refuses_plain());
         assert!(policy(&rules(Clearance::Admin, &[], &["@string"])).refuses_plain());
+    }
+
+    #[test]
+    fn what_is_renamed_stays_so_where_more_is_refused() {
+        let policy = Policy::new(&Rules::of(Clearance::Admin), &CustomCommands::default());
+        let renamed = policy.with_renames(&[("get".to_owned(), "fetch".to_owned())]);
+        for name in ["monitor", "get"] {
+            let without = renamed.without(|command| command.name == name);
+            assert!(without.refuses_plain(), "{name}");
+            assert!(without.guards_id(command("get").id));
+            assert_eq!(without.refuses(command("get")), name == "get");
+        }
     }
 
     #[test]
