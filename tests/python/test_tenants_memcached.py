@@ -138,6 +138,44 @@ def test_very_many_keys(place, servers):
                 ask(conn, line + b"mn\r\n", b"".join(b"VALUE %b 0 1\r\n%b\r\n" % (key, value) for key in keys[:count]) + b"END\r\nMN\r\n")
 
 
+TREES = {
+    "failover": "{prefix: {'': {failover: [a, b]}}}",
+    "copies": "{prefix: {'': {all_sync: [a, b]}}}",
+    "rewrite": "{prefix: {'app1:': {to: a, strip: true}, '': b}}",
+    "some forked": "{prefix: {'app1:7': {miss_failover: [a, b]}, 'app2:': b, '': a}}",
+    # By the names that clients have there would be another way.
+    "by full keys": "{prefix: {'app1:': a, 'app2:': b, '': {failover: [a, b]}}}",
+    "nowhere else": "{prefix: {'app1:': a, 'app2:': b}}",
+}
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_routes_know_full_keys_only(place, tree):
+    """However many keys are asked for."""
+    pools = {name: {"listen": None, "servers": server_lines([place.memcached()])} for name in "ab"}
+    options = {"route": TREES[tree], "users": users(TENANTS), "command_policy": "admin"}
+    gateway = place.cashew({"beta": options, **pools}, {"worker_processes": 1})
+    keys = [b"%d" % n for n in range(300)]
+    with login(gateway, "ann") as ann, login(gateway, "bob") as bob:
+        for conn, value in ((ann, b"1"), (bob, b"2")):
+            conn.send(b"".join(b"set %b 0 0 1 noreply\r\n%b\r\n" % (key, value) for key in keys[::2]) + b"mn\r\n")
+            conn.expect(b"MN\r\n")
+        for conn, value, others in ((ann, b"1", b"app2:"), (bob, b"2", b"app1:")):
+            for verb in (b"get ", b"gat 0 "):
+                for count in (1, 2, 3, 100, 128, 129, 250, 300):
+                    found = b"".join(b"VALUE %b 0 1\r\n%b\r\n" % (key, value) for key in keys[:count:2])
+                    ask(conn, verb + b" ".join(keys[:count]) + b"\r\nmn\r\n", found + b"END\r\nMN\r\n")
+                    # memcached takes no longer line for gat.
+                    ask(conn, verb + b" ".join(others + key for key in keys[:min(count, 200)]) + b"\r\n", b"END\r\n")
+            # So many are asked for in parts, unless one of them goes several ways.
+            more = keys[:250] + [b"k" * 245]
+            ask(conn, b"get " + b" ".join(more) + b"\r\n",
+                b"".join(b"VALUE %b 0 1\r\n%b\r\n" % (key, value) for key in keys[:250:2]) + b"END\r\n")
+            ask(conn, b"get " + b" ".join(more) + b"k\r\n", TOO_LONG)
+        ask(ann, b"mg 0 k v\r\nmg 1 v\r\ndelete 0\r\nget 0 2\r\n", b"VA 1 k0\r\n1\r\nEN\r\nDELETED\r\nVALUE 2 0 1\r\n1\r\nEND\r\n")
+        ask(bob, b"get 0\r\n", b"VALUE 0 0 1\r\n2\r\nEND\r\n")
+
+
 def test_large_values(place):
     gateway, _ = gateway_of(place, arguments=("-I", "16m", "-m", "256"))
     value = b"VALUE app1:a 0 1\r\n" + random.Random(1).randbytes(8 * MIB)

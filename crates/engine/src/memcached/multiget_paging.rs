@@ -14,7 +14,6 @@ use cashew_protocol::memcached::{
 };
 use cashew_protocol::redis::Access;
 
-use super::tenant::TOO_LONG;
 use crate::base::command_stats::Counting;
 use crate::base::id::{ClientId, RequestId};
 use crate::downstream::key_prefix::KeyPrefix;
@@ -160,12 +159,6 @@ impl Engine {
             return Plan::Wait;
         }
         let prefix = self.key_prefix_of(client);
-        let fits = |key: &Span| prefix.as_ref().is_none_or(|prefix| prefix.fits(key.len as usize));
-        if !parser.keys().iter().all(fits) {
-            let refusal = format!("CLIENT_ERROR {TOO_LONG}\r\n");
-            self.answer(client, |out| out.extend_from_slice(refusal.as_bytes()));
-            return Plan::Done;
-        }
         let many = Many::new(parser, bytes, self.command_stats.current, prefix);
         self.clients[client].modes.enter().many = Some(Box::new(many));
         self.retrieve_parts(client, bytes)

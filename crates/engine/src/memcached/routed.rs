@@ -1,5 +1,6 @@
 //! Where the requests of a route's clients go, in memcached's words.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use cashew_protocol::Span;
@@ -14,6 +15,7 @@ use super::meta::{access_of_get, plain_key};
 use super::{Asked, warm_up};
 use crate::base::failure::NamedFailure;
 use crate::base::id::{BackendId, ClientId, LaneId};
+use crate::downstream::key_prefix::KeyPrefix;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::route::answer::{Dialect, Fill, Kind, Question, Repeats, Seat, Word, digest};
@@ -53,10 +55,10 @@ enum Ways {
 }
 
 impl Ways {
-    fn of<'k>(tree: &Tree, keys: impl Iterator<Item = &'k [u8]>, operation: Operation) -> Self {
+    fn of(tree: &Tree, keys: impl Iterator<Item = impl AsRef<[u8]>>, operation: Operation) -> Self {
         let (mut found, mut is_forked) = (None, false);
         for key in keys {
-            match (tree.way(key, operation), &found) {
+            match (tree.way(key.as_ref(), operation), &found) {
                 (Way::None | Way::Straight(BackendId::NONE), _) => return Self::None,
                 (Way::Forked(_), _) => is_forked = true,
                 (Way::Straight(backend), None) => found = Some(Self::One(backend)),
@@ -66,6 +68,11 @@ impl Ways {
         }
         if is_forked { Self::Forked } else { found.unwrap_or(Self::None) }
     }
+}
+
+/// A key with the prefix that it lacks.
+fn full_key<'k>(prefix: Option<&KeyPrefix>, key: &'k [u8]) -> Cow<'k, [u8]> {
+    prefix.map_or(Cow::Borrowed(key), |prefix| prefix.full(key).into())
 }
 
 impl Engine {
@@ -79,6 +86,12 @@ impl Engine {
     ) -> Option<Plan> {
         let tree = Arc::clone(self.listener_of(client).route.as_ref()?);
         let keys = parser.keys();
+        // Those of a request that is taken apart are as the client names them.
+        let prefix = match self.request_ctx.is_apart {
+            true => self.key_prefix_of(client),
+            _ => None,
+        };
+        let prefix = prefix.as_deref();
         let plan = match parser.verb() {
             Verb::FlushAll if tree.backends().len() > 1 => {
                 self.answer(client, |out| out.extend_from_slice(ABOUT_ALL_KEYS));
@@ -93,7 +106,10 @@ impl Engine {
                         let key = plain_key(parser, bytes, &mut buf);
                         Ways::of(&tree, std::iter::once(key), operation)
                     }
-                    keys => Ways::of(&tree, keys.iter().map(|key| key.of(bytes)), operation),
+                    keys => {
+                        let keys = keys.iter().map(|key| full_key(prefix, key.of(bytes)));
+                        Ways::of(&tree, keys, operation)
+                    }
                 };
                 match ways {
                     Ways::None => {
@@ -102,7 +118,9 @@ impl Engine {
                     }
                     Ways::One(backend) => self.go(client, backend),
                     Ways::Several => None,
-                    Ways::Forked => self.fork_text(client, &tree, parser, bytes, operation),
+                    Ways::Forked => {
+                        self.fork_text(client, &tree, parser, bytes, (operation, prefix))
+                    }
                 }
             }
         };
@@ -190,14 +208,15 @@ fn repeats(parser: &RequestParser, bytes: &[u8]) -> Repeats {
 }
 
 impl Engine {
-    /// Asks several backends, or in other words. `None` if it has to go the usual way.
+    /// Asks several backends, or in other words. `None` if it has to go the usual way. The prefix is what the
+    /// keys still lack.
     fn fork_text(
         &mut self,
         client: ClientId,
         tree: &Arc<Tree>,
         parser: &RequestParser,
         bytes: &[u8],
-        operation: Operation,
+        (operation, prefix): (Operation, Option<&KeyPrefix>),
     ) -> Option<Plan> {
         let uniques = Uniques::of(parser, bytes);
         let meta = parser.meta();
@@ -227,8 +246,9 @@ impl Engine {
             _ if retrieves => {
                 let head = &bytes[..keys[0].start as usize];
                 let of_key = |key: &Span| {
-                    let text = [head, key.of(bytes), b"\r\n"].concat();
-                    question(text, Span::new(head.len(), key.len as usize), Expect::Values)
+                    let key = full_key(prefix, key.of(bytes));
+                    let text = [head, &key, b"\r\n"].concat();
+                    question(text, Span::new(head.len(), key.len()), Expect::Values)
                 };
                 keys.iter().map(of_key).collect()
             }

@@ -53,6 +53,10 @@ impl KeyPrefix {
         matches!(parser.verb(), Verb::Gat | Verb::Gats) && keys > 1 && len > COMMAND_SIZE_MAX
     }
 
+    pub(super) fn fits_all(&self, parser: &RequestParser) -> bool {
+        parser.keys().iter().all(|key| self.fits(key.len as usize))
+    }
+
     pub(super) fn fits(&self, key_len: usize) -> bool {
         self.0.len() + key_len <= KEY_SIZE_MAX
     }

@@ -74,7 +74,10 @@ impl Engine {
                         Some(prefix) => prefix.text(&parser, &bytes[..len]),
                         None => parser.is_odd().then(|| write_anew(&parser, &bytes[..len])),
                     };
-                    let is_too_long = prefix.is_some() && !is_apart && anew.is_none();
+                    let is_too_long = prefix.as_ref().is_some_and(|prefix| match is_apart {
+                        true => !prefix.fits_all(&parser),
+                        false => anew.is_none(),
+                    });
                     let is_odd = anew.is_some();
                     let (parser_of, text) = match &mut anew {
                         Some((anew, text)) => (anew, &text[..]),
