@@ -234,6 +234,29 @@ fn a_change_of_the_ring_sends_the_call_where_its_key_is_now() {
 }
 
 #[test]
+fn a_call_that_clients_have_another_name_for_is_asked_anew_by_that() {
+    let options =
+        format!("{OPTIONS}\ncommand_policy: {{base: admin, rename: {{BLPOP: hold, WAIT: stay}}}}");
+    let (mut world, client, [shared, _]) = World::with_client::<2>(&pool(&options, 2));
+    world.send(client, redis("HOLD c 0"));
+    let lane = world.accept(0);
+    world.expect(lane, all(&["CLIENT ID", "blpop c 0"]));
+    world.send(lane, ":77\r\n");
+    let mut next = pool(&options, 3);
+    prepare(&mut world, &mut next);
+    world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
+    world.send(lane, "*-1\r\n");
+    world.send(shared, ":1\r\n");
+    assert!(is_paused(&world));
+    world.commit(&next);
+    let lane = world.accept(1);
+    world.expect(lane, all(&["CLIENT ID", "blpop c 0"]));
+    world.send(lane, ":9\r\n*2\r\n$1\r\nc\r\n$1\r\n1\r\n");
+    world.expect(client, "*2\r\n$1\r\nc\r\n$1\r\n1\r\n");
+    world.assert_idle();
+}
+
+#[test]
 fn what_was_given_just_before_a_change_is_passed_on() {
     let (mut world, client, [shared, _]) = two_servers();
     let lane = blocked(&mut world, client, "BLPOP c 0", 0);

@@ -503,6 +503,16 @@ fn a_call_that_waits_for_a_lane_is_ended_here() {
     world.send(waiting, redis("BLPOP a 0"));
     assert_eq!(ask(&mut world, client, "CLIENT UNBLOCK 3"), ":1\r\n");
     world.expect(waiting, "_\r\n");
+    // By the name that clients have for it, and by no other.
+    let renames = "session_connections: 1\ncommand_policy: {base: admin, rename: {BLPOP: hold}}";
+    let options = OPTIONS.replace("command_policy: admin", renames);
+    let mut world = World::connected::<1>(&pool(&options, 1)).0;
+    let [holder, client, waiting] = [(); 3].map(|()| world.client());
+    world.send(holder, redis("HOLD a 0"));
+    world.accept(0);
+    world.send(waiting, redis("HOLD a 0"));
+    assert_eq!(ask(&mut world, client, "CLIENT UNBLOCK 3"), ":1\r\n");
+    world.expect(waiting, nil);
     // What waits for a lane and is no call that waits is not ended, as in Redis.
     for lines in [&["WATCH a"][..], &["MULTI", "SET a 1"], &["MULTI", "BLPOP a 0"]] {
         let (mut world, client, waiting, _) = taken(1);

@@ -562,6 +562,39 @@ fn what_is_watched_and_moves_counts_as_changed() {
 }
 
 #[test]
+fn what_clients_have_other_names_for_goes_on_by_those() {
+    let renames = "command_policy: {base: admin, rename: {EXEC: run, WATCH: look, BLPOP: hold}}";
+    let (mut world, client, _) = three(&cluster(renames));
+    world.send(client, redis("LOOK b"));
+    let a = session(&mut world, 0);
+    world.expect(a, redis("watch b"));
+    world.send(a, moved(3300, 1));
+    world.expect(a, redis("UNWATCH"));
+    world.send(a, "+OK\r\n");
+    let b = session(&mut world, 1);
+    world.expect(b, redis("watch b"));
+    world.send(b, "+OK\r\n");
+    world.send(client, redis("UNWATCH"));
+    world.expect(b, redis("UNWATCH"));
+    world.send(b, "+OK\r\n");
+    world.expect(client, "+OK\r\n+OK\r\n");
+    world.send(client, all(&["MULTI", "INCR hello", "RUN"]));
+    let text = all(&["MULTI", "INCR hello", "EXEC"]);
+    world.expect(a, &text);
+    world.send(a, format!("+OK\r\n{}-EXECABORT discarded\r\n", moved(866, 1)));
+    world.expect(b, &text);
+    world.send(b, format!("+OK\r\n{QUEUED}*1\r\n:1\r\n"));
+    world.expect(client, format!("+OK\r\n{QUEUED}*1\r\n:1\r\n"));
+    world.send(client, redis("HOLD c 0"));
+    world.expect(b, all(&["CLIENT ID", "blpop c 0"]));
+    world.send(b, format!(":7\r\n{}", moved(7365, 0)));
+    world.expect(a, all(&["CLIENT ID", "blpop c 0"]));
+    world.send(a, ":8\r\n*-1\r\n");
+    world.expect(client, "*-1\r\n");
+    world.assert_idle();
+}
+
+#[test]
 fn a_call_that_waits_goes_on_at_the_new_owner() {
     let (mut world, client, _) = three(&cluster(""));
     world.send(client, redis("BLPOP b 0"));

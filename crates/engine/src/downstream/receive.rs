@@ -563,6 +563,7 @@ impl Engine {
             return;
         }
         self.unpark(client);
+        let request = self.by_clients_name(client, request);
         let input = std::mem::take(&mut self.clients[client].input);
         let mut text = request.into_buffer();
         self.bufs.reserve_exact(&mut text, input.len());

@@ -253,10 +253,17 @@ impl Engine {
             return false;
         }
         let Parsed::Complete { len } = parser.parse(input, input.len()) else { return false };
-        let bytes = parser.inline_encoded().unwrap_or(&input[..len]);
-        let args = parser.args();
+        let mut bytes = parser.inline_encoded().unwrap_or(&input[..len]);
+        let mut args = parser.args();
         if args.is_empty() {
             return false;
+        }
+        let (renamed, is_gone) = self.renamed_request(client, bytes, args);
+        if is_gone {
+            return false;
+        }
+        if let Some((text, parser)) = &renamed {
+            (bytes, args) = (text, parser.args());
         }
         matches!(redis::find(bytes, args), Lookup::Found(command) if command.blocks(bytes, args))
     }

@@ -48,6 +48,7 @@ use crate::downstream::session::NO_DATABASE;
 use crate::engine::Engine;
 use crate::exchange::dispatch::{FragmentText, Payload};
 use crate::request::Merge;
+use crate::request::replay::Replay;
 
 impl Engine {
     /// Decides about one parsed request; `bytes` is the request as it came.
@@ -146,7 +147,7 @@ impl Engine {
     /// The request by the names that servers know, if clients have another one for its command; and whether
     /// what it is called is no command any more.
     #[cold]
-    fn renamed_request(
+    pub(super) fn renamed_request(
         &self,
         client: ClientId,
         bytes: &[u8],
@@ -172,6 +173,24 @@ impl Engine {
         let parsed = parser.parse(&text, text.len());
         debug_assert!(matches!(parsed, resp::Parsed::Complete { .. }), "it was just written");
         (Some((text, parser)), false)
+    }
+
+    /// A request as servers know it, as the client has to ask it: by the name that it has for the command now.
+    pub(crate) fn by_clients_name(&mut self, client: ClientId, request: Replay) -> Replay {
+        let Some(renames) = self.listener_of(client).policy.renames() else { return request };
+        let bytes = request.bytes();
+        let mut parser = RequestParser::default();
+        let resp::Parsed::Complete { .. } = parser.parse(bytes, bytes.len()) else {
+            return request;
+        };
+        let [name, rest @ ..] = parser.args() else { return request };
+        let Some(name) = renames.clients_name(name.of(bytes)) else { return request };
+        let mut text = Vec::with_capacity(bytes.len() + name.len());
+        encode::write_array_header(&mut text, 1 + rest.len());
+        encode::write_bulk(&mut text, name.as_bytes());
+        rest.iter().for_each(|arg| encode::write_bulk(&mut text, arg.of(bytes)));
+        request.give_back(&mut self.bufs);
+        Replay::new(&text, &mut self.bufs)
     }
 
     /// What a request counts as: for a prefix by its first key.

@@ -132,6 +132,13 @@ impl Renames {
         }
     }
 
+    /// What clients call the command that servers call this, if they have another name for it.
+    pub fn clients_name(&self, name: &[u8]) -> Option<&str> {
+        let (at, _) = by_name(name)?;
+        let other = self.names.iter().find(|&&(_, id)| usize::from(id) == at);
+        other.map(|(name, _)| &**name)
+    }
+
     /// As [`super::find`], by the names that clients have.
     pub fn find(&self, buf: &[u8], args: &[Span]) -> Lookup {
         match args.first().map(|name| self.called(name.of(buf))) {
@@ -173,6 +180,9 @@ mod tests {
         assert!(renames.disables(command("flushall")) && !renames.disables(command("config|get")));
         for (name, own) in [("cfg|get", "config|get"), ("config|get", ""), ("set", "set")] {
             assert_eq!(*renames.own_name(name.as_bytes()), *own.as_bytes());
+        }
+        for (name, other) in [("CONFIG", Some("cfg")), ("flushall", None), ("set", None)] {
+            assert_eq!(renames.clients_name(name.as_bytes()), other, "{name}");
         }
         let buf = b"cfgget*";
         let args = [Span::new(0, 3), Span::new(3, 3), Span::new(6, 1)];
