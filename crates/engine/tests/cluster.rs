@@ -595,6 +595,33 @@ fn what_clients_have_other_names_for_goes_on_by_those() {
 }
 
 #[test]
+fn what_tenants_watch_goes_on_with_one_prefix() {
+    let users = "users: {default: {rules: 'on nopass ~* +@all', key_prefix: 'x{b}'}}";
+    let (mut world, client, _) = three(&cluster(users));
+    let held = world.engine.held_bytes();
+    world.send(client, redis("WATCH 1 2"));
+    let a = session(&mut world, 0);
+    world.expect(a, redis("WATCH x{b}1 x{b}2"));
+    world.send(a, moved(3300, 1));
+    world.expect(a, redis("UNWATCH"));
+    world.send(a, "+OK\r\n");
+    let b = session(&mut world, 1);
+    world.expect(b, redis("WATCH x{b}1 x{b}2"));
+    world.send(b, ask(3300, 2));
+    world.expect(b, redis("UNWATCH"));
+    world.send(b, "+OK\r\n");
+    let c = session(&mut world, 2);
+    world.expect(c, redis("ASKING") + &redis("WATCH x{b}1 x{b}2"));
+    world.send(c, "+OK\r\n+OK\r\n");
+    world.expect(client, "+OK\r\n");
+    world.send(client, redis("UNWATCH"));
+    world.expect(c, redis("UNWATCH"));
+    world.send(c, "+OK\r\n");
+    world.expect(client, "+OK\r\n");
+    assert_eq!((world.engine.requests_pending(), world.engine.held_bytes()), (0, held));
+}
+
+#[test]
 fn a_call_that_waits_goes_on_at_the_new_owner() {
     let (mut world, client, _) = three(&cluster(""));
     world.send(client, redis("BLPOP b 0"));

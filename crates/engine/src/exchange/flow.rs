@@ -338,6 +338,16 @@ impl Engine {
         self.attach(request, flow, replay, (RequestId::NONE, 0));
     }
 
+    /// What the flow of a request would ask anew is this, not what was sent.
+    pub(crate) fn keep_replay(&mut self, request: RequestId, bytes: &[u8]) {
+        let Role::Flow { flow, .. } = self.requests[request].role else { return };
+        let Some(attached) = &mut self.flows.0[flow].attached else { return };
+        let replay = Replay::new(bytes, &mut self.bufs);
+        if let Some(before) = attached.replay.replace(replay) {
+            before.give_back(&mut self.bufs);
+        }
+    }
+
     /// A request in whose place a flow sends attempts, beginning with this step.
     pub(crate) fn begin_flow(
         &mut self,

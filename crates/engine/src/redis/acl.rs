@@ -4,7 +4,7 @@
 use cashew_acl::{Call, Denial, Selector, User, categories, commands_of};
 use cashew_metrics::PoolCounter;
 use cashew_protocol::Span;
-use cashew_protocol::redis::{self, Command, Lookup};
+use cashew_protocol::redis::{self, Command, Lookup, Rule, SessionRule};
 use cashew_protocol::resp::{self, Version, encode};
 
 use crate::base::id::ClientId;
@@ -306,6 +306,9 @@ impl Engine {
         // It may be asked anew.
         self.keep_asked(client, bytes);
         let Plan::Forward { lane, request } = plan else { return plan };
+        if let Rule::Session(SessionRule::Watch) = command.rule {
+            self.keep_replay(request, bytes);
+        }
         let named = named_by(command);
         if named != Named::Nowhere && matches!(self.requests[request].role, Role::Single) {
             self.watch_reply(request, Box::new(Strip { prefix, named }), None);
