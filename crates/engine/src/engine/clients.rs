@@ -382,7 +382,12 @@ impl Engine {
         let listener = self.clients[client].listener;
         let yields = self.yields((listener, meter.user));
         let limits = &mut self.listeners[listener].user_limits[meter.user as usize];
-        let wait_us = match limits.reached(&self.metrics, now).filter(|_| limits.delays()) {
+        // Who gets errors is looked at when they are written.
+        let reached = match limits.delays() {
+            true => limits.reached(&self.metrics, now),
+            false => None,
+        };
+        let wait_us = match reached {
             Some((_, wait_us)) => wait_us,
             None if yields => LOOK_EVERY_US,
             None => return false,
