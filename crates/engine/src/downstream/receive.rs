@@ -556,6 +556,7 @@ impl Engine {
         }
         self.activity.leave();
         self.free_request(index);
+        self.settle_in_flight(client);
         if self.clients[client].state == State::Closing {
             // It is not to ask anything more, but gets the rest of what it has been answered.
             request.give_back(&mut self.bufs);

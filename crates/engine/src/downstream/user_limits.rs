@@ -14,8 +14,12 @@ use crate::base::time::Time;
 const LOW_IN_FLIGHT: u64 = 8;
 /// Others are there for so long after they have asked something.
 const OTHERS_STAY_US: u64 = 100_000;
-/// How often all clients are looked at, if others have asked nothing lately.
-const SEARCH_EVERY_US: u64 = 5000;
+/// So long others are there who wait for an answer and ask nothing.
+const WAITING_STAYS_US: u64 = 10_000;
+/// For each counter that is summed up to know what others ask, so much time passes until the next look, and this at
+/// the most.
+const LOOK_PER_COUNTER_US: u64 = 4;
+const LOOK_SELDOM_US: u64 = OTHERS_STAY_US / 4;
 /// By so much what is counted of all may be ahead of what is counted of these users: they count one
 /// behind the other.
 const LAG_MAX: u64 = 64;
@@ -184,18 +188,20 @@ impl Meter {
 /// What users have to know of others who wait for them to ask no more.
 #[derive(Default)]
 pub(crate) struct Others {
-    /// Requests of these users on their way, at this worker.
+    /// Requests of these users on their way, at this worker, and of how many clients they are.
     in_flight: u64,
+    clients: u32,
     looked_at: Time,
+    look_every_us: u64,
     /// The most requests of others that were counted, over all workers.
     seen: u64,
     active_until: Time,
-    searched_at: Time,
 }
 
 impl Others {
     pub(crate) fn change(&mut self, from: u16, to: u16) {
         self.in_flight = self.in_flight + u64::from(to) - u64::from(from);
+        self.clients = self.clients + u32::from(to > 0) - u32::from(from > 0);
     }
 
     pub(crate) fn has_room(&self) -> bool {
@@ -204,35 +210,31 @@ impl Others {
 
     /// Whether it is time to look whether others ask.
     pub(crate) fn is_due(&self, now: Time) -> bool {
-        now >= self.looked_at.plus_micros(LOOK_EVERY_US)
+        now >= self.looked_at.plus_micros(self.look_every_us)
     }
 
-    /// They have asked so much up to now.
-    pub(crate) fn look(&mut self, asked: u64, now: Time) {
+    /// They have asked so much up to now, which so many counters say.
+    pub(crate) fn look(&mut self, asked: u64, counters: usize, now: Time) {
         let is_known = now < self.looked_at.plus_micros(OTHERS_STAY_US);
         self.looked_at = now;
+        let every_us = LOOK_PER_COUNTER_US.saturating_mul(counters as u64);
+        self.look_every_us = every_us.clamp(LOOK_EVERY_US, LOOK_SELDOM_US);
         if !is_known || asked + LAG_MAX < self.seen {
             // Until the next look nobody knows whether others are there.
             self.seen = asked;
-            self.active_until = now.plus_micros(2 * LOOK_EVERY_US);
+            self.active_until = now.plus_micros(2 * self.look_every_us);
         } else if asked > self.seen {
             self.seen = asked;
             self.active_until = now.plus_micros(OTHERS_STAY_US);
         }
     }
 
-    /// Whether it is to be looked for clients that wait for slow servers, and so ask nothing more.
-    pub(crate) fn is_search_due(&mut self, now: Time) -> bool {
-        let is_due = !self.are_active(now) && now >= self.searched_at.plus_micros(SEARCH_EVERY_US);
-        if is_due {
-            self.searched_at = now;
+    /// So many clients of this worker are owed an answer: whoever is not one of these users' waits for a slow server
+    /// perhaps, and so asks nothing more.
+    pub(crate) fn look_who_waits(&mut self, waiting: u32, now: Time) {
+        if waiting > self.clients && !self.are_active(now) {
+            self.active_until = now.plus_micros(WAITING_STAYS_US);
         }
-        is_due
-    }
-
-    /// Some wait for an answer.
-    pub(crate) fn are_waiting(&mut self, now: Time) {
-        self.active_until = now.plus_micros(2 * SEARCH_EVERY_US);
     }
 
     /// Whether they have asked something lately.
@@ -291,7 +293,7 @@ mod tests {
         let mut now = Time::ZERO.plus_millis(1000);
         let mut look = |asked: u64| {
             now = now.plus_micros(LOOK_EVERY_US);
-            others.look(asked, now);
+            others.look(asked, 1, now);
             others.are_active(now)
         };
         // One that was counted for all, and not yet for its user, is seen once.
@@ -304,5 +306,37 @@ mod tests {
         // The statistics begin anew.
         let seen: Vec<bool> = (0..200).map(|_| look(0)).collect();
         assert!(!seen[199] && look(1));
+    }
+
+    #[test]
+    fn others_who_wait_are_those_who_are_not_of_low_priority() {
+        let mut others = Others::default();
+        let now = Time::ZERO.plus_millis(1000);
+        for (from, to) in [(0, 3), (0, 1), (3, 5), (1, 0), (0, 2)] {
+            others.change(from, to);
+        }
+        others.look_who_waits(2, now);
+        assert!(!others.are_active(now));
+        others.look_who_waits(3, now);
+        assert!(others.are_active(now) && !others.are_active(now.plus_micros(WAITING_STAYS_US)));
+    }
+
+    #[test]
+    fn the_more_there_is_to_sum_up_the_less_often_it_is() {
+        let mut others = Others::default();
+        let mut now = Time::ZERO.plus_millis(1000);
+        for (counters, every_us) in [(2, 1000), (500, 2000), (100_000, LOOK_SELDOM_US)] {
+            others.look(7, counters, now);
+            assert!(!others.is_due(now.plus_micros(every_us - 1)));
+            now = now.plus_micros(every_us);
+            assert!(others.is_due(now));
+        }
+        // What is asked is seen all the same.
+        others.look(7, 100_000, now);
+        now = now.plus_micros(2 * OTHERS_STAY_US / 3);
+        others.look(7, 100_000, now);
+        assert!(!others.are_active(now));
+        others.look(8, 100_000, now);
+        assert!(others.are_active(now));
     }
 }

@@ -17,7 +17,6 @@ use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::base::work_budget::LARGE_REQUEST;
 use crate::downstream::client::{Client, Skip};
-use crate::downstream::listener::Listener;
 use crate::downstream::receive::Plan;
 use crate::downstream::user_limits::{LOOK_EVERY_US, Meter, UserLimits};
 use crate::engine::Engine;
@@ -412,37 +411,19 @@ impl Engine {
             return false;
         }
         if self.others.is_due(self.now) {
-            let count = |listener: &Listener| {
-                let asked = self.metrics.sum_pool_counter(listener.metrics, PoolCounter::Requests);
-                let low = listener.user_limits.iter().filter(|user| user.is_low());
-                let own: u64 = low.map(|user| user.taken(&self.metrics)).sum();
-                (asked, own)
-            };
-            let (asked, own) = self
-                .listeners
-                .iter()
-                .filter(|it| it.is_in_use())
-                .map(count)
-                .fold((0, 0), |(asked, own), (more, more_own)| (asked + more, own + more_own));
-            self.others.look(asked.saturating_sub(own), self.now);
-            if self.others.is_search_due(self.now) && self.have_others_to_wait() {
-                self.others.are_waiting(self.now);
+            let (mut asked, mut own, mut counters) = (0u64, 0u64, 0);
+            for listener in self.listeners.iter().filter(|it| it.is_in_use()) {
+                asked += self.metrics.sum_pool_counter(listener.metrics, PoolCounter::Requests);
+                counters += 1;
+                for user in listener.user_limits.iter().filter(|user| user.is_low()) {
+                    own += user.taken(&self.metrics);
+                    counters += 1;
+                }
             }
+            self.others.look(asked.saturating_sub(own), counters, self.now);
         }
+        self.others.look_who_waits(self.activity.waiting, self.now);
         self.others.are_active(self.now)
-    }
-
-    /// Whether clients of this worker wait for replies, other than those who yield, and not for something to happen.
-    fn have_others_to_wait(&self) -> bool {
-        self.clients.indices().any(|client| {
-            let Client { requests, listener, ref session, ref modes, .. } = self.clients[client];
-            let is_low = || {
-                let listener = &self.listeners[listener];
-                let place = session.user().and_then(|user| listener.limits_of(user.name()));
-                place.is_some_and(|place| listener.user_limits[place].is_low())
-            };
-            requests > 0 && modes.blocking.is_none() && !is_low()
-        })
     }
 
     /// Why a client may not ask anything now.

@@ -178,6 +178,7 @@ impl Engine {
         self.request_ctx.is_tagged = asks && self.has_tags(client);
         self.request_ctx.names_cas_tags = false;
         let plan = self.retrieve_parts(client, &buf[..len]);
+        self.settle_in_flight(client);
         self.fence(client, len, &plan);
         match plan {
             Plan::Wait => None,
