@@ -200,7 +200,7 @@ fn write_line(prefix: &[u8], line: &[u8], out: &mut Vec<u8>) -> Option<u64> {
     for (place, word) in words().enumerate().filter(|(place, word)| is_key(*place, word.of(text))) {
         let start = word.start as usize + usize::from(!text.starts_with(b"ME "));
         out.extend_from_slice(&line[at..start]);
-        write_key(prefix, &text[start..word.end()], is_base64 || place == 1, out);
+        write_key(prefix, &text[start..word.end()], (is_base64, place == 1), out);
         at = word.end();
     }
     out.extend_from_slice(&line[at..]);
@@ -211,16 +211,18 @@ fn write_line(prefix: &[u8], line: &[u8], out: &mut Vec<u8>) -> Option<u64> {
     std::str::from_utf8(size.of(text)).ok()?.parse().ok()
 }
 
-/// Writes a key without the prefix, also if it may be in base64.
-fn write_key(prefix: &[u8], key: &[u8], is_base64: bool, out: &mut Vec<u8>) {
-    if let Some(key) = key.strip_prefix(prefix) {
+/// Writes a key without the prefix: one that is in base64, or may be.
+fn write_key(prefix: &[u8], key: &[u8], (is_base64, may_be): (bool, bool), out: &mut Vec<u8>) {
+    // Some prefixes look alike in base64.
+    let literal = || key.strip_prefix(prefix);
+    if let Some(key) = literal().filter(|_| !is_base64) {
         return out.extend_from_slice(key);
     }
     let mut buf = [0; KEY_SIZE_MAX];
-    let plain = decode_key(key, &mut buf).filter(|_| is_base64);
+    let plain = decode_key(key, &mut buf).filter(|_| is_base64 || may_be);
     match plain.and_then(|plain| plain.strip_prefix(prefix)) {
         Some(plain) => encode_key(plain, out),
-        None => out.extend_from_slice(key),
+        None => out.extend_from_slice(literal().unwrap_or(key)),
     }
 }
 
@@ -318,6 +320,25 @@ mod tests {
         let expected: String = replies.iter().map(|(_, expected)| *expected).collect();
         let stripped = in_pieces(stream.as_bytes(), KeyStripper::write_text);
         assert_eq!(String::from_utf8(stripped).unwrap(), expected);
+    }
+
+    #[test]
+    fn prefixes_that_look_alike_in_base64_are_removed_from_the_key_itself() {
+        for prefix in ["V", "Vm", "Vm0"] {
+            let full = |key: &[u8]| {
+                let mut text = Vec::new();
+                encode_key(key, &mut text);
+                String::from_utf8(text).unwrap()
+            };
+            let key = full(&[prefix.as_bytes(), b"aaa"].concat());
+            assert!(key.starts_with(prefix), "{key}");
+            let replies = format!("HD k{key} b\r\nHD b k{key}\r\nHD k{key}\r\n");
+            let (own, literal) = (full(b"aaa"), &key[prefix.len()..]);
+            let expected = format!("HD k{own} b\r\nHD b k{own}\r\nHD k{literal}\r\n");
+            let mut out = Vec::new();
+            KeyStripper::new(prefix.as_bytes()).write_text(replies.as_bytes(), &mut out);
+            assert_eq!(String::from_utf8(out).unwrap(), expected);
+        }
     }
 
     #[test]
