@@ -9,6 +9,9 @@
 //! has the last bits of the shard's [reign](crate::topology::Topology::reign): a cursor of an earlier one
 //! begins the shard anew.
 //!
+//! Nodes of a cluster that keep a table for each slot (Redis 7.4, Valkey 8) put the slot into the last 14 bits of
+//! their cursors. So the other fields are short there: 39 bits are left, for 2^25 buckets of a slot.
+//!
 //! The gateway keeps nothing: every worker understands the cursors of all others.
 
 use crate::base::id::ShardId;
@@ -18,8 +21,10 @@ use cashew_config::snapshot::Pool;
 /// Cursors stay below it: many clients read them as signed 64-bit numbers.
 const CURSOR_MAX: u64 = i64::MAX as u64;
 const TAGS: u64 = 1 << 16;
-/// Shards of a cluster beyond that cannot be walked; clusters of more than a thousand nodes are not recommended.
-const CLUSTER_SHARDS_MAX: u64 = 1 << 12;
+/// The same of clusters.
+const CLUSTER_TAGS: u64 = 1 << 14;
+/// More shards than a cluster has: maps of more than 1000 nodes are refused.
+const CLUSTER_SHARDS_MAX: u64 = 1 << 10;
 
 /// The bits of a tag that tell one reign of a primary from the next ones.
 const REIGNS: u16 = 0xf;
@@ -99,7 +104,8 @@ impl Walk {
             }
         }
         // Never 0, so that no cursor but the end is.
-        let map = pool.cluster.as_ref().map(|cluster| (cluster.changes as u16).max(1));
+        let tag_of = |changes: u32| (u64::from(changes) % (CLUSTER_TAGS - 1)) as u16 + 1;
+        let map = pool.cluster.as_ref().map(|cluster| tag_of(cluster.changes));
         Self { servers_tag: servers.0, shards: shards.len() as u32, tag: tag.folded(), map }
     }
 
@@ -109,12 +115,12 @@ impl Walk {
         self.map
     }
 
-    /// A cursor's fields: how many shards it tells apart, and what its tag is made different by.
-    fn radix(self) -> (u64, u16) {
+    /// A cursor's fields: how many shards and how many tags it tells apart, and what its tag is made different by.
+    fn radix(self) -> (u64, u64, u16) {
         match self.map {
             // Numbers of shards mean something else by another map, and have to be read all the same.
-            Some(_) => (CLUSTER_SHARDS_MAX, 0),
-            None => (u64::from(self.shards), self.tag),
+            Some(_) => (CLUSTER_SHARDS_MAX, CLUSTER_TAGS, 0),
+            None => (u64::from(self.shards), TAGS, self.tag),
         }
     }
 
@@ -136,9 +142,9 @@ impl Walk {
         if number > CURSOR_MAX {
             return Err(BadCursor::Malformed);
         }
-        let (shards, own_tag) = self.radix();
+        let (shards, tags, own_tag) = self.radix();
         let (rest, shard) = (number / shards, number % shards);
-        let (inner, tag) = (rest / TAGS, (rest % TAGS) as u16);
+        let (inner, tag) = (rest / tags, (rest % tags) as u16);
         let reign = tag ^ own_tag;
         if self.map.is_none() && reign & !REIGNS != 0 {
             return Err(BadCursor::Foreign);
@@ -149,12 +155,12 @@ impl Walk {
     /// The number for it; `None` if the server's cursor leaves no room for the rest. Never 0, which
     /// stands for the end, unless it is at the beginning of the first shard.
     pub(crate) fn write(self, cursor: Cursor) -> Option<u64> {
-        let (shards, own_tag) = self.radix();
+        let (shards, tags, own_tag) = self.radix();
         if u64::from(cursor.shard.number()) >= shards {
             return None;
         }
         let tag = u64::from(own_tag ^ cursor.reign);
-        let rest = cursor.inner.checked_mul(TAGS)?.checked_add(tag)?;
+        let rest = cursor.inner.checked_mul(tags)?.checked_add(tag)?;
         let number = rest.checked_mul(shards)?.checked_add(u64::from(cursor.shard.number()))?;
         (number <= CURSOR_MAX).then_some(number)
     }
@@ -255,14 +261,40 @@ mod tests {
     #[test]
     fn a_cluster_s_cursors_are_read_by_other_maps() {
         let walk = |shards, map| Walk { servers_tag: 0, shards, tag: 0, map: Some(map) };
-        for map in [1, 2, u16::MAX] {
-            for inner in [0, 1, (1 << 34) - 1] {
-                let cursor = Cursor { shard: ShardId::new(6), reign: map, inner };
-                let number = walk(7, map).write(cursor).unwrap();
-                assert!(number > 0);
-                let read = walk(9, 5).read(number.to_string().as_bytes());
-                assert_eq!(read, Ok(Some(cursor)));
+        for map in [1, 2, (CLUSTER_TAGS - 1) as u16] {
+            for inner in [0, 1, (1 << 34) - 1, (1 << 39) - 1] {
+                for shard in [6, 999].map(ShardId::new) {
+                    let cursor = Cursor { shard, reign: map, inner };
+                    let number = walk(7, map).write(cursor).unwrap();
+                    assert!(number > 0);
+                    let read = walk(9, 5).read(number.to_string().as_bytes());
+                    assert_eq!(read, Ok(Some(cursor)));
+                }
             }
+        }
+    }
+
+    /// A node's cursor with a slot in its last 14 bits, of a table of 2^25 buckets.
+    #[test]
+    fn a_cluster_s_cursors_have_room_for_large_slots() {
+        let mut pool = servers(&["a"]);
+        let cluster = |changes| snapshot::Cluster {
+            seeds: Vec::new(),
+            connections_max: 0,
+            slots: Vec::new(),
+            epoch: 1,
+            changes,
+        };
+        for changes in [0, 1, (CLUSTER_TAGS - 2) as u32, (CLUSTER_TAGS - 1) as u32, u32::MAX] {
+            pool.cluster = Some(cluster(changes));
+            let walk = Walk::new(&pool);
+            let reign = walk.map().unwrap();
+            let inner = ((1 << 25) - 1) << 14 | u64::from(snapshot::SLOTS - 1);
+            let cursor = Cursor { shard: ShardId::new(999), reign, inner };
+            let number = walk.write(cursor).unwrap();
+            assert_eq!(walk.read(number.to_string().as_bytes()), Ok(Some(cursor)));
+            pool.cluster = Some(cluster(changes.wrapping_add(1)));
+            assert_ne!(Walk::new(&pool).map(), Some(reign));
         }
     }
 
