@@ -83,6 +83,25 @@ fn keys_go_to_the_owners_of_their_slots() {
     world.assert_idle();
 }
 
+/// Each slot's part counts.
+#[test]
+fn keys_of_many_slots_of_one_node_do_not_pass_its_queue() {
+    let (mut world, client, [a, b, _]) = three(&cluster("server_queue_max: 3"));
+    let full = "-ERR Server queue is full\r\n";
+    world.send(client, redis("MGET c b f j n"));
+    world.expect(a, "");
+    world.expect(b, "");
+    world.expect(client, full);
+    world.send(client, all(&["MGET c b f", "MGET j n", "MGET j"]));
+    world.expect(a, all(&["MGET f", "MGET b", "MGET j"]));
+    world.expect(b, redis("MGET c"));
+    world.send(a, "*1\r\n$1\r\n3\r\n*1\r\n$1\r\n2\r\n*1\r\n$1\r\n4\r\n");
+    world.send(b, "*1\r\n$1\r\n1\r\n");
+    let found = "*3\r\n$1\r\n1\r\n$1\r\n2\r\n$1\r\n3\r\n";
+    world.expect(client, format!("{found}{full}*1\r\n$1\r\n4\r\n"));
+    world.assert_idle();
+}
+
 #[test]
 fn keys_of_two_slots_are_asked_for_apart_and_answered_together() {
     let (mut world, client, [a, b, c]) = three(&cluster(""));

@@ -630,7 +630,29 @@ impl Engine {
                 }
             }
         }
+        if split.by_slot
+            && let Some(Part { backend, server, .. }) = self.part_too_many(split)
+        {
+            self.recycle_merge(merge);
+            return self.fail_at(client, (backend, server), Failure::QueueFull);
+        }
         self.write_fragments(client, split, merge, request)
+    }
+
+    /// A part that makes too many for its lane, where each of them alone has room.
+    fn part_too_many(&self, split: &Split) -> Option<Part> {
+        let has_room = |part: &Part, parts: usize| {
+            let limits = &self.backends[part.backend].limits;
+            self.lanes[part.lane].has_room_for(limits, parts)
+        };
+        // Mostly there is room for all of them on any lane.
+        if split.parts.iter().all(|part| has_room(part, split.parts.len())) {
+            return None;
+        }
+        let mut parts = split.parts.clone();
+        parts.sort_unstable_by_key(|part| part.lane);
+        let mut of_lanes = parts.chunk_by(|a, b| a.lane == b.lane);
+        of_lanes.find(|of_lane| !has_room(&of_lane[0], of_lane.len())).map(|of_lane| of_lane[0])
     }
 
     /// As [`Engine::send_fragments`], but a server that cannot be sent its fragment is taken to

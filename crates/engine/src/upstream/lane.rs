@@ -450,6 +450,12 @@ impl Lane {
             || (queued > 0 && queued + size as u64 > limits.server_queue_size_max)
     }
 
+    /// Whether so many more requests may wait here.
+    pub(crate) fn has_room_for(&self, limits: &Limits, requests: usize) -> bool {
+        let waiting = u64::from(self.in_flight) + u64::from(self.unsent);
+        waiting + requests as u64 <= u64::from(limits.server_queue_max)
+    }
+
     /// Lists it among the connections with something to send, if it can be written to.
     #[inline(always)]
     pub(crate) fn mark(&mut self, dirty: &mut Fifo<ConnId>) {
