@@ -1,9 +1,12 @@
 """Pools in front of a real cluster: publishing, SCAN while slots move, and commands without keys."""
 
+import subprocess
+import threading
+
 import pytest
 
 from cluster import Cluster
-from harness import wait_until
+from harness import HOST, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +79,100 @@ def test_scan_misses_nothing_that_has_moved(gateway, cluster):
                 cluster.move([slots.pop() for _ in range(20)], source, target)
         assert not keys - found, pages
         assert pages > 20, "all nodes are walked again"
+
+
+def fill(conn, keys):
+    for key in keys:
+        conn.send(f"SET {key} v\r\n".encode())
+    assert {conn.reply() for _ in keys} == {"OK"}
+
+
+def walk(conn, count, between=lambda: None):
+    """All keys that a SCAN finds."""
+    found, cursor = set(), b""
+    while cursor != b"0":
+        cursor, page = conn.call("SCAN", cursor.decode() or "0", "COUNT", str(count), seconds=30)
+        found |= {key.decode() for key in page}
+        between()
+    return found
+
+
+def test_scan_misses_nothing_during_a_reshard(gateway, cluster):
+    """Walks end while slots are on their way, from the node that is walked last to the first one."""
+    keys = {f"reshard:{number}" for number in range(100_000)}
+    target, *_, source = sorted(cluster.servers, key=lambda server: server.port)
+    with gateway.connect() as conn:
+        for start in range(0, len(keys), 10_000):
+            fill(conn, sorted(keys)[start:start + 10_000])
+        reshard = subprocess.Popen(
+            ["redis-cli", "--cluster", "reshard", f"{HOST}:{source.port}",
+             "--cluster-from", cluster.id(source), "--cluster-to", cluster.id(target),
+             "--cluster-slots", "400", "--cluster-pipeline", "1", "--cluster-yes"],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        walks = 0
+        try:
+            while reshard.poll() is None or walks == 0:
+                missed = keys - walk(conn, 2000)
+                assert not missed, (walks, len(missed), sorted(missed)[:9])
+                walks += 1
+            output = reshard.communicate()[0]
+        finally:
+            reshard.kill()
+            reshard.wait()
+        assert reshard.returncode == 0, output[-2000:]
+        assert conn.call("FLUSHALL") == "OK"
+
+
+def test_scan_misses_nothing_of_slots_that_move_slowly(gateway, cluster):
+    """A slot may be half moved from before a walk's end until long after."""
+    keys = {f"{{slow}}:{number}" for number in range(2000)}
+    slot = 8903  # of slow
+    source = cluster.primary_of(slot)
+    first, *_, last = sorted(cluster.servers, key=lambda server: server.port)
+    target = first if source is not first else last
+    here, there = cluster.id(source), cluster.id(target)
+
+    def move_some(count):
+        some = source.call("CLUSTER", "GETKEYSINSLOT", slot, count)
+        if some:
+            source.call("MIGRATE", HOST, target.port, "", 0, 5000, "KEYS", *some)
+        return len(some)
+
+    with gateway.connect() as conn:
+        fill(conn, sorted(keys))
+        assert conn.call("CLUSTER", "KEYSLOT", "{slow}") == slot
+        target.call("CLUSTER", "SETSLOT", slot, "IMPORTING", here)
+        source.call("CLUSTER", "SETSLOT", slot, "MIGRATING", there)
+        # Some with each page, and then no more.
+        left = [30]
+
+        def between():
+            left[0] -= 1
+            if left[0] > 0:
+                move_some(20)
+
+        assert walk(conn, 100, between) == keys
+        assert left[0] <= 0, "walked again until no key has moved"
+        # It stays half moved: that is no reason to walk for ever.
+        assert walk(conn, 100) == keys
+        stop = threading.Event()
+
+        def move_all():
+            while not stop.wait(0.01) and move_some(20):
+                pass
+
+        mover = threading.Thread(target=move_all)
+        mover.start()
+        try:
+            while mover.is_alive():
+                assert walk(conn, 100) == keys
+        finally:
+            stop.set()
+            mover.join()
+        for server in (target, source):
+            server.call("CLUSTER", "SETSLOT", slot, "NODE", there)
+        assert walk(conn, 100) == keys
+        assert conn.call("FLUSHALL") == "OK"
 
 
 def test_commands_without_keys_are_for_all_primaries(gateway, cluster):

@@ -219,6 +219,36 @@ fn walk(
     page(world, client)
 }
 
+/// A node is asked what it owns.
+#[track_caller]
+fn owns(world: &mut World, node: ConnId, slots: &str) {
+    world.expect(node, redis("CLUSTER NODES"));
+    let text = format!("id h:1@2 myself,master - 0 1 2 connected {slots}\n");
+    world.send(node, format!("${}\r\n{text}\r\n", text.len()));
+}
+
+/// A node is asked how many keys of a slot it has left.
+#[track_caller]
+fn has_left(world: &mut World, node: ConnId, slot: u16, keys: u32) {
+    world.expect(node, redis(&format!("CLUSTER COUNTKEYSINSLOT {slot}")));
+    world.send(node, format!(":{keys}\r\n"));
+}
+
+/// Goes to the last page of a walk from the first one on; the client is not answered yet.
+#[track_caller]
+fn walk_all(world: &mut World, client: ConnId, nodes: &[ConnId], cursor: &str) {
+    let (last, others) = nodes.split_last().unwrap();
+    let mut cursor = cursor.to_owned();
+    for &node in others {
+        cursor = walk(world, client, node, &cursor, ("0", "0")).0;
+        assert_ne!(cursor, "0");
+    }
+    world.send(client, redis(&format!("SCAN {cursor}")));
+    world.expect(*last, redis("SCAN 0"));
+    world.send(*last, scanned("0", "k"));
+    world.expect(client, "");
+}
+
 #[test]
 fn a_walk_goes_over_the_owners_of_slots() {
     let [a, _, c] = &THIRDS;
@@ -234,7 +264,9 @@ fn a_walk_goes_over_the_owners_of_slots() {
     // Slots may have moved of late.
     world.expect(client, "");
     assert_eq!(doubts(&mut world), 1);
-    world.wait_ms(300);
+    owns(&mut world, first, "0-10922");
+    world.expect(client, "");
+    owns(&mut world, last, "10923-16383");
     assert_eq!(page(&mut world, client), ("0".to_owned(), "z".to_owned()));
     world.expect(none, "");
     world.send(client, redis("DBSIZE"));
@@ -267,8 +299,162 @@ fn a_walk_during_which_slots_move_goes_over_all_again() {
     world.send(client, redis(&format!("SCAN {cursor}")));
     world.expect(third, redis("SCAN 0"));
     world.send(third, scanned("0", "k"));
-    world.wait_ms(300);
+    owns(&mut world, first, "0-5470");
+    owns(&mut world, second, "5471-10922");
+    owns(&mut world, third, "10923-16383");
     assert_eq!(page(&mut world, client).0, "0");
+    world.assert_idle();
+}
+
+/// Its keys may have gone to a node that has been walked.
+#[test]
+fn a_walk_goes_on_while_keys_of_a_slot_leave_its_owner() {
+    let (mut world, nodes) = three();
+    let [first, second, third] = nodes;
+    let client = world.client();
+    walk_all(&mut world, client, &nodes, "0");
+    owns(&mut world, first, "0-5460 [93-<-id]");
+    owns(&mut world, second, "5461-10922");
+    owns(&mut world, third, "10923-16383 [15495->-id] [15496->-id]");
+    let mut cursors = vec!["0".to_owned()];
+    for (keys, is_over) in [(9, false), (9, true), (8, false), (8, true)] {
+        for slot in [15_496, 15_495] {
+            has_left(&mut world, third, slot, keys);
+        }
+        let (cursor, _) = page(&mut world, client);
+        if is_over {
+            assert_eq!(cursor, "0");
+            // A client that has come back late, with a cursor of before.
+            let before = cursors.last().unwrap().clone();
+            walk_all(&mut world, client, &nodes, &before);
+        } else {
+            assert!(!cursors.contains(&cursor), "{cursors:?} {cursor}");
+            walk_all(&mut world, client, &nodes, &cursor);
+            cursors.push(cursor);
+        }
+        owns(&mut world, first, "0-5460");
+        owns(&mut world, second, "5461-10922");
+        owns(&mut world, third, "10923-16383 [15495->-id] [15496->-id]");
+    }
+    // None is on its way any more: a walk that began while some were is followed by a last one.
+    for slot in [15_496, 15_495] {
+        has_left(&mut world, third, slot, 0);
+    }
+    let (cursor, _) = page(&mut world, client);
+    walk_all(&mut world, client, &nodes, &cursor);
+    for _ in 0..2 {
+        owns(&mut world, first, "0-5460");
+        owns(&mut world, second, "5461-10922");
+        owns(&mut world, third, "10923-16383");
+        let (cursor, _) = page(&mut world, client);
+        if cursor == "0" {
+            return world.assert_idle();
+        }
+        walk_all(&mut world, client, &nodes, &cursor);
+    }
+    panic!("it has no end");
+}
+
+#[test]
+fn a_walk_while_a_slot_is_on_its_way_is_at_nodes_without_slots_too() {
+    let [a, b, c] = &THIRDS;
+    let slots: [&[(u16, u16)]; 3] = [&[*a, *b], &[], std::slice::from_ref(c)];
+    let (mut world, nodes): (World, [ConnId; 3]) = World::connected(&cluster(&slots));
+    let [first, none, last] = nodes;
+    let client = world.client();
+    walk_all(&mut world, client, &[first, last], "0");
+    owns(&mut world, first, "0-10922");
+    owns(&mut world, last, "10923-16383 [15495->-id]");
+    has_left(&mut world, last, 15_495, 7);
+    let (cursor, _) = page(&mut world, client);
+    walk_all(&mut world, client, &[first, none, last], &cursor);
+    owns(&mut world, first, "0-10922");
+    owns(&mut world, last, "10923-16383 [15495->-id]");
+    has_left(&mut world, last, 15_495, 7);
+    assert_eq!(page(&mut world, client).0, "0");
+}
+
+#[test]
+fn a_walk_waits_for_the_map_that_owners_are_ahead_of() {
+    let [a, b, c] = &THIRDS;
+    let (mut world, nodes) = three();
+    let [first, second, third] = nodes;
+    let client = world.client();
+    walk_all(&mut world, client, &nodes, "0");
+    let moved = |world: &mut World| {
+        owns(world, first, "0-5470");
+        owns(world, second, "5471-10922");
+        owns(world, third, "10923-16383");
+    };
+    moved(&mut world);
+    world.expect(client, "");
+    world.wait_ms(60);
+    moved(&mut world);
+    world.expect(client, "");
+    assert!(doubts(&mut world) > 0);
+    let slots: [&[(u16, u16)]; 3] = [&[*a, (5461, 5470)], &[(5471, b.1)], std::slice::from_ref(c)];
+    let mut next = cluster(&slots);
+    next.epoch += 1;
+    next.pools[0].cluster.as_mut().unwrap().changes += 1;
+    world.prepare(&next);
+    world.pause(1000);
+    world.commit(&next);
+    world.wait_ms(60);
+    let (cursor, _) = page(&mut world, client);
+    walk_all(&mut world, client, &nodes, &cursor);
+    moved(&mut world);
+    assert_eq!(page(&mut world, client).0, "0");
+}
+
+/// A map that stays old is no reason to walk for ever, nor is a node that does not tell.
+#[test]
+fn a_walk_ends_whatever_owners_tell() {
+    let (mut world, nodes) = three();
+    let [first, second, third] = nodes;
+    let client = world.client();
+    let mut cursor = "0".to_owned();
+    for _ in 0..2 {
+        walk_all(&mut world, client, &nodes, &cursor);
+        for _ in 0..=20 {
+            owns(&mut world, first, "0-5470");
+            owns(&mut world, second, "5471-10922");
+            owns(&mut world, third, "10923-16383");
+            world.wait_ms(50);
+        }
+        (cursor, _) = page(&mut world, client);
+    }
+    assert_eq!(cursor, "0");
+    walk_all(&mut world, client, &nodes, "0");
+    for _ in 0..=5 {
+        world.expect(client, "");
+        for node in nodes {
+            world.expect(node, redis("CLUSTER NODES"));
+            world.send(node, "-NOPERM no\r\n");
+        }
+        world.wait_ms(50);
+    }
+    assert_eq!(page(&mut world, client).0, "0");
+}
+
+/// What waits is given back.
+#[test]
+fn a_client_that_goes_at_the_end_of_a_walk_leaves_nothing() {
+    let (mut world, nodes) = three();
+    for is_asking in [true, false] {
+        let client = world.client();
+        walk_all(&mut world, client, &nodes, "0");
+        if !is_asking {
+            for (node, slots) in nodes.into_iter().zip(["0-5470", "5471-10922", "10923-16383"]) {
+                owns(&mut world, node, slots);
+            }
+        }
+        world.close(client, CloseReason::Reset);
+        if is_asking {
+            owns(&mut world, nodes[0], "0-5460");
+        }
+        world.wait_ms(100);
+        world.assert_idle();
+    }
 }
 
 #[test]

@@ -23,6 +23,8 @@ const CURSOR_MAX: u64 = i64::MAX as u64;
 const TAGS: u64 = 1 << 16;
 /// The same of clusters.
 const CLUSTER_TAGS: u64 = 1 << 14;
+/// The bit of a tag of a cluster some of whose slots are on their way.
+const MOVING: u16 = 1 << 13;
 /// More shards than a cluster has: maps of more than 1000 nodes are refused.
 const CLUSTER_SHARDS_MAX: u64 = 1 << 10;
 
@@ -33,7 +35,7 @@ const REIGNS: u16 = 0xf;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cursor {
     pub(crate) shard: ShardId,
-    /// The last bits of the shard's; of a cluster the tag of the map that the walk began with.
+    /// The last bits of the shard's; of a cluster the tag of what its slots were like when the walk began.
     pub(crate) reign: u16,
     /// The server's own.
     pub(crate) inner: u64,
@@ -104,15 +106,27 @@ impl Walk {
             }
         }
         // Never 0, so that no cursor but the end is.
-        let tag_of = |changes: u32| (u64::from(changes) % (CLUSTER_TAGS - 1)) as u16 + 1;
+        let tag_of = |changes: u32| (changes % u32::from(MOVING - 1)) as u16 + 1;
         let map = pool.cluster.as_ref().map(|cluster| tag_of(cluster.changes));
         Self { servers_tag: servers.0, shards: shards.len() as u32, tag: tag.folded(), map }
     }
 
-    /// Of a cluster: what tells its map from others. A walk that ends with another than the one that it began with
-    /// begins again, as slots have moved: so it needs to know no lists.
+    /// Of a cluster: what tells its map from others. A walk that ends with another tag than the one that it began
+    /// with begins again, as slots have moved: so it needs to know no lists.
     pub(crate) fn map(self) -> Option<u16> {
         self.map
+    }
+
+    /// The same where some slots are on their way, which nodes have told of so.
+    pub(crate) fn map_with_moving(self, told: &Tag) -> Option<u16> {
+        let mut tag = Tag(told.0);
+        tag.add(&self.map?.to_be_bytes());
+        Some(MOVING | tag.folded() & (MOVING - 1))
+    }
+
+    /// Whether a tag of a cluster is of [`Walk::map_with_moving`].
+    pub(crate) fn is_moving(tag: u16) -> bool {
+        tag & MOVING != 0
     }
 
     /// A cursor's fields: how many shards and how many tags it tells apart, and what its tag is made different by.
@@ -167,14 +181,15 @@ impl Walk {
 }
 
 /// FNV-1a: the same in all workers and in every version.
-struct Tag(u64);
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tag(u64);
 
 impl Tag {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(0xcbf2_9ce4_8422_2325)
     }
 
-    fn add(&mut self, bytes: &[u8]) {
+    pub(crate) fn add(&mut self, bytes: &[u8]) {
         for &byte in bytes.iter().chain(&[0]) {
             self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         }
@@ -285,7 +300,7 @@ mod tests {
             epoch: 1,
             changes,
         };
-        for changes in [0, 1, (CLUSTER_TAGS - 2) as u32, (CLUSTER_TAGS - 1) as u32, u32::MAX] {
+        for changes in [0, 1, 8189, 8190, 8191, 16_383, u32::MAX] {
             pool.cluster = Some(cluster(changes));
             let walk = Walk::new(&pool);
             let reign = walk.map().unwrap();
@@ -295,6 +310,13 @@ mod tests {
             assert_eq!(walk.read(number.to_string().as_bytes()), Ok(Some(cursor)));
             pool.cluster = Some(cluster(changes.wrapping_add(1)));
             assert_ne!(Walk::new(&pool).map(), Some(reign));
+            let told = |text: &str| {
+                let mut tag = Tag::new();
+                tag.add(text.as_bytes());
+                walk.map_with_moving(&tag).unwrap()
+            };
+            assert!(!Walk::is_moving(reign) && Walk::is_moving(told("1 2")));
+            assert!(u64::from(told("1 2")) < CLUSTER_TAGS && told("1 2") != told("1 3"));
         }
     }
 

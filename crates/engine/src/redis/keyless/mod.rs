@@ -10,6 +10,7 @@ mod broadcast;
 mod cursor;
 mod info;
 mod merge;
+mod moving_slots;
 mod scan;
 mod try_each;
 

@@ -1,7 +1,7 @@
 //! SCAN over several servers, one after the other: the cursor says which one is next.
 //!
 //! Slots of a cluster may move to a node during the walk that it has been at: then all nodes are walked again when it
-//! is at its end. It is at its end when no other map has come since it began, for which discovery is given a moment.
+//! is at its end. What tells of it is in `moving_slots`.
 //!
 //! If a shard's primary changes during the walk the shard is walked anew, at the new one: keys come twice
 //! then, and none is left out.
@@ -13,6 +13,7 @@ use cashew_protocol::resp::{self, encode};
 
 use super::cursor::{self, Cursor, Walk};
 use super::merge;
+use super::moving_slots::{Known, Next, Question, Survey};
 use crate::base::failure::Failure;
 use crate::base::id::{BackendId, ClientId, RequestId, ServerId, ShardId};
 use crate::downstream::key_prefix::KeyPrefix;
@@ -20,13 +21,10 @@ use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::exchange::flow::{Attempts, Flow, FlowContext, Step, Target, Text};
 use crate::redis::tenant::Named;
-
-/// How long the last page of a walk over a cluster waits for another map: longer than a map that is doubted
-/// takes to be in use.
-const SETTLE_MS: u64 = 250;
+use crate::upstream::backend::Backend;
 
 /// Where a page of a SCAN comes from.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Page {
     walk: Walk,
     shard: ShardId,
@@ -34,29 +32,41 @@ struct Page {
     reign: u32,
     /// That of the keys of the client's user.
     prefix: Option<Arc<KeyPrefix>>,
-    /// Of a cluster: the tag of the map that the walk began with.
+    /// Of a cluster: the tag of what its slots were like when the walk began.
     map: Option<u16>,
-    /// The last page, which waits.
+    /// The last page, which waits for what the nodes tell.
     kept: Vec<u8>,
+    survey: Option<Survey>,
 }
 
 impl Page {
-    /// Of a cluster: where the walk goes on behind a node that is done; `None` at the end.
-    fn behind_node(&self, engine: &Engine, backend: BackendId, begun: u16) -> Option<Cursor> {
-        let topology = &engine.backends[backend].topology;
-        let at = |server, reign| Cursor { shard: topology.shard_of(server), reign, inner: 0 };
-        if let Some(next) = topology.heads_behind(self.shard).next() {
-            return Some(at(next, begun));
-        }
-        let map = engine.redis_backends[backend].walk.map().unwrap_or(begun);
-        (map != begun).then(|| topology.heads().next().map(|first| at(first, map))).flatten()
-    }
-
-    /// Whether nothing is left but to see whether slots have moved.
+    /// Whether nothing is left but to see whether slots have moved, or are on their way.
     fn is_at_end(&self, engine: &Engine, backend: BackendId, reply: &[u8]) -> bool {
         let inner = merge::Aggregate::of(reply).and_then(|mut parts| merge::text(parts.next()?));
         inner == Some(b"0")
-            && self.map.is_some_and(|map| self.behind_node(engine, backend, map).is_none())
+            && self.map.is_some_and(|begun| {
+                engine.node_behind(backend, Some(self.shard), begun).is_none()
+                    && (Walk::is_moving(begun)
+                        || engine.redis_backends[backend].walk.map() == Some(begun))
+            })
+    }
+
+    /// Of a cluster: where the walk goes on behind a node that is done; `None` at the end. `now` is the tag of what
+    /// the slots are like.
+    fn behind_node(
+        &self,
+        engine: &Engine,
+        backend: BackendId,
+        (begun, now): (u16, Option<u16>),
+    ) -> Option<Cursor> {
+        let topology = &engine.backends[backend].topology;
+        let at = |server, reign| Cursor { shard: topology.shard_of(server), reign, inner: 0 };
+        if let Some(next) = engine.node_behind(backend, Some(self.shard), begun) {
+            return Some(at(next, begun));
+        }
+        let now = now.or(engine.redis_backends[backend].walk.map()).unwrap_or(begun);
+        let first = engine.node_behind(backend, None, now).filter(|_| now != begun);
+        first.map(|first| at(first, now))
     }
 
     /// The server's page, with a cursor that the client may come back with.
@@ -64,13 +74,13 @@ impl Page {
         &self,
         engine: &Engine,
         backend: BackendId,
-        reply: &[u8],
+        (reply, now): (&[u8], Option<u16>),
         out: &mut Vec<u8>,
     ) -> Option<()> {
         let mut reply = merge::Aggregate::of(reply)?;
         let inner = cursor::number(merge::text(reply.next()?)?)?;
         let next = match (self.map, inner) {
-            (Some(begun), 0) => self.behind_node(engine, backend, begun),
+            (Some(begun), 0) => self.behind_node(engine, backend, (begun, now)),
             (Some(begun), inner) => Some(Cursor { shard: self.shard, reign: begun, inner }),
             // What waited for a server may have been answered by the next one.
             (None, inner) if !self.is_current(engine, backend) => {
@@ -106,34 +116,83 @@ impl Page {
 
 impl Flow for Page {
     fn on_reply(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, reply: &[u8]) -> Step {
+        let backend = cx.backend();
+        if let Some(survey) = &mut self.survey {
+            let next = survey.on_reply(&cx.engine.known(backend), reply);
+            return self.go_on(cx, next);
+        }
         if resp::is_error(reply) {
             return Step::Answer;
         }
-        if self.is_at_end(cx.engine, cx.backend(), reply) {
-            self.kept = reply.to_vec();
-            let at = cx.engine.now.plus_millis(SETTLE_MS);
-            cx.engine.doubt_map(cx.backend());
-            cx.engine.wake_flow(cx.request, at);
-            return Step::Wait;
+        if self.is_at_end(cx.engine, backend, reply) {
+            self.kept = cx.engine.written(reply.len(), |out| out.extend_from_slice(reply));
+            cx.engine.doubt_map(backend);
+            let begun = Survey::begin(&cx.engine.known(backend));
+            let next = begun.map(|(survey, next)| {
+                self.survey = Some(survey);
+                next
+            });
+            return self.go_on(cx, next);
         }
-        self.answer(cx, reply)
+        self.answer(cx, (reply, None))
     }
 
     fn on_timeout(&mut self, cx: &mut FlowContext<'_>) -> Step {
-        let kept = std::mem::take(&mut self.kept);
-        self.answer(cx, &kept)
+        let Some(survey) = &mut self.survey else { return Step::Wait };
+        let next = survey.on_timeout(&cx.engine.known(cx.backend()));
+        self.go_on(cx, next)
     }
 
     fn size(&self) -> usize {
-        size_of::<Self>() + self.kept.capacity()
+        size_of::<Self>()
+    }
+
+    fn recycle(self: Box<Self>, engine: &mut Engine) {
+        engine.bufs.give(self.kept);
     }
 }
 
 impl Page {
-    fn answer(&self, cx: &mut FlowContext<'_>, reply: &[u8]) -> Step {
+    /// The last page is here.
+    fn go_on(&mut self, cx: &mut FlowContext<'_>, next: Option<Next>) -> Step {
+        let now = match next {
+            Some(Next::Ask(node, question)) => {
+                let text = cx.engine.written(64, |out| question.write(out));
+                return Step::Send(Attempts::one(Target::Server(node), Text::Owned(text)));
+            }
+            Some(Next::Wait(until)) => {
+                cx.engine.doubt_map(cx.backend());
+                cx.engine.wake_flow(cx.request, until);
+                return Step::Wait;
+            }
+            Some(Next::Done(tag)) => Some(tag),
+            None => None,
+        };
+        let kept = std::mem::take(&mut self.kept);
+        let step = self.answer(cx, (&kept, now));
+        self.kept = kept;
+        step
+    }
+
+    fn answer(&self, cx: &mut FlowContext<'_>, (reply, now): (&[u8], Option<u16>)) -> Step {
         let stripped = self.prefix.as_ref().and_then(|prefix| prefix.reply(Named::Page, reply));
         let reply = stripped.as_deref().unwrap_or(reply);
-        cx.reply_or_bad(reply.len() + 32, |cx, out| self.write(cx.engine, cx.backend(), reply, out))
+        cx.reply_or_bad(reply.len() + 32, |cx, out| {
+            self.write(cx.engine, cx.backend(), (reply, now), out)
+        })
+    }
+}
+
+impl Question {
+    fn write(self, out: &mut Vec<u8>) {
+        match self {
+            Self::Slots => encode::write_command(out, &[b"CLUSTER", b"NODES"]),
+            Self::Keys(slot) => {
+                let slot = slot.to_string();
+                let words: [&[u8]; 3] = [b"CLUSTER", b"COUNTKEYSINSLOT", slot.as_bytes()];
+                encode::write_command(out, &words);
+            }
+        }
     }
 }
 
@@ -177,6 +236,32 @@ impl Engine {
         self.ask_for_page(client, server, (walk, shard, reign, None), inner, (bytes, args))
     }
 
+    fn known(&self, backend: BackendId) -> Known<'_> {
+        let state = &self.backends[backend];
+        Known {
+            topology: &state.topology,
+            cluster: state.config.cluster.as_ref(),
+            walk: self.redis_backends[backend].walk,
+            now: self.now,
+        }
+    }
+
+    /// The first node of a cluster that a walk which began so is to be at, or the one behind a shard.
+    fn node_behind(
+        &self,
+        backend: BackendId,
+        shard: Option<ShardId>,
+        begun: u16,
+    ) -> Option<ServerId> {
+        let Backend { topology, servers, .. } = &self.backends[backend];
+        // A slot may be on its way to a node that owns none yet.
+        let is_walked = |server: ServerId| {
+            topology.is_head(server) || (Walk::is_moving(begun) && servers[server].is_up())
+        };
+        let is_behind = |server: ServerId| shard.is_none_or(|it| topology.shard_of(server) > it);
+        topology.primaries().find(|&server| is_behind(server) && is_walked(server))
+    }
+
     /// The same of a cluster. Whatever the map was that a cursor is of, there is somewhere to go on.
     fn scan_cluster(
         &mut self,
@@ -191,21 +276,14 @@ impl Engine {
             Ok(cursor) => cursor,
             Err(bad) => return self.reply_error(client, bad.text()),
         };
-        let is_head = |shard: ShardId| {
-            shard.number() < walk.shards() && topology.is_head(topology.head(shard))
-        };
-        let from = match cursor {
-            Some(cursor) if is_head(cursor.shard) => {
-                Some((topology.head(cursor.shard), cursor.reign, cursor.inner))
-            }
-            // The node has gone, or has no slots any more.
-            Some(cursor) => {
-                let next = topology.heads_behind(cursor.shard).next();
-                next.map(|server| (server, cursor.reign, 0))
-            }
-            None => None,
-        };
-        let from = from.or_else(|| Some((topology.heads().next()?, map, 0)));
+        let from = cursor.and_then(|Cursor { shard, reign, inner }| {
+            // The shard's own node, or the next one if that has gone, or has no slots any more.
+            let before = shard.number().checked_sub(1).map(ShardId::new);
+            let server = self.node_behind(backend, before, reign)?;
+            let inner = if topology.shard_of(server) == shard { inner } else { 0 };
+            Some((server, reign, inner))
+        });
+        let from = from.or_else(|| Some((self.node_behind(backend, None, map)?, map, 0)));
         let Some((server, begun, inner)) = from else {
             return self.fail(client, Failure::NoServer);
         };
@@ -234,7 +312,7 @@ impl Engine {
         let request = self.new_request(client);
         let sent = Step::Send(Attempts::one(Target::Lane(lane), Text::Owned(text)));
         let prefix = self.clients[client].session.key_prefix().cloned();
-        let page = Page { walk, shard, reign, prefix, map, kept: Vec::new() };
+        let page = Page { walk, shard, reign, prefix, map, kept: Vec::new(), survey: None };
         self.begin_flow(request, Box::new(page), None, sent);
         Plan::Done
     }
