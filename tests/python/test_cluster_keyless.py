@@ -82,9 +82,13 @@ def test_scan_misses_nothing_that_has_moved(gateway, cluster):
 
 
 def fill(conn, keys):
-    for key in keys:
-        conn.send(f"SET {key} v\r\n".encode())
-    assert {conn.reply() for _ in keys} == {"OK"}
+    """Nothing else is there then."""
+    assert conn.call("FLUSHALL") == "OK"
+    for start in range(0, len(keys), 10_000):
+        some = keys[start:start + 10_000]
+        for key in some:
+            conn.send(f"SET {key} v\r\n".encode())
+        assert {conn.reply() for _ in some} == {"OK"}
 
 
 def walk(conn, count, between=lambda: None):
@@ -102,8 +106,7 @@ def test_scan_misses_nothing_during_a_reshard(gateway, cluster):
     keys = {f"reshard:{number}" for number in range(100_000)}
     target, *_, source = sorted(cluster.servers, key=lambda server: server.port)
     with gateway.connect() as conn:
-        for start in range(0, len(keys), 10_000):
-            fill(conn, sorted(keys)[start:start + 10_000])
+        fill(conn, sorted(keys))
         reshard = subprocess.Popen(
             ["redis-cli", "--cluster", "reshard", f"{HOST}:{source.port}",
              "--cluster-from", cluster.id(source), "--cluster-to", cluster.id(target),
