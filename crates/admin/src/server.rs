@@ -203,14 +203,7 @@ async fn tick(hub: Rc<Hub>) {
         let source = hub.source();
         source.beat();
         hub.tap_requests();
-        for _ in 0..AUDIT_ROUNDS_MAX {
-            if !hub.write_audit(&source) {
-                break;
-            }
-            // It takes long where much is written down, and others want to be served.
-            yield_now().await;
-            source.beat();
-        }
+        hub.drain_audit().await;
         let now = Instant::now();
         if now >= next_sample {
             // What was missed while the machine stood still is not made up for.
@@ -271,7 +264,19 @@ impl Hub {
             }
         }
         access_log.settle();
-        self.write_audit(&source);
+    }
+
+    /// Writes down what was done since the last time, as far as that takes no long time.
+    async fn drain_audit(&self) {
+        for _ in 0..AUDIT_ROUNDS_MAX {
+            let source = self.source();
+            if !self.write_audit(&source) {
+                break;
+            }
+            // Others want to be served.
+            yield_now().await;
+            source.beat();
+        }
     }
 
     /// Writes down what was done since the last time, or a part of it: returns whether there may be more.
@@ -299,12 +304,7 @@ impl Hub {
     /// Writes and sends what there is, as far as that takes no long time.
     async fn part_with_requests(&self) {
         self.tap_requests();
-        let source = self.source();
-        for _ in 0..AUDIT_ROUNDS_MAX {
-            if !self.write_audit(&source) {
-                break;
-            }
-        }
+        self.drain_audit().await;
         self.spans.part(&self.source()).await;
         let exports = self.source().exports();
         self.access_log.replace(LineLog::new(exports)).part();

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::clock::monotonic_ms;
 use crate::mapping::{Mapping, View};
 use crate::record;
 
@@ -19,6 +20,8 @@ const NUMBERS: usize = 5;
 const TEXTS: usize = 7;
 const NAME_MAX: usize = 64;
 const ADDRESS_MAX: usize = 64;
+/// How long an entry is waited for that somebody has begun: a machine that is busy may keep its writer from it.
+const PENDING_MAX_MS: u64 = 1000;
 /// Bytes kept of a key.
 pub const AUDITED_KEY_MAX: usize = 128;
 const FAILURE_WORDS: usize = 64;
@@ -34,6 +37,8 @@ mod word {
     /// The ticket after that of the entry that was not whole at the last look.
     pub(super) const PENDING: usize = 5;
     pub(super) const TOKENS_REFUSED: usize = 6;
+    /// Since when that one is waited for, in milliseconds of the monotonic clock.
+    pub(super) const PENDING_SINCE_MS: usize = 7;
     pub(super) const FAILURE: usize = 8;
     pub(super) const ENTRIES: usize = FAILURE + super::FAILURE_WORDS;
 }
@@ -170,9 +175,13 @@ impl AuditTrail {
         record::write::<NUMBERS, TEXTS>(entry_of(words, ticket), ticket, numbers, texts);
     }
 
-    /// The first of those that nobody has taken yet, in order, so many at most. Counts those as lost that were overwritten before. For one process at
-    /// a time.
+    /// The first of those that nobody has taken yet, in order, so many at most. Counts those as lost that were
+    /// overwritten before, and those whose writers have died. For one process at a time.
     pub fn take(&self, most: usize) -> Vec<Deed> {
+        self.take_at(most, monotonic_ms())
+    }
+
+    fn take_at(&self, most: usize, now_ms: u64) -> Vec<Deed> {
         let Some(words) = self.words() else { return Vec::new() };
         let end = words[word::TICKETS].load(Relaxed);
         let taken = words[word::TAKEN].load(Relaxed);
@@ -182,10 +191,11 @@ impl AuditTrail {
         let mut deeds = Vec::new();
         let mut until = end;
         for ticket in from..end {
-            match record::read(entry_of(words, ticket), ticket) {
+            let entry = entry_of(words, ticket);
+            match record::read(entry, ticket) {
                 Some(record) => deeds.push(deed(record)),
-                // Somebody writes it just now. If that was so at the last look already, its writer has died.
-                None if words[word::PENDING].swap(ticket + 1, Relaxed) != ticket + 1 => {
+                // Somebody writes it just now, or has died there.
+                None if !record::is_past(entry, ticket) && is_awaited(words, ticket, now_ms) => {
                     until = ticket;
                     break;
                 }
@@ -257,6 +267,15 @@ impl AuditTrail {
 
 fn now_us() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64
+}
+
+/// Whether the entry of this ticket may still become whole.
+fn is_awaited(words: &[AtomicU64], ticket: u64, now_ms: u64) -> bool {
+    if words[word::PENDING].swap(ticket + 1, Relaxed) != ticket + 1 {
+        words[word::PENDING_SINCE_MS].store(now_ms, Relaxed);
+        return true;
+    }
+    now_ms.saturating_sub(words[word::PENDING_SINCE_MS].load(Relaxed)) < PENDING_MAX_MS
 }
 
 fn failure_of(words: &[AtomicU64]) -> &[AtomicU64] {
@@ -351,13 +370,42 @@ mod tests {
         let taken = audit.take(usize::MAX);
         assert_eq!((taken.len(), taken[0].client_id), (DEEDS_MAX, 100));
         assert_eq!(audit.lost(), 100);
-        // A writer that has died within its entry is waited for once.
+    }
+
+    #[test]
+    fn a_writer_is_waited_for_and_one_that_has_died_is_not_for_ever() {
+        let audit = Shared::in_memory().audit();
         let words = audit.words().unwrap();
-        record::begin(entry_of(words, count), count);
-        words[word::TICKETS].fetch_add(1, Relaxed);
+        let begin = || {
+            let ticket = words[word::TICKETS].fetch_add(1, Relaxed);
+            record::begin(entry_of(words, ticket), ticket);
+            ticket
+        };
+        let take_at = |now_ms| ids(&audit.take_at(usize::MAX, now_ms));
+        let slow = begin();
         audit.record(&deed_of(1));
-        assert!(audit.take(usize::MAX).is_empty());
-        assert_eq!((ids(&audit.take(usize::MAX)), audit.lost()), (vec![1], 101));
+        // However often it is looked at.
+        for now_ms in [5000, 5000, 5000, 5000 + PENDING_MAX_MS - 1] {
+            assert_eq!((take_at(now_ms), audit.lost()), (vec![], 0));
+        }
+        let numbers = [0, 0, 7, 0, 0];
+        record::write::<NUMBERS, TEXTS>(entry_of(words, slow), slow, numbers, [(b"", 0); TEXTS]);
+        assert_eq!((take_at(5000 + PENDING_MAX_MS), audit.lost()), (vec![7, 1], 0));
+        begin();
+        audit.record(&deed_of(2));
+        assert_eq!((take_at(9000), audit.lost()), (vec![], 0));
+        assert_eq!((take_at(9000 + PENDING_MAX_MS), audit.lost()), (vec![2], 1));
+    }
+
+    #[test]
+    fn what_is_overwritten_while_it_is_looked_at_is_lost_at_once() {
+        let audit = Shared::in_memory().audit();
+        let words = audit.words().unwrap();
+        (0..DEEDS_MAX as u64).for_each(|id| audit.record(&deed_of(id)));
+        // Who has drawn the next ticket after the look at how many there are.
+        record::begin(entry_of(words, 0), DEEDS_MAX as u64);
+        let taken = ids(&audit.take_at(usize::MAX, 5000));
+        assert_eq!((taken.len(), taken[0], audit.lost()), (DEEDS_MAX - 1, 1, 1));
     }
 
     #[test]

@@ -105,6 +105,11 @@ pub(crate) fn read<const COUNT: usize, const TEXTS: usize>(
     Some(Record { numbers, texts })
 }
 
+/// Whether the record is of a later ticket by now: that of this one is lost.
+pub(crate) fn is_past(record: &[AtomicU64], ticket: u64) -> bool {
+    record[STATE].load(Relaxed) > 2 * ticket + 2
+}
+
 /// One of the numbers of a record, if it is whole by its state. It is not held against the checksum.
 pub(crate) fn number(record: &[AtomicU64], ticket: u64, at: usize) -> Option<u64> {
     let is_whole = record[STATE].load(Acquire) == 2 * ticket + 2;
