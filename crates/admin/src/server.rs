@@ -127,6 +127,8 @@ async fn run(hub: Rc<Hub>, listener: StdListener, mut changes: Changes) -> io::R
         match poll_fn(|cx| next(&listener, &mut changes, cx)).await {
             Event::Stop => break,
             Event::Change(Change::Source(source)) => {
+                // What was done until now is for the audit log of the configuration until now.
+                hub.drain_audit().await;
                 hub.source.replace(Rc::new(source));
                 hub.tap_requests();
                 continue;
@@ -386,8 +388,10 @@ mod tests {
     use std::thread::JoinHandle;
     use std::time::Instant;
 
+    use cashew_config::snapshot::AuditLog;
+
     use super::*;
-    use crate::testing::{busy_source, snapshot, source_of};
+    use crate::testing::{busy_source, snapshot, source_of, source_with};
 
     struct Server {
         address: SocketAddr,
@@ -590,6 +594,41 @@ mod tests {
     fn serves_another_snapshot_and_listens_elsewhere_on_order() {
         // A request has two seconds, which a busy machine may use up.
         assert!((0..10).any(|_| who_was_connected_stays_so()));
+    }
+
+    #[test]
+    fn what_was_done_before_the_audit_log_is_turned_off_is_in_it() {
+        let file = std::env::temp_dir().join(format!("cashew-audit-{}.log", std::process::id()));
+        let _ = std::fs::remove_file(&file);
+        let mut audited = snapshot(&[("alpha", &["one"])]);
+        let nobody = audited.clone();
+        audited.global.audit_log = Some(AuditLog {
+            file: file.clone(),
+            commands: Vec::new(),
+            share_percent: 100,
+            denied: true,
+            logins: true,
+            operators: true,
+        });
+        let (source, _) = source_of(audited, 1);
+        let (shared, audit) = (source.shared().clone(), source.shared().audit());
+        let next = source_with(nobody, shared, 1).0;
+        let mut server = Server::start(source);
+        let done = |command: &str| audit.record(&NewDeed { command, ..NewDeed::default() });
+        let written = || std::fs::read_to_string(&file).unwrap_or_default();
+        done("first");
+        let start = Instant::now();
+        while !written().contains("first") {
+            assert!(start.elapsed() < Duration::from_secs(20));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // The next look is in a tenth of a second.
+        (0..2 * AUDITED_AT_ONCE).for_each(|at| done(&format!("last {at}")));
+        server.changer.as_mut().unwrap().change(Change::Source(next)).unwrap();
+        assert!(server.ask(b"GET /healthz HTTP/1.1\r\n\r\n").ends_with("ok\n"));
+        drop(server);
+        assert_eq!(written().lines().count(), 1 + 2 * AUDITED_AT_ONCE);
+        std::fs::remove_file(&file).unwrap();
     }
 
     fn who_was_connected_stays_so() -> bool {

@@ -56,11 +56,19 @@ pub(crate) fn busy_source() -> Source {
 }
 
 pub(crate) fn source_of(snapshot: Snapshot, slots: u32) -> (Source, Arc<Segments>) {
-    let segments = Arc::new(Segments::in_memory(&Layout::new(&snapshot), slots));
-    let started = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
     let shared = Shared::in_memory();
     shared.add_reload(1_700_000_100, Some("it is \"too\" hard"));
     shared.add_reload(1_700_000_200, None);
+    source_with(snapshot, shared, slots)
+}
+
+pub(crate) fn source_with(
+    snapshot: Snapshot,
+    shared: Shared,
+    slots: u32,
+) -> (Source, Arc<Segments>) {
+    let segments = Arc::new(Segments::in_memory(&Layout::new(&snapshot), slots));
+    let started = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
     (Source::new(Arc::new(snapshot), Arc::clone(&segments), shared, started, "1.2.3"), segments)
 }
 
