@@ -82,7 +82,9 @@ impl Operations {
         let Some(action) = self.actions.iter_mut().find(|it| it.number == said.number) else {
             return;
         };
-        if !said.text.is_empty() && action.lines.len() < LINES_MAX {
+        // The last one says why it has failed.
+        let has_room = action.lines.len() < LINES_MAX || said.is_ok.is_some();
+        if !said.text.is_empty() && has_room && action.is_ok.is_none() {
             action.lines.push(said.text.chars().take(LINE_SIZE_MAX).collect());
         }
         action.is_ok = action.is_ok.or(said.is_ok);
@@ -219,5 +221,17 @@ mod tests {
             operations.begin("/operate/reload", "", None).unwrap();
         }
         assert_eq!(operations.actions.len(), ACTIONS_MAX);
+    }
+
+    #[test]
+    fn why_it_has_failed_is_kept_whatever_was_said_before() {
+        let mut operations = Operations::new(Box::new(|_, _, _| Ok(())));
+        let number = operations.begin("/operate/reload", "", None).unwrap()["id"].as_u64().unwrap();
+        let mut say = |text: String, is_ok| operations.said(Said { number, text, is_ok });
+        (0..2 * LINES_MAX).for_each(|at| say(at.to_string(), None));
+        say("no".into(), Some(false));
+        let lines = operations.listing("").unwrap()["actions"][0]["lines"].clone();
+        let lines = lines.as_array().unwrap();
+        assert_eq!((lines.len(), lines.last().unwrap()), (LINES_MAX + 1, &json!("no")));
     }
 }
