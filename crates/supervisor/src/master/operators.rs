@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -45,6 +45,10 @@ use crate::watchdog::STARVED_MAX;
 /// Users of a pool that a status tells of.
 const USERS_SHOWN_MAX: usize = 50;
 
+/// Lines of an answer by HTTP besides its outcome, and characters of each: the admin process keeps no more.
+const HTTP_LINES_MAX: usize = 100;
+const HTTP_LINE_SIZE_MAX: usize = 1000;
+
 pub(super) struct Operators {
     /// `None` if the default path does not work.
     socket: Option<ControlSocket>,
@@ -53,7 +57,7 @@ pub(super) struct Operators {
     last_digesting: u64,
     pub(super) last_reload: Option<Outcome>,
     /// Answers to those who ask by HTTP.
-    to_http: Rc<RefCell<Vec<ToChild>>>,
+    to_http: Rc<RefCell<VecDeque<ToChild>>>,
 }
 
 /// A status without its digests, which take a while for pools with many servers.
@@ -121,9 +125,9 @@ impl Operators {
         }
     }
 
-    /// Whether threads work on answers; they do not survive an exec.
+    /// Whether threads work on answers, or answers wait; they do not survive an exec.
     pub(super) fn is_working(&self) -> bool {
-        !self.digesting.is_empty()
+        !self.digesting.is_empty() || !self.to_http.borrow().is_empty()
     }
 
     pub(super) fn add_interests<'a>(&'a self, interests: &mut Interests<'a, Source>) {
@@ -208,19 +212,24 @@ fn certificates_of(pool: &Pool) -> Vec<CertificateStatus> {
 /// The reply to somebody who asks by HTTP, by way of the admin process.
 struct ByHttp {
     number: u64,
-    answers: Rc<RefCell<Vec<ToChild>>>,
+    lines: usize,
+    answers: Rc<RefCell<VecDeque<ToChild>>>,
 }
 
 impl ByHttp {
     fn push(&self, text: &str, is_ok: Option<bool>) {
-        let message = ToChild::Operated { number: self.number, text: text.to_owned(), is_ok };
-        self.answers.borrow_mut().push(message);
+        let text = text.chars().take(HTTP_LINE_SIZE_MAX).collect();
+        let message = ToChild::Operated { number: self.number, text, is_ok };
+        self.answers.borrow_mut().push_back(message);
     }
 }
 
 impl Reply for ByHttp {
     fn line(&mut self, text: &str) {
-        self.push(text, None);
+        self.lines += 1;
+        if self.lines <= HTTP_LINES_MAX {
+            self.push(text, None);
+        }
     }
 
     fn status(&mut self, _: Status) {}
@@ -255,7 +264,8 @@ impl Master {
 
     /// Does what somebody asks by HTTP.
     pub(super) fn operate(&mut self, number: u64, command: &str, place: String, now: Instant) {
-        let reply = Box::new(ByHttp { number, answers: Rc::clone(&self.operators.to_http) });
+        let answers = Rc::clone(&self.operators.to_http);
+        let reply = Box::new(ByHttp { number, lines: 0, answers });
         // The admin process has seen the token. What it may have done is for the master to say all the same.
         let command = match serde_json::from_str(command) {
             Ok(
@@ -270,11 +280,19 @@ impl Master {
         self.command(command, reply, now);
     }
 
-    /// Passes answers to those who ask by HTTP.
+    /// Passes answers to those who ask by HTTP, as fast as the admin process reads them.
     pub(super) fn tell_operators(&mut self, now: Instant) {
-        for message in self.operators.to_http.take() {
+        let mut answers = self.operators.to_http.take();
+        if !self.is_admin_notified() {
+            // Nobody is there who knows what was asked.
+            return;
+        }
+        while self.members[&Role::Admin].reads()
+            && let Some(message) = answers.pop_front()
+        {
             self.post(Role::Admin, message, Vec::new(), now);
         }
+        self.operators.to_http.replace(answers);
     }
 
     /// The groups of several servers of a pool, and who is who in them.
@@ -597,5 +615,29 @@ fn state_of(member: &Member) -> &'static str {
         Life::Serving => "serving",
         Life::Retiring => "retiring",
         Life::Going => "stopping",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cashew_control::MESSAGE_BYTES_MAX;
+
+    use super::*;
+
+    #[test]
+    fn answers_by_http_are_cut_to_what_is_kept_of_them() {
+        let answers: Rc<RefCell<VecDeque<ToChild>>> = Rc::default();
+        let mut reply = Box::new(ByHttp { number: 7, lines: 0, answers: Rc::clone(&answers) });
+        // Each character takes six bytes on the way.
+        let long = "\u{1}".repeat(MESSAGE_BYTES_MAX);
+        (0..2 * HTTP_LINES_MAX).for_each(|_| reply.line(&long));
+        reply.failed(&long);
+        let answers = answers.take();
+        assert_eq!(answers.len(), HTTP_LINES_MAX + 1);
+        for answer in &answers {
+            assert!(serde_json::to_vec(answer).unwrap().len() <= MESSAGE_BYTES_MAX);
+        }
+        let is_last = |it: &ToChild| matches!(it, ToChild::Operated { is_ok: Some(false), .. });
+        assert!(answers.back().is_some_and(is_last));
     }
 }

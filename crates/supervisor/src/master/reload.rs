@@ -275,7 +275,7 @@ impl Master {
     }
 
     /// Whether an admin process can confirm.
-    fn is_admin_notified(&self) -> bool {
+    pub(super) fn is_admin_notified(&self) -> bool {
         let admin = self.members.get(&Role::Admin).and_then(|admin| admin.running.as_ref());
         admin.is_some_and(|running| running.mail().is_some())
     }
