@@ -97,6 +97,10 @@ def test_clients_and_operators_are_told_with_who_they_are(place):
     ]
     assert told[0]["user"] == f"uid {os.getuid()}" and re.match(r"pid \d+$", told[0]["client"])
     assert told[6]["client"] == "signal SIGHUP" and told[5]["reason"]
+    os.kill(gateway.pid, signal.SIGTTOU)
+    by_signal = wait_until(lambda: records(gateway, client="signal SIGTTOU", outcome="done"), "a level by a signal")
+    assert [it["command"] for it in by_signal] == ["log level 6"]
+    assert len(records(gateway, client="signal SIGTTOU", outcome="asked")) == 1
     count = len(records(gateway))
     wait_until(lambda: metric(gateway, "cashew_audit_log_lines_total") == count, "count")
     assert metric(gateway, "cashew_audit_log_lines_lost_total") == 0

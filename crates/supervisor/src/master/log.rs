@@ -13,7 +13,8 @@ use cashew_process::log;
 use tracing::{error, info};
 
 use super::Master;
-use crate::command::Reply;
+use crate::audited::{Principal, audited};
+use crate::command::{Command, Nobody, Reply};
 use crate::state::{Pack, Place, Unpack};
 
 pub(super) struct Log {
@@ -59,11 +60,19 @@ impl Log {
 
 impl Master {
     pub(super) fn log_more(&mut self, now: Instant) {
-        self.change_level("SIGTTIN", self.log.level.saturating_add(1), now);
+        self.level_by_signal("SIGTTIN", self.log.level.saturating_add(1), now);
     }
 
     pub(super) fn log_less(&mut self, now: Instant) {
-        self.change_level("SIGTTOU", self.log.level.saturating_sub(1), now);
+        self.level_by_signal("SIGTTOU", self.log.level.saturating_sub(1), now);
+    }
+
+    fn level_by_signal(&mut self, name: &str, level: u8, now: Instant) {
+        let command = Command::LogLevel { level: level.min(log::LEVEL_MAX) };
+        let (audit, asker) = (self.shared.audit(), Principal::signal(name));
+        let reply = audited(audit, asker, &command, Box::new(Nobody));
+        self.change_level(name, level, now);
+        reply.done();
     }
 
     fn change_level(&mut self, signal: &str, level: u8, now: Instant) {
