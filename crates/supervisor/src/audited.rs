@@ -26,9 +26,30 @@ impl Principal {
 /// A reply that records its outcome.
 struct Audited {
     reply: Box<dyn Reply>,
+    outcome: Unrecorded,
+}
+
+/// An outcome that is to be recorded. If there is none, what was asked for has been withdrawn.
+struct Unrecorded {
     audit: AuditTrail,
     asker: Principal,
     deed: String,
+    is_recorded: bool,
+}
+
+impl Unrecorded {
+    fn record(&mut self, outcome: DeedOutcome, why: &str) {
+        self.is_recorded = true;
+        record(&self.audit, &self.asker, &self.deed, (outcome, why));
+    }
+}
+
+impl Drop for Unrecorded {
+    fn drop(&mut self) {
+        if !self.is_recorded {
+            self.record(DeedOutcome::Failed, "withdrawn");
+        }
+    }
 }
 
 /// Records that somebody asks for something that changes the instance, and how it will end.
@@ -43,7 +64,10 @@ pub(crate) fn audited(
     // An upgrade ends in another program, which says how.
     match command {
         Command::Upgrade { .. } => reply,
-        _ => Box::new(Audited { reply, audit, asker, deed }),
+        _ => {
+            let outcome = Unrecorded { audit, asker, deed, is_recorded: false };
+            Box::new(Audited { reply, outcome })
+        }
     }
 }
 
@@ -103,13 +127,13 @@ impl Reply for Audited {
         self.reply.events(events);
     }
 
-    fn done(self: Box<Self>) {
-        record(&self.audit, &self.asker, &self.deed, (DeedOutcome::Done, ""));
+    fn done(mut self: Box<Self>) {
+        self.outcome.record(DeedOutcome::Done, "");
         self.reply.done();
     }
 
-    fn failed(self: Box<Self>, why: &str) {
-        record(&self.audit, &self.asker, &self.deed, (DeedOutcome::Failed, why));
+    fn failed(mut self: Box<Self>, why: &str) {
+        self.outcome.record(DeedOutcome::Failed, why);
         self.reply.failed(why);
     }
 
@@ -142,7 +166,9 @@ mod tests {
         ask(Command::Reload { dry_run: false }).done();
         let failover =
             Command::Failover { pool: "p".into(), group: None, server: "s".into(), force: false };
-        ask(failover).failed("no");
+        ask(failover.clone()).failed("no");
+        // Who asked has left.
+        drop(ask(failover));
         ask(Command::Upgrade { binary: None }).done();
         upgraded(&audit, None);
         let told: Vec<String> = audit
@@ -158,6 +184,8 @@ mod tests {
             "uid 0 done reload ",
             "uid 0 asked failover p to s ",
             "uid 0 failed failover p to s no",
+            "uid 0 asked failover p to s ",
+            "uid 0 failed failover p to s withdrawn",
             "uid 0 asked upgrade ",
             " done upgrade ",
         ];
