@@ -84,9 +84,9 @@ def test_roles_read_and_operate(place):
     assert len(re.findall("asks the statistics with a wrong token", gateway.log())) == 1
     events = json.loads(ask(gateway, "GET", "/events.json?kind=token_wrong", READ)[1])
     assert len(events["events"]) == 1
+    wait_until(lambda: len(audited(gateway, reason="token")) == 2, "both have a line")
     shown = gateway.audit_path.read_text() + gateway.log() + metrics
     assert READ not in shown and OPERATE not in shown
-    wait_until(lambda: len(audited(gateway, reason="token")) == 2, "both have a line")
     denied = audited(gateway, reason="token")
     assert [it["command"] for it in denied] == ["HTTP /stats", "HTTP /operate/reload"]
     assert all(it["client"].startswith(f"{HOST}:") for it in denied)
