@@ -446,6 +446,28 @@ fn a_removed_pool_still_takes_who_waited_to_be_accepted() {
 }
 
 #[test]
+fn a_user_of_a_removed_port_is_cut_with_half_an_answer() {
+    let behind = |server: &str| {
+        format!(
+            "global: {{worker_processes: 1}}\npools:\n  b: {{listen: '127.0.0.1:6001', redis: true, servers: \
+             ['127.0.0.1:7001:1 {server}']}}\n"
+        )
+    };
+    let front = "routes:\n  front: {listen: '127.0.0.1:6000', redis: true, route: b, \
+                 users: {ann: on >pw ~* +@all, default: off}}\n";
+    let mut world = World::new(&snapshot(&(behind("one") + front)));
+    let client = world.client_of(world.engine.listener_named("front").unwrap().number());
+    world.send(client, redis("AUTH ann pw"));
+    world.expect(client, "+OK\r\n");
+    world.send(client, redis("GET x"));
+    let lane = world.accept(0);
+    world.expect(lane, redis("GET x"));
+    world.send(lane, format!("${}\r\n{}", 1 << 20, "x".repeat(1 << 17)));
+    change(&mut world, &mut snapshot(&behind("other")));
+    assert!(world.closed.contains(&client) && world.closed.contains(&lane));
+}
+
+#[test]
 fn clients_of_a_removed_pool_leave_for_nowhere() {
     let mut world = World::new(&two_pools());
     let (removed, kept) = (world.client_of(0), world.client_of(1));

@@ -296,9 +296,14 @@ impl Layout {
         self.pools.get(pool.number as usize).map_or(self.void_detail, |it| it.detail) as usize
     }
 
-    /// Where the counters of a pool's user are. The void has no users.
+    /// Where the counters of a pool's user are. The void has no users: what they would count there is among its
+    /// details, which nobody sees.
     pub(crate) fn user_row(&self, pool: PoolId, row: usize) -> usize {
-        let PoolLayout { detail, has_commands, prefixes, .. } = self.pools[pool.number as usize];
+        let Some(&PoolLayout { detail, has_commands, prefixes, .. }) =
+            self.pools.get(pool.number as usize)
+        else {
+            return self.void_detail as usize;
+        };
         detail as usize + detail::words(has_commands, prefixes) + row * detail::USER_WORDS
     }
 
@@ -441,6 +446,14 @@ mod tests {
         let (base, words) = areas[7];
         assert!(base + words <= layout.slot_words());
         assert_eq!(layout.slot_words() % PAGE_WORDS, 0);
+    }
+
+    #[test]
+    fn users_of_a_pool_that_is_gone_count_where_nobody_sees_it() {
+        let layout = Layout::new(&snapshot(&[("a", &["x"])]));
+        let (void, start) = (layout.void_pool(), layout.detail(layout.void_pool()));
+        let row = layout.user_row(void, 7);
+        assert!(row >= start && row + detail::USER_WORDS <= start + detail::words(false, 0));
     }
 
     #[test]

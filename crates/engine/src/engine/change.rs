@@ -642,6 +642,7 @@ impl Engine {
         let places = Places::new(&steps, &self.backends);
         let in_use = PoolId::new(steps.len() as u32);
         self.count_in(metrics, &places, in_use);
+        self.renumber_user_rows(&steps);
         let rerouted = steps.iter().filter_map(|step| match *step {
             Step::Rerouted { pool, .. } => Some(pool.backend()),
             Step::Same { .. } | Step::New { .. } => None,
@@ -721,6 +722,22 @@ impl Engine {
         self.publish_all();
         self.unblock_clients(|_| true);
         self.maintain_draining();
+    }
+
+    /// Users count in the rows that their pools have in the other layout from here on, or nowhere.
+    fn renumber_user_rows(&mut self, steps: &[Step]) {
+        self.listeners.iter_mut().for_each(|listener| listener.user_rows.clear());
+        for step in steps {
+            let (pool, config) = match step {
+                Step::Same { pool, config } => (*pool, config),
+                Step::Rerouted { pool, preparing, .. } => {
+                    (*pool, &self.listeners[preparing.listener()].config)
+                }
+                Step::New { .. } => continue,
+            };
+            let rows = config.user_rows().into_iter().map(str::to_owned).collect();
+            self.listeners[pool.listener()].user_rows = rows;
+        }
     }
 
     /// Counts by another layout from here on, which is that of the pools after the commit.
@@ -982,7 +999,6 @@ impl Engine {
                 pool.listener.standing = backend.standing;
                 // They count where nobody sees it.
                 pool.listener.counts = false;
-                pool.listener.user_rows.clear();
                 self.timers.arm(leave, Timer::Change);
             }
             if backend.standing != Standing::Gone {
