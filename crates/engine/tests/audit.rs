@@ -88,7 +88,7 @@ fn other_names_of_commands_stay_so() {
 
 #[test]
 fn what_is_denied_is_told_with_who_it_was() {
-    let users = "users: {ann: on >pw ~a* +@all -@dangerous, default: off}";
+    let users = "users: {ann: on >pw ~a* +@all -@dangerous +sort, default: off}";
     let pool = format!("redis: true, {users}");
     let mut world = world("commands: none", &pool);
     world.accept(0);
@@ -106,12 +106,26 @@ fn what_is_denied_is_told_with_who_it_was() {
         "ann denied DEBUG  0 policy",
     ];
     assert_eq!(told(&mut world), expected);
+    // It needs all keys: which ones its patterns make of them, servers alone know.
+    send(&mut world, client, &["SORT a BY w_*", "MULTI", "SORT a GET w_*"]);
+    assert_eq!(told(&mut world), ["ann denied SORT  0 key"; 2]);
     let yes = "commands: none, denied: false, logins: false";
     let mut world = self::world(&format!("{yes}, operators: true"), &pool);
     world.accept(0);
     let client = world.client();
     send(&mut world, client, &["AUTH ann wrong", "AUTH ann pw", "SET b 1"]);
     assert!(!world.engine.has_audited());
+}
+
+#[test]
+fn a_login_by_a_certificate_is_told_and_so_is_one_that_a_limit_refuses() {
+    let users = "users: {ann: {rules: on nopass ~* +@all, connections_max: 1}, default: off}";
+    let mut world = world("commands: none", &format!("redis: true, {users}"));
+    for expected in ["ann ok   0 ", "ann failed   0 limit"] {
+        let client = world.client();
+        world.engine.handle_identified(client, &["ann".to_owned()], world.now);
+        assert_eq!(told(&mut world), [expected]);
+    }
 }
 
 #[test]

@@ -138,11 +138,10 @@ impl Engine {
         };
         let mut users = meant.iter().filter_map(|name| listener.users.named(name.as_bytes()));
         let user = users.find(|user| user.is_on()).cloned();
-        if let Some(user) = user
-            && listener.has_users()
-            && self.refused_login(conn.client(), user.name()).is_none()
-        {
-            self.audit_login(conn.client(), user.name().as_bytes(), None);
+        let Some(user) = user.filter(|_| listener.has_users()) else { return };
+        let is_refused = self.refused_login(conn.client(), user.name()).is_some();
+        self.audit_login(conn.client(), user.name().as_bytes(), is_refused.then_some("limit"));
+        if !is_refused {
             self.become_user(conn.client(), Some(user));
         }
     }

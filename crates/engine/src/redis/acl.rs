@@ -44,7 +44,12 @@ impl Engine {
         }
         let call = Call { command, buf: bytes, args };
         let text = match user.check(&call) {
-            Ok(()) => refused_patterns(&user, &call)?.to_owned(),
+            Ok(()) => {
+                let text = refused_patterns(&user, &call)?;
+                // Its patterns name no key.
+                self.audit_denial(client, command.name, b"", "key");
+                text.to_owned()
+            }
             Err(denial) => {
                 let object = match denial {
                     Denial::Command => command.name.as_bytes(),
