@@ -49,10 +49,19 @@ pub(crate) struct MapMove {
 }
 
 impl Maps {
-    /// The map of the cluster that a pool is in front of is this one. `current` is in effect.
-    pub(crate) fn told(&mut self, pool: String, map: ClusterMap, current: &Snapshot, now: Instant) {
+    /// The map of the cluster that a pool is in front of is this one. `current` is in effect, and may be about to be
+    /// replaced by one with another map.
+    pub(crate) fn told(
+        &mut self,
+        pool: String,
+        map: ClusterMap,
+        (current, is_changing): (&Snapshot, bool),
+        now: Instant,
+    ) {
         let due = self.wanted.get(&pool).map(|wanted| wanted.due);
-        let Some(earliest) = self.earliest(&pool, &map, current, now) else {
+        let is_known = || current.pools.iter().any(|it| it.name == pool && it.is_cluster());
+        let earliest = self.earliest(&pool, &map, current, now);
+        let Some(earliest) = earliest.or_else(|| (is_changing && is_known()).then_some(now)) else {
             self.wanted.remove(&pool);
             return;
         };
@@ -89,11 +98,22 @@ impl Maps {
         self.poll_timeout().is_some_and(|at| now >= at)
     }
 
-    /// Puts all maps into a snapshot, and returns what is news there.
-    pub(crate) fn take(&mut self, snapshot: &mut Snapshot) -> Vec<MapMove> {
-        let wanted = std::mem::take(&mut self.wanted).into_iter();
-        let moves = wanted.map(|(pool, wanted)| MapMove { pool, map: wanted.map });
-        moves.filter(|it| snapshot.set_cluster_map(&it.pool, &it.map)).collect()
+    /// Puts all maps into a snapshot, and returns those that are not in effect, which are lost if the snapshot is not
+    /// to be either.
+    pub(crate) fn take(&mut self, snapshot: &mut Snapshot, current: &Snapshot) -> Vec<MapMove> {
+        let mut moves = Vec::new();
+        for (pool, Wanted { map, .. }) in std::mem::take(&mut self.wanted) {
+            let Some(is) = current.pools.iter().find(|it| it.name == pool) else { continue };
+            // A file may put the pool in front of another cluster.
+            let next = snapshot.pools.iter_mut().find(|it| it.name == pool);
+            if let Some(next) = next.filter(|next| next.is_same_cluster(is)) {
+                next.set_cluster_map(&map);
+            }
+            if is.clone().set_cluster_map(&map) {
+                moves.push(MapMove { pool, map });
+            }
+        }
+        moves
     }
 
     /// A snapshot with everything that has been told, in effect or not.
@@ -115,11 +135,16 @@ impl Maps {
         if !moves.is_empty() {
             self.changed_at = Some(at);
         }
+        self.drop_known(current, at);
         let mut lines = Vec::new();
-        for MapMove { pool, .. } in moves {
+        for MapMove { pool, map } in moves {
             let named =
                 |snapshot: &'_ Snapshot| snapshot.pools.iter().find(|it| it.name == *pool).cloned();
-            let Some(is) = named(current) else { continue };
+            let Some(is) = named(current).filter(Pool::is_cluster) else { continue };
+            if is.clone().set_cluster_map(map) {
+                // It is in front of another cluster by now.
+                continue;
+            }
             let was = named(before).unwrap_or_else(|| without_map(&is));
             let what = described(&MapChange::between(&was, &is));
             self.last.insert(pool.clone(), (now(), what.clone()));
@@ -129,13 +154,28 @@ impl Maps {
     }
 
     /// They could not be put into effect, and are tried again.
-    pub(crate) fn failed(&mut self, moves: Vec<MapMove>, now: Instant) {
+    pub(crate) fn failed(&mut self, moves: Vec<MapMove>, current: &Snapshot, now: Instant) {
+        self.give_back(moves, now);
+        self.drop_known(current, now);
+        let pause = self.pause.map_or(PAUSE_MIN, |pause| (pause * 2).min(PAUSE_MAX));
+        (self.pause, self.not_before) = (Some(pause), Some(now + pause));
+    }
+
+    /// These have been taken, and are not to be in effect as they are.
+    pub(crate) fn give_back(&mut self, moves: Vec<MapMove>, now: Instant) {
         for MapMove { pool, map } in moves {
             // What has been told since is newer.
             self.wanted.entry(pool).or_insert(Wanted { map, due: now });
         }
-        let pause = self.pause.map_or(PAUSE_MIN, |pause| (pause * 2).min(PAUSE_MAX));
-        (self.pause, self.not_before) = (Some(pause), Some(now + pause));
+    }
+
+    /// Nothing is changing any more: what is in effect need not be put into effect.
+    fn drop_known(&mut self, current: &Snapshot, now: Instant) {
+        for (pool, Wanted { map, .. }) in std::mem::take(&mut self.wanted) {
+            if let Some(due) = self.earliest(&pool, &map, current, now) {
+                self.wanted.insert(pool, Wanted { map, due });
+            }
+        }
     }
 
     pub(crate) fn seed(&mut self, pool: String, seed: Address, failure: Option<String>) {
@@ -273,7 +313,7 @@ mod tests {
     fn change(maps: &mut Maps, current: &mut Snapshot, now: Instant) -> Vec<String> {
         assert!(maps.are_due(now));
         let mut next = current.clone();
-        let moves = maps.take(&mut next);
+        let moves = maps.take(&mut next, current);
         let lines = maps.done(&moves, current, &next, now);
         *current = next;
         lines.into_iter().map(|(_, line)| line).collect()
@@ -283,7 +323,7 @@ mod tests {
     fn a_failover_is_in_effect_at_once_and_slots_that_move_once_a_second() {
         let (mut maps, mut current, now) = (Maps::default(), snapshot(), Instant::now());
         let told = |maps: &mut Maps, current: &Snapshot, shards, now| {
-            maps.told("a".to_owned(), map(shards), current, now);
+            maps.told("a".to_owned(), map(shards), (current, false), now);
         };
         let later = |ms| now + Duration::from_millis(ms);
         told(&mut maps, &current, &[(1, 11, 99), (2, 12, SLOTS - 1)], later(0));
@@ -321,26 +361,94 @@ mod tests {
     fn what_fails_is_tried_again_later_unless_there_is_another_map() {
         let (mut maps, mut current, now) = (Maps::default(), snapshot(), Instant::now());
         let (one, other) = (map(&[(1, 2, 99)]), map(&[(2, 1, 99)]));
-        maps.told("a".to_owned(), one.clone(), &current, now);
+        maps.told("a".to_owned(), one.clone(), (&current, false), now);
         let mut told = current.clone();
         maps.put(&mut told);
         assert_eq!(told.pools[0].servers.len(), 2);
-        let moves = maps.take(&mut current.clone());
-        maps.failed(moves.clone(), now);
+        let moves = maps.take(&mut current.clone(), &current);
+        maps.failed(moves.clone(), &current, now);
         assert_eq!(maps.poll_timeout(), Some(now + PAUSE_MIN));
-        maps.told("a".to_owned(), other.clone(), &current, now);
-        let taken = maps.take(&mut current.clone());
+        maps.told("a".to_owned(), other.clone(), (&current, false), now);
+        let taken = maps.take(&mut current.clone(), &current);
         assert_eq!(taken, [MapMove { pool: "a".to_owned(), map: other.clone() }]);
-        maps.told("a".to_owned(), other, &current, now);
-        maps.failed(moves, now);
+        maps.told("a".to_owned(), other, (&current, false), now);
+        maps.failed(moves, &current, now);
         assert_eq!(maps.poll_timeout(), Some(now + PAUSE_MIN * 2));
         change(&mut maps, &mut current, now + PAUSE_MIN * 2);
         assert_eq!(current.pools[0].cluster_map().unwrap().shards[0].primary, node(2));
-        maps.told("b".to_owned(), one.clone(), &current, now);
+        maps.told("b".to_owned(), one.clone(), (&current, false), now);
         assert_eq!(maps.poll_timeout(), None);
-        maps.told("a".to_owned(), one, &current, now);
+        maps.told("a".to_owned(), one, (&current, false), now);
         current.pools[0].cluster = None;
         maps.keep(&current);
+        assert_eq!(maps.poll_timeout(), None);
+    }
+
+    #[test]
+    fn a_map_that_a_reload_has_taken_over_is_tried_again_if_the_reload_fails() {
+        let (mut maps, mut current, now) = (Maps::default(), snapshot(), Instant::now());
+        maps.told("a".to_owned(), map(&[(1, 2, 99)]), (&current, false), now);
+        // What a file is loaded into has everything that has been told.
+        let mut loaded = current.clone();
+        maps.put(&mut loaded);
+        let moves = maps.take(&mut loaded, &current);
+        assert_eq!((moves.len(), maps.poll_timeout()), (1, None));
+        maps.failed(moves, &current, now);
+        let lines = change(&mut maps, &mut current, now + PAUSE_MIN);
+        assert!(lines[0].starts_with("10.0.0.1:1, 10.0.0.1:2 joined"), "{lines:?}");
+        // A file that has the pool in front of another cluster does not get it, and one without the pool has no line.
+        maps.told("a".to_owned(), map(&[(2, 1, 99)]), (&current, false), now);
+        let (mut other, mut without) = (current.clone(), current.clone());
+        let pool = &mut other.pools[0];
+        pool.set_cluster_map(&ClusterMap::default());
+        pool.cluster.as_mut().unwrap().seeds = vec![node(99).address];
+        let expected = other.clone();
+        let moves = maps.take(&mut other, &current);
+        assert_eq!((moves.len(), &other), (1, &expected));
+        assert!(maps.done(&moves, &current, &other, now).is_empty());
+        without.pools.clear();
+        maps.failed(moves, &current, now);
+        let moves = maps.take(&mut without, &current);
+        assert_eq!(moves.len(), 1);
+        assert!(maps.done(&moves, &current, &without, now).is_empty());
+    }
+
+    #[test]
+    fn a_map_that_is_as_it_was_before_a_change_is_not_lost_in_it() {
+        let (mut maps, mut current, now) = (Maps::default(), snapshot(), Instant::now());
+        let (one, other) = (map(&[(1, 2, 99)]), map(&[(2, 1, 99)]));
+        current.set_cluster_map("a", &one);
+        let told = |maps: &mut Maps, current: &Snapshot, map: &ClusterMap| {
+            maps.told("a".to_owned(), map.clone(), (current, true), now);
+        };
+        for is_done in [false, true] {
+            told(&mut maps, &current, &other);
+            let mut next = current.clone();
+            let moves = maps.take(&mut next, &current);
+            told(&mut maps, &current, &one);
+            if !is_done {
+                // Nor is the other one tried again.
+                maps.failed(moves, &current, now);
+                assert_eq!(maps.poll_timeout(), None);
+                continue;
+            }
+            maps.done(&moves, &current, &next, now);
+            current = next;
+            assert_eq!(maps.poll_timeout(), Some(now + URGENT_INTERVAL));
+            change(&mut maps, &mut current, now + URGENT_INTERVAL);
+        }
+        assert_eq!(current.pools[0].cluster_map().unwrap(), one);
+        // Before the change has begun, it is not what is put into effect.
+        told(&mut maps, &current, &other);
+        let mut next = current.clone();
+        let moves = maps.take(&mut next, &current);
+        told(&mut maps, &current, &one);
+        maps.give_back(moves, now);
+        assert_eq!(maps.take(&mut next, &current), []);
+        assert_eq!(next.pools[0].cluster_map().unwrap(), one);
+        // What has been put into effect meanwhile is no news.
+        told(&mut maps, &current, &one);
+        maps.done(&[], &current, &current, now);
         assert_eq!(maps.poll_timeout(), None);
     }
 

@@ -341,7 +341,7 @@ impl Master {
             .chain(self.reload.poll_timeout())
             .chain(self.discovered.poll_timeout())
             .chain(self.joining.poll_timeout())
-            .chain(self.maps.poll_timeout())
+            .chain(self.maps.poll_timeout().filter(|_| !self.reload.is_changing()))
             .chain(self.upgrade.poll_timeout())
             .chain(self.operators.poll_timeout())
             .chain(self.failovers.poll_timeout())

@@ -259,7 +259,7 @@ impl Pool {
     }
 
     /// Whether it is in front of the same cluster: some of its seeds are the other's, or nodes of it.
-    fn is_same_cluster(&self, other: &Self) -> bool {
+    pub fn is_same_cluster(&self, other: &Self) -> bool {
         let (Some(cluster), Some(its)) = (&self.cluster, &other.cluster) else { return false };
         let nodes: Vec<Address> =
             other.servers.iter().filter_map(|server| server.endpoint.address()).collect();

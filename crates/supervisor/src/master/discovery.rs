@@ -219,7 +219,10 @@ impl Master {
             Ok(serde_json::from_slice(&unseal(memfd)?)?)
         };
         match read() {
-            Ok(map) => self.maps.told(pool, map, &self.current.snapshot, now),
+            Ok(map) => {
+                let is_changing = self.epochs.is_changing() || self.reload.is_under_way();
+                self.maps.told(pool, map, (&self.current.snapshot, is_changing), now);
+            }
             Err(error) => {
                 warn!("pool '{pool}': the map of its cluster cannot be read: {error}");
                 // As it is told once.

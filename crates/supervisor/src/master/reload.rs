@@ -137,6 +137,11 @@ impl Reload {
         !matches!(self.stage, Stage::Idle)
     }
 
+    /// What discovery tells has to wait until the change that is under way is over.
+    pub(super) fn is_changing(&self) -> bool {
+        matches!(self.stage, Stage::Quieting { .. } | Stage::Changing { .. })
+    }
+
     /// Commands that wait for the next reload, for the next program.
     pub(super) fn wanted(&self, pack: &mut Pack) -> io::Result<WantedReload> {
         let mut wanted = WantedReload::default();
@@ -222,6 +227,10 @@ impl Master {
             Stage::Loading { askers, .. } if self.has_moves(now) => {
                 self.reload.waiting.splice(0..0, askers);
                 self.begin_moves(now);
+                if !self.reload.is_under_way() {
+                    // They are where they were.
+                    self.load(now);
+                }
             }
             Stage::Notifying { askers, .. } if self.has_moves(now) => {
                 self.succeed(askers);
@@ -249,7 +258,8 @@ impl Master {
                 // Some may have moved meanwhile: also those that have other names in this snapshot.
                 let told = self.told();
                 moves.primaries.extend(self.discovered.take_moves(&mut snapshot));
-                moves.maps.extend(self.maps.take(&mut snapshot));
+                self.maps.give_back(moves.maps, now);
+                moves.maps = self.maps.take(&mut snapshot, &self.current.snapshot);
                 if is_of_file {
                     snapshot.keep_primaries(&told);
                 }
@@ -299,7 +309,7 @@ impl Master {
             moves.primaries = self.discovered.take_moves(&mut snapshot);
         }
         if self.maps.are_due(now) {
-            moves.maps = self.maps.take(&mut snapshot);
+            moves.maps = self.maps.take(&mut snapshot, &self.current.snapshot);
         }
         let has_joined = self.joining.put(&mut snapshot, &self.current.snapshot);
         if moves.is_empty() && !has_joined {
@@ -477,7 +487,7 @@ impl Master {
             self.discovered.failed(primaries, now);
         }
         if !maps.is_empty() {
-            self.maps.failed(maps, now);
+            self.maps.failed(maps, &self.current.snapshot, now);
         }
         self.joining.changed(&self.current.snapshot, now);
         if is_of_file {
