@@ -78,6 +78,8 @@ pub(crate) struct Listener {
     pub(crate) held: bool,
     /// Somebody is told of its requests: a monitor, or the audit log.
     pub(crate) is_monitored: bool,
+    /// The audit log is told of requests that the fast path of memcached, which goes by no policy, would take.
+    pub(crate) audits_keys: bool,
     /// Requests may take the fast path, as far as `fast_policy` goes: it is neither held nor monitored.
     pub(crate) is_clear: bool,
 }
@@ -133,6 +135,7 @@ impl Listener {
             quota,
             held: false,
             is_monitored: false,
+            audits_keys: false,
             is_clear: true,
             config,
         };
@@ -259,8 +262,6 @@ impl Listener {
         let audits = self.audit.as_ref().is_some_and(|rules| rules.has_commands());
         (self.held, self.is_monitored) = (held, is_monitored || audits);
         let is_plain = self.route.as_ref().is_none_or(|route| !route.tells_deletions());
-        // There the fast path goes by no policy.
-        let is_told = is_monitored || audits && self.protocol == Protocol::Memcached;
-        self.is_clear = !held && !is_told && is_plain;
+        self.is_clear = !held && !is_monitored && !self.audits_keys && is_plain;
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use cashew_config::snapshot::Protocol;
 use cashew_metrics::{AUDITED_KEY_MAX, DeedOutcome, HotSample, Times};
 use cashew_protocol::Span;
 use cashew_protocol::redis::Command;
@@ -12,6 +13,7 @@ use crate::base::time::Time;
 use crate::downstream::audit::{AuditRules, Audited};
 use crate::downstream::listener::Listener;
 use crate::engine::Engine;
+use crate::memcached::commands_of_keys;
 use crate::observe::{STUCK_MAX, Scratch, Sighting, Stage, TEXT_MAX, WAITING_MAX, Waiting};
 use crate::request::{Request, Role};
 
@@ -553,6 +555,8 @@ impl Engine {
 
 impl Listener {
     fn set_audit(&mut self, rules: Option<Arc<AuditRules>>) {
+        self.audits_keys = self.protocol == Protocol::Memcached
+            && rules.as_ref().is_some_and(|it| commands_of_keys().any(|command| it.has(command)));
         self.audit = rules;
         self.decide_policy();
     }
@@ -563,5 +567,44 @@ fn audited(command: &str, key: &[u8]) -> Audited {
         command: command.replace('|', " ").to_ascii_uppercase(),
         key: key[..key.len().min(AUDITED_KEY_MAX)].to_vec(),
         ..Audited::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cashew_config::Context;
+    use cashew_metrics::Writer;
+
+    use crate::base::time::Time;
+    use crate::engine::epoch::Plan;
+    use crate::engine::{Engine, Identity, Setup};
+
+    #[test]
+    fn memcached_leaves_the_fast_path_only_where_what_takes_it_is_audited() {
+        for (commands, is_clear) in [
+            ("none", true),
+            ("[admin, dangerous]", true),
+            ("[flushall, scan]", true),
+            ("[incrby]", false),
+            ("[write]", false),
+            ("all", false),
+        ] {
+            let text = format!(
+                "global: {{worker_processes: 1, audit_log: {{file: /a, commands: {commands}}}}}\npools:\n  a: \
+                 {{listen: '127.0.0.1:1', servers: ['h:1:1']}}\n"
+            );
+            let loaded = cashew_config::parse("f", &text, &Context::of_system());
+            let snapshot = loaded.unwrap_or_else(|errors| panic!("{errors}")).snapshot;
+            let engine = Engine::new(Setup {
+                plan: Plan::whole(&snapshot, 0, 1),
+                metrics: Writer::in_memory(&snapshot),
+                seed: 1,
+                slot: 0,
+                identity: Identity { version: "0", process_id: 1 },
+                now: Time::ZERO,
+            });
+            let listener = engine.listeners.iter().next().unwrap();
+            assert_eq!(listener.is_clear, is_clear, "{commands}");
+        }
     }
 }

@@ -31,6 +31,7 @@ pub(crate) use fallback::Notes;
 pub(crate) use get_coalescing::{Coalesced, END, Part};
 pub(crate) use invalidation::Invalidations;
 pub(crate) use multiget_paging::Many;
+pub(crate) use permission::commands_of_keys;
 pub(crate) use tenant::Stripping;
 
 use std::sync::Arc;

@@ -46,6 +46,12 @@ static MEANINGS: LazyLock<[Meaning; 11]> = LazyLock::new(|| {
     ]
 });
 
+/// What requests about keys are to the rules: only those take the fast path.
+pub(crate) fn commands_of_keys() -> impl Iterator<Item = &'static Command> {
+    let meant = MEANINGS.iter().filter(|it| it.touch.reads || it.touch.writes);
+    meant.map(|it| it.command)
+}
+
 /// Their places in the table above.
 #[derive(Clone, Copy)]
 enum Kind {
