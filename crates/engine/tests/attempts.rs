@@ -1,13 +1,11 @@
 //! When a server that failed is tried again: for requests, for messages, and how often at most.
 
-mod world;
-
 use std::sync::Arc;
 
+use crate::world::{World, pool, redis};
 use cashew_config::Snapshot;
 use cashew_engine::{Action, CloseReason, ConnId};
 use cashew_metrics::{Layout, Segments, ServerGauge};
-use world::{World, pool, redis};
 
 const REFUSED: &str = "-ERR Connection refused\r\n";
 const SILENT: &str = "-ERR Server does not answer\r\n";

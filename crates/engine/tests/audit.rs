@@ -1,10 +1,8 @@
 //! What the audit log is told of clients.
 
-mod world;
-
+use crate::world::{World, redis, snapshot};
 use cashew_engine::{Audited, ConnId};
 use cashew_metrics::DeedOutcome;
-use world::{World, redis, snapshot};
 
 fn world(audit: &str, pool: &str) -> World {
     let yaml = format!(

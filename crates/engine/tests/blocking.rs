@@ -1,11 +1,9 @@
 //! Calls that wait at the server, each on a lane of its own.
 
-mod world;
-
+use crate::world::{World, all, pool, redis};
 use cashew_config::Snapshot;
 use cashew_engine::{BackendId, CloseReason, ConnId, Silence};
 use cashew_metrics::ServerCounter;
-use world::{World, all, pool, redis};
 
 const OPTIONS: &str = "redis: true\nhash_tag: \"{}\"\ntimeout: 400\npreconnect: true";
 

@@ -1,9 +1,7 @@
 //! Commands whose keys are on several servers: refused with words that help, or carried over.
 
-mod world;
-
+use crate::world::{World, pool, redis};
 use cashew_engine::{BackendId, CloseReason, ConnId};
-use world::{World, pool, redis};
 
 const OPTIONS: &str = "redis: true\ntimeout: 400\npreconnect: true";
 const PAYLOAD: &str = "$3\r\n\0xy\r\n";

@@ -1,9 +1,7 @@
 //! What clients ask about each other, over all workers: CLIENT LIST, KILL, PAUSE and UNBLOCK.
 
-mod world;
-
+use crate::world::{World, pool, redis};
 use cashew_engine::{BackendId, ConnId, Export, Rest};
-use world::{World, pool, redis};
 
 const OPTIONS: &str = "redis: true\ncommand_policy: admin\nclient_pause_max: 100000\n\
                        hash_tag: \"{}\"\ntimeout: 400\npreconnect: true\nclient_output_pause: 1048576";
@@ -194,7 +192,7 @@ fn others_are_killed_by_what_is_known_of_them() {
 
 #[test]
 fn a_question_of_another_worker_concerns_its_pool_only() {
-    let both = world::snapshot(
+    let both = crate::world::snapshot(
         "p:\n  listen: 127.0.0.1:6000\n  redis: true\n  command_policy: admin\n  servers:\n   - 127.0.0.1:7000:1\n\
          q:\n  listen: 127.0.0.1:6001\n  redis: true\n  servers:\n   - 127.0.0.1:7000:1\n",
     );

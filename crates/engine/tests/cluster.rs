@@ -1,12 +1,10 @@
 //! Pools in front of a cluster: keys go by slots, and what a node sends elsewhere goes there, in order.
 
-mod world;
-
+use crate::world::{World, all, pool, redis};
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Cluster, ServerGroup, SlotRange, Topology};
 use cashew_engine::{Action, CloseReason, ConnId};
 use cashew_metrics::PoolCounter;
-use world::{World, all, pool, redis};
 
 // Slots: b 3300, c 7365, a 15495, d 11298, hello 866.
 const THIRDS: [(u16, u16); 3] = [(0, 5460), (5461, 10922), (10923, 16383)];

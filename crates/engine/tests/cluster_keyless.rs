@@ -1,11 +1,9 @@
 //! Pools in front of a cluster: what is published, and commands without keys.
 
-mod world;
-
+use crate::world::{World, pool, redis};
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Cluster, ServerGroup, SlotRange, Topology};
 use cashew_engine::{Action, CloseReason, ConnId};
-use world::{World, pool, redis};
 
 // Slots: b 3300, c 7365, a 15495.
 const THIRDS: [(u16, u16); 3] = [(0, 5460), (5461, 10922), (10923, 16383)];

@@ -1,10 +1,8 @@
 //! Commands that Redis itself does not have: configured, or learnt from the servers.
 
-mod world;
-
+use crate::world::{World, pool, redis};
 use cashew_config::Snapshot;
 use cashew_engine::{CloseReason, ConnId};
-use world::{World, pool, redis};
 
 const CONFIGURED: &str = "redis: true
 preconnect: true

@@ -1,9 +1,7 @@
 //! What a client says about its own connection.
 
-mod world;
-
+use crate::world::{World, pool, redis};
 use cashew_engine::{CloseReason, ConnId, Export, Profile, Silence};
-use world::{World, pool, redis};
 
 const PLAIN: &str = "redis: true\ncommand_policy: admin\npreconnect: true";
 const MIB: usize = 1 << 20;

@@ -1,11 +1,9 @@
 //! What is counted of requests, by class of commands and by prefix.
 
-mod world;
-
+use crate::world::{World, all, pool, redis};
 use cashew_engine::{Action, ConnId};
 use cashew_metrics::{CommandCounter, PoolCounter};
 use cashew_protocol::CommandClass;
-use world::{World, all, pool, redis};
 
 /// Requests, errors, hits and misses.
 type Counts = [u64; 4];

@@ -1,12 +1,10 @@
 //! However the bytes are cut on their way, peers get the same.
 
-mod world;
-
 use std::collections::VecDeque;
 
+use crate::world::{World, pool, redis};
 use cashew_engine::ConnId;
 use proptest::prelude::*;
-use world::{World, pool, redis};
 
 const SERVERS: usize = 3;
 

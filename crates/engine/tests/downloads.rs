@@ -1,10 +1,8 @@
 //! Large replies to clients that read more slowly than servers write.
 
-mod world;
-
+use crate::world::{World, pool, redis};
 use cashew_engine::{Action, CloseReason, ConnId};
 use cashew_metrics::{PoolCounter, ServerCounter};
-use world::{World, pool, redis};
 
 const MIB: usize = 1 << 20;
 const READ_SIZE: usize = 64 * 1024;
@@ -245,7 +243,7 @@ fn what_nobody_reads_any_more_is_not_read_here_either() {
     world.close(client, CloseReason::Reset);
     assert!(world.closed.contains(&lane));
     world.assert_idle();
-    let failing = world::is_failure;
+    let failing = crate::world::is_failure;
     assert!(!world.actions.iter().any(failing), "it is not the server's fault");
     let other = world.client();
     ask(&mut world, other);

@@ -1,13 +1,11 @@
 //! Changes of the epoch: what changes feels it, what does not change feels nothing.
 
-mod world;
-
+use crate::world::{World, pool, redis, snapshot};
 use cashew_config::Snapshot;
 use cashew_engine::{
     Action, BackendId, CloseReason, ConnId, ListenerId, Plan, PoolState, ServerId,
 };
 use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge};
-use world::{World, pool, redis, snapshot};
 
 const REDIS: &str = "redis: true\npreconnect: true\ntimeout: 400";
 const REMOVED: &str = "-ERR Server was removed from the configuration\r\n";

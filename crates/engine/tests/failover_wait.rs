@@ -1,11 +1,9 @@
 //! Requests that were not sent wait for a server that cannot be reached, where `failover_wait` lets them.
 
-mod world;
-
+use crate::world::{World, pool, redis};
 use cashew_config::Snapshot;
 use cashew_config::snapshot::Endpoint;
 use cashew_engine::{CloseReason, ConnId};
-use world::{World, pool, redis};
 
 const REFUSED: &str = "-ERR Connection refused\r\n";
 

@@ -1,10 +1,8 @@
 //! Commands without keys in a pool of several servers: who is asked, and how replies become one.
 
-mod world;
-
+use crate::world::{World, pool, redis};
 use cashew_engine::{BackendId, CloseReason, ConnId};
 use cashew_metrics::PoolCounter;
-use world::{World, pool, redis};
 
 const OPTIONS: &str =
     "redis: true\ncommand_policy: admin\ntimeout: 400\npreconnect: true\nhide_topology: false";

@@ -70,6 +70,20 @@ fn the_engine_has_methods_in_few_files() {
     );
 }
 
+#[test]
+fn every_test_file_is_run() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |file: &str| fs::read_to_string(root.join(file)).unwrap();
+    let (modules, targets) = (read("tests/engine.rs"), read("Cargo.toml"));
+    for entry in fs::read_dir(root.join("tests")).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        let is_run = modules.contains(&format!("mod {name};"))
+            || targets.contains(&format!("name = \"{name}\""));
+        assert!(path.extension().is_none_or(|it| it != "rs") || is_run, "nothing runs {name}.rs");
+    }
+}
+
 fn level(floor: &str) -> Option<usize> {
     FLOORS.iter().position(|names| names.contains(&floor))
 }

@@ -1,10 +1,8 @@
 //! Requests on their way to one server and back.
 
-mod world;
-
+use crate::world::{World, pool};
 use cashew_engine::{Action, Admission, BackendId, CloseReason, ListenerId, ServerId};
 use cashew_metrics::PoolCounter;
-use world::{World, pool};
 
 const REDIS: &str = "redis: true\ntimeout: 400";
 

@@ -1,10 +1,8 @@
 //! Shards of several servers: who gets what.
 
-mod world;
-
+use crate::world::{World, redis, snapshot};
 use cashew_config::snapshot::{Promoted, TopologyState};
 use cashew_engine::{BackendId, CloseReason, ConnId};
-use world::{World, redis, snapshot};
 
 /// By the order of their names: `s0`, and of `s1` the primary and two replicas.
 const ALONE: usize = 0;

@@ -1,9 +1,7 @@
 //! Requests that are half there when their clients have to wait.
 
-mod world;
-
+use crate::world::{World, pool};
 use cashew_engine::BackendId;
-use world::{World, pool};
 
 /// `a` has sent half of a request when its pool is held; `b` goes on before it.
 fn wait_with_half_a_request(options: &str, halves: [&str; 2], whole: &str, answer: &str) {

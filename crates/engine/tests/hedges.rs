@@ -1,11 +1,9 @@
 //! Reads that take long are sent to a second server: `hedge`.
 
-mod world;
-
+use crate::world::{World, redis, snapshot};
 use cashew_config::Snapshot;
 use cashew_engine::{CloseReason, ConnId};
 use cashew_metrics::PoolCounter;
-use world::{World, redis, snapshot};
 
 const LOADING: &str = "-LOADING Redis is loading the dataset in memory\r\n";
 const VALUE: &str = "$1\r\nx\r\n";

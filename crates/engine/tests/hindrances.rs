@@ -1,10 +1,8 @@
 //! What is wrong with the gateway's own machine, and says nothing of its servers.
 
-mod world;
-
+use crate::world::{World, pool, redis};
 use cashew_engine::{Action, BackendId, CloseReason, ConnId, Failure, ServerId};
 use cashew_metrics::ServerCounter;
-use world::{World, pool, redis};
 
 const EJECTING: &str = "redis: true\nauto_eject_hosts: true\nserver_failure_limit: 1";
 
@@ -41,7 +39,7 @@ fn fail(world: &mut World, reason: CloseReason) {
 }
 
 fn is_against_the_server(action: &Action) -> bool {
-    matches!(action, Action::Eject { .. }) || world::is_failure(action)
+    matches!(action, Action::Eject { .. }) || crate::world::is_failure(action)
 }
 
 fn told(world: &World) -> Vec<Failure> {

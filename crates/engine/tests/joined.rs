@@ -1,12 +1,10 @@
 //! memcached's gets of one key that leave together.
 
-mod world;
-
 use std::collections::HashMap;
 
+use crate::world::gets::{random_of, serve, together, value};
+use crate::world::{World, pool};
 use cashew_engine::{CloseReason, ConnId};
-use world::gets::{random_of, serve, together, value};
-use world::{World, pool};
 
 /// All keys are of the one server.
 fn one_server<const N: usize>() -> (World, [ConnId; N], ConnId) {

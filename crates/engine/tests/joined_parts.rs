@@ -1,13 +1,11 @@
 //! memcached's gets of several keys on several servers, which leave together with other gets.
 
-mod world;
-
 use std::collections::HashMap;
 
+use crate::world::gets::{random_of, serve, together, value};
+use crate::world::{World, pool};
 use cashew_engine::{CloseReason, ConnId};
 use cashew_metrics::PoolCounter;
-use world::gets::{random_of, serve, together, value};
-use world::{World, pool};
 
 /// `a e i` are keys of the first of the four servers, `b f j` of the second, `c g k` of the third,
 /// `d h l` of the fourth. The clients are known to speak the text protocol.

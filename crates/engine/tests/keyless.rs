@@ -1,9 +1,7 @@
 //! Commands without keys: one server has them, or the gateway says why not.
 
-mod world;
-
+use crate::world::{World, pool, redis};
 use cashew_engine::{CloseReason, ConnId};
-use world::{World, pool, redis};
 
 const OPTIONS: &str = "redis: true\npreconnect: true\nserver_failure_limit: 9";
 

@@ -1,11 +1,9 @@
 //! Large requests, which stay in the buffer that they came in.
 
-mod world;
-
 use std::io::IoSlice;
 
+use crate::world::{World, pool, redis};
 use cashew_engine::ConnId;
-use world::{World, pool, redis};
 
 /// Capacity of the buffers of these tests.
 const CAPACITY: usize = 64 * 1024;

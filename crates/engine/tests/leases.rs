@@ -1,10 +1,8 @@
 //! Connections for transactions and blocking calls: how many, for whom, and for how long.
 
-mod world;
-
+use crate::world::{World, all, pool, redis};
 use cashew_engine::{Action, BackendId, CloseReason, ConnId, Plan};
 use cashew_metrics::{PoolCounter, ServerCounter, ServerGauge};
-use world::{World, all, pool, redis};
 
 const OPTIONS: &str = "redis: true\ntimeout: 4000\npreconnect: true";
 const LATE: &str = "-ERR all connections to a server for transactions and blocking calls are in \

@@ -1,10 +1,8 @@
 //! memcached's text protocol through the gateway.
 
-mod world;
-
+use crate::world::{World, pool};
 use cashew_engine::{CloseReason, ConnId};
 use cashew_metrics::PoolCounter;
-use world::{World, pool};
 
 /// Uniques pass as they are: what becomes of them otherwise is in `memcached_uniques`.
 const OPTIONS: &str = "timeout: 400\npreconnect: true\ncas_uniques: plain";

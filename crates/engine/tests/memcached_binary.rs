@@ -1,10 +1,8 @@
 //! memcached's binary protocol through the gateway.
 
-mod world;
-
+use crate::world::{World, pool};
 use cashew_engine::{Action, BackendId, CloseReason, ConnId, ListenerId, WireProtocol};
 use cashew_metrics::PoolCounter;
-use world::{World, pool};
 
 const GET: u8 = 0x00;
 const SET: u8 = 0x01;

@@ -1,11 +1,9 @@
 //! CAS uniques of memcached tell which server they are of.
 
-mod world;
-
+use crate::world::{World, pool};
 use cashew_engine::{ConnId, Plan};
 use cashew_metrics::Writer;
 use cashew_protocol::memcached::Tag;
-use world::{World, pool};
 
 const OPTIONS: &str = "timeout: 400\npreconnect: true";
 const MIB: usize = 1 << 20;

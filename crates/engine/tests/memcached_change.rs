@@ -1,11 +1,9 @@
 //! What clients of memcached notice when servers fail and when the configuration changes.
 
-mod world;
-
+use crate::world::{World, pool};
 use cashew_config::Snapshot;
 use cashew_engine::{CloseReason, ConnId, Plan};
 use cashew_metrics::Writer;
-use world::{World, pool};
 
 const OPTIONS: &str = "timeout: 400\npreconnect: true";
 const KEYS: usize = 10_000;

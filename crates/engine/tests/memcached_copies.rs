@@ -1,11 +1,9 @@
 //! Groups of memcached: what is written goes to all servers of a group.
 
-mod world;
-
+use crate::world::{World, snapshot};
 use cashew_config::Snapshot;
 use cashew_engine::{Action, CloseReason, ConnId};
 use cashew_metrics::ServerCounter;
-use world::{World, snapshot};
 
 const STORED: &str = "STORED\r\n";
 

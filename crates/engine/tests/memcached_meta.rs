@@ -1,9 +1,7 @@
 //! Meta commands, statistics and retrievals of very many keys through the gateway.
 
-mod world;
-
+use crate::world::{World, pool};
 use cashew_engine::{CloseReason, ConnId};
-use world::{World, pool};
 
 /// `a e i` are keys of the first of the four servers, `b f j` of the second, `c g k` of the third,
 /// `d h l` of the fourth.

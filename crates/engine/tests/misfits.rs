@@ -1,10 +1,8 @@
 //! Replies that do not fit what was asked: the connection ends, and nobody gets another's.
 
-mod world;
-
+use crate::world::{World, pool, redis};
 use cashew_engine::{Action, ConnId, Sequel};
 use cashew_metrics::ServerCounter;
-use world::{World, pool, redis};
 
 const ERROR: &str = "SERVER_ERROR Server sent an invalid reply\r\n";
 

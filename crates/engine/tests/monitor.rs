@@ -1,12 +1,10 @@
 //! MONITOR: what is told, and to whom.
 
-mod world;
-
 use std::sync::Arc;
 
+use crate::world::{World, pool, redis};
 use cashew_engine::{Action, CloseReason, ConnId, ListenerId, Time};
 use cashew_metrics::{Layout, PoolCounter, Segments};
-use world::{World, pool, redis};
 
 const REDIS: &str = "redis: true\npreconnect: true";
 const WALL_US: u64 = 1_700_000_000_000_000;
@@ -330,7 +328,7 @@ fn who_begins_to_monitor_while_it_is_to_leave_stays() {
 
 #[test]
 fn clients_of_other_pools_are_nobodys_business() {
-    let snapshot = world::snapshot(
+    let snapshot = crate::world::snapshot(
         "a:\n  listen: 127.0.0.1:6000\n  redis: true\n  servers: [127.0.0.1:7000:1]\n\
          b:\n  listen: 127.0.0.1:6001\n  redis: true\n  servers: [127.0.0.1:7001:1]\n",
     );

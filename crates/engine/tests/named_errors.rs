@@ -1,9 +1,7 @@
 //! Errors name the server that failed, unless the pool hides that.
 
-mod world;
-
+use crate::world::{World, pool, redis};
 use cashew_engine::{CloseReason, ConnId};
-use world::{World, pool, redis};
 
 const NAMED: &str = "hide_topology: false\npreconnect: true";
 const REDIS: &str = "redis: true\nhide_topology: false\npreconnect: true";

@@ -1,10 +1,8 @@
 //! Where the time of slow requests went, and which keys samples tell of.
 
-mod world;
-
+use crate::world::{World, pool, redis};
 use cashew_engine::Sighting;
 use cashew_metrics::{Ranking, Times};
-use world::{World, pool, redis};
 
 const OPTIONS: &str = "redis: true\npreconnect: true\nslow_log: 10ms";
 

@@ -1,9 +1,7 @@
 //! CLIENT PAUSE and UNPAUSE in transactions.
 
-mod world;
-
+use crate::world::{World, all, pool, redis};
 use cashew_engine::{CloseReason, ConnId, Rest};
-use world::{World, all, pool, redis};
 
 const OPTIONS: &str =
     "redis: true\ncommand_policy: admin\nhash_tag: \"{}\"\ntimeout: 400\npreconnect: true";

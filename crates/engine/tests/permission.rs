@@ -1,10 +1,8 @@
 //! Who may do what: `command_policy`, what clients may do to each other, HTTP, wrong passwords.
 
-mod world;
-
+use crate::world::{World, pool, redis};
 use cashew_engine::{Action, ConnId, ListenerId, Notice};
 use cashew_metrics::PoolCounter;
-use world::{World, pool, redis};
 
 fn all(lines: &[&str]) -> String {
     lines.iter().map(|line| redis(line)).collect()

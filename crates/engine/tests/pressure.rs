@@ -1,12 +1,10 @@
 //! What is held is counted, new requests wait when it is much, and who holds most is closed when
 //! it is too much.
 
-mod world;
-
+use crate::world::{World, pool, redis};
 use cashew_config::Snapshot;
 use cashew_engine::{Action, CloseReason, ConnId, ListenerId, Rest};
 use cashew_metrics::PoolCounter;
-use world::{World, pool, redis};
 
 const MAX: u64 = 8 << 20;
 
@@ -216,7 +214,7 @@ fn neighbours() -> World {
              client_output_pause: 1gb\n  servers:\n   - 127.0.0.1:1{port}:1\n"
         )
     };
-    let mut snapshot = world::snapshot(&(pool("p", 6000) + &pool("q", 6001)));
+    let mut snapshot = crate::world::snapshot(&(pool("p", 6000) + &pool("q", 6001)));
     snapshot.global.worker_memory_max = Some(MAX);
     World::new(&snapshot)
 }

@@ -1,9 +1,7 @@
 //! Users of low priority, who wait while others do.
 
-mod world;
-
+use crate::world::{World, all, pool, redis};
 use cashew_engine::ConnId;
-use world::{World, all, pool, redis};
 
 const USERS: &str = "users: {ann: {rules: 'on >p ~* +@all', priority: low}, bob: on >p ~* +@all}";
 /// As documented.

@@ -1,13 +1,11 @@
 //! Publish and subscribe: who hears what, who is told what, and what servers are asked.
 
-mod world;
-
 use std::sync::Arc;
 
+use crate::world::{World, pool, redis};
 use cashew_config::Snapshot;
 use cashew_engine::{Action, CloseReason, ConnId, Plan};
 use cashew_metrics::{Layout, PoolCounter, PoolGauge, Segments};
-use world::{World, pool, redis};
 
 const REDIS: &str = "redis: true\npreconnect: true\ntimeout: 400";
 

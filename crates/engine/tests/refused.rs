@@ -1,13 +1,11 @@
 //! Requests that a server refuses to run are sent again where `failover_wait` lets them, and reads go to
 //! another member of the group.
 
-mod world;
-
+use crate::world::{World, pool, redis, snapshot};
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Promoted, TopologyState};
 use cashew_engine::{Action, BackendId, CloseReason, ConnId};
 use cashew_metrics::PoolCounter;
-use world::{World, pool, redis, snapshot};
 
 const LOADING: &str = "-LOADING Redis is loading the dataset in memory\r\n";
 const READONLY: &str = "-READONLY You can't write against a read only replica.\r\n";

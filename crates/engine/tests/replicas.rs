@@ -1,13 +1,11 @@
 //! One master with replicas: who gets what.
 
-mod world;
-
+use crate::world::{World, redis, snapshot};
 use cashew_config::Context;
 use cashew_config::snapshot::{Promoted, TopologyState};
 use cashew_engine::{Action, BackendId, CloseReason, ConnId};
 use cashew_placement::Hash;
 use cashew_protocol::redis::{COMMANDS, Keys, Rule};
-use world::{World, redis, snapshot};
 
 /// Servers are numbered by the order of their names: `r1`, `r2`, `r3`, `master`.
 const MASTER: u32 = 3;

@@ -1,11 +1,9 @@
 //! Reads are sent again whose server fails: `retry_reads`.
 
-mod world;
-
+use crate::world::{World, pool, redis, snapshot};
 use cashew_config::Snapshot;
 use cashew_engine::{CloseReason, ConnId};
 use cashew_metrics::PoolCounter;
-use world::{World, pool, redis, snapshot};
 
 const VALUE: &str = "$1\r\nx\r\n";
 const CLOSED: &str = "-ERR Server closed the connection\r\n";

@@ -1,11 +1,9 @@
 //! Changes of a pool's ring, and the rings that come out of them.
 
-mod world;
-
+use crate::world::{World, pool, redis, snapshot};
 use cashew_engine::{Action, BackendId, CloseReason, ConnId, ServerId};
 use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge};
 use cashew_placement::{Distribution, Hash, Node, Ring};
-use world::{World, pool, redis, snapshot};
 
 const OPTIONS: &str = "redis: true\npreconnect: true\ntimeout: 400";
 

@@ -1,12 +1,10 @@
 //! SCAN over several servers, whose tables grow and shrink while it walks.
 
-mod world;
-
 use std::collections::BTreeMap;
 
+use crate::world::{World, pool, redis};
 use cashew_engine::ConnId;
 use proptest::prelude::*;
-use world::{World, pool, redis};
 
 /// A server's keys in the buckets of a table that is walked as Redis walks its own: the bits of the
 /// cursor that number the buckets count in reversed order.

@@ -1,11 +1,9 @@
 //! SCAN while servers of a group take the writes from each other: a server's cursor means nothing to the next.
 
-mod world;
-
+use crate::world::{World, redis, snapshot};
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Endpoint, Promoted, TopologyState};
 use cashew_engine::{BackendId, CloseReason, ConnId};
-use world::{World, redis, snapshot};
 
 /// `s1` is a group of three, by the order of names 1, 2 and 3 of the servers, beside which another may stand.
 fn grouped(alone: bool, options: &str) -> Snapshot {

@@ -1,12 +1,10 @@
 //! Scripts that a server has lost and gets back, unnoticed.
 
-mod world;
-
 use std::sync::Arc;
 
+use crate::world::{World, pool, redis};
 use cashew_engine::{CloseReason, ConnId};
 use cashew_metrics::{Layout, Segments};
-use world::{World, pool, redis};
 
 const OPTIONS: &str = "redis: true\npreconnect: true\nhash_tag: \"{}\"";
 const LOST: &str = "-NOSCRIPT No matching script. Please use EVAL.\r\n";

@@ -1,9 +1,7 @@
 //! Requests that are sealed: what a server puts behind a line end in an error is nobody's reply.
 
-mod world;
-
+use crate::world::{World, pool, redis};
 use cashew_engine::{Action, ConnId, Sequel};
-use world::{World, pool, redis};
 
 const SCRIPT: &str = "EVAL error(ARGV[1]) 0 x";
 /// What a server says to it, and what a client would have others believe.

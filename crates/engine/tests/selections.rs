@@ -1,9 +1,7 @@
 //! SELECT in transactions.
 
-mod world;
-
+use crate::world::{World, all, pool, redis};
 use cashew_engine::{CloseReason, ConnId};
-use world::{World, all, pool, redis};
 
 const OPTIONS: &str = "redis: true\nhash_tag: \"{}\"\ntimeout: 400\npreconnect: true";
 const QUEUED: &str = "+QUEUED\r\n";

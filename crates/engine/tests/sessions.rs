@@ -1,13 +1,11 @@
 //! Clients that go from one engine to another.
 
-mod world;
-
+use crate::world::{World, pool, redis};
 use cashew_engine::{
     Action, Admission, BackendId, CloseReason, ConnId, Export, ListenerId, Profile, SessionParts,
     Totals, WireProtocol,
 };
 use cashew_metrics::{PoolCounter, PoolGauge};
-use world::{World, pool, redis};
 
 const MIB: usize = 1 << 20;
 

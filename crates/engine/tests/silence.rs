@@ -1,13 +1,11 @@
 //! Servers that accept connections, or not even that, and answer nothing.
 
-mod world;
-
 use std::fmt::Write as _;
 
+use crate::world::{World, pool, redis};
 use cashew_config::Snapshot;
 use cashew_engine::{Action, BackendId, CloseReason, ConnId, ServerId};
 use cashew_metrics::{Cause, Health, ServerGauge};
-use world::{World, pool, redis};
 
 const LATE: &str = "-ERR Connection timed out\r\n";
 const SILENT: &str = "-ERR Server does not answer\r\n";
@@ -366,7 +364,7 @@ fn clients_in_line_for_a_silent_server_are_told() {
 
 /// Servers are numbered by the order of their names: `r1`, `r2`, `z`, the master.
 fn replicated() -> (World, [ConnId; 3]) {
-    settled(&world::snapshot(
+    settled(&crate::world::snapshot(
         "pools:\n  p:\n    listen: 127.0.0.1:6000\n    redis: true\n    hide_topology: true\n    distribution: modula\n    \
          timeout: 400\n    preconnect: true\n    servers:\n    - 127.0.0.1:7002:1 master\n    \
          - 127.0.0.1:7000:1 a1\n    - 127.0.0.1:7001:1 a2\n",

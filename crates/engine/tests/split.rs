@@ -1,10 +1,8 @@
 //! Requests with keys on several servers: one fragment for each, one reply for all.
 
-mod world;
-
+use crate::world::{World, pool, redis};
 use cashew_engine::{CloseReason, ConnId};
 use cashew_metrics::PoolCounter;
-use world::{World, pool, redis};
 
 /// `a e i` are keys of the first of the four servers, `b f j` and `miss` of the second, `c g k` of the third,
 /// `d h l` of the fourth.

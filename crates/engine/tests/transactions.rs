@@ -1,10 +1,8 @@
 //! MULTI, EXEC and WATCH: one connection for each client, and nothing done by halves.
 
-mod world;
-
+use crate::world::{World, all, pool, redis};
 use cashew_config::Snapshot;
 use cashew_engine::{CloseReason, ConnId};
-use world::{World, all, pool, redis};
 
 const OPTIONS: &str = "redis: true\nhash_tag: \"{}\"\ntimeout: 400\npreconnect: true";
 const ABORTED: &str = "-EXECABORT Transaction discarded because of previous errors.\r\n";

@@ -1,10 +1,8 @@
 //! How much of what others ask may stand between a client's request and its being sent.
 
-mod world;
-
+use crate::world::{World, pool, redis};
 use cashew_engine::ConnId;
 use cashew_metrics::PoolCounter;
-use world::{World, pool, redis};
 
 const READ_SIZE: usize = 64 * 1024;
 /// Keys of large requests in one turn, but for the request with which they are reached.

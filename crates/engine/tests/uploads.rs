@@ -1,10 +1,8 @@
 //! Large requests that go to their server while they arrive.
 
-mod world;
-
+use crate::world::{World, pool, redis};
 use cashew_engine::{Action, BackendId, CloseReason, ConnId, Failure, ServerId};
 use cashew_metrics::{PoolCounter, ServerCounter, ServerGauge};
-use world::{World, pool, redis};
 
 const MIB: usize = 1 << 20;
 /// The most of an upload that may wait in the gateway: the limit, and one read more.
@@ -166,7 +164,7 @@ fn nothing_is_executed_when_the_client_vanishes() {
         }
         assert!(world.closed.contains(&lane));
         world.assert_idle();
-        let failing = world::is_failure;
+        let failing = crate::world::is_failure;
         assert!(!world.actions.iter().any(failing), "it is not the server's fault");
         let connections = world.metrics.server(0, 0);
         assert_eq!(world.metrics.server_gauge(connections, ServerGauge::ServerConnections), 1);

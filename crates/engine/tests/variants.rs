@@ -1,9 +1,7 @@
 //! Clients that speak RESP3 or have another database than most.
 
-mod world;
-
+use crate::world::{World, pool, redis};
 use cashew_engine::{Action, CloseReason, ConnId};
-use world::{World, pool, redis};
 
 const PLAIN: &str = "redis: true\npreconnect: true";
 const HELLO_REPLY: &str = "%2\r\n+proto\r\n:3\r\n+modules\r\n*1\r\n%1\r\n+name\r\n+m\r\n";
@@ -364,12 +362,9 @@ fn a_database_that_a_server_lacks_is_no_failure_of_the_server() {
     world.expect(client, "-ERR DB index is out of range\r\n");
     world.wait_ms(30_000);
     assert!(!world.connects_to(server), "nobody asks for it");
-    assert!(
-        !world
-            .actions
-            .iter()
-            .any(|action| { matches!(action, Action::Eject { .. }) || world::is_failure(action) })
-    );
+    assert!(!world.actions.iter().any(|action| {
+        matches!(action, Action::Eject { .. }) || crate::world::is_failure(action)
+    }));
     world.send(other, redis("GET a"));
     world.expect(lanes[server as usize], redis("GET a"));
     world.send(lanes[server as usize], "$-1\r\n");
@@ -390,11 +385,9 @@ fn what_a_server_is_busy_with_is_told_and_no_failure() {
         world.expect(lane, redis("SELECT 9"));
         world.send(lane, reply);
         world.expect(client, reply);
-        assert!(
-            !world.actions.iter().any(|action| {
-                matches!(action, Action::Eject { .. }) || world::is_failure(action)
-            })
-        );
+        assert!(!world.actions.iter().any(|action| {
+            matches!(action, Action::Eject { .. }) || crate::world::is_failure(action)
+        }));
         // It is asked again soon, without a verdict about the database.
         world.wait_ms(1_000);
         world.send(client, redis("GET a"));
@@ -433,7 +426,7 @@ fn where_a_server_does_not_speak_resp3_clients_are_told_so_for_a_while() {
         world.wait_ms(60_000);
         world.send(old, redis("HELLO 3"));
         world.expect(old, greeting(3, 3));
-        assert!(!world.actions.iter().any(world::is_failure));
+        assert!(!world.actions.iter().any(crate::world::is_failure));
         world.assert_idle();
     }
 }

@@ -1,10 +1,8 @@
 //! Pipelines of clients of which nobody knows how large the replies will be.
 
-mod world;
-
+use crate::world::{World, pool, redis};
 use cashew_engine::ConnId;
 use cashew_metrics::PoolCounter;
-use world::{World, pool, redis};
 
 const OPTIONS: &str = "redis: true\npreconnect: true\npipeline_start: 8";
 const MISS: &str = "$-1\r\n";
