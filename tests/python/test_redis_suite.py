@@ -1,4 +1,4 @@
-"""Redis's own test suite through the gateway, in front of one server and of three.
+"""Redis's own test suite through the gateway, in front of one server, of three, and of a cluster.
 
 What fails is compared with the list of what is known to be different, tests/redis/differences.txt,
 in which each line has its reason."""
@@ -16,7 +16,7 @@ RUN = Path(__file__).resolve().parents[1] / "redis" / "run"
 # The first run fetches the suite.
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("protocol", ["2", "3"])
-@pytest.mark.parametrize("servers", ["one", "three"])
+@pytest.mark.parametrize("servers", ["one", "three", "cluster"])
 def test_the_suite_of_redis(servers, protocol):
     done = subprocess.run(
         [*NICE, RUN, "--servers", servers, "--protocols", protocol, "--jobs", "4"],

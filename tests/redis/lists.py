@@ -48,7 +48,7 @@ class Baseline:
 class Differences:
     """The tests that a gateway is known not to pass, with the reason for each.
 
-    A section is `[WHERE] REASON`; WHERE says in front of how many servers (`one`, `three`), and
+    A section is `[WHERE] REASON`; WHERE says in front of how many servers (`one`, `three`, a `cluster`), and
     `resp2` or `resp3` where it is so in one protocol only. `= TEXT` behind that is part of what each
     failure in the section says: one that says something else is another, and not listed. A test after
     `!` would not end, or end others, and is not begun; one after `?` passes or not as it happens. `*`
@@ -57,7 +57,7 @@ class Differences:
 
     def __init__(self, servers, protocol):
         self.reasons, self.never, self.sometimes, self.texts = {}, set(), set(), {}
-        others = {"one", "three"} - {servers}, {"resp2", "resp3"} - {f"resp{protocol}"}
+        others = {"one", "three", "cluster"} - {servers}, {"resp2", "resp3"} - {f"resp{protocol}"}
         text = {}
         for section, unit, test in entries(DIFFERENCES):
             if unit == "=":
@@ -65,7 +65,7 @@ class Differences:
                 continue
             where, _, reason = section.partition("] ")
             words = set(re.split(r"[ ,]+", where))
-            unknown = words - {"one", "three", "resp2", "resp3"}
+            unknown = words - {"one", "three", "cluster", "resp2", "resp3"}
             if unknown or not reason:
                 raise ValueError(f"{DIFFERENCES.name}: [{section}: unknown {unknown} or no reason")
             if servers not in words or words & others[1] and f"resp{protocol}" not in words:

@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+from cluster import Cluster
 from users import Administered
 from harness import Gateway, Redis, accepts, server_lines, temporary_directory, wait_until
 
@@ -80,13 +81,19 @@ class Bare:
         self.server.stop()
 
 
-def behind(name, directory, count):
-    """Servers behind a gateway, for a unit."""
+def behind(name, directory, servers):
+    """Servers behind a gateway, for a unit: `one`, `three`, or a `cluster`."""
+    if servers == "cluster":
+        return BehindCluster(directory)
+    count = COUNTS[servers]
     if name not in USERS:
         return Behind(directory, count)
     servers = [server(directory, number) for number in range(count)]
     return Administered(directory, servers, NAMES[:count])
 
+
+#: How many servers there are; each node of the cluster has a third of the slots.
+COUNTS = {"one": 1, "three": 3, "cluster": 3}
 
 #: By their names, which are the same in every run, each key has the same server.
 NAMES = ["one", "two", "three"]
@@ -96,11 +103,13 @@ class Behind:
     """Servers behind a gateway."""
 
     def __init__(self, directory, count):
-        self.servers = [server(directory, number) for number in range(count)]
-        names = NAMES[:count]
+        servers = [server(directory, number) for number in range(count)]
+        self.serve(directory, servers, hash_tag='"{}"', servers=server_lines(servers, NAMES[:count]))
+
+    def serve(self, directory, servers, **options):
+        self.servers = servers
         # The suite administers its servers.
-        pool = {"redis": True, "command_policy": "admin", "client_pause_max": 2_147_483_647,
-                "hash_tag": '"{}"', "servers": server_lines(self.servers, names)}
+        pool = {"redis": True, "command_policy": "admin", "client_pause_max": 2_147_483_647, **options}
         self.gateway = Gateway(directory, {"alpha": pool}, {"worker_processes": 2})
         self.gateway.wait_serving()
         self.port = self.gateway.address
@@ -120,6 +129,26 @@ class Behind:
             each.stop()
 
 
+class BehindCluster(Behind):
+    """Nodes of a cluster behind a gateway."""
+
+    def __init__(self, directory):
+        cluster = Cluster(Place(directory), replicas=0, options=ENABLED)
+        self.serve(directory, cluster.servers, cluster=f"{{seeds: {cluster.seeds()}}}")
+
+
+class Place:
+    """Makes the nodes of a cluster, each in a directory of its own."""
+
+    def __init__(self, directory):
+        self.directory = directory
+
+    def redis(self, *options, port=None, program="redis-server"):
+        directory = self.directory / f"node-{port}"
+        directory.mkdir()
+        return Redis(directory, *options, port=port, program=program)
+
+
 def trouble(gateway):
     log = gateway.log()
     if not gateway.process.running():
@@ -128,11 +157,15 @@ def trouble(gateway):
     return "\n".join(lines[:20])
 
 
+#: What the suite does with its servers.
+ENABLED = ["--enable-protected-configs", "yes", "--enable-module-command", "yes"]
+
+
 def server(directory, number):
     """A server with files of its own, which tests have it write and read again."""
     directory = directory / f"server-{number}"
     directory.mkdir()
-    return Redis(directory, "--enable-protected-configs", "yes", "--enable-module-command", "yes")
+    return Redis(directory, *ENABLED)
 
 
 class Runner:

@@ -496,6 +496,32 @@ fn a_transaction_whose_slot_has_moved_goes_to_the_owner_as_a_whole() {
 }
 
 #[test]
+fn exec_says_why_a_node_has_refused_what_the_client_was_told_is_queued() {
+    let (mut world, client, _) = three(&cluster(""));
+    world.send(client, all(&["MULTI", "INCR b", "SET {b} 1", "EXEC"]));
+    let a = session(&mut world, 0);
+    world.received(a);
+    world.send(a, format!("+OK\r\n{QUEUED}-OOM not now\r\n-EXECABORT Transaction discarded because of previous errors.\r\n"));
+    let queued = QUEUED.repeat(2);
+    world.expect(
+        client,
+        format!("+OK\r\n{queued}-EXECABORT Transaction discarded because of: OOM not now\r\n"),
+    );
+    // Another transaction knows nothing of it.
+    world.send(client, all(&["MULTI", "INCR b", "EXEC"]));
+    world.received(a);
+    world.send(
+        a,
+        format!("+OK\r\n{QUEUED}-EXECABORT Transaction discarded because of previous errors.\r\n"),
+    );
+    world.expect(
+        client,
+        format!("+OK\r\n{QUEUED}-EXECABORT Transaction discarded because of previous errors.\r\n"),
+    );
+    world.assert_idle();
+}
+
+#[test]
 fn a_transaction_is_for_one_slot() {
     let (mut world, client, _) = three(&cluster(""));
     world.send(client, all(&["MULTI", "INCR b", "INCR hello", "EXEC"]));

@@ -11,9 +11,10 @@ use crate::engine::Engine;
 use crate::exchange::flow::{Flow, FlowContext, Step};
 use crate::redis::transaction::Transaction;
 use crate::request::replay::Replay;
-use crate::upstream::redirect::Elsewhere;
+use crate::upstream::redirect::{Elsewhere, RefusedPart};
 
 const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
+const PREVIOUS_ERRORS: &[u8] = b"-EXECABORT Transaction discarded because of previous errors";
 
 /// So often a transaction or a call is sent elsewhere.
 const HOPS_MAX: u8 = 5;
@@ -52,14 +53,15 @@ impl HeldExec {
 
 impl Flow for HeldExec {
     fn on_reply(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, reply: &[u8]) -> Step {
-        let noted = cx.engine.lanes[self.lane].elsewhere.take();
+        let refused = cx.engine.lanes[self.lane].refused_part.take();
+        let noted = refused.as_ref().and_then(|part| part.elsewhere);
         let Some(again) = self.again.as_ref().filter(|_| reply.starts_with(b"-")) else {
             return Step::Answer;
         };
         let client = cx.client();
         if again.has_watched() {
             if noted.is_none() && cx.engine.elsewhere(self.lane, reply).is_none() {
-                return Step::Answer;
+                return answer(cx, refused, reply);
             }
             // As if it had changed: clients know what to do then.
             let version = cx.engine.resp_of(client);
@@ -67,7 +69,7 @@ impl Flow for HeldExec {
         }
         let before = again.sent_back();
         let Some(sent_back) = cx.engine.goes_on(client, self.lane, before, (noted, reply)) else {
-            return Step::Answer;
+            return answer(cx, refused, reply);
         };
         let Some(again) = self.again.take() else { return Step::Answer };
         cx.engine.bufs.discharge(again.size());
@@ -78,6 +80,19 @@ impl Flow for HeldExec {
     fn size(&self) -> usize {
         self.again.as_ref().map_or(0, |again| again.size())
     }
+}
+
+/// The client was told that all is queued before the node was asked: it hears with EXEC why that is not so, in the
+/// words of a server that refuses at EXEC.
+fn answer(cx: &mut FlowContext<'_>, refused: Option<Box<RefusedPart>>, reply: &[u8]) -> Step {
+    let Some(refused) = refused.filter(|_| reply.starts_with(PREVIOUS_ERRORS)) else {
+        return Step::Answer;
+    };
+    cx.reply(refused.text.len() + 64, |out| {
+        out.extend_from_slice(b"-EXECABORT Transaction discarded because of: ");
+        out.extend_from_slice(&refused.text);
+        out.extend_from_slice(b"\r\n");
+    })
 }
 
 /// WATCH on its way to a node.

@@ -31,7 +31,9 @@ use crate::request::slab::Requests;
 use crate::request::{Due, Own, Role};
 use crate::upstream::bulk::BULK_SIZE;
 use crate::upstream::lane::{Lane, Link};
-use crate::upstream::redirect::{ASKING, Elsewhere, Node, READONLY, READWRITE, Redirect};
+use crate::upstream::redirect::{
+    ASKING, Elsewhere, Node, READONLY, READWRITE, Redirect, RefusedPart,
+};
 use crate::upstream::refused::RefusedRequest;
 
 /// So often a request is sent elsewhere; then its client gets the node's error.
@@ -40,6 +42,8 @@ const HOPS_MAX: u8 = 5;
 const HOPS_OF_SCRIPTS_MAX: u8 = 2;
 /// The longest reply that is looked at: a host name has up to 253 bytes.
 const REPLY_MAX: usize = 512;
+/// So much is kept of why a part of a transaction was refused.
+const REFUSED_TEXT_MAX: usize = 256;
 /// How long a request waits that is to be tried again, at first and later.
 const TRY_AGAIN_FIRST_MS: u64 = 5;
 const TRY_AGAIN_MS: u64 = 50;
@@ -260,9 +264,19 @@ impl Engine {
 
     /// The reply to a command of a transaction that was sent as a whole.
     pub(crate) fn note_refused_part(&mut self, index: LaneId, reply: &[u8]) {
-        if reply.starts_with(b"-") && self.lanes[index].elsewhere.is_none() {
-            self.lanes[index].elsewhere = self.elsewhere(index, reply);
+        if !reply.starts_with(b"-") {
+            return;
         }
+        let part = self.lanes[index].refused_part.as_ref();
+        let elsewhere = match part.and_then(|part| part.elsewhere) {
+            None => self.elsewhere(index, reply),
+            known => known,
+        };
+        let part = self.lanes[index].refused_part.get_or_insert_with(|| {
+            let text = &reply[1..reply.len().min(REFUSED_TEXT_MAX)];
+            Box::new(RefusedPart { elsewhere: None, text: text.trim_ascii_end().into() })
+        });
+        part.elsewhere = elsewhere;
     }
 
     /// The lane's head as it was sent, if that is kept.

@@ -719,7 +719,7 @@ impl Engine {
             let ends = std::mem::take(&mut transaction.early_ends);
             transaction.early_calls = Vec::new();
             self.align(client, lane);
-            self.lanes[lane].elsewhere = None;
+            self.lanes[lane].refused_part = None;
             let backend = self.backend_of(client);
             let own = match self.backends[backend].topology.has_slots() {
                 true => Own::Queued { lane },

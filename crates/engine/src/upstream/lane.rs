@@ -18,7 +18,7 @@ use crate::memcached::Coalesced;
 use crate::request::slab::Requests;
 use crate::request::{Asked, Request};
 use crate::upstream::low_water::LowWater;
-use crate::upstream::redirect::Elsewhere;
+use crate::upstream::redirect::RefusedPart;
 use crate::upstream::refused::Refused;
 use crate::upstream::server::Queues;
 use crate::upstream::session_params::WireProtocol;
@@ -137,8 +137,8 @@ pub(crate) struct Lane {
     pub(crate) pace: Pace,
     /// Its connection is not read.
     pub(crate) is_muted: bool,
-    /// Where the transaction on it, of a cluster, has to go.
-    pub(crate) elsewhere: Option<Elsewhere>,
+    /// What the node of a cluster has refused of the transaction that was sent here as a whole.
+    pub(crate) refused_part: Option<Box<RefusedPart>>,
     /// Of a node of a cluster: READONLY was said on its connection.
     pub(crate) reads_replica: bool,
     /// What came while it was paused, in order.
@@ -359,7 +359,7 @@ impl Lane {
             leased_since: Time::ZERO,
             peer_id: 0,
             counted: Counted::default(),
-            elsewhere: None,
+            refused_part: None,
             reads_replica: false,
             paused: false,
             is_hurried: false,

@@ -52,6 +52,14 @@ pub(crate) enum Elsewhere {
     Again,
 }
 
+/// A command that a node has refused to queue.
+#[derive(Debug)]
+pub(crate) struct RefusedPart {
+    pub(crate) elsewhere: Option<Elsewhere>,
+    /// The first error, without its sign and its line end.
+    pub(crate) text: Box<[u8]>,
+}
+
 pub(crate) const ASKING: &[u8] = b"*1\r\n$6\r\nASKING\r\n";
 pub(crate) const READONLY: &[u8] = b"*1\r\n$8\r\nREADONLY\r\n";
 pub(crate) const READWRITE: &[u8] = b"*1\r\n$9\r\nREADWRITE\r\n";
