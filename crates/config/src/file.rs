@@ -574,7 +574,8 @@ section! {
         /// its clients.
         subscriptions_max: Number<1, 1073741824> = "1048576",
         /// Requests queued or in flight on one server connection. Beyond this, requests get an
-        /// error.
+        /// error. In front of a cluster, keys of
+        /// several slots are as many requests.
         server_queue_max: Number<1, 16777216> = "262144",
         /// Bytes waiting to be written on one server connection. Beyond this, requests get an
         /// error, unless nothing else waits.
