@@ -94,3 +94,39 @@ servers() {
     fi
     export CASHEW_REDIS_SERVERS CASHEW_MEMCACHED_SERVERS
 }
+
+# What all tests need.
+install_tools() {
+    install redis-server=redis-server redis-cli=redis-tools memcached=memcached \
+        nutcracker=nutcracker curl=curl nc=netcat-openbsd cc=gcc c++=g++ python3=python3 go=golang-go \
+        valgrind=valgrind tclsh=tcl javac=default-jdk-headless mvn=maven node=nodejs npm=npm \
+        perl=perl memccapable=libmemcached-tools tmux=tmux
+    install_rust
+
+    find_python
+
+    local go_wanted go_version node_wanted node_version
+    go_wanted=$(sed -n 's/^go //p' tests/clients/go/go.mod)
+    go_version=$(go env GOVERSION)
+    at_least "${go_version#go}" "$go_wanted" ||
+        fail "Go $go_wanted or newer is needed for the Go clients (here: $go_version)"
+    node_wanted=$(sed -n 's/.*"node": ">=\([0-9.]*\)".*/\1/p' tests/clients/node/package.json)
+    node_version=$(node --version)
+    at_least "${node_version#v}" "$node_wanted" ||
+        fail "Node $node_wanted or newer is needed for the Node clients (here: $node_version)"
+}
+
+# Builds and fetches what the end-to-end tests need.
+prepare_pytest() {
+    cargo build --workspace --locked
+    CASHEW_BUMPED=$(scripts/bumped)
+    CASHEW_PROMTOOL=$(scripts/promtool)
+    export CASHEW_BUMPED CASHEW_PROMTOOL
+    python_environment
+}
+
+# The end-to-end tests that the options select.
+pytest() {
+    PYTHONPATH=tests/python "$environment/bin/python" -m pytest -p failed_tests \
+        -c tests/python/pytest.ini --rootdir tests/python "$@"
+}
