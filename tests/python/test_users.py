@@ -186,6 +186,30 @@ def test_acl_commands(place):
     ]
     assert client.acl_log_reset()
     assert client.acl_log() == []
+    for words, text in [(["x"], "value is not an integer or out of range"), (["1", "2"], "unknown subcommand or wrong number")]:
+        with pytest.raises(redis.ResponseError, match=text):
+            client.execute_command("ACL", "LOG", *words)
+
+
+def test_the_log_of_denials_is_that_of_all_workers(place):
+    gateway = gateway_of(place, workers=3)
+    conns = [login(gateway, "app", "two words") for _ in range(12)]
+    for conn in conns:
+        refused(conn, "GET", "other")
+    refused(conns[0], "GET", "mine")
+    client = redis.Redis(port=gateway.address, username="admin", password="root", decode_responses=True)
+    admins = [redis.Redis(port=gateway.address, username="admin", password="root", decode_responses=True) for _ in range(6)]
+    for client in admins:
+        seen = [(it["count"], it["reason"], it["object"], it["username"]) for it in client.acl_log()]
+        assert seen == [(1, "key", "mine", "app"), (12, "key", "other", "app")]
+        assert [it["object"] for it in client.acl_log(1)] == ["mine"]
+    assert admins[0].acl_log_reset()
+    assert [client.acl_log() for client in admins] == [[]] * 6
+    # Behind requests that are on their way, and with requests behind it.
+    with login(gateway, "admin", "root") as conn:
+        refused(conns[3], "SET", "other", "1")
+        conn.send(b"SET k 1\r\nACL LOG RESET\r\nACL LOG\r\nGET k\r\n")
+        assert conn.read(21) == b"+OK\r\n+OK\r\n*0\r\n$1\r\n1\r\n"
 
 
 def test_users_follow_resizes_and_upgrades(place):

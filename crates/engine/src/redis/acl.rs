@@ -8,6 +8,8 @@ use cashew_protocol::redis::{self, Command, Lookup, Rule, SessionRule};
 use cashew_protocol::resp::{self, Version, encode};
 
 use crate::base::id::ClientId;
+use crate::base::time::Time;
+use crate::downstream::acl_log::put_together;
 use crate::downstream::listener::Choice;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
@@ -15,8 +17,6 @@ use crate::exchange::dispatch::Payload;
 use crate::redis::tenant::{Named, Strip, Tenancy, named_by, tenancy};
 use crate::request::Role;
 
-/// Entries of ACL LOG without a number, as in Redis.
-const LOG_ENTRIES: usize = 10;
 /// Bytes of a name that errors repeat.
 const QUOTED_MAX: usize = 128;
 
@@ -149,7 +149,8 @@ impl Engine {
                 Some(user) => self.reply_with(client, |out| write_user(user, version, out)),
                 None => self.reply_with(client, |out| encode::write_null(out, version)),
             },
-            ("acl|log", 2 | 3) => self.acl_log_command(client, arg),
+            // All workers have a part of the log.
+            ("acl|log", 2 | 3) => self.inquire(client, command, bytes, args),
             ("acl|dryrun", _) => match users.named(arg.unwrap_or_default()) {
                 Some(user) => self.dry_run(client, user, bytes, &args[3..]),
                 None => {
@@ -204,41 +205,6 @@ impl Engine {
                 self.reply_error(client, &format!("ERR Command '{name}' not found"))
             }
         }
-    }
-
-    fn acl_log_command(&mut self, client: ClientId, arg: Option<&[u8]>) -> Plan {
-        let listener = self.clients[client].listener;
-        if arg.is_some_and(|arg| arg.eq_ignore_ascii_case(b"reset")) {
-            self.listeners[listener].acl_log.clear();
-            return self.say(client, b"+OK\r\n");
-        }
-        let most = match arg.map(resp::integer) {
-            None => LOG_ENTRIES,
-            Some(Some(count)) => usize::try_from(count).unwrap_or_default(),
-            Some(None) => {
-                return self.reply_error(client, "ERR value is not an integer or out of range");
-            }
-        };
-        let (version, now) = (self.resp_of(client), self.now);
-        let log = std::mem::take(&mut self.listeners[listener].acl_log);
-        let plan = self.reply_with(client, |out| {
-            encode::write_array_header(out, most.min(log.entries().len()));
-            for entry in log.entries().take(most) {
-                let age = now.micros_since(entry.last) / 1000;
-                encode::write_map_header(out, version, 7);
-                encode::write_bulk(out, b"count");
-                encode::write_integer(out, entry.count as i64);
-                write_field(out, "reason", entry.reason.as_bytes());
-                write_field(out, "context", entry.context.as_bytes());
-                write_field(out, "object", &entry.object);
-                write_field(out, "username", &entry.user);
-                encode::write_bulk(out, b"age-seconds");
-                encode::write_double(out, version, age as f64 / 1000.0);
-                write_field(out, "client-info", format!("id={}", entry.client).as_bytes());
-            }
-        });
-        self.listeners[listener].acl_log = log;
-        plan
     }
 }
 
@@ -355,6 +321,30 @@ fn quoted(text: &[u8]) -> String {
 fn write_field(out: &mut Vec<u8>, name: &str, value: &[u8]) {
     encode::write_bulk(out, name.as_bytes());
     encode::write_bulk(out, value);
+}
+
+/// ACL LOG's reply: the latest entries of what all workers told.
+pub(crate) fn write_acl_log(
+    (told, most): (&[u8], usize),
+    now: Time,
+    version: Version,
+    out: &mut Vec<u8>,
+) {
+    let log = put_together(told);
+    encode::write_array_header(out, most.min(log.len()));
+    for entry in log.iter().take(most) {
+        encode::write_map_header(out, version, 7);
+        encode::write_bulk(out, b"count");
+        encode::write_integer(out, i64::try_from(entry.count).unwrap_or(i64::MAX));
+        write_field(out, "reason", entry.reason);
+        write_field(out, "context", entry.context);
+        write_field(out, "object", entry.object);
+        write_field(out, "username", entry.user);
+        encode::write_bulk(out, b"age-seconds");
+        let age_ms = now.micros_since(entry.last) / 1000;
+        encode::write_double(out, version, age_ms as f64 / 1000.0);
+        write_field(out, "client-info", format!("id={}", entry.client).as_bytes());
+    }
 }
 
 /// As ACL GETUSER shows a user.

@@ -1,4 +1,4 @@
-//! What a worker knows of its clients: CLIENT LIST, KILL, PAUSE, UNPAUSE and UNBLOCK.
+//! What a worker knows of its clients: CLIENT LIST, KILL, PAUSE, UNPAUSE and UNBLOCK; and ACL LOG.
 
 use std::fmt::Write;
 
@@ -46,6 +46,9 @@ impl Reach {
     }
 }
 
+/// Entries of ACL LOG without a number, as in Redis.
+const ACL_LOG_ENTRIES: usize = 10;
+
 /// CLIENT UNBLOCK id reason.
 const UNBLOCK_ARGS_MAX: usize = 4;
 
@@ -69,6 +72,11 @@ pub(crate) enum Question<'b> {
         /// The host of who asks, as another worker tells it.
         from: Option<&'b [u8]>,
     },
+    /// What users were denied, of which so many entries are to be shown.
+    AclLog {
+        most: usize,
+    },
+    AclLogReset,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,6 +157,13 @@ impl<'b> Question<'b> {
                 Ok(Self::Pause { millis: timeout(millis)?, writes_only })
             }
             ("client|unpause", _) => Ok(Self::Unpause),
+            ("acl|log", []) => Ok(Self::AclLog { most: ACL_LOG_ENTRIES }),
+            ("acl|log", &[word]) if word.eq_ignore_ascii_case(b"reset") => Ok(Self::AclLogReset),
+            ("acl|log", &[count]) => {
+                let count = resp::integer(count);
+                let count = count.ok_or("ERR value is not an integer or out of range")?;
+                Ok(Self::AclLog { most: usize::try_from(count).unwrap_or_default() })
+            }
             ("client|unblock", &[id]) => {
                 Ok(Self::Unblock { id: client_id(id)?, with_error: false, from: None })
             }
@@ -242,7 +257,8 @@ impl<'b> Question<'b> {
             Self::Cluster(_) => Answer::Encoded(Vec::new()),
             Self::Kill(kill) if kill.is_old => Answer::AnyOf(0),
             Self::Kill(_) | Self::Unblock { .. } => Answer::Count(0),
-            Self::Pause { .. } | Self::Unpause => Answer::Done,
+            Self::Pause { .. } | Self::Unpause | Self::AclLogReset => Answer::Done,
+            &Self::AclLog { most } => Answer::Denials { told: Vec::new(), most },
         }
     }
 }
@@ -369,6 +385,13 @@ impl Engine {
             }
             Question::Unpause => {
                 self.set_client_pause(listener, None, self.now);
+                Answer::Done
+            }
+            &Question::AclLog { most } => {
+                Answer::Denials { told: self.listeners[listener].acl_log.encoded(), most }
+            }
+            Question::AclLogReset => {
+                self.listeners[listener].acl_log.clear();
                 Answer::Done
             }
             &Question::Unblock { id, with_error, from } => {

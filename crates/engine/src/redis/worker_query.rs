@@ -1,4 +1,4 @@
-//! Requests that concern the clients of all workers: this one asks the others, and puts their
+//! Requests that concern all workers, or their clients: this one asks the others, and puts their
 //! answers together with its own.
 //!
 //! What is asked is the client's request itself, which each worker answers by
@@ -15,6 +15,7 @@ use crate::base::time::Time;
 use crate::downstream::client::{Client, State};
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
+use crate::redis::acl::write_acl_log;
 use crate::redis::client_list::{NO_KILL, Question, Reach};
 use crate::redis::exec_effects::write_with_error;
 
@@ -94,6 +95,11 @@ pub(crate) enum Answer {
     },
     /// The reply itself.
     Encoded(Vec<u8>),
+    /// Logs of what users were denied, of which so many entries are shown.
+    Denials {
+        told: Vec<u8>,
+        most: usize,
+    },
     /// What a server has answered to EXEC, kept with the request; in this place of it is what all
     /// workers are asked for.
     Executed(u32),
@@ -103,7 +109,7 @@ impl Answer {
     /// As it is told to other workers.
     fn into_bytes(self) -> Vec<u8> {
         match self {
-            Self::Lines(lines) | Self::Encoded(lines) => lines,
+            Self::Lines(text) | Self::Encoded(text) | Self::Denials { told: text, .. } => text,
             Self::Count(0) | Self::AnyOf(0) => Vec::new(),
             Self::Done | Self::Oneself { .. } | Self::Executed(_) => Vec::new(),
             Self::Count(count) | Self::AnyOf(count) => count.to_string().into_bytes(),
@@ -113,7 +119,9 @@ impl Answer {
     /// Bytes allocated.
     fn size(&self) -> usize {
         match self {
-            Self::Lines(lines) | Self::Encoded(lines) => lines.capacity(),
+            Self::Lines(text) | Self::Encoded(text) | Self::Denials { told: text, .. } => {
+                text.capacity()
+            }
             Self::Count(_)
             | Self::AnyOf(_)
             | Self::Done
@@ -124,7 +132,9 @@ impl Answer {
 
     fn add(&mut self, bytes: &[u8]) {
         match self {
-            Self::Lines(lines) | Self::Encoded(lines) => lines.extend_from_slice(bytes),
+            Self::Lines(text) | Self::Encoded(text) | Self::Denials { told: text, .. } => {
+                text.extend_from_slice(bytes);
+            }
             Self::Count(count) | Self::AnyOf(count) => {
                 let more = std::str::from_utf8(bytes).ok().and_then(|text| text.parse().ok());
                 *count = count.saturating_add(more.unwrap_or(0));
@@ -134,10 +144,11 @@ impl Answer {
         }
     }
 
-    fn write(&self, resp: Version, out: &mut Vec<u8>) {
+    fn write(&self, now: Time, resp: Version, out: &mut Vec<u8>) {
         match self {
             Self::Lines(lines) => encode::write_verbatim_of(out, resp, *b"txt", &in_order(lines)),
             Self::Encoded(reply) => out.extend_from_slice(reply),
+            Self::Denials { told, most } => write_acl_log((told, *most), now, resp, out),
             Self::Count(count) => encode::write_integer(out, *count as i64),
             Self::Oneself { is_killed: false, .. } => encode::write_error(out, NO_KILL.as_bytes()),
             Self::Oneself { is_old: false, .. } => encode::write_integer(out, 1),
@@ -188,7 +199,7 @@ impl Engine {
         }
         // This worker answers at once: and many clients of a cluster may come together.
         if question.scope(reach) == Scope::Everywhere && self.inquiries.open.len() >= OPEN_MAX {
-            let text = "ERR too many clients ask about clients of all worker processes";
+            let text = "ERR too many clients ask all worker processes";
             return self.reply_error(client, text);
         }
         let ticket = self.ask_workers(client, question.scope(reach), request.to_vec());
@@ -355,7 +366,7 @@ impl Engine {
         if !self.clients.is_current(client, conn.generation()) {
             return;
         }
-        let resp = self.resp_of(client);
+        let (resp, now) = (self.resp_of(client), self.now);
         if ends {
             self.clients[client].state = State::Closing;
         }
@@ -364,7 +375,7 @@ impl Engine {
         }
         self.answer_request(client, request, |out| match rest {
             Rest::Missing => encode::write_error(out, UNANSWERED.as_bytes()),
-            Rest::None | Rest::Awaited => answer.write(resp, out),
+            Rest::None | Rest::Awaited => answer.write(now, resp, out),
         });
         if self.clients.is_current(client, conn.generation()) {
             self.check_output(client);
@@ -396,7 +407,9 @@ impl Question<'_> {
             | Self::Kill(_)
             | Self::Pause { .. }
             | Self::Unpause
-            | Self::Unblock { .. } => Scope::Everywhere,
+            | Self::Unblock { .. }
+            | Self::AclLog { .. }
+            | Self::AclLogReset => Scope::Everywhere,
         }
     }
 }
@@ -412,7 +425,7 @@ mod tests {
             answer.add(bytes);
         }
         let mut out = Vec::new();
-        answer.write(Version::Resp2, &mut out);
+        answer.write(Time::ZERO, Version::Resp2, &mut out);
         assert_eq!(out, b"$24\r\nid=3 b\nid=12 a\nid=100 d\n\r\n");
     }
 
@@ -425,7 +438,7 @@ mod tests {
         assert_eq!(answer, Answer::Count(42));
         assert_eq!(answer.into_bytes(), b"42");
         let mut out = Vec::new();
-        Answer::AnyOf(0).write(Version::Resp3, &mut out);
+        Answer::AnyOf(0).write(Time::ZERO, Version::Resp3, &mut out);
         assert_eq!(out, b"-ERR No such client\r\n");
     }
 }
