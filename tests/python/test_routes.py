@@ -331,6 +331,34 @@ def test_what_has_no_key_is_answered_by_a_first_pool_of_several_servers(place):
     assert "panicked" not in gateway.log()
 
 
+def test_a_subscriber_may_not_ask_for_data_wherever_the_route_leads(place):
+    pools = Pools(place, "{prefix: {'': a, 's:': {strip: true, to: b}, 'c:': b}}",
+                  options={"command_policy": "admin"})
+    pools.configure(alpha={"command_policy": "admin"})
+    with pools.gateway.connect() as conn, pools.gateway.connect() as other:
+        assert conn.call("SUBSCRIBE", "chan") == [b"subscribe", b"chan", 1]
+        for words in (["GET", "s:x"], ["SET", "s:x", "1"], ["MGET", "s:x", "x"], ["GET", "c:x"], ["GET", "x"],
+                      ["SET", "s:x", "1" * (3 << 20)], ["DBSIZE"], ["MULTI"], ["BLPOP", "s:x", "1"]):
+            assert conn.error(*words).startswith(f"ERR Can't execute '{words[0].lower()}'"), words
+        assert conn.call("PING") == [b"pong", b""]
+        assert conn.call("PSUBSCRIBE", "s:*") == [b"psubscribe", b"s:*", 2]
+        assert other.call("PUBLISH", "chan", "1") == 1
+        assert conn.reply() == [b"message", b"chan", b"1"]
+        conn.call("UNSUBSCRIBE")
+        assert conn.call("PUNSUBSCRIBE") == [b"punsubscribe", b"s:*", 0]
+        assert conn.call("SET", "s:x", "1") == "OK"
+        assert pools["b"].call("GET", "x") == b"1"
+        # With RESP3 it may.
+        conn.call("HELLO", "3")
+        conn.send(b"SUBSCRIBE chan\r\n")
+        conn.expect(b">3\r\n$9\r\nsubscribe\r\n$4\r\nchan\r\n:1\r\n")
+        assert conn.call("GET", "s:x") == b"1"
+    with pools.gateway.connect() as conn:
+        assert conn.call("MULTI") == "OK"
+        assert conn.call("SET", "c:y", "1") == "QUEUED"
+        assert conn.call("EXEC") == ["OK"]
+
+
 def test_subscribers_are_closed_when_channels_are_elsewhere(place):
     pools = Pools(place, "{prefix: {'': a, 'b:': b}}")
     gateway = pools.gateway

@@ -257,6 +257,14 @@ impl Engine {
         {
             return self.postpone(client);
         }
+        // Also before a route takes it to a server.
+        if self.clients[client].off_fast_path
+            && let Lookup::Found(command) = lookup
+            && !self.is_queueing(client)
+            && let Some(text) = self.refused_by_mode(client, command)
+        {
+            return self.reply_error(client, &text);
+        }
         if let Lookup::Found(command) = lookup
             && self.listener_of(client).choice == Choice::Backends
             && self.clients[client].session.authenticated
@@ -264,15 +272,8 @@ impl Engine {
         {
             return plan;
         }
-        if self.clients[client].off_fast_path {
-            if self.is_queueing(client) {
-                return self.queue_redis(client, lookup, bytes, args);
-            }
-            if let Lookup::Found(command) = lookup
-                && let Some(text) = self.refused_by_mode(client, command)
-            {
-                return self.reply_error(client, &text);
-            }
+        if self.clients[client].off_fast_path && self.is_queueing(client) {
+            return self.queue_redis(client, lookup, bytes, args);
         }
         match lookup {
             // As Redis: whether there is such a command comes first.
