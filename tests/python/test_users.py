@@ -191,6 +191,45 @@ def test_acl_commands(place):
             client.execute_command("ACL", "LOG", *words)
 
 
+def test_large_values_that_are_allowed_are_not_collected(place):
+    rules = {**RULES, "writer": "on >w %W~app:* +@all"}
+    server = place.redis()
+    gateway = place.cashew({"alpha": pool([server], users=users(rules))}, {"worker_processes": 1})
+    [worker] = worker_processes(gateway.pid)
+
+    def resident():
+        with open(f"/proc/{worker}/statm") as file:
+            return int(file.read().split()[1]) * 4096
+    large, most = 96 << 20, 48 << 20
+    start = b"*3\r\n$3\r\nSET\r\n$9\r\napp:large\r\n$%d\r\n" % large
+    with login(gateway, "app", "two words") as conn:
+        before = resident()
+        conn.send(start)
+        for _ in range(large >> 20):
+            conn.send(b"x" * (1 << 20))
+            assert resident() - before < most
+        conn.send(b"\r\n")
+        assert conn.reply() == "OK"
+        assert server.call("STRLEN", "app:large") == large
+        assert conn.call("APPEND", "app:large", "y" * (3 << 20)) == large + (3 << 20)
+        for words in (["SET", "other"], ["APPEND", "other"], ["SET", "shared:x"]):
+            assert refused(conn, *words, "x" * (3 << 20)) == NO_KEY
+        assert conn.call("EXISTS", "app:x") == 0
+    with login(gateway, "reader", "r2") as conn:
+        assert refused(conn, "APPEND", "tmp:x", "x" * (3 << 20)) == no_command("append")
+        # It may not read what it writes, as SET would do with GET behind the value.
+        assert conn.call("AUTH", "writer", "w") == "OK"
+        assert conn.call("SET", "app:w", "x" * (3 << 20)) == "OK"
+        assert refused(conn, "SET", "app:w", "y" * (3 << 20), "GET") == NO_KEY
+        assert server.call("GETRANGE", "app:w", "0", "0") == b"x"
+    with login(gateway, "app", "two words") as conn:
+        assert conn.call("SET", "app:w", "y" * (3 << 20), "GET") == b"x" * (3 << 20)
+        conn.call("MULTI")
+        assert conn.call("SET", "app:w", "z" * (3 << 20)) == "QUEUED"
+        assert conn.call("EXEC") == ["OK"]
+    assert server.call("EXISTS", "other", "shared:x") == 0
+
+
 def test_the_log_of_denials_is_that_of_all_workers(place):
     gateway = gateway_of(place, workers=3)
     conns = [login(gateway, "app", "two words") for _ in range(12)]

@@ -155,6 +155,15 @@ impl User {
         Err(worst)
     }
 
+    /// Whether the user may make a request of one key whose start is here, with that key in it, whatever follows.
+    pub fn may_begin(&self, call: &Call<'_>) -> bool {
+        let Some((at, touch)) = call.only_key() else { return false };
+        // Arguments that are not here may be some that have it read too.
+        let is_decided_later = matches!(call.command.name, "set" | "bitfield");
+        let touch = if is_decided_later { Touch::ANY } else { touch };
+        self.may_touch(call.command, call.args[at].of(call.buf), touch).is_ok()
+    }
+
     /// Whether the user may call the command whatever its arguments.
     pub fn may_call(&self, command: &Command) -> bool {
         self.all_selectors().any(|selector| selector.allows_command(command))

@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 
+use cashew_acl::Call;
 use cashew_metrics::PoolCounter;
 use cashew_protocol::memcached::Expect;
 use cashew_protocol::redis::{self, Access, Called, Command, Rule};
@@ -127,10 +128,13 @@ impl Engine {
             let counting = Counting { size: need as u64, class, ..Counting::default() };
             self.count_as(client, counting, Some(key.of(bytes)));
         }
-        // What a restricted or limited user asks is decided about when all of it is there.
-        let is_restricted = self.clients[client].session.restricted_user().is_some()
+        // What a limited user asks is decided about when all of it is there, and what a restricted one asks
+        // whenever that is not sure to be allowed.
+        let session = &self.clients[client].session;
+        let call = Call { command, buf: bytes, args };
+        let is_restricted = session.restricted_user().is_some_and(|user| !user.may_begin(&call))
             || self.is_metered(client)
-            || self.clients[client].session.key_prefix().is_some();
+            || session.key_prefix().is_some();
         if is_restricted || self.clients[client].modes.transaction.is_some() {
             return Begun::No;
         }
@@ -186,6 +190,9 @@ impl Engine {
         (tail, head): (Tail, Head),
         extent: Extent,
     ) -> Begun {
+        if self.clients[client].session.restricted_user().is_some() {
+            return Begun::No;
+        }
         self.begin_upload(client, key, Access::Write, (tail, head), extent)
     }
 
@@ -198,8 +205,7 @@ impl Engine {
         extent: Extent,
     ) -> Begun {
         // A node of a cluster may send it elsewhere: then all of it has to be here.
-        let is_restricted = self.clients[client].session.restricted_user().is_some()
-            || self.is_metered(client)
+        let is_restricted = self.is_metered(client)
             || self.clients[client].session.key_prefix().is_some()
             || self.backends[self.backend_of(client)].topology.has_slots();
         if is_restricted || (extent.here as u64) < WRITE_MIN {
