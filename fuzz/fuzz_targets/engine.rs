@@ -553,6 +553,7 @@ impl World {
                 | Action::Readmit { .. }
                 | Action::NotPrimary { .. }
                 | Action::MapDoubted { .. }
+                | Action::Authenticate { .. }
                 | Action::Pressed { .. }
                 | Action::HeldBack { .. }
                 | Action::Shed { .. }

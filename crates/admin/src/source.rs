@@ -356,9 +356,12 @@ impl Numbers<'_> {
     pub(crate) fn pool_gauge(self, pool: PoolId, gauge: PoolGauge) -> u64 {
         match (self.slot, gauge) {
             (Some(slot), _) => self.segments.pool_gauge(slot, pool, gauge),
-            (None, PoolGauge::ClientConnections | PoolGauge::Subscriptions) => {
-                self.segments.sum_pool_gauge(pool, gauge)
-            }
+            (
+                None,
+                PoolGauge::ClientConnections
+                | PoolGauge::Subscriptions
+                | PoolGauge::ExternalAuthLost,
+            ) => self.segments.sum_pool_gauge(pool, gauge),
             (None, PoolGauge::RingVersion) => self.segments.max_pool_gauge(pool, gauge),
         }
     }

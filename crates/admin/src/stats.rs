@@ -37,7 +37,7 @@ pub(crate) enum ServerStat {
 }
 
 /// Twemproxy's names in its order ([`POOL_STATS_OF_TWEMPROXY`] of them), then ours.
-pub(crate) const POOL_STATS: [PoolStat; 53] = [
+pub(crate) const POOL_STATS: [PoolStat; 58] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
     PoolStat::Gauge(PoolGauge::ClientConnections),
@@ -50,6 +50,11 @@ pub(crate) const POOL_STATS: [PoolStat; 53] = [
     PoolStat::Counter(PoolCounter::ClientsShed),
     PoolStat::Counter(PoolCounter::CommandsRefused),
     PoolStat::Counter(PoolCounter::AuthFailures),
+    PoolStat::Counter(PoolCounter::ExternalAuthAsked),
+    PoolStat::Counter(PoolCounter::ExternalAuthRefused),
+    PoolStat::Counter(PoolCounter::ExternalAuthOutages),
+    PoolStat::Counter(PoolCounter::ExternalAuthCached),
+    PoolStat::Gauge(PoolGauge::ExternalAuthLost),
     PoolStat::Counter(PoolCounter::ClientsThrottled),
     PoolStat::Counter(PoolCounter::LargeWaits),
     PoolStat::Counter(PoolCounter::SlowClients),
@@ -596,6 +601,11 @@ mod tests {
             "cluster_moved",
             "cluster_tried_again",
             "commands_refused",
+            "external_auth_asked",
+            "external_auth_cached",
+            "external_auth_lost",
+            "external_auth_outages",
+            "external_auth_refused",
             "hedges_denied",
             "hedges_sent",
             "hedges_won",

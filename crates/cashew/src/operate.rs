@@ -11,7 +11,8 @@ use cashew_admin::{HotListing, SlowListing};
 use cashew_config::snapshot::SLOTS as ALL_SLOTS;
 use cashew_process::log::in_one_line;
 use cashew_supervisor::{
-    Answer, AskError, ClusterStatus, Command, Outcome, PoolStatus, Status, TracingStatus,
+    Answer, AskError, ClusterStatus, Command, ExternalAuthStatus, Outcome, PoolStatus, Status,
+    TracingStatus,
 };
 use chrono::{DateTime, Local};
 
@@ -556,6 +557,17 @@ fn describe_permissions(pool: &PoolStatus) -> String {
     if *auth_failures > 0 {
         text += &format!("pool {name}: attempts with a wrong password: {auth_failures}\n");
     }
+    if let Some(auth) = &pool.external_auth {
+        let ExternalAuthStatus { source, asked, refused, outages, cached, lost_at } = auth;
+        let state = match lost_at {
+            0 => "answers".to_owned(),
+            workers => format!("DOES NOT ANSWER (workers: {workers})"),
+        };
+        text += &format!(
+            "pool {name}: external authoriser {source}: {state}; logins asked about: {asked}, refused: {refused}, \
+             not answered: {outages}, by an earlier answer: {cached}\n"
+        );
+    }
     if pool.redirects_passed_on > 0 {
         text += &format!(
             "pool {name}: MOVED, ASK and CLUSTERDOWN passed on to clients: {}; its servers are nodes of a cluster, which \
@@ -743,6 +755,14 @@ mod tests {
                 command_policy: "cache".to_owned(),
                 commands_refused: 3,
                 auth_failures: 2,
+                external_auth: Some(ExternalAuthStatus {
+                    source: "/etc/logins".to_owned(),
+                    asked: 8,
+                    refused: 4,
+                    outages: 3,
+                    cached: 1,
+                    lost_at: 1,
+                }),
                 users: Vec::new(),
                 hedges_sent: 9,
                 hedges_won: 7,
@@ -788,6 +808,7 @@ alpha  127.0.0.1:22121  2 of 3   7     0123456789abcdef
 pool alpha: command_policy: cache
 pool alpha: requests refused by command_policy: 3
 pool alpha: attempts with a wrong password: 2
+pool alpha: external authoriser /etc/logins: DOES NOT ANSWER (workers: 1); logins asked about: 8, refused: 4, not answered: 3, by an earlier answer: 1
 pool alpha: MOVED, ASK and CLUSTERDOWN passed on to clients: 5; its servers are nodes of a cluster, which \
 \"cluster: {seeds: [host:port]}\" in the place of \"servers\" follows
 pool alpha: requests sent again: 4, reads not sent again for want of budget: 2

@@ -13,6 +13,7 @@ use cashew_placement::HashTag;
 use crate::access_log;
 use crate::audit_log;
 use crate::client_sources;
+use crate::external_auth;
 use crate::policy::shown_policy;
 use crate::pose;
 use crate::replica_reads::SpanText;
@@ -226,6 +227,7 @@ impl Difference {
             server_auth,
             users,
             user_options,
+            external_auth,
             redis_db,
             memcached,
             databases,
@@ -316,6 +318,11 @@ impl Difference {
         option.secret("server_auth", old_auth.as_ref(), new_auth.as_ref());
         option.users(users, &new.users);
         option.user_options(user_options, &new.user_options);
+        option.changed(
+            "external_auth",
+            &external_auth::shown(external_auth),
+            &external_auth::shown(&new.external_auth),
+        );
         option.changed("redis_db", redis_db, &new.redis_db);
         option.memcached(memcached, &new.memcached);
         option.changed("databases", databases, &new.databases);

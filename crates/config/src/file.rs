@@ -12,6 +12,7 @@ use crate::client_user::{ClientUserText, NameMap};
 use crate::cluster::{ClusterText, Seeds};
 use crate::commands::{Commands, Whole, Words};
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
+use crate::external_auth::{AuthUrl, ExternalAuthText};
 use crate::groups::{Member, MemberAddress, Members};
 use crate::hedge::HedgeText;
 use crate::policy::{Entries, PolicyText, RenameList};
@@ -196,6 +197,27 @@ section! {
         logins: Switch = "true",
         /// Whether what operators do has lines: when it is asked for, and how it ends.
         operators: Switch = "true",
+    }
+}
+
+section! {
+    /// Who is asked about names that no user of the pool has.
+    ExternalAuthSection {
+        /// Where each login is sent, as JSON by POST. Either this or `file`.
+        url: AuthUrl = none,
+        /// A file of logins, which is read anew when it changes. The user of the workers must have the right to
+        /// read it.
+        file: FilePath = none,
+        /// The file with the certificates that are trusted, with `https`.
+        ca: FilePath = none,
+        /// A file whose content goes with every question, as `Authorization: Bearer CONTENT`. It is read for each,
+        /// so it may be changed at any time.
+        token_file: FilePath = none,
+        /// Milliseconds that an answer may take.
+        timeout: Number<10, 60000> = "1000",
+        /// Milliseconds for which the last good answer about a name and password stands in for one that does not
+        /// come. With 0 none does.
+        cache: Number<0, 86400000> = "60000",
     }
 }
 
@@ -490,6 +512,9 @@ section! {
         /// A file of users, a line for each, as Redis's `aclfile`: `user NAME rules`. See
         /// [users](#users).
         acl_file: FilePath = none,
+        /// Who is asked about names that no user of the pool has, by HTTP or in a file. The answer names one of the
+        /// users. See [external authorisation](#external-authorisation).
+        external_auth: ExternalAuthText = none,
         /// Initial database of clients. Redis pools only.
         redis_db: Number<0, 2147483647> = "0",
         /// How many databases clients may SELECT: those below this number. With 1 there is only

@@ -17,6 +17,7 @@ mod cluster;
 mod commands;
 mod diagnostic;
 mod difference;
+mod external_auth;
 mod file;
 mod foreign;
 mod groups;

@@ -16,6 +16,7 @@ use crate::client_sources;
 use crate::client_user;
 use crate::cluster;
 use crate::diagnostic::{At, Complaint, Pos, Report};
+use crate::external_auth;
 use crate::file::{Dialect, File, GlobalSection, PoolSection};
 use crate::groups;
 use crate::hedge;
@@ -528,6 +529,8 @@ fn resolve_section(
     let redis_auth = section.redis_auth.as_ref().map(|it| &it.value);
     let redis_auth = secret::resolve("redis_auth", redis_auth, context, report);
     let (users, user_options) = users::resolve(section, context, report);
+    let has_users = section.users.is_some() || section.acl_file.is_some();
+    let external_auth = external_auth::resolve(section, has_users, context, report);
     let memcached = memcached(section, context, report);
     let pose = pose::resolve(section, [listen.as_ref(), tls_listen.as_ref()], report);
     let lines = lines?;
@@ -583,6 +586,7 @@ fn resolve_section(
         redis_auth: redis_auth.map(|auth| auth.0),
         server_auth,
         users,
+        external_auth,
         user_options,
         redis_db: section.redis_db.value.0 as u32,
         memcached,

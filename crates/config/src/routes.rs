@@ -24,7 +24,7 @@ use crate::value::Value;
 pub(crate) use self::keys::read_file as read_keys_file;
 
 /// Options of pools that concern clients, and so are those of routes as well.
-const CLIENT_OPTIONS: [&str; 40] = [
+const CLIENT_OPTIONS: [&str; 41] = [
     "listen",
     "redis",
     "backlog",
@@ -35,6 +35,7 @@ const CLIENT_OPTIONS: [&str; 40] = [
     "redis_auth",
     "users",
     "acl_file",
+    "external_auth",
     "databases",
     "protocol",
     "client_auth",
@@ -180,6 +181,7 @@ pub(crate) fn warn_without_clients(section: &PoolSection, report: &mut Report<'_
         ("client_auth", client_auth),
         ("users", section.users.as_ref().map_or(Pos::NONE, |users| users.pos)),
         ("acl_file", section.acl_file.as_ref().map_or(Pos::NONE, |file| file.pos)),
+        ("external_auth", section.external_auth.as_ref().map_or(Pos::NONE, |auth| auth.pos)),
         ("command_policy", policy),
         ("tls", tls),
         ("allow_from", section.allow_from.as_ref().map_or(Pos::NONE, |list| list.pos)),

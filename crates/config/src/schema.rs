@@ -7,8 +7,9 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use crate::file::{
     AccessLogSection, AuditLogSection, ClientUserSection, ClusterSection, CommandSection,
-    GlobalSection, GroupSection, PolicySection, PoolSection, ProxyProtocolSection,
-    ServerGroupSection, ServerTlsSection, TlsSection, TracingSection, UserSection,
+    ExternalAuthSection, GlobalSection, GroupSection, PolicySection, PoolSection,
+    ProxyProtocolSection, ServerGroupSection, ServerTlsSection, TlsSection, TracingSection,
+    UserSection,
 };
 use crate::routes::{self, RouteSection};
 use crate::section::{self, Section, prose};
@@ -93,6 +94,11 @@ pub fn tracing_table() -> String {
 /// The options of `audit_log`, as a Markdown table.
 pub fn audit_log_table() -> String {
     table::<AuditLogSection>()
+}
+
+/// The options of `external_auth`, as a Markdown table.
+pub fn external_auth_table() -> String {
+    table::<ExternalAuthSection>()
 }
 
 /// The options of `access_log`, as a Markdown table.

@@ -5,6 +5,7 @@ mod access_log;
 mod audit_log;
 mod client_sources;
 mod cluster;
+mod external_auth;
 mod live;
 mod replica_reads;
 mod route;
@@ -29,6 +30,7 @@ pub use self::client_sources::{ClientSources, ProxyProtocol, Source};
 pub use self::cluster::{
     Cluster, ClusterMap, ClusterNode, ClusterShard, MapChange, SLOTS, SlotRange,
 };
+pub use self::external_auth::{AuthSource, ExternalAuth};
 pub use self::replica_reads::{Hedge, ReadYourWrites, ReplicaReads};
 pub use self::route::{FailoverOn, PrefixArm, Route, share_of};
 pub use self::server_auth::{Credentials, DEFAULT_USER, ServerAuth};
@@ -230,6 +232,9 @@ pub struct Pool {
     /// What users have beyond rules, sorted by name; users that have nothing are left out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub user_options: Vec<UserOptions>,
+    /// Who is asked about names that none of these users has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub external_auth: Option<ExternalAuth>,
     /// Initial database of clients.
     pub redis_db: u32,
     /// Clients may select those below; if it is 1, only `redis_db`.

@@ -58,6 +58,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         server_auth: ServerAuth::default(),
         users: Vec::new(),
         user_options: Vec::new(),
+        external_auth: None,
         memcached: Default::default(),
         redis_db: 0,
         databases: 16,

@@ -43,6 +43,7 @@ fn the_tables_of_the_schema_options_are_current() {
         let text = replace_table(&text, "tracing", &schema::tracing_table());
         let text = replace_table(&text, "access log", &schema::access_log_table());
         let text = replace_table(&text, "audit log", &schema::audit_log_table());
+        let text = replace_table(&text, "external auth", &schema::external_auth_table());
         replace_table(&text, "policy", &schema::policy_table())
     });
 }

@@ -45,6 +45,9 @@ pub struct Session {
     /// Set by CLIENT SETINFO.
     pub library: Vec<u8>,
     pub library_version: Vec<u8>,
+    /// It has to log in again after so long.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires_in_us: Option<u64>,
     /// Set by CLIENT NO-EVICT.
     pub no_evict: bool,
     /// Set by CLIENT READS, by name; empty if it is left to the pool.

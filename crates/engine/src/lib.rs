@@ -21,7 +21,7 @@ mod route;
 mod topology;
 mod upstream;
 
-pub use base::action::{Action, Notice, Scope, Sequel, SlowEnd};
+pub use base::action::{Action, Login, Notice, Scope, Sequel, SlowEnd};
 pub use base::failure::{CloseReason, Failure};
 pub use base::id::{BackendId, ConnId, ListenerId, ServerId};
 pub use base::latency_batch::Answered;
@@ -29,6 +29,7 @@ pub use base::time::Time;
 pub use downstream::activity::Activity;
 pub use downstream::audit::Audited;
 pub use downstream::client::Profile;
+pub use downstream::external_auth::{Authenticated, Verdict};
 pub use downstream::handoff::{Export, SessionParts, Silence};
 pub use downstream::totals::Totals;
 pub use engine::epoch::{Plan, PoolState};

@@ -14,6 +14,7 @@ mod counting;
 mod cuts;
 mod downloads;
 mod epochs;
+mod external_auth;
 mod failover_wait;
 mod fan;
 mod floors;

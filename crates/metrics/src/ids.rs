@@ -94,6 +94,14 @@ stats! {
             "Requests refused by command_policy";
         AuthFailures => "auth_failures", "cashew_auth_failures_total",
             "Attempts of clients to log in with a wrong password";
+        ExternalAuthAsked => "external_auth_asked", "cashew_external_auth_asked_total",
+            "Logins that the external authoriser was asked about";
+        ExternalAuthRefused => "external_auth_refused", "cashew_external_auth_refused_total",
+            "Logins that the external authoriser refused";
+        ExternalAuthOutages => "external_auth_outages", "cashew_external_auth_outages_total",
+            "Questions that the external authoriser did not answer, or not as it should";
+        ExternalAuthCached => "external_auth_cached", "cashew_external_auth_cached_total",
+            "Those of them where an earlier answer was used instead";
         ClientsThrottled => "clients_throttled", "cashew_clients_throttled_total",
             "Times a client was not read for a while because it held much of a worker's memory_max";
         LargeWaits => "large_waits", "cashew_large_waits_total",
@@ -184,6 +192,8 @@ stats! {
             "Subscriptions of clients to channels and patterns";
         RingVersion => "ring_version", "cashew_ring_version",
             "Version of the ring that requests are routed by";
+        ExternalAuthLost => "external_auth_lost", "cashew_external_auth_lost",
+            "Workers whose last question the external authoriser did not answer as it should";
     }
 }
 

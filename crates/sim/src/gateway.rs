@@ -536,6 +536,9 @@ impl Gateway {
                     let own = self.engine.handle_question(pool, by, &request, &place, now);
                     self.engine.handle_answer(ticket, &own, Rest::None, now);
                 }
+                Action::Authenticate { .. } => {
+                    unreachable!("no scenario asks others who clients are")
+                }
                 Action::Pressed { .. }
                 | Action::HeldBack { .. }
                 | Action::Shed { .. }

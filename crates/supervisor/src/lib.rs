@@ -60,9 +60,10 @@ pub use control_socket::{AskError, ControlSocketError, ask, default_paths};
 pub use listeners::ListenError;
 pub use rehearsal::{Rehearsal, rehearse};
 pub use status::{
-    AccessLogStatus, AdminStatus, AuditLogStatus, CertificateStatus, ClusterStatus, GroupStatus,
-    MemberStatus, Outcome, PoolStatus, SeedStatus, SentinelStatus, ServerStatus, ShardSlotsStatus,
-    ShardStatus, Status, SwitchStatus, TracingStatus, UserStatus, WorkerStatus,
+    AccessLogStatus, AdminStatus, AuditLogStatus, CertificateStatus, ClusterStatus,
+    ExternalAuthStatus, GroupStatus, MemberStatus, Outcome, PoolStatus, SeedStatus, SentinelStatus,
+    ServerStatus, ShardSlotsStatus, ShardStatus, Status, SwitchStatus, TracingStatus, UserStatus,
+    WorkerStatus,
 };
 pub use trial::{Program, Verdict};
 

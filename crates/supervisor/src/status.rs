@@ -120,6 +120,21 @@ pub struct UserStatus {
     pub in_flight: u64,
 }
 
+/// How it goes with whoever is asked who clients are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExternalAuthStatus {
+    /// Where it is.
+    pub source: String,
+    pub asked: u64,
+    pub refused: u64,
+    /// Questions without a right answer.
+    pub outages: u64,
+    /// Those of them for which an earlier answer was used.
+    pub cached: u64,
+    /// Workers that got no right answer to their last question.
+    pub lost_at: u64,
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PoolStatus {
@@ -145,6 +160,9 @@ pub struct PoolStatus {
     pub commands_refused: u64,
     /// Attempts to log in with a wrong password.
     pub auth_failures: u64,
+    /// Of a pool that asks others who clients are.
+    #[serde(default)]
+    pub external_auth: Option<ExternalAuthStatus>,
     /// Those of the users with limits who have asked most.
     pub users: Vec<UserStatus>,
     /// Reads that were sent to a second server, those that it answered first, and those that were not sent

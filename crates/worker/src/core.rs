@@ -25,6 +25,7 @@ use crate::secured::{self, Failed, Place, Tls};
 pub(crate) const WATCH_CONTROL: u32 = 0;
 pub(crate) const WATCH_RESOLVER: u32 = 1;
 pub(crate) const WATCH_PREPARER: u32 = 2;
+pub(crate) const WATCH_AUTHORISER: u32 = 3;
 
 /// How often a repeated condition is logged.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
@@ -123,6 +124,7 @@ pub(crate) struct Core {
     pub(crate) listeners: BTreeMap<u32, Listener>,
     pub(crate) control_readable: bool,
     pub(crate) resolver_readable: bool,
+    pub(crate) authoriser_readable: bool,
     pub(crate) preparer_readable: bool,
     /// Connection attempts to servers with host names.
     pub(crate) attempts: HashMap<Token, Attempt>,
@@ -144,6 +146,7 @@ pub(crate) struct Core {
     pub(crate) shed: Report,
     /// Clients are too slow for their exclusive connections.
     pub(crate) slow: Report,
+    pub(crate) odd_users: Report,
     /// Clients are not read until memory is free.
     pub(crate) held_back: Report,
     /// Failed connection attempts to servers; another address may be left.
@@ -597,6 +600,7 @@ impl Handler for Core {
     fn readable(&mut self, watch: u32) {
         match watch {
             WATCH_CONTROL => self.control_readable = true,
+            WATCH_AUTHORISER => self.authoriser_readable = true,
             WATCH_PREPARER => self.preparer_readable = true,
             _ => self.resolver_readable = true,
         }

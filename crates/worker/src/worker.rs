@@ -1,5 +1,6 @@
 //! The event loop: wait, handle events, run timeouts, flush.
 
+mod authenticating;
 mod connecting;
 mod epochs;
 mod monitors;
@@ -16,6 +17,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use cashew_authoriser::Authoriser;
 use cashew_control::{ChildChannel, Session, ToMaster};
 use cashew_driver::{Driver, Secured, Token};
 use cashew_engine::{
@@ -73,6 +75,8 @@ pub(crate) struct Worker<D> {
     woken_at: Time,
     processors: Processors,
     resolver: Option<Resolver>,
+    /// Once somebody is to be asked who a client is.
+    authoriser: Option<Authoriser<(ConnId, u64)>>,
     preparer: Option<Preparer>,
     change: Change,
     outbox: Outbox,
@@ -178,6 +182,7 @@ impl<D: Driver> Worker<D> {
             listeners: pools,
             control_readable: false,
             resolver_readable: false,
+            authoriser_readable: false,
             preparer_readable: false,
             attempts: HashMap::new(),
             peers: HashMap::new(),
@@ -190,6 +195,7 @@ impl<D: Driver> Worker<D> {
             shed: Report::default(),
             held_back: Report::default(),
             slow: Report::default(),
+            odd_users: Report::default(),
             failed_connects: Vec::new(),
             detaching: HashSet::new(),
             detached: Vec::new(),
@@ -220,6 +226,7 @@ impl<D: Driver> Worker<D> {
             woken_at: now,
             processors,
             resolver: None,
+            authoriser: None,
             preparer: None,
             change: Change::None,
             outbox: Outbox::default(),
@@ -265,6 +272,9 @@ impl<D: Driver> Worker<D> {
             self.wait()?;
             if std::mem::take(&mut self.core.resolver_readable) {
                 self.take_addresses();
+            }
+            if std::mem::take(&mut self.core.authoriser_readable) {
+                self.take_verdicts();
             }
             if std::mem::take(&mut self.core.preparer_readable) {
                 self.take_prepared();
@@ -470,6 +480,9 @@ impl<D: Driver> Worker<D> {
             Action::Readmit { backend, server } => {
                 self.outbox
                     .push(ToMaster::ServerUp { pool: backend.number(), server: server.number() });
+            }
+            Action::Authenticate { conn, ticket, listener, login } => {
+                self.authenticate((conn, ticket), listener, *login);
             }
             Action::Notice { listener, conn, notice, times } => {
                 self.log_notice(listener, conn, notice, times)

@@ -1,5 +1,7 @@
 //! What the engine wants done.
 
+use std::fmt;
+
 use cashew_metrics::StateChange;
 
 use crate::base::failure::Failure;
@@ -95,6 +97,13 @@ pub enum Action {
         by: u64,
         request: Vec<u8>,
     },
+    /// Ask who the client is that gives this name and password: answer with `handle_authenticated`.
+    Authenticate {
+        conn: ConnId,
+        ticket: u64,
+        listener: ListenerId,
+        login: Box<Login>,
+    },
     /// News for the log: what a client did, and how often clients of its pool have since this was told
     /// last, this time included.
     Notice {
@@ -180,6 +189,20 @@ pub enum Action {
         backend: BackendId,
         server: ServerId,
     },
+}
+
+/// What somebody says of itself.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Login {
+    pub name: String,
+    pub password: Vec<u8>,
+}
+
+/// Logs do not need it.
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}:***", self.name)
+    }
 }
 
 /// What a client did.

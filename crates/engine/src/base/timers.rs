@@ -39,6 +39,11 @@ pub(crate) enum Timer {
         client: ClientId,
         generation: u32,
     },
+    /// A client has to say again who it is.
+    Expiry {
+        client: ClientId,
+        generation: u32,
+    },
     /// Users may have room for requests.
     UserLimits,
     Housekeeping,

@@ -4,6 +4,7 @@ use cashew_acl::commands_meant;
 use cashew_config::snapshot::AuditLog;
 use cashew_metrics::DeedOutcome;
 use cashew_protocol::redis::{COMMANDS, CUSTOM_ID, Command};
+use std::borrow::Cow;
 
 use crate::base::id::ConnId;
 
@@ -38,7 +39,7 @@ pub struct Audited {
     /// The first key, cut.
     pub key: Vec<u8>,
     pub keys: u32,
-    pub reason: &'static str,
+    pub reason: Cow<'static, str>,
 }
 
 /// What is to be told next.

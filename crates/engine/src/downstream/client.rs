@@ -182,6 +182,8 @@ pub struct Profile {
     pub library_version: Vec<u8>,
     /// Who it has logged in as, where there are users. Only the name matters to where it moves.
     pub user: Option<Arc<User>>,
+    /// When it has to log in again.
+    pub expires_at: Option<Time>,
     /// What all keys of that user begin with. Known wherever it is.
     pub key_prefix: Option<Arc<KeyPrefix>>,
 }
@@ -218,6 +220,11 @@ impl Session {
         self.profile.as_ref()?.key_prefix.as_ref()
     }
 
+    /// When it has to say again who it is.
+    pub(crate) fn expires_at(&self) -> Option<Time> {
+        self.profile.as_ref()?.expires_at
+    }
+
     pub(crate) fn user_name(&self) -> &str {
         self.user().map_or("default", |user| user.name())
     }
@@ -231,7 +238,8 @@ impl Session {
     /// Bytes allocated for what the client has said of itself.
     pub(crate) fn profile_size(&self) -> usize {
         self.profile.as_deref().map_or(0, |profile| {
-            let Profile { name, library, library_version, user: _, key_prefix: _ } = profile;
+            let Profile { name, library, library_version, user: _, expires_at: _, key_prefix: _ } =
+                profile;
             let texts = name.capacity() + library.capacity() + library_version.capacity();
             size_of::<Profile>() + texts
         })

@@ -35,6 +35,8 @@ pub struct SessionParts {
     pub wire_protocol: Option<WireProtocol>,
     pub database: Option<u32>,
     pub profile: Profile,
+    /// It has to log in again after so long. The time in the profile means nothing elsewhere.
+    pub expires_in_us: Option<u64>,
     /// Set by CLIENT NO-EVICT.
     pub no_evict: bool,
     /// Set by CLIENT READS, READONLY and READWRITE.
@@ -361,6 +363,7 @@ impl Engine {
         let Session {
             id, authenticated, wire_protocol, database, profile, no_evict, since_us, ..
         } = client.session;
+        let expires_at = profile.as_ref().and_then(|profile| profile.expires_at);
         let parts = SessionParts {
             id,
             authenticated,
@@ -368,6 +371,7 @@ impl Engine {
             wire_protocol: (!client.undecided).then_some(wire_protocol),
             database: database.number(),
             profile: profile.map(|profile| *profile).unwrap_or_default(),
+            expires_in_us: expires_at.map(|at| at.micros_since(now)),
             no_evict,
             reads: client.reads,
             silence,
@@ -398,7 +402,8 @@ impl Engine {
         let first = self.backends[config.backend].params_set[0];
         // It may have been somebody where there were no users, or is nobody any more.
         let (is_known, user) = config.user_again(authenticated, profile.user_name());
-        let profile = Profile { user, ..profile };
+        let expires_at = parts.expires_in_us.filter(|_| is_known).map(|us| now.plus_micros(us));
+        let profile = Profile { user, expires_at, ..profile };
         let session = Session {
             id,
             protocol: config.protocol,
@@ -449,6 +454,7 @@ impl Engine {
         self.settle_write(index);
         self.leave_new(index);
         self.meter(index);
+        self.await_expiry(index);
         let is_followed = self.follow_session(index);
         if is_owed {
             self.mark_client(index);

@@ -5,6 +5,7 @@ pub(crate) mod activity;
 pub(crate) mod audit;
 pub(crate) mod client;
 pub(crate) mod command_policy;
+pub(crate) mod external_auth;
 pub(crate) mod handoff;
 pub(crate) mod key_prefix;
 pub(crate) mod listener;

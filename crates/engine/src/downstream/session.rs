@@ -15,6 +15,7 @@ use cashew_protocol::resp::{self, Version, encode};
 use crate::base::id::{ClientId, ConnId, LaneId};
 use crate::base::time::Time;
 use crate::downstream::client::{Client, Profile, Selected, Session, Skip};
+use crate::downstream::external_auth::Outside;
 use crate::downstream::listener::Listener;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
@@ -44,6 +45,25 @@ struct Hello<'b> {
     name: Option<&'b [u8]>,
 }
 
+/// Why a client is not who it says.
+pub(crate) enum NotLoggedIn {
+    /// That is asked: the request is to be looked at again.
+    Awaited,
+    Because(Cow<'static, str>),
+}
+
+impl From<&'static str> for NotLoggedIn {
+    fn from(why: &'static str) -> Self {
+        Self::Because(why.into())
+    }
+}
+
+impl From<String> for NotLoggedIn {
+    fn from(why: String) -> Self {
+        Self::Because(why.into())
+    }
+}
+
 /// Whether a client has what it asked for.
 enum Agreed {
     Yes,
@@ -63,7 +83,7 @@ impl Engine {
         client: ClientId,
         user: Option<&[u8]>,
         password: &[u8],
-    ) -> Result<(), Cow<'static, str>> {
+    ) -> Result<(), NotLoggedIn> {
         let listener = self.clients[client].listener;
         if self.listeners[listener].has_users() {
             return self.log_in(client, user, password);
@@ -96,13 +116,16 @@ impl Engine {
         client: ClientId,
         user: Option<&[u8]>,
         password: &[u8],
-    ) -> Result<(), Cow<'static, str>> {
+    ) -> Result<(), NotLoggedIn> {
         let users = &self.listener_of(client).users;
         if user.is_none() && users.open_default().is_some() {
             return Err(NO_PASSWORD.into());
         }
         let name = user.unwrap_or(b"default");
         match users.authenticate(name, password).cloned() {
+            None if self.listener_of(client).config.external_auth.is_some() => {
+                self.log_in_outside(client, name, password)
+            }
             Some(user) => match self.refused_login(client, user.name()) {
                 Some(text) => {
                     self.audit_login(client, name, Some("limit"));
@@ -114,12 +137,42 @@ impl Engine {
                     Ok(())
                 }
             },
-            None => {
-                self.audit_login(client, name, Some("password"));
-                self.note_denial(client, "auth", b"AUTH", name);
-                self.wrong_password(client);
-                Err(WRONG_PASSWORD.into())
+            None => Err(self.refuse_login(client, name)),
+        }
+    }
+
+    fn refuse_login(&mut self, client: ClientId, name: &[u8]) -> NotLoggedIn {
+        self.audit_login(client, name, Some("password"));
+        self.note_denial(client, "auth", b"AUTH", name);
+        self.wrong_password(client);
+        WRONG_PASSWORD.into()
+    }
+
+    /// The same for one whom no user here has that password.
+    fn log_in_outside(
+        &mut self,
+        client: ClientId,
+        name: &[u8],
+        password: &[u8],
+    ) -> Result<(), NotLoggedIn> {
+        match self.known_outside(client, name, password) {
+            Outside::Awaited => Err(NotLoggedIn::Awaited),
+            Outside::Unasked | Outside::Refused => Err(self.refuse_login(client, name)),
+            Outside::Failed(why) => {
+                self.audit_login(client, name, Some("external"));
+                Err(format!("ERR {why}").into())
             }
+            Outside::User { user, until } => match self.refused_login(client, user.name()) {
+                Some(text) => {
+                    self.audit_login(client, user.name().as_bytes(), Some("limit"));
+                    Err(format!("ERR {text}").into())
+                }
+                None => {
+                    self.audit_outside_login(client, user.name(), name);
+                    self.become_user_until(client, user, until);
+                    Ok(())
+                }
+            },
         }
     }
 
@@ -146,9 +199,10 @@ impl Engine {
         }
     }
 
-    /// The client is this user from here on.
+    /// The client is this user from here on, without an end.
     pub(crate) fn become_user(&mut self, client: ClientId, user: Option<Arc<User>>) {
         self.clients[client].session.authenticated = true;
+        self.forget_expiry(client);
         self.set_user(client, user);
         self.update_off_fast_path(client);
     }
@@ -246,9 +300,12 @@ impl Engine {
             return Plan::Wait;
         }
         if let Some((user, password)) = hello.user
-            && let Err(text) = self.authenticate(client, Some(user), password)
+            && let Err(why) = self.authenticate(client, Some(user), password)
         {
-            return self.reply_error(client, &text);
+            return match why {
+                NotLoggedIn::Awaited => Plan::Wait,
+                NotLoggedIn::Because(text) => self.reply_error(client, &text),
+            };
         }
         if !self.clients[client].session.authenticated {
             return self.reply_error(
@@ -327,6 +384,7 @@ impl Engine {
         session.database = Selected::NONE;
         session.authenticated = listener.is_open();
         let user = listener.first_user();
+        self.forget_expiry(client);
         self.set_user(client, user);
         self.set_name(client, b"");
         self.update_off_fast_path(client);

@@ -5,6 +5,7 @@
 use std::ops::Deref;
 
 use crate::base::time::Time;
+use crate::downstream::external_auth::Question;
 use crate::memcached::{Many, Stripping};
 use crate::redis::blocking::{Blocking, Ending};
 use crate::redis::cluster::SentBack;
@@ -41,6 +42,8 @@ pub(crate) struct Rare {
     pub(crate) slowed_until: Option<Time>,
     /// It waits until its user may ask more.
     pub(crate) awaits_quota: bool,
+    /// It waits to be told who it is, or has been.
+    pub(crate) question: Option<Box<Question>>,
     /// There while keys of memcached have its user's prefix.
     pub(crate) stripping: Option<Box<Stripping>>,
 }
@@ -61,6 +64,7 @@ impl Rare {
             sent_back: None,
             slowed_until: None,
             awaits_quota: false,
+            question: None,
             stripping: None,
         }
     }
@@ -77,6 +81,7 @@ impl Rare {
             && self.sent_back.is_none()
             && self.slowed_until.is_none()
             && !self.awaits_quota
+            && self.question.is_none()
             && self.stripping.is_none()
     }
 }
@@ -163,6 +168,14 @@ impl Modes {
 
     pub(crate) fn end_slow_down(&mut self) {
         self.leave(|rare| rare.slowed_until.take());
+    }
+
+    pub(crate) fn question(&mut self) -> Option<&mut Question> {
+        self.0.as_mut()?.question.as_deref_mut()
+    }
+
+    pub(crate) fn end_question(&mut self) -> Option<Box<Question>> {
+        self.leave(|rare| rare.question.take())
     }
 
     pub(crate) fn end_quota_wait(&mut self) {

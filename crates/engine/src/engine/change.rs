@@ -901,6 +901,7 @@ impl Engine {
             }
             Action::Ask { listener: pool, .. }
             | Action::Notice { listener: pool, .. }
+            | Action::Authenticate { listener: pool, .. }
             | Action::HeldBack { listener: pool, .. }
             | Action::Shed { listener: pool, .. } => match places.listener(*pool) {
                 Some(place) => {

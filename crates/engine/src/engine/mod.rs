@@ -3,6 +3,7 @@
 pub(crate) mod change;
 pub(crate) mod clients;
 pub(crate) mod epoch;
+mod external_auth;
 pub(crate) mod fast_parts;
 pub(crate) mod fast_path;
 pub(crate) mod hold;
@@ -180,6 +181,7 @@ pub struct Engine {
     pub(crate) resumable: Vec<ConnId>,
     pub(crate) moving: Moving,
     pub(crate) inquiries: Inquiries,
+    pub(crate) last_auth_ticket: u64,
     pub(crate) scratch: Scratch,
     pub(crate) request_ctx: RequestCtx,
     pub(crate) miss_notes: Notes,
@@ -298,6 +300,7 @@ impl Engine {
             resumable: Vec::new(),
             moving: Moving::default(),
             inquiries: Inquiries::default(),
+            last_auth_ticket: 0,
             scratch: Scratch::default(),
             request_ctx: RequestCtx::default(),
             miss_notes: Notes::default(),
@@ -615,6 +618,7 @@ impl Engine {
                 Timer::Slowed { client, generation } => {
                     self.end_slow_down(client, generation, at);
                 }
+                Timer::Expiry { client, generation } => self.expire(client, generation, at),
                 Timer::UserLimits => self.release_waiting(at),
                 Timer::Housekeeping => {
                     self.allow_handoffs();
@@ -665,12 +669,17 @@ impl Engine {
         // A lane and a probe each have one deadline that counts; the others were replaced.
         if self.timers.len() > QUEUE_KEPT + 4 * self.lanes.len() {
             let (lanes, backends, flows) = (&self.lanes, &self.backends, &self.flows);
+            let clients = &self.clients;
             self.timers.retain(|at, timer| match timer {
                 Timer::Lane(lane) => lanes.get(lane).is_some_and(|lane| lane.armed == at),
                 Timer::Probe { backend, server } => {
                     backends[backend].servers[server].probe_at == at
                 }
                 Timer::Flow { flow, generation } => flows.wakes(flow, generation, at),
+                Timer::Expiry { client, generation } => {
+                    clients.is_current(client, generation)
+                        && clients[client].session.expires_at() == Some(at)
+                }
                 Timer::Change
                 | Timer::Line
                 | Timer::Monitors

@@ -492,7 +492,10 @@ impl Engine {
         if self.listener_of(client).audit.as_ref().is_some_and(|rules| rules.denied) {
             let keys = u32::from(!key.is_empty());
             let outcome = DeedOutcome::Denied;
-            self.audit(client, Audited { outcome, keys, reason, ..audited(command, key) });
+            self.audit(
+                client,
+                Audited { outcome, keys, reason: reason.into(), ..audited(command, key) },
+            );
         }
     }
 
@@ -516,8 +519,28 @@ impl Engine {
             let shown = if is_known { &user[..user.len().min(NAME_MAX)] } else { b"" };
             self.audit(
                 client,
-                Audited { outcome, reason, user: shown.to_vec(), ..Audited::default() },
+                Audited {
+                    outcome,
+                    reason: reason.into(),
+                    user: shown.to_vec(),
+                    ..Audited::default()
+                },
             );
+        }
+    }
+
+    /// Notes that a client is that user now, since it is known by another name elsewhere.
+    #[cold]
+    pub(crate) fn audit_outside_login(&mut self, client: ClientId, user: &str, name: &[u8]) {
+        if self.listener_of(client).audit.as_ref().is_some_and(|rules| rules.logins) {
+            let name = String::from_utf8_lossy(&name[..name.len().min(NAME_MAX)]);
+            let audited = Audited {
+                outcome: DeedOutcome::LoggedIn,
+                reason: format!("external: {name}").into(),
+                user: user.as_bytes().to_vec(),
+                ..Audited::default()
+            };
+            self.audit(client, audited);
         }
     }
 

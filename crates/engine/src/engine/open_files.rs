@@ -11,6 +11,8 @@ use crate::upstream::streaming::PRIVATE_LANES_MAX;
 /// The log, the channel to the master, epoll or io_uring with what wakes it, memory that is mapped,
 /// and what looking up a name takes for a moment.
 const WORKER: u64 = 16;
+/// Where others are asked who clients are: connections to them, and what wakes the worker.
+const AUTHORISER: u64 = 20;
 /// Sessions on their way in, out, or being refused: each has a socket and perhaps a memfd that are
 /// not a client's here, or not any more.
 const MOVING: u64 = 16;
@@ -31,7 +33,8 @@ pub struct OpenFiles {
     pub limit: u64,
     /// Listening sockets.
     pub listeners: u64,
-    /// Connections to servers that there may be at once, but for those that clients lease.
+    /// Connections to servers that there may be at once, but for those that clients lease, and those to whoever is
+    /// asked who clients are.
     pub server_connections: u64,
     /// Connections to servers that clients may lease, if there are files for all of them.
     pub session_connections: u64,
@@ -48,10 +51,11 @@ impl OpenFiles {
             connections_max(pool.protocol, pool.servers.len(), shared, 0)
         });
         let sessions = snapshot.pools.iter().map(|pool| sessions_max(pool, 0, workers));
+        let asks = snapshot.pools.iter().any(|pool| pool.external_auth.is_some());
         Self {
             limit,
             listeners: snapshot.pools.len() as u64,
-            server_connections: connections.sum(),
+            server_connections: connections.sum::<u64>() + if asks { AUTHORISER } else { 0 },
             session_connections: sessions.sum(),
             alone: workers == 0,
         }

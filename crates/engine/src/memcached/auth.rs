@@ -9,6 +9,8 @@ use cashew_protocol::memcached::binary::{
 use cashew_protocol::memcached::{RequestParser, Verb, words};
 
 use crate::base::id::ClientId;
+use crate::downstream::external_auth::Outside;
+use crate::downstream::receive::Plan;
 use crate::downstream::session::same_secret;
 use crate::engine::Engine;
 use crate::upstream::greeting::MECHANISM;
@@ -21,20 +23,30 @@ pub(super) const LOGIN_SIZE_MAX: u64 = 1024;
 /// Longest name of a mechanism that memcached looks at.
 const MECHANISM_SIZE_MAX: u32 = 32;
 
+/// Why it is not said whether somebody is who it says.
+enum Unknown {
+    /// That is asked: the request is to be looked at again.
+    Awaited,
+    /// It may not have another connection, or nobody answers.
+    Because(String),
+}
+
 impl Engine {
-    /// Whether a user of the pool has that password. The error is for one that may not have another
-    /// connection.
-    fn knows(&mut self, client: ClientId, user: &[u8], password: &[u8]) -> Result<bool, String> {
+    /// Whether a user of the pool has that password, or is that elsewhere.
+    fn knows(&mut self, client: ClientId, user: &[u8], password: &[u8]) -> Result<bool, Unknown> {
         if self.listener_of(client).has_users() {
             let known = self.listener_of(client).users.authenticate(user, password).cloned();
             match &known {
                 Some(user) => {
                     if let Some(text) = self.refused_login(client, user.name()) {
                         self.audit_login(client, user.name().as_bytes(), Some("limit"));
-                        return Err(text);
+                        return Err(Unknown::Because(text));
                     }
                     self.audit_login(client, user.name().as_bytes(), None);
                     self.become_user(client, known.clone());
+                }
+                None if self.listener_of(client).config.external_auth.is_some() => {
+                    return self.knows_outside(client, user, password);
                 }
                 None => {
                     self.audit_login(client, user, Some("password"));
@@ -54,13 +66,46 @@ impl Engine {
         Ok(is_known)
     }
 
+    fn knows_outside(
+        &mut self,
+        client: ClientId,
+        name: &[u8],
+        password: &[u8],
+    ) -> Result<bool, Unknown> {
+        match self.known_outside(client, name, password) {
+            Outside::Awaited => Err(Unknown::Awaited),
+            Outside::Unasked | Outside::Refused => {
+                self.audit_login(client, name, Some("password"));
+                self.note_denial(client, "auth", b"AUTH", name);
+                Ok(false)
+            }
+            Outside::Failed(why) => {
+                self.audit_login(client, name, Some("external"));
+                Err(Unknown::Because(why.to_owned()))
+            }
+            Outside::User { user, until } => {
+                if let Some(text) = self.refused_login(client, user.name()) {
+                    self.audit_login(client, user.name().as_bytes(), Some("limit"));
+                    return Err(Unknown::Because(text));
+                }
+                self.audit_outside_login(client, user.name(), name);
+                self.become_user_until(client, user, until);
+                Ok(true)
+            }
+        }
+    }
+
     /// Takes a request of a client that has not logged in.
     pub(super) fn log_in_by_text(
         &mut self,
         client: ClientId,
         parser: &RequestParser,
         bytes: &[u8],
-    ) {
+    ) -> Plan {
+        if self.clients[client].requests > 0 && !self.listener_of(client).key_prefixes.is_empty() {
+            // Its last login is over, and what it is owed is told with the names of whom it was.
+            return Plan::Wait;
+        }
         let refusal;
         let reply: &[u8] = match parser.data() {
             Some(data) if parser.verb() == Verb::Set => {
@@ -72,7 +117,8 @@ impl Engine {
                             b"STORED\r\n"
                         }
                         Ok(false) => AUTH_FAILURE,
-                        Err(text) => {
+                        Err(Unknown::Awaited) => return Plan::Wait,
+                        Err(Unknown::Because(text)) => {
                             refusal = format!("SERVER_ERROR {text}\r\n").into_bytes();
                             &refusal
                         }
@@ -86,10 +132,11 @@ impl Engine {
         if reply == AUTH_FAILURE {
             self.wrong_password(client);
         }
+        Plan::Done
     }
 
     /// Takes a request of SASL.
-    pub(super) fn sasl(&mut self, client: ClientId, parser: &BinaryParser, bytes: &[u8]) {
+    pub(super) fn sasl(&mut self, client: ClientId, parser: &BinaryParser, bytes: &[u8]) -> Plan {
         let header = parser.header();
         let is_asked = {
             let listener = self.listener_of(client);
@@ -108,7 +155,8 @@ impl Engine {
                         (Status::Success, &b"Authenticated"[..])
                     }
                     Ok(false) => (Status::AuthError, value),
-                    Err(text) => {
+                    Err(Unknown::Awaited) => return Plan::Wait,
+                    Err(Unknown::Because(text)) => {
                         refusal = Some(text);
                         (Status::TemporaryFailure, value)
                     }
@@ -128,6 +176,7 @@ impl Engine {
         let (opcode, opaque) = (header.opcode, header.opaque);
         let response = Response { opcode, status, opaque, key: b"", value };
         self.answer(client, |out| write_response(&response, out));
+        Plan::Done
     }
 
     /// Whether this is who it should be: an identity, which is not looked at, user and password,
@@ -137,7 +186,7 @@ impl Engine {
         client: ClientId,
         parser: &BinaryParser,
         bytes: &[u8],
-    ) -> Result<bool, String> {
+    ) -> Result<bool, Unknown> {
         let mut parts = parser.value().of(bytes).split(|&byte| byte == 0);
         let (_, user, password) = (parts.next(), parts.next(), parts.next());
         match user.zip(password) {

@@ -397,8 +397,7 @@ impl Engine {
             }
             Opcode::Stat => self.stats_by_binary(client, parser.key().of(bytes)),
             Opcode::SaslList | Opcode::SaslAuth | Opcode::SaslStep => {
-                self.sasl(client, parser, bytes);
-                Plan::Done
+                self.sasl(client, parser, bytes)
             }
         }
     }

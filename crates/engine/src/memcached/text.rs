@@ -256,9 +256,9 @@ impl Engine {
     /// Decides about one parsed request; `bytes` is the request as it came.
     fn text_request(&mut self, client: ClientId, parser: &mut RequestParser, bytes: &[u8]) -> Plan {
         if !self.clients[client].session.authenticated {
-            self.log_in_by_text(client, parser, bytes);
+            let plan = self.log_in_by_text(client, parser, bytes);
             parser.set_value_size_max(self.value_size_max(client));
-            return Plan::Done;
+            return plan;
         }
         self.request_ctx.miss.clear();
         self.request_ctx.expect = parser.expect();

@@ -106,7 +106,12 @@ impl Engine {
             }
         }
         if is_known {
+            // Other rules do not make a login last longer.
+            let expires_at = self.clients[client].session.expires_at();
             self.become_user(client, user);
+            if expires_at.is_some() {
+                self.change_profile(client, |profile| profile.expires_at = expires_at);
+            }
         }
     }
 

@@ -45,6 +45,7 @@ use crate::downstream::command_policy::{NOT_AUTHENTICATED, is_open_to_all};
 use crate::downstream::listener::Choice;
 use crate::downstream::receive::Plan;
 use crate::downstream::session::NO_DATABASE;
+use crate::downstream::session::NotLoggedIn;
 use crate::engine::Engine;
 use crate::exchange::dispatch::{FragmentText, Payload};
 use crate::request::Merge;
@@ -502,7 +503,8 @@ impl Engine {
                 };
                 match self.authenticate(client, user, password) {
                     Ok(()) => self.say(client, b"+OK\r\n"),
-                    Err(text) => self.reply_error(client, &text),
+                    Err(NotLoggedIn::Awaited) => Plan::Wait,
+                    Err(NotLoggedIn::Because(text)) => self.reply_error(client, &text),
                 }
             }
             Local::Select => self.select(client, arg(1).unwrap_or_default()),

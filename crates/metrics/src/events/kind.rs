@@ -140,6 +140,9 @@ kinds! {
     SeedFound Servers "seed_found": "A seed of a cluster answers",
     ClientRedirected Servers "client_redirected": "A client got the error of a node of a cluster, as the pool does not know of the cluster",
     TokenWrong Instance "token_wrong": "Somebody shows the statistics a wrong token",
+    AuthoriserLost Servers "authoriser_lost": "The external authoriser does not answer a worker as it should. The text says why",
+    AuthoriserBack Servers "authoriser_back": "It answers again",
+    AuthoriserOdd Servers "authoriser_odd": "The external authoriser names a user who is not configured, or its file has a bad line",
 }
 
 const _: () = assert!(EventKind::ALL.len() <= KINDS_MAX);

@@ -15,8 +15,8 @@ use cashew_config::Snapshot;
 use cashew_config::snapshot::{Pool, Server, ServerGroup, TopologyState};
 use cashew_control::ToChild;
 use cashew_metrics::{
-    EventKind, ExportCounter, ExportKind, MemberState, PoolCounter, ServerCounter, UserStat,
-    WallClock, monotonic_ms,
+    EventKind, ExportCounter, ExportKind, MemberState, PoolCounter, PoolGauge, ServerCounter,
+    UserStat, WallClock, monotonic_ms,
 };
 use cashew_process::log::EventRecord;
 use cashew_tls::Identity;
@@ -36,8 +36,9 @@ use crate::listeners::Listeners;
 use crate::member::Member;
 use crate::state::{OperatorsState, Pack};
 use crate::status::{
-    AccessLogStatus, AdminStatus, AuditLogStatus, CertificateStatus, MemberStatus, Outcome,
-    PoolStatus, ServerStatus, ShardStatus, Status, TracingStatus, UserStatus, WorkerStatus,
+    AccessLogStatus, AdminStatus, AuditLogStatus, CertificateStatus, ExternalAuthStatus,
+    MemberStatus, Outcome, PoolStatus, ServerStatus, ShardStatus, Status, TracingStatus,
+    UserStatus, WorkerStatus,
 };
 use crate::unix_socket::UnixSocket;
 use crate::watchdog::STARVED_MAX;
@@ -450,6 +451,17 @@ impl Master {
                 command_policy: pool.policy().to_string(),
                 commands_refused: count(index, PoolCounter::CommandsRefused),
                 auth_failures: count(index, PoolCounter::AuthFailures),
+                external_auth: pool.external_auth.as_ref().map(|auth| ExternalAuthStatus {
+                    source: auth.source.to_string(),
+                    asked: count(index, PoolCounter::ExternalAuthAsked),
+                    refused: count(index, PoolCounter::ExternalAuthRefused),
+                    outages: count(index, PoolCounter::ExternalAuthOutages),
+                    cached: count(index, PoolCounter::ExternalAuthCached),
+                    lost_at: segments.sum_pool_gauge(
+                        segments.layout().pool(index as usize),
+                        PoolGauge::ExternalAuthLost,
+                    ),
+                }),
                 users: self.user_statuses(index, pool),
                 hedges_sent: count(index, PoolCounter::HedgesSent),
                 hedges_won: count(index, PoolCounter::HedgesWon),

@@ -82,6 +82,7 @@ impl<D: Driver> Worker<D> {
             database: parts.database,
             library: parts.profile.library,
             library_version: parts.profile.library_version,
+            expires_in_us: parts.expires_in_us,
             no_evict: parts.no_evict,
             reads: parts.reads.map(|reads| reads.to_string()).unwrap_or_default(),
             reply_off: parts.silence == Silence::All,
@@ -177,8 +178,10 @@ impl<D: Driver> Worker<D> {
                 library: session.library,
                 library_version: session.library_version,
                 user: Profile::user_named(&session.user),
+                expires_at: None,
                 key_prefix: None,
             },
+            expires_in_us: session.expires_in_us,
             no_evict: session.no_evict,
             reads: Reads::named(&session.reads),
             silence: match (session.reply_off, session.reply_skip) {

@@ -69,7 +69,7 @@ impl<D: Driver> Worker<D> {
                 command: &audited.command,
                 key: &audited.key,
                 keys: audited.keys,
-                reason: audited.reason,
+                reason: &audited.reason,
             });
         }
     }

@@ -1,0 +1,250 @@
+//! Asks outside who somebody is: see `external_auth` in the configuration.
+//!
+//! Threads ask, as asking waits for others. There are few of them and they are there only while there is something to
+//! ask, so that a service that hangs costs nobody but those who wait for it. The last good answers stand in for ones that
+//! do not come. They are known by a keyed hash: no password is kept.
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
+
+mod cache;
+mod file;
+mod http;
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cashew_config::snapshot::{AuthSource, ExternalAuth};
+use tracing::{info, warn};
+use zeroize::Zeroizing;
+
+use crate::cache::Cache;
+use crate::file::Files;
+use crate::http::Service;
+
+/// How many are asked about at a time.
+pub const THREADS_MAX: usize = 16;
+/// How many more may wait for that. Others are told at once that nobody answers.
+pub const WAITING_MAX: usize = 4096;
+
+/// Kinds of events; see `cashew_metrics::EventKind`, which the log goes by.
+const LOST: &str = "authoriser_lost";
+const BACK: &str = "authoriser_back";
+const ODD: &str = "authoriser_odd";
+
+/// Somebody to be known.
+pub struct Question<K> {
+    /// Comes back with the answer.
+    pub key: K,
+    pub pool: String,
+    pub name: String,
+    pub password: Zeroizing<Vec<u8>>,
+    /// Where it comes from.
+    pub address: String,
+}
+
+/// What is known of somebody.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is this user, for so long if there is an end.
+    User {
+        user: String,
+        expires_in: Option<Duration>,
+    },
+    Refused,
+    NoAnswer,
+}
+
+pub struct Answer<K> {
+    pub key: K,
+    pub pool: String,
+    pub verdict: Verdict,
+    /// The verdict is an earlier one, as there is no answer.
+    pub is_cached: bool,
+}
+
+/// Asks, and has the answers.
+pub struct Authoriser<K> {
+    shared: Arc<Shared<K>>,
+    answers: Receiver<Answer<K>>,
+    /// Readable when there may be answers.
+    wake: PipeReader,
+}
+
+struct Shared<K> {
+    waiting: Mutex<Waiting<K>>,
+    answer: Sender<Answer<K>>,
+    waker: PipeWriter,
+    files: Files,
+    service: Service,
+    cache: Mutex<Cache>,
+    /// Pools whose authoriser did not answer the last time.
+    lost: Mutex<HashMap<String, bool>>,
+}
+
+struct Waiting<K> {
+    questions: VecDeque<Due<K>>,
+    threads: usize,
+}
+
+struct Due<K> {
+    question: Question<K>,
+    auth: Arc<ExternalAuth>,
+    deadline: Instant,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<K: Send + 'static> Authoriser<K> {
+    pub fn start() -> io::Result<Self> {
+        let (answer, answers) = channel();
+        let (wake, waker) = io::pipe()?;
+        let waiting = Mutex::new(Waiting { questions: VecDeque::new(), threads: 0 });
+        let cache = Mutex::new(Cache::new().map_err(|()| io::Error::other("no random bytes"))?);
+        let (files, service, lost) = (Files::default(), Service::default(), Mutex::default());
+        let shared = Shared { waiting, answer, waker, files, service, cache, lost };
+        Ok(Self { shared: Arc::new(shared), answers, wake })
+    }
+
+    /// There will be one answer, at the latest soon after the time that `auth` allows.
+    pub fn ask(&self, question: Question<K>, auth: &Arc<ExternalAuth>) {
+        let deadline = Instant::now() + Duration::from_millis(auth.timeout_ms);
+        let due = Due { question, auth: Arc::clone(auth), deadline };
+        let mut waiting = lock(&self.shared.waiting);
+        if waiting.questions.len() >= WAITING_MAX {
+            drop(waiting);
+            return self.shared.settle(due, Err("too many logins wait".to_owned()));
+        }
+        waiting.questions.push_back(due);
+        if waiting.threads < THREADS_MAX {
+            let shared = Arc::clone(&self.shared);
+            let thread = thread::Builder::new().name("authoriser".to_owned());
+            match thread.spawn(move || shared.work()) {
+                Ok(_) => waiting.threads += 1,
+                Err(error) if waiting.threads == 0 => {
+                    let due = waiting.questions.pop_back();
+                    drop(waiting);
+                    if let Some(due) = due {
+                        self.shared.settle(due, Err(format!("no thread can be started: {error}")));
+                    }
+                }
+                // Those that there are go on to it.
+                Err(_) => {}
+            }
+        }
+    }
+
+    pub fn wake(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// Takes the answers that are there. Call it when [`Authoriser::wake`] is readable.
+    pub fn answers(&mut self) -> Vec<Answer<K>> {
+        // One byte per answer. A read never blocks, and the rest is read the next time.
+        let mut bytes = [0; 256];
+        let count = self.wake.read(&mut bytes).unwrap_or(0);
+        self.answers.try_iter().take(count).collect()
+    }
+}
+
+impl<K> Drop for Authoriser<K> {
+    fn drop(&mut self) {
+        lock(&self.shared.waiting).questions.clear();
+    }
+}
+
+impl<K> Shared<K> {
+    /// Asks until there is nothing left to ask.
+    fn work(&self) {
+        loop {
+            let mut waiting = lock(&self.waiting);
+            let Some(due) = waiting.questions.pop_front() else {
+                waiting.threads -= 1;
+                return;
+            };
+            drop(waiting);
+            let outcome = self.outcome(&due);
+            self.settle(due, outcome);
+        }
+    }
+
+    fn outcome(&self, due: &Due<K>) -> Result<Verdict, String> {
+        let Due { question, auth, deadline } = due;
+        match &auth.source {
+            AuthSource::File(path) => {
+                self.files.verdict(path, (&question.pool, &question.name), &question.password)
+            }
+            AuthSource::Http { url, ca, token_file } => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err("earlier logins took all of the time".to_owned());
+                }
+                let Ok(password) = std::str::from_utf8(&question.password) else {
+                    return Ok(Verdict::Refused);
+                };
+                let asked = http::Asked {
+                    pool: &question.pool,
+                    name: &question.name,
+                    password,
+                    address: &question.address,
+                };
+                self.service.verdict(url, ca.as_deref(), token_file.as_deref(), &asked, *deadline)
+            }
+        }
+    }
+
+    /// Answers, with what was known before if there is no other answer.
+    fn settle(&self, due: Due<K>, outcome: Result<Verdict, String>) {
+        let Due { question: Question { key, pool, name, password, .. }, auth, .. } = due;
+        self.note(&pool, &auth.source, outcome.as_ref().err());
+        let (verdict, is_cached) = {
+            let mut cache = lock(&self.cache);
+            let place = cache.place(&[&pool, &auth.source.to_string(), &name], &password);
+            match outcome {
+                Ok(verdict) => {
+                    match &verdict {
+                        Verdict::User { user, expires_in } if auth.cache_ms > 0 => {
+                            cache.keep(place, user, *expires_in);
+                        }
+                        _ => cache.forget(&place),
+                    }
+                    (verdict, false)
+                }
+                Err(_) => match cache.get(&place, Duration::from_millis(auth.cache_ms)) {
+                    Some(verdict) => (verdict, true),
+                    None => (Verdict::NoAnswer, false),
+                },
+            }
+        };
+        // Nobody may be there any more.
+        let _ = self.answer.send(Answer { key, pool, verdict, is_cached });
+        let _ = (&self.waker).write(&[0]);
+    }
+
+    /// Tells of an authoriser that does not answer any more, or does again.
+    fn note(&self, pool: &str, source: &AuthSource, failure: Option<&String>) {
+        let is_lost = failure.is_some();
+        let before = lock(&self.lost).insert(pool.to_owned(), is_lost).unwrap_or_default();
+        match failure {
+            Some(why) if !before => {
+                warn!(
+                    kind = LOST,
+                    pool, "pool {pool}: the external authoriser {source} does not answer: {why}"
+                );
+            }
+            None if before => {
+                info!(
+                    kind = BACK,
+                    pool, "pool {pool}: the external authoriser {source} answers again"
+                );
+            }
+            _ => {}
+        }
+    }
+}
