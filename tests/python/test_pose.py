@@ -201,6 +201,11 @@ def test_a_reload_changes_the_nodes(place):
         gateway.configure({"alpha": {**pool, "advertise": nodes}, "beta": beta})
         said = gateway.reload()
         assert f"pose: cluster -> cluster, advertise {HOST}:{first}, {HOST}:{second}" in said
+        told = gateway.order("status").stdout
+        assert f"pool alpha: pose: cluster, advertise {HOST}:{first}, {HOST}:{second}\n" in told
+        addresses = [f"{HOST}:{first}", f"{HOST}:{second}"]
+        poses = [{"pool": name, "pose": "cluster", "advertise": addresses} for name in ("alpha", "beta")]
+        wait_until(lambda: gateway.stats()["cashew"].get("poses") == poses)
         assert client.get("a") == "1"
         client.nodes_manager.initialize()
         assert sorted(node.port for node in client.get_nodes()) == sorted([first, second])
@@ -209,6 +214,8 @@ def test_a_reload_changes_the_nodes(place):
         # One that is no cluster any more is one server again.
         gateway.configure({"alpha": {key: it for key, it in pool.items() if key != "pose"}})
         gateway.reload()
+        assert "pose:" not in gateway.order("status").stdout
+        wait_until(lambda: "poses" not in gateway.stats()["cashew"])
         with gateway.connect() as conn:
             assert "cluster support disabled" in conn.error("CLUSTER", "SLOTS")
             assert conn.call("GET", "k7") == b"7"

@@ -6,7 +6,7 @@
 
 use std::time::SystemTime;
 
-use cashew_config::snapshot::{ClusterShard, StatsFormat};
+use cashew_config::snapshot::{ClusterShard, Pool, Pose, StatsFormat};
 use cashew_metrics::{
     Histogram, LastReload, PoolCounter, PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId,
     Stat,
@@ -380,6 +380,11 @@ fn cashew(source: &Source) -> Object<'_> {
     if !clusters.is_empty() {
         object.insert("clusters", clusters.into_iter().map(cluster).collect::<Json<'_>>());
     }
+    let posing = source.snapshot().pools.iter().filter_map(|it| Some((it, it.pose.as_ref()?)));
+    let poses: Vec<_> = posing.map(|(pool, it)| pose(pool, it)).collect();
+    if !poses.is_empty() {
+        object.insert("poses", poses.into_iter().collect::<Json<'_>>());
+    }
     let open = source.open_pools();
     if !open.is_empty() {
         object.insert("fail_open", open.into_iter().map(open_pool).collect::<Json<'_>>());
@@ -388,6 +393,15 @@ fn cashew(source: &Source) -> Object<'_> {
     if !members.is_empty() {
         object.insert("members", members.into_iter().map(member).collect::<Json<'_>>());
     }
+    object
+}
+
+fn pose<'a>(pool: &'a Pool, pose: &Pose) -> Object<'a> {
+    let mut object = Object::default();
+    object.insert("pool", pool.name.as_str());
+    object.insert("pose", "cluster");
+    let advertise = pose.advertise.iter().map(|address| Some(address.to_string()));
+    object.insert("advertise", advertise.collect::<Json<'_>>());
     object
 }
 
@@ -545,6 +559,24 @@ mod tests {
                        {"address": "h:3", "up": null}]},
         ]);
         assert_eq!(told["cashew"]["clusters"], clusters);
+    }
+
+    #[test]
+    fn poses_are_told_of_where_there_are_any() {
+        assert!(parse(&full_shape(&busy_source()))["cashew"].get("poses").is_none());
+        let yaml = "
+alpha: {listen: 127.0.0.1:1, redis: true, pose: cluster, servers: [127.0.0.1:3:1]}
+beta: {listen: 127.0.0.1:2, redis: true, pose: cluster, advertise: ['h:2', 'i:2'], servers: [127.0.0.1:3:1]}
+gamma: {listen: 127.0.0.1:4, redis: true, servers: [127.0.0.1:3:1]}
+";
+        let loaded = cashew_config::parse("t.yml", yaml, &cashew_config::Context::of_system());
+        let snapshot = loaded.unwrap_or_else(|errors| panic!("{errors}")).snapshot;
+        let told = parse(&full_shape(&source_of(snapshot, 1).0));
+        let poses = serde_json::json!([
+            {"pool": "alpha", "pose": "cluster", "advertise": []},
+            {"pool": "beta", "pose": "cluster", "advertise": ["h:2", "i:2"]},
+        ]);
+        assert_eq!(told["cashew"]["poses"], poses);
     }
 
     /// What nutcracker 0.5.0 of Debian shows for the same two pools.

@@ -544,10 +544,14 @@ fn describe_users(pools: &[PoolStatus]) -> String {
     if rows.len() == 1 { String::new() } else { format!("\n{}", table(&rows)) }
 }
 
-/// A pool's command policy and pause, and what is done about slow servers; nothing if all is as usual.
+/// What a pool looks like, its command policy and pause, and what is done about slow servers; nothing if all is as
+/// usual.
 fn describe_permissions(pool: &PoolStatus) -> String {
     let PoolStatus { name, command_policy, commands_refused, auth_failures, .. } = pool;
     let mut text = String::new();
+    if !pool.pose.is_empty() {
+        text += &format!("pool {name}: pose: {}\n", pool.pose);
+    }
     if !matches!(command_policy.as_str(), "" | "application") {
         text += &format!("pool {name}: command_policy: {command_policy}\n");
     }
@@ -752,6 +756,7 @@ mod tests {
                 open_since: None,
                 ring_version: 7,
                 digest: "0123456789abcdef".to_owned(),
+                pose: "cluster, advertise 10.0.0.7:6379, 10.0.0.8:6379".to_owned(),
                 command_policy: "cache".to_owned(),
                 commands_refused: 3,
                 auth_failures: 2,
@@ -805,6 +810,7 @@ admin         72       serving                           0
 POOL   LISTENS ON       SERVERS  RING  DIGEST
 alpha  127.0.0.1:22121  2 of 3   7     0123456789abcdef
 
+pool alpha: pose: cluster, advertise 10.0.0.7:6379, 10.0.0.8:6379
 pool alpha: command_policy: cache
 pool alpha: requests refused by command_policy: 3
 pool alpha: attempts with a wrong password: 2

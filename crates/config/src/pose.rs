@@ -133,12 +133,5 @@ pub(crate) fn resolve(
 
 /// For a line about what is new.
 pub(crate) fn shown(pose: Option<&Pose>) -> String {
-    match pose {
-        None => "none".to_owned(),
-        Some(Pose { advertise }) if advertise.is_empty() => "cluster".to_owned(),
-        Some(Pose { advertise }) => {
-            let list: Vec<_> = advertise.iter().map(ToString::to_string).collect();
-            format!("cluster, advertise {}", list.join(", "))
-        }
-    }
+    pose.map_or_else(|| "none".to_owned(), ToString::to_string)
 }

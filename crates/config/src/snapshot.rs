@@ -789,6 +789,17 @@ impl CommandPolicy {
     }
 }
 
+impl fmt::Display for Pose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("cluster")?;
+        for (at, address) in self.advertise.iter().enumerate() {
+            let before = if at == 0 { ", advertise" } else { "," };
+            write!(f, "{before} {address}")?;
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Display for CommandPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.base.name())?;

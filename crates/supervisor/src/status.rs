@@ -154,6 +154,8 @@ pub struct PoolStatus {
     pub ring_version: u64,
     /// Digest of the ring, in hex: the same on every machine that sends keys to the same servers.
     pub digest: String,
+    /// What it looks like to its clients, if not like one server; else empty.
+    pub pose: String,
     /// Which commands clients may use.
     pub command_policy: String,
     /// Requests refused by the command policy.

@@ -448,6 +448,7 @@ impl Master {
             // One that has all servers is told beside their number.
             let only = shards.pop_if(|_| pool.is_one_shard());
             PoolStatus {
+                pose: pool.pose.as_ref().map(ToString::to_string).unwrap_or_default(),
                 command_policy: pool.policy().to_string(),
                 commands_refused: count(index, PoolCounter::CommandsRefused),
                 auth_failures: count(index, PoolCounter::AuthFailures),
