@@ -23,11 +23,14 @@ class InThreads(contenders.Cashew):
     its workers."""
 
     def configuration(self, listen, ports, protocol):
-        text = super().configuration(listen, ports, protocol)
-        text = text.replace("worker_processes: 1", "worker_processes: 0")
+        text = self.in_threads(super().configuration(listen, ports, protocol))
         # All requests are slow under valgrind, and none of those that it stands for.
         patient = text.replace("preconnect: true\n", "preconnect: true\n  slow_log: 1h\n")
         return patient if self.takes(patient) else text
+
+    @staticmethod
+    def in_threads(text):
+        return text.replace("worker_processes: 1", "worker_processes: 0")
 
     def takes(self, text):
         """Whether it is no older build, which does not know an option."""

@@ -13,6 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from harness import CASHEW
+
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
@@ -25,7 +27,7 @@ def bench():
         submodule_search_locations=[str(BENCH / "harness")],
     )
     sys.modules["bench_harness"] = importlib.util.module_from_spec(spec)
-    names = ("machine", "measure", "process", "report", "results", "scenarios", "targets")
+    names = ("machine", "measure", "process", "report", "results", "scenarios", "statistic", "targets")
     return SimpleNamespace(
         **{name: importlib.import_module(f"bench_harness.{name}") for name in names}
     )
@@ -312,3 +314,23 @@ print(*(run.rounds_of(run.scenarios.BY_NAME[name], options) for name in ("p1", "
         command = [sys.executable, "-B", "-c", script, path, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
         assert done.stdout.split() == rounds.split()
+
+
+@pytest.mark.parametrize("protocol", ["redis", "memcached"])
+def test_each_statistic_is_counted_beside_none(bench, protocol, tmp_path):
+    """Their options are good, and of all statistics exactly one is on."""
+    statistic = bench.statistic
+    texts = {}
+    for name in (statistic.NONE, *statistic.STATISTICS, statistic.AGAIN):
+        gateway = statistic.Counting(name, CASHEW, directory=tmp_path, collector=4318)
+        texts[name] = gateway.configuration([22121], [6379], protocol)
+        assert gateway.takes(texts[name]), name
+    none = set(texts.pop(statistic.NONE).splitlines())
+    assert set(texts.pop(statistic.AGAIN).splitlines()) == none
+    for name, text in texts.items():
+        assert [line.strip().partition(":")[0] for line in set(text.splitlines()) - none] == [name]
+
+
+def test_what_a_statistic_costs_is_told_in_percent_of_none(bench):
+    assert bench.statistic.above(110.0, 100.0) == pytest.approx(10.0)
+    assert bench.statistic.above(None, 100.0) is None
