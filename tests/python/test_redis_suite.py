@@ -15,8 +15,17 @@ RUN = Path(__file__).resolve().parents[1] / "redis" / "run"
 
 # The first run fetches the suite.
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("protocol", ["2", "3"])
-@pytest.mark.parametrize("servers", ["one", "three", "cluster"])
+@pytest.mark.parametrize(
+    ("servers", "protocol"),
+    [
+        ("one", "2"),
+        pytest.param("one", "3", marks=pytest.mark.long),
+        pytest.param("three", "2", marks=pytest.mark.long),
+        ("three", "3"),
+        pytest.param("cluster", "2", marks=pytest.mark.long),
+        pytest.param("cluster", "3", marks=pytest.mark.long),
+    ],
+)
 def test_the_suite_of_redis(servers, protocol):
     done = subprocess.run(
         [*NICE, RUN, "--servers", servers, "--protocols", protocol, "--jobs", "4"],
