@@ -69,6 +69,7 @@ mod tests {
             database: None,
             library: Vec::new(),
             library_version: Vec::new(),
+            expires_in_us: None,
             no_evict: false,
             reads: String::new(),
             reply_off: false,
