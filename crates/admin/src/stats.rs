@@ -573,8 +573,8 @@ gamma: {listen: 127.0.0.1:4, redis: true, servers: [127.0.0.1:3:1]}
         let snapshot = loaded.unwrap_or_else(|errors| panic!("{errors}")).snapshot;
         let told = parse(&full_shape(&source_of(snapshot, 1).0));
         let poses = serde_json::json!([
-            {"pool": "alpha", "pose": "cluster", "advertise": []},
             {"pool": "beta", "pose": "cluster", "advertise": ["h:2", "i:2"]},
+            {"pool": "alpha", "pose": "cluster", "advertise": []},
         ]);
         assert_eq!(told["cashew"]["poses"], poses);
     }
