@@ -857,3 +857,82 @@ fn asking_that_was_not_sent_is_not_said_for_anybody_else() {
     world.expect(other, "$-1\r\n");
     world.assert_idle();
 }
+
+#[test]
+fn a_transaction_that_nobody_waits_for_any_more_is_not_followed() {
+    let (mut world, client, _) = three(&cluster(""));
+    world.send(client, all(&["MULTI", "INCR b", "EXEC"]));
+    let a = session(&mut world, 0);
+    world.expect(a, all(&["MULTI", "INCR b", "EXEC"]));
+    world.close(client, CloseReason::Reset);
+    let refused = moved(3300, 1);
+    world.send(a, format!("+OK\r\n{refused}-EXECABORT Transaction discarded\r\n"));
+    // Neither is WATCH.
+    let client = world.client();
+    world.send(client, redis("WATCH c"));
+    let b = session(&mut world, 1);
+    world.expect(b, redis("WATCH c"));
+    world.close(client, CloseReason::Reset);
+    world.send(b, moved(7365, 2));
+    let client = world.client();
+    world.send(client, redis("GET b"));
+    let b = world.lanes[&1][0];
+    world.expect(b, redis("GET b"));
+    world.send(b, "$1\r\n1\r\n");
+    world.expect(client, "$1\r\n1\r\n");
+}
+
+#[test]
+fn what_is_sent_on_twice_is_not_overtaken_by_what_is_sent_on_once() {
+    let (mut world, client, [a, b, c]) = three(&cluster(""));
+    world.send(client, all(&["SET b 1", "APPEND b 2"]));
+    world.expect(a, all(&["SET b 1", "APPEND b 2"]));
+    // Meanwhile the node hears of another owner.
+    world.send(a, moved(3300, 1) + &moved(3300, 2));
+    world.expect(b, redis("SET b 1"));
+    world.expect(c, "");
+    world.send(b, moved(3300, 2));
+    world.wait_ms(2);
+    world.expect(c, all(&["SET b 1", "APPEND b 2"]));
+    world.send(c, "+OK\r\n:2\r\n");
+    world.expect(client, "+OK\r\n:2\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn who_has_become_an_owner_does_not_answer_reads_as_a_replica() {
+    let [x, y, z] = THIRDS;
+    let groups: [Group<'_>; 3] = [(0, &[3], &[x]), (1, &[], &[y]), (2, &[], &[z])];
+    let mut snapshot = cluster_of("", 4, &groups);
+    snapshot.pools[0].preconnect = false;
+    let mut world = World::new(&snapshot);
+    let client = world.client();
+    world.send(client, redis("GET b"));
+    let a = world.accept(0);
+    world.expect(a, redis("GET b"));
+    world.send(a, moved(3300, 3));
+    let d = world.accept(3);
+    world.expect(d, redis("GET b"));
+    world.send(d, "$1\r\n1\r\n");
+    world.expect(client, "$1\r\n1\r\n");
+}
+
+#[test]
+fn a_call_that_has_waited_long_at_its_new_node_may_move_as_the_first_time() {
+    let (mut world, client, _) = three(&waiting());
+    world.send(client, redis("BLPOP b 0"));
+    let a = session(&mut world, 0);
+    world.expect(a, all(&["CLIENT ID", "BLPOP b 0"]));
+    world.send(a, format!(":7\r\n{}", moved(3300, 1)));
+    let b = session(&mut world, 1);
+    world.expect(b, all(&["CLIENT ID", "BLPOP b 0"]));
+    world.send(b, ":8\r\n");
+    world.wait_ms(60_000);
+    world.send(b, "-UNBLOCKED force unblock from blocking operation, instance state changed\r\n");
+    world.expect(client, "");
+    world.wait_ms(25);
+    world.tick();
+    world.expect(b, all(&["BLPOP b 0"]));
+    world.send(b, "*2\r\n$1\r\nb\r\n$1\r\n1\r\n");
+    world.expect(client, "*2\r\n$1\r\nb\r\n$1\r\n1\r\n");
+}

@@ -443,7 +443,8 @@ impl Engine {
             self.doubt_map(backend);
         }
         let noted = is_demoted.then_some(Elsewhere::Again);
-        let sent_back = self.goes_on(client, blocking.lane, blocking.sent_back, (noted, reply));
+        let before = blocking.sent_back.filter(|before| !before.has_waited(self.now));
+        let sent_back = self.goes_on(client, blocking.lane, before, (noted, reply));
         if sent_back.is_some() {
             self.clients[client].modes.enter().sent_back = sent_back;
         }

@@ -31,6 +31,15 @@ pub(crate) struct SentBack {
     hops: u8,
     /// Until then it is sent again though no node takes it.
     until: Time,
+    /// When that was.
+    at: Time,
+}
+
+impl SentBack {
+    /// Whether a call has waited at a node since: then it has been sent back for other reasons than before.
+    pub(crate) fn has_waited(&self, now: Time) -> bool {
+        self.at.plus_micros(TRY_AGAIN_LONGEST_US) <= now
+    }
 }
 
 /// EXEC of a transaction that was sent as a whole.
@@ -55,10 +64,11 @@ impl Flow for HeldExec {
     fn on_reply(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, reply: &[u8]) -> Step {
         let refused = cx.engine.lanes[self.lane].refused_part.take();
         let noted = refused.as_ref().and_then(|part| part.elsewhere);
-        let Some(again) = self.again.as_ref().filter(|_| reply.starts_with(b"-")) else {
+        let client = cx.client();
+        let is_refused = reply.starts_with(b"-") && client != ClientId::NONE;
+        let Some(again) = self.again.as_ref().filter(|_| is_refused) else {
             return Step::Answer;
         };
-        let client = cx.client();
         if again.has_watched() {
             if noted.is_none() && cx.engine.elsewhere(self.lane, reply).is_none() {
                 return answer(cx, refused, reply);
@@ -106,10 +116,10 @@ struct Watching {
 
 impl Flow for Watching {
     fn on_reply(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, reply: &[u8]) -> Step {
-        if !reply.starts_with(b"-") {
+        let client = cx.client();
+        if !reply.starts_with(b"-") || client == ClientId::NONE {
             return Step::Answer;
         }
-        let client = cx.client();
         if !self.is_first {
             if cx.engine.elsewhere(self.lane, reply).is_none() {
                 return Step::Answer;
@@ -155,7 +165,7 @@ impl Engine {
         let wait_us = self.backends[self.lanes[lane].backend].failover_wait_us;
         let until = self.now.plus_micros(wait_us.max(TRY_AGAIN_LONGEST_US));
         let SentBack { hops, until, .. } =
-            before.unwrap_or(SentBack { ask_at: None, hops: 0, until });
+            before.unwrap_or(SentBack { ask_at: None, hops: 0, until, at: self.now });
         let (ask_at, hops) = match elsewhere {
             Elsewhere::Again if self.now < until => {
                 self.slow_down(client, TRY_AGAIN_MS);
@@ -165,6 +175,6 @@ impl Engine {
             Elsewhere::Ask(server) if hops < HOPS_MAX => (Some(server), hops + 1),
             Elsewhere::Owner | Elsewhere::Ask(_) | Elsewhere::Again => return None,
         };
-        Some(SentBack { ask_at, hops, until })
+        Some(SentBack { ask_at, hops, until, at: self.now })
     }
 }

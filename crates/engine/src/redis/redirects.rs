@@ -27,7 +27,6 @@ use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
-use crate::request::slab::Requests;
 use crate::request::{Due, Own, Role};
 use crate::upstream::bulk::BULK_SIZE;
 use crate::upstream::lane::{Lane, Link};
@@ -49,6 +48,8 @@ const TRY_AGAIN_FIRST_MS: u64 = 5;
 const TRY_AGAIN_MS: u64 = 50;
 /// As long as `failover_wait` it is tried, or this if that is shorter.
 const TRY_AGAIN_LONGEST_US: u64 = 1_000_000;
+/// How often it is looked whether a client's earlier requests are answered.
+const TURN_MS: u64 = 1;
 /// How often it is looked whether the map names a node that is not known yet. It mostly does before that.
 const LOOK_MS: u64 = 50;
 /// The map is doubted so seldom at most.
@@ -80,19 +81,8 @@ enum Wait {
     Map(u32),
     /// The slot to have moved a little more.
     Keys,
-}
-
-impl Parked {
-    fn holds_of(
-        &self,
-        client: ClientId,
-        slot: u16,
-        waiting: impl Fn(RequestId) -> ClientId,
-    ) -> Option<(Time, Wait)> {
-        let mut all = self.requests.iter().rev();
-        let last = all.find(|it| it.slot == slot && waiting(it.request) == client)?;
-        Some((last.due, last.why))
-    }
+    /// Its client's earlier requests, which nodes have sent to others.
+    Turn,
 }
 
 /// A request that a node has sent back.
@@ -195,11 +185,11 @@ impl Engine {
         }
         let is_first_try = self.now.micros_since(slot.started) < TRY_AGAIN_FIRST_MS * 1000;
         self.clients[client].fenced = true;
-        let waits = |slot: u16, requests: &Requests, parked: &Parked| {
-            parked.holds_of(client, slot, |it| requests.waiting_client(it))
-        };
         match to {
-            Ok((to, slot, asks)) => match waits(slot, &self.requests, &self.parked) {
+            Ok((to, slot, asks)) => match self.parked_before(client, slot, request) {
+                None if self.has_earlier_elsewhere(request, (backend, to)) => {
+                    self.park_request(back, slot, self.now.plus_millis(TURN_MS), Wait::Turn);
+                }
                 None => self.send_elsewhere(back, (backend, to), asks),
                 // It must not overtake what it came behind.
                 Some((due, why)) => self.park_request(back, slot, due, why),
@@ -312,6 +302,60 @@ impl Engine {
             at = self.requests[at].next_in_lane;
         }
         false
+    }
+
+    /// Whether an earlier request of its client's that was sent elsewhere is on its way to another node than this: it
+    /// may be sent on from there, behind this one.
+    fn has_earlier_elsewhere(&self, request: RequestId, to: (BackendId, ServerId)) -> bool {
+        let (backend, server) = to;
+        let client = self.requests.waiting_client(request);
+        if client == ClientId::NONE {
+            return false;
+        }
+        self.backends[backend].servers.ids().filter(|&other| other != server).any(|other| {
+            self.backends[backend].servers[other].all_lanes().any(|lane| {
+                let mut at = self.lanes[lane].head;
+                while at != RequestId::NONE {
+                    let slot = &self.requests[at];
+                    let is_its = self.requests.waiting_client(at) == client;
+                    if is_its && slot.hops > 0 && self.is_earlier(client, at, request) {
+                        return true;
+                    }
+                    at = slot.next_in_lane;
+                }
+                false
+            })
+        })
+    }
+
+    /// What a client's last request for a slot waits for that it asked before this one.
+    fn parked_before(
+        &self,
+        client: ClientId,
+        slot: u16,
+        request: RequestId,
+    ) -> Option<(Time, Wait)> {
+        let mut all = self.parked.requests.iter().rev();
+        let last = all.find(|it| {
+            it.slot == slot
+                && self.requests.waiting_client(it.request) == client
+                && self.is_earlier(client, it.request, request)
+        })?;
+        Some((last.due, last.why))
+    }
+
+    /// Whether a client has asked this before the other; not if both are parts of one request.
+    fn is_earlier(&self, client: ClientId, request: RequestId, other: RequestId) -> bool {
+        let whole = |request: RequestId| match self.requests[request].role {
+            Role::Fragment { parent, .. } => parent,
+            _ => request,
+        };
+        let (request, other) = (whole(request), whole(other));
+        let mut at = self.clients[client].head;
+        while at != RequestId::NONE && at != request && at != other {
+            at = self.requests[at].next_in_client;
+        }
+        at == request && request != other
     }
 
     fn map_changes(&self, backend: BackendId) -> u32 {
@@ -466,10 +510,16 @@ impl Engine {
         let still_waits = match why {
             Wait::Map(changes) => self.map_changes(backend) == changes && waited_until > self.now,
             Wait::Keys => false,
+            Wait::Turn => {
+                owner.is_some_and(|to| self.has_earlier_elsewhere(request, (backend, to)))
+            }
         };
         let is_sealed = is_sealed(&bytes);
         let back = SentBack { request, bytes, reply, variant, is_large, is_sealed };
         match owner.filter(|_| is_wanted && state.expiry(started) > self.now) {
+            Some(_) if still_waits && why == Wait::Turn => {
+                self.park_request(back, slot, self.now.plus_millis(TURN_MS), why);
+            }
             Some(_) if still_waits => {
                 self.doubt_map(backend);
                 self.park_request(back, slot, self.now.plus_millis(LOOK_MS), why);
@@ -546,7 +596,9 @@ impl Engine {
         let lane = &self.lanes[index];
         let topology = &self.backends[lane.backend].topology;
         if topology.has_slots() {
-            let reads = topology.primary_of(lane.server) != lane.server;
+            // Servers may have said that it is none any more.
+            let is_replica = topology.primary_of(lane.server) != lane.server;
+            let reads = is_replica && !topology.may_have_keys(lane.server);
             self.tell_reads(index, reads);
         }
     }

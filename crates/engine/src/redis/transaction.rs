@@ -855,13 +855,13 @@ impl Engine {
         self.update_off_fast_path(client);
     }
 
-    /// Whether what the client watches is watched on this lane, and MULTI was not said.
+    /// Whether what the client watches is watched on this lane, and MULTI was not said there.
     pub(crate) fn watches_on(&self, client: ClientId, lane: LaneId) -> bool {
         let transaction = match client {
             ClientId::NONE => None,
             client => self.clients[client].modes.transaction.as_deref(),
         };
-        transaction.is_some_and(|it| it.lane == lane && !it.is_open)
+        transaction.is_some_and(|it| it.lane == lane && !it.is_begun)
     }
 
     /// What the client watches may have changed.

@@ -196,7 +196,7 @@ impl Topology {
     }
 
     /// A node of a cluster without slots has no keys.
-    fn may_have_keys(&self, server: ServerId) -> bool {
+    pub(crate) fn may_have_keys(&self, server: ServerId) -> bool {
         self.slots.as_ref().is_none_or(|slots| slots.owns_any(server))
     }
 
