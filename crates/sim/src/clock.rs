@@ -6,24 +6,41 @@ use std::collections::BinaryHeap;
 use cashew_engine::Time;
 
 use crate::network::Side;
+use crate::resharding::Passing;
 
 /// A future event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Event {
     /// A gateway's loop wakes up.
-    Tick { gateway: u32 },
+    Tick {
+        gateway: u32,
+    },
     /// Something arrives at one end of a connection.
-    Arrive { conn: u32, at: Side },
+    Arrive {
+        conn: u32,
+        at: Side,
+    },
     /// There is room again for one end to write.
-    Writable { conn: u32, at: Side },
+    Writable {
+        conn: u32,
+        at: Side,
+    },
     /// A step of a gateway's attempt to connect.
-    Connect { attempt: u32 },
+    Connect {
+        attempt: u32,
+    },
     /// A client does something.
-    Client { client: u32 },
+    Client {
+        client: u32,
+    },
     /// A server handles a connection.
-    Serve { conn: u32 },
+    Serve {
+        conn: u32,
+    },
     /// A message between a gateway and the coordinator arrives.
-    Mail { letter: u32 },
+    Mail {
+        letter: u32,
+    },
     /// A fault occurs.
     Fault,
     /// Clients are ordered to another gateway.
@@ -33,9 +50,28 @@ pub(crate) enum Event {
     /// Another server of a group becomes its primary.
     Promote,
     /// A replica gets what its primary has written.
-    Replicate { letter: u32 },
+    Replicate {
+        letter: u32,
+    },
     /// A server recovers, if it has not already.
-    Recover { server: u32 },
+    Recover {
+        server: u32,
+    },
+    /// Something happens to the cluster, or comes to an end.
+    Reshard,
+    Pass {
+        passing: Passing,
+    },
+    /// One more key of a slot moves.
+    MoveKey {
+        slot: u16,
+    },
+    /// A node hears what has become of the cluster.
+    Gossip {
+        node: u32,
+    },
+    /// A node's map is put into effect.
+    Map,
 }
 
 /// Microseconds since the run began, and an agenda. Events of one instant happen in the order in

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{Pool, Promoted, TopologyState};
+use cashew_config::snapshot::{ClusterMap, Pool, Promoted, TopologyState};
 use cashew_engine::PoolState;
 
 use crate::random::Random;
@@ -52,6 +52,8 @@ pub(crate) struct Coordinator {
     versions: u64,
     change: Option<Change>,
     removed: Vec<u32>,
+    /// The last map of the cluster, until it is in effect; and whether its epoch may fail.
+    map: Option<(ClusterMap, bool)>,
     random: Random,
     pub(crate) changes: u64,
     pub(crate) commits: u64,
@@ -121,6 +123,7 @@ impl Coordinator {
             versions: snapshot.epoch,
             change: None,
             removed: Vec::new(),
+            map: None,
             random,
             changes: 0,
             commits: 0,
@@ -222,7 +225,29 @@ impl Coordinator {
         if is_busy || !may_replace || (self.change.is_some() && self.random.percent(70)) {
             return Vec::new();
         }
-        let mut snapshot = changed(&self.snapshot, universe, &self.removed, &mut self.random);
+        let snapshot = changed(&self.snapshot, universe, &self.removed, &mut self.random);
+        self.propose(snapshot, true)
+    }
+
+    /// The first pool is to go by this map, as soon as no other epoch is on its way.
+    pub(crate) fn remap(&mut self, map: ClusterMap, may_fail: bool) -> Vec<Order> {
+        self.map = Some((map, may_fail));
+        self.put_map()
+    }
+
+    fn put_map(&mut self) -> Vec<Order> {
+        if self.change.is_some() || self.pools.iter().any(|state| !state.change.is_empty()) {
+            return Vec::new();
+        }
+        let Some((map, may_fail)) = self.map.take() else { return Vec::new() };
+        let mut snapshot = self.snapshot.clone();
+        match snapshot.pools[0].set_cluster_map(&map) {
+            true => self.propose(snapshot, may_fail),
+            false => Vec::new(),
+        }
+    }
+
+    fn propose(&mut self, mut snapshot: Snapshot, may_fail: bool) -> Vec<Order> {
         self.versions += 1;
         snapshot.epoch = self.versions;
         let state_of = |pool: &Pool| {
@@ -240,13 +265,18 @@ impl Coordinator {
         let states = snapshot.pools.iter().map(state_of).collect();
         let refused_by =
             self.random.percent(10).then(|| self.random.below(self.gateways.into()) as u32);
+        let refused_by = refused_by.filter(|_| may_fail);
         let workers = self.gateways + self.random.pick(&[0, 0, 1, 3]);
+        // A map does not change how many there are.
+        let is_map = snapshot.pools.iter().any(Pool::is_cluster);
+        let workers = if is_map { self.gateways } else { workers };
         let proposal = Rc::new(Proposal { snapshot, states, workers, refused_by });
         let fails_at = match self.random.below(10) {
             0 => Some(Answer::Prepared),
             1 => Some(Answer::Paused),
             _ => None,
         };
+        let fails_at = fails_at.filter(|_| may_fail);
         self.change = Some(Change {
             proposal: Rc::clone(&proposal),
             phase: Answer::Prepared,
@@ -313,6 +343,7 @@ impl Coordinator {
         for pool in 0..self.pools.len() as u32 {
             orders.extend(self.advance(pool));
         }
+        orders.extend(self.put_map());
         orders
     }
 }

@@ -34,6 +34,18 @@ pub struct Counts {
     pub stale: u64,
     /// Reads that two servers have executed, since the first took long.
     pub hedged: u64,
+    /// What happened to the cluster, maps that were wrong, and commands that a node sent to another one.
+    pub reshardings: u64,
+    pub wrong_maps: u64,
+    pub redirects: u64,
+    /// Requests whose clients got what a node refused them with; those of them with keys on both sides of a slot
+    /// on its way.
+    pub refusals: u64,
+    pub torn_slots: u64,
+    /// Requests that a node has sent elsewhere while it ran a later one.
+    pub overtaken: u64,
+    /// Keys whose values in the end were those of their clients' replies.
+    pub kept_keys: u64,
     pub faults: u64,
     pub clients: u64,
     /// Executed transactions, and blocking calls that were answered later.
@@ -71,6 +83,13 @@ impl AddAssign for Counts {
         self.promotions += other.promotions;
         self.stale += other.stale;
         self.hedged += other.hedged;
+        self.reshardings += other.reshardings;
+        self.wrong_maps += other.wrong_maps;
+        self.redirects += other.redirects;
+        self.refusals += other.refusals;
+        self.torn_slots += other.torn_slots;
+        self.overtaken += other.overtaken;
+        self.kept_keys += other.kept_keys;
         self.faults += other.faults;
         self.clients += other.clients;
         self.transactions += other.transactions;

@@ -169,6 +169,7 @@ impl World<'_> {
         for at in 0..self.servers.len() {
             self.recover(at);
         }
+        self.heal_cluster();
         for client in &mut self.clients {
             client.calm(&mut self.fabric);
         }

@@ -46,12 +46,33 @@ pub(crate) enum Input {
 /// universe.
 #[derive(Clone, Debug)]
 pub(crate) enum Wish {
-    Connect { token: u64, pool: u32, server: u32 },
-    Held { pool: u32, version: u64 },
-    Answer { epoch: u64, answer: Answer },
-    Eject { pool: u32, server: u32 },
-    Readmit { pool: u32, server: u32 },
-    HandOver { conn: u32, export: Box<Export> },
+    Connect {
+        token: u64,
+        pool: u32,
+        server: u32,
+    },
+    Held {
+        pool: u32,
+        version: u64,
+    },
+    Answer {
+        epoch: u64,
+        answer: Answer,
+    },
+    Eject {
+        pool: u32,
+        server: u32,
+    },
+    Readmit {
+        pool: u32,
+        server: u32,
+    },
+    HandOver {
+        conn: u32,
+        export: Box<Export>,
+    },
+    /// The map of the cluster may be old.
+    Doubt,
 }
 
 pub(crate) struct Gateway {
@@ -354,6 +375,9 @@ impl Gateway {
         }
         for pool in &self.snapshot.pools {
             let id = pool_id(pool);
+            if pool.is_cluster() {
+                fabric.oracle.nodes_left(pool, snapshot.pools.iter(), at);
+            }
             if snapshot.pools.iter().all(|other| pool_id(other) != id) {
                 fabric.oracle.pool_removed(id, self.id);
                 fabric.oracle.rings.resumed(id, self.id, at);
@@ -529,6 +553,7 @@ impl Gateway {
                 }
                 Action::MapDoubted { backend } => {
                     assert!(backend.index() < self.snapshot.pools.len(), "it is in use");
+                    self.wishes.push(Wish::Doubt);
                 }
                 Action::HandOff { conn } => self.detach(conn.token(), fabric),
                 Action::Ask { ticket, listener: pool, by, request, .. } => {
@@ -555,7 +580,7 @@ impl Gateway {
         let at = fabric.clock.now();
         fabric.trace.note(at, "gateway has paused", [u64::from(self.id), epoch, unfinished]);
         self.unfinished = unfinished;
-        let is_over = at >= self.paused_until || fabric.oracle.has_faults();
+        let is_over = at >= self.paused_until || fabric.oracle.may_leave_unfinished();
         assert!(unfinished == 0 || is_over, "I3: {unfinished} requests could still have ended");
         self.wishes.push(Wish::Answer { epoch, answer: Answer::Paused });
         let proposal = self.prepared.as_ref().expect("an epoch is prepared");
@@ -627,7 +652,9 @@ impl Gateway {
                 };
                 let lanes = u64::from(config.server_connections) * variants;
                 let shared = lanes * (u64::from(config.limits.server_queue_max) + 1);
-                let limit = shared + PRIVATE_LANES;
+                // What nodes of a cluster send on comes on top, and no more of it than of the rest.
+                let sent_on = if config.is_cluster() { shared } else { 0 };
+                let limit = shared + sent_on + PRIVATE_LANES;
                 assert!(queued <= limit, "I4: {queued} requests queued for {pool}/{server}");
             }
         }

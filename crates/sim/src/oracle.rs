@@ -9,10 +9,15 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
+use cashew_config::snapshot::{Pool, Reads};
+use cashew_placement::slot_of;
+
 use crate::counts::Counts;
+use crate::history::{Ending, History, name_of};
 use crate::meta_server;
 use crate::packet::{self, Packet, TEMPORARY_FAILURE};
 use crate::redis_server::OUT_OF_MEMORY;
+use crate::refusals::{self, Refusals};
 use crate::request::{Access, Answer, Framing, Outcome, Part, Request, SessionParams};
 use crate::rings::Rings;
 use crate::scenario::Scenario;
@@ -71,12 +76,22 @@ pub(crate) struct Oracle {
     /// By pool: the longest time that a request which the gateway has read may go without a reply,
     /// whatever its server does. `None` if something else may delay it as well.
     wait_max_us: Vec<Option<u64>>,
+    /// Servers are the nodes of a cluster.
+    has_slots: bool,
+    /// Reads go to the nodes that take the writes, and no read is sent twice.
+    reads_primaries: bool,
+    /// By which a request has no answer any more.
+    timeout_us: u64,
     /// Gateways that accept no more requests.
     drained: BTreeSet<u32>,
     /// Pools that were removed, by gateway.
     removed: BTreeSet<(u32, u32)>,
     /// By gateway: when it switched its epoch with requests still in flight.
     cut_short: BTreeMap<u32, Vec<u64>>,
+    /// When nodes of the cluster have left the map of some gateway.
+    nodes_left_at: Vec<u64>,
+    /// Nodes that refused everything, and when.
+    absences: Vec<(u32, u64, u64)>,
     pub(crate) counts: Counts,
 }
 
@@ -93,10 +108,14 @@ pub(crate) struct Ledger {
     /// Reads of pools whose reads may be sent twice, by tag and key: their requests, how many parts may still
     /// be executed once more, and what was answered first.
     read_once: BTreeMap<Vec<u8>, (u32, usize, Outcome)>,
-    /// By server: the last request executed there. Where reads have a choice, of those that write.
-    last: BTreeMap<u32, u32>,
+    /// By server, or in front of a cluster by key: the last request executed there, and by whom. Where reads have a choice, of
+    /// those that write.
+    last: BTreeMap<u32, (u32, u32)>,
+    last_of_key: BTreeMap<Vec<u8>, (u32, u32)>,
     /// By key.
     writes: BTreeMap<Vec<u8>, Writes>,
+    history: History,
+    refusals: Refusals,
     /// Bytes sent, and read by the gateway.
     sent: u64,
     read: u64,
@@ -130,6 +149,8 @@ struct Entry {
     read_at: u64,
     /// By broadcasts: the servers that executed it.
     servers: Vec<u32>,
+    /// A node of a cluster has, and its client knows.
+    is_refused: bool,
 }
 
 impl Entry {
@@ -190,9 +211,15 @@ impl Oracle {
             touched: BTreeSet::new(),
             refused_sets: BTreeMap::new(),
             wait_max_us: scenario.universe.iter().map(|pool| scenario.wait_max_us(pool)).collect(),
+            has_slots: scenario.resharding.is_some(),
+            reads_primaries: scenario.universe[0].hedge.is_none()
+                && scenario.universe[0].reads.is_none_or(|reads| reads == Reads::Primary),
+            timeout_us: scenario.universe[0].timeout_ms.map_or(u64::MAX, |ms| ms * 1000),
             drained: BTreeSet::new(),
             removed: BTreeSet::new(),
             cut_short: BTreeMap::new(),
+            nodes_left_at: Vec::new(),
+            absences: Vec::new(),
             counts: Counts::default(),
         }
     }
@@ -208,7 +235,10 @@ impl Oracle {
             tags: BTreeMap::new(),
             read_once: BTreeMap::new(),
             last: BTreeMap::new(),
+            last_of_key: BTreeMap::new(),
             writes: BTreeMap::new(),
+            history: History::default(),
+            refusals: Refusals::default(),
             sent: 0,
             read: 0,
             unread: 0,
@@ -302,7 +332,9 @@ impl Oracle {
             let tag = tag_of(&request.tag, &part.key);
             ledger.tags.entry(tag).or_insert((index, 0)).1 += 1;
         }
-        if !request.no_reply {
+        if request.no_reply {
+            ledger.history.unanswered(&request);
+        } else {
             ledger.owed.push_back(index);
         }
         if request.last && ledger.end == End::Open {
@@ -310,7 +342,14 @@ impl Oracle {
         }
         ledger.sent += request.bytes.len() as u64;
         let end = ledger.sent;
-        let entry = Entry { request, sent_at: now, end, read_at: u64::MAX, servers: Vec::new() };
+        let entry = Entry {
+            request,
+            sent_at: now,
+            end,
+            read_at: u64::MAX,
+            servers: Vec::new(),
+            is_refused: false,
+        };
         ledger.requests.push(entry);
     }
 
@@ -336,13 +375,15 @@ impl Oracle {
             let (tag, key) = (tag.escape_ascii(), key.escape_ascii());
             format!("server {pool}/{server} executed {tag} {key} of client {client}")
         };
+        let name = tag_of(tag, key);
+        let asked = self.ledgers.get(client as usize).and_then(|ledger| ledger.tags.get(&name));
+        let is_watched = asked.is_some_and(|&(index, _)| self.is_watched(client, index));
         let Some(ledger) = self.ledgers.get_mut(client as usize) else {
             panic!("I1: {}, who does not exist", what());
         };
         if ledger.is_given_up {
             return;
         }
-        let name = tag_of(tag, key);
         // One that the client has sent and the gateway has yet to read cannot be it.
         let is_read = |(index, _): &(u32, u32)| ledger.requests[*index as usize].read_at <= now;
         if !ledger.tags.get(&name).is_some_and(is_read)
@@ -427,11 +468,31 @@ impl Oracle {
         }
         // A read may have gone to what is the primary now before an earlier write did, and one whose server
         // fails goes to another.
-        let is_ordered = access == Access::Write || !self.rings.has_groups(pool);
+        let is_ordered = match self.has_slots {
+            true => access == Access::Write || (self.reads_primaries && !is_watched),
+            false => access == Access::Write || !self.rings.has_groups(pool),
+        };
         if !late && is_ordered {
-            let last = ledger.last.entry(server).or_default();
-            assert!(*last <= index, "I2: {} as its request {index}, after request {last}", what());
-            *last = index;
+            let (last, its_server) = match self.has_slots {
+                true => ledger.last_of_key.entry(key.to_vec()).or_default(),
+                false => ledger.last.entry(server).or_default(),
+            };
+            // A node that has sent one away and runs the next one can only be waited for.
+            if *last > index && ledger.refusals.is_by(*its_server, (tag, key), sent_at) {
+                self.counts.overtaken += 1;
+                *last = index;
+                ledger.history.forget(key);
+            }
+            assert!(
+                *last <= index,
+                "I2: {} as its request {index}, after request {last} by {its_server}; {}",
+                what(),
+                ledger.refusals.describe(sent_at)
+            );
+            (*last, *its_server) = (index, server);
+        }
+        if self.has_slots {
+            return;
         }
         if access == Access::Write && !late && !is_broadcast {
             let is_superseded = self.rings.is_superseded(pool, gateway, server);
@@ -503,6 +564,7 @@ impl Oracle {
         ledger.is_given_up = true;
         ledger.end = End::Gone;
         ledger.owed.clear();
+        ledger.history = History::default();
     }
 
     pub(crate) fn is_given_up(&self, client: u32) -> bool {
@@ -568,11 +630,19 @@ impl Oracle {
             *slowest = waited.max(*slowest);
             self.check_broadcast(client, index, now);
             self.note_acknowledged(client, index, now);
+            let is_ordered = self.is_write(client, index)
+                || (self.reads_primaries && !self.is_watched(client, index));
+            let ending = match reply == OUT_OF_MEMORY {
+                true => Ending::Failed,
+                false => Ending::Answered { is_ordered },
+            };
+            self.note_ending(client, index, reply, ending);
             return;
         }
         match &entry.request.answer {
             Answer::Session { fair, .. } if fair.contains(&reply) => {
                 self.counts.aborts += 1;
+                self.note_ending(client, index, reply, Ending::Refused);
                 return;
             }
             Answer::Wait { nil: true } if NILS.contains(&reply) => return,
@@ -580,6 +650,24 @@ impl Oracle {
         }
         if self.few_sessions && is_session_refusal(&entry.request, reply) {
             self.counts.aborts += 1;
+            return;
+        }
+        let is_in_transaction = matches!(entry.request.answer, Answer::Session { .. });
+        if self.has_slots && is_in_transaction && is_replaced(reply) {
+            // The node that watched has other duties now.
+            self.counts.aborts += 1;
+            self.note_ending(client, index, reply, Ending::Failed);
+            return;
+        }
+        let may_abort = self.has_slots && reply == ABORT;
+        if may_abort && self.is_refused_since_began(client, index, now) {
+            self.counts.refusals += 1;
+            self.counts.errors += 1;
+            self.note_ending(client, index, reply, Ending::Refused);
+            return;
+        }
+        if self.has_slots && refusals::is_refusal(reply) {
+            self.check_refusal(client, index, reply, now);
             return;
         }
         if let Answer::Batch(fence) = &entry.request.answer {
@@ -632,8 +720,168 @@ impl Oracle {
             show(reply),
             expected.map_or("what a server has yet to say".to_owned(), |text| show(&text))
         );
+        let (reply, is_old) = (reply.to_vec(), is_too_old(reply));
+        self.note_ending(client, index, &reply, Ending::Failed);
         // That is of before, however long ago.
-        self.counts.errors += u64::from(!is_too_old(reply));
+        self.counts.errors += u64::from(!is_old);
+    }
+
+    /// In front of a cluster.
+    fn is_write(&self, client: u32, index: u32) -> bool {
+        self.ledgers[client as usize].requests[index as usize].request.access == Access::Write
+    }
+
+    /// Whether it comes behind WATCH: then it may not be where the node watches.
+    fn is_watched(&self, client: u32, index: u32) -> bool {
+        let before = index.checked_sub(1);
+        let requests = &self.ledgers[client as usize].requests;
+        before.is_some_and(|at| requests[at as usize].request.began.is_some())
+    }
+
+    fn is_refused_since_began(&self, client: u32, index: u32, now: u64) -> bool {
+        let ledger = &self.ledgers[client as usize];
+        let began = ledger.requests[index as usize].request.began;
+        began.is_some_and(|since| {
+            ledger.refusals.has_since(since)
+                || self.is_absent(since, now)
+                || self.counts.wrong_maps + self.counts.aborts > 0
+        })
+    }
+
+    /// A node has not run a command on a client's key.
+    pub(crate) fn refused(
+        &mut self,
+        client: u32,
+        (tag, key): (&[u8], &[u8]),
+        text: &[u8],
+        is_redirect: bool,
+        (node, now): (u32, u64),
+    ) {
+        let Some(ledger) = self.ledgers.get_mut(client as usize) else { return };
+        let asked = ledger.tags.get(&tag_of(tag, key)).map(|it| it.0);
+        let since = asked.map(|index| ledger.requests[index as usize].sent_at);
+        let times = (node, since.unwrap_or(now), now);
+        let hops = ledger.refusals.note((tag, key), text, is_redirect, times);
+        // A call that waits is asked anew with another epoch.
+        let is_wait = tag.eq_ignore_ascii_case(b"BLPOP");
+        let is_one = self.reads_primaries && since.is_some() && !is_wait;
+        assert!(
+            !is_one || hops <= refusals::tries_max(),
+            "I4: {} {} of client {client} is sent elsewhere for the {hops}th time",
+            tag.escape_ascii(),
+            key.escape_ascii()
+        );
+    }
+
+    /// A client gets what a node has refused its request with: one did, and the request was not executed.
+    fn check_refusal(&mut self, client: u32, index: u32, reply: &[u8], now: u64) {
+        let is_in_trouble = self.is_in_trouble(client, index, now);
+        let ledger = &self.ledgers[client as usize];
+        let entry = &ledger.requests[index as usize];
+        let request = &entry.request;
+        let since = request.began.unwrap_or(entry.sent_at);
+        let fits = |tag: &[u8], key: &[u8]| {
+            let is_own = |part: &Part| request.tag == tag && part.key == key;
+            request.parts.is_empty() || request.parts.iter().any(is_own)
+        };
+        let explained = ledger.refusals.explain(reply, since, fits);
+        let is_shared = request.parts.iter().any(|part| part.shared);
+        let what = || format!("{}: {}", show(&request.bytes), show(reply));
+        // Gateways say so themselves of nodes that have said so to others, and of slots without an owner.
+        let is_own = self.is_absent(since, now) || self.counts.wrong_maps > 0;
+        assert!(
+            explained.is_some() || is_shared || (is_own && !refusals::is_redirect(reply)),
+            "I1: client {client}, request {index}, {}, which no node has said of it",
+            what()
+        );
+        let slots: BTreeSet<u16> = request.parts.iter().map(|part| slot_of(&part.key)).collect();
+        let is_session = matches!(request.answer, Answer::Session { .. });
+        let is_whole = slots.len() == 1 && self.reads_primaries && !is_session;
+        let has_run = request.parts.iter().any(|part| !part.shared && part.outcome.is_some());
+        assert!(
+            !is_whole || !has_run,
+            "I10: client {client}, request {index}, {}: it has run",
+            what()
+        );
+        // What is between WATCH and EXEC goes to no other node once that transaction is on its way.
+        let is_watched = self.is_watched(client, index);
+        let is_given_up = explained == Some(true)
+            || is_watched
+            // Its owner cannot be reached, or no map names one.
+            || is_in_trouble
+            || is_own
+            || is_shared
+            || is_session
+            || self.tight_queues
+            || now - entry.read_at.min(now) >= self.timeout_us;
+        assert!(
+            is_given_up || !refusals::is_redirect(reply),
+            "I3: client {client}, request {index}, {}: it was not followed; {}",
+            what(),
+            ledger.refusals.describe(since)
+        );
+        let is_torn = reply.starts_with(b"-TRYAGAIN");
+        self.counts.torn_slots += u64::from(is_torn);
+        self.counts.refusals += 1;
+        let is_spent = explained == Some(true) && refusals::is_redirect(reply);
+        self.counts.errors += u64::from(!is_torn && !is_spent && !is_watched);
+        self.ledgers[client as usize].requests[index as usize].is_refused = true;
+        let ending = if is_whole { Ending::Refused } else { Ending::Failed };
+        self.note_ending(client, index, reply, ending);
+    }
+
+    /// In front of a cluster: the reply is that of all before it, in order; a transaction is executed as a whole or
+    /// not at all.
+    fn note_ending(&mut self, client: u32, index: u32, reply: &[u8], ending: Ending) {
+        if !self.has_slots {
+            return;
+        }
+        let ledger = &mut self.ledgers[client as usize];
+        let request = &ledger.requests[index as usize].request;
+        if name_of(&request.bytes) == b"EXEC" && ending != Ending::Failed {
+            let before = ledger.requests[..index as usize].iter().rev();
+            let queued = before.take_while(|entry| name_of(&entry.request.bytes) != b"MULTI");
+            let mut parts = queued.flat_map(|entry| &entry.request.parts);
+            let is_due = matches!(ending, Ending::Answered { .. });
+            let is_so = parts.all(|part| part.outcome.is_some() == is_due);
+            assert!(is_so, "I2: client {client}, request {index}: half of a transaction has run");
+        }
+        let other = ledger.history.ended(request, reply, ending);
+        assert!(
+            other.is_none(),
+            "I2: client {client}, request {index}, {}: {} instead of {}",
+            show(&request.bytes),
+            show(reply),
+            show(&other.unwrap_or_default())
+        );
+    }
+
+    /// A node refuses everything for now, until then or for ever; what is to go there may fail.
+    pub(crate) fn node_absent(&mut self, node: u32, from: u64, until: u64) {
+        self.absences.push((node, from, until));
+    }
+
+    fn is_absent(&self, from: u64, now: u64) -> bool {
+        self.absences.iter().any(|&(_, begin, end)| begin <= now && end >= from)
+    }
+
+    /// By key: the values that clients' replies leave there.
+    pub(crate) fn known_values(&self) -> BTreeMap<Vec<u8>, Option<Vec<u8>>> {
+        self.ledgers.iter().flat_map(|ledger| ledger.history.known()).collect()
+    }
+
+    /// Nodes that are in no map any more; requests there may fail.
+    pub(crate) fn nodes_left<'p>(
+        &mut self,
+        before: &Pool,
+        mut after: impl Iterator<Item = &'p Pool>,
+        now: u64,
+    ) {
+        let Some(after) = after.find(|pool| pool.name == before.name) else { return };
+        let is_gone = before.servers.iter().any(|server| !after.servers.contains(server));
+        if is_gone {
+            self.nodes_left_at.push(now);
+        }
     }
 
     fn note_acknowledged(&mut self, client: u32, index: u32, now: u64) {
@@ -685,7 +933,9 @@ impl Oracle {
         if is_cut(b"Server was removed from the configuration")
             || is_cut(b"Server was replaced by another")
         {
-            return self.is_cut_short(client, entry.sent_at, now);
+            let from = entry.request.began.unwrap_or(entry.sent_at);
+            return self.nodes_left_at.iter().any(|&at| from <= at && at <= now)
+                || self.is_cut_short(client, from, now);
         }
         if is_cut(TOO_OLD.as_bytes()) {
             return self.has_refused_sets(client, index, now);
@@ -704,7 +954,8 @@ impl Oracle {
         let entry = &ledger.requests[index as usize];
         let (pool, from) = (ledger.pool, entry.request.began.unwrap_or(entry.sent_at));
         let hits = |troubles: &[(u64, u64)]| troubles.iter().any(|t| t.0 <= now && t.1 >= from);
-        if entry.request.parts.is_empty() || matches!(entry.request.answer, Answer::Broadcast(_)) {
+        let is_of_any = entry.request.parts.is_empty() || self.has_slots;
+        if is_of_any || matches!(entry.request.answer, Answer::Broadcast(_)) {
             return self.troubles.iter().any(|(key, troubles)| key.0 == pool && hits(troubles));
         }
         entry.request.parts.iter().any(|part| {
@@ -728,8 +979,9 @@ impl Oracle {
         self.cut_short.entry(gateway).or_default().push(now);
     }
 
-    pub(crate) fn has_faults(&self) -> bool {
-        self.has_faults
+    /// Whether requests may still wait for servers when a gateway has paused.
+    pub(crate) fn may_leave_unfinished(&self) -> bool {
+        self.has_faults || self.has_slots
     }
 
     /// Grows while clients are served: bytes that have come to a gateway, and replies that have
@@ -777,7 +1029,9 @@ impl Oracle {
     pub(crate) fn left(&mut self, client: u32) {
         let ledger = &mut self.ledgers[client as usize];
         ledger.end = End::Gone;
-        ledger.owed.clear();
+        for index in ledger.owed.drain(..) {
+            ledger.history.unanswered(&ledger.requests[index as usize].request);
+        }
     }
 
     /// The client has moved to another gateway, or back to one.
@@ -853,6 +1107,9 @@ impl Oracle {
                 continue;
             }
             for (index, entry) in ledger.requests.iter().enumerate() {
+                if entry.is_refused || (self.has_slots && entry.request.no_reply) {
+                    continue;
+                }
                 let done = entry.request.parts.iter().all(|part| {
                     let may_be_left = matches!(
                         entry.request.answer,
@@ -1006,6 +1263,10 @@ fn is_session_refusal(request: &Request, reply: &[u8]) -> bool {
 
 /// Why a gateway does not send a server `ms`.
 const TOO_OLD: &str = "the server is too old for ms";
+
+fn is_replaced(reply: &[u8]) -> bool {
+    without_server(reply.trim_ascii_end()) == b"-ERR Server was replaced by another"
+}
 
 fn is_too_old(reply: &[u8]) -> bool {
     without_server(reply.trim_ascii_end()).ends_with(TOO_OLD.as_bytes())

@@ -1,18 +1,15 @@
 //! A Redis with strings that loses everything when told to.
 
-use std::collections::BTreeMap;
-
 use cashew_config::snapshot::Pool;
 
 use crate::oracle::owner_of;
 use crate::request::{Outcome, SessionParams, line_end};
 use crate::server::{Blocked, Done, Place, Session};
+use crate::store::Store;
 
 pub(crate) struct RedisServer {
-    /// By database and key.
-    values: BTreeMap<Place, Vec<u8>>,
-    /// How often keys have changed.
-    changes: BTreeMap<Place, u64>,
+    /// A node of a cluster has its shard's while it executes something.
+    pub(crate) store: Store,
     /// Where something was written since this was asked for.
     written: Vec<Place>,
     /// Elements that lists have had.
@@ -31,19 +28,18 @@ const NOT_A_NUMBER: &[u8] = b"-ERR value is not an integer or out of range\r\n";
 impl RedisServer {
     pub(crate) fn new(config: &Pool) -> Self {
         let password = config.redis_auth.as_ref().map(|password| password.as_bytes().to_vec());
-        let (values, changes) = (BTreeMap::new(), BTreeMap::new());
-        Self { values, changes, written: Vec::new(), elements: 0, password }
+        Self { store: Store::default(), written: Vec::new(), elements: 0, password }
     }
 
     pub(crate) fn value(&self, place: &Place) -> Option<&Vec<u8>> {
-        self.values.get(place)
+        self.store.values.get(place)
     }
 
     /// As its primary has it.
     pub(crate) fn put(&mut self, place: Place, value: Option<Vec<u8>>) {
         match value {
-            Some(value) => drop(self.values.insert(place, value)),
-            None => drop(self.values.remove(&place)),
+            Some(value) => drop(self.store.values.insert(place, value)),
+            None => drop(self.store.values.remove(&place)),
         }
     }
 
@@ -52,12 +48,12 @@ impl RedisServer {
     }
 
     fn note_write(&mut self, place: &Place) {
-        *self.changes.entry(place.clone()).or_default() += 1;
+        self.store.note_change(place);
         self.written.push(place.clone());
     }
 
     pub(crate) fn forget(&mut self) {
-        self.values.clear();
+        self.store.values.clear();
     }
 
     /// Executes the command at the front of `input`, if it is complete.
@@ -188,7 +184,7 @@ impl RedisServer {
                 session.owner = owner;
                 for &key in &args[1..] {
                     let place = (session.params.database, key.to_vec());
-                    let changes = self.changes.get(&place).copied().unwrap_or(0);
+                    let changes = self.store.changes_of(&place);
                     session.watched.push((place, changes));
                 }
                 reply(OK)
@@ -210,16 +206,12 @@ impl RedisServer {
     }
 
     fn end(&mut self, session: &mut Session) {
-        session.queue = None;
-        session.is_dirty = false;
-        session.watched.clear();
-        session.owner = None;
+        session.forget_transaction();
     }
 
     fn exec(&mut self, session: &mut Session) -> Done {
         let queue = session.queue.take().expect("I1: EXEC without MULTI");
-        let is_same =
-            |(place, changes): &(Place, u64)| self.changes.get(place).unwrap_or(&0) == changes;
+        let is_same = |(place, changes): &(Place, u64)| self.store.changes_of(place) == *changes;
         let (is_dirty, is_unchanged) = (session.is_dirty, session.watched.iter().all(is_same));
         self.end(session);
         if is_dirty {
@@ -260,37 +252,37 @@ impl RedisServer {
         let nil = if params.resp3 { b"_\r\n" } else { NIL };
         let count = |is: bool| Outcome::good(format!(":{}\r\n", u8::from(is)));
         match name {
-            b"GET" | b"MGET" => match self.values.get(&place) {
+            b"GET" | b"MGET" => match self.store.values.get(&place) {
                 Some(value) => Outcome::good(bulk(value)),
                 None => Outcome::good(nil),
             },
             b"SET" | b"MSET" => {
                 self.note_write(&place);
-                self.values.insert(place, payload.unwrap_or_default().to_vec());
+                self.store.values.insert(place, payload.unwrap_or_default().to_vec());
                 Outcome::good(OK)
             }
             b"INCRBY" => {
                 let number = |text: &[u8]| std::str::from_utf8(text).ok()?.parse::<i64>().ok();
-                let old = self.values.get(&place).map_or(Some(0), |text| number(text));
+                let old = self.store.values.get(&place).map_or(Some(0), |text| number(text));
                 match old.zip(payload.and_then(number)) {
                     Some((old, by)) => {
                         self.note_write(&place);
                         let new = old.wrapping_add(by).to_string();
-                        self.values.insert(place, new.clone().into_bytes());
+                        self.store.values.insert(place, new.clone().into_bytes());
                         Outcome::good(format!(":{new}\r\n"))
                     }
                     None => Outcome::refused(NOT_A_NUMBER),
                 }
             }
             b"STRLEN" => {
-                let len = self.values.get(&place).map_or(0, Vec::len);
+                let len = self.store.values.get(&place).map_or(0, Vec::len);
                 Outcome::good(format!(":{len}\r\n"))
             }
             b"DEL" | b"UNLINK" => {
                 self.note_write(&place);
-                count(self.values.remove(&place).is_some())
+                count(self.store.values.remove(&place).is_some())
             }
-            b"EXISTS" | b"TOUCH" => count(self.values.contains_key(&place)),
+            b"EXISTS" | b"TOUCH" => count(self.store.values.contains_key(&place)),
             _ => panic!("I1: a server is sent {}", name.escape_ascii()),
         }
     }

@@ -85,7 +85,9 @@ impl Rings {
         now: u64,
     ) -> bool {
         let pool = pool_id(config);
-        for (&(of, other), reigns) in &self.reigns {
+        // Nodes of a cluster refuse what is not theirs, so gateways may differ.
+        let has_ring = !config.is_cluster();
+        for (&(of, other), reigns) in self.reigns.iter().filter(|_| has_ring) {
             let Some(last) = reigns.last().filter(|_| of == pool) else { continue };
             let is_same = last.topology == *topology && places_alike(&last.config, config);
             assert!(
@@ -102,7 +104,7 @@ impl Rings {
         let reigns = self.reigns.entry((pool, gateway)).or_default();
         let moves = reigns.last().is_some_and(|last| last.primaries() != reign.primaries());
         reigns.push(reign);
-        moves
+        moves && has_ring
     }
 
     /// The gateway continues with the ring it had.

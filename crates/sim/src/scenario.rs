@@ -11,10 +11,12 @@ use cashew_config::snapshot::{
 use cashew_placement::{Distribution, Hash, HashTag};
 
 use crate::client::Temper;
+use crate::cluster::Cluster;
 use crate::moves::Moves;
 use crate::network::Weather;
 use crate::random::Random;
 use crate::redis_server::OLD_PASSWORD;
+use crate::resharding::Resharding;
 
 const POOL_PORT: u16 = 6000;
 const SERVER_PORT: u16 = 7000;
@@ -35,6 +37,11 @@ pub(crate) fn server_id(server: &Server) -> u32 {
         Endpoint::Tcp { port, .. } => u32::from((port - SERVER_PORT) % SERVERS_MAX),
         Endpoint::Unix(_) => unreachable!("all servers here listen on ports"),
     }
+}
+
+/// The port of a node of the first pool.
+pub(crate) fn port_of(node: u32) -> u16 {
+    SERVER_PORT + node as u16
 }
 
 /// A fault of a server.
@@ -136,6 +143,8 @@ pub struct Scenario {
     pub(crate) replication_lag_max_us: u64,
     /// Clients are to read what they have written.
     pub(crate) heeds_writes: bool,
+    /// Servers are the nodes of a cluster, to which this happens.
+    pub(crate) resharding: Option<Resharding>,
 }
 
 impl Scenario {
@@ -257,6 +266,7 @@ impl Scenario {
             promotions: Reloads::default(),
             replication_lag_max_us: 0,
             heeds_writes: false,
+            resharding: None,
         }
     }
 
@@ -631,6 +641,60 @@ impl Scenario {
         scenario
     }
 
+    /// A cluster whose slots move, whose replicas take over, and whose nodes and maps disagree.
+    pub fn cluster(seed: u64) -> Self {
+        let mut scenario = Self::of_seed(seed);
+        let mut random = Random::new(seed ^ 0xc105_7e20_0000_0000);
+        let plan = Resharding::of(&mut random);
+        scenario.snapshot.pools.truncate(1);
+        let pool = &mut scenario.snapshot.pools[0];
+        pool.protocol = Protocol::Redis;
+        (pool.redis_auth, pool.redis_db, pool.databases) = (None, 0, 1);
+        pool.server_auth = ServerAuth::default();
+        pool.auto_eject_hosts = false;
+        pool.distribution = Distribution::Ketama;
+        // Clients put some of their keys into few slots.
+        pool.hash_tag = Some(HashTag { open: b'{', close: b'}' });
+        pool.timeout_ms = random.pick(&[None, None, Some(400), Some(3_000)]);
+        pool.reads = random.percent(50).then(|| random.pick(&Reads::ALL).0);
+        pool.failover_wait_ms = if plan.is_smooth { 1_000 } else { random.pick(&[0, 50, 1_000]) };
+        pool.hedge = random.percent(20).then_some(Hedge { after_ms: 5, budget_percent: 100 });
+        pool.session_connections_idle = random.pick(&[0, 1, 4]);
+        pool.cluster = Some(cashew_config::snapshot::Cluster {
+            seeds: Vec::new(),
+            connections_max: 0,
+            slots: Vec::new(),
+            epoch: 0,
+            changes: 0,
+        });
+        let temper = &mut scenario.temper;
+        temper.sessions = random.pick(&[0, 0, 10, 30]);
+        temper.unsettled = true;
+        temper.oddity = random.pick(&[0, 0, 10]);
+        temper.requests = temper.requests.max(60);
+        scenario.faults.kinds.retain(|kind| *kind != Fault::Unfriendly);
+        if plan.is_smooth {
+            // The commands of larger transactions are not kept until EXEC, but sent, and refused, one by one.
+            temper.value_size_max = temper.value_size_max.min(5_000);
+        }
+        if plan.is_smooth || random.percent(30) {
+            (scenario.faults, temper.vanishes) = (Faults::default(), 0);
+        }
+        scenario.replication_lag_max_us = 0;
+        scenario.universe.clone_from(&scenario.snapshot.pools);
+        let all = Cluster::new(&plan.shards, plan.shards.len());
+        scenario.universe[0].set_cluster_map(&all.map_of(0));
+        let first = Cluster::new(&plan.shards, plan.sharers);
+        scenario.snapshot.pools[0].set_cluster_map(&first.map_of(0));
+        scenario.resharding = Some(plan);
+        scenario
+    }
+
+    pub(crate) fn new_cluster(&self) -> Option<Cluster> {
+        let plan = self.resharding.as_ref()?;
+        Some(Cluster::new(&plan.shards, plan.sharers))
+    }
+
     fn of_groups(seed: u64) -> Self {
         let mut scenario = Self::of_seed(seed);
         let mut random = Random::new(seed ^ 0x9e0a_5000_0000_0000);
@@ -667,7 +731,12 @@ impl Scenario {
     }
 
     pub(crate) fn is_clean(&self) -> bool {
-        !self.faults.any() && self.temper.vanishes == 0 && !self.tight_queues && !self.tight_outputs
+        let is_smooth = self.resharding.as_ref().is_none_or(|plan| plan.is_smooth);
+        !self.faults.any()
+            && self.temper.vanishes == 0
+            && !self.tight_queues
+            && !self.tight_outputs
+            && is_smooth
     }
 }
 

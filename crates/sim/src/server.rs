@@ -53,6 +53,9 @@ enum Model {
 pub(crate) struct Session {
     input: Vec<u8>,
     output: Vec<u8>,
+    /// A node of a cluster: ASKING was the last command, and READONLY holds.
+    pub(crate) asking: bool,
+    pub(crate) reads: bool,
     /// Redis only: the session parameters.
     pub(crate) authenticated: bool,
     pub(crate) params: SessionParams,
@@ -84,6 +87,13 @@ impl Session {
     /// No array.
     pub(crate) fn nil(&self) -> &'static [u8] {
         if self.params.resp3 { b"_\r\n" } else { b"*-1\r\n" }
+    }
+
+    pub(crate) fn forget_transaction(&mut self) {
+        self.queue = None;
+        self.is_dirty = false;
+        self.watched.clear();
+        self.owner = None;
     }
 }
 
@@ -229,6 +239,30 @@ impl Server {
         true
     }
 
+    /// A node of a cluster: ends calls that wait for keys of slots that have gone.
+    pub(crate) fn send_away(&mut self, fabric: &mut Fabric) {
+        if matches!(self.health, Health::Hung | Health::Down) {
+            return;
+        }
+        let conns: Vec<u32> = self.sessions.keys().copied().collect();
+        for conn in conns {
+            let Some(session) = self.sessions.get_mut(&conn) else { continue };
+            let Some(cluster) = &fabric.cluster else { return };
+            let Some(blocked) = &session.blocked else { continue };
+            let Some(reply) = cluster.ends_wait(self.id, &blocked.key) else { continue };
+            let Some(Blocked { tag, key, .. }) = session.blocked.take() else { continue };
+            session.output.extend_from_slice(&reply);
+            let (now, numbers) = (fabric.clock.now(), [self.id.into(), conn.into(), 0]);
+            fabric.trace.quote(now, "server sends away", numbers, &reply);
+            if let Some(client) = owner_of(&key) {
+                let is_redirect = reply.starts_with(b"-MOVED");
+                fabric.oracle.refused(client, (&tag, &key), &reply, is_redirect, (self.id, now));
+            }
+            self.flush(conn, fabric);
+            self.notice(conn, fabric);
+        }
+    }
+
     /// Checks whether the gateway has left meanwhile.
     fn look_for_end(&mut self, conn: u32, fabric: &mut Fabric) {
         if fabric.network.readable(conn, Side::Peer) == 0 && fabric.network.at_end(conn, Side::Peer)
@@ -316,9 +350,19 @@ impl Server {
         let owner = session.owner;
         let input = std::mem::take(&mut session.input);
         let done = match &mut self.model {
-            Model::Redis(redis) => {
-                redis.execute(&input, session, refuse, self.health == Health::Unfriendly)
-            }
+            Model::Redis(redis) => fabric.refuse(self.id, &input, session).or_else(|| {
+                let cluster = &mut fabric.cluster;
+                let mut swap = |redis: &mut RedisServer| {
+                    if let Some(cluster) = cluster {
+                        std::mem::swap(&mut redis.store, cluster.store_of(self.id));
+                    }
+                };
+                swap(redis);
+                let unfriendly = self.health == Health::Unfriendly;
+                let done = redis.execute(&input, session, refuse, unfriendly);
+                swap(redis);
+                done
+            }),
             Model::Memcached(memcached) => memcached.execute(&input, refuse),
         };
         session.input = input;
@@ -337,6 +381,8 @@ impl Server {
         });
         let Some(done) = done else { return false };
         session.input.drain(..done.used);
+        // It holds for one command, or for a transaction.
+        session.asking &= session.queue.is_some() || done.tag == b"ASKING";
         let mut done = done;
         if let Some(blocked) = &mut session.blocked {
             let delay = match blocked.element {

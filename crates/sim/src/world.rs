@@ -7,6 +7,7 @@ use cashew_engine::{Admission, CloseReason};
 
 use crate::client::{Client, Temper};
 use crate::clock::{Clock, Event};
+use crate::cluster::Cluster;
 use crate::coordinator::{Answer, Coordinator, Order};
 use crate::counts::Counts;
 use crate::gateway::{Gateway, Input, Wish};
@@ -72,6 +73,7 @@ pub(crate) struct Fabric {
     pub(crate) has_surprises: bool,
     pub(crate) wires: Wires,
     pub(crate) replication: Replication,
+    pub(crate) cluster: Option<Cluster>,
     /// Longest request of any client.
     pub(crate) request_size_max: u64,
     /// By the server's number: its pool, and its index there.
@@ -90,7 +92,7 @@ pub(crate) struct World<'a> {
     pub(crate) gateways: Vec<Gateway>,
     pub(crate) servers: Vec<Server>,
     pub(crate) clients: Vec<Client>,
-    coordinator: Coordinator,
+    pub(crate) coordinator: Coordinator,
     attempts: Vec<Attempt>,
     letters: Vec<Letter>,
     /// By gateway: when the last message to it arrives, so that they arrive in order.
@@ -102,6 +104,9 @@ pub(crate) struct World<'a> {
     pub(crate) shifts: u64,
     pub(crate) faults: u64,
     pub(crate) healed: bool,
+    /// What has happened to the cluster, and when discovery looks next.
+    pub(crate) reshardings: u64,
+    pub(crate) map_at: u64,
     steps: u64,
     reloads: u64,
 }
@@ -139,6 +144,7 @@ impl<'a> World<'a> {
             has_surprises: scenario.surprises,
             wires: Wires::default(),
             replication: Replication::new(scenario.replication_lag_max_us, &pools),
+            cluster: scenario.new_cluster(),
             request_size_max: 5 * (scenario.temper.value_size_max + 500),
             servers: servers.iter().map(|server| (server.pool, server.index)).collect(),
             random: random.fork(),
@@ -163,6 +169,8 @@ impl<'a> World<'a> {
             shifts: 0,
             faults: 0,
             healed: false,
+            reshardings: 0,
+            map_at: 0,
             steps: 0,
             reloads: 0,
         };
@@ -188,6 +196,11 @@ impl<'a> World<'a> {
         if let Some(moves) = scenario.moves {
             let at = world.fabric.random.below(moves.gap_max_us);
             world.fabric.clock.plan(at, Event::Shift);
+        }
+        if let Some(plan) = &scenario.resharding {
+            let at = world.fabric.random.below(plan.gap_max_us);
+            world.fabric.clock.plan(at, Event::Reshard);
+            world.plan_map(false);
         }
         if scenario.isolation {
             world.servers[0].health = Health::Hung;
@@ -217,6 +230,11 @@ impl<'a> World<'a> {
         }
         self.servers.iter().for_each(Server::check_clean);
         assert!(self.coordinator.is_whole(), "I3: a server that is well stays ejected");
+        if let Some(cluster) = &self.fabric.cluster {
+            let known = self.fabric.oracle.known_values();
+            cluster.check(&known);
+            self.fabric.oracle.counts.kept_keys = known.len() as u64;
+        }
         if self.scenario.is_clean() && !self.fabric.oracle.was_cut_short() {
             assert_eq!((self.fabric.oracle.counts.errors, self.fabric.oracle.counts.cuts), (0, 0));
             if self.drained.is_empty() && !self.fabric.oracle.has_removed() {
@@ -317,6 +335,11 @@ impl<'a> World<'a> {
             Event::Reload => self.reload(),
             Event::Promote => self.promote(),
             Event::Replicate { letter } => self.copy(letter),
+            Event::Reshard => self.reshard(),
+            Event::Pass { passing } => self.pass(passing),
+            Event::MoveKey { slot } => self.move_key(slot),
+            Event::Gossip { node } => self.gossip(node),
+            Event::Map => self.map(),
             Event::Recover { server } => {
                 if self.servers[server as usize].health != Health::Well {
                     self.recover(server as usize);
@@ -431,6 +454,7 @@ impl<'a> World<'a> {
                 self.post(Letter::Want { pool, server, live: true }, now + delay);
             }
             Wish::HandOver { conn, export } => self.hand_over(gateway, conn, export),
+            Wish::Doubt => self.plan_map(true),
         }
     }
 
@@ -487,7 +511,7 @@ impl<'a> World<'a> {
         self.send(orders);
     }
 
-    fn send(&mut self, orders: Vec<Order>) {
+    pub(crate) fn send(&mut self, orders: Vec<Order>) {
         for order in orders {
             let input = Input::Obey(order);
             for gateway in 0..self.scenario.gateways {
