@@ -8,6 +8,9 @@ use cashew_metrics::PoolCounter;
 
 // Slots: b 3300, c 7365, a 15495, d 11298, hello 866.
 const THIRDS: [(u16, u16); 3] = [(0, 5460), (5461, 10922), (10923, 16383)];
+const NOT_SERVED: &str = "-CLUSTERDOWN Hash slot not served\r\n";
+const ABORTED: &str =
+    "-EXECABORT Transaction discarded because of: CLUSTERDOWN Hash slot not served\r\n";
 const DOWN: &str = "-CLUSTERDOWN The cluster is down\r\n";
 
 fn moved(slot: u16, server: u32) -> String {
@@ -273,7 +276,7 @@ fn what_is_on_its_way_in_part_is_tried_again() {
     world.send(client, all(&["MSET {b}1 1 {b}2 1", "SET {b}1 2"]));
     world.received(a);
     world.send(a, format!("{TRY_AGAIN}+OK\r\n"));
-    world.expect(client, format!("{TRY_AGAIN}+OK\r\n"));
+    world.expect(client, format!("{NOT_SERVED}+OK\r\n"));
     world.assert_idle();
 }
 
@@ -288,7 +291,7 @@ fn nodes_that_send_a_request_to_and_fro_are_believed_five_times() {
     }
     world.expect(b, redis("GET b"));
     world.send(b, moved(3300, 0));
-    world.expect(client, moved(3300, 0));
+    world.expect(client, NOT_SERVED);
     world.assert_idle();
 }
 
@@ -555,7 +558,7 @@ fn a_transaction_that_is_sent_to_and_fro_ends() {
         let refused = moved(3300, 1 - at as u32);
         world.send(lane, format!("+OK\r\n{refused}-EXECABORT discarded\r\n"));
     }
-    world.expect(client, format!("+OK\r\n{QUEUED}-EXECABORT discarded\r\n"));
+    world.expect(client, format!("+OK\r\n{QUEUED}{ABORTED}"));
     world.assert_idle();
 }
 
@@ -813,7 +816,7 @@ fn what_is_behind_and_not_written_is_not_overtaken_either() {
     world.stuck.push(a);
     world.send(client, redis("SET {b}1 2"));
     world.send(a, "-TRYAGAIN\r\n");
-    world.expect(client, "-TRYAGAIN\r\n");
+    world.expect(client, NOT_SERVED);
     world.stuck.clear();
     world.tick();
     world.write(a);
@@ -935,4 +938,138 @@ fn a_call_that_has_waited_long_at_its_new_node_may_move_as_the_first_time() {
     world.expect(b, all(&["BLPOP b 0"]));
     world.send(b, "*2\r\n$1\r\nb\r\n$1\r\n1\r\n");
     world.expect(client, "*2\r\n$1\r\nb\r\n$1\r\n1\r\n");
+}
+
+#[test]
+fn what_a_node_refuses_for_now_is_not_overtaken_by_what_others_send_on() {
+    let (mut world, client, [a, b, c]) = three(&waiting());
+    world.send(client, all(&["SET b 1", "APPEND b 2"]));
+    world.expect(a, all(&["SET b 1", "APPEND b 2"]));
+    world.send(a, moved(3300, 1));
+    world.expect(b, redis("SET b 1"));
+    let other = world.client();
+    world.send(other, redis("GET c"));
+    world.expect(b, redis("GET c"));
+    // It stays there, as a reply to another client is awaited.
+    world.send(b, DOWN);
+    world.send(a, moved(3300, 2));
+    world.wait_ms(2);
+    world.expect(c, "");
+    world.send(b, "$1\r\n3\r\n");
+    world.expect(other, "$1\r\n3\r\n");
+    let b = (0..40)
+        .find_map(|_| {
+            world.wait_ms(5);
+            world.connects_to(1).then(|| world.accept(1))
+        })
+        .expect("it is tried again");
+    world.expect(b, redis("PING"));
+    world.send(b, "+PONG\r\n");
+    world.expect(b, redis("SET b 1"));
+    world.expect(c, "");
+    world.send(b, moved(3300, 2));
+    world.wait_ms(2);
+    world.expect(c, all(&["SET b 1", "APPEND b 2"]));
+    world.send(c, "+OK\r\n:2\r\n");
+    world.expect(client, "+OK\r\n:2\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn what_is_asked_behind_watch_is_answered_before_the_transaction_goes() {
+    let (mut world, client, [a, b, _]) = three(&cluster(""));
+    world.send(client, redis("WATCH b"));
+    let lane = session(&mut world, 0);
+    world.expect(lane, redis("WATCH b"));
+    world.send(lane, ask(3300, 1));
+    world.expect(lane, redis("UNWATCH"));
+    world.send(lane, "+OK\r\n");
+    let watch = session(&mut world, 1);
+    world.expect(watch, all(&["ASKING", "WATCH b"]));
+    world.send(watch, "+OK\r\n+OK\r\n");
+    world.send(client, all(&["GET b", "MULTI", "SET b 2", "EXEC"]));
+    world.expect(a, redis("GET b"));
+    world.expect(watch, "");
+    world.send(a, ask(3300, 1));
+    world.expect(b, all(&["ASKING", "GET b"]));
+    world.expect(watch, "");
+    world.send(b, "+OK\r\n$1\r\n1\r\n");
+    world.expect(watch, all(&["ASKING", "MULTI", "SET b 2", "EXEC"]));
+    world.send(watch, format!("+OK\r\n+OK\r\n{QUEUED}*1\r\n+OK\r\n"));
+    world.expect(client, format!("+OK\r\n$1\r\n1\r\n+OK\r\n{QUEUED}*1\r\n+OK\r\n"));
+    world.assert_idle();
+}
+
+#[test]
+fn redirects_that_are_not_followed_are_told_in_the_gateway_s_words() {
+    // The owner cannot be reached.
+    let (mut world, client, [a, b, _]) = three(&cluster("failover_wait: 0"));
+    world.close(b, CloseReason::Eof);
+    world.refuse(1);
+    world.send(client, redis("SET b 1"));
+    world.expect(a, redis("SET b 1"));
+    world.send(a, moved(3300, 1));
+    world.expect(client, "-ERR Connection refused\r\n");
+    // No map names it.
+    world.send(client, redis("SET hello 1"));
+    world.expect(a, redis("SET hello 1"));
+    world.send(a, moved(866, 9));
+    world.wait_ms(60);
+    world.expect(a, redis("SET hello 1"));
+    world.send(a, "+OK\r\n");
+    world.expect(client, "+OK\r\n");
+    // What a script has said of its own is its client's, when it has been followed twice.
+    world.send(client, redis("EVAL redis.call 1 hello"));
+    for _ in 0..3 {
+        world.expect(a, redis("EVAL redis.call 1 hello"));
+        world.send(a, moved(866, 0));
+    }
+    world.expect(client, moved(866, 0));
+    world.assert_idle();
+}
+
+#[test]
+fn large_transactions_whose_slot_has_moved_are_aborted() {
+    let (mut world, client, _) = three(&cluster(""));
+    let large = redis(&format!("SET b {}", "x".repeat(40_000)));
+    world.send(client, redis("MULTI") + &large + &large + &redis("EXEC"));
+    let lane = session(&mut world, 0);
+    world.received(lane);
+    let refused = moved(3300, 1);
+    let aborted = "-EXECABORT Transaction discarded because of previous errors.\r\n";
+    world.send(lane, format!("+OK\r\n{refused}{refused}{aborted}"));
+    world.expect(client, format!("+OK\r\n{QUEUED}{NOT_SERVED}{aborted}"));
+    // It moves just before EXEC.
+    let large = large.replace("$1\r\nb\r\n", "$5\r\nhello\r\n");
+    world.send(client, redis("MULTI") + &large + &large + &redis("EXEC"));
+    world.received(lane);
+    world.send(lane, format!("+OK\r\n{QUEUED}{QUEUED}{}", moved(866, 1)));
+    world.expect(client, format!("+OK\r\n{QUEUED}{QUEUED}{ABORTED}"));
+    world.assert_idle();
+}
+
+#[test]
+fn calls_and_watches_that_are_sent_to_and_fro_end_in_the_gateway_s_words() {
+    let (mut world, client, _) = three(&cluster(""));
+    for (request, is_call) in [("WATCH b", false), ("BLPOP b 0", true)] {
+        world.send(client, redis(request));
+        let mut lanes: [Option<ConnId>; 2] = [None, None];
+        for hop in 0..6 {
+            let at = hop % 2;
+            let lane = *lanes[at].get_or_insert_with(|| match world.lanes[&(at as u32)].len() {
+                1 => session(&mut world, at as u32),
+                _ => world.lanes[&(at as u32)][1],
+            });
+            let asked = String::from_utf8(world.received(lane)).unwrap();
+            assert!(asked.ends_with(&redis(request)), "{asked}");
+            let id = if asked.contains("CLIENT") { ":7\r\n" } else { "" };
+            world.send(lane, id.to_owned() + &moved(3300, 1 - at as u32));
+            if !is_call {
+                world.expect(lane, redis("UNWATCH"));
+                world.send(lane, "+OK\r\n");
+            }
+        }
+        world.expect(client, NOT_SERVED);
+    }
+    world.assert_idle();
 }

@@ -38,10 +38,8 @@ pub struct Counts {
     pub reshardings: u64,
     pub wrong_maps: u64,
     pub redirects: u64,
-    /// Requests whose clients got what a node refused them with; those of them with keys on both sides of a slot
-    /// on its way.
+    /// Requests whose clients got an error as nodes have refused them.
     pub refusals: u64,
-    pub torn_slots: u64,
     /// Requests that a node has sent elsewhere while it ran a later one.
     pub overtaken: u64,
     /// Keys whose values in the end were those of their clients' replies.
@@ -87,7 +85,6 @@ impl AddAssign for Counts {
         self.wrong_maps += other.wrong_maps;
         self.redirects += other.redirects;
         self.refusals += other.refusals;
-        self.torn_slots += other.torn_slots;
         self.overtaken += other.overtaken;
         self.kept_keys += other.kept_keys;
         self.faults += other.faults;

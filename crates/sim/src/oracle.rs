@@ -376,8 +376,6 @@ impl Oracle {
             format!("server {pool}/{server} executed {tag} {key} of client {client}")
         };
         let name = tag_of(tag, key);
-        let asked = self.ledgers.get(client as usize).and_then(|ledger| ledger.tags.get(&name));
-        let is_watched = asked.is_some_and(|&(index, _)| self.is_watched(client, index));
         let Some(ledger) = self.ledgers.get_mut(client as usize) else {
             panic!("I1: {}, who does not exist", what());
         };
@@ -469,7 +467,7 @@ impl Oracle {
         // A read may have gone to what is the primary now before an earlier write did, and one whose server
         // fails goes to another.
         let is_ordered = match self.has_slots {
-            true => access == Access::Write || (self.reads_primaries && !is_watched),
+            true => access == Access::Write || self.reads_primaries,
             false => access == Access::Write || !self.rings.has_groups(pool),
         };
         if !late && is_ordered {
@@ -630,8 +628,7 @@ impl Oracle {
             *slowest = waited.max(*slowest);
             self.check_broadcast(client, index, now);
             self.note_acknowledged(client, index, now);
-            let is_ordered = self.is_write(client, index)
-                || (self.reads_primaries && !self.is_watched(client, index));
+            let is_ordered = self.is_write(client, index) || self.reads_primaries;
             let ending = match reply == OUT_OF_MEMORY {
                 true => Ending::Failed,
                 false => Ending::Answered { is_ordered },
@@ -659,7 +656,8 @@ impl Oracle {
             self.note_ending(client, index, reply, Ending::Failed);
             return;
         }
-        let may_abort = self.has_slots && reply == ABORT;
+        let may_abort = self.has_slots
+            && (reply == ABORT || abort_reason(reply).is_some_and(|why| is_told_refusal(&why)));
         if may_abort && self.is_refused_since_began(client, index, now) {
             self.counts.refusals += 1;
             self.counts.errors += 1;
@@ -784,13 +782,20 @@ impl Oracle {
             let is_own = |part: &Part| request.tag == tag && part.key == key;
             request.parts.is_empty() || request.parts.iter().any(is_own)
         };
+        // Nobody is to know where nodes are.
+        assert!(
+            !refusals::is_sent_back(reply),
+            "I3: client {client}, request {index}, {}: {}, which is for the gateway",
+            show(&request.bytes),
+            show(reply)
+        );
         let explained = ledger.refusals.explain(reply, since, fits);
         let is_shared = request.parts.iter().any(|part| part.shared);
         let what = || format!("{}: {}", show(&request.bytes), show(reply));
         // Gateways say so themselves of nodes that have said so to others, and of slots without an owner.
         let is_own = self.is_absent(since, now) || self.counts.wrong_maps > 0;
         assert!(
-            explained.is_some() || is_shared || (is_own && !refusals::is_redirect(reply)),
+            explained.is_some() || is_shared || is_own,
             "I1: client {client}, request {index}, {}, which no node has said of it",
             what()
         );
@@ -815,16 +820,14 @@ impl Oracle {
             || self.tight_queues
             || now - entry.read_at.min(now) >= self.timeout_us;
         assert!(
-            is_given_up || !refusals::is_redirect(reply),
+            is_given_up || explained != Some(false),
             "I3: client {client}, request {index}, {}: it was not followed; {}",
             what(),
             ledger.refusals.describe(since)
         );
-        let is_torn = reply.starts_with(b"-TRYAGAIN");
-        self.counts.torn_slots += u64::from(is_torn);
         self.counts.refusals += 1;
-        let is_spent = explained == Some(true) && refusals::is_redirect(reply);
-        self.counts.errors += u64::from(!is_torn && !is_spent && !is_watched);
+        let is_spent = explained == Some(true) && reply == refusals::NOT_SERVED;
+        self.counts.errors += u64::from(!is_spent && !is_watched);
         self.ledgers[client as usize].requests[index as usize].is_refused = true;
         let ending = if is_whole { Ending::Refused } else { Ending::Failed };
         self.note_ending(client, index, reply, ending);
@@ -1181,7 +1184,20 @@ const ABORT: &[u8] = b"-EXECABORT Transaction discarded because of previous erro
 /// The reply of a transaction whose server fails, or refuses a command of it.
 fn is_abort(request: &Request, reply: &[u8]) -> bool {
     let is_session = matches!(request.answer, Answer::Session { .. });
-    is_session && (reply == ABORT || NILS.contains(&reply) || reply == OUT_OF_MEMORY)
+    let is_of_memory =
+        reply == OUT_OF_MEMORY || abort_reason(reply).as_deref() == Some(OUT_OF_MEMORY);
+    is_session && (reply == ABORT || NILS.contains(&reply) || is_of_memory)
+}
+
+/// The error that EXEC names as that of a command before it.
+fn abort_reason(reply: &[u8]) -> Option<Vec<u8>> {
+    let why = reply.strip_prefix(b"-EXECABORT Transaction discarded because of: ")?;
+    Some([b"-", why].concat())
+}
+
+/// What clients may be told of a command that a node has not run.
+fn is_told_refusal(reply: &[u8]) -> bool {
+    refusals::is_refusal(reply) && !refusals::is_sent_back(reply)
 }
 
 /// An error packet as the error in text; everything else unchanged.

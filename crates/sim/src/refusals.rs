@@ -3,6 +3,9 @@
 /// So often a request is sent elsewhere, and its client gets what is said then.
 const HOPS_MAX: usize = 5;
 
+/// What clients get in place of what is sent elsewhere and is not followed.
+pub(crate) const NOT_SERVED: &[u8] = b"-CLUSTERDOWN Hash slot not served\r\n";
+
 #[derive(Default)]
 pub(crate) struct Refusals(Vec<Refused>);
 
@@ -58,14 +61,16 @@ impl Refusals {
         self.0.last().is_some_and(|it| it.at >= since)
     }
 
-    /// Of what nodes have said so since then, one that fits: whether it has been followed as often as it is at most.
+    /// Of what nodes have said since then that clients are answered so, one that fits: whether it has been followed as
+    /// often as it is at most.
     pub(crate) fn explain(
         &self,
-        text: &[u8],
+        answer: &[u8],
         since: u64,
         fits: impl Fn(&[u8], &[u8]) -> bool,
     ) -> Option<bool> {
-        let is_it = |it: &&Refused| it.at >= since && it.text == text && fits(&it.tag, &it.key);
+        let is_why = |text: &[u8]| text == answer || (answer == NOT_SERVED && is_sent_back(text));
+        let is_it = |it: &&Refused| it.at >= since && is_why(&it.text) && fits(&it.tag, &it.key);
         let found = self.0.iter().rev().filter(is_it);
         found.map(|it| self.hops((&it.tag, &it.key), since) > HOPS_MAX || !it.is_redirect).max()
     }
@@ -84,6 +89,8 @@ pub(crate) fn is_refusal(reply: &[u8]) -> bool {
     WORDS.iter().any(|word| reply.starts_with(word))
 }
 
-pub(crate) fn is_redirect(reply: &[u8]) -> bool {
-    reply.starts_with(b"-MOVED ") || reply.starts_with(b"-ASK ")
+/// What is for gateways, and not for clients.
+pub(crate) fn is_sent_back(reply: &[u8]) -> bool {
+    const WORDS: [&[u8]; 3] = [b"-MOVED ", b"-ASK ", b"-TRYAGAIN "];
+    WORDS.iter().any(|word| reply.starts_with(word))
 }

@@ -27,6 +27,7 @@ use crate::exchange::dispatch::Payload;
 use crate::exchange::flow::{Flow, FlowContext, Step};
 use crate::redis::cluster::SentBack;
 use crate::redis::keyless;
+use crate::redis::redirects::is_redirect;
 use crate::redis::tenant::{Named, named_by, stripped};
 use crate::request::replay::Replay;
 use crate::request::{Due, Own};
@@ -499,6 +500,13 @@ impl Flow for Waiting {
     fn on_reply(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, reply: &[u8]) -> Step {
         match cx.engine.wait_over(cx.request, reply) {
             Some(replay) => Step::TakeBack(replay),
+            None if cx.engine.backends[cx.engine.requests[cx.request].backend]
+                .topology
+                .has_slots()
+                && is_redirect(reply) =>
+            {
+                Step::Fail(Failure::ClusterDown.into())
+            }
             None => stripped(cx, self.prefix.as_ref(), self.named, reply),
         }
     }

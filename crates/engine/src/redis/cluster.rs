@@ -5,10 +5,12 @@
 
 use cashew_protocol::resp::encode;
 
+use crate::base::failure::Failure;
 use crate::base::id::{ClientId, LaneId, RequestId, ServerId};
 use crate::base::time::Time;
 use crate::engine::Engine;
 use crate::exchange::flow::{Flow, FlowContext, Step};
+use crate::redis::redirects::{ABORTED, is_redirect};
 use crate::redis::transaction::Transaction;
 use crate::request::replay::Replay;
 use crate::upstream::redirect::{Elsewhere, RefusedPart};
@@ -95,6 +97,10 @@ impl Flow for HeldExec {
 /// The client was told that all is queued before the node was asked: it hears with EXEC why that is not so, in the
 /// words of a server that refuses at EXEC.
 fn answer(cx: &mut FlowContext<'_>, refused: Option<Box<RefusedPart>>, reply: &[u8]) -> Step {
+    let is_elsewhere = |part: &RefusedPart| is_redirect(&[b"-", &part.text[..], b"\r\n"].concat());
+    if is_redirect(reply) || refused.as_deref().is_some_and(is_elsewhere) {
+        return cx.reply(ABORTED.len(), |out| out.extend_from_slice(ABORTED));
+    }
     let Some(refused) = refused.filter(|_| reply.starts_with(PREVIOUS_ERRORS)) else {
         return Step::Answer;
     };
@@ -131,7 +137,10 @@ impl Flow for Watching {
         // The client is bound to no node.
         cx.engine.forget_watch(client);
         if sent_back.is_none() {
-            return Step::Answer;
+            return match is_redirect(reply) {
+                true => Step::Fail(Failure::ClusterDown.into()),
+                false => Step::Answer,
+            };
         }
         cx.engine.clients[client].modes.enter().sent_back = sent_back;
         let text = cx.replay().to_vec();

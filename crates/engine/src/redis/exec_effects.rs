@@ -28,6 +28,7 @@ use crate::exchange::dispatch::Payload;
 use crate::exchange::flow::{Flow, FlowContext, Step};
 use crate::redis::client_list::Question;
 use crate::redis::keyless::Aggregate;
+use crate::redis::redirects::{ABORTED, is_redirect};
 use crate::redis::routed::{PLAIN, deletion};
 use crate::redis::transaction::UNWATCH;
 use crate::redis::written_keys::WrittenKeys;
@@ -147,6 +148,11 @@ impl Flow for ExecEffects {
     fn on_reply(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, reply: &[u8]) -> Step {
         self.end_writes(cx.engine, has_executed(reply));
         let client = cx.client();
+        let has_slots =
+            cx.engine.backends[cx.engine.requests[cx.request].backend].topology.has_slots();
+        if has_slots && is_redirect(reply) {
+            return cx.reply(ABORTED.len(), |out| out.extend_from_slice(ABORTED));
+        }
         if client == ClientId::NONE || self.effects.is_empty() {
             return Step::Answer;
         }

@@ -27,7 +27,8 @@ use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
-use crate::request::{Due, Own, Role};
+use crate::redis::transaction::EXEC;
+use crate::request::{Due, Own, Request, Role};
 use crate::upstream::bulk::BULK_SIZE;
 use crate::upstream::lane::{Lane, Link};
 use crate::upstream::redirect::{
@@ -35,7 +36,7 @@ use crate::upstream::redirect::{
 };
 use crate::upstream::refused::RefusedRequest;
 
-/// So often a request is sent elsewhere; then its client gets the node's error.
+/// So often a request is sent elsewhere; then its client gets an error.
 const HOPS_MAX: u8 = 5;
 /// The same of scripts, which may say so themselves when they have run.
 const HOPS_OF_SCRIPTS_MAX: u8 = 2;
@@ -123,7 +124,7 @@ impl Engine {
         let reply = [&slot.reply, end].concat();
         let Some(redirect) = Redirect::of(&reply) else { return false };
         let Some(back) = self.sent_back(index, &reply) else {
-            // It is not kept: its client gets the error.
+            // It is not kept: its client gets an error.
             if let Redirect::Moved { slot, to } = redirect {
                 self.learn_owner(backend, server, slot, to);
             }
@@ -186,12 +187,8 @@ impl Engine {
         let is_first_try = self.now.micros_since(slot.started) < TRY_AGAIN_FIRST_MS * 1000;
         self.clients[client].fenced = true;
         match to {
-            Ok((to, slot, asks)) => match self.parked_before(client, slot, request) {
-                None if self.has_earlier_elsewhere(request, (backend, to)) => {
-                    self.park_request(back, slot, self.now.plus_millis(TURN_MS), Wait::Turn);
-                }
+            Ok((to, slot, asks)) => match self.has_to_wait(client, slot, request, (backend, to)) {
                 None => self.send_elsewhere(back, (backend, to), asks),
-                // It must not overtake what it came behind.
                 Some((due, why)) => self.park_request(back, slot, due, why),
             },
             Err(slot) if redirect == Redirect::TryAgain => {
@@ -205,6 +202,55 @@ impl Engine {
             }
         }
         true
+    }
+
+    /// A redirect to a lane's head that is not followed, of which `end` are the last bytes. Returns whether its client
+    /// has got the gateway's words instead: it is to know nothing of a cluster. Flows with a lane of their own decide by
+    /// the node's words, and hide them by themselves.
+    pub(crate) fn hides_redirect(&mut self, index: LaneId, end: &[u8]) -> bool {
+        let lane = &self.lanes[index];
+        let (backend, request) = (lane.backend, lane.head);
+        let Request { role, reply, streaming, next_in_lane, .. } = &self.requests[request];
+        let is_answer = match role {
+            Role::Single | Role::Fragment { .. } => true,
+            Role::Flow { .. } => !lane.is_session,
+            Role::Parent { .. } | Role::Probe { .. } | Role::Own(_) => false,
+        };
+        let is_short = reply.len() + end.len() <= REPLY_MAX;
+        let is_fit = is_answer && is_short && !streaming;
+        let has_slots = self.backends[backend].topology.has_slots();
+        if !has_slots || !is_fit || !is_redirect(&[reply, end].concat()) {
+            return false;
+        }
+        let next = *next_in_lane;
+        let has_seal =
+            next != RequestId::NONE && matches!(self.requests[next].role, Role::Own(Own::Seal(_)));
+        let back = self.sent_back(index, end);
+        let is_exec = back.as_ref().is_some_and(|back| back.bytes == EXEC);
+        let is_sealed = has_seal || back.as_ref().is_some_and(|back| back.is_sealed);
+        back.into_iter().for_each(|back| self.bufs.give(back.bytes));
+        if is_sealed && !is_exec {
+            return false;
+        }
+        self.drop_reply(request);
+        self.pop_answered(index);
+        let slot = &mut self.requests[request];
+        (slot.next_in_lane, slot.arrived) = (RequestId::NONE, 0);
+        match is_exec {
+            true => self.answer_instead(request, |out| out.extend_from_slice(ABORTED)),
+            false => self.fail_request(request, Failure::ClusterDown.into()),
+        }
+        true
+    }
+
+    /// A request that nodes have refused, and that is not sent again, has left its lane: its client gets what they have
+    /// said, if that is no redirect, or is a script's own.
+    pub(crate) fn answer_unfollowed(&mut self, request: RequestId, reply: &[u8], bytes: &[u8]) {
+        let has_slots = self.backends[self.requests[request].backend].topology.has_slots();
+        match has_slots && is_redirect(reply) && !is_sealed(bytes) {
+            true => self.fail_request(request, Failure::ClusterDown.into()),
+            false => self.deliver(request, reply),
+        }
     }
 
     /// The lane's head has not run, and stands behind a request of its client's that the node has refused: they are
@@ -314,18 +360,41 @@ impl Engine {
         }
         self.backends[backend].servers.ids().filter(|&other| other != server).any(|other| {
             self.backends[backend].servers[other].all_lanes().any(|lane| {
+                let is_before = |at: RequestId| {
+                    self.requests.waiting_client(at) == client
+                        && self.requests[at].hops > 0
+                        && self.is_earlier(client, at, request)
+                };
+                // What was refused there is sent there again.
+                let refused = self.lanes[lane].refused.iter().flat_map(|it| &it.requests);
+                if refused.into_iter().any(|it| is_before(it.request)) {
+                    return true;
+                }
                 let mut at = self.lanes[lane].head;
                 while at != RequestId::NONE {
-                    let slot = &self.requests[at];
-                    let is_its = self.requests.waiting_client(at) == client;
-                    if is_its && slot.hops > 0 && self.is_earlier(client, at, request) {
+                    if is_before(at) {
                         return true;
                     }
-                    at = slot.next_in_lane;
+                    at = self.requests[at].next_in_lane;
                 }
                 false
             })
         })
+    }
+
+    /// What a request waits for before it is sent to a node, so that it overtakes nothing of its client's.
+    fn has_to_wait(
+        &self,
+        client: ClientId,
+        slot: u16,
+        request: RequestId,
+        to: (BackendId, ServerId),
+    ) -> Option<(Time, Wait)> {
+        let elsewhere = || {
+            self.has_earlier_elsewhere(request, to)
+                .then(|| (self.now.plus_millis(TURN_MS), Wait::Turn))
+        };
+        self.parked_before(client, slot, request).or_else(elsewhere)
     }
 
     /// What a client's last request for a slot waits for that it asked before this one.
@@ -452,9 +521,13 @@ impl Engine {
                     self.seal(lane);
                 }
             }
-            Err(_) => {
+            Err(failure) => {
                 self.bufs.give(bytes);
-                self.deliver(request, &reply);
+                if is_sealed {
+                    return self.deliver(request, &reply);
+                }
+                let failure = self.backends[backend].named(server, failure);
+                self.fail_request(request, failure);
             }
         }
     }
@@ -464,8 +537,8 @@ impl Engine {
         let backend = self.requests[request].backend;
         let most = self.backends[backend].limits.server_queue_max as usize;
         if self.parked.requests.len() >= most {
-            self.bufs.give(bytes);
-            return self.deliver(request, &reply);
+            self.answer_unfollowed(request, &reply, &bytes);
+            return self.bufs.give(bytes);
         }
         self.requests[request].in_lane = true;
         let parked = ParkedRequest { request, bytes, reply, slot, variant, is_large, due, why };
@@ -505,30 +578,29 @@ impl Engine {
         let started = self.requests[request].started;
         let state = &self.backends[backend];
         let owner = state.topology.owner(slot);
-        let is_wanted = self.requests.waiting_client(request) != ClientId::NONE;
+        let client = self.requests.waiting_client(request);
+        let is_wanted = client != ClientId::NONE;
         let waited_until = started.plus_micros(state.failover_wait_us);
         let still_waits = match why {
             Wait::Map(changes) => self.map_changes(backend) == changes && waited_until > self.now,
-            Wait::Keys => false,
-            Wait::Turn => {
-                owner.is_some_and(|to| self.has_earlier_elsewhere(request, (backend, to)))
-            }
+            Wait::Keys | Wait::Turn => false,
         };
         let is_sealed = is_sealed(&bytes);
         let back = SentBack { request, bytes, reply, variant, is_large, is_sealed };
         match owner.filter(|_| is_wanted && state.expiry(started) > self.now) {
-            Some(_) if still_waits && why == Wait::Turn => {
-                self.park_request(back, slot, self.now.plus_millis(TURN_MS), why);
-            }
             Some(_) if still_waits => {
                 self.doubt_map(backend);
                 self.park_request(back, slot, self.now.plus_millis(LOOK_MS), why);
             }
-            Some(owner) => self.send_elsewhere(back, (backend, owner), false),
+            // Meanwhile others may have come back that it came behind.
+            Some(owner) => match self.has_to_wait(client, slot, request, (backend, owner)) {
+                None => self.send_elsewhere(back, (backend, owner), false),
+                Some((due, why)) => self.park_request(back, slot, due, why),
+            },
             None => {
                 self.requests[request].in_lane = false;
+                self.answer_unfollowed(request, &back.reply, &back.bytes);
                 self.bufs.give(back.bytes);
-                self.deliver(request, &back.reply);
             }
         }
     }
@@ -611,6 +683,14 @@ impl Engine {
             self.ask_with(index, Own::Whatever, Due::OK, if reads { READONLY } else { READWRITE });
         }
     }
+}
+
+/// What EXEC is answered if a node sends it elsewhere that has queued the transaction.
+pub(crate) const ABORTED: &[u8] =
+    b"-EXECABORT Transaction discarded because of: CLUSTERDOWN Hash slot not served\r\n";
+
+pub(crate) fn is_redirect(reply: &[u8]) -> bool {
+    Redirect::of(reply).is_some()
 }
 
 /// What a whole request is.

@@ -41,7 +41,7 @@ pub(crate) const EARLY_SIZE_MAX: usize = 64 * 1024;
 const OVERHEARD_SIZE_MAX: usize = 64 * 1024;
 
 const MULTI: &[u8] = b"*1\r\n$5\r\nMULTI\r\n";
-const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
+pub(crate) const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
 const DISCARD: &[u8] = b"*1\r\n$7\r\nDISCARD\r\n";
 pub(crate) const UNWATCH: &[u8] = b"*1\r\n$7\r\nUNWATCH\r\n";
 const QUEUED: &[u8] = b"+QUEUED\r\n";
@@ -710,6 +710,12 @@ impl Engine {
                 }
             };
             self.transaction(client).lane = lane;
+        } else if self.clients[client].requests > 0
+            && !self.transaction(client).is_begun
+            && self.backends[self.backend_of(client)].topology.has_slots()
+        {
+            // What was asked since WATCH may be on its way to another node, and be sent here from there.
+            return Err(Plan::Wait);
         }
         let transaction = self.transaction(client);
         transaction.is_provided = false;

@@ -272,7 +272,7 @@ impl Engine {
     }
 
     /// A whole reply to a lane's head, of which `end` are the last bytes. Returns whether the request was
-    /// refused and is kept, to be sent again: see [`crate::upstream::refused`].
+    /// refused and is kept, to be sent again (see [`crate::upstream::refused`]), or is answered otherwise.
     #[inline]
     pub(crate) fn keeps_refused(&mut self, index: LaneId, end: &[u8]) -> bool {
         let lane = &self.lanes[index];
@@ -282,7 +282,9 @@ impl Engine {
         };
         self.backends[lane.backend].repeats_refused
             && (lane.refused.is_some() || is_error())
-            && (self.is_redirected(index, end) || self.takes_refused(index, end))
+            && (self.is_redirected(index, end)
+                || self.takes_refused(index, end)
+                || self.hides_redirect(index, end))
     }
 
     #[cold]
@@ -353,9 +355,9 @@ impl Engine {
 
     fn answer_refused(&mut self, refused: RefusedRequest) {
         let RefusedRequest { request, bytes, reply } = refused;
-        self.bufs.give(bytes);
         self.requests[request].in_lane = false;
-        self.deliver(request, &reply);
+        self.answer_unfollowed(request, &reply, &bytes);
+        self.bufs.give(bytes);
         self.bufs.give(reply);
     }
 
