@@ -410,17 +410,42 @@ fn what_waits_for_a_dead_node_goes_to_its_successor() {
 }
 
 #[test]
-fn a_client_that_has_gone_gets_nothing_sent_on() {
-    let (mut world, client, [a, b, _]) = three(&waiting());
-    world.send(client, all(&["SET b 1", "SET hello 1"]));
+fn what_a_client_that_has_gone_has_written_is_sent_on_in_order() {
+    let (mut world, client, [a, b, c]) = three(&waiting());
+    world.send(client, all(&["SET b 1", "GET b", "APPEND b 2", "APPEND b 3", "SET hello 1"]));
     world.received(a);
-    world.send(a, moved(3300, 9));
     world.close(client, CloseReason::Reset);
-    world.send(a, moved(866, 1));
+    world.send(a, moved(3300, 1).repeat(2) + &moved(3300, 2).repeat(2));
+    world.expect(b, redis("SET b 1"));
+    world.expect(c, "");
+    world.send(b, moved(3300, 2));
+    for request in ["SET b 1", "APPEND b 2", "APPEND b 3"] {
+        world.wait_ms(3);
+        world.expect(c, redis(request));
+        world.send(c, "+OK\r\n");
+    }
     world.expect(b, "");
-    world.wait_ms(60);
+    // The owner is not known yet.
+    world.send(a, moved(866, 9));
     world.wait_ms(2000);
-    world.expect(a, "");
+    world.expect(a, redis("SET hello 1"));
+    world.send(a, "+OK\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn what_is_asked_without_a_reply_is_sent_on_also_when_its_client_leaves() {
+    let (mut world, client, [a, b, _]) = three(&cluster(""));
+    world.send(client, all(&["CLIENT REPLY SKIP", "SET b 1", "CLIENT REPLY OFF", "SET b 2"]));
+    world.expect(a, all(&["SET b 1", "SET b 2"]));
+    world.send(a, moved(3300, 1));
+    world.expect(b, redis("SET b 1"));
+    world.close(client, CloseReason::Eof);
+    world.send(a, moved(3300, 1));
+    world.send(b, "+OK\r\n");
+    world.wait_ms(3);
+    world.expect(b, redis("SET b 2"));
+    world.send(b, "+OK\r\n");
     world.assert_idle();
 }
 

@@ -178,6 +178,11 @@ impl Cluster {
         to("MOVED", owner)
     }
 
+    /// Whether the slot of a key is on its way to a node that takes writes.
+    fn is_importing(&self, node: u32, key: &[u8]) -> bool {
+        self.is_primary(node) && self.moving.get(&slot_of(key)) == Some(&self.shard_of(node))
+    }
+
     /// What becomes of a call that waits at a node for a key.
     pub(crate) fn ends_wait(&self, node: u32, key: &[u8]) -> Option<Vec<u8>> {
         let slot = slot_of(key);
@@ -478,6 +483,12 @@ impl Fabric {
             if let Some(client) = owner_of(key)
                 && noted.insert((tag, key))
             {
+                let cluster = self.cluster.as_ref();
+                let is_importing = cluster.is_some_and(|cluster| cluster.is_importing(node, key));
+                let asked = format!("-ASK {} {}\r\n", slot_of(key), address(node));
+                if is_importing && text.starts_with(b"-MOVED ") {
+                    self.oracle.check_asking(client, (tag, key), asked.as_bytes(), now);
+                }
                 self.oracle.refused(client, (tag, key), text, is_redirect, (node, now));
             }
         }

@@ -27,6 +27,9 @@ use crate::shape;
 /// and it may fail before it ends.
 const UPLOAD_SIZE_MIN: usize = 1 << 20;
 
+/// What waits in the gateway for others of its client's arrives no sooner at a node after it was sent there.
+const WAITS_MIN_US: u64 = 1_000;
+
 /// A server's execution of a command for one key.
 pub(crate) struct Execution<'a> {
     pub(crate) pool: u32,
@@ -744,6 +747,30 @@ impl Oracle {
                 || self.is_absent(since, now)
                 || self.counts.wrong_maps + self.counts.aborts > 0
         })
+    }
+
+    /// A node to which a slot is on its way refuses a command, since it came without ASKING: it must not have been
+    /// sent there by ASK. Where connections fail or maps are wrong it may come without it, and go on from there; so
+    /// may what has waited in the gateway since, and goes where an old map has the slot.
+    pub(crate) fn check_asking(
+        &self,
+        client: u32,
+        (tag, key): (&[u8], &[u8]),
+        ask: &[u8],
+        now: u64,
+    ) {
+        let Some(ledger) = self.ledgers.get(client as usize) else { return };
+        let Some(&(index, _)) = ledger.tags.get(&tag_of(tag, key)) else { return };
+        let since = ledger.requests[index as usize].sent_at.max(now.saturating_sub(WAITS_MIN_US));
+        assert!(
+            self.has_faults
+                || self.counts.wrong_maps > 0
+                || ledger.refusals.last_of((tag, key), since) != Some(ask),
+            "I1: {} {} of client {client} has followed {} without ASKING",
+            tag.escape_ascii(),
+            key.escape_ascii(),
+            show(ask)
+        );
     }
 
     /// A node has not run a command on a client's key.

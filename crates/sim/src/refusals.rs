@@ -57,6 +57,12 @@ impl Refusals {
         all.any(|it| it.is_redirect && it.node == node && it.tag == tag && it.key == key)
     }
 
+    /// What was said of this last, since then.
+    pub(crate) fn last_of(&self, (tag, key): (&[u8], &[u8]), since: u64) -> Option<&[u8]> {
+        let mut all = self.0.iter().rev().take_while(|it| it.at >= since);
+        all.find(|it| it.tag == tag && it.key == key).map(|it| &it.text[..])
+    }
+
     pub(crate) fn has_since(&self, since: u64) -> bool {
         self.0.last().is_some_and(|it| it.at >= since)
     }

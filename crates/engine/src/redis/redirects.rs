@@ -9,6 +9,8 @@
 //! as their replies come, which is in that order; so that none overtakes them, clients with requests there are
 //! fenced once the owner is known to be another.
 //!
+//! What a client has written that has gone meanwhile is sent elsewhere all the same, as nobody could do it again.
+//!
 //! What a script answers may look like a redirect. It is followed, at most [`HOPS_OF_SCRIPTS_MAX`]
 //! times, but nothing is learned of it for others.
 
@@ -157,7 +159,7 @@ impl Engine {
             Redirect::TryAgain => !back.is_sealed && !self.has_more_behind(index, client),
             Redirect::Moved { .. } | Redirect::Ask { .. } => true,
         };
-        if client == ClientId::NONE || is_late || is_spent || !is_followed {
+        if is_for_nothing(client, &back.bytes) || is_late || is_spent || !is_followed {
             self.bufs.give(back.bytes);
             return false;
         }
@@ -185,7 +187,9 @@ impl Engine {
             slot.hops += 1;
         }
         let is_first_try = self.now.micros_since(slot.started) < TRY_AGAIN_FIRST_MS * 1000;
-        self.clients[client].fenced = true;
+        if client != ClientId::NONE {
+            self.clients[client].fenced = true;
+        }
         match to {
             Ok((to, slot, asks)) => match self.has_to_wait(client, slot, request, (backend, to)) {
                 None => self.send_elsewhere(back, (backend, to), asks),
@@ -210,6 +214,7 @@ impl Engine {
     pub(crate) fn hides_redirect(&mut self, index: LaneId, end: &[u8]) -> bool {
         let lane = &self.lanes[index];
         let (backend, request) = (lane.backend, lane.head);
+        let is_told = self.requests.waiting_client(request) != ClientId::NONE;
         let Request { role, reply, streaming, next_in_lane, .. } = &self.requests[request];
         let is_answer = match role {
             Role::Single | Role::Fragment { .. } => true,
@@ -217,7 +222,7 @@ impl Engine {
             Role::Parent { .. } | Role::Probe { .. } | Role::Own(_) => false,
         };
         let is_short = reply.len() + end.len() <= REPLY_MAX;
-        let is_fit = is_answer && is_short && !streaming;
+        let is_fit = is_told && is_answer && is_short && !streaming;
         let has_slots = self.backends[backend].topology.has_slots();
         if !has_slots || !is_fit || !is_redirect(&[reply, end].concat()) {
             return false;
@@ -247,7 +252,8 @@ impl Engine {
     /// said, if that is no redirect, or is a script's own.
     pub(crate) fn answer_unfollowed(&mut self, request: RequestId, reply: &[u8], bytes: &[u8]) {
         let has_slots = self.backends[self.requests[request].backend].topology.has_slots();
-        match has_slots && is_redirect(reply) && !is_sealed(bytes) {
+        let is_told = has_slots && self.requests.waiting_client(request) != ClientId::NONE;
+        match is_told && is_redirect(reply) && !is_sealed(bytes) {
             true => self.fail_request(request, Failure::ClusterDown.into()),
             false => self.deliver(request, reply),
         }
@@ -351,19 +357,19 @@ impl Engine {
     }
 
     /// Whether an earlier request of its client's that was sent elsewhere is on its way to another node than this: it
-    /// may be sent on from there, behind this one.
+    /// may be sent on from there, behind this one. Nobody knows which connection a client had that has gone, and which
+    /// of its requests came first: those go one by one.
     fn has_earlier_elsewhere(&self, request: RequestId, to: (BackendId, ServerId)) -> bool {
         let (backend, server) = to;
         let client = self.requests.waiting_client(request);
-        if client == ClientId::NONE {
-            return false;
-        }
-        self.backends[backend].servers.ids().filter(|&other| other != server).any(|other| {
+        let is_gone = client == ClientId::NONE;
+        let is_other = |&other: &ServerId| is_gone || other != server;
+        self.backends[backend].servers.ids().filter(is_other).any(|other| {
             self.backends[backend].servers[other].all_lanes().any(|lane| {
                 let is_before = |at: RequestId| {
                     self.requests.waiting_client(at) == client
                         && self.requests[at].hops > 0
-                        && self.is_earlier(client, at, request)
+                        && (is_gone || self.is_earlier(client, at, request))
                 };
                 // What was refused there is sent there again.
                 let refused = self.lanes[lane].refused.iter().flat_map(|it| &it.requests);
@@ -404,12 +410,19 @@ impl Engine {
         slot: u16,
         request: RequestId,
     ) -> Option<(Time, Wait)> {
-        let mut all = self.parked.requests.iter().rev();
-        let last = all.find(|it| {
-            it.slot == slot
-                && self.requests.waiting_client(it.request) == client
-                && self.is_earlier(client, it.request, request)
-        })?;
+        let Request { hops, in_lane: is_parked, .. } = self.requests[request];
+        let is_before = |it: &&ParkedRequest| match client {
+            // Of a client that has gone, what was sent on more often came first. The rest is in its order.
+            ClientId::NONE => match is_parked {
+                true => self.requests[it.request].hops > hops,
+                false => self.requests[it.request].hops >= hops,
+            },
+            _ => self.is_earlier(client, it.request, request),
+        };
+        let is_its = |it: &&ParkedRequest| {
+            it.slot == slot && self.requests.waiting_client(it.request) == client
+        };
+        let last = self.parked.requests.iter().rev().filter(is_its).find(is_before)?;
         Some((last.due, last.why))
     }
 
@@ -579,7 +592,7 @@ impl Engine {
         let state = &self.backends[backend];
         let owner = state.topology.owner(slot);
         let client = self.requests.waiting_client(request);
-        let is_wanted = client != ClientId::NONE;
+        let is_wanted = !is_for_nothing(client, &bytes);
         let waited_until = started.plus_micros(state.failover_wait_us);
         let still_waits = match why {
             Wait::Map(changes) => self.map_changes(backend) == changes && waited_until > self.now,
@@ -708,6 +721,11 @@ fn found(bytes: &[u8]) -> Option<(&'static redis::Command, RequestParser)> {
 /// Whether what it answers may be of a script's or a module's own making.
 fn is_sealed(bytes: &[u8]) -> bool {
     found(bytes).is_some_and(|(command, _)| command.is_sealed() || command.group == Group::Module)
+}
+
+/// Whether it is only read, and the client has gone. What is written is written all the same.
+fn is_for_nothing(client: ClientId, bytes: &[u8]) -> bool {
+    client == ClientId::NONE && access_of(bytes).is_none_or(|access| access == Access::Read)
 }
 
 fn access_of(bytes: &[u8]) -> Option<Access> {
