@@ -1098,3 +1098,28 @@ fn calls_and_watches_that_are_sent_to_and_fro_end_in_the_gateway_s_words() {
     }
     world.assert_idle();
 }
+
+#[test]
+fn what_waits_at_a_former_owner_is_not_overtaken_when_another_node_names_the_next() {
+    let (mut world, client, [a, b, c]) = three(&waiting());
+    let other = world.client();
+    // One that asks for the same slot is sent to a node that sends it on.
+    world.send(other, redis("GET x{b}"));
+    world.expect(a, redis("GET x{b}"));
+    world.send(a, ask(3300, 1));
+    world.expect(b, all(&["ASKING", "GET x{b}"]));
+    world.send(client, redis("SET b 1"));
+    world.expect(a, redis("SET b 1"));
+    world.send(b, "+OK\r\n".to_owned() + &moved(3300, 2));
+    world.expect(c, redis("GET x{b}"));
+    world.send(client, redis("APPEND b 2"));
+    world.expect(c, "");
+    world.send(a, moved(3300, 2));
+    world.expect(c, redis("SET b 1"));
+    world.send(c, "$-1\r\n+OK\r\n");
+    world.expect(other, "$-1\r\n");
+    world.expect(c, redis("APPEND b 2"));
+    world.send(c, ":2\r\n");
+    world.expect(client, "+OK\r\n:2\r\n");
+    world.assert_idle();
+}

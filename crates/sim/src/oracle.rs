@@ -662,8 +662,10 @@ impl Oracle {
         let may_abort = self.has_slots
             && (reply == ABORT || abort_reason(reply).is_some_and(|why| is_told_refusal(&why)));
         if may_abort && self.is_refused_since_began(client, index, now) {
+            let is_own = abort_reason(reply).as_deref() == Some(refusals::NOT_SERVED);
+            let is_spent = is_own && self.is_spent(client, index);
             self.counts.refusals += 1;
-            self.counts.errors += 1;
+            self.counts.errors += u64::from(!is_spent);
             self.note_ending(client, index, reply, Ending::Refused);
             return;
         }
@@ -737,6 +739,15 @@ impl Oracle {
         let before = index.checked_sub(1);
         let requests = &self.ledgers[client as usize].requests;
         before.is_some_and(|at| requests[at as usize].request.began.is_some())
+    }
+
+    /// Whether a transaction was followed as often as it is at most.
+    fn is_spent(&self, client: u32, index: u32) -> bool {
+        let ledger = &self.ledgers[client as usize];
+        let began = ledger.requests[index as usize].request.began;
+        let told = began
+            .and_then(|since| ledger.refusals.explain(refusals::NOT_SERVED, since, |_, _| true));
+        told == Some(true)
     }
 
     fn is_refused_since_began(&self, client: u32, index: u32, now: u64) -> bool {

@@ -470,10 +470,13 @@ impl Engine {
         to: Node<'_>,
     ) -> Option<ServerId> {
         let owner = self.node(backend, by, to);
+        let before = self.backends[backend].topology.owner(slot);
         if let Some(owner) = owner
             && self.backends[backend].topology.set_owner(slot, owner)
         {
             self.fence_users_of(backend, by);
+            // Another node may have said so than the one where requests for the slot still are.
+            before.into_iter().for_each(|before| self.fence_users_of(backend, before));
             // It was a replica perhaps, and may be one again before there is a map.
             self.tell_roles(backend, owner, false);
         }
@@ -485,6 +488,12 @@ impl Engine {
     fn fence_users_of(&mut self, backend: BackendId, server: ServerId) {
         let lanes: Vec<LaneId> = self.backends[backend].servers[server].all_lanes().collect();
         for lane in lanes {
+            let refused = self.lanes[lane].refused.iter().flat_map(|it| &it.requests);
+            for client in refused.map(|it| self.requests.waiting_client(it.request)) {
+                if client != ClientId::NONE {
+                    self.clients[client].fenced = true;
+                }
+            }
             let mut at = self.lanes[lane].head;
             while at != RequestId::NONE {
                 let client = self.requests.waiting_client(at);
