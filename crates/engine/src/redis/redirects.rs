@@ -51,6 +51,8 @@ const TRY_AGAIN_FIRST_MS: u64 = 5;
 const TRY_AGAIN_MS: u64 = 50;
 /// As long as `failover_wait` it is tried, or this if that is shorter.
 const TRY_AGAIN_LONGEST_US: u64 = 1_000_000;
+/// What was sent elsewhere longer ago than this is answered, or its node hangs.
+const ELSEWHERE_LONGEST_US: u64 = 60_000_000;
 /// How often it is looked whether a client's earlier requests are answered.
 const TURN_MS: u64 = 1;
 /// How often it is looked whether the map names a node that is not known yet. It mostly does before that.
@@ -363,7 +365,12 @@ impl Engine {
         let (backend, server) = to;
         let client = self.requests.waiting_client(request);
         let is_gone = client == ClientId::NONE;
-        let is_other = |&other: &ServerId| is_gone || other != server;
+        // While thousands come back from one node, its own queue is not walked for each of them.
+        let may_have = |other: ServerId| {
+            let met_at = self.backends[backend].servers[other].met_at;
+            met_at != Time::NEVER && self.now < met_at.plus_micros(ELSEWHERE_LONGEST_US)
+        };
+        let is_other = |&other: &ServerId| (is_gone || other != server) && may_have(other);
         self.backends[backend].servers.ids().filter(is_other).any(|other| {
             self.backends[backend].servers[other].all_lanes().any(|lane| {
                 let is_before = |at: RequestId| {
@@ -396,6 +403,13 @@ impl Engine {
         request: RequestId,
         to: (BackendId, ServerId),
     ) -> Option<(Time, Wait)> {
+        let is_first = client != ClientId::NONE && {
+            let head = self.clients[client].head;
+            head == self.whole(request)
+        };
+        if is_first {
+            return None;
+        }
         let elsewhere = || {
             self.has_earlier_elsewhere(request, to)
                 .then(|| (self.now.plus_millis(TURN_MS), Wait::Turn))
@@ -426,13 +440,17 @@ impl Engine {
         Some((last.due, last.why))
     }
 
-    /// Whether a client has asked this before the other; not if both are parts of one request.
-    fn is_earlier(&self, client: ClientId, request: RequestId, other: RequestId) -> bool {
-        let whole = |request: RequestId| match self.requests[request].role {
+    /// The client's request that this is, or is a part of.
+    fn whole(&self, request: RequestId) -> RequestId {
+        match self.requests[request].role {
             Role::Fragment { parent, .. } => parent,
             _ => request,
-        };
-        let (request, other) = (whole(request), whole(other));
+        }
+    }
+
+    /// Whether a client has asked this before the other; not if both are parts of one request.
+    fn is_earlier(&self, client: ClientId, request: RequestId, other: RequestId) -> bool {
+        let (request, other) = (self.whole(request), self.whole(other));
         let mut at = self.clients[client].head;
         while at != RequestId::NONE && at != request && at != other {
             at = self.requests[at].next_in_client;
@@ -533,6 +551,7 @@ impl Engine {
             client => self.clients[client].lane_choice,
         };
         let size = if is_large { bytes.len().max(BULK_SIZE) } else { bytes.len() };
+        self.backends[backend].servers[server].met_at = self.now;
         match self.lane_of((backend, server), variant, choice, size) {
             Ok(lane) => {
                 if asks {
