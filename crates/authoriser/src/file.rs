@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use aws_lc_rs::digest::{SHA256, digest};
+use cashew_metrics::EventKind;
 use chrono::{DateTime, Utc};
 use tracing::warn;
 
-use crate::{ODD, Verdict, lock};
+use crate::{Verdict, lock};
 
 /// Largest file.
 const SIZE_MAX: u64 = 16 << 20;
@@ -82,7 +83,7 @@ impl Files {
         if let Some((line, why)) = bad.first() {
             // What is in the line may be a password.
             warn!(
-                kind = ODD,
+                kind = EventKind::AuthoriserOdd.name(),
                 pool,
                 "pool {pool}: {}:{line}: {why}; {} lines of this file are left out",
                 path.display(),

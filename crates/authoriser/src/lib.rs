@@ -19,6 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cashew_config::snapshot::{AuthSource, ExternalAuth};
+use cashew_metrics::EventKind;
 use tracing::{info, warn};
 use zeroize::Zeroizing;
 
@@ -30,11 +31,6 @@ use crate::http::Service;
 pub const THREADS_MAX: usize = 16;
 /// How many more may wait for that. Others are told at once that nobody answers.
 pub const WAITING_MAX: usize = 4096;
-
-/// Kinds of events; see `cashew_metrics::EventKind`, which the log goes by.
-const LOST: &str = "authoriser_lost";
-const BACK: &str = "authoriser_back";
-const ODD: &str = "authoriser_odd";
 
 /// Somebody to be known.
 pub struct Question<K> {
@@ -234,13 +230,13 @@ impl<K> Shared<K> {
         match failure {
             Some(why) if !before => {
                 warn!(
-                    kind = LOST,
+                    kind = EventKind::AuthoriserLost.name(),
                     pool, "pool {pool}: the external authoriser {source} does not answer: {why}"
                 );
             }
             None if before => {
                 info!(
-                    kind = BACK,
+                    kind = EventKind::AuthoriserBack.name(),
                     pool, "pool {pool}: the external authoriser {source} answers again"
                 );
             }
