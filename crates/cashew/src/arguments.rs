@@ -141,6 +141,16 @@ pub(crate) enum CommandArguments {
         #[arg(long)]
         json: bool,
     },
+    /// Look for what is wrong, or will be: in the file, on this machine, with the servers, with the
+    /// instance if it runs
+    #[command(after_help = DOCTOR)]
+    Doctor {
+        #[command(flatten)]
+        instance: InstanceArguments,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Print what has changed lately: servers, primaries, configurations, processes
     Events(EventsArguments),
     /// Print the slowest requests of late, and where their time went
@@ -309,6 +319,10 @@ pub(crate) struct InstanceArguments {
 }
 
 const CONF_FILE: &str = "conf/nutcracker.yml";
+
+const DOCTOR: &str = "\
+Each server is asked how it is, with the pool's own credentials; it takes some seconds at most.
+Exit status: 0 nothing is found but notes, 1 warnings, 2 errors, 3 it could not look.";
 
 const SIGNALS: &str = "\
 Signals:
@@ -485,6 +499,7 @@ mod tests {
             CommandArguments::Upgrade { binary: Some(_), .. }
         ));
         assert!(matches!(command("status --json"), CommandArguments::Status { json: true, .. }));
+        assert!(matches!(command("doctor --json"), CommandArguments::Doctor { json: true, .. }));
         let CommandArguments::Events(events) = command("events --json --follow --since 7 -c f")
         else {
             panic!()

@@ -8,6 +8,7 @@ mod arguments;
 mod children;
 mod daemon;
 mod discovery;
+mod doctor;
 mod events;
 mod hot;
 mod layout;
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
         }
         Some(CommandArguments::Route(arguments)) => route::route(&arguments),
         Some(CommandArguments::Status { instance, json }) => operate::status(&instance, json),
+        Some(CommandArguments::Doctor { instance, json }) => doctor::doctor(&instance, json),
         Some(CommandArguments::Top { instance, url, once }) => {
             top::top(&instance, url.as_deref(), once)
         }

@@ -54,8 +54,8 @@ pub(crate) fn test_conf(path: &Path) -> ExitCode {
     let file = path.display();
     match cashew_config::load(path) {
         Ok(loaded) => {
-            for warning in &loaded.warnings {
-                print_line(warning);
+            for remark in loaded.warnings.iter().chain(&loaded.notes) {
+                print_line(remark);
             }
             print_line(format_args!("cashew: configuration file '{file}' syntax is ok"));
             for line in route_lines(&loaded.snapshot) {
@@ -85,7 +85,7 @@ fn route_lines(snapshot: &Snapshot) -> Vec<String> {
 }
 
 /// The bound for an instance started like this process.
-fn memory_bound(snapshot: &Snapshot) -> MemoryBound {
+pub(crate) fn memory_bound(snapshot: &Snapshot) -> MemoryBound {
     let inherited = getrlimit(Resource::Nofile).current.unwrap_or(OPEN_FILES_MAX);
     let driver = cashew_worker::driver_memory(snapshot.global.io_engine);
     MemoryBound::new(snapshot, snapshot.global.max_open_files.unwrap_or(inherited), driver)

@@ -120,6 +120,14 @@ pub(crate) struct Report<'a> {
     errors_more: usize,
     warnings: Vec<Diagnostic>,
     warnings_more: usize,
+    notes: Vec<Diagnostic>,
+}
+
+/// What is left of a report without errors.
+#[derive(Debug)]
+pub(crate) struct Remarks {
+    pub(crate) warnings: Vec<Diagnostic>,
+    pub(crate) notes: Vec<Diagnostic>,
 }
 
 impl<'a> Report<'a> {
@@ -131,6 +139,7 @@ impl<'a> Report<'a> {
             errors_more: 0,
             warnings: Vec::new(),
             warnings_more: 0,
+            notes: Vec::new(),
         }
     }
 
@@ -152,6 +161,14 @@ impl<'a> Report<'a> {
         self.warnings.push(diagnostic);
     }
 
+    /// Of what is worth knowing, though it may be meant. It is no warning: instances start without it.
+    pub(crate) fn note(&mut self, pos: Pos, complaint: Complaint) {
+        if self.notes.len() < ERRORS_MAX {
+            let diagnostic = self.diagnostic(pos, complaint);
+            self.notes.push(diagnostic);
+        }
+    }
+
     /// Whether something was said of this place already.
     pub(crate) fn has_error_at(&self, pos: Pos) -> bool {
         self.errors.iter().any(|error| (error.line, error.column) == (pos.line, pos.column))
@@ -161,8 +178,8 @@ impl<'a> Report<'a> {
         !self.errors.is_empty()
     }
 
-    /// The warnings, or all errors if there was one.
-    pub(crate) fn finish(mut self) -> Result<Vec<Diagnostic>, Errors> {
+    /// The warnings and notes, or all errors if there was one.
+    pub(crate) fn finish(mut self) -> Result<Remarks, Errors> {
         let in_file_order = |d: &Diagnostic| (d.line, d.column);
         self.errors.sort_by_key(in_file_order);
         // The content of an anchor is read once for every alias.
@@ -177,7 +194,12 @@ impl<'a> Report<'a> {
             let message = format!("{} more warnings are not shown", self.warnings_more);
             self.warnings.push(Diagnostic::of_file(self.file, message));
         }
-        if self.errors.is_empty() { Ok(self.warnings) } else { Err(Errors(self.errors)) }
+        self.notes.sort_by_key(in_file_order);
+        self.notes.dedup();
+        match self.errors.is_empty() {
+            true => Ok(Remarks { warnings: self.warnings, notes: self.notes }),
+            false => Err(Errors(self.errors)),
+        }
     }
 
     fn diagnostic(&self, pos: Pos, complaint: Complaint) -> Diagnostic {

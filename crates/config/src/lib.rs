@@ -11,6 +11,7 @@ mod access_log;
 mod accounts;
 mod address;
 mod audit_log;
+mod balance;
 mod client_sources;
 mod client_user;
 mod cluster;
@@ -57,6 +58,7 @@ pub use accounts::Account;
 pub use address::{NAME_SIZE_MAX, UNIX_PATH_SIZE_MAX};
 pub use diagnostic::{Diagnostic, Errors};
 pub use difference::Difference;
+pub use memory::available as available_memory;
 pub use policy::{pools_without_policy, warnings_of_change};
 pub use resolve::{Context, MODULA_WEIGHT_MAX, POOLS_MAX};
 pub use secret::SecretFile;
@@ -73,6 +75,8 @@ pub struct Loaded {
     pub snapshot: Snapshot,
     /// Options that are valid but probably not intended.
     pub warnings: Vec<Diagnostic>,
+    /// What is worth knowing, though it may well be intended: for who asks about the file.
+    pub notes: Vec<Diagnostic>,
 }
 
 /// Reads, validates and resolves a configuration file. Looks up names in `listen`, which may take
@@ -135,9 +139,9 @@ pub fn parse(file: &str, text: &str, context: &Context<'_>) -> Result<Loaded, Er
             }
             resolve::resolve(file, context, &mut report)
         });
-    let warnings = report.finish()?;
+    let diagnostic::Remarks { warnings, notes } = report.finish()?;
     let snapshot = snapshot.expect("no snapshot is made only after an error was reported");
-    Ok(Loaded { snapshot, warnings })
+    Ok(Loaded { snapshot, warnings, notes })
 }
 
 /// The form in which processes exchange snapshots.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 /// Bytes: those of the machine, or less if a control group limits them; `None` if nothing can be
 /// read.
-pub(crate) fn available() -> Option<u64> {
+pub fn available() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| total(&text));
     machine.into_iter().chain(of_groups()).min()
 }

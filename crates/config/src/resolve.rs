@@ -12,6 +12,7 @@ use cashew_placement::{Distribution, Hash, HashTag};
 
 use crate::accounts::{self, Account};
 use crate::address::{ListenText, ServerLine, check_name};
+use crate::balance;
 use crate::client_sources;
 use crate::client_user;
 use crate::cluster;
@@ -170,6 +171,7 @@ pub(crate) fn resolve(
     }
     let pool_lines: Vec<_> = pools.iter().zip(lines).collect();
     loops::check(&pool_lines, context, report);
+    balance::check(&pool_lines, report);
     let stats_listen = resolve_stats(&file.global, &pools, context, report);
     check_file("log_file", file.global.log_file.as_ref(), context, report);
     check_access_log(&file.global, context, report);
@@ -521,6 +523,7 @@ fn resolve_section(
     check_limits(section, report);
     warn_of_crc32(section, report);
     warn_of_ejection(section, report);
+    note_waits(section, report);
     let listen = section.listen.as_ref().and_then(|l| resolve_listen(l, context, report));
     let tls_listen = section.tls_listen.as_ref();
     let tls_listen = tls_listen.and_then(|l| resolve_listen_of("tls_listen", l, context, report));
@@ -740,6 +743,22 @@ fn warn_of_ejection(section: &PoolSection, report: &mut Report<'_>) {
         Some(_) => return,
     };
     report.warning(pos, complaint);
+}
+
+/// Who waits for a server to be back waits no longer than for a reply.
+fn note_waits(section: &PoolSection, report: &mut Report<'_>) {
+    let (Some(wait), Some(timeout)) = (&section.failover_wait, section.timeout.value.0) else {
+        return;
+    };
+    if wait.value.0 > timeout {
+        let message = format!(
+            "requests wait for {timeout} ms at most, the \"timeout\", and not for the {} ms of \
+             \"failover_wait\"",
+            wait.value.0
+        );
+        let hint = "a longer timeout, or what failover_wait is meant for does not come about";
+        report.note(wait.pos, Complaint::new(message).hint(hint));
+    }
 }
 
 /// Warns of one server under two names. Hosts are compared as written.

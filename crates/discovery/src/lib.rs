@@ -8,6 +8,7 @@
 mod answer;
 mod ask;
 mod cluster;
+mod direct;
 mod group;
 mod link;
 mod members;
@@ -16,7 +17,10 @@ mod replication;
 mod role;
 mod watch;
 
+pub use cashew_tls::Security;
+
 pub use ask::ask_once;
+pub use direct::Direct;
 pub use group::{Event, Group, Output, Report, State, View};
 pub use members::Members;
 pub use replication::{MemberReport, Replication};

@@ -140,6 +140,20 @@ impl Ring {
         }
     }
 
+    /// The share of the points that each of so many servers owns, of 1 in all.
+    pub fn shares(&self, servers: usize) -> Vec<f64> {
+        let (mut owned, mut start) = (vec![0; servers], 0);
+        while let Some((server, last)) = self.run(start as u32) {
+            let end = (u64::from(last) + 1).min(self.period());
+            owned[server as usize] += end - start;
+            start = end;
+            if start == self.period() {
+                break;
+            }
+        }
+        owned.into_iter().map(|points| points as f64 / self.period() as f64).collect()
+    }
+
     /// After how many points the ring begins anew.
     pub fn period(&self) -> u64 {
         match self.modulus {
@@ -322,6 +336,25 @@ mod tests {
         b"\xff\x80",
         b"",
     ];
+
+    #[test]
+    fn shares_are_those_of_the_points() {
+        let even = ring(Distribution::Modula, &SERVERS, &[1, 1, 1, 5]).shares(4);
+        assert_eq!(even, [0.125, 0.125, 0.125, 0.625]);
+        let ketama = ring(Distribution::Ketama, &SERVERS, &[1; 4]);
+        let shares = ketama.shares(4);
+        assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{shares:?}");
+        // As many keys as may be are where the shares say.
+        let mut counts = [0; 4];
+        for key in 0..20_000 {
+            let point = ketama.point(Hash::Md5, None, format!("key-{key}").as_bytes());
+            counts[ketama.select(point).unwrap() as usize] += 1;
+        }
+        for (share, count) in shares.iter().zip(counts) {
+            assert!((share - f64::from(count) / 20_000.0).abs() < 0.02, "{shares:?} {counts:?}");
+        }
+        assert_eq!(ring(Distribution::Ketama, &SERVERS[..1], &[1]).shares(1), [1.0]);
+    }
 
     #[test]
     fn ketama_places_keys_as_twemproxy_does() {
