@@ -51,8 +51,8 @@ struct Facts {
 
 type Check = fn(&Facts) -> Vec<Finding>;
 
-/// The documentation lists them, in docs/operations.md.
-const CHECKS: [(&str, Check); 31] = [
+/// Of the file, this machine and the servers. The documentation lists them, in docs/operations.md.
+const CHECKS: [(&str, Check); 19] = [
     ("configuration", file::configuration),
     ("timeout", file::timeout),
     ("descriptors", machine::descriptors),
@@ -72,6 +72,10 @@ const CHECKS: [(&str, Check); 31] = [
     ("clock", servers::clock),
     ("version", servers::version),
     ("unknown_address", unknown_address),
+];
+
+/// Of an instance that runs. Likewise.
+const CHECKS_OF_INSTANCE: [(&str, Check); 12] = [
     ("servers", instance::servers),
     ("fail_open", instance::fail_open),
     ("redirects", instance::redirects),
@@ -141,9 +145,10 @@ fn examine(arguments: &InstanceArguments) -> Report {
     report
 }
 
-/// All checks.
+/// All checks that there is something to look at for.
 fn run(facts: &Facts, report: &mut Report) {
-    for (name, check) in CHECKS {
+    let of_instance = facts.instance.iter().flat_map(|_| CHECKS_OF_INSTANCE);
+    for (name, check) in CHECKS.into_iter().chain(of_instance) {
         report.findings.extend(named(name, check(facts)));
         report.looked_at.checks.push(name);
     }
@@ -315,7 +320,7 @@ mod testing {
             ("maxclients", "10000"),
         ];
         let answer =
-            Answer::Redis(Redis { info: of(&redis), maxclients: None, clock_ahead_ms: Some(0) });
+            Answer::Redis(Redis { info: of(&redis), clock_ahead_ms: Some(0), ..Redis::default() });
         let facts = facts("redis: true\n  timeout: 400", "   - 127.0.0.1:1:1 s0\n");
         let server = ServerStatus {
             name: "s0".into(),
@@ -393,7 +398,12 @@ mod tests {
         run(&good(), &mut report);
         assert_eq!((report.findings.len(), report.status()), (0, 0), "{}", report.text());
         let LookedAt { pools, servers, checks, .. } = &report.looked_at;
-        assert_eq!((*pools, *servers, checks.len()), (1, 1, CHECKS.len()));
+        let all = CHECKS.len() + CHECKS_OF_INSTANCE.len();
+        assert_eq!((*pools, *servers, checks.len()), (1, 1, all));
+        let (mut alone, mut report) = (good(), Report::default());
+        alone.instance = None;
+        run(&alone, &mut report);
+        assert_eq!(report.looked_at.checks.len(), CHECKS.len());
     }
 
     #[test]
@@ -403,7 +413,8 @@ mod tests {
         let table = table.split("\n## ").next().unwrap();
         let rows: BTreeSet<&str> =
             table.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
-        assert_eq!(rows, CHECKS.iter().map(|(name, _)| *name).collect());
+        let all = CHECKS.iter().chain(&CHECKS_OF_INSTANCE);
+        assert_eq!(rows, all.map(|(name, _)| *name).collect());
     }
 
     #[test]

@@ -29,8 +29,9 @@ pub(super) enum Answer {
 pub(super) struct Redis {
     /// INFO.
     pub(super) info: BTreeMap<String, String>,
-    /// CONFIG GET, if it may be asked.
+    /// By CONFIG GET, if it may be asked.
     pub(super) maxclients: Option<u64>,
+    pub(super) min_replicas: Option<u64>,
     /// Milliseconds by which its clock is ahead of ours; what the question took is left out.
     pub(super) clock_ahead_ms: Option<i64>,
 }
@@ -96,8 +97,12 @@ fn ask_redis(pool: &Pool, server: &Server) -> Result<Answer, String> {
     }
     let mut redis = Redis { info: info_of(&text), ..Redis::default() };
     // What may not be asked is not known.
-    redis.maxclients =
-        direct.ask(&[b"CONFIG", b"GET", b"maxclients"]).ok().as_deref().and_then(last_number);
+    let mut option = |name: &[u8]| {
+        let answer = direct.ask(&[b"CONFIG", b"GET", name]).ok()?;
+        last_number(&answer)
+    };
+    redis.maxclients = option(b"maxclients");
+    redis.min_replicas = option(b"min-replicas-to-write");
     let before = unix_ms();
     let answer = direct.ask(&[b"TIME"]);
     let after = unix_ms();

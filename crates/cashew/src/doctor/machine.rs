@@ -73,7 +73,7 @@ fn soft_limit(limits: &str) -> Option<u64> {
     }
 }
 
-/// `32768	60999`.
+/// The first and the last port.
 fn port_count(range: &str) -> Option<u64> {
     let mut ends = range.split_whitespace().map(str::parse::<u64>);
     let (first, last) = (ends.next()?.ok()?, ends.next()?.ok()?);

@@ -206,18 +206,16 @@ pub(super) fn replication(facts: &Facts) -> Vec<Finding> {
                 .advice("is it busy, or the network down?"),
             );
         }
-        if let (Some(good), "master") = (
-            redis.number("min_slaves_good_slaves"),
-            redis.info.get("role").map_or("", String::as_str),
-        ) && good == 0
-        {
+        let good = redis.number("min_slaves_good_slaves").filter(|_| redis.is("role", "master"));
+        // It is there only if some are wanted.
+        let wanted = redis.min_replicas.unwrap_or(1).max(1);
+        if let Some(good) = good.filter(|good| *good < wanted) {
+            let what =
+                format!("has {good} replicas that keep up, and min-replicas-to-write is {wanted}");
             findings.push(
-                Finding::error(
-                    &place,
-                    "has no replica that keeps up, and min-replicas-to-write is set",
-                )
-                .why("it answers writes with -NOREPLICAS")
-                .advice("bring replicas back, or lower min-replicas-to-write"),
+                Finding::error(&place, what)
+                    .why("it answers writes with -NOREPLICAS")
+                    .advice("bring replicas back, or lower min-replicas-to-write"),
             );
         }
     }
@@ -424,6 +422,12 @@ mod tests {
         set(&mut primary, "min_slaves_good_slaves", "0");
         let text = found(replication, &primary);
         assert!(text.contains("10.0.0.2:6379 for 60 s") && text.contains("-NOREPLICAS"), "{text}");
+        let mut fewer = good();
+        set(&mut fewer, "min_slaves_good_slaves", "1");
+        assert_eq!(found(replication, &fewer), "");
+        let Answer::Redis(redis) = &mut fewer.asked[0].answer else { panic!() };
+        redis.min_replicas = Some(2);
+        assert!(found(replication, &fewer).contains("min-replicas-to-write is 2"));
     }
 
     #[test]
