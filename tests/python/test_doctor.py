@@ -1,16 +1,19 @@
 """`cashew doctor` finds what is wrong with real servers and instances, and nothing where all is well."""
 
+import contextlib
 import json
 import os
 import random
 import re
+import socket
 import subprocess
+import threading
 import time
 
 import pytest
 
 from certificates import Authority
-from harness import CASHEW, HOST, free_port, resp, server_lines, wait_until
+from harness import CASHEW, HOST, PATIENCE, free_port, resp, server_lines, wait_until
 from test_groups import group, pool, replica_of
 
 #: Bounds that fit any machine, so that none of its findings are of the machine.
@@ -259,7 +262,25 @@ def test_files_that_cannot_be_used(place, text, status):
     assert ("error: " in done.stdout) == (status == 2)
 
 
+def hang_up_on_all(listener):
+    with contextlib.suppress(OSError):
+        while True:
+            listener.accept()[0].close()
+
+
 def test_an_instance_that_is_named_must_answer(place):
     path = written(place, {"redis": "true", **LIMITS, "servers": server_lines([place.redis()])})
     assert diagnosis(path)[0] == 0
     assert diagnosis(path, "--control", str(place.directory / "none.sock"))[0] == 3
+    # One that runs and does not answer; a socket that nobody listens at is none.
+    silent = place.directory / "silent.sock"
+    path.write_text(f"global: {{control_socket: {silent}}}\npools:\n" + "".join(
+        f"  {line}\n" for line in path.read_text().splitlines()))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(silent))
+        assert diagnosis(path)[0] == 0
+        listener.listen()
+        listener.settimeout(PATIENCE)
+        threading.Thread(target=hang_up_on_all, args=(listener,), daemon=True).start()
+        status, _, looked_at = diagnosis(path)
+    assert status == 3 and "silent.sock" in looked_at["not_looked_at"][0]

@@ -105,13 +105,14 @@ fn examine(arguments: &InstanceArguments) -> Report {
     let path = &arguments.conf_file;
     let mut report = Report::default();
     report.looked_at.configuration = path.display().to_string();
-    if let Err(error) = fs::File::open(path) {
-        report.looked_at.not_looked_at.push(format!("{}: {error}", path.display()));
-        report.is_blind = true;
-        return report;
-    }
     let mut loaded = match cashew_config::load(path) {
         Ok(loaded) => loaded,
+        // About the file as a whole: it cannot be read.
+        Err(errors) if matches!(&errors.0[..], [Diagnostic { line: 0, .. }]) => {
+            report.looked_at.not_looked_at.push(errors.to_string());
+            report.is_blind = true;
+            return report;
+        }
         Err(errors) => {
             let findings = errors.0.iter().map(|error| file::of_remark(Severity::Error, error));
             report.findings = named("configuration", findings);
@@ -129,8 +130,8 @@ fn examine(arguments: &InstanceArguments) -> Report {
         Ok(status) => Some(look_at_instance(arguments, status, looked_at)),
         Err(why) => {
             looked_at.not_looked_at.push(format!("a running instance: {why}"));
-            // Without that, none may be meant to run.
-            report.is_blind = arguments.control.is_some();
+            // Where its socket is not named, none may be meant to run.
+            report.is_blind = why.may_run || arguments.control.is_some();
             None
         }
     };

@@ -1,6 +1,7 @@
 //! Commands for a running instance: `reload`, `upgrade`, `failover`, `status` and `log-level`.
 
-use std::io::{self, Write};
+use std::fmt;
+use std::io::{self, ErrorKind, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -84,10 +85,24 @@ pub(crate) fn log_level(instance: &InstanceArguments, level: u8) -> ExitCode {
     finish(ask(instance, &Command::LogLevel { level }, |_| {}))
 }
 
-/// The status of the instance. An error is one line that says why there is none.
-pub(crate) fn status_if_running(instance: &InstanceArguments) -> Result<Status, String> {
-    let (mut status, mut why) = (None, Vec::new());
-    for path in sockets(instance)? {
+/// Why there is no status.
+pub(crate) struct NoStatus {
+    /// In one line.
+    why: String,
+    /// There may be an instance that was not asked, or has not answered.
+    pub(crate) may_run: bool,
+}
+
+impl fmt::Display for NoStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+/// The status of the instance.
+pub(crate) fn status_if_running(instance: &InstanceArguments) -> Result<Status, NoStatus> {
+    let (mut status, mut why, mut may_run) = (None, Vec::new(), false);
+    for path in sockets(instance).map_err(|why| NoStatus { why, may_run: false })? {
         let mut failed = None;
         let mut keep = |answer| match answer {
             Answer::Status(answer) => status = Some(*answer),
@@ -98,11 +113,17 @@ pub(crate) fn status_if_running(instance: &InstanceArguments) -> Result<Status, 
         if let Some(status) = status {
             return Ok(status);
         }
+        may_run |= !matches!(&asked, Err(AskError::NotThere(error)) if is_nobody(error));
         let error = asked.err().map(|error| error.to_string()).or(failed);
         let error = error.unwrap_or_else(|| "no status came".to_owned());
         why.push(format!("{}: {error}", path.display()));
     }
-    Err(why.join("; "))
+    Err(NoStatus { why: why.join("; "), may_run })
+}
+
+/// Whether nobody listens at a socket, or has one there.
+fn is_nobody(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused)
 }
 
 pub(crate) fn finish(result: Result<(), String>) -> ExitCode {
