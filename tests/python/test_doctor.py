@@ -117,6 +117,13 @@ def test_wrong_passwords_and_memcached(place):
     right = written(place, {"redis": "true", "redis_auth": "right-password", **LIMITS,
                             "servers": server_lines([locked])}, "right.yml")
     assert diagnosis(right)[:2] == (0, {})
+    # This one repeats what came with a command that it does not know.
+    other = place.redis("--rename-command", "AUTH", "LOGIN")
+    path = written(place, {"redis": "true", "redis_auth": "secret-word", **LIMITS,
+                           "servers": server_lines([other])}, "other.yml")
+    said = doctor(path)
+    assert said.returncode == 2 and "unknown command" in said.stdout
+    assert "secret-word" not in said.stdout + said.stderr
     small = place.memcached("-c", "100")
     path = written(place, {**LIMITS, "server_connections": 200, "servers": server_lines([small])},
                    "memcached.yml")

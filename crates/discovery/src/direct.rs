@@ -69,7 +69,7 @@ impl Direct {
             if answer == b"+OK\r\n" {
                 return Ok(None);
             }
-            refusal = Some(line(&answer));
+            refusal = Some(without_secret(&answer, &credentials.password));
         }
         Ok(refusal)
     }
@@ -87,7 +87,7 @@ impl Direct {
             if answer == b"STORED\r\n" {
                 return Ok(None);
             }
-            refusal = Some(line(&answer));
+            refusal = Some(without_secret(&answer, password));
         }
         Ok(refusal)
     }
@@ -177,8 +177,28 @@ fn describe(error: io::Error) -> String {
     }
 }
 
+/// The first line of an answer to a login. Servers that do not know the command repeat what came with it.
+fn without_secret(answer: &[u8], password: &str) -> String {
+    let text = String::from_utf8_lossy(answer);
+    let text = text.split(", with args").next().unwrap_or_default();
+    line(text.replace(password, "***").as_bytes())
+}
+
 /// The first line of an answer, as far as it can be printed.
 pub(crate) fn line(answer: &[u8]) -> String {
     let end = answer.iter().position(|&byte| byte == b'\r').unwrap_or(answer.len());
     String::from_utf8_lossy(&answer[..end.min(200)]).escape_debug().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_answer_to_a_login_repeats_a_password() {
+        let unknown = b"-ERR unknown command 'AUTH', with args beginning with: 'sec' \r\n";
+        assert_eq!(without_secret(unknown, "secret"), "-ERR unknown command \\'AUTH\\'");
+        assert_eq!(without_secret(b"-ERR no secret here\r\n", "secret"), "-ERR no *** here");
+        assert_eq!(without_secret(b"-WRONGPASS no\r\n", "secret"), "-WRONGPASS no");
+    }
 }
