@@ -205,7 +205,7 @@ def test_a_reload_changes_the_nodes(place):
         assert f"pool alpha: pose: cluster, advertise {HOST}:{first}, {HOST}:{second}\n" in told
         addresses = [f"{HOST}:{first}", f"{HOST}:{second}"]
         poses = [{"pool": name, "pose": "cluster", "advertise": addresses} for name in ("alpha", "beta")]
-        wait_until(lambda: gateway.stats()["cashew"].get("poses") == poses)
+        wait_until(lambda: gateway.stats()["cashew"].get("poses") == poses, "the poses are told of")
         assert client.get("a") == "1"
         client.nodes_manager.initialize()
         assert sorted(node.port for node in client.get_nodes()) == sorted([first, second])
@@ -215,7 +215,7 @@ def test_a_reload_changes_the_nodes(place):
         gateway.configure({"alpha": {key: it for key, it in pool.items() if key != "pose"}})
         gateway.reload()
         assert "pose:" not in gateway.order("status").stdout
-        wait_until(lambda: "poses" not in gateway.stats()["cashew"])
+        wait_until(lambda: "poses" not in gateway.stats()["cashew"], "nothing poses")
         with gateway.connect() as conn:
             assert "cluster support disabled" in conn.error("CLUSTER", "SLOTS")
             assert conn.call("GET", "k7") == b"7"

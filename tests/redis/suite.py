@@ -106,8 +106,8 @@ class Behind:
         servers = [server(directory, number) for number in range(count)]
         self.serve(directory, servers, hash_tag='"{}"', servers=server_lines(servers, NAMES[:count]))
 
-    def serve(self, directory, servers, **options):
-        self.servers = servers
+    def serve(self, directory, running, **options):
+        self.servers = running
         # The suite administers its servers.
         pool = {"redis": True, "command_policy": "admin", "client_pause_max": 2_147_483_647, **options}
         self.gateway = Gateway(directory, {"alpha": pool}, {"worker_processes": 2})

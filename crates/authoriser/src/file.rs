@@ -113,6 +113,8 @@ impl Logins {
     /// And the lines, by number, that are none.
     fn parse(bytes: &[u8]) -> (Self, Vec<(usize, &'static str)>) {
         let (mut logins, mut bad) = (Self::default(), Vec::new());
+        // Some editors mark UTF-8 so.
+        let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
         for (line, number) in bytes.split(|&byte| byte == b'\n').zip(1..) {
             match std::str::from_utf8(line).map_err(|_| "this is no UTF-8").map(str::trim) {
                 Ok(line) if line.is_empty() || line.starts_with('#') => {}

@@ -142,7 +142,12 @@ fn verdict(status: u16, answer: &[u8]) -> Result<Verdict, String> {
 }
 
 fn bearer(path: &Path) -> Result<Zeroizing<String>, String> {
-    let text = fs::read_to_string(path).map(Zeroizing::new);
+    // Who opens what is no regular file may wait for ever.
+    let is_file = fs::metadata(path).map(|metadata| metadata.is_file());
+    let text = match is_file {
+        Ok(false) => return Err(format!("{} is no regular file", path.display())),
+        _ => fs::read_to_string(path).map(Zeroizing::new),
+    };
     let text = text.map_err(|error| format!("{} cannot be read: {error}", path.display()))?;
     match text.trim() {
         token if !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic()) => {
@@ -153,6 +158,9 @@ fn bearer(path: &Path) -> Result<Zeroizing<String>, String> {
 }
 
 fn certificates(path: &Path) -> Result<Vec<Certificate<'static>>, String> {
+    if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+        return Err(format!("{} is no regular file", path.display()));
+    }
     let pem = fs::read(path);
     let pem = pem.map_err(|error| format!("{} cannot be read: {error}", path.display()))?;
     let found: Vec<_> = parse_pem(&pem)
@@ -167,6 +175,14 @@ fn certificates(path: &Path) -> Result<Vec<Certificate<'static>>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_no_regular_file_is_not_waited_for() {
+        let reason = bearer(Path::new("/dev/zero")).err();
+        assert_eq!(reason.as_deref(), Some("/dev/zero is no regular file"));
+        let reason = certificates(Path::new("/dev/zero")).err();
+        assert_eq!(reason.as_deref(), Some("/dev/zero is no regular file"));
+    }
 
     #[test]
     fn answers_are_taken_by_their_status() {

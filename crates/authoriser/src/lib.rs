@@ -28,7 +28,9 @@ use crate::file::Files;
 use crate::http::Service;
 
 /// How many are asked about at a time.
-pub const THREADS_MAX: usize = 16;
+pub const THREADS_MAX: usize = 64;
+/// How many read files at a time. They do not stand behind those who ask services.
+const FILE_THREADS_MAX: usize = 2;
 /// How many more may wait for that. Others are told at once that nobody answers.
 pub const WAITING_MAX: usize = 4096;
 
@@ -72,7 +74,8 @@ pub struct Authoriser<K> {
 }
 
 struct Shared<K> {
-    waiting: Mutex<Waiting<K>>,
+    /// Of services and of files.
+    waiting: [Mutex<Waiting<K>>; 2],
     answer: Sender<Answer<K>>,
     waker: PipeWriter,
     files: Files,
@@ -82,9 +85,20 @@ struct Shared<K> {
     lost: Mutex<HashMap<String, bool>>,
 }
 
+/// Questions of one kind of source, and who asks them.
 struct Waiting<K> {
     questions: VecDeque<Due<K>>,
     threads: usize,
+    threads_max: usize,
+}
+
+/// Why there is no answer.
+enum Failure {
+    /// Whoever should answer did not, and what was known before stands in for that.
+    Lost(String),
+    /// There was no turn to ask: nothing is known of whoever should answer. What is known of somebody does not stand in,
+    /// as strangers could have it do so.
+    Unasked,
 }
 
 struct Due<K> {
@@ -101,7 +115,9 @@ impl<K: Send + 'static> Authoriser<K> {
     pub fn start() -> io::Result<Self> {
         let (answer, answers) = channel();
         let (wake, waker) = io::pipe()?;
-        let waiting = Mutex::new(Waiting { questions: VecDeque::new(), threads: 0 });
+        let waiting = [THREADS_MAX, FILE_THREADS_MAX].map(|threads_max| {
+            Mutex::new(Waiting { questions: VecDeque::new(), threads: 0, threads_max })
+        });
         let cache = Mutex::new(Cache::new().map_err(|()| io::Error::other("no random bytes"))?);
         let (files, service, lost) = (Files::default(), Service::default(), Mutex::default());
         let shared = Shared { waiting, answer, waker, files, service, cache, lost };
@@ -112,22 +128,25 @@ impl<K: Send + 'static> Authoriser<K> {
     pub fn ask(&self, question: Question<K>, auth: &Arc<ExternalAuth>) {
         let deadline = Instant::now() + Duration::from_millis(auth.timeout_ms);
         let due = Due { question, auth: Arc::clone(auth), deadline };
-        let mut waiting = lock(&self.shared.waiting);
+        let kind = usize::from(matches!(auth.source, AuthSource::File(_)));
+        let mut waiting = lock(&self.shared.waiting[kind]);
         if waiting.questions.len() >= WAITING_MAX {
             drop(waiting);
-            return self.shared.settle(due, Err("too many logins wait".to_owned()));
+            return self.shared.settle(due, Err(Failure::Unasked));
         }
         waiting.questions.push_back(due);
-        if waiting.threads < THREADS_MAX {
+        if waiting.threads < waiting.threads_max {
             let shared = Arc::clone(&self.shared);
             let thread = thread::Builder::new().name("authoriser".to_owned());
-            match thread.spawn(move || shared.work()) {
+            match thread.spawn(move || shared.work(kind)) {
                 Ok(_) => waiting.threads += 1,
                 Err(error) if waiting.threads == 0 => {
                     let due = waiting.questions.pop_back();
                     drop(waiting);
                     if let Some(due) = due {
-                        self.shared.settle(due, Err(format!("no thread can be started: {error}")));
+                        let why = format!("no thread can be started: {error}");
+                        self.shared.note(&due.question.pool, &due.auth.source, Some(&why));
+                        self.shared.settle(due, Err(Failure::Unasked));
                     }
                 }
                 // Those that there are go on to it.
@@ -151,15 +170,15 @@ impl<K: Send + 'static> Authoriser<K> {
 
 impl<K> Drop for Authoriser<K> {
     fn drop(&mut self) {
-        lock(&self.shared.waiting).questions.clear();
+        self.shared.waiting.iter().for_each(|waiting| lock(waiting).questions.clear());
     }
 }
 
 impl<K> Shared<K> {
     /// Asks until there is nothing left to ask.
-    fn work(&self) {
+    fn work(&self, kind: usize) {
         loop {
-            let mut waiting = lock(&self.waiting);
+            let mut waiting = lock(&self.waiting[kind]);
             let Some(due) = waiting.questions.pop_front() else {
                 waiting.threads -= 1;
                 return;
@@ -170,17 +189,20 @@ impl<K> Shared<K> {
         }
     }
 
-    fn outcome(&self, due: &Due<K>) -> Result<Verdict, String> {
+    fn outcome(&self, due: &Due<K>) -> Result<Verdict, Failure> {
         let Due { question, auth, deadline } = due;
         match &auth.source {
             AuthSource::File(path) => {
-                self.files.verdict(path, (&question.pool, &question.name), &question.password)
+                let name = (&*question.pool, &*question.name);
+                self.files.verdict(path, name, &question.password).map_err(Failure::Lost)
             }
             AuthSource::Http { url, ca, token_file } => {
-                let left = deadline.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    return Err("earlier logins took all of the time".to_owned());
+                let now = Instant::now();
+                if now >= *deadline {
+                    return Err(Failure::Unasked);
                 }
+                // All of the time is for the answer, however long it has waited for its turn.
+                let until = now + Duration::from_millis(auth.timeout_ms);
                 let Ok(password) = std::str::from_utf8(&question.password) else {
                     return Ok(Verdict::Refused);
                 };
@@ -190,15 +212,20 @@ impl<K> Shared<K> {
                     password,
                     address: &question.address,
                 };
-                self.service.verdict(url, ca.as_deref(), token_file.as_deref(), &asked, *deadline)
+                let (ca, token_file) = (ca.as_deref(), token_file.as_deref());
+                self.service.verdict(url, ca, token_file, &asked, until).map_err(Failure::Lost)
             }
         }
     }
 
     /// Answers, with what was known before if there is no other answer.
-    fn settle(&self, due: Due<K>, outcome: Result<Verdict, String>) {
+    fn settle(&self, due: Due<K>, outcome: Result<Verdict, Failure>) {
         let Due { question: Question { key, pool, name, password, .. }, auth, .. } = due;
-        self.note(&pool, &auth.source, outcome.as_ref().err());
+        match &outcome {
+            Ok(_) => self.note(&pool, &auth.source, None),
+            Err(Failure::Lost(why)) => self.note(&pool, &auth.source, Some(why)),
+            Err(Failure::Unasked) => {}
+        }
         let (verdict, is_cached) = {
             let mut cache = lock(&self.cache);
             let place = cache.place(&[&pool, &auth.source.to_string(), &name], &password);
@@ -212,10 +239,13 @@ impl<K> Shared<K> {
                     }
                     (verdict, false)
                 }
-                Err(_) => match cache.get(&place, Duration::from_millis(auth.cache_ms)) {
-                    Some(verdict) => (verdict, true),
-                    None => (Verdict::NoAnswer, false),
-                },
+                Err(Failure::Unasked) => (Verdict::NoAnswer, false),
+                Err(Failure::Lost(_)) => {
+                    match cache.get(&place, Duration::from_millis(auth.cache_ms)) {
+                        Some(verdict) => (verdict, true),
+                        None => (Verdict::NoAnswer, false),
+                    }
+                }
             }
         };
         // Nobody may be there any more.

@@ -283,7 +283,7 @@ pub(crate) fn resolve(
     (lines, options)
 }
 
-/// Who is on and has no password can log in by a certificate alone.
+/// Who is on and has no password can log in by a certificate alone, or by what an external authoriser says.
 pub(crate) fn warn_of_unknown_passwords(
     pool: &Pool,
     section: &PoolSection,
@@ -291,7 +291,8 @@ pub(crate) fn warn_of_unknown_passwords(
 ) {
     let given = section.users.as_ref().map(|users| users.pos);
     let Some(pos) = given.or(section.acl_file.as_ref().map(|file| file.pos)) else { return };
-    if pool.tls.as_ref().is_some_and(|tls| tls.client_user != ClientUser::Off) {
+    let by_certificate = pool.tls.as_ref().is_some_and(|tls| tls.client_user != ClientUser::Off);
+    if by_certificate || pool.external_auth.is_some() {
         return;
     }
     let users = Users::of_lines(&pool.users);

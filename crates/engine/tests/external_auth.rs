@@ -55,6 +55,33 @@ fn count(world: &World, counter: PoolCounter) -> u64 {
 }
 
 #[test]
+fn who_waits_until_it_may_ask_more_is_told_when_its_login_is_over() {
+    let delayed = USERS.replace(
+        "app: on ~* &* +@all",
+        "app: {rules: 'on ~* &* +@all', requests_per_second: 1, over_limit: delay}",
+    );
+    let options = format!("preconnect: true\n{delayed}\nredis: true");
+    let (mut world, [lane]) = World::connected(&pool(&options, 1));
+    let client = world.client();
+    log_in(&mut world, client, Some(1500));
+    world.send(client, all(&["GET a"; 9]));
+    let mut got = Vec::new();
+    for _ in 0..60 {
+        let asked = world.received(lane).windows(3).filter(|it| it == b"GET").count();
+        world.send(lane, "$-1\r\n".repeat(asked));
+        world.wait_ms(100);
+        got.extend(world.received(client));
+    }
+    let text = String::from_utf8(got).unwrap();
+    let answered = text.matches("$-1").count();
+    assert_eq!(
+        (answered > 0, text),
+        (true, "$-1\r\n".repeat(answered) + &NOAUTH.repeat(9 - answered))
+    );
+    world.assert_idle();
+}
+
+#[test]
 fn what_comes_behind_waits_and_nobody_else_does() {
     let (mut world, client, lane) = gateway("redis: true");
     world.send(client, all(&["PING", "AUTH bob word", "GET a", "PING"]));
@@ -113,7 +140,8 @@ fn who_gets_no_answer_is_told_so_and_may_leave() {
     let (mut world, client, _) = gateway("redis: true");
     world.send(client, all(&["AUTH bob word", "GET a"]));
     let (conn, ticket, _) = asked(&mut world).remove(0);
-    world.wait_ms(1990);
+    // A second for its turn, one for the answer, and one more.
+    world.wait_ms(2990);
     world.expect(client, "");
     world.wait_ms(20);
     world.expect(client, format!("{NO_ANSWER}{NOAUTH}"));

@@ -28,12 +28,12 @@ pub enum AuthSource {
     },
 }
 
-/// Without what may be secret.
+/// Without what may be secret, as the query of a URL.
 impl fmt::Display for AuthSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => write!(f, "{}", path.display()),
-            Self::Http { url, .. } => f.write_str(url),
+            Self::Http { url, .. } => f.write_str(url.split('?').next().unwrap_or_default()),
         }
     }
 }

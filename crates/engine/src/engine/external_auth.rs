@@ -17,7 +17,8 @@ const NAME_MAX: usize = 256;
 const PASSWORD_MAX: usize = 4096;
 /// How often it is looked whether a client whose login is over has been answered.
 const OWED_MS: u64 = 10;
-/// How much later than it should an answer may come: whoever asks keeps to the time itself.
+/// How much later than it should an answer may come: whoever asks keeps to the time itself, once while the question
+/// waits for its turn, and once while it is asked.
 const GRACE_MS: u64 = 1000;
 
 const NO_ANSWER: &str = "the external authoriser does not answer";
@@ -59,7 +60,7 @@ impl Engine {
         self.metrics.add_pool(metrics, PoolCounter::ExternalAuthAsked, 1);
         let question = Box::new(Question { ticket, answer: None });
         self.clients[client].modes.enter().question = Some(question);
-        self.slow_down(client, timeout_ms + GRACE_MS);
+        self.slow_down(client, 2 * timeout_ms + GRACE_MS);
         Outside::Awaited
     }
 
@@ -163,6 +164,8 @@ impl Engine {
             let user = self.listener_of(client).first_user();
             self.become_user(client, user);
             self.clients[client].session.authenticated = false;
+            // It may have waited until whom it was might ask more.
+            self.unblock(client);
         }
         self.update_off_fast_path(client);
         let modes = &self.clients[client].modes;
