@@ -344,6 +344,7 @@ def begin(gateway, *words):
     return asking
 
 
+@pytest.mark.alone
 def test_a_failover_whose_asker_has_left_does_not_happen_later(place):
     pair = Pair(place, settings={"worker_heartbeat_timeout": 0})
     hung = hold_up(pair.gateway)

@@ -205,7 +205,12 @@ def test_a_reload_changes_the_nodes(place):
         assert f"pool alpha: pose: cluster, advertise {HOST}:{first}, {HOST}:{second}\n" in told
         addresses = [f"{HOST}:{first}", f"{HOST}:{second}"]
         poses = [{"pool": name, "pose": "cluster", "advertise": addresses} for name in ("alpha", "beta")]
-        wait_until(lambda: gateway.stats()["cashew"].get("poses") == poses, "the poses are told of")
+
+        def told_at_the_port():
+            found = gateway.stats()["cashew"].get("poses", [])
+            return sorted(found, key=lambda pose: pose["pool"]) == poses
+
+        wait_until(told_at_the_port, "the poses are told of")
         assert client.get("a") == "1"
         client.nodes_manager.initialize()
         assert sorted(node.port for node in client.get_nodes()) == sorted([first, second])

@@ -327,6 +327,7 @@ def test_cold_keys_of_requests_for_many_are_not_the_hottest(place):
         assert all(float(row[2].rstrip("%")) < 8 for row in top[1:]), top
 
 
+@pytest.mark.alone
 def test_an_application_that_asks_for_the_log_all_the_time_holds_nobody_up(place):
     """Looking through the log is work, and a client that wants much of it waits for its turn."""
     server = place.redis()

@@ -249,7 +249,7 @@ def test_plain_text_is_refused(secured):
         with contextlib.suppress(ConnectionResetError):
             assert b"PONG" not in conn.recv(100)
     wait_until(lambda: secured.stats()["tls_plain"] == before + 1, "it is counted")
-    assert "what it sent is no TLS" in secured.gateway.log()
+    wait_until(lambda: "what it sent is no TLS" in secured.gateway.log(), "it is logged")
 
 
 def test_a_handshake_where_plain_text_is_spoken(secured):
