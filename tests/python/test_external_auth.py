@@ -33,6 +33,7 @@ class Service:
         self.tokens = []
         self.clients = []
         self.delay = 0
+        self.slow = {}
         self.answer = None
         service = self
 
@@ -44,7 +45,7 @@ class Service:
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 service.asked.append(body)
                 service.tokens.append(self.headers.get("authorization"))
-                time.sleep(service.delay)
+                time.sleep(service.delay if body["name"] not in service.slow else service.slow[body["name"]])
                 known = service.people.get((body["name"], body["password"]))
                 status, text = service.answer or ((200, json.dumps(known)) if known else (403, ""))
                 self.send_response(status)
@@ -307,6 +308,61 @@ def test_a_thousand_at_once(place, service):
 
     assert all(asyncio.run(all_of_them()))
     assert numbers(gateway) == {"asked": 1000, "refused": 500, "outages": 0, "cached": 0, "lost": 0}
+
+
+def crowd(gateway, count):
+    """Connections of strangers whose logins the service takes its time for."""
+    strangers = [gateway.connect() for _ in range(count)]
+    for conn in strangers:
+        conn.send(resp("AUTH", "stranger", "x"))
+    return strangers
+
+
+def test_strangers_cannot_have_the_cache_let_in_who_is_out(place, service):
+    """Who has no turn to be asked about is told so, whatever was known of it."""
+    gateway = gateway_of(place, {"url": service.url, "timeout": 1500, "cache": 600_000})
+    service.slow = {"stranger": 1.4}
+    with gateway.connect() as conn:
+        assert conn.call("AUTH", "bob", "word") == "OK"
+    service.people.clear()
+    strangers = crowd(gateway, 200)
+    wait_until(lambda: numbers(gateway)["asked"] == 201, "all are to be asked about")
+    with gateway.connect() as conn:
+        assert said(conn, "AUTH", "bob", "word") in (NO_ANSWER, WRONG)
+    for stranger in strangers:
+        assert said(stranger, "PING") in (NO_ANSWER, WRONG)
+        stranger.close()
+    assert numbers(gateway)["cached"] == 0
+    assert numbers(gateway)["lost"] == 0 and "does not answer" not in gateway.log()
+
+
+def test_a_file_does_not_wait_for_a_service(place, service, tmp_path):
+    logins = tmp_path / "logins"
+    logins.write_text(line("ann", "word", "app"))
+    logins.chmod(0o600)
+    servers = server_lines([place.redis()])
+    pool = {"redis": True, "servers": servers, "users": json.dumps(USERS)}
+    auths = {"alpha": {"url": service.url, "timeout": 10000}, "beta": {"file": str(logins)}}
+    gateway = place.cashew({name: {**pool, "external_auth": json.dumps(auth)} for name, auth in auths.items()},
+                           {"worker_processes": 1})
+    service.slow = {"stranger": 8}
+    strangers = crowd(gateway, 200)
+    wait_until(lambda: len(service.asked) >= 64, "the service is busy")
+    begun = time.monotonic()
+    with gateway.connect("beta") as conn:
+        assert conn.call("AUTH", "ann", "word") == "OK"
+    assert time.monotonic() - begun < 6, "it has waited for strangers"
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_what_is_secret_in_a_url_is_not_told(place, service):
+    gateway = gateway_of(place, {"url": f"{service.url}?key=s3cret", "timeout": 500})
+    service.answer = (500, "")
+    with gateway.connect() as conn:
+        assert conn.error("AUTH", "bob", "word") == NO_ANSWER
+    wait_until(lambda: service.url in gateway.log(), "the log says who does not answer")
+    assert "s3cret" not in gateway.log() + gateway.order("status").stdout
 
 
 def line(name, password, user, *more):

@@ -7,6 +7,7 @@
 //! comes to would be longer and mean less.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod category;
 mod commands;

@@ -198,6 +198,14 @@ mod tests {
     }
 
     #[test]
+    fn a_file_may_begin_with_the_mark_of_utf_8() {
+        let (logins, bad) = Logins::parse(format!("\u{feff}ann {WORD} app\n").as_bytes());
+        assert_eq!(bad, []);
+        let now = time("2027-01-31T09:59:00Z");
+        assert_ne!(logins.verdict("ann", b"word", now), Verdict::Refused);
+    }
+
+    #[test]
     fn bad_lines_keep_nobody_else_out() {
         let text = format!(
             "ann\ncat {WORD} app\nbob {WORD} app tomorrow\ndan {} app\n\u{e9} é{} app\n",
