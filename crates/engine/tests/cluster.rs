@@ -813,6 +813,20 @@ fn what_is_refused_is_not_overtaken_by_what_has_moved() {
     world.assert_idle();
 }
 
+/// A script's seal is answered with it. Sent again with what it stands behind it would have none, and what a server
+/// puts behind a line end of its error would be somebody's reply.
+#[test]
+fn a_script_is_not_sent_again_with_what_it_stands_behind() {
+    let (mut world, client, [a, _, _]) = three(&waiting());
+    world.send(client, all(&["SET b 1", "EVAL x 1 b"]));
+    world.expect(a, all(&["SET b 1", "EVAL x 1 b"]));
+    world.send(a, DOWN.to_owned() + &moved(3300, 1));
+    world.expect(client, DOWN.to_owned() + &moved(3300, 1));
+    world.wait_ms(3000);
+    world.expect(a, "");
+    world.assert_idle();
+}
+
 #[test]
 fn what_was_tried_again_may_still_move_as_often() {
     let (mut world, client, [a, b, c]) = three(&cluster(""));

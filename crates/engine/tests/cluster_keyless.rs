@@ -434,6 +434,30 @@ fn a_walk_ends_whatever_owners_tell() {
     assert_eq!(page(&mut world, client).0, "0");
 }
 
+#[test]
+fn a_walk_ends_while_an_owner_cannot_be_asked() {
+    let (mut world, nodes) = three();
+    let client = world.client();
+    walk_all(&mut world, client, &nodes, "0");
+    let [first, second, third] = nodes;
+    owns(&mut world, first, "0-5470");
+    world.expect(second, redis("CLUSTER NODES"));
+    world.close(second, CloseReason::Reset);
+    owns(&mut world, third, "10923-16383");
+    // It is tried again, and is not there.
+    for _ in 0..=5 {
+        world.expect(client, "");
+        world.wait_ms(50);
+        if world.received(first) == redis("CLUSTER NODES").as_bytes() {
+            world.send(first, "-NOPERM no\r\n");
+        }
+        if world.received(third) == redis("CLUSTER NODES").as_bytes() {
+            world.send(third, "-NOPERM no\r\n");
+        }
+    }
+    assert_eq!(page(&mut world, client).0, "0");
+}
+
 /// What waits is given back.
 #[test]
 fn a_client_that_goes_at_the_end_of_a_walk_leaves_nothing() {

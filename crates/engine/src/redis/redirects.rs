@@ -9,7 +9,8 @@
 //! as their replies come, which is in that order; so that none overtakes them, clients with requests there are
 //! fenced once the owner is known to be another.
 //!
-//! What a client has written that has gone meanwhile is sent elsewhere all the same, as nobody could do it again.
+//! A client may have gone meanwhile. Its reads are dropped then; its writes are sent elsewhere as others are, since
+//! nobody could repeat them. Those that a node has refused for now are dropped, too.
 //!
 //! What a script answers may look like a redirect. It is followed, at most [`HOPS_OF_SCRIPTS_MAX`]
 //! times, but nothing is learned of it for others.
@@ -166,6 +167,11 @@ impl Engine {
             return false;
         }
         if self.lanes[index].has_refused(&self.requests, client) {
+            if back.is_sealed {
+                // Its seal has been answered: sent with others it would have none.
+                self.bufs.give(back.bytes);
+                return false;
+            }
             // What it is behind waits on the lane, and so must it.
             self.keep_behind_refused(index, back);
             return true;
@@ -224,7 +230,9 @@ impl Engine {
             Role::Parent { .. } | Role::Probe { .. } | Role::Own(_) => false,
         };
         let is_short = reply.len() + end.len() <= REPLY_MAX;
-        let is_fit = is_told && is_answer && is_short && !streaming;
+        // What a server answers before it was sent whole goes the general way.
+        let is_sent = lane.in_flight > 0;
+        let is_fit = is_told && is_answer && is_short && is_sent && !streaming;
         let has_slots = self.backends[backend].topology.has_slots();
         if !has_slots || !is_fit || !is_redirect(&[reply, end].concat()) {
             return false;
@@ -494,6 +502,7 @@ impl Engine {
         {
             self.fence_users_of(backend, by);
             // Another node may have said so than the one where requests for the slot still are.
+            let before = before.filter(|&before| before != by);
             before.into_iter().for_each(|before| self.fence_users_of(backend, before));
             // It was a replica perhaps, and may be one again before there is a map.
             self.tell_roles(backend, owner, false);
@@ -578,6 +587,7 @@ impl Engine {
         let backend = self.requests[request].backend;
         let most = self.backends[backend].limits.server_queue_max as usize;
         if self.parked.requests.len() >= most {
+            self.requests[request].in_lane = false;
             self.answer_unfollowed(request, &reply, &bytes);
             return self.bufs.give(bytes);
         }

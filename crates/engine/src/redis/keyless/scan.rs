@@ -14,7 +14,7 @@ use cashew_protocol::resp::{self, encode};
 use super::cursor::{self, Cursor, Walk};
 use super::merge;
 use super::moving_slots::{Known, Next, Question, Survey};
-use crate::base::failure::Failure;
+use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{BackendId, ClientId, RequestId, ServerId, ShardId};
 use crate::downstream::key_prefix::KeyPrefix;
 use crate::downstream::receive::Plan;
@@ -135,6 +135,19 @@ impl Flow for Page {
             return self.go_on(cx, next);
         }
         self.answer(cx, (reply, None))
+    }
+
+    fn on_failure(
+        &mut self,
+        cx: &mut FlowContext<'_>,
+        attempt: RequestId,
+        why: NamedFailure,
+    ) -> Step {
+        match self.survey {
+            // The page is here. What a node that cannot be reached would tell is not known.
+            Some(_) => self.on_reply(cx, attempt, b"-ERR\r\n"),
+            None => Step::Fail(why),
+        }
     }
 
     fn on_timeout(&mut self, cx: &mut FlowContext<'_>) -> Step {
