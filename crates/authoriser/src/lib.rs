@@ -161,10 +161,11 @@ impl<K: Send + 'static> Authoriser<K> {
 
     /// Takes the answers that are there. Call it when [`Authoriser::wake`] is readable.
     pub fn answers(&mut self) -> Vec<Answer<K>> {
-        // One byte per answer. A read never blocks, and the rest is read the next time.
-        let mut bytes = [0; 256];
-        let count = self.wake.read(&mut bytes).unwrap_or(0);
-        self.answers.try_iter().take(count).collect()
+        // One byte per answer. A read never blocks, and what is not read wakes again. Read are more than logins come
+        // meanwhile, so that the pipe is never full.
+        let mut bytes = [0; 4096];
+        let _ = self.wake.read(&mut bytes);
+        self.answers.try_iter().collect()
     }
 }
 
@@ -228,7 +229,9 @@ impl<K> Shared<K> {
         }
         let (verdict, is_cached) = {
             let mut cache = lock(&self.cache);
-            let place = cache.place(&[&pool, &auth.source.to_string(), &name], &password);
+            // With all that makes it another source, also what is not shown.
+            let source = format!("{:?}", auth.source);
+            let place = cache.place(&[&pool, &source, &name], &password);
             match outcome {
                 Ok(verdict) => {
                     match &verdict {

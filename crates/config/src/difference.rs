@@ -318,11 +318,15 @@ impl Difference {
         option.secret("server_auth", old_auth.as_ref(), new_auth.as_ref());
         option.users(users, &new.users);
         option.user_options(user_options, &new.user_options);
-        option.changed(
-            "external_auth",
-            &external_auth::shown(external_auth),
-            &external_auth::shown(&new.external_auth),
-        );
+        let (old_auth, new_auth) =
+            (external_auth::shown(external_auth), external_auth::shown(&new.external_auth));
+        match old_auth == new_auth {
+            // What is not shown may be another.
+            true => {
+                option.secret("external_auth", external_auth.as_ref(), new.external_auth.as_ref())
+            }
+            false => option.changed("external_auth", &old_auth, &new_auth),
+        }
         option.changed("redis_db", redis_db, &new.redis_db);
         option.memcached(memcached, &new.memcached);
         option.changed("databases", databases, &new.databases);
@@ -871,6 +875,19 @@ mod tests {
             Difference::between(&snapshot(GLOBAL, &format!("redis: true, {SERVERS}")), &new);
         assert!(difference.is_empty(), "{difference}");
         assert_eq!(difference.to_string(), "");
+    }
+
+    #[test]
+    fn what_is_not_shown_of_a_url_is_a_difference() {
+        let of = |query: &str| {
+            let users = "users: {default: \"on >pw ~* +@all\"}";
+            let auth = format!("external_auth: {{url: \"http://h/in?key={query}\"}}");
+            snapshot(GLOBAL, &format!("redis: true, {users}, {auth}, {SERVERS}"))
+        };
+        let text = Difference::between(&of("one"), &of("two")).to_string();
+        assert!(text.contains("external_auth: changed"), "{text}");
+        assert!(!text.contains("key="), "{text}");
+        assert!(Difference::between(&of("one"), &of("one")).is_empty());
     }
 
     #[test]

@@ -103,7 +103,8 @@ impl Value for AuthUrl {
         };
         // A password in it would be told in logs.
         if !is_plain || text.contains(['@', '#']) || !host.is_some_and(is_host) {
-            let complaint = Complaint::new(format!("\"{text}\" is no URL to ask at"));
+            // So it would be in this text.
+            let complaint = Complaint::new("this is no URL to ask at");
             return Err(complaint.hint(Self::expected()));
         }
         Ok(Self(text.to_owned()))

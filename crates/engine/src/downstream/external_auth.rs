@@ -35,6 +35,8 @@ pub struct Authenticated {
 /// What a client waits for.
 pub(crate) struct Question {
     pub(crate) ticket: u64,
+    /// The digest of the name and the password: an answer is for no other login.
+    pub(crate) login: [u8; 20],
     pub(crate) answer: Option<Verdict>,
 }
 

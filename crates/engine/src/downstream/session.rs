@@ -202,6 +202,7 @@ impl Engine {
     /// The client is this user from here on, without an end.
     pub(crate) fn become_user(&mut self, client: ClientId, user: Option<Arc<User>>) {
         self.clients[client].session.authenticated = true;
+        self.clients[client].modes.end_question();
         self.forget_expiry(client);
         self.set_user(client, user);
         self.update_off_fast_path(client);

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use cashew_acl::User;
+use cashew_config::snapshot::Protocol;
 use cashew_metrics::{PoolCounter, PoolGauge};
+use sha1_smol::Sha1;
 
 use crate::base::action::{Action, Login};
 use crate::base::id::{ClientId, ListenerId};
@@ -24,6 +26,14 @@ const GRACE_MS: u64 = 1000;
 const NO_ANSWER: &str = "the external authoriser does not answer";
 const NO_USER: &str = "the external authoriser names a user who is not configured here, or is off";
 
+fn digest(name: &[u8], password: &[u8]) -> [u8; 20] {
+    let mut digest = Sha1::new();
+    digest.update(&(name.len() as u64).to_be_bytes());
+    digest.update(name);
+    digest.update(password);
+    digest.digest().bytes()
+}
+
 impl Engine {
     /// Who a client is that gives this name and password, if the port has no such user and somebody can be asked.
     #[cold]
@@ -34,6 +44,8 @@ impl Engine {
         password: &[u8],
     ) -> Outside {
         let question = self.clients[client].modes.end_question();
+        let login = digest(name, password);
+        let question = question.filter(|question| question.login == login);
         let listener = self.clients[client].listener;
         let Some(auth) = &self.listeners[listener].config.external_auth else {
             return Outside::Unasked;
@@ -49,16 +61,17 @@ impl Engine {
             };
         }
         let is_short = name.len() <= NAME_MAX && password.len() <= PASSWORD_MAX;
-        let Some(name) = std::str::from_utf8(name).ok().filter(|_| is_short) else {
+        let is_text = is_short && std::str::from_utf8(password).is_ok();
+        let Some(name) = std::str::from_utf8(name).ok().filter(|_| is_text) else {
             return Outside::Refused;
         };
-        let login = Box::new(Login { name: name.to_owned(), password: password.to_vec() });
+        let asked = Box::new(Login { name: name.to_owned(), password: password.to_vec() });
         self.last_auth_ticket += 1;
         let (ticket, conn) = (self.last_auth_ticket, self.client_conn(client));
-        self.actions.push_back(Action::Authenticate { conn, ticket, listener, login });
+        self.actions.push_back(Action::Authenticate { conn, ticket, listener, login: asked });
         let metrics = self.listeners[listener].metrics;
         self.metrics.add_pool(metrics, PoolCounter::ExternalAuthAsked, 1);
-        let question = Box::new(Question { ticket, answer: None });
+        let question = Box::new(Question { ticket, login, answer: None });
         self.clients[client].modes.enter().question = Some(question);
         self.slow_down(client, 2 * timeout_ms + GRACE_MS);
         Outside::Awaited
@@ -155,8 +168,10 @@ impl Engine {
         }
         let state = &mut self.clients[client];
         state.session.authenticated = false;
-        if state.requests > 0 && state.session.key_prefix().is_some() {
-            // What it is owed is told with the names of whom it was.
+        let is_owed = state.requests > 0 || state.modes.many.is_some();
+        let is_memcached = self.listeners[state.listener].protocol == Protocol::Memcached;
+        if is_owed && is_memcached && state.session.key_prefix().is_some() {
+            // What it is owed is told with the names of whom it was. Requests of Redis know them by themselves.
             let again = self.now.plus_millis(OWED_MS);
             self.change_profile(client, |profile| profile.expires_at = Some(again));
             self.await_expiry(client);

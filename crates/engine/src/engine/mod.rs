@@ -4,7 +4,6 @@ pub(crate) mod change;
 pub(crate) mod clients;
 pub(crate) mod epoch;
 mod external_auth;
-pub(crate) mod fast_parts;
 pub(crate) mod fast_path;
 pub(crate) mod hold;
 pub(crate) mod memory;

@@ -11,8 +11,8 @@ use crate::upstream::streaming::PRIVATE_LANES_MAX;
 /// The log, the channel to the master, epoll or io_uring with what wakes it, memory that is mapped,
 /// and what looking up a name takes for a moment.
 const WORKER: u64 = 16;
-/// Where others are asked who clients are: connections to them, and what wakes the worker.
-const AUTHORISER: u64 = 20;
+/// Where others are asked who clients are: connections to a service, files that are read, and what wakes the worker.
+const AUTHORISER: u64 = 68;
 /// Sessions on their way in, out, or being refused: each has a socket and perhaps a memfd that are
 /// not a client's here, or not any more.
 const MOVING: u64 = 16;

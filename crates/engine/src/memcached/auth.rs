@@ -102,7 +102,9 @@ impl Engine {
         parser: &RequestParser,
         bytes: &[u8],
     ) -> Plan {
-        if self.clients[client].requests > 0 && !self.listener_of(client).key_prefixes.is_empty() {
+        let state = &self.clients[client];
+        let is_owed = state.requests > 0 || state.modes.many.is_some();
+        if is_owed && !self.listener_of(client).key_prefixes.is_empty() {
             // Its last login is over, and what it is owed is told with the names of whom it was.
             return Plan::Wait;
         }
