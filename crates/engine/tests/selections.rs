@@ -225,3 +225,21 @@ fn there_is_a_most_of_them() {
     world.expect(client, "-EXECABORT Transaction discarded because of previous errors.\r\n");
     world.assert_idle();
 }
+
+#[test]
+fn what_is_held_is_counted_right_when_a_selection_is_long() {
+    let (mut world, client, _) = one_server();
+    let nonsense = format!("SELECT {}", "x".repeat(5000));
+    for _ in 0..3 {
+        world.send(client, all(&["MULTI", "GET a", &nonsense, "DISCARD"]));
+        let lane = match world.connects_to(0) {
+            true => world.accept(0),
+            false => *world.lanes[&0].last().unwrap(),
+        };
+        world.expect(lane, all(&["MULTI", "GET a", &nonsense, "DISCARD"]));
+        let refused = "-ERR value is not an integer or out of range\r\n";
+        world.send(lane, format!("+OK\r\n{QUEUED}{refused}+OK\r\n"));
+        world.expect(client, format!("+OK\r\n{QUEUED}{refused}+OK\r\n"));
+        world.assert_idle();
+    }
+}

@@ -139,6 +139,16 @@ impl BufPool {
         buf
     }
 
+    /// A buffer with what is written, which may be more than `room` bytes. What a writer adds to a buffer beyond its
+    /// room would not be counted, but taken off when it is given back.
+    pub(crate) fn written(&mut self, room: usize, write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+        let mut buf = self.take_for(room);
+        let before = buf.capacity();
+        write(&mut buf);
+        self.total += buf.capacity() - before;
+        buf
+    }
+
     /// Makes room for `more` bytes in the buffer.
     #[inline]
     pub(crate) fn reserve(&mut self, buf: &mut Vec<u8>, more: usize) {

@@ -321,11 +321,7 @@ impl Flows {
 impl Engine {
     /// A buffer of the pool's with what is written, which may be more than `room` bytes.
     pub(crate) fn written(&mut self, room: usize, write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
-        let mut out = self.bufs.take_for(room);
-        let before = out.capacity();
-        write(&mut out);
-        self.bufs.charge(out.capacity() - before);
-        out
+        self.bufs.written(room, write)
     }
 
     /// A request that is about to be sent as it is: the flow sees what comes of it.
@@ -532,8 +528,7 @@ impl Engine {
         let backend = self.requests[attempt].backend;
         self.count_forward_error(backend);
         let protocol = self.backends[backend].protocol;
-        let mut reply = self.bufs.take();
-        failure.write_reply(protocol, &mut reply);
+        let reply = self.bufs.written(0, |out| failure.write_reply(protocol, out));
         self.charge(attempt, reply.len());
         let slot = &mut self.requests[attempt];
         slot.reply = reply;

@@ -209,7 +209,9 @@ impl Copies {
         let Some(answer) = answer else {
             let failure = failure.expect("the last one failed, as all have");
             let mut out = cx.engine.bufs.take();
+            let before = out.capacity();
             cx.engine.write_failure_of(cx.request, &failure, &mut out);
+            cx.engine.bufs.charge(out.capacity() - before);
             return Step::Reply(out);
         };
         if answer.outcome == Outcome::Reply {

@@ -65,8 +65,8 @@ impl Engine {
         };
         let noreply = self.clients[client].noreply;
         let mut is_unwanted = false;
-        let mut text = self.bufs.take_for(FALLBACK_SIZE + miss.len());
-        failed.write(misses, &mut text, &mut is_unwanted);
+        let room = FALLBACK_SIZE + miss.len();
+        let text = self.bufs.written(room, |out| failed.write(misses, out, &mut is_unwanted));
         self.clients[client].noreply |= is_unwanted;
         self.answer(client, |out| out.extend_from_slice(&text));
         self.clients[client].noreply = noreply;
@@ -110,8 +110,8 @@ impl Engine {
         let request = &self.requests[index];
         let failed = Failed { asked: request.asked, expect: request.expect, miss: &miss, failure };
         let mut is_unwanted = false;
-        let mut text = self.bufs.take_for(FALLBACK_SIZE + miss.len());
-        failed.write(misses, &mut text, &mut is_unwanted);
+        let room = FALLBACK_SIZE + miss.len();
+        let text = self.bufs.written(room, |out| failed.write(misses, out, &mut is_unwanted));
         self.requests[index].silent |= is_unwanted;
         self.restart_fragment(index);
         self.drop_reply(index);

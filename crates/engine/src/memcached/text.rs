@@ -405,16 +405,17 @@ impl Engine {
         if !self.stands_for(client, key) {
             return;
         }
-        let mut text = self.bufs.take();
-        if parser.meta().is_base64 {
-            text.extend_from_slice(b"md ");
-            encode_key(key, &mut text);
-            text.extend_from_slice(b" b\r\n");
-        } else {
-            text.extend_from_slice(b"delete ");
-            text.extend_from_slice(key);
-            text.extend_from_slice(if key == b"noreply" { b" 0\r\n" } else { b"\r\n" });
-        }
+        let text = self.bufs.written(key.len() + 16, |out| {
+            if parser.meta().is_base64 {
+                out.extend_from_slice(b"md ");
+                encode_key(key, out);
+                out.extend_from_slice(b" b\r\n");
+            } else {
+                out.extend_from_slice(b"delete ");
+                out.extend_from_slice(key);
+                out.extend_from_slice(if key == b"noreply" { b" 0\r\n" } else { b"\r\n" });
+            }
+        });
         let answer = if parser.meta().is_base64 { Answer::MetaDelete } else { Answer::Delete };
         self.send_silently(client, key, Expect::Answer(answer), text);
     }

@@ -228,15 +228,12 @@ impl Engine {
         if let Some(database) = named {
             variant.database = state.database_of(database);
         }
-        let mut text = self.bufs.take();
-        match (named, resp::integer(index)) {
-            (Some(_), _) => write_select(variant.database.into(), &mut text),
+        let text = self.bufs.written(bytes.len(), |out| match (named, resp::integer(index)) {
+            (Some(_), _) => write_select(variant.database.into(), out),
             // The server is to refuse it in Redis's words, whatever databases it has.
-            (None, Some(number)) if i32::try_from(number).is_ok() => {
-                write_select(NOWHERE, &mut text);
-            }
-            (None, _) => text.extend_from_slice(bytes),
-        }
+            (None, Some(number)) if i32::try_from(number).is_ok() => write_select(NOWHERE, out),
+            (None, _) => out.extend_from_slice(bytes),
+        });
         let plan = if self.is_affected_most(client) {
             self.refuse_queued(client, "ERR too many SELECTs in one transaction")
         } else if self.variant(backend, variant).is_none() {

@@ -388,8 +388,9 @@ impl Engine {
     fn pass_executed(&mut self, request: RequestId, place: u32, rest: Rest) {
         let mut reply = self.take_reply(request);
         if rest == Rest::Missing {
-            let mut known = self.bufs.take_for(reply.len() + UNANSWERED.len() + 8);
-            write_with_error(&reply, place, UNANSWERED, &mut known);
+            let room = reply.len() + UNANSWERED.len() + 8;
+            let known =
+                self.bufs.written(room, |out| write_with_error(&reply, place, UNANSWERED, out));
             self.bufs.give(std::mem::replace(&mut reply, known));
         }
         self.charge(request, reply.len());

@@ -690,8 +690,7 @@ impl Engine {
     /// Answers a request that has left its lane with the gateway's words.
     pub(crate) fn answer_instead(&mut self, index: RequestId, write: impl FnOnce(&mut Vec<u8>)) {
         self.drop_reply(index);
-        let mut reply = self.bufs.take();
-        write(&mut reply);
+        let reply = self.bufs.written(0, write);
         self.charge(index, reply.len());
         self.deliver_buf(index, reply);
     }

@@ -293,9 +293,10 @@ impl Engine {
             Ok(lane) => lane,
             Err(failure) => return Some(self.fail_for(client, server, failure)),
         };
-        let mut text = self.bufs.take_for(bytes.len());
-        encode::write_array_header(&mut text, rest.len());
-        rest.iter().for_each(|arg| encode::write_bulk(&mut text, arg.of(bytes)));
+        let text = self.bufs.written(bytes.len(), |out| {
+            encode::write_array_header(out, rest.len());
+            rest.iter().for_each(|arg| encode::write_bulk(out, arg.of(bytes)));
+        });
         let request = self.new_request(client);
         self.send(lane, request, Payload::Bytes(&text));
         self.bufs.give(text);

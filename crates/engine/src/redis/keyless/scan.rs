@@ -317,11 +317,12 @@ impl Engine {
             Ok(lane) => lane,
             Err(failure) => return self.fail_for(client, server, failure),
         };
-        let mut text = self.bufs.take_for(bytes.len() + 32);
-        encode::write_array_header(&mut text, args.len());
-        encode::write_bulk(&mut text, args[0].of(bytes));
-        encode::write_bulk(&mut text, inner.to_string().as_bytes());
-        args[2..].iter().for_each(|arg| encode::write_bulk(&mut text, arg.of(bytes)));
+        let text = self.bufs.written(bytes.len() + 32, |out| {
+            encode::write_array_header(out, args.len());
+            encode::write_bulk(out, args[0].of(bytes));
+            encode::write_bulk(out, inner.to_string().as_bytes());
+            args[2..].iter().for_each(|arg| encode::write_bulk(out, arg.of(bytes)));
+        });
         let request = self.new_request(client);
         let sent = Step::Send(Attempts::one(Target::Lane(lane), Text::Owned(text)));
         let prefix = self.clients[client].session.key_prefix().cloned();
