@@ -201,7 +201,7 @@ impl Child {
         while let Some(news) = watch.poll_news() {
             match news {
                 News::Down { pool, server, down } => members.set_down(&pool, &server, down),
-                News::Map { pool, map } => maps.push((pool, map)),
+                News::Map { pool, seeds, map } => maps.push((pool, (seeds, map))),
                 news => messages.extend(message(news)),
             }
         }
@@ -210,8 +210,8 @@ impl Child {
         for message in messages {
             self.say(&message)?;
         }
-        for (pool, map) in maps {
-            let sealed = cashew_control::seal(&serde_json::to_vec(&map)?)?;
+        for (pool, found) in maps {
+            let sealed = cashew_control::seal(&serde_json::to_vec(&found)?)?;
             self.say_with(&ToMaster::Cluster { pool }, &[sealed.as_fd()])?;
         }
         let Some(Watching { watch, members, .. }) = &self.watching else { return Ok(()) };

@@ -53,7 +53,7 @@ pub fn ask_once(snapshot: &mut Snapshot, timeout: Duration) -> Vec<(EventKind, S
                 News::Sentinel { pool, sentinel, failure: Some(why) } => {
                     failures.push((pool, format!("{sentinel} {why}")));
                 }
-                News::Map { pool, map } => {
+                News::Map { pool, map, .. } => {
                     snapshot.set_cluster_map(&pool, &map);
                     clusters.retain(|name| *name != pool);
                 }

@@ -251,8 +251,8 @@ impl ClusterWatch {
             self.map = map;
         }
         if let Some(map) = self.map.as_ref().filter(|_| is_news) {
-            let pool = self.settings.name.clone();
-            news.push_back(News::Map { pool, map: map.clone() });
+            let (pool, seeds) = (self.settings.name.clone(), self.seeds.clone());
+            news.push_back(News::Map { pool, seeds, map: map.clone() });
         }
         self.contradicted_since = match is_contradicted && !has_lasted {
             true => self.contradicted_since.or(Some(now)),

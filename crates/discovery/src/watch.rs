@@ -58,7 +58,7 @@ pub enum News {
     /// Whether a Sentinel answers, and why not.
     Sentinel { pool: String, sentinel: Address, failure: Option<String> },
     /// The map of the cluster that a pool is in front of, which is another one than before.
-    Map { pool: String, map: ClusterMap },
+    Map { pool: String, seeds: Vec<Address>, map: ClusterMap },
     /// Whether a seed answers, and why not.
     Seed { pool: String, seed: Address, failure: Option<String> },
 }

@@ -37,6 +37,8 @@ pub(crate) struct Maps {
 
 #[derive(Debug)]
 struct Wanted {
+    /// By which it was found.
+    seeds: Vec<Address>,
     map: ClusterMap,
     due: Instant,
 }
@@ -45,40 +47,44 @@ struct Wanted {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MapMove {
     pub(crate) pool: String,
+    seeds: Vec<Address>,
     map: ClusterMap,
 }
 
 impl Maps {
-    /// The map of the cluster that a pool is in front of is this one. `current` is in effect, and may be about to be
-    /// replaced by one with another map.
+    /// The map of the cluster that a pool is in front of is this one, found by these seeds. `current` is in effect, and
+    /// may be about to be replaced by one with another map.
     pub(crate) fn told(
         &mut self,
         pool: String,
-        map: ClusterMap,
+        (seeds, map): (Vec<Address>, ClusterMap),
         (current, is_changing): (&Snapshot, bool),
         now: Instant,
     ) {
         let due = self.wanted.get(&pool).map(|wanted| wanted.due);
         let is_known = || current.pools.iter().any(|it| it.name == pool && it.is_cluster());
-        let earliest = self.earliest(&pool, &map, current, now);
+        let earliest = self.earliest(&pool, (&seeds, &map), current, now);
         let Some(earliest) = earliest.or_else(|| (is_changing && is_known()).then_some(now)) else {
             self.wanted.remove(&pool);
             return;
         };
         // One that has waited does not wait for longer because there is another.
         let due = due.map_or(earliest.max(now), |due| due.min(earliest.max(now)));
-        self.wanted.insert(pool, Wanted { map, due });
+        self.wanted.insert(pool, Wanted { seeds, map, due });
     }
 
-    /// When a map may be in effect; `None` if it is, or if there is no such pool.
+    /// When a map may be in effect; `None` if it is, or if there is no such pool in front of this cluster.
     fn earliest(
         &self,
         pool: &str,
-        map: &ClusterMap,
+        (seeds, map): (&[Address], &ClusterMap),
         current: &Snapshot,
         now: Instant,
     ) -> Option<Instant> {
         let pool = current.pools.iter().find(|it| it.name == pool)?;
+        if !pool.is_of_map(seeds, map) {
+            return None;
+        }
         let mut next = pool.clone();
         if !next.set_cluster_map(map) {
             return None;
@@ -102,15 +108,15 @@ impl Maps {
     /// to be either.
     pub(crate) fn take(&mut self, snapshot: &mut Snapshot, current: &Snapshot) -> Vec<MapMove> {
         let mut moves = Vec::new();
-        for (pool, Wanted { map, .. }) in std::mem::take(&mut self.wanted) {
+        for (pool, Wanted { seeds, map, .. }) in std::mem::take(&mut self.wanted) {
             let Some(is) = current.pools.iter().find(|it| it.name == pool) else { continue };
             // A file may put the pool in front of another cluster.
             let next = snapshot.pools.iter_mut().find(|it| it.name == pool);
-            if let Some(next) = next.filter(|next| next.is_same_cluster(is)) {
+            if let Some(next) = next.filter(|next| next.is_of_map(&seeds, &map)) {
                 next.set_cluster_map(&map);
             }
             if is.clone().set_cluster_map(&map) {
-                moves.push(MapMove { pool, map });
+                moves.push(MapMove { pool, seeds, map });
             }
         }
         moves
@@ -118,8 +124,11 @@ impl Maps {
 
     /// A snapshot with everything that has been told, in effect or not.
     pub(crate) fn put(&self, snapshot: &mut Snapshot) {
-        for (pool, wanted) in &self.wanted {
-            snapshot.set_cluster_map(pool, &wanted.map);
+        for (name, Wanted { seeds, map, .. }) in &self.wanted {
+            let pool = snapshot.pools.iter_mut().find(|it| it.name == *name);
+            if let Some(pool) = pool.filter(|pool| pool.is_of_map(seeds, map)) {
+                pool.set_cluster_map(map);
+            }
         }
     }
 
@@ -137,7 +146,7 @@ impl Maps {
         }
         self.drop_known(current, at);
         let mut lines = Vec::new();
-        for MapMove { pool, map } in moves {
+        for MapMove { pool, map, .. } in moves {
             let named =
                 |snapshot: &'_ Snapshot| snapshot.pools.iter().find(|it| it.name == *pool).cloned();
             let Some(is) = named(current).filter(Pool::is_cluster) else { continue };
@@ -163,17 +172,17 @@ impl Maps {
 
     /// These have been taken, and are not to be in effect as they are.
     pub(crate) fn give_back(&mut self, moves: Vec<MapMove>, now: Instant) {
-        for MapMove { pool, map } in moves {
+        for MapMove { pool, seeds, map } in moves {
             // What has been told since is newer.
-            self.wanted.entry(pool).or_insert(Wanted { map, due: now });
+            self.wanted.entry(pool).or_insert(Wanted { seeds, map, due: now });
         }
     }
 
     /// Nothing is changing any more: what is in effect need not be put into effect.
     fn drop_known(&mut self, current: &Snapshot, now: Instant) {
-        for (pool, Wanted { map, .. }) in std::mem::take(&mut self.wanted) {
-            if let Some(due) = self.earliest(&pool, &map, current, now) {
-                self.wanted.insert(pool, Wanted { map, due });
+        for (pool, Wanted { seeds, map, .. }) in std::mem::take(&mut self.wanted) {
+            if let Some(due) = self.earliest(&pool, (&seeds, &map), current, now) {
+                self.wanted.insert(pool, Wanted { seeds, map, due });
             }
         }
     }
@@ -310,6 +319,11 @@ mod tests {
         ClusterMap { shards: shards.iter().map(shard).collect() }
     }
 
+    /// As discovery tells it.
+    fn found(map: ClusterMap) -> (Vec<Address>, ClusterMap) {
+        (snapshot().pools[0].cluster.as_ref().expect("it has one").seeds.clone(), map)
+    }
+
     fn change(maps: &mut Maps, current: &mut Snapshot, now: Instant) -> Vec<String> {
         assert!(maps.are_due(now));
         let mut next = current.clone();
@@ -323,7 +337,7 @@ mod tests {
     fn a_failover_is_in_effect_at_once_and_slots_that_move_once_a_second() {
         let (mut maps, mut current, now) = (Maps::default(), snapshot(), Instant::now());
         let told = |maps: &mut Maps, current: &Snapshot, shards, now| {
-            maps.told("a".to_owned(), map(shards), (current, false), now);
+            maps.told("a".to_owned(), found(map(shards)), (current, false), now);
         };
         let later = |ms| now + Duration::from_millis(ms);
         told(&mut maps, &current, &[(1, 11, 99), (2, 12, SLOTS - 1)], later(0));
@@ -361,24 +375,27 @@ mod tests {
     fn what_fails_is_tried_again_later_unless_there_is_another_map() {
         let (mut maps, mut current, now) = (Maps::default(), snapshot(), Instant::now());
         let (one, other) = (map(&[(1, 2, 99)]), map(&[(2, 1, 99)]));
-        maps.told("a".to_owned(), one.clone(), (&current, false), now);
+        maps.told("a".to_owned(), found(one.clone()), (&current, false), now);
         let mut told = current.clone();
         maps.put(&mut told);
         assert_eq!(told.pools[0].servers.len(), 2);
         let moves = maps.take(&mut current.clone(), &current);
         maps.failed(moves.clone(), &current, now);
         assert_eq!(maps.poll_timeout(), Some(now + PAUSE_MIN));
-        maps.told("a".to_owned(), other.clone(), (&current, false), now);
+        maps.told("a".to_owned(), found(other.clone()), (&current, false), now);
         let taken = maps.take(&mut current.clone(), &current);
-        assert_eq!(taken, [MapMove { pool: "a".to_owned(), map: other.clone() }]);
-        maps.told("a".to_owned(), other, (&current, false), now);
+        assert_eq!(
+            taken,
+            [MapMove { pool: "a".to_owned(), seeds: found(other.clone()).0, map: other.clone() }]
+        );
+        maps.told("a".to_owned(), found(other), (&current, false), now);
         maps.failed(moves, &current, now);
         assert_eq!(maps.poll_timeout(), Some(now + PAUSE_MIN * 2));
         change(&mut maps, &mut current, now + PAUSE_MIN * 2);
         assert_eq!(current.pools[0].cluster_map().unwrap().shards[0].primary, node(2));
-        maps.told("b".to_owned(), one.clone(), (&current, false), now);
+        maps.told("b".to_owned(), found(one.clone()), (&current, false), now);
         assert_eq!(maps.poll_timeout(), None);
-        maps.told("a".to_owned(), one, (&current, false), now);
+        maps.told("a".to_owned(), found(one), (&current, false), now);
         current.pools[0].cluster = None;
         maps.keep(&current);
         assert_eq!(maps.poll_timeout(), None);
@@ -387,7 +404,7 @@ mod tests {
     #[test]
     fn a_map_that_a_reload_has_taken_over_is_tried_again_if_the_reload_fails() {
         let (mut maps, mut current, now) = (Maps::default(), snapshot(), Instant::now());
-        maps.told("a".to_owned(), map(&[(1, 2, 99)]), (&current, false), now);
+        maps.told("a".to_owned(), found(map(&[(1, 2, 99)])), (&current, false), now);
         // What a file is loaded into has everything that has been told.
         let mut loaded = current.clone();
         maps.put(&mut loaded);
@@ -397,7 +414,7 @@ mod tests {
         let lines = change(&mut maps, &mut current, now + PAUSE_MIN);
         assert!(lines[0].starts_with("10.0.0.1:1, 10.0.0.1:2 joined"), "{lines:?}");
         // A file that has the pool in front of another cluster does not get it, and one without the pool has no line.
-        maps.told("a".to_owned(), map(&[(2, 1, 99)]), (&current, false), now);
+        maps.told("a".to_owned(), found(map(&[(2, 1, 99)])), (&current, false), now);
         let (mut other, mut without) = (current.clone(), current.clone());
         let pool = &mut other.pools[0];
         pool.set_cluster_map(&ClusterMap::default());
@@ -414,12 +431,34 @@ mod tests {
     }
 
     #[test]
+    fn a_map_is_for_the_cluster_that_it_was_found_in() {
+        let (mut maps, current, now) = (Maps::default(), snapshot(), Instant::now());
+        maps.told("a".to_owned(), found(map(&[(1, 2, 99)])), (&current, false), now);
+        // A file has the pool in front of another cluster before it is in effect.
+        let mut other = current.clone();
+        other.pools[0].cluster.as_mut().unwrap().seeds = vec![node(99).address];
+        let mut loaded = other.clone();
+        maps.put(&mut loaded);
+        assert_eq!(loaded, other);
+        maps.done(&[], &current, &other, now);
+        assert_eq!((maps.poll_timeout(), maps.take(&mut loaded, &other)), (None, Vec::new()));
+        assert_eq!(loaded, other);
+        // What was on its way then comes too late.
+        maps.told("a".to_owned(), found(map(&[(1, 2, 99)])), (&other, false), now);
+        assert_eq!(maps.poll_timeout(), None);
+        // By other seeds it is still the cluster, if they are nodes of it.
+        other.pools[0].cluster.as_mut().unwrap().seeds = vec![node(2).address];
+        maps.told("a".to_owned(), found(map(&[(1, 2, 99)])), (&other, false), now);
+        assert_eq!(maps.poll_timeout(), Some(now));
+    }
+
+    #[test]
     fn a_map_that_is_as_it_was_before_a_change_is_not_lost_in_it() {
         let (mut maps, mut current, now) = (Maps::default(), snapshot(), Instant::now());
         let (one, other) = (map(&[(1, 2, 99)]), map(&[(2, 1, 99)]));
         current.set_cluster_map("a", &one);
         let told = |maps: &mut Maps, current: &Snapshot, map: &ClusterMap| {
-            maps.told("a".to_owned(), map.clone(), (current, true), now);
+            maps.told("a".to_owned(), found(map.clone()), (current, true), now);
         };
         for is_done in [false, true] {
             told(&mut maps, &current, &other);

@@ -335,13 +335,18 @@ impl Master {
         let awake = self.members.values().filter(|it| it.running.is_some() || !is_undecided);
         let slots = awake.filter_map(|member| member.slot.poll_timeout());
         let look_at = (self.phase == Phase::Serving).then_some(self.look_at);
+        // What is due and is not done would be waited for without a pause.
+        let changes = [
+            self.reload.poll_timeout(),
+            self.discovered.poll_timeout(),
+            self.maps.poll_timeout().filter(|_| !self.reload.is_changing()),
+        ];
+        let changes = changes.into_iter().flatten().filter(|_| self.may_change());
         slots
             .chain(self.rings.poll_timeout())
             .chain(self.epochs.poll_timeout())
-            .chain(self.reload.poll_timeout())
-            .chain(self.discovered.poll_timeout())
+            .chain(changes)
             .chain(self.joining.poll_timeout())
-            .chain(self.maps.poll_timeout().filter(|_| !self.reload.is_changing()))
             .chain(self.upgrade.poll_timeout())
             .chain(self.operators.poll_timeout())
             .chain(self.failovers.poll_timeout())

@@ -265,6 +265,14 @@ impl Pool {
             other.servers.iter().filter_map(|server| server.endpoint.address()).collect();
         cluster.seeds.iter().any(|seed| its.seeds.contains(seed) || nodes.contains(seed))
     }
+
+    /// The same, of a map that was found by these seeds.
+    pub fn is_of_map(&self, seeds: &[Address], map: &ClusterMap) -> bool {
+        let is_node = |seed: &Address| map.nodes().any(|node| node.address == *seed);
+        self.cluster.as_ref().is_some_and(|cluster| {
+            cluster.seeds.iter().any(|seed| seeds.contains(seed) || is_node(seed))
+        })
+    }
 }
 
 impl Snapshot {

@@ -214,14 +214,14 @@ impl Master {
 
     /// The map of a cluster is another one.
     pub(super) fn map_told(&mut self, pool: String, descriptors: Vec<OwnedFd>, now: Instant) {
-        let read = || -> io::Result<ClusterMap> {
+        let read = || -> io::Result<(Vec<Address>, ClusterMap)> {
             let memfd = descriptors.first().ok_or_else(|| io::Error::other("it is missing"))?;
             Ok(serde_json::from_slice(&unseal(memfd)?)?)
         };
         match read() {
-            Ok(map) => {
+            Ok(found) => {
                 let is_changing = self.epochs.is_changing() || self.reload.is_under_way();
-                self.maps.told(pool, map, (&self.current.snapshot, is_changing), now);
+                self.maps.told(pool, found, (&self.current.snapshot, is_changing), now);
             }
             Err(error) => {
                 warn!("pool '{pool}': the map of its cluster cannot be read: {error}");

@@ -213,8 +213,13 @@ impl Master {
         }
     }
 
+    /// Whether files are loaded, and what discovery tells is put into effect.
+    pub(super) fn may_change(&self) -> bool {
+        self.phase == Phase::Serving && !self.upgrade.has_frozen()
+    }
+
     pub(super) fn advance_reload(&mut self, now: Instant) {
-        if self.phase != Phase::Serving || self.upgrade.has_frozen() {
+        if !self.may_change() {
             return;
         }
         match std::mem::take(&mut self.reload.stage) {
@@ -236,10 +241,7 @@ impl Master {
                 self.succeed(askers);
                 self.begin_moves(now);
             }
-            Stage::Idle
-                if (self.has_moves(now) || self.joining.is_ripe())
-                    && !self.upgrade.has_frozen() =>
-            {
+            Stage::Idle if self.has_moves(now) || self.joining.is_ripe() => {
                 self.begin_moves(now);
             }
             // The thread is abandoned.
