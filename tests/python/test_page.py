@@ -1,5 +1,6 @@
 """The page of the stats port, and the documents that it is made of."""
 
+import base64
 import http.client
 import json
 import os
@@ -19,7 +20,8 @@ from harness import HOST, ROOT, server_lines, wait_until
 EVIL = "<script>alert(1)</script>"
 #: The tables that come after pools and workers.
 SECTIONS = ["events", "slow", "hot"]
-CHROMIUM = os.environ.get("CASHEW_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+CHROMIUM = os.environ.get("CASHEW_CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "google-chrome"))), None)
 
 
 @pytest.fixture
@@ -300,6 +302,11 @@ def test_the_page_tells_that_nobody_answers(world):
     assert shown["isSilent"] is True and "no answer since" in shown["silent"]
 
 
+def needs_chromium():
+    if not CHROMIUM:
+        pytest.skip("no Chromium is there: apt-get install chromium-headless-shell, or CASHEW_CHROMIUM")
+
+
 class Browser:
     """Chromium without a window, steered through a pipe."""
 
@@ -339,6 +346,11 @@ class Browser:
                 assert "error" not in answer, answer
                 return answer["result"]
 
+    def picture(self, width, height):
+        """The page from its top, as PNG."""
+        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+        return base64.b64decode(self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)["data"])
+
     def value(self, expression):
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
@@ -351,8 +363,7 @@ class Browser:
 
 @pytest.mark.parametrize("width", [360, 1200])
 def test_a_browser_shows_the_page(world, place, width):
-    if not CHROMIUM:
-        pytest.skip("no Chromium is there")
+    needs_chromium()
     fail(world)
     wait_until(lambda: write_to_one(world) or len(history(world, pool="alpha")["at_ms"]) >= 2, "two points")
     browser = place.keep(Browser(place.directory, f"http://{HOST}:{world.stats_port}/", width))

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from harness import HOST, in_time, measured, resp, server_lines, wait_until
 from test_events import Follower
-from test_page import CHROMIUM, Browser, needs_node, run
+from test_page import Browser, needs_chromium, needs_node, run
 
 PARTS = ["gateway_us", "queue_us", "server_us", "order_us", "client_us"]
 #: Keeps a server busy for as many milliseconds.
@@ -345,8 +345,7 @@ def test_the_page_shows_both_tables_as_text(world):
 
 @pytest.mark.parametrize("width", [360, 1200])
 def test_a_browser_shows_both_tables(world, place, width):
-    if not CHROMIUM:
-        pytest.skip("no Chromium is there")
+    needs_chromium()
     be_slow_for_hostile(world)
     wait_until(lambda: ask_hostile(world) or hot(world), "it is seen")
     browser = place.keep(Browser(place.directory, f"http://{HOST}:{world.stats_port}/", width))
