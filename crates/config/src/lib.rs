@@ -60,6 +60,7 @@ pub use diagnostic::{Diagnostic, Errors};
 pub use difference::Difference;
 pub use memory::available as available_memory;
 pub use policy::{pools_without_policy, warnings_of_change};
+pub use prefixes::PREFIXES_MAX;
 pub use resolve::{Context, MODULA_WEIGHT_MAX, POOLS_MAX};
 pub use secret::SecretFile;
 pub use snapshot::Snapshot;

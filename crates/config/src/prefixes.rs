@@ -8,7 +8,7 @@ use crate::tree::{Kind, Node};
 use crate::value::{Text, Value};
 
 /// Each takes memory in each worker, and time at each request.
-const PREFIXES_MAX: usize = 16;
+pub const PREFIXES_MAX: usize = 16;
 /// In bytes. Longer ones would not fit where they are shown.
 const PREFIX_SIZE_MAX: usize = 64;
 

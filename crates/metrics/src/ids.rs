@@ -53,6 +53,9 @@ stats! {
     }
 }
 
+/// A number for each [`CommandCounter`], in its place.
+pub type CommandCounts = [u64; CommandCounter::ALL.len()];
+
 stats! {
     /// Counters of a pool's user. They only grow.
     pub enum UserCounter {

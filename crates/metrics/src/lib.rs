@@ -54,7 +54,8 @@ pub use exports::{ExportCounter, ExportKind, Exports};
 pub use histogram::Histogram;
 pub use hot::{HALF_LIFE_US, HotKey, HotKeys, HotSample, KEY_SIZE_MAX, Ranking};
 pub use ids::{
-    CommandCounter, PoolCounter, PoolGauge, ServerCounter, ServerGauge, Stat, UserCounter,
+    CommandCounter, CommandCounts, PoolCounter, PoolGauge, ServerCounter, ServerGauge, Stat,
+    UserCounter,
 };
 pub use layout::{Layout, PoolId, SLOTS_MAX, ServerId};
 pub use overlaps::{WriteKind, WriteLane, WriteStamp};

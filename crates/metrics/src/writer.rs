@@ -21,7 +21,7 @@ use crate::mapping::View;
 use crate::overlaps::{WriteKind, WriteLane, WriteStamp};
 use crate::server_state::{Evidence, LastError, ServerState, StateChange};
 use crate::users::{Rate, UserId, UserStat};
-use crate::{Attempts, Histogram, Segments};
+use crate::{Attempts, CommandCounts, Histogram, Segments};
 
 /// Writes the numbers of one slot.
 ///
@@ -206,32 +206,39 @@ impl Writer {
         self.record(server.base() + SERVER_HISTOGRAM, latency_us, count);
     }
 
-    /// Adds to a counter of a class of commands, in a pool with `command_stats`.
-    pub fn add_class(&self, pool: PoolId, class: CommandClass, counter: CommandCounter, n: u64) {
-        self.add(self.segments.layout().detail(pool) + detail::class(class) + counter as usize, n);
+    /// Adds to the counters of a class of commands, in a pool with `command_stats`. The requests among them
+    /// took so long each, from their arrival to their reply.
+    pub fn count_class(
+        &self,
+        pool: PoolId,
+        class: CommandClass,
+        latency_us: u64,
+        counts: &CommandCounts,
+    ) {
+        let base = self.segments.layout().detail(pool) + detail::class(class);
+        self.count_commands(base, latency_us, counts);
     }
 
-    /// Counts requests of a class, and by the time from their arrival to their reply.
-    pub fn record_class(&self, pool: PoolId, class: CommandClass, latency_us: u64, count: u64) {
-        self.add_class(pool, class, CommandCounter::Requests, count);
-        let at = self.segments.layout().detail(pool) + detail::class(class) + detail::COUNTERS;
-        self.record(at, latency_us, count);
+    /// The same for a prefix, which must be one of the pool's.
+    pub fn count_prefix(
+        &self,
+        pool: PoolId,
+        prefix: usize,
+        latency_us: u64,
+        counts: &CommandCounts,
+    ) {
+        let base = self.segments.layout().detail(pool) + detail::prefix(prefix);
+        self.count_commands(base, latency_us, counts);
     }
 
-    /// Adds to a counter of a prefix, which must be one of the pool's.
-    pub fn add_prefix(&self, pool: PoolId, prefix: usize, counter: CommandCounter, n: u64) {
-        self.add(
-            self.segments.layout().detail(pool) + detail::prefix(prefix) + counter as usize,
-            n,
-        );
-    }
-
-    /// Counts requests with a prefix, which must be one of the pool's, and by the time from their arrival to
-    /// their reply.
-    pub fn record_prefix(&self, pool: PoolId, prefix: usize, latency_us: u64, count: u64) {
-        self.add_prefix(pool, prefix, CommandCounter::Requests, count);
-        let at = self.segments.layout().detail(pool) + detail::prefix(prefix) + detail::COUNTERS;
-        self.record(at, latency_us, count);
+    fn count_commands(&self, base: usize, latency_us: u64, counts: &CommandCounts) {
+        for (at, &count) in counts.iter().enumerate() {
+            if count > 0 {
+                self.add(base + at, count);
+            }
+        }
+        let requests = counts[CommandCounter::Requests as usize];
+        self.record(base + detail::COUNTERS, latency_us, requests);
     }
 
     /// Adds to a counter of a user, whose place must be one of the pool's.

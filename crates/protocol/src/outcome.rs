@@ -114,6 +114,32 @@ pub struct OutcomeReader {
     data: u64,
 }
 
+/// The line before a value in RESP: its length, and that of the value.
+#[inline(always)]
+fn bulk_head(bytes: &[u8]) -> Option<(usize, u64)> {
+    let digits = bytes.strip_prefix(b"$")?;
+    let mut data = 0;
+    for (len, &byte) in digits.iter().enumerate().take(DIGITS_MAX + 1) {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            let is_end = len > 0 && digits[len..].starts_with(b"\r\n");
+            return is_end.then_some((1 + len + 2, data));
+        }
+        data = data * 10 + u64::from(digit);
+    }
+    None
+}
+
+/// The line before a value of memcached's, likewise.
+#[inline(always)]
+fn value_line(bytes: &[u8]) -> Option<(usize, u64)> {
+    let (size, rest) = memcached::plain_value_head(bytes)?;
+    Some((bytes.len() - rest.len(), size))
+}
+
+/// Of the length of a value in its usual form.
+const DIGITS_MAX: usize = 18;
+
 /// What has come of the current line.
 #[derive(Clone, Copy, Debug, Default)]
 struct Line {
@@ -145,6 +171,7 @@ impl OutcomeReader {
         if gets && !self.outcome.is_error {
             self.read_lines(
                 piece,
+                bulk_head,
                 |_| true,
                 |line, outcome| match line.opening[0] {
                     b'$' if !line.is_negative => Some(outcome),
@@ -166,7 +193,7 @@ impl OutcomeReader {
         if gets && !self.outcome.is_error {
             // Of `VALUE key flags size`, or `VA size`.
             let is_length = |line: &Line| line.spaces == if line.is_meta() { 1 } else { 3 };
-            self.read_lines(piece, is_length, |line, outcome| match &line.opening {
+            self.read_lines(piece, value_line, is_length, |line, outcome| match &line.opening {
                 b"VAL" | b"VA " => Some(outcome),
                 [b'H', b'D', _] => {
                     outcome.hits += 1;
@@ -204,10 +231,14 @@ impl OutcomeReader {
         !piece.is_empty() && !std::mem::replace(&mut self.is_begun, true)
     }
 
-    /// Reads lines, and skips the values behind those for which `end` returns where to count them.
+    /// Reads lines, and skips the values behind those for which `end` returns where to count them. `usual`
+    /// knows at once how long a line that begins here is, and how much data a value behind it has: it may
+    /// leave any to the rest, which comes to the same result byte by byte.
+    #[inline(always)]
     fn read_lines(
         &mut self,
         piece: &[u8],
+        usual: impl Fn(&[u8]) -> Option<(usize, u64)>,
         is_length: impl Fn(&Line) -> bool,
         end: impl for<'o> Fn(&Line, &'o mut Outcome) -> Option<&'o mut Outcome>,
     ) {
@@ -217,6 +248,13 @@ impl OutcomeReader {
                 let len = self.data.min((piece.len() - at) as u64);
                 self.data -= len;
                 at += len as usize;
+                continue;
+            }
+            if self.line.len == 0
+                && let Some((len, data)) = usual(&piece[at..])
+            {
+                self.outcome.hits += 1;
+                (self.data, at) = (data + 2, at + len);
                 continue;
             }
             let (line, byte) = (&mut self.line, piece[at]);
@@ -343,6 +381,40 @@ mod tests {
             let whole = read(OutcomeReader::read_text, (false, 0), line.as_bytes());
             assert_eq!(whole, outcome(0, 0, false));
         }
+    }
+
+    /// What is read at once is what is read byte by byte.
+    #[test]
+    fn the_usual_lines_are_known_at_once() {
+        for (line, known) in [
+            ("$12\r\nx", Some((5, 12))),
+            ("$0\r\n", Some((4, 0))),
+            ("$-1\r\n", None),
+            ("$\r\n", None),
+            ("$12\n", None),
+            ("$12", None),
+            ("$1234567890123456789\r\n", None),
+            ("*1\r\n", None),
+        ] {
+            assert_eq!(bulk_head(line.as_bytes()), known, "{line:?}");
+        }
+        for (line, known) in [
+            ("VALUE k 0 12\r\nx", Some((14, 12))),
+            ("VALUE k 7 12 345\r\n", Some((18, 12))),
+            ("VALUE k 0\r\n", None),
+            ("VALUE k 0 12", None),
+            ("VALUE k 0 1x\r\n", None),
+            ("VA 12\r\n", None),
+            ("END\r\n", None),
+        ] {
+            assert_eq!(value_line(line.as_bytes()), known, "{line:?}");
+        }
+        // Cut within its line a reply is read byte by byte, see `read`.
+        let values = "VALUE key 0 10\r\n$1\r\nEND\r\nx\r\nVALUE k 1 2 3\r\nab\r\nEND\r\n";
+        assert_eq!(
+            read(OutcomeReader::read_text, (true, 3), values.as_bytes()),
+            outcome(2, 1, false)
+        );
     }
 
     #[test]

@@ -12,6 +12,7 @@ pub(crate) mod latency_batch;
 pub(crate) mod mark;
 pub(crate) mod outcome;
 pub(crate) mod pace;
+pub(crate) mod prefixes;
 pub(crate) mod recycler;
 pub(crate) mod rng;
 pub(crate) mod slab;

@@ -7,8 +7,8 @@ use cashew_config::snapshot::{self, Limits, OnFailure, Protocol, Reads};
 use cashew_protocol::memcached::ChorePolicy;
 use cashew_protocol::redis::{Clearance, CustomCommands, Definition, Policy, Rules};
 
-use crate::base::command_stats::PrefixNumber;
 use crate::base::id::BackendId;
+use crate::base::prefixes::Prefixes;
 use crate::base::standing::Standing;
 use crate::downstream::acl_log::AclLog;
 use crate::downstream::audit::AuditRules;
@@ -35,7 +35,7 @@ pub(crate) struct Listener {
     pub(crate) counts: bool,
     /// Users whose numbers are shown, by name; empty where there are none.
     pub(crate) user_rows: Vec<String>,
-    pub(crate) prefixes: Vec<String>,
+    pub(crate) prefixes: Prefixes,
     /// Clients that take longer to read a reply are recorded, in microseconds.
     pub(crate) slow_after_us: u64,
     pub(crate) auth: Option<String>,
@@ -111,7 +111,7 @@ impl Listener {
             limits: config.limits,
             counts: false,
             user_rows: Vec::new(),
-            prefixes: Vec::new(),
+            prefixes: Prefixes::default(),
             slow_after_us: u64::MAX,
             auth: None,
             users: Arc::new(Users::only_default(None)),
@@ -151,7 +151,7 @@ impl Listener {
         self.limits = config.limits;
         self.counts = config.command_stats;
         self.user_rows = config.user_rows().into_iter().map(str::to_owned).collect();
-        self.prefixes.clone_from(&config.prefixes);
+        self.prefixes = Prefixes::new(&config.prefixes);
         self.slow_after_us = config.slow_after_us();
         self.auth.clone_from(&config.redis_auth);
         self.users = Arc::new(match config.users.is_empty() {
@@ -173,14 +173,6 @@ impl Listener {
     pub(crate) fn user_row(&self, name: &str) -> usize {
         let last = self.user_rows.len().saturating_sub(1);
         self.user_rows[..last].binary_search_by(|row| (**row).cmp(name)).unwrap_or(last)
-    }
-
-    /// The longest of its prefixes that a key begins with.
-    pub(crate) fn prefix_of(&self, key: &[u8]) -> PrefixNumber {
-        let found = self.prefixes.iter().enumerate();
-        let found = found.filter(|(_, prefix)| key.starts_with(prefix.as_bytes()));
-        let longest = found.max_by_key(|(_, prefix)| prefix.len());
-        longest.map_or(PrefixNumber::NONE, |(at, _)| PrefixNumber::new(at))
     }
 
     /// Whether its requests may go to that backend.

@@ -537,7 +537,7 @@ impl Engine {
     /// for clients whose requests are [counted](Self::counts).
     pub(crate) fn count_as(&mut self, client: ClientId, counting: Counting, key: Option<&[u8]>) {
         let listener = &self.listeners[self.clients[client].listener];
-        let prefix = key.map(|key| listener.prefix_of(key)).unwrap_or_default();
+        let prefix = key.map(|key| listener.prefixes.find(key)).unwrap_or_default();
         self.command_stats.current = Counting { prefix, ..counting };
     }
 
@@ -586,10 +586,11 @@ impl Engine {
         client.deliver_done(requests, bufs, &mut self.activity, |id, request| {
             let latency = self.now.micros_since(request.started);
             slowest = latency.max(slowest);
-            self.latency_batch.add(listener.metrics, latency, &self.metrics);
+            let stats = &mut self.command_stats;
+            self.latency_batch.add(listener.metrics, latency, stats, &self.metrics);
             if listener.counts {
-                let names = (id, listener.metrics);
-                self.command_stats.end(names, request.kept_reply(), latency, &self.metrics);
+                let kept = request.kept_reply();
+                self.command_stats.end(id, kept, kept.len() as u64);
             }
         });
         client.totals.note_latency(slowest);

@@ -22,9 +22,10 @@ use cashew_config::snapshot;
 use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge, Writer};
 
 use crate::base::action::Action;
-use crate::base::command_stats::{CommandStats, PrefixNumber};
+use crate::base::command_stats::CommandStats;
 use crate::base::failure::Failure;
 use crate::base::id::{BackendId, ClientId, LaneId, ListenerId, PoolId, ServerId};
+use crate::base::prefixes::{PrefixNumber, Prefixes};
 use crate::base::standing::Standing;
 use crate::base::table::Table;
 use crate::base::time::Time;
@@ -142,7 +143,7 @@ struct CountedBefore {
     /// Whose numbers are not published yet.
     unpublished: Option<ListenerId>,
     counts: Vec<bool>,
-    prefixes: Vec<Vec<String>>,
+    prefixes: Vec<Prefixes>,
 }
 
 /// A pool on its way from one epoch's place to the next one's.
@@ -742,7 +743,7 @@ impl Engine {
 
     /// Counts by another layout from here on, which is that of the pools after the commit.
     fn count_in(&mut self, metrics: Writer, places: &Places, in_use: PoolId) {
-        let (mut tallied, mut counted) = (None, None);
+        let mut tallied = None;
         let pool_of = |place: Option<PoolId>| match place.filter(|&place| place < in_use) {
             Some(place) => metrics.pool(place.index()),
             None => metrics.void_pool(),
@@ -753,7 +754,6 @@ impl Engine {
                 let before = listener.metrics;
                 let is_of = |pool: Option<&mut _>| pool.is_some_and(|pool| *pool == before);
                 tallied = if is_of(self.latency_batch.pool()) { Some(id) } else { tallied };
-                counted = if is_of(self.command_stats.pool()) { Some(id) } else { counted };
             }
             listener.metrics = id;
         }
@@ -774,15 +774,12 @@ impl Engine {
         if let (Some(pool), Some(tallied)) = (self.latency_batch.pool(), tallied) {
             *pool = tallied;
         }
-        if let (Some(pool), Some(counted)) = (self.command_stats.pool(), counted) {
-            *pool = counted;
-        }
         self.metrics = metrics;
     }
 
     /// What the listeners count by, before a change.
     fn take_counted(&mut self) -> CountedBefore {
-        let unpublished = self.command_stats.pool().copied();
+        let unpublished = self.latency_batch.pool().copied();
         let unpublished = self.listeners.entries().find(|(_, it)| Some(it.metrics) == unpublished);
         CountedBefore {
             unpublished: unpublished.map(|(id, _)| id),
@@ -812,8 +809,8 @@ impl Engine {
             }
             let is_unpublished = before.unpublished == Some(old);
             keeps_unpublished |= is_unpublished;
-            let now = &listener.prefixes;
-            if prefixes == *now {
+            let (prefixes, now) = (prefixes.texts(), listener.prefixes.texts());
+            if prefixes == now {
                 continue;
             }
             let place = |text| now.iter().position(|it| it == text);

@@ -7,7 +7,7 @@
 //! The same is here for a reply to a part of a split request, to where it waits for the others.
 
 use cashew_metrics::PoolCounter;
-use cashew_protocol::memcached::{self, Answer, Expect, Tag, Verb, binary, retagged_header};
+use cashew_protocol::memcached::{self, Answer, Expect, Tag, binary, retagged_header};
 use cashew_protocol::redis::{self, Access, Policy};
 use cashew_protocol::resp;
 use cashew_protocol::{CommandClass, ReplyForm};
@@ -121,6 +121,7 @@ impl<const RESP3: bool, const GUARDED: bool, const CHOOSES: bool, const ROUTED: 
 
     const FORM: ReplyForm = ReplyForm::Resp;
 
+    #[inline(always)]
     fn class(plain: &Plain<'_>) -> CommandClass {
         plain.called.map(|called| called.id().class()).unwrap_or_default()
     }
@@ -164,9 +165,9 @@ impl<const METAGETS: bool, const CHOOSES: bool, const ROUTED: bool> Reader
 
     const FORM: ReplyForm = ReplyForm::Text;
 
+    #[inline(always)]
     fn class(plain: &Plain<'_>) -> CommandClass {
-        let verb = plain.bytes.split(|&byte| byte == b' ').next().and_then(Verb::from_word);
-        verb.map(Verb::class).unwrap_or_default()
+        memcached::plain_class(plain.expect)
     }
 }
 
@@ -203,6 +204,7 @@ impl<const CHOOSES: bool, const ROUTED: bool> Reader for Binary<CHOOSES, ROUTED>
 
     const FORM: ReplyForm = ReplyForm::Packet;
 
+    #[inline(always)]
     fn class(plain: &Plain<'_>) -> CommandClass {
         let opcode = plain.bytes.get(1).and_then(|&byte| binary::Opcode::from_byte(byte));
         opcode.map(|(opcode, _)| opcode.class()).unwrap_or_default()
@@ -222,22 +224,21 @@ fn access(retrieves: bool) -> Access {
 }
 
 /// A plain request is one of those that are counted by class and by prefix. Out of the way, so that
-/// the loop has its registers for itself.
+/// the loop has its registers for itself; for the same reason what it needs comes piece by piece.
 #[cold]
 #[inline(never)]
 fn count<R: Reader>(
     stats: &mut CommandStats,
     listener: &Listener,
     request: RequestId,
-    plain: &Plain<'_>,
+    (class, size, key): (CommandClass, usize, &[u8]),
 ) {
-    let class = R::class(plain);
     let is_memcached = R::FORM != ReplyForm::Resp;
     let counting = Counting {
-        size: plain.bytes.len() as u64,
+        size: size as u64,
         keys: u32::from(is_memcached && class == CommandClass::Get),
         class,
-        prefix: listener.prefix_of(plain.key),
+        prefix: listener.prefixes.find(key),
     };
     stats.begin(request, R::FORM, counting);
 }
@@ -452,7 +453,8 @@ impl Engine {
             }
             client.append(request, &mut self.requests);
             if listener.counts {
-                count::<R>(&mut self.command_stats, listener, request, &plain);
+                let what = (R::class(&plain), plain.bytes.len(), plain.key);
+                count::<R>(&mut self.command_stats, listener, request, what);
             }
             let (requests, bufs) = (&mut self.requests, &mut self.bufs);
             // Of those that retrieve, all but `get` have to do with uniques.
@@ -577,8 +579,18 @@ impl Engine {
             request.in_lane = false;
             request.done = true;
             lane.pop_head(request.next_in_lane, request.wire_len);
-            if listener.counts {
-                self.command_stats.reply_is(head, reply, len);
+            let mut ended = |id, started, reply: &[u8], len: u64| {
+                let latency = self.now.micros_since(started);
+                let stats = &mut self.command_stats;
+                self.latency_batch.add(listener.metrics, latency, stats, &self.metrics);
+                if listener.counts {
+                    self.command_stats.end(id, reply, len);
+                }
+                latency
+            };
+            let is_next = client.head == head;
+            if is_next {
+                client.totals.note_latency(ended(head, request.started, reply, len));
             }
             let (header, reply) = match reply.split_first_chunk() {
                 Some((header, rest)) if R::TAGS_HEADERS && tag.is_some() => {
@@ -589,7 +601,7 @@ impl Engine {
             if is_coalesced {
                 lane.coalesced.pop_key(request, &mut self.bufs);
             }
-            if client.head != head {
+            if !is_next {
                 if let Some(header) = header {
                     request.hold(&header, &mut self.bufs);
                 }
@@ -607,19 +619,10 @@ impl Engine {
                     client.output.push(END, &mut self.bufs);
                 }
                 let (requests, bufs) = (&mut self.requests, &mut self.bufs);
-                let mut ended = |id, started, kept: &[u8]| {
-                    let latency = self.now.micros_since(started);
-                    self.latency_batch.add(listener.metrics, latency, &self.metrics);
-                    if listener.counts {
-                        let names = (id, listener.metrics);
-                        self.command_stats.end(names, kept, latency, &self.metrics);
-                    }
-                    latency
-                };
-                let started = client.end_head(requests, bufs, &mut self.activity);
-                client.totals.note_latency(ended(head, started, &[]));
+                client.end_head(requests, bufs, &mut self.activity);
                 client.deliver_done(requests, bufs, &mut self.activity, |id, request| {
-                    ended(id, request.started, request.kept_reply());
+                    let kept = request.kept_reply();
+                    ended(id, request.started, kept, kept.len() as u64);
                 });
                 if heeds_writes
                     && client.head == RequestId::NONE

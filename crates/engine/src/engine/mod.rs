@@ -742,10 +742,7 @@ impl Engine {
         if self.moving.is_busy() {
             self.maintain_detached();
         }
-        self.latency_batch.publish(&self.metrics);
-        if self.command_stats.is_due() {
-            self.command_stats.publish(&self.metrics);
-        }
+        self.latency_batch.publish(&mut self.command_stats, &self.metrics);
         self.observer.tick(now);
         self.activity.tick(now);
         if self.clients.has_retired() {

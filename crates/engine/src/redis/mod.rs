@@ -207,8 +207,8 @@ impl Engine {
             let key = key.of(bytes);
             let listener = self.listener_of(client);
             self.command_stats.current.prefix = match self.clients[client].session.key_prefix() {
-                Some(prefix) => listener.prefix_of(&prefix.full(key)),
-                None => listener.prefix_of(key),
+                Some(prefix) => listener.prefixes.find(&prefix.full(key)),
+                None => listener.prefixes.find(key),
             };
         }
         keys.clear();

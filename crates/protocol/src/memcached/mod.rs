@@ -28,7 +28,10 @@ pub use cas_tags::{Tag, Tagger, Uniques, retagged_header, write_untagged};
 pub use forms::knows_statistics;
 pub use key_prefix::{KEY_PREFIX_MAX, KeyStripper, write_packet_with_prefix};
 pub use meta::{Meta, write_meta_miss};
-pub use plain::{PlainRequest, plain_block, plain_key, plain_reply, plain_request, plain_values};
+pub use plain::{
+    PlainRequest, plain_block, plain_class, plain_key, plain_reply, plain_request,
+    plain_value_head, plain_values,
+};
 pub use policy::{ChorePolicy, chores};
 pub use reply::{Expect, REPLY_LINE_SIZE_MAX, ReplyScanner, Reticence, Scan, is_error};
 pub use request::{COMMAND_SIZE_MAX, MULTIGET_SIZE_MAX, Parsed, RequestParser, VALUE_SIZE_LIMIT};

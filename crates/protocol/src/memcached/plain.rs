@@ -8,6 +8,7 @@ use super::KEY_SIZE_MAX;
 use super::answer::{Answer, is_meta};
 use super::reply::{Expect, REPLY_LINE_SIZE_MAX};
 use super::request::VALUE_SIZE_LIMIT;
+use crate::CommandClass;
 
 /// A request for one key, with a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +123,19 @@ pub fn plain_request(buf: &[u8]) -> Option<PlainRequest<'_>> {
     Some(PlainRequest { bytes, rest, key, retrieves, cas_tags, expect })
 }
 
+/// What a plain request counts as, by what it expects.
+#[inline(always)]
+pub fn plain_class(expect: Expect) -> CommandClass {
+    match expect {
+        Expect::Values | Expect::Meta => CommandClass::Get,
+        Expect::Answer(Answer::Store | Answer::MetaSet) => CommandClass::Store,
+        Expect::Answer(Answer::Delete | Answer::MetaDelete) => CommandClass::Delete,
+        Expect::Answer(Answer::Number) => CommandClass::Counter,
+        Expect::Answer(Answer::Touch) => CommandClass::Key,
+        _ => CommandClass::Other,
+    }
+}
+
 /// The reply at the start of the buffer, if it is plain, and what follows it: a whole line, or at
 /// most one value and `END`.
 #[inline(always)]
@@ -190,6 +204,13 @@ pub fn plain_values(buf: &[u8]) -> Option<(&[u8], &[u8])> {
     }
     let rest = rest.strip_prefix(b"END\r\n")?;
     Some(buf.split_at(buf.len() - rest.len()))
+}
+
+/// The size of the data of the value whose line is at the start of the buffer, and what follows the line.
+#[inline(always)]
+pub fn plain_value_head(buf: &[u8]) -> Option<(u64, &[u8])> {
+    let (_, size, rest) = value_head(buf.strip_prefix(b"VALUE ")?)?;
+    Some((size, rest))
 }
 
 /// The part of a reply to several keys that belongs to this key, and what follows it: one VALUE
@@ -451,7 +472,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::memcached::{Meta, Parsed, ReplyScanner, RequestParser, Scan};
+    use crate::memcached::{Meta, Parsed, ReplyScanner, RequestParser, Scan, Verb};
 
     const REQUESTS: [(&str, bool); 19] = [
         ("get some:key:1\r\n", true),
@@ -550,6 +571,8 @@ mod tests {
                 let cas_tags = UNIQUES.contains(&request);
                 let expected = PlainRequest { bytes, rest, key, retrieves, cas_tags, expect };
                 assert_eq!(plain_request(buf), Some(expected), "{request:?}");
+                let verb = Verb::from_word(request.split(' ').next().unwrap().as_bytes());
+                assert_eq!(Some(plain_class(expect)), verb.map(Verb::class), "{request:?}");
             }
             assert_eq!(plain_request(&request.as_bytes()[..request.len() - 1]), None);
         }
