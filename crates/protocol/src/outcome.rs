@@ -37,6 +37,32 @@ impl Outcome {
         }
     }
 
+    /// The same for the most usual replies, which is a matter of two bytes: whether they bring the value, and
+    /// whether the key is not there. None of these is an error.
+    #[inline(always)]
+    pub fn usual(form: ReplyForm, gets: bool, keys: u32, reply: &[u8]) -> Option<(bool, bool)> {
+        let [first, second, ..] = *reply else { return None };
+        match form {
+            ReplyForm::Resp => match first {
+                b'$' => Some((gets && second != b'-', gets && second == b'-')),
+                b'+' | b':' => Some((false, false)),
+                _ => None,
+            },
+            ReplyForm::Text if gets => match (first, second) {
+                _ if keys != 1 => None,
+                (b'V', b'A') | (b'H', b'D') => Some((true, false)),
+                (b'E', b'N') => Some((false, true)),
+                _ => None,
+            },
+            ReplyForm::Text => match (first, second) {
+                (b'S', b'T') => Some((false, false)),
+                (b'S' | b'C' | b'E', _) => None,
+                _ => Some((false, false)),
+            },
+            ReplyForm::Packet => None,
+        }
+    }
+
     /// Whether a reply that begins so is an error.
     #[inline(always)]
     pub fn is_error(form: ReplyForm, reply: &[u8]) -> bool {
@@ -322,10 +348,50 @@ mod tests {
         whole
     }
 
+    /// What is known by two bytes is what all of them say.
+    fn assert_usual(form: ReplyForm, (gets, keys): (bool, u32), reply: &str, whole: Outcome) {
+        if let Some((hit, miss)) = Outcome::usual(form, gets, keys, reply.as_bytes()) {
+            let (hits, misses) = (u32::from(hit), u32::from(miss));
+            assert_eq!(outcome(hits, misses, false), whole, "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn the_most_usual_replies_are_known_by_two_bytes() {
+        use ReplyForm::{Packet, Resp, Text};
+        for (form, gets, reply, known) in [
+            (Resp, true, "$1\r\nx\r\n", Some((true, false))),
+            (Resp, true, "$-1\r\n", Some((false, true))),
+            (Resp, false, "$-1\r\n", Some((false, false))),
+            (Resp, false, "+OK\r\n", Some((false, false))),
+            (Resp, true, "*1\r\n$1\r\nx\r\n", None),
+            (Resp, false, "-ERR\r\n", None),
+            (Resp, true, "", None),
+            (Text, true, "VALUE k 0 1\r\nx\r\nEND\r\n", Some((true, false))),
+            (Text, true, "END\r\n", Some((false, true))),
+            (Text, true, "SERVER_ERROR\r\n", None),
+            (Text, true, "ERROR\r\n", None),
+            (Text, false, "STORED\r\n", Some((false, false))),
+            (Text, false, "NOT_STORED\r\n", Some((false, false))),
+            (Text, false, "ERROR\r\n", None),
+            (Text, false, "SERVER_ERROR\r\n", None),
+            (Text, false, "CLIENT_ERROR\r\n", None),
+            (Packet, true, "\u{1}\0\0\0\0\0\0\0", None),
+        ] {
+            assert_eq!(
+                Outcome::usual(form, gets, 1, reply.as_bytes()),
+                known,
+                "{form:?} {reply:?}"
+            );
+        }
+        assert_eq!(Outcome::usual(Text, true, 2, b"VALUE k 0 1\r\nx\r\nEND\r\n"), None);
+    }
+
     #[test]
     fn values_and_nils_of_redis_are_counted() {
         let resp = |gets, reply: &str| {
             let whole = read(OutcomeReader::read_resp, (gets, 0), reply.as_bytes());
+            assert_usual(ReplyForm::Resp, (gets, 0), reply, whole);
             if !reply.starts_with('*') {
                 assert_eq!(Outcome::of_element(gets, reply.as_bytes()), whole, "{reply:?}");
             }
@@ -353,6 +419,7 @@ mod tests {
     fn what_memcached_leaves_out_is_a_miss() {
         let text = |keys, reply: &str| {
             let whole = read(OutcomeReader::read_text, (true, keys), reply.as_bytes());
+            assert_usual(ReplyForm::Text, (true, keys), reply, whole);
             if keys == 1 {
                 assert_eq!(Outcome::of_text(true, reply.as_bytes()), whole, "{reply:?}");
             }
@@ -379,6 +446,7 @@ mod tests {
         for line in ["STORED\r\n", "EXISTS\r\n", "NOT_FOUND\r\n", "5\r\n", "EN\r\n"] {
             assert_eq!(Outcome::of_text(false, line.as_bytes()), outcome(0, 0, false));
             let whole = read(OutcomeReader::read_text, (false, 0), line.as_bytes());
+            assert_usual(ReplyForm::Text, (false, 0), line, whole);
             assert_eq!(whole, outcome(0, 0, false));
         }
     }

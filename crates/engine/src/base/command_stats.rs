@@ -65,8 +65,7 @@ pub(crate) struct CommandStats {
     used: u32,
     used_prefixes: u32,
     classes: [CommandCounts; CommandClass::COUNT],
-    /// By prefix; as many as have been counted.
-    prefixes: Vec<CommandCounts>,
+    prefixes: [CommandCounts; PREFIXES_MAX],
 }
 
 const _: () = assert!(CommandClass::COUNT <= 32 && PREFIXES_MAX <= 32);
@@ -75,17 +74,17 @@ impl CommandStats {
     /// A request begins, of a client whose requests are counted.
     #[inline(always)]
     pub(crate) fn begin(&mut self, request: RequestId, form: ReplyForm, counting: Counting) {
-        let at = request.index();
-        if self.entries.len() <= at {
-            self.make_room(at);
+        match self.entries.get_mut(request.index()) {
+            Some(entry) => *entry = Entry { counting, progress: Progress::Awaited(form) },
+            None => self.begin_beyond(request, form, counting),
         }
-        self.entries[at] = Entry { counting, progress: Progress::Awaited(form) };
     }
 
     #[cold]
     #[inline(never)]
-    fn make_room(&mut self, at: usize) {
-        self.entries.resize(at + 1, Entry::default());
+    fn begin_beyond(&mut self, request: RequestId, form: ReplyForm, counting: Counting) {
+        self.entries.resize(request.index() + 1, Entry::default());
+        self.begin(request, form, counting);
     }
 
     /// Part of the reply to such a request goes to its client's output.
@@ -120,9 +119,28 @@ impl CommandStats {
     /// Such a request ends, and has been added to the batch of latencies before. `reply` is what has not
     /// [gone](Self::reply_goes) yet: of that, and of what may stand behind it, the client gets so many
     /// bytes.
+    ///
+    /// Most requests are counted here without a call, for which registers would have to be saved.
     #[cold]
     #[inline(never)]
     pub(crate) fn end(&mut self, request: RequestId, reply: &[u8], bytes: u64) {
+        if let Some(entry) = self.entries.get_mut(request.index())
+            && let Progress::Awaited(form) = entry.progress
+            && let Counting { class, keys, .. } = entry.counting
+            && let Some((hit, miss)) = Outcome::usual(form, class == CommandClass::Get, keys, reply)
+        {
+            entry.progress = Progress::Uncounted;
+            let counting = entry.counting;
+            let (hits, misses) = (u32::from(hit), u32::from(miss));
+            self.count(counting, Outcome { hits, misses, is_error: false }, bytes);
+        } else {
+            self.end_at_length(request, reply, bytes);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn end_at_length(&mut self, request: RequestId, reply: &[u8], bytes: u64) {
         let at = request.index();
         let Some(entry) = self.entries.get_mut(at) else { return };
         let Entry { counting, progress } = *entry;
@@ -161,7 +179,9 @@ impl CommandStats {
         let Counting { size, class, prefix, .. } = counting;
         let add = |counts: &mut CommandCounts| {
             counts[CommandCounter::Requests as usize] += 1;
-            counts[CommandCounter::Errors as usize] += u64::from(outcome.is_error);
+            if outcome.is_error {
+                counts[CommandCounter::Errors as usize] += 1;
+            }
             counts[CommandCounter::Hits as usize] += u64::from(outcome.hits);
             counts[CommandCounter::Misses as usize] += u64::from(outcome.misses);
             counts[CommandCounter::RequestBytes as usize] += size;
@@ -169,12 +189,12 @@ impl CommandStats {
         };
         self.used |= 1 << class as u32;
         add(&mut self.classes[class as usize]);
-        let Some(prefix) = prefix.index() else { return };
-        if self.prefixes.len() <= prefix {
-            self.prefixes.resize(prefix + 1, CommandCounts::default());
+        if let Some(prefix) = prefix.index()
+            && let Some(counts) = self.prefixes.get_mut(prefix)
+        {
+            self.used_prefixes |= 1 << prefix;
+            add(counts);
         }
-        self.used_prefixes |= 1 << prefix;
-        add(&mut self.prefixes[prefix]);
     }
 
     /// Of requests from this number on there is none.
@@ -206,8 +226,7 @@ impl CommandStats {
     /// What is not published yet is for nobody.
     pub(crate) fn drop_unpublished(&mut self) {
         (self.used, self.used_prefixes) = (0, 0);
-        self.classes = Default::default();
-        self.prefixes.clear();
+        (self.classes, self.prefixes) = Default::default();
     }
 
     /// The prefixes of the pool whose numbers are not published yet have other numbers.
@@ -215,12 +234,12 @@ impl CommandStats {
         let before = std::mem::take(&mut self.prefixes);
         let used = std::mem::take(&mut self.used_prefixes);
         for (at, counts) in before.into_iter().enumerate() {
-            let Some(to) = PrefixNumber::new(at).of(numbers).index() else { continue };
-            if self.prefixes.len() <= to {
-                self.prefixes.resize(to + 1, CommandCounts::default());
+            if let Some(to) = PrefixNumber::new(at).of(numbers).index()
+                && let Some(place) = self.prefixes.get_mut(to)
+            {
+                self.used_prefixes |= ((used >> at) & 1) << to;
+                *place = counts;
             }
-            self.used_prefixes |= ((used >> at) & 1) << to;
-            self.prefixes[to] = counts;
         }
     }
 

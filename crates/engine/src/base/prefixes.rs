@@ -37,6 +37,8 @@ struct Start {
     word: u64,
     /// Of those bytes in a word that are the prefix's.
     mask: u64,
+    /// Of the whole prefix.
+    len: u8,
     number: PrefixNumber,
 }
 
@@ -47,11 +49,11 @@ impl Prefixes {
             .enumerate()
             .map(|(at, text)| {
                 let mask = word(&[0xff; size_of::<u64>()][..text.len().min(size_of::<u64>())]);
-                Start { word: word(text.as_bytes()), mask, number: PrefixNumber::new(at) }
+                let len = u8::try_from(text.len()).unwrap_or(u8::MAX);
+                Start { word: word(text.as_bytes()), mask, len, number: PrefixNumber::new(at) }
             })
             .collect();
-        let len = |start: &Start| start.number.index().map_or(0, |at| texts[at].len());
-        starts.sort_by_key(|start| std::cmp::Reverse(len(start)));
+        starts.sort_by_key(|start| std::cmp::Reverse(start.len));
         Self { texts: texts.to_vec(), starts }
     }
 
@@ -61,25 +63,27 @@ impl Prefixes {
     }
 
     /// The longest that a key begins with.
-    #[inline]
     pub(crate) fn find(&self, key: &[u8]) -> PrefixNumber {
-        if self.starts.is_empty() { PrefixNumber::NONE } else { self.search(key) }
+        let fits = |start: &&Start| {
+            let text = start.number.index().and_then(|at| self.texts.get(at));
+            text.is_some_and(|text| key.starts_with(text.as_bytes()))
+        };
+        self.starts.iter().find(fits).map_or(PrefixNumber::NONE, |start| start.number)
     }
 
-    #[inline(never)]
-    fn search(&self, key: &[u8]) -> PrefixNumber {
-        let first = word(key);
+    /// The same, if a word of the key is enough to know. It calls nothing.
+    #[inline(always)]
+    pub(crate) fn find_at_once(&self, key: &[u8]) -> Option<PrefixNumber> {
+        if self.starts.is_empty() {
+            return Some(PrefixNumber::NONE);
+        }
+        let first = u64::from_le_bytes(*key.first_chunk()?);
         for start in &self.starts {
-            if (first ^ start.word) & start.mask == 0
-                && let Some(text) = start.number.index().and_then(|at| self.texts.get(at))
-                // Within a word they are compared already.
-                && key.len() >= text.len()
-                && (text.len() <= size_of::<u64>() || key.starts_with(text.as_bytes()))
-            {
-                return start.number;
+            if (first ^ start.word) & start.mask == 0 {
+                return (usize::from(start.len) <= size_of::<u64>()).then_some(start.number);
             }
         }
-        PrefixNumber::NONE
+        Some(PrefixNumber::NONE)
     }
 }
 
@@ -110,15 +114,21 @@ mod tests {
                 keys.extend(more.map(|end| [key, end].concat()));
             }
         }
-        let mut found = 0;
+        let (mut found, mut at_once) = (0, 0);
         for key in keys {
             let fits =
                 texts.iter().enumerate().filter(|(_, text)| key.starts_with(text.as_bytes()));
             let longest = fits.max_by_key(|(_, text)| text.len()).map(|(at, _)| at);
-            assert_eq!(prefixes.find(&key).index(), longest, "{:?}", String::from_utf8_lossy(&key));
+            let text = String::from_utf8_lossy(&key);
+            assert_eq!(prefixes.find(&key).index(), longest, "{text:?}");
+            if let Some(number) = prefixes.find_at_once(&key) {
+                assert_eq!(number.index(), longest, "{text:?}");
+                at_once |= longest.map_or(0, |at| 1 << at);
+            }
             found |= longest.map_or(0, |at| 1 << at);
         }
         assert_eq!(found, (1 << texts.len()) - 1, "each is found once");
+        assert_eq!(at_once, 0b101_0011, "those at once that are short and begin no other");
         assert_eq!(Prefixes::default().find(b"a"), PrefixNumber::NONE);
     }
 }

@@ -15,6 +15,7 @@ use cashew_protocol::{CommandClass, ReplyForm};
 use crate::base::buffer::LARGE;
 use crate::base::command_stats::{CommandStats, Counting};
 use crate::base::id::{ClientId, ConnId, LaneId, RequestId};
+use crate::base::prefixes::PrefixNumber;
 use crate::downstream::client::{Client, Selected, State};
 use crate::downstream::listener::{Choice, Listener};
 use crate::engine::Engine;
@@ -231,16 +232,35 @@ fn count<R: Reader>(
     stats: &mut CommandStats,
     listener: &Listener,
     request: RequestId,
-    (class, size, key): (CommandClass, usize, &[u8]),
+    class: CommandClass,
+    size: usize,
+    key: &[u8],
 ) {
+    match listener.prefixes.find_at_once(key) {
+        Some(prefix) => stats.begin(request, R::FORM, counting::<R>(class, size, prefix)),
+        None => count_at_length::<R>(stats, listener, request, class, size, key),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn count_at_length<R: Reader>(
+    stats: &mut CommandStats,
+    listener: &Listener,
+    request: RequestId,
+    class: CommandClass,
+    size: usize,
+    key: &[u8],
+) {
+    let prefix = listener.prefixes.find(key);
+    stats.begin(request, R::FORM, counting::<R>(class, size, prefix));
+}
+
+#[inline(always)]
+fn counting<R: Reader>(class: CommandClass, size: usize, prefix: PrefixNumber) -> Counting {
     let is_memcached = R::FORM != ReplyForm::Resp;
-    let counting = Counting {
-        size: size as u64,
-        keys: u32::from(is_memcached && class == CommandClass::Get),
-        class,
-        prefix: listener.prefixes.find(key),
-    };
-    stats.begin(request, R::FORM, counting);
+    let keys = u32::from(is_memcached && class == CommandClass::Get);
+    Counting { size: size as u64, keys, class, prefix }
 }
 
 impl Engine {
@@ -453,8 +473,8 @@ impl Engine {
             }
             client.append(request, &mut self.requests);
             if listener.counts {
-                let what = (R::class(&plain), plain.bytes.len(), plain.key);
-                count::<R>(&mut self.command_stats, listener, request, what);
+                let (stats, class) = (&mut self.command_stats, R::class(&plain));
+                count::<R>(stats, listener, request, class, plain.bytes.len(), plain.key);
             }
             let (requests, bufs) = (&mut self.requests, &mut self.bufs);
             // Of those that retrieve, all but `get` have to do with uniques.
