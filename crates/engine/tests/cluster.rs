@@ -419,17 +419,41 @@ fn what_a_client_that_has_gone_has_written_is_sent_on_in_order() {
     world.expect(b, redis("SET b 1"));
     world.expect(c, "");
     world.send(b, moved(3300, 2));
-    for request in ["SET b 1", "APPEND b 2", "APPEND b 3"] {
-        world.wait_ms(3);
-        world.expect(c, redis(request));
-        world.send(c, "+OK\r\n");
-    }
+    world.expect(c, all(&["SET b 1", "APPEND b 2", "APPEND b 3"]));
+    world.send(c, "+OK\r\n:2\r\n:3\r\n");
     world.expect(b, "");
     // The owner is not known yet.
     world.send(a, moved(866, 9));
     world.wait_ms(2000);
     world.expect(a, redis("SET hello 1"));
     world.send(a, "+OK\r\n");
+    world.assert_idle();
+}
+
+/// One of them hangs: that is nothing to the others.
+#[test]
+fn clients_that_have_gone_do_not_wait_for_each_other() {
+    let (mut world, first, [a, b, c]) = three(&waiting());
+    let second = world.client();
+    world.send(first, all(&["SET b 1", "APPEND b 2"]));
+    world.send(second, all(&["APPEND b 3", "APPEND b 4", "SET hello 5"]));
+    world.received(a);
+    for client in [first, second] {
+        world.close(client, CloseReason::Reset);
+    }
+    world.send(a, moved(3300, 1) + &moved(3300, 2));
+    world.expect(b, redis("SET b 1"));
+    world.expect(c, "");
+    world.send(a, moved(3300, 2).repeat(2) + &moved(866, 2));
+    world.expect(c, all(&["APPEND b 3", "APPEND b 4", "SET hello 5"]));
+    // Nor does one that comes, and has the place of one of them.
+    let third = world.client();
+    world.send(third, redis("GET b"));
+    world.expect(c, redis("GET b"));
+    world.send(b, "+OK\r\n");
+    world.expect(c, redis("APPEND b 2"));
+    world.send(c, ":1\r\n:2\r\n+OK\r\n$2\r\n34\r\n:3\r\n");
+    world.expect(third, "$2\r\n34\r\n");
     world.assert_idle();
 }
 
@@ -443,7 +467,6 @@ fn what_is_asked_without_a_reply_is_sent_on_also_when_its_client_leaves() {
     world.close(client, CloseReason::Eof);
     world.send(a, moved(3300, 1));
     world.send(b, "+OK\r\n");
-    world.wait_ms(3);
     world.expect(b, redis("SET b 2"));
     world.send(b, "+OK\r\n");
     world.assert_idle();

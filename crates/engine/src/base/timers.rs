@@ -31,7 +31,7 @@ pub(crate) enum Timer {
     /// Copies are to forget keys.
     Invalidations,
     /// Requests that nodes of clusters have sent back are to be sent again.
-    Parked,
+    SentOn,
     /// Records are on their way to the disk.
     Spool,
     /// A client that gave wrong passwords may go on.

@@ -31,6 +31,8 @@ pub(crate) struct Client {
     /// Which of a server's lanes this client uses, modulo their number: always the same one, so
     /// that its requests to a server run in order.
     pub(crate) lane_choice: u16,
+    /// By which its requests are known that nodes of clusters have sent to others, or 0: see [`crate::redis::sent_on`].
+    pub(crate) asker: u32,
     /// Of which kind of lanes it is, by the backend's numbers: that of the session's dialect and
     /// database.
     pub(crate) variant: u16,
@@ -424,6 +426,7 @@ impl Client {
             requests: 0,
             window: UNKNOWN,
             asked: 0,
+            asker: 0,
             called: CommandId::NONE,
             input: Vec::new(),
             parser: None,

@@ -720,7 +720,7 @@ impl Engine {
         if client.handoff == Handoff::HandedOff {
             self.moving.forget_handed_off();
         }
-        self.orphan_all(client.head);
+        self.orphan_all(client.head, client.asker);
         self.activity.depart(client.asked_in);
         if waited_on != LaneId::NONE {
             self.abandon_session(waited_on);
@@ -770,7 +770,7 @@ impl Engine {
     #[cold]
     pub(crate) fn free_dropped(&mut self) {
         while let Some(mut client) = self.clients.free_retired() {
-            self.orphan_all(client.head);
+            self.orphan_all(client.head, client.asker);
             client.output.clear(&mut self.bufs);
             self.bufs.give(client.input);
             if let Some(parser) = client.parser {
@@ -780,13 +780,17 @@ impl Engine {
     }
 
     /// The requests of a client, of which this is the first, have none any more.
-    fn orphan_all(&mut self, head: RequestId) {
-        if head != RequestId::NONE {
-            self.activity.leave();
+    fn orphan_all(&mut self, head: RequestId, asker: u32) {
+        if head == RequestId::NONE {
+            return;
         }
+        self.activity.leave();
+        // They are known by one number even if none has been sent to another node yet.
+        let asker = if asker == 0 { self.sent_on.new_asker() } else { asker };
         let mut at = head;
         while at != RequestId::NONE {
             let next = self.requests[at].next_in_client;
+            self.requests[at].asker = asker;
             self.orphan(at);
             at = next;
         }
@@ -812,6 +816,7 @@ impl Engine {
     }
 
     pub(crate) fn free_request(&mut self, index: RequestId) {
+        debug_assert!(!self.sent_on.has(index), "it has no place in a queue any more");
         let request = &mut self.requests[index];
         self.bufs.give(std::mem::take(&mut request.reply));
         if let Role::Flow { .. } = request.role {
@@ -848,7 +853,8 @@ impl Engine {
         let head = std::mem::replace(&mut client.head, RequestId::NONE);
         (client.tail, client.requests, client.held, client.paused) = (RequestId::NONE, 0, 0, false);
         let is_fenced = std::mem::take(&mut client.fenced);
-        self.orphan_all(head);
+        let asker = client.asker;
+        self.orphan_all(head, asker);
         if is_fenced {
             self.abandon_paused();
         }

@@ -542,7 +542,7 @@ impl Engine {
             && backend.large_replies.is_empty()
             // There it is looked at whether a reply can be what is due.
             && !lane.is_session
-            && !(R::CHOOSES && lane.refused.is_some())
+            && !(R::CHOOSES && (lane.refused.is_some() || lane.has_sent_on()))
             && !lane.scanner.is_push(b"");
         if !is_clear {
             return buf;
@@ -675,7 +675,7 @@ impl Engine {
     #[inline(never)]
     pub(crate) fn express_parts<'b>(&mut self, index: LaneId, mut buf: &'b [u8]) -> &'b [u8] {
         let lane = &self.lanes[index];
-        if lane.refused.is_some() {
+        if lane.refused.is_some() || lane.has_sent_on() {
             return buf;
         }
         let generation = lane.generation;

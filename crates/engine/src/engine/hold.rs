@@ -297,6 +297,7 @@ impl Engine {
             (at, start) = (request.next_in_lane, end);
         }
         let lane = &mut self.lanes[index];
+        lane.users = None;
         lane.output.clear(&mut self.bufs);
         (lane.head, lane.tail, lane.first_unsent) =
             (RequestId::NONE, RequestId::NONE, RequestId::NONE);

@@ -49,8 +49,9 @@ use crate::memcached::{Invalidations, Notes, RequestCtx};
 use crate::observe::Observer;
 use crate::redis;
 use crate::redis::monitor::MonitorRelay;
-use crate::redis::redirects::Parked;
+use crate::redis::redirects::Waiting;
 use crate::redis::script_replay::Call;
+use crate::redis::sent_on::SentOn;
 use crate::redis::wait_all::WaitAll;
 use crate::redis::worker_query::Inquiries;
 use crate::request::seal::Secret;
@@ -156,7 +157,9 @@ pub struct Engine {
     pub(crate) requests: Requests,
     pub(crate) flows: Flows,
     pub(crate) invalidations: Invalidations,
-    pub(crate) parked: Parked,
+    /// What nodes of clusters have sent to others, and when it is looked at again.
+    pub(crate) sent_on: SentOn<Waiting>,
+    pub(crate) sent_on_armed: Option<Time>,
     pub(crate) hedges: Slab<HedgeId, Hedge>,
     pub(crate) bufs: BufPool,
     pub(crate) latency_batch: LatencyBatch,
@@ -278,7 +281,8 @@ impl Engine {
             requests: Requests::new(),
             flows: Flows::new(),
             invalidations: Invalidations::default(),
-            parked: Parked::default(),
+            sent_on: SentOn::default(),
+            sent_on_armed: None,
             hedges: Slab::new(),
             bufs: BufPool::default(),
             latency_batch: LatencyBatch::default(),
@@ -609,7 +613,7 @@ impl Engine {
                 Timer::Monitors => self.release_lines(),
                 Timer::ClientPause => self.end_client_pauses(),
                 Timer::Invalidations => self.maintain_invalidations(),
-                Timer::Parked => self.maintain_parked(),
+                Timer::SentOn => self.maintain_sent_on(),
                 Timer::Spool => {
                     let Self { spooling, backends, metrics, timers, .. } = self;
                     spooling.maintain(backends, metrics, now, timers);
@@ -684,7 +688,7 @@ impl Engine {
                 | Timer::Monitors
                 | Timer::ClientPause
                 | Timer::Invalidations
-                | Timer::Parked
+                | Timer::SentOn
                 | Timer::Spool
                 | Timer::Slowed { .. }
                 | Timer::UserLimits
@@ -729,6 +733,9 @@ impl Engine {
     pub fn settle(&mut self, now: Time) {
         self.now = now;
         self.rest();
+        if self.sent_on.has_ready() {
+            self.send_ready();
+        }
         self.requests.note_peak();
         self.publish_lanes();
         self.settle_pressure();

@@ -19,6 +19,7 @@ pub(crate) mod redirects;
 pub(crate) mod routed;
 pub(crate) mod script_replay;
 pub(crate) mod scripts;
+pub(crate) mod sent_on;
 pub(crate) mod sort_patterns;
 pub(crate) mod state;
 pub(crate) mod tenant;

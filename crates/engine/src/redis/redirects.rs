@@ -15,8 +15,6 @@
 //! What a script answers may look like a redirect. It is followed, at most [`HOPS_OF_SCRIPTS_MAX`]
 //! times, but nothing is learned of it for others.
 
-use std::collections::VecDeque;
-
 use cashew_config::snapshot::Endpoint;
 use cashew_metrics::PoolCounter;
 use cashew_protocol::redis::{self, Access, Group, Lookup};
@@ -30,12 +28,13 @@ use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
+use crate::redis::sent_on::{Gap, Key};
 use crate::redis::transaction::EXEC;
 use crate::request::{Due, Own, Request, Role};
 use crate::upstream::bulk::BULK_SIZE;
 use crate::upstream::lane::{Lane, Link};
 use crate::upstream::redirect::{
-    ASKING, Elsewhere, Node, READONLY, READWRITE, Redirect, RefusedPart,
+    ASKING, Elsewhere, Node, READONLY, READWRITE, Redirect, RefusedPart, Users,
 };
 use crate::upstream::refused::RefusedRequest;
 
@@ -52,41 +51,35 @@ const TRY_AGAIN_FIRST_MS: u64 = 5;
 const TRY_AGAIN_MS: u64 = 50;
 /// As long as `failover_wait` it is tried, or this if that is shorter.
 const TRY_AGAIN_LONGEST_US: u64 = 1_000_000;
-/// What was sent elsewhere longer ago than this is answered, or its node hangs.
-const ELSEWHERE_LONGEST_US: u64 = 60_000_000;
-/// How often it is looked whether a client's earlier requests are answered.
-const TURN_MS: u64 = 1;
 /// How often it is looked whether the map names a node that is not known yet. It mostly does before that.
 const LOOK_MS: u64 = 50;
 /// The map is doubted so seldom at most.
 const DOUBT_AGAIN_MS: u64 = 100;
 
-/// Requests that are to be sent again, in the order in which they were refused. They count as being in a lane.
-#[derive(Default)]
-pub(crate) struct Parked {
-    requests: VecDeque<ParkedRequest>,
-    armed: Option<Time>,
-}
-
-struct ParkedRequest {
-    request: RequestId,
-    bytes: Vec<u8>,
-    /// What it is answered if it is not sent again.
-    reply: Vec<u8>,
-    slot: u16,
-    variant: u16,
-    is_large: bool,
-    due: Time,
+/// A request that is to be sent again. It counts as being in a lane.
+pub(crate) struct Waiting {
+    back: SentBack,
     why: Wait,
+    /// Where it is to go, if that is not the owner of its slot, and how many changes of the epoch there were when a node
+    /// said so: servers have other numbers then.
+    to: Option<(Target, u64)>,
 }
 
-/// What a parked request waits for.
+/// A node, and whether ASKING is said before the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Target {
+    server: ServerId,
+    asks: bool,
+}
+
+/// What a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
-    /// A map that names the node; by the number of changes that the map in use has seen.
-    Map(u32),
+    /// A map that names the node; by the number of changes that the map in use has seen. It is looked then whether there is
+    /// one.
+    Map { changes: u32, look_at: Time },
     /// The slot to have moved a little more.
-    Keys,
+    Keys { until: Time },
     /// Its client's earlier requests, which nodes have sent to others.
     Turn,
 }
@@ -100,6 +93,37 @@ struct SentBack {
     /// It goes by the lane of large values, or its reply does.
     is_large: bool,
     is_sealed: bool,
+}
+
+impl SentBack {
+    /// What decides by which lane it goes.
+    fn lane_size(&self) -> usize {
+        if self.is_large { self.bytes.len().max(BULK_SIZE) } else { self.bytes.len() }
+    }
+}
+
+impl Waiting {
+    /// Where it goes, if that is not the owner of its slot.
+    fn target(&self, epoch: u64) -> Option<Target> {
+        self.to.filter(|&(_, of)| of == epoch).map(|(to, _)| to)
+    }
+
+    /// It is looked at once more at once.
+    fn hurry(&mut self) {
+        match &mut self.why {
+            Wait::Map { look_at: at, .. } | Wait::Keys { until: at } => *at = Time::ZERO,
+            Wait::Turn => {}
+        }
+    }
+}
+
+/// What is to be done about the first that waits in a queue.
+enum Step {
+    /// There is none.
+    None,
+    /// It is looked at then, or when what stands before it has gone.
+    Later(Time),
+    Now,
 }
 
 impl Engine {
@@ -159,7 +183,7 @@ impl Engine {
         };
         // A script that says so of its own has run.
         let is_followed = match redirect {
-            Redirect::TryAgain => !back.is_sealed && !self.has_more_behind(index, client),
+            Redirect::TryAgain => !back.is_sealed && !self.has_more_behind(index),
             Redirect::Moved { .. } | Redirect::Ask { .. } => true,
         };
         if is_for_nothing(client, &back.bytes) || is_late || is_spent || !is_followed {
@@ -195,22 +219,18 @@ impl Engine {
             slot.hops += 1;
         }
         let is_first_try = self.now.micros_since(slot.started) < TRY_AGAIN_FIRST_MS * 1000;
-        if client != ClientId::NONE {
-            self.clients[client].fenced = true;
-        }
         match to {
-            Ok((to, slot, asks)) => match self.has_to_wait(client, slot, request, (backend, to)) {
-                None => self.send_elsewhere(back, (backend, to), asks),
-                Some((due, why)) => self.park_request(back, slot, due, why),
-            },
+            Ok((server, slot, asks)) => self.send_on(back, slot, Target { server, asks }),
             Err(slot) if redirect == Redirect::TryAgain => {
                 let ms = if is_first_try { TRY_AGAIN_FIRST_MS } else { TRY_AGAIN_MS };
-                self.park_request(back, slot, self.now.plus_millis(ms), Wait::Keys);
+                let until = self.now.plus_millis(ms);
+                self.wait_in_place(back, slot, Wait::Keys { until });
             }
             Err(slot) => {
                 self.doubt_map(backend);
                 let changes = self.map_changes(backend);
-                self.park_request(back, slot, self.now.plus_millis(LOOK_MS), Wait::Map(changes));
+                let look_at = self.now.plus_millis(LOOK_MS);
+                self.wait_in_place(back, slot, Wait::Map { changes, look_at });
             }
         }
         true
@@ -251,6 +271,7 @@ impl Engine {
         self.pop_answered(index);
         let slot = &mut self.requests[request];
         (slot.next_in_lane, slot.arrived) = (RequestId::NONE, 0);
+        self.note_answered_elsewhere(request);
         match is_exec {
             true => self.answer_instead(request, |out| out.extend_from_slice(ABORTED)),
             false => self.fail_request(request, Failure::ClusterDown.into()),
@@ -261,6 +282,7 @@ impl Engine {
     /// A request that nodes have refused, and that is not sent again, has left its lane: its client gets what they have
     /// said, if that is no redirect, or is a script's own.
     pub(crate) fn answer_unfollowed(&mut self, request: RequestId, reply: &[u8], bytes: &[u8]) {
+        self.note_answered_elsewhere(request);
         let has_slots = self.backends[self.requests[request].backend].topology.has_slots();
         let is_told = has_slots && self.requests.waiting_client(request) != ClientId::NONE;
         match is_told && is_redirect(reply) && !is_sealed(bytes) {
@@ -353,117 +375,215 @@ impl Engine {
         })
     }
 
-    /// Whether more of a client's requests are on a lane behind its head.
-    fn has_more_behind(&self, index: LaneId, client: ClientId) -> bool {
+    /// Whether more of the requests of who has asked for a lane's head are on the lane behind it.
+    fn has_more_behind(&mut self, index: LaneId) -> bool {
+        self.note_users(index);
+        let asker = self.asker_of(self.lanes[index].head);
         let lane = &self.lanes[index];
-        let mut at = self.requests[lane.head].next_in_lane;
-        while at != RequestId::NONE {
-            if self.requests.waiting_client(at) == client {
-                return true;
-            }
-            at = self.requests[at].next_in_lane;
-        }
-        false
+        lane.users.as_ref().is_some_and(|users| users.last_of(asker) > lane.answered + 1)
     }
 
-    /// Whether an earlier request of its client's that was sent elsewhere is on its way to another node than this: it
-    /// may be sent on from there, behind this one. Nobody knows which connection a client had that has gone, and which
-    /// of its requests came first: those go one by one.
-    fn has_earlier_elsewhere(&self, request: RequestId, to: (BackendId, ServerId)) -> bool {
-        let (backend, server) = to;
+    /// The number by which the queues of who has asked for something are known.
+    fn asker_of(&mut self, request: RequestId) -> u32 {
         let client = self.requests.waiting_client(request);
-        let is_gone = client == ClientId::NONE;
-        // While thousands come back from one node, its own queue is not walked for each of them.
-        let may_have = |other: ServerId| {
-            let met_at = self.backends[backend].servers[other].met_at;
-            met_at != Time::NEVER && self.now < met_at.plus_micros(ELSEWHERE_LONGEST_US)
-        };
-        let is_other = |&other: &ServerId| (is_gone || other != server) && may_have(other);
-        self.backends[backend].servers.ids().filter(is_other).any(|other| {
-            self.backends[backend].servers[other].all_lanes().any(|lane| {
-                let is_before = |at: RequestId| {
-                    self.requests.waiting_client(at) == client
-                        && self.requests[at].hops > 0
-                        && (is_gone || self.is_earlier(client, at, request))
-                };
-                // What was refused there is sent there again.
-                let refused = self.lanes[lane].refused.iter().flat_map(|it| &it.requests);
-                if refused.into_iter().any(|it| is_before(it.request)) {
-                    return true;
-                }
-                let mut at = self.lanes[lane].head;
-                while at != RequestId::NONE {
-                    if is_before(at) {
-                        return true;
-                    }
-                    at = self.requests[at].next_in_lane;
-                }
-                false
-            })
-        })
-    }
-
-    /// What a request waits for before it is sent to a node, so that it overtakes nothing of its client's.
-    fn has_to_wait(
-        &self,
-        client: ClientId,
-        slot: u16,
-        request: RequestId,
-        to: (BackendId, ServerId),
-    ) -> Option<(Time, Wait)> {
-        let is_first = client != ClientId::NONE && {
-            let head = self.clients[client].head;
-            head == self.whole(request)
-        };
-        if is_first {
-            return None;
-        }
-        let elsewhere = || {
-            self.has_earlier_elsewhere(request, to)
-                .then(|| (self.now.plus_millis(TURN_MS), Wait::Turn))
-        };
-        self.parked_before(client, slot, request).or_else(elsewhere)
-    }
-
-    /// What a client's last request for a slot waits for that it asked before this one.
-    fn parked_before(
-        &self,
-        client: ClientId,
-        slot: u16,
-        request: RequestId,
-    ) -> Option<(Time, Wait)> {
-        let Request { hops, in_lane: is_parked, .. } = self.requests[request];
-        let is_before = |it: &&ParkedRequest| match client {
-            // Of a client that has gone, what was sent on more often came first. The rest is in its order.
-            ClientId::NONE => match is_parked {
-                true => self.requests[it.request].hops > hops,
-                false => self.requests[it.request].hops >= hops,
-            },
-            _ => self.is_earlier(client, it.request, request),
-        };
-        let is_its = |it: &&ParkedRequest| {
-            it.slot == slot && self.requests.waiting_client(it.request) == client
-        };
-        let last = self.parked.requests.iter().rev().filter(is_its).find(is_before)?;
-        Some((last.due, last.why))
-    }
-
-    /// The client's request that this is, or is a part of.
-    fn whole(&self, request: RequestId) -> RequestId {
-        match self.requests[request].role {
+        let whole = match self.requests[request].role {
             Role::Fragment { parent, .. } => parent,
             _ => request,
+        };
+        let known = match client {
+            ClientId::NONE => &mut self.requests[whole].asker,
+            client => &mut self.clients[client].asker,
+        };
+        if *known == 0 {
+            *known = self.sent_on.new_asker();
+        }
+        *known
+    }
+
+    /// Sends a request to another node than before, or, if that would overtake something of its client's, keeps it
+    /// until then.
+    fn send_on(&mut self, back: SentBack, slot: u16, to: Target) {
+        let (key, gap) = self.take_out_of_queue(back.request, slot);
+        self.send_from(key, gap, back, to);
+    }
+
+    fn take_out_of_queue(&mut self, request: RequestId, slot: u16) -> (Key, Gap) {
+        let asker = self.asker_of(request);
+        let client = self.requests.waiting_client(request);
+        if client != ClientId::NONE {
+            self.clients[client].fenced = true;
+        }
+        let key = Key { asker, slot };
+        (key, self.sent_on.take_out(request, key))
+    }
+
+    fn send_from(&mut self, key: Key, gap: Gap, back: SentBack, to: Target) {
+        let request = back.request;
+        match self.sent_on.may_send(key, gap, self.lane_to(&back, to.server)) {
+            true => match self.send_elsewhere(back, to) {
+                Some(lane) => {
+                    self.sent_on.send(key, gap, request, lane);
+                    let lane = &mut self.lanes[lane];
+                    lane.sent_on_until = lane.end_ordinal();
+                }
+                None => {}
+            },
+            false => {
+                let is_owner = !to.asks && !back.is_sealed;
+                let to = (!is_owner).then_some((to, self.epoch));
+                self.keep_waiting(key, gap, Waiting { back, why: Wait::Turn, to });
+            }
         }
     }
 
-    /// Whether a client has asked this before the other; not if both are parts of one request.
-    fn is_earlier(&self, client: ClientId, request: RequestId, other: RequestId) -> bool {
-        let (request, other) = (self.whole(request), self.whole(other));
-        let mut at = self.clients[client].head;
-        while at != RequestId::NONE && at != request && at != other {
-            at = self.requests[at].next_in_client;
+    /// The same of one that goes nowhere yet.
+    fn wait_in_place(&mut self, back: SentBack, slot: u16, why: Wait) {
+        let (key, gap) = self.take_out_of_queue(back.request, slot);
+        self.keep_waiting(key, gap, Waiting { back, why, to: None });
+    }
+
+    fn keep_waiting(&mut self, key: Key, gap: Gap, waiting: Waiting) {
+        let request = waiting.back.request;
+        let backend = &mut self.backends[self.requests[request].backend];
+        if backend.sent_back >= backend.limits.server_queue_max {
+            return self.answer_kept(waiting.back);
         }
-        at == request && request != other
+        backend.sent_back += 1;
+        self.requests[request].in_lane = true;
+        self.sent_on.wait(key, gap, request, waiting);
+    }
+
+    /// A request that waited is not sent again.
+    fn answer_kept(&mut self, back: SentBack) {
+        self.requests[back.request].in_lane = false;
+        self.answer_unfollowed(back.request, &back.reply, &back.bytes);
+        self.bufs.give(back.bytes);
+    }
+
+    /// A request is about to be answered, or fails: what stands behind it may go on.
+    #[inline]
+    pub(crate) fn note_answered_elsewhere(&mut self, request: RequestId) {
+        if !self.sent_on.is_empty() {
+            self.forget_sent_on(request);
+        }
+    }
+
+    #[cold]
+    fn forget_sent_on(&mut self, request: RequestId) {
+        if let Some(waiting) = self.sent_on.forget(request) {
+            self.backends[self.requests[request].backend].sent_back -= 1;
+            self.bufs.give(waiting.back.bytes);
+        }
+    }
+
+    /// Sends again what may go on since something else has been answered, or sent to another node.
+    #[cold]
+    pub(crate) fn send_ready(&mut self) {
+        while let Some(key) = self.sent_on.next_ready() {
+            self.send_waiting(key);
+        }
+    }
+
+    /// The time of some that wait has come.
+    pub(crate) fn maintain_sent_on(&mut self) {
+        self.sent_on_armed = None;
+        while let Some(key) = self.sent_on.pop_due(self.now) {
+            self.send_waiting(key);
+        }
+        self.send_ready();
+        self.arm_sent_on();
+    }
+
+    fn arm_sent_on(&mut self) {
+        if let Some(due) = self.sent_on.next_due()
+            && self.sent_on_armed.is_none_or(|armed| due < armed)
+        {
+            self.sent_on_armed = Some(due);
+            self.timers.arm(due, Timer::SentOn);
+        }
+    }
+
+    /// Sends again what waits in a queue, as far as it may go.
+    fn send_waiting(&mut self, key: Key) {
+        let due = loop {
+            match self.next_step(key) {
+                Step::None => break None,
+                Step::Later(due) => break Some(due),
+                Step::Now => self.send_first_waiting(key),
+            }
+        };
+        self.sent_on.arm(key, due.filter(|&due| due != Time::NEVER));
+        self.arm_sent_on();
+    }
+
+    /// What is to be done about the first that waits in a queue.
+    fn next_step(&mut self, key: Key) -> Step {
+        let (now, owner) = (self.now, |engine: &Self, backend: BackendId| {
+            engine.backends[backend].topology.owner(key.slot)
+        });
+        let Some((request, gap, waiting)) = self.sent_on.first_waiting(key) else {
+            return Step::None;
+        };
+        let Request { backend, started, .. } = self.requests[request];
+        let is_wanted = !is_for_nothing(self.requests.waiting_client(request), &waiting.back.bytes);
+        let expiry = self.backends[backend].expiry(started);
+        if expiry <= now || !is_wanted {
+            return Step::Now;
+        }
+        let later = match waiting.why {
+            Wait::Map { look_at: at, .. } | Wait::Keys { until: at } => at,
+            Wait::Turn => Time::ZERO,
+        };
+        if later > now {
+            return Step::Later(later.min(expiry));
+        }
+        if gap.is_first() {
+            return Step::Now;
+        }
+        // It may go behind others that go there, too.
+        let to = waiting.target(self.epoch);
+        let (variant, size) = (waiting.back.variant, waiting.back.lane_size());
+        let may = to.map(|to| to.server).or_else(|| owner(self, backend)).is_none_or(|server| {
+            let lane = self.lane_elsewhere_for(request, variant, size, (backend, server));
+            self.sent_on.may_send(key, gap, lane)
+        });
+        if may { Step::Now } else { Step::Later(expiry) }
+    }
+
+    fn send_first_waiting(&mut self, key: Key) {
+        let Some((request, gap, waiting)) = self.sent_on.take_first_waiting(key) else { return };
+        let Request { backend, started, .. } = self.requests[request];
+        let to = waiting.target(self.epoch);
+        let Waiting { back, why, .. } = waiting;
+        let state = &mut self.backends[backend];
+        state.sent_back -= 1;
+        let is_wanted = !is_for_nothing(self.requests.waiting_client(request), &back.bytes);
+        let waited_until = started.plus_micros(state.failover_wait_us);
+        let is_late = state.expiry(started) <= self.now;
+        let owner = state.topology.owner(key.slot);
+        let to = to.or_else(|| owner.map(|server| Target { server, asks: false }));
+        let still_waits = match why {
+            Wait::Map { changes, .. } => {
+                self.map_changes(backend) == changes && waited_until > self.now
+            }
+            Wait::Keys { .. } | Wait::Turn => false,
+        };
+        match to.filter(|_| is_wanted && !is_late) {
+            Some(_) if still_waits => {
+                self.doubt_map(backend);
+                let changes = self.map_changes(backend);
+                let look_at = self.now.plus_millis(LOOK_MS);
+                let why = Wait::Map { changes, look_at };
+                self.keep_waiting(key, gap, Waiting { back, why, to: None });
+            }
+            Some(to) => self.send_from(key, gap, back, to),
+            None => self.answer_kept(back),
+        }
+    }
+
+    /// How many steps were taken so far to keep requests in order that nodes have sent to others: for tests.
+    pub fn steps_of_redirects(&self) -> u64 {
+        self.sent_on.steps
     }
 
     fn map_changes(&self, backend: BackendId) -> u32 {
@@ -515,20 +635,50 @@ impl Engine {
     fn fence_users_of(&mut self, backend: BackendId, server: ServerId) {
         let lanes: Vec<LaneId> = self.backends[backend].servers[server].all_lanes().collect();
         for lane in lanes {
-            let refused = self.lanes[lane].refused.iter().flat_map(|it| &it.requests);
-            for client in refused.map(|it| self.requests.waiting_client(it.request)) {
+            self.note_users(lane);
+            let Some(refused) = &mut self.lanes[lane].refused else { continue };
+            for it in &refused.requests[refused.fenced..] {
+                self.sent_on.steps += 1;
+                let client = self.requests.waiting_client(it.request);
                 if client != ClientId::NONE {
                     self.clients[client].fenced = true;
                 }
             }
-            let mut at = self.lanes[lane].head;
-            while at != RequestId::NONE {
-                let client = self.requests.waiting_client(at);
-                if client != ClientId::NONE {
-                    self.clients[client].fenced = true;
-                }
-                at = self.requests[at].next_in_lane;
+            refused.fenced = refused.requests.len();
+        }
+    }
+
+    /// Finds out who has requests on a lane, and fences them, so that this stays true. Each request is looked at once.
+    fn note_users(&mut self, index: LaneId) {
+        let Lane { conn, answered, tail, .. } = self.lanes[index];
+        let end = self.lanes[index].end_ordinal();
+        self.sent_on.steps += 1;
+        let known = self.lanes[index].users.take();
+        let known =
+            known.filter(|users| users.conn == conn && (answered + 1..=end).contains(&users.end));
+        let mut users = known.unwrap_or_else(|| Box::new(Users::none(conn, answered)));
+        let mut at = match users.last {
+            RequestId::NONE => self.lanes[index].head,
+            last => self.requests[last].next_in_lane,
+        };
+        while at != RequestId::NONE && users.end < end {
+            self.sent_on.steps += 1;
+            let client = self.requests.waiting_client(at);
+            if client != ClientId::NONE {
+                self.clients[client].fenced = true;
             }
+            users.end += 1;
+            users.last = at;
+            let next = self.requests[at].next_in_lane;
+            let is_own = matches!(self.requests[at].role, Role::Probe { .. } | Role::Own(_));
+            if !is_own || client != ClientId::NONE {
+                users.by_asker.insert(self.asker_of(at), users.end);
+            }
+            at = next;
+        }
+        debug_assert!(users.end <= answered || users.last == tail);
+        if users.end > answered {
+            self.lanes[index].users = Some(users);
         }
     }
 
@@ -544,115 +694,64 @@ impl Engine {
         }
     }
 
-    /// Sends a request to another node than before.
-    fn send_elsewhere(
-        &mut self,
-        back: SentBack,
-        (backend, server): (BackendId, ServerId),
-        asks: bool,
-    ) {
-        let SentBack { request, bytes, reply, variant, is_large, is_sealed } = back;
+    /// Sends a request to another node than before. Returns the connection, or nothing if it has failed.
+    fn send_elsewhere(&mut self, back: SentBack, to: Target) -> Option<LaneId> {
+        let size = back.lane_size();
+        let SentBack { request, bytes, reply, variant, is_sealed, .. } = back;
         // What it was in front of at the other node is not behind it here.
         let slot = &mut self.requests[request];
         (slot.in_lane, slot.next_in_lane) = (false, RequestId::NONE);
-        let choice = match self.requests.waiting_client(request) {
-            ClientId::NONE => 0,
-            client => self.clients[client].lane_choice,
-        };
-        let size = if is_large { bytes.len().max(BULK_SIZE) } else { bytes.len() };
-        self.backends[backend].servers[server].met_at = self.now;
+        let (backend, server) = (slot.backend, to.server);
+        let choice = self.choice_of(request);
         match self.lane_of((backend, server), variant, choice, size) {
             Ok(lane) => {
-                if asks {
+                if to.asks {
                     self.ask_with(lane, Own::Whatever, Due::OK, ASKING);
                 }
                 self.send(lane, request, Payload::Owned(bytes));
                 if is_sealed {
                     self.seal(lane);
                 }
+                Some(lane)
             }
             Err(failure) => {
                 self.bufs.give(bytes);
                 if is_sealed {
-                    return self.deliver(request, &reply);
+                    self.note_answered_elsewhere(request);
+                    self.deliver(request, &reply);
+                    return None;
                 }
                 let failure = self.backends[backend].named(server, failure);
                 self.fail_request(request, failure);
+                None
             }
         }
     }
 
-    fn park_request(&mut self, back: SentBack, slot: u16, due: Time, why: Wait) {
-        let SentBack { request, bytes, reply, variant, is_large, .. } = back;
-        let backend = self.requests[request].backend;
-        let most = self.backends[backend].limits.server_queue_max as usize;
-        if self.parked.requests.len() >= most {
-            self.requests[request].in_lane = false;
-            self.answer_unfollowed(request, &reply, &bytes);
-            return self.bufs.give(bytes);
-        }
-        self.requests[request].in_lane = true;
-        let parked = ParkedRequest { request, bytes, reply, slot, variant, is_large, due, why };
-        self.parked.requests.push_back(parked);
-        self.arm_parked(due);
-    }
-
-    fn arm_parked(&mut self, due: Time) {
-        if self.parked.armed.is_none_or(|armed| due < armed) {
-            self.parked.armed = Some(due);
-            self.timers.arm(due, Timer::Parked);
+    fn choice_of(&self, request: RequestId) -> u16 {
+        match self.requests.waiting_client(request) {
+            ClientId::NONE => 0,
+            client => self.clients[client].lane_choice,
         }
     }
 
-    /// Sends again what is due.
-    pub(crate) fn maintain_parked(&mut self) {
-        self.parked.armed = None;
-        self.unpark_requests(|due, _, now| due <= now);
+    /// The connection that a request goes by to a node.
+    fn lane_to(&self, back: &SentBack, server: ServerId) -> LaneId {
+        let backend = self.requests[back.request].backend;
+        self.lane_elsewhere_for(back.request, back.variant, back.lane_size(), (backend, server))
     }
 
-    fn unpark_requests(&mut self, is_due: impl Fn(Time, BackendId, Time) -> bool) {
-        for _ in 0..self.parked.requests.len() {
-            let Some(parked) = self.parked.requests.pop_front() else { break };
-            let backend = self.requests[parked.request].backend;
-            match is_due(parked.due, backend, self.now) {
-                true => self.try_parked(parked, backend),
-                false => self.parked.requests.push_back(parked),
-            }
-        }
-        if let Some(due) = self.parked.requests.iter().map(|it| it.due).min() {
-            self.arm_parked(due);
-        }
-    }
-
-    fn try_parked(&mut self, parked: ParkedRequest, backend: BackendId) {
-        let ParkedRequest { request, bytes, reply, slot, variant, is_large, why, .. } = parked;
-        let started = self.requests[request].started;
-        let state = &self.backends[backend];
-        let owner = state.topology.owner(slot);
-        let client = self.requests.waiting_client(request);
-        let is_wanted = !is_for_nothing(client, &bytes);
-        let waited_until = started.plus_micros(state.failover_wait_us);
-        let still_waits = match why {
-            Wait::Map(changes) => self.map_changes(backend) == changes && waited_until > self.now,
-            Wait::Keys | Wait::Turn => false,
-        };
-        let is_sealed = is_sealed(&bytes);
-        let back = SentBack { request, bytes, reply, variant, is_large, is_sealed };
-        match owner.filter(|_| is_wanted && state.expiry(started) > self.now) {
-            Some(_) if still_waits => {
-                self.doubt_map(backend);
-                self.park_request(back, slot, self.now.plus_millis(LOOK_MS), why);
-            }
-            // Meanwhile others may have come back that it came behind.
-            Some(owner) => match self.has_to_wait(client, slot, request, (backend, owner)) {
-                None => self.send_elsewhere(back, (backend, owner), false),
-                Some((due, why)) => self.park_request(back, slot, due, why),
-            },
-            None => {
-                self.requests[request].in_lane = false;
-                self.answer_unfollowed(request, &back.reply, &back.bytes);
-                self.bufs.give(back.bytes);
-            }
+    fn lane_elsewhere_for(
+        &self,
+        request: RequestId,
+        variant: u16,
+        size: usize,
+        (backend, server): (BackendId, ServerId),
+    ) -> LaneId {
+        let server = &self.backends[backend].servers[server];
+        match size < BULK_SIZE {
+            true => server.lane(variant, self.choice_of(request)),
+            false => server.bulk_lane(variant),
         }
     }
 
@@ -663,7 +762,18 @@ impl Engine {
             self.deal_again((backend, Some(server)), waiting);
             self.follow_role(backend, server);
         }
-        self.unpark_requests(|due, of, now| of == backend || due <= now);
+        let requests = &self.requests;
+        self.sent_on.each_waiting(|request, waiting| {
+            let is_its = requests[request].backend == backend;
+            if is_its {
+                waiting.to = None;
+                if let Wait::Map { .. } | Wait::Keys { .. } = waiting.why {
+                    waiting.hurry();
+                }
+            }
+            is_its
+        });
+        self.send_ready();
     }
 
     /// Sends requests that were for a node, and were not sent, to the owners of their slots. What is for none, or is
@@ -681,7 +791,8 @@ impl Engine {
                 continue;
             }
             let topology = &self.backends[backend].topology;
-            let owner = slot_of_request(&bytes).and_then(|slot| topology.owner(slot));
+            let slot = slot_of_request(&bytes);
+            let owner = slot.and_then(|slot| topology.owner(slot));
             let is_read =
                 access_of(&bytes) == Some(Access::Read) && self.requests[request].moves_left > 0;
             let stays = server.filter(|&server| match owner {
@@ -691,9 +802,14 @@ impl Engine {
             let is_sealed = is_sealed(&bytes);
             let reply = b"-CLUSTERDOWN Hash slot not served\r\n".to_vec();
             let back = SentBack { request, bytes, reply, variant, is_large, is_sealed };
-            match stays.or(owner) {
-                Some(to) => self.send_elsewhere(back, (backend, to), false),
-                None => {
+            let to = stays.or(owner).map(|server| Target { server, asks: false });
+            match (to, slot) {
+                (Some(to), Some(slot)) => self.send_on(back, slot, to),
+                (Some(to), None) => {
+                    self.send_elsewhere(back, to);
+                }
+                (None, _) => {
+                    self.note_answered_elsewhere(request);
                     self.bufs.give(back.bytes);
                     self.deliver(request, &back.reply);
                 }

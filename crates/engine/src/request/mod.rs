@@ -51,6 +51,8 @@ pub(crate) struct Request {
     pub(crate) is_retried: bool,
     /// How often a node of a cluster has sent it elsewhere: see [`crate::redis::redirects`].
     pub(crate) hops: u8,
+    /// Of a request whose client has gone: by which its requests are known, see [`crate::redis::sent_on`].
+    pub(crate) asker: u32,
     /// Where it may go, by whose policy, if that is not the pool's: see [`Request::may_move`].
     pub(crate) reads: Option<Reads>,
     pub(crate) expect: Expect,
@@ -381,6 +383,7 @@ impl Request {
             moves_left: 0,
             is_retried: false,
             hops: 0,
+            asker: 0,
             reads: None,
             expect: Expect::Line,
             asked: Asked::default(),

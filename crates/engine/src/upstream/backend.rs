@@ -67,6 +67,8 @@ pub(crate) struct Backend {
     pub(crate) replica_rules: ReplicaRules,
     /// A server refused RESP3: until then clients are, too.
     pub(crate) no_resp3_until: Time,
+    /// Requests that nodes have sent back, and that wait to be sent again.
+    pub(crate) sent_back: u32,
     /// When it was said last that the map of its cluster may be old.
     pub(crate) map_doubted_at: Option<Time>,
     /// Number of the ring in use; grows with every change.
@@ -125,6 +127,7 @@ impl Backend {
             large_replies: LargeReplies::new(),
             replica_rules: ReplicaRules::default(),
             no_resp3_until: Time::ZERO,
+            sent_back: 0,
             map_doubted_at: None,
             ring_version: 0,
             hold: None,

@@ -18,7 +18,7 @@ use crate::memcached::Coalesced;
 use crate::request::slab::Requests;
 use crate::request::{Asked, Request};
 use crate::upstream::low_water::LowWater;
-use crate::upstream::redirect::RefusedPart;
+use crate::upstream::redirect::{RefusedPart, Users};
 use crate::upstream::refused::Refused;
 use crate::upstream::server::Queues;
 use crate::upstream::session_params::WireProtocol;
@@ -78,6 +78,10 @@ pub(crate) struct Lane {
     pub(crate) large_start: Option<Box<Start>>,
     /// Requests that the server refused to run. While there are some nothing is sent.
     pub(crate) refused: Option<Box<Refused>>,
+    /// Whose requests are known to be here: see [`Users`].
+    pub(crate) users: Option<Box<Users>>,
+    /// Requests that other nodes have sent here end there at the latest, as [`Lane::end_ordinal`] counts.
+    pub(crate) sent_on_until: u64,
     pub(crate) head: RequestId,
     pub(crate) tail: RequestId,
     pub(crate) first_unsent: RequestId,
@@ -330,6 +334,8 @@ impl Lane {
             sent: Output::default(),
             large_start: None,
             refused: None,
+            users: None,
+            sent_on_until: 0,
             head: RequestId::NONE,
             tail: RequestId::NONE,
             first_unsent: RequestId::NONE,
@@ -375,6 +381,17 @@ impl Lane {
     pub(crate) fn renew(&mut self, lane: Self) {
         let Self { slot, generation, .. } = *self;
         *self = Self { slot, generation, ..lane };
+    }
+
+    /// How many were written on this connection when all that is here is.
+    pub(crate) fn end_ordinal(&self) -> u64 {
+        self.answered + u64::from(self.in_flight) + u64::from(self.unsent)
+    }
+
+    /// Whether requests may be here that other nodes have sent here.
+    #[inline]
+    pub(crate) fn has_sent_on(&self) -> bool {
+        self.answered < self.sent_on_until
     }
 
     /// Whether nothing is on its way here.

@@ -812,7 +812,8 @@ impl Engine {
             RequestId::NONE => lane.head = other,
             before => self.requests[before].next_in_lane = other,
         }
-        for place in [&mut lane.tail, &mut lane.first_unsent] {
+        let noted = lane.users.as_mut().map(|users| &mut users.last);
+        for place in [&mut lane.tail, &mut lane.first_unsent].into_iter().chain(noted) {
             if *place == request {
                 *place = other;
             }

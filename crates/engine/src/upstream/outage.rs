@@ -247,6 +247,7 @@ impl Engine {
             self.give_up_before(index, end);
         }
         let lane = &mut self.lanes[index];
+        lane.users = None;
         lane.sent.clear(&mut self.bufs);
         lane.in_flight = 0;
         lane.in_flight_size = 0;
@@ -280,11 +281,17 @@ impl Engine {
             let start = self.requests[lane.head].reply.first().or(end.first());
             matches!(start, Some(b'-'))
         };
-        self.backends[lane.backend].repeats_refused
-            && (lane.refused.is_some() || is_error())
+        if !self.backends[lane.backend].repeats_refused {
+            return false;
+        }
+        let is_kept = (lane.refused.is_some() || is_error())
             && (self.is_redirected(index, end)
                 || self.takes_refused(index, end)
-                || self.hides_redirect(index, end))
+                || self.hides_redirect(index, end));
+        if !is_kept {
+            self.note_answered_elsewhere(self.lanes[index].head);
+        }
+        is_kept
     }
 
     #[cold]
@@ -337,6 +344,7 @@ impl Engine {
         self.drop_reply(request);
         self.pop_answered(index);
         self.requests[request].arrived = 0;
+        self.sent_on.scatter(request);
         let metrics = self.backends[backend].metrics;
         self.metrics.add_pool(metrics, PoolCounter::RequestsRetried, 1);
         let lane = &mut self.lanes[to];
@@ -540,6 +548,7 @@ impl Engine {
         let lane = &mut self.lanes[index];
         assert!(lane.in_flight == 0 && lane.partial == 0 && lane.head == lane.first_unsent);
         let mut text = self.bufs.take_for(size);
+        lane.users = None;
         lane.output.copy_front(size, &mut text);
         lane.output.advance(wire_len, &mut self.bufs);
         lane.unsent -= 1;
@@ -548,6 +557,8 @@ impl Engine {
         if lane.head == RequestId::NONE {
             lane.tail = RequestId::NONE;
         }
+        // It is a read that any of the shard may answer: it keeps no order with what is asked of others.
+        self.sent_on.forget(request);
         let slot = &mut self.requests[request];
         slot.moves_left -= 1;
         slot.in_lane = false;
@@ -623,6 +634,7 @@ impl Engine {
         let lane = &mut self.lanes[index];
         assert!(lane.in_flight == 0 && lane.partial == 0 && lane.head == lane.first_unsent);
         let request = lane.first_unsent;
+        lane.users = None;
         lane.output.advance(self.requests[request].wire_len, &mut self.bufs);
         lane.unsent -= 1;
         lane.head = self.requests[request].next_in_lane;
@@ -652,6 +664,7 @@ impl Engine {
             return;
         }
         request.in_lane = false;
+        self.note_answered_elsewhere(index);
         match self.requests[index].role {
             Role::Own(Own::Twin { hedge, .. }) => return self.twin_failed(hedge, index, failure),
             Role::Probe { .. } | Role::Own(_) => {

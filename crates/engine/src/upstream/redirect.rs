@@ -3,7 +3,9 @@
 //! The words are those of the
 //! [cluster specification](https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/).
 
-use crate::base::id::ServerId;
+use std::collections::HashMap;
+
+use crate::base::id::{ConnId, RequestId, ServerId};
 
 /// What a node says of a request that it has not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +60,28 @@ pub(crate) struct RefusedPart {
     pub(crate) elsewhere: Option<Elsewhere>,
     /// The first error, without its sign and its line end.
     pub(crate) text: Box<[u8]>,
+}
+
+/// Who has requests on a lane's connection. All of them are fenced.
+pub(crate) struct Users {
+    pub(crate) conn: ConnId,
+    /// The last request that was looked at, and how many were written up to it, as
+    /// [`end_ordinal`](crate::upstream::lane::Lane::end_ordinal) counts.
+    pub(crate) last: RequestId,
+    pub(crate) end: u64,
+    /// The same of the last request of each, by the number of who has asked.
+    pub(crate) by_asker: HashMap<u32, u64>,
+}
+
+impl Users {
+    /// Nothing was looked at yet of a connection on which so many were answered.
+    pub(crate) fn none(conn: ConnId, answered: u64) -> Self {
+        Self { conn, last: RequestId::NONE, end: answered, by_asker: HashMap::new() }
+    }
+
+    pub(crate) fn last_of(&self, asker: u32) -> u64 {
+        self.by_asker.get(&asker).copied().unwrap_or_default()
+    }
 }
 
 pub(crate) const ASKING: &[u8] = b"*1\r\n$6\r\nASKING\r\n";

@@ -26,6 +26,8 @@ pub(crate) struct Refused {
     /// Why the lane's server is of no use for now.
     pub(crate) why: Failure,
     pub(crate) requests: Vec<RefusedRequest>,
+    /// The clients of so many of the first are fenced.
+    pub(crate) fenced: usize,
 }
 
 /// A request that is to be sent again. It still counts as being in the lane.
@@ -41,6 +43,7 @@ impl Refused {
     /// Takes out those of one client.
     fn take_of(&mut self, requests: &Requests, client: ClientId) -> Vec<RefusedRequest> {
         let is_of = |it: &mut RefusedRequest| requests.waiting_client(it.request) == client;
+        self.fenced = 0;
         self.requests.extract_if(.., is_of).collect()
     }
 }
@@ -66,7 +69,9 @@ impl Lane {
     pub(crate) fn keep_refused(&mut self, why: Failure, request: RefusedRequest) {
         match &mut self.refused {
             Some(before) => before.requests.push(request),
-            None => self.refused = Some(Box::new(Refused { why, requests: vec![request] })),
+            None => {
+                self.refused = Some(Box::new(Refused { why, requests: vec![request], fenced: 0 }))
+            }
         }
     }
 

@@ -36,8 +36,6 @@ pub(crate) struct Server {
     pub(crate) failures: u32,
     /// When the last failure was counted: what fails together counts once.
     pub(crate) failed_at: Time,
-    /// When a request was last sent to it that another node had sent back.
-    pub(crate) met_at: Time,
     /// The last attempt to reach it failed.
     pub(crate) failing: bool,
     /// What of this machine the last attempt to reach it failed for, and when the log was last told
@@ -171,7 +169,6 @@ impl Server {
             credentials: 0,
             failures: 0,
             failed_at: Time::NEVER,
-            met_at: Time::NEVER,
             failing: false,
             local_error: None,
             hindered_at: None,

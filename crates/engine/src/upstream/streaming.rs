@@ -307,6 +307,7 @@ impl Engine {
         lane.written = 0;
         lane.hedged = 0;
         lane.answered = 0;
+        lane.users = None;
         lane.recorded = 0;
         if !matches!(link, Link::Connecting { .. }) {
             self.server_of(index).connections -= 1;
