@@ -1160,3 +1160,189 @@ fn what_waits_at_a_former_owner_is_not_overtaken_when_another_node_names_the_nex
     world.expect(client, "+OK\r\n:2\r\n");
     world.assert_idle();
 }
+
+#[test]
+fn what_is_sent_on_counts_in_the_queue_of_its_new_node() {
+    let (mut world, client, [a, b, _]) = three(&cluster("server_queue_max: 3"));
+    let other = world.client();
+    world.send(other, redis("GET c").repeat(2));
+    world.received(b);
+    world.send(client, all(&["SET b 1", "SET b 2", "SET b 3"]));
+    world.received(a);
+    world.send(a, moved(3300, 1).repeat(3));
+    world.expect(b, redis("SET b 1"));
+    world.send(b, "$-1\r\n".repeat(2) + "+OK\r\n");
+    let full = "-ERR Server queue is full\r\n";
+    world.expect(client, format!("+OK\r\n{full}{full}"));
+    world.expect(b, "");
+    world.received(other);
+    world.assert_idle();
+}
+
+#[test]
+fn what_waits_in_one_pool_takes_no_room_of_another() {
+    let mut snapshot = cluster("failover_wait: 1000\nserver_queue_max: 2");
+    let mut second = snapshot.pools[0].clone();
+    second.name = "q".to_owned();
+    snapshot.pools.push(second);
+    let mut world = World::new(&snapshot);
+    let _: [Option<ConnId>; 3] = world.accept_all();
+    let [a, other_a] = world.lanes[&0][..] else { panic!("each pool has a connection") };
+    let (client, other) = (world.client(), world.client_of(1));
+    world.send(client, all(&["SET b 1", "SET b 2"]));
+    let (a, other_a) = if world.received(a).is_empty() { (other_a, a) } else { (a, other_a) };
+    world.send(a, moved(3300, 9).repeat(2));
+    let late = world.client();
+    world.send(other, redis("SET b 3"));
+    world.received(other_a);
+    world.send(other_a, moved(3300, 9));
+    world.expect(other, "");
+    world.received(a);
+    world.send(late, redis("SET hello 4"));
+    world.expect(a, redis("SET hello 4"));
+    // There is no more room.
+    world.send(a, moved(866, 9));
+    world.expect(late, NOT_SERVED);
+    world.expect(client, "");
+    world.wait_ms(1100);
+    world.send(a, "+OK\r\n".repeat(2));
+    world.send(other_a, "+OK\r\n");
+    world.expect(client, "+OK\r\n+OK\r\n");
+    world.expect(other, "+OK\r\n");
+    world.assert_idle();
+}
+
+/// What ASK has named is not forgotten while earlier requests are waited for.
+#[test]
+fn what_waits_for_its_turn_goes_where_it_was_sent() {
+    let (mut world, client, [a, b, c]) = three(&cluster(""));
+    world.send(client, all(&["SET b 1", "APPEND b 2", "APPEND b 3"]));
+    world.received(a);
+    world.send(a, ask(3300, 1) + &ask(3300, 2).repeat(2));
+    world.expect(b, all(&["ASKING", "SET b 1"]));
+    world.expect(c, "");
+    world.send(b, "+OK\r\n+OK\r\n");
+    world.expect(a, "");
+    world.expect(c, all(&["ASKING", "APPEND b 2", "ASKING", "APPEND b 3"]));
+    world.send(c, "+OK\r\n:2\r\n+OK\r\n:3\r\n");
+    world.expect(client, "+OK\r\n:2\r\n:3\r\n");
+    world.assert_idle();
+}
+
+const MANY: &str = "client_requests_max: 20000\nclient_output_max: 100mb\nserver_queue_max: 100000";
+
+/// How many steps the redirects of so many requests take, of which `play` has them answered.
+fn steps(count: usize, play: &impl Fn(&mut World, ConnId, [ConnId; 3], usize)) -> u64 {
+    let (mut world, client, lanes) = three(&cluster(MANY));
+    let before = world.engine.steps_of_redirects();
+    play(&mut world, client, lanes, count);
+    world.assert_idle();
+    world.engine.steps_of_redirects() - before
+}
+
+/// Four times as many take four times as long, not sixteen times.
+#[track_caller]
+fn assert_linear(play: impl Fn(&mut World, ConnId, [ConnId; 3], usize)) {
+    let (few, many) = (steps(5_000, &play), steps(20_000, &play));
+    assert!(few > 5_000, "{few} steps");
+    assert!(many < 5 * few, "{few} steps, and {many} for four times as many");
+    assert!(many < 20 * 20_000, "{many} steps");
+}
+
+#[track_caller]
+fn received_count(world: &mut World, conn: ConnId) -> usize {
+    let received = world.received(conn);
+    received.split(|&byte| byte == b'*').count() - 1
+}
+
+#[test]
+fn thousands_that_move_twice_take_as_many_steps() {
+    assert_linear(|world, client, [a, b, c], count| {
+        world.send(client, redis("APPEND b 1").repeat(count));
+        assert_eq!(received_count(world, a), count);
+        world.send(a, moved(3300, 1).repeat(count));
+        assert_eq!(received_count(world, b), count);
+        world.send(b, moved(3300, 2).repeat(count));
+        assert_eq!(received_count(world, c), count);
+        world.send(c, ":1\r\n".repeat(count));
+        world.expect(client, ":1\r\n".repeat(count));
+    });
+}
+
+#[test]
+fn thousands_that_move_and_lose_their_client_take_as_many_steps() {
+    assert_linear(|world, client, [a, b, c], count| {
+        world.send(client, redis("APPEND b 1").repeat(count));
+        world.received(a);
+        world.send(a, moved(3300, 1).repeat(count / 2));
+        world.close(client, CloseReason::Reset);
+        world.send(a, moved(3300, 1).repeat(count - count / 2));
+        assert_eq!(received_count(world, b), count);
+        world.send(b, moved(3300, 2).repeat(count));
+        assert_eq!(received_count(world, c), count);
+        world.send(c, ":1\r\n".repeat(count));
+    });
+}
+
+/// Each of them has others waiting.
+#[test]
+fn thousands_that_go_to_and_fro_one_by_one_take_as_many_steps() {
+    assert_linear(|world, client, [a, b, c], count| {
+        world.send(client, redis("APPEND b 1").repeat(count));
+        world.received(a);
+        world.send(a, (ask(3300, 1) + &ask(3300, 2)).repeat(count / 2));
+        for _ in 0..count / 2 {
+            for lane in [b, c] {
+                world.expect(lane, all(&["ASKING", "APPEND b 1"]));
+                world.send(lane, "+OK\r\n:1\r\n");
+            }
+        }
+        world.expect(client, ":1\r\n".repeat(count));
+    });
+}
+
+/// Others ask meanwhile, so that there is somebody new each time to be kept from overtaking what has not come back.
+#[test]
+fn thousands_of_slots_that_move_take_as_many_steps() {
+    assert_linear(|world, client, [a, b, _], count| {
+        let key = |number: usize| format!("k{number}");
+        let in_first: Vec<(String, u16)> = (0..)
+            .map(|number| (key(number), cashew_placement::slot_of(key(number).as_bytes())))
+            .filter(|(_, slot)| *slot <= 5460)
+            .take(count)
+            .collect();
+        let asked: String = in_first.iter().map(|(key, _)| redis(&format!("INCR {key}"))).collect();
+        world.send(client, asked);
+        assert_eq!(received_count(world, a), count);
+        let other = world.client();
+        let each = in_first.len().div_ceil(100);
+        for some in in_first.chunks(each) {
+            world.send(other, redis("INCR b"));
+            world.send(a, some.iter().map(|(_, slot)| moved(*slot, 1)).collect::<String>());
+        }
+        assert!(received_count(world, b) >= count);
+        world.close(other, CloseReason::Reset);
+        world.send(b, ":1\r\n".repeat(count));
+        world.close(a, CloseReason::Reset);
+        world.close(b, CloseReason::Reset);
+        world.expect(client, ":1\r\n".repeat(count));
+    });
+}
+
+#[test]
+fn thousands_that_are_to_be_tried_again_take_as_many_steps() {
+    assert_linear(|world, client, [a, _, _], count| {
+        let others: Vec<ConnId> = (0..4).map(|_| world.client()).collect();
+        let each = count / 5;
+        world.send(client, redis("MGET {b}1 {b}2").repeat(each));
+        others.iter().for_each(|&other| world.send(other, redis("MGET {b}1 {b}2").repeat(each)));
+        world.received(a);
+        // What comes last of each client's is.
+        world.send(a, "-TRYAGAIN\r\n".repeat(count));
+        world.wait_ms(6);
+        assert_eq!(received_count(world, a), 5);
+        world.send(a, "*2\r\n$-1\r\n$-1\r\n".repeat(5));
+        let answers = NOT_SERVED.repeat(each - 1) + "*2\r\n$-1\r\n$-1\r\n";
+        others.into_iter().chain([client]).for_each(|client| world.expect(client, &answers));
+    });
+}

@@ -645,6 +645,8 @@ impl Gateway {
                 // At most one lane more than its share, and a probe, for each protocol version and
                 // database. Exclusive and streaming lanes come on top.
                 const PRIVATE_LANES: u64 = 4;
+                // Commands of the longest transaction of a client, with what the gateway says before it.
+                const TRANSACTION: u64 = 12;
                 let variants = match config.protocol {
                     Protocol::Redis => 2 * u64::from(config.databases),
                     // Text and binary.
@@ -652,9 +654,10 @@ impl Gateway {
                 };
                 let lanes = u64::from(config.server_connections) * variants;
                 let shared = lanes * (u64::from(config.limits.server_queue_max) + 1);
-                // What nodes of a cluster send on comes on top, and no more of it than of the rest.
-                let sent_on = if config.is_cluster() { shared } else { 0 };
-                let limit = shared + sent_on + PRIVATE_LANES;
+                // A cluster's transactions are sent as a whole, each on an exclusive lane.
+                let sessions = self.metrics.server_gauge(id, ServerGauge::Sessions);
+                let queued_whole = if config.is_cluster() { sessions * TRANSACTION } else { 0 };
+                let limit = shared + queued_whole + PRIVATE_LANES;
                 assert!(queued <= limit, "I4: {queued} requests queued for {pool}/{server}");
             }
         }

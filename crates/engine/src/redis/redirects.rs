@@ -7,7 +7,8 @@
 //!
 //! A client's requests for one slot run in its order. Those that are on their way to the former owner are sent on
 //! as their replies come, which is in that order; so that none overtakes them, clients with requests there are
-//! fenced once the owner is known to be another.
+//! fenced once the owner is known to be another. What must not overtake others on their way elsewhere waits for them:
+//! see [`crate::redis::sent_on`].
 //!
 //! A client may have gone meanwhile. Its reads are dropped then; its writes are sent elsewhere as others are, since
 //! nobody could repeat them. Those that a node has refused for now are dropped, too.
@@ -419,20 +420,16 @@ impl Engine {
 
     fn send_from(&mut self, key: Key, gap: Gap, back: SentBack, to: Target) {
         let request = back.request;
-        match self.sent_on.may_send(key, gap, self.lane_to(&back, to.server)) {
-            true => match self.send_elsewhere(back, to) {
-                Some(lane) => {
-                    self.sent_on.send(key, gap, request, lane);
-                    let lane = &mut self.lanes[lane];
-                    lane.sent_on_until = lane.end_ordinal();
-                }
-                None => {}
-            },
-            false => {
-                let is_owner = !to.asks && !back.is_sealed;
-                let to = (!is_owner).then_some((to, self.epoch));
-                self.keep_waiting(key, gap, Waiting { back, why: Wait::Turn, to });
-            }
+        if !self.sent_on.may_send(key, gap, self.lane_to(&back, to.server)) {
+            let is_owner = !to.asks && !back.is_sealed;
+            let to = (!is_owner).then_some((to, self.epoch));
+            return self.keep_waiting(key, gap, Waiting { back, why: Wait::Turn, to });
+        }
+        // If there is none it has failed.
+        if let Some(lane) = self.send_elsewhere(back, to) {
+            self.sent_on.send(key, gap, request, lane);
+            let lane = &mut self.lanes[lane];
+            lane.sent_on_until = lane.end_ordinal();
         }
     }
 
