@@ -403,7 +403,7 @@ mod tests {
         sent_on.forget(request(2));
         assert_eq!(sent_on.next_ready(), Some(KEY));
         assert_eq!(go_on(&mut sent_on, 20), [3, 4]);
-        [3, 4].into_iter().for_each(|it| drop(sent_on.forget(request(it))));
+        assert_eq!([3, 4].map(|it| sent_on.forget(request(it))), [None; 2]);
         assert_eq!(sent_on.next_ready(), None);
         assert!(sent_on.is_empty() && sent_on.queues.is_empty());
     }
