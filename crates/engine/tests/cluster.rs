@@ -1346,3 +1346,35 @@ fn thousands_that_are_to_be_tried_again_take_as_many_steps() {
         others.into_iter().chain([client]).for_each(|client| world.expect(client, &answers));
     });
 }
+
+/// Its owner is gone, and another takes its place: whoever wants a connection to itself waits meanwhile, as all else does.
+#[test]
+fn transactions_and_calls_that_wait_for_a_dead_node_go_to_its_successor() {
+    let (mut world, client, [a, ..]) = three(&waiting());
+    let other = world.client();
+    world.close(a, CloseReason::Reset);
+    world.send(client, redis("BLPOP b 0"));
+    world.send(other, redis("WATCH b"));
+    for _ in 0..60 {
+        while world.connects_to(0) {
+            world.refuse(0);
+        }
+        world.wait_ms(5);
+    }
+    world.expect(client, "");
+    world.expect(other, "");
+    let [x, y, z] = THIRDS;
+    let groups: [Group<'_>; 3] = [(0, &[], &[]), (1, &[], &[x, y]), (2, &[], &[z])];
+    let mut next = cluster_of("failover_wait: 1000", 3, &groups);
+    next.epoch += 1;
+    next.pools[0].cluster.as_mut().unwrap().changes += 1;
+    world.prepare(&next);
+    world.pause(1000);
+    world.commit(&next);
+    let mut sent = String::new();
+    while world.connects_to(1) {
+        let b = world.accept(1);
+        sent += &String::from_utf8(world.received(b)).unwrap();
+    }
+    assert!(sent.contains(&redis("BLPOP b 0")) && sent.contains(&redis("WATCH b")), "{sent}");
+}

@@ -197,3 +197,75 @@ fn nobody_waits_longer_for_a_connection_that_does_not_come_about() {
         world.wait_ms(130);
     }
 }
+
+/// Requests that want a connection for their client alone, and the first that is sent of each.
+const EXCLUSIVE: [(&str, &str); 2] = [("BLPOP a 0", "BLPOP a 0"), ("WATCH a", "WATCH a")];
+
+#[test]
+fn who_wants_a_connection_to_itself_waits_until_the_server_is_back() {
+    for (request, sent) in EXCLUSIVE {
+        let (mut world, client, [lane]): (World, ConnId, [ConnId; 1]) =
+            World::with_client(&waiting("", 1));
+        world.close(lane, CloseReason::Reset);
+        let others: Vec<ConnId> = (0..3).map(|_| world.client()).collect();
+        world.send(client, redis(request));
+        others.iter().for_each(|&other| world.send(other, redis(request)));
+        refuse_for(&mut world, 0, 600);
+        world.expect(client, "");
+        let mut found = String::new();
+        for _ in 0..40 {
+            while world.connects_to(0) {
+                let lane = world.accept(0);
+                world.send(lane, "+PONG\r\n".repeat(usize::from(found.is_empty())));
+                found += &String::from_utf8(world.received(lane)).unwrap();
+            }
+            world.wait_ms(5);
+            for lane in world.lanes[&0].clone() {
+                found += &String::from_utf8(world.received(lane)).unwrap();
+            }
+        }
+        assert_eq!(found.matches(&redis(sent)).count(), 4, "{found}");
+        world.expect(client, "");
+    }
+}
+
+#[test]
+fn who_wants_a_connection_to_itself_does_not_wait_longer_than_it_may() {
+    for (options, longest) in [("", 1000), ("timeout: 400", 400)] {
+        for (request, _) in EXCLUSIVE {
+            let (mut world, client, [lane]): (World, ConnId, [ConnId; 1]) =
+                World::with_client(&waiting(options, 1));
+            world.close(lane, CloseReason::Reset);
+            world.send(client, redis(request));
+            refuse_for(&mut world, 0, longest - 50);
+            world.expect(client, "");
+            refuse_for(&mut world, 0, 100);
+            world.expect(client, REFUSED);
+            // Who goes meanwhile is waited for by nobody.
+            let other = world.client();
+            world.send(other, redis(request));
+            refuse_for(&mut world, 0, longest / 2);
+            world.close(other, CloseReason::Eof);
+            refuse_for(&mut world, 0, longest);
+            world.close(client, CloseReason::Eof);
+            world.assert_idle();
+        }
+    }
+}
+
+#[test]
+fn without_failover_wait_nobody_waits_for_a_connection_to_itself() {
+    for (request, _) in EXCLUSIVE {
+        let snapshot = pool("redis: true\npreconnect: true", 1);
+        let (mut world, client, [lane]): (World, ConnId, [ConnId; 1]) =
+            World::with_client(&snapshot);
+        world.close(lane, CloseReason::Reset);
+        world.send(client, redis(request));
+        while world.connects_to(0) {
+            world.refuse(0);
+        }
+        world.expect(client, REFUSED);
+        world.close(client, CloseReason::Eof);
+        world.assert_idle();
+    }
+}

@@ -32,6 +32,8 @@ pub(crate) struct Rare {
     pub(crate) monitor: Option<Monitor>,
     /// Where it stands that wants a lane to itself.
     pub(crate) turn: Turn,
+    /// Since when it waits for a server that cannot be reached, to have such a lane there.
+    pub(crate) absent_since: Option<Time>,
     /// Monitors have been told of the request at the front, which is to be asked anew.
     pub(crate) is_observed: bool,
     /// The call at the front, which may wait, is over before it is asked.
@@ -59,6 +61,7 @@ impl Rare {
             subscriber: None,
             monitor: None,
             turn: Turn::No,
+            absent_since: None,
             is_observed: false,
             ending: None,
             sent_back: None,
@@ -76,6 +79,7 @@ impl Rare {
             && self.subscriber.is_none()
             && self.monitor.is_none()
             && self.turn == Turn::No
+            && self.absent_since.is_none()
             && !self.is_observed
             && self.ending.is_none()
             && self.sent_back.is_none()
@@ -155,6 +159,10 @@ impl Modes {
 
     pub(crate) fn end_monitor(&mut self) -> Option<Monitor> {
         self.leave(|rare| rare.monitor.take())
+    }
+
+    pub(crate) fn end_absence(&mut self) {
+        self.leave(|rare| rare.absent_since.take());
     }
 
     pub(crate) fn end_turn(&mut self) -> Turn {

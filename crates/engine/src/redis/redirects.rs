@@ -620,6 +620,8 @@ impl Engine {
             self.fence_users_of(backend, by);
             // Another node may have said so than the one where requests for the slot still are.
             let before = before.filter(|&before| before != by);
+            self.wake_absent(backend, by);
+            before.into_iter().for_each(|before| self.wake_absent(backend, before));
             before.into_iter().for_each(|before| self.fence_users_of(backend, before));
             // It was a replica perhaps, and may be one again before there is a map.
             self.tell_roles(backend, owner, false);
@@ -759,6 +761,7 @@ impl Engine {
             self.deal_again((backend, Some(server)), waiting);
             self.follow_role(backend, server);
         }
+        self.wake_all_absent(backend);
         let requests = &self.requests;
         self.sent_on.each_waiting(|request, waiting| {
             let is_its = requests[request].backend == backend;

@@ -6,6 +6,10 @@
 //!
 //! Each worker makes up to its share of `session_connections` for each server, and of all servers
 //! together as many as open files allow. Who finds none waits in the server's line.
+//!
+//! Where requests wait for a server that cannot be reached (`failover_wait`), so does who wants a lease there: nothing of
+//! what it asks is sent before there is a connection. It looks again when its keys have another server, and the first of
+//! those that wait now and then, too, until one is connected.
 
 use cashew_metrics::{PoolCounter, ServerCounter, ServerGauge};
 
@@ -21,7 +25,7 @@ use crate::engine::{Closed, Engine, lanes_here};
 use crate::exchange::dispatch::Payload;
 use crate::request::{Due, Own, Role};
 use crate::upstream::backend::Backend;
-use crate::upstream::lane::{Counted, Link};
+use crate::upstream::lane::{Counted, Lane, Link};
 use crate::upstream::server::Queues;
 
 /// Clients that may wait for a lease of one server, in each worker.
@@ -33,6 +37,9 @@ const IDLE_MAX_US: u64 = 60_000_000;
 const UNUSED_MAX_US: u64 = 10_000_000;
 /// What is said on a lease may lie unwritten up to so many bytes; beyond that its client waits.
 pub(crate) const UNSENT_MAX: u64 = 1 << 20;
+
+/// How often it is looked whether a server can be reached again that somebody wants a lease of.
+const LOOK_AGAIN_MS: u64 = 25;
 
 /// Connections that are made to one server at once.
 const DIALS_MAX: usize = 8;
@@ -87,9 +94,13 @@ impl Engine {
                 return Lease::None;
             }
             Turn::Has { lane } => {
-                self.clients[client].modes.end_turn();
                 let state = &self.lanes[lane];
-                if (state.backend, state.server) == (backend, server) {
+                let is_there = (state.backend, state.server) == (backend, server);
+                if is_there && self.is_connecting_for(client, lane) {
+                    return Lease::InLine;
+                }
+                self.clients[client].modes.end_turn();
+                if is_there {
                     return self.take(client, lane);
                 }
                 // Its keys have another server by now.
@@ -97,7 +108,7 @@ impl Engine {
             }
         }
         if self.backends[backend].servers[server].is_silent() {
-            return Lease::Failed(Failure::Silent);
+            return self.await_server(client, server, Failure::Silent);
         }
         if self.backends[backend].has_to_forget(server, &self.metrics) {
             return Lease::Failed(Failure::Forgetting);
@@ -114,13 +125,27 @@ impl Engine {
     }
 
     fn take(&mut self, client: ClientId, index: LaneId) -> Lease {
+        let Lane { backend, server, .. } = self.lanes[index];
         if !self.lane(index).has_connection() {
             // Nothing need be said twice on a connection that is made for this client.
             self.lanes[index].variant = self.clients[client].variant;
             if let Err(failure) = self.reach(index) {
                 self.release(index);
-                return Lease::Failed(failure);
+                return self.await_server(client, server, failure);
             }
+        }
+        if self.awaits_connection(client, index) {
+            let state = &mut self.lanes[index];
+            state.lease = client;
+            state.leased_since = self.now;
+            self.clients[client].modes.enter().turn = Turn::Has { lane: index };
+            self.count_session(index);
+            return Lease::InLine;
+        }
+        self.clients[client].modes.end_absence();
+        let ready = matches!(self.lane(index).link, Link::Ready { .. });
+        if ready {
+            self.wake_absent(backend, server);
         }
         let lane = &mut self.lanes[index];
         debug_assert!(lane.is_free(), "nothing is on its way on a lane that is taken");
@@ -305,6 +330,117 @@ impl Engine {
         }
     }
 
+    /// Whether a lane is still being connected for the client that is to have it, and may not be given to it before:
+    /// what is sent there would fail with the attempt.
+    fn is_connecting_for(&self, client: ClientId, index: LaneId) -> bool {
+        let lane = self.lane(index);
+        let is_made = matches!(lane.link, Link::Connecting { .. } | Link::Handshaking { .. });
+        lane.lease == client && is_made && self.absence_until(client, lane.backend) > self.now
+    }
+
+    /// The same of a client that has not begun to wait perhaps, and does so.
+    fn awaits_connection(&mut self, client: ClientId, index: LaneId) -> bool {
+        let Lane { backend, link, .. } = self.lanes[index];
+        if self.backends[backend].failover_wait_us == 0 || matches!(link, Link::Ready { .. }) {
+            return false;
+        }
+        self.clients[client].modes.enter().absent_since.get_or_insert(self.now);
+        let until = self.absence_until(client, backend);
+        self.timers.arm(until, Timer::Line);
+        until > self.now
+    }
+
+    /// How long a client waits for a server that cannot be reached.
+    fn absence_until(&self, client: ClientId, backend: BackendId) -> Time {
+        let state = &self.backends[backend];
+        let since = self.clients[client].modes.absent_since.unwrap_or(self.now);
+        since.plus_micros(state.failover_wait_us).min(state.expiry(since))
+    }
+
+    /// The server cannot be reached: the client waits for it, if it may and has not done so for long enough.
+    #[cold]
+    fn await_server(&mut self, client: ClientId, server: ServerId, why: Failure) -> Lease {
+        let conn = self.client_conn(client);
+        let backend = self.backend_of(client);
+        self.clients[client].modes.enter().absent_since.get_or_insert(self.now);
+        let until = self.absence_until(client, backend);
+        let state = &self.backends[backend].servers[server];
+        let is_full = state.absent_line.len() >= LINE_MAX;
+        let may_wait = self.is_worth_waiting(backend, why) && !state.ejected && !is_full;
+        if !may_wait || until <= self.now {
+            self.clients[client].modes.end_absence();
+            return Lease::Failed(why);
+        }
+        self.clients[client].modes.enter().turn = Turn::Waits;
+        let line = &mut self.backends[backend].servers[server].absent_line;
+        line.push_back((conn, until));
+        self.timers.arm(until.min(self.now.plus_millis(LOOK_AGAIN_MS)), Timer::Line);
+        self.publish_line(backend, server);
+        Lease::InLine
+    }
+
+    /// All look again that wait for a server that could not be reached.
+    pub(crate) fn wake_absent(&mut self, backend: BackendId, server: ServerId) {
+        let line = std::mem::take(&mut self.backends[backend].servers[server].absent_line);
+        if line.is_empty() {
+            return;
+        }
+        for (conn, _) in line {
+            self.clients[conn.client()].modes.end_turn();
+            self.unblock(conn.client());
+        }
+        self.publish_line(backend, server);
+    }
+
+    /// The keys of a pool have other servers perhaps: all look again that wait for one that cannot be reached.
+    pub(crate) fn wake_all_absent(&mut self, backend: BackendId) {
+        for server in self.backends[backend].servers.ids() {
+            self.wake_absent(backend, server);
+            for lane in self.backends[backend].servers[server].session_lanes.clone() {
+                self.wake_connecting(lane);
+            }
+        }
+    }
+
+    /// The client looks again for which a lane is, or was, being connected.
+    pub(crate) fn wake_connecting(&mut self, index: LaneId) {
+        let client = self.lane(index).lease;
+        if client != ClientId::NONE
+            && self.clients[client].modes.turn == (Turn::Has { lane: index })
+        {
+            self.unblock(client);
+        }
+    }
+
+    /// Lets the first try again that waits for a server that cannot be reached, and those know that have waited for
+    /// long enough.
+    fn maintain_absent(&mut self, backend: BackendId, server: ServerId) {
+        let now = self.now;
+        for lane in self.backends[backend].servers[server].session_lanes.clone() {
+            let Lane { link, lease, .. } = self.lanes[lane];
+            let is_made = matches!(link, Link::Connecting { .. } | Link::Handshaking { .. });
+            if lease != ClientId::NONE && is_made && self.absence_until(lease, backend) <= now {
+                self.wake_connecting(lane);
+            }
+        }
+        let line = &mut self.backends[backend].servers[server].absent_line;
+        if line.is_empty() {
+            return;
+        }
+        let mut over: Vec<ConnId> = line.pop_front().into_iter().map(|it| it.0).collect();
+        over.extend(line.iter().filter(|it| it.1 <= now).map(|it| it.0));
+        line.retain(|it| it.1 > now);
+        let next = line.iter().map(|it| it.1).min();
+        for conn in over {
+            self.clients[conn.client()].modes.end_turn();
+            self.unblock(conn.client());
+        }
+        if let Some(next) = next {
+            self.timers.arm(next.min(now.plus_millis(LOOK_AGAIN_MS)), Timer::Line);
+        }
+        self.publish_line(backend, server);
+    }
+
     /// Gives lanes that nobody has to those who wait for them.
     #[cold]
     pub(crate) fn serve_line(&mut self, backend: BackendId, server: ServerId) {
@@ -335,6 +471,7 @@ impl Engine {
     pub(crate) fn maintain_waiters(&mut self) {
         for backend in self.backends.ids() {
             for server in self.backends[backend].servers.ids() {
+                self.maintain_absent(backend, server);
                 if self.backends[backend].servers[server].line.is_empty() {
                     continue;
                 }
@@ -355,6 +492,7 @@ impl Engine {
 
     /// All of the server's line look again where they belong.
     pub(crate) fn dissolve_line(&mut self, backend: BackendId, server: ServerId) {
+        self.wake_absent(backend, server);
         let line = std::mem::take(&mut self.backends[backend].servers[server].line);
         for (conn, _) in line {
             self.clients[conn.client()].modes.end_turn();
@@ -378,9 +516,12 @@ impl Engine {
         let conn = self.client_conn(client);
         let backend = self.backend_of(client);
         for server in self.backends[backend].servers.ids() {
-            let line = &mut self.backends[backend].servers[server].line;
-            if let Some(at) = line.iter().position(|&(other, _)| other == conn) {
-                line.remove(at);
+            let state = &mut self.backends[backend].servers[server];
+            let is_out = [&mut state.line, &mut state.absent_line].into_iter().any(|line| {
+                let place = line.iter().position(|&(other, _)| other == conn);
+                place.and_then(|place| line.remove(place)).is_some()
+            });
+            if is_out {
                 self.publish_line(backend, server);
                 return;
             }
@@ -396,6 +537,9 @@ impl Engine {
         if modes.ending.is_some() {
             modes.take_ending();
         }
+        if modes.absent_since.is_some() {
+            modes.end_absence();
+        }
         if matches!(modes.turn, Turn::Has { .. } | Turn::Over) {
             self.leave_line(client);
         }
@@ -403,7 +547,8 @@ impl Engine {
 
     fn publish_line(&mut self, backend: BackendId, server: ServerId) {
         let server = &self.backends[backend].servers[server];
-        self.metrics.set_server(server.metrics, ServerGauge::InLine, server.line.len() as u64);
+        let count = server.line.len() + server.absent_line.len();
+        self.metrics.set_server(server.metrics, ServerGauge::InLine, count as u64);
     }
 
     // How leases end that are not given back.

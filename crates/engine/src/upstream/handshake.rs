@@ -249,6 +249,7 @@ impl Engine {
         let evidence = if has_answered { Evidence::Answered } else { Evidence::Connected };
         self.note_evidence(backend, number, evidence);
         self.tell_role(index);
+        self.wake_absent(backend, number);
         if self.lanes[index].unsent > 0 {
             self.mark_lane(index);
         }
@@ -262,6 +263,7 @@ impl Engine {
         } else if lane.is_session {
             self.publish_session(index);
             self.serve_line(backend, number);
+            self.wake_connecting(index);
         }
     }
 

@@ -92,6 +92,8 @@ pub(crate) struct Server {
     pub(crate) session_lanes: Vec<LaneId>,
     /// Clients that wait for one of these, in the order of their coming, and until when.
     pub(crate) line: VecDeque<(ConnId, Time)>,
+    /// Clients that want one of these while the server cannot be reached, and until when.
+    pub(crate) absent_line: VecDeque<(ConnId, Time)>,
     /// Of `session_lanes`, as counted.
     pub(crate) session_queues: Queues,
     /// How many of them are taken.
@@ -199,6 +201,7 @@ impl Server {
             feed_lane: LaneId::NONE,
             session_lanes: Vec::new(),
             line: VecDeque::new(),
+            absent_line: VecDeque::new(),
             session_queues: Queues::default(),
             sessions: 0,
         }
