@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from harness import in_time, measured, server_lines, unnamed, wait_until
+from harness import in_time, measured, resp, server_lines, unnamed, wait_until
 from test_sentinel import Group, Watcher, Writer, group_status, ms, pools, wait_primary
 
 #: Longer than a failover takes on a machine that is busy with other things.
@@ -45,6 +45,31 @@ def test_only_what_is_in_flight_fails_when_a_primary_does(place, how):
     print(f"{how.name}: {errors} errors of {writes} writes; promoted after {ms(promoted - killed)}, "
           f"writes again {ms(max(again) - promoted)} after that")
     in_flight_only(writers, killed)
+
+
+def test_transactions_and_calls_that_begin_meanwhile_wait_for_the_new_primary(place):
+    group = Group(place)
+    gateway = place.cashew(pools(group.addresses(), failover_wait=WAIT), {"worker_processes": 2})
+    gateway.wait_serving()
+    wait_until(lambda: group_status(gateway)["state"] == "stable", "the group is stable")
+    gateway.call("SET", "counter", "41")
+    group.servers[0].call("WAIT", "2", "5000")
+    group.servers[0].process.kill()
+    # Each by a client of its own, when nobody knows yet of another primary.
+    transaction, watcher, caller = (gateway.connect(timeout=30.0) for _ in range(3))
+    with transaction, watcher, caller:
+        watcher.send(resp("WATCH", "counter") + resp("MULTI") + resp("INCR", "counter")
+                     + resp("EXEC"))
+        caller.send(resp("BLPOP", "list", "0"))
+        transaction.send(resp("MULTI") + resp("SET", "a", "1") + resp("GET", "a") + resp("EXEC"))
+        answers = [transaction.reply() for _ in range(4)]
+        assert answers == ["OK", "QUEUED", "QUEUED", ["OK", b"1"]], answers
+        answers = [watcher.reply() for _ in range(4)]
+        assert answers == ["OK", "OK", "QUEUED", [42]], answers
+        assert gateway.call("LPUSH", "list", "x") == 1
+        assert caller.reply() == [b"list", b"x"]
+    new = next(it for it in group.servers[1:] if it.call("ROLE")[0] == b"master")
+    assert new.call("GET", "counter") == b"42"
 
 
 def test_a_server_that_restarts_costs_what_is_in_flight_and_nothing_else(place):
