@@ -802,7 +802,7 @@ impl Oracle {
         let is_wait = tag.eq_ignore_ascii_case(b"BLPOP");
         let is_one = self.reads_primaries && since.is_some() && !is_wait;
         assert!(
-            !is_one || hops <= refusals::tries_max(),
+            !is_one || hops <= refusals::TRIES_MAX,
             "I4: {} {} of client {client} is sent elsewhere for the {hops}th time",
             tag.escape_ascii(),
             key.escape_ascii()

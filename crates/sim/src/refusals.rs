@@ -21,7 +21,9 @@ struct Refused {
 }
 
 impl Refusals {
-    /// Returns how often this was to be sent elsewhere, since it was asked for.
+    /// Returns how often this was to be sent elsewhere, since it was asked for. What a node says of it again, with no other
+    /// node in between, was not followed: it stands behind something else that the node refuses for now, or its connection
+    /// ended before the gateway heard of it.
     pub(crate) fn note(
         &mut self,
         (tag, key): (&[u8], &[u8]),
@@ -30,15 +32,27 @@ impl Refusals {
         (node, since, now): (u32, u64, u64),
     ) -> usize {
         let (tag, key, text) = (tag.to_vec(), key.to_vec(), text.to_vec());
-        let hops = self.hops((&tag, &key), since) + usize::from(is_redirect);
-        self.0.push(Refused { at: now, node, tag, key, text, is_redirect });
-        hops
+        self.0.push(Refused {
+            at: now,
+            node,
+            tag: tag.clone(),
+            key: key.clone(),
+            text,
+            is_redirect,
+        });
+        let mut nodes: Vec<u32> =
+            self.redirects((&tag, &key), since).map(|refused| refused.node).collect();
+        nodes.dedup();
+        nodes.len()
     }
 
-    fn hops(&self, (tag, key): (&[u8], &[u8]), since: u64) -> usize {
-        let is_it =
-            |it: &&Refused| it.is_redirect && it.at >= since && it.tag == tag && it.key == key;
-        self.0.iter().filter(is_it).count()
+    fn hops(&self, what: (&[u8], &[u8]), since: u64) -> usize {
+        self.redirects(what, since).count()
+    }
+
+    fn redirects(&self, (tag, key): (&[u8], &[u8]), since: u64) -> impl Iterator<Item = &Refused> {
+        let all = self.0.iter().filter(move |it| it.is_redirect && it.at >= since);
+        all.filter(move |it| it.tag == tag && it.key == key)
     }
 
     /// What has been said since then, for a message.
@@ -82,11 +96,8 @@ impl Refusals {
     }
 }
 
-/// The most times that nodes may send a request elsewhere. What a node that fails has sent elsewhere is asked of it once
-/// more.
-pub(crate) fn tries_max() -> usize {
-    2 * (HOPS_MAX + 1)
-}
+/// The most times that nodes may send a request elsewhere: the last one is not followed.
+pub(crate) const TRIES_MAX: usize = HOPS_MAX + 1;
 
 /// Whether a node of a cluster says so of what it does not run.
 pub(crate) fn is_refusal(reply: &[u8]) -> bool {
