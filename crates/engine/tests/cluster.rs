@@ -2,7 +2,7 @@
 
 use crate::world::{World, all, pool, redis};
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{Cluster, ServerGroup, SlotRange, Topology};
+use cashew_config::snapshot::{Cluster, Hedge, Reads, ServerGroup, SlotRange, Topology};
 use cashew_engine::{Action, CloseReason, ConnId};
 use cashew_metrics::PoolCounter;
 
@@ -1377,4 +1377,69 @@ fn transactions_and_calls_that_wait_for_a_dead_node_go_to_its_successor() {
         sent += &String::from_utf8(world.received(b)).unwrap();
     }
     assert!(sent.contains(&redis("BLPOP b 0")) && sent.contains(&redis("WATCH b")), "{sent}");
+}
+
+/// A second server would answer it by way of another connection than the one that it is known to be on.
+#[test]
+fn what_nodes_send_elsewhere_goes_to_one_server_only_and_leaves_no_place_behind() {
+    let [x, y, z] = THIRDS;
+    let groups: [Group<'_>; 3] = [(0, &[], &[x]), (1, &[3], &[y]), (2, &[], &[z])];
+    let mut snapshot = cluster_of("", 4, &groups);
+    snapshot.pools[0].reads = Some(Reads::PreferReplica);
+    snapshot.pools[0].hedge = Some(Hedge { after_ms: 3, budget_percent: 5 });
+    let (mut world, [a, b, c, replica]): (World, [ConnId; 4]) = World::connected(&snapshot);
+    let client = world.client();
+    world.send(replica, "+OK\r\n");
+    world.received(replica);
+    // Others are sent twice.
+    world.send(client, redis("GET c"));
+    world.expect(replica, redis("GET c"));
+    world.wait_ms(4);
+    world.expect(b, redis("GET c"));
+    [b, replica].into_iter().for_each(|lane| world.send(lane, "$1\r\n1\r\n"));
+    world.expect(client, "$1\r\n1\r\n");
+    world.send(client, redis("GET b"));
+    world.expect(a, redis("GET b"));
+    world.send(a, moved(3300, 1));
+    world.expect(b, redis("GET b"));
+    world.wait_ms(10);
+    world.expect(replica, "");
+    world.send(b, "$1\r\n2\r\n");
+    world.expect(client, "$1\r\n2\r\n");
+    // What comes next waits for nothing.
+    world.send(client, redis("SET b 3"));
+    world.expect(b, redis("SET b 3"));
+    world.send(b, moved(3300, 2));
+    world.expect(c, redis("SET b 3"));
+    world.send(c, "+OK\r\n");
+    world.expect(client, "+OK\r\n");
+    world.assert_idle();
+}
+
+/// A connection that was lost says nothing of the one that takes its place.
+#[test]
+fn what_waits_for_a_connection_is_answered_on_the_next_one_and_leaves_no_place_behind() {
+    let (mut world, client, [a, b, c]) = three(&waiting());
+    let other = world.client();
+    world.send(other, redis("SET c 0"));
+    world.send(client, redis("SET b 1"));
+    world.received(a);
+    world.received(b);
+    world.close(b, CloseReason::Reset);
+    world.send(a, moved(3300, 1));
+    world.wait_ms(50);
+    let b = world.accept(1);
+    world.send(b, "+PONG\r\n");
+    let sent = String::from_utf8(world.received(b)).unwrap();
+    assert!(sent.ends_with(&redis("SET b 1")), "{sent}");
+    world.send(b, "+OK\r\n");
+    world.expect(client, "+OK\r\n");
+    world.received(other);
+    world.send(client, redis("SET b 2"));
+    world.expect(b, redis("SET b 2"));
+    world.send(b, moved(3300, 2));
+    world.expect(c, redis("SET b 2"));
+    world.send(c, "+OK\r\n");
+    world.expect(client, "+OK\r\n");
+    world.assert_idle();
 }

@@ -816,7 +816,8 @@ impl Engine {
     }
 
     pub(crate) fn free_request(&mut self, index: RequestId) {
-        debug_assert!(!self.sent_on.has(index), "it has no place in a queue any more");
+        // It may be given up where it is.
+        self.note_answered_elsewhere(index);
         let request = &mut self.requests[index];
         self.bufs.give(std::mem::take(&mut request.reply));
         if let Role::Flow { .. } = request.role {

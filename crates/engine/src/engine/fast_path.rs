@@ -542,7 +542,7 @@ impl Engine {
             && backend.large_replies.is_empty()
             // There it is looked at whether a reply can be what is due.
             && !lane.is_session
-            && !(R::CHOOSES && (lane.refused.is_some() || lane.has_sent_on()))
+            && !(R::CHOOSES && lane.refused.is_some())
             && !lane.scanner.is_push(b"");
         if !is_clear {
             return buf;
@@ -568,7 +568,7 @@ impl Engine {
             // Where nothing of the reply has arrived, and no push, the lane's scanner is at its start.
             let is_plain = matches!(request.role, Role::Single)
                 && request.client != ClientId::NONE
-                && !(request.silent | (R::TAGS && request.is_tagged))
+                && !(request.silent | request.is_sent_on | (R::TAGS && request.is_tagged))
                 && request.arrived == 0;
             if !is_plain {
                 break;
@@ -675,7 +675,7 @@ impl Engine {
     #[inline(never)]
     pub(crate) fn express_parts<'b>(&mut self, index: LaneId, mut buf: &'b [u8]) -> &'b [u8] {
         let lane = &self.lanes[index];
-        if lane.refused.is_some() || lane.has_sent_on() {
+        if lane.refused.is_some() {
             return buf;
         }
         let generation = lane.generation;
@@ -699,7 +699,7 @@ impl Engine {
             let Role::Fragment { parent, .. } = request.role else { break };
             let mut end: &[u8] = b"";
             // Where nothing of the reply has arrived, and no push, the lane's scanner is at its start.
-            if request.arrived > 0 || request.is_tagged {
+            if request.arrived > 0 || request.is_tagged || request.is_sent_on {
                 break;
             }
             let is_coalesced = request.expect.is_coalesced();

@@ -545,6 +545,10 @@ impl Engine {
         let lane = &mut self.lanes[index];
         debug_assert!(lane.coalesced.waiting() == 0, "gets wait that stand in front");
         lane.append(request, wire_len, &mut self.requests);
+        if self.requests[request].is_sent_on {
+            // It has left the connection that it was known to be on.
+            self.sent_on.scatter(request);
+        }
         let expiry = self.backends[lane.backend].expiry(self.requests[request].started);
         lane.arm(index, expiry, &mut self.timers);
         lane.mark(&mut self.dirty_lanes);

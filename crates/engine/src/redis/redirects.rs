@@ -415,6 +415,7 @@ impl Engine {
             self.clients[client].fenced = true;
         }
         let key = Key { asker, slot };
+        self.requests[request].is_sent_on = false;
         (key, self.sent_on.take_out(request, key))
     }
 
@@ -428,8 +429,7 @@ impl Engine {
         // If there is none it has failed.
         if let Some(lane) = self.send_elsewhere(back, to) {
             self.sent_on.send(key, gap, request, lane);
-            let lane = &mut self.lanes[lane];
-            lane.sent_on_until = lane.end_ordinal();
+            self.requests[request].is_sent_on = true;
         }
     }
 
@@ -446,7 +446,8 @@ impl Engine {
             return self.answer_kept(waiting.back);
         }
         backend.sent_back += 1;
-        self.requests[request].in_lane = true;
+        let slot = &mut self.requests[request];
+        (slot.in_lane, slot.is_sent_on) = (true, true);
         self.sent_on.wait(key, gap, request, waiting);
     }
 
@@ -460,13 +461,14 @@ impl Engine {
     /// A request is about to be answered, or fails: what stands behind it may go on.
     #[inline]
     pub(crate) fn note_answered_elsewhere(&mut self, request: RequestId) {
-        if !self.sent_on.is_empty() {
+        if self.requests[request].is_sent_on {
             self.forget_sent_on(request);
         }
     }
 
     #[cold]
     fn forget_sent_on(&mut self, request: RequestId) {
+        self.requests[request].is_sent_on = false;
         if let Some(waiting) = self.sent_on.forget(request) {
             self.backends[self.requests[request].backend].sent_back -= 1;
             self.bufs.give(waiting.back.bytes);
@@ -552,6 +554,7 @@ impl Engine {
         let Request { backend, started, .. } = self.requests[request];
         let to = waiting.target(self.epoch);
         let Waiting { back, why, .. } = waiting;
+        self.requests[request].is_sent_on = false;
         let state = &mut self.backends[backend];
         state.sent_back -= 1;
         let is_wanted = !is_for_nothing(self.requests.waiting_client(request), &back.bytes);

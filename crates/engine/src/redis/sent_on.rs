@@ -123,19 +123,14 @@ impl<W> Default for SentOn<W> {
 }
 
 impl<W> SentOn<W> {
-    /// Whether there are any requests.
-    #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
+    #[cfg(test)]
+    fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
 
     #[inline]
     pub(crate) fn has_ready(&self) -> bool {
         !self.ready.is_empty()
-    }
-
-    pub(crate) fn has(&self, request: RequestId) -> bool {
-        self.keys.contains_key(&request)
     }
 
     /// A number for who has none yet.
@@ -240,14 +235,17 @@ impl<W> SentOn<W> {
         kept
     }
 
-    /// The request, which is in a queue perhaps, has left its connection for another one.
+    /// The request has left its connection for another one: whatever stands behind it waits for it. So it does for the
+    /// others of the queue, which mostly have left, too, so that none need be looked for.
+    #[cold]
     pub(crate) fn scatter(&mut self, request: RequestId) {
         let Some(key) = self.keys.get(&request) else { return };
         let Some(queue) = self.queues.get_mut(key) else { return };
-        if let Some((at, _)) = Self::find(queue, request, &mut self.steps)
-            && let Run::Sent { lane, .. } = &mut queue.runs[at]
-        {
-            *lane = LaneId::NONE;
+        self.steps += queue.runs.len() as u64;
+        for run in &mut queue.runs {
+            if let Run::Sent { lane, .. } = run {
+                *lane = LaneId::NONE;
+            }
         }
     }
 

@@ -44,6 +44,8 @@ pub(crate) struct Request {
     pub(crate) is_noted: bool,
     /// Uniques of its server come in the reply in text and get a tag.
     pub(crate) is_tagged: bool,
+    /// A node of a cluster has sent it elsewhere, and it stands in a queue of [`crate::redis::sent_on`].
+    pub(crate) is_sent_on: bool,
     /// How often it may still go to another server that has the same keys while it is not sent: it is
     /// a read.
     pub(crate) moves_left: u8,
@@ -380,6 +382,7 @@ impl Request {
             silent: false,
             is_noted: false,
             is_tagged: false,
+            is_sent_on: false,
             moves_left: 0,
             is_retried: false,
             hops: 0,
@@ -426,6 +429,7 @@ impl Request {
         self.moves_left = 0;
         self.is_retried = false;
         self.hops = 0;
+        self.asker = 0;
         self.expect = Expect::Line;
         self.due = Due::Anything;
         self.started = started;

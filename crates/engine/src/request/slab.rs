@@ -96,6 +96,7 @@ impl Requests {
         let slot = &mut self.slots[index.index()];
         debug_assert!(slot.is_used && slot.reply.is_empty());
         debug_assert!(matches!(slot.role, Role::Single));
+        debug_assert!(!slot.is_sent_on, "others of its client would wait for it for ever");
         slot.is_used = false;
         slot.next_in_client = self.free;
         let capacity = slot.reply.capacity();

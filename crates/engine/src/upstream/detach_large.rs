@@ -96,10 +96,14 @@ impl Engine {
         Some(lane)
     }
 
-    /// What clients ask who have requests on the lane waits until these are answered.
+    /// What clients ask who have requests on the lane waits until these are answered. So does what nodes of a cluster
+    /// send elsewhere: the shared lane of that number has another connection.
     fn fence_all(&mut self, lane: LaneId) {
         let mut at = self.lane(lane).head;
         while at != RequestId::NONE {
+            if self.requests[at].is_sent_on {
+                self.sent_on.scatter(at);
+            }
             let client = self.waiting_client(at);
             if client != ClientId::NONE {
                 self.clients[client].fenced = true;

@@ -80,8 +80,6 @@ pub(crate) struct Lane {
     pub(crate) refused: Option<Box<Refused>>,
     /// Whose requests are known to be here: see [`Users`].
     pub(crate) users: Option<Box<Users>>,
-    /// Requests that other nodes have sent here end there at the latest, as [`Lane::end_ordinal`] counts.
-    pub(crate) sent_on_until: u64,
     pub(crate) head: RequestId,
     pub(crate) tail: RequestId,
     pub(crate) first_unsent: RequestId,
@@ -335,7 +333,6 @@ impl Lane {
             large_start: None,
             refused: None,
             users: None,
-            sent_on_until: 0,
             head: RequestId::NONE,
             tail: RequestId::NONE,
             first_unsent: RequestId::NONE,
@@ -386,12 +383,6 @@ impl Lane {
     /// How many were written on this connection when all that is here is.
     pub(crate) fn end_ordinal(&self) -> u64 {
         self.answered + u64::from(self.in_flight) + u64::from(self.unsent)
-    }
-
-    /// Whether requests may be here that other nodes have sent here.
-    #[inline]
-    pub(crate) fn has_sent_on(&self) -> bool {
-        self.answered < self.sent_on_until
     }
 
     /// Whether nothing is on its way here.

@@ -697,7 +697,11 @@ impl Engine {
             }
             Role::Parent { .. } | Role::Flow { .. } | Role::Probe { .. } | Role::Own(_) => false,
         };
-        let is_odd = request.silent || request.is_tagged || request.expect.is_coalesced();
+        // What is sent elsewhere keeps an order that goes by connections.
+        let is_odd = request.silent
+            || request.is_tagged
+            || request.is_sent_on
+            || request.expect.is_coalesced();
         let client = self.waiting_client(index);
         let is_fit = is_whole
             && request.is_movable_read()

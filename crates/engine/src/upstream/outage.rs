@@ -281,10 +281,8 @@ impl Engine {
             let start = self.requests[lane.head].reply.first().or(end.first());
             matches!(start, Some(b'-'))
         };
-        if !self.backends[lane.backend].repeats_refused {
-            return false;
-        }
-        let is_kept = (lane.refused.is_some() || is_error())
+        let is_kept = self.backends[lane.backend].repeats_refused
+            && (lane.refused.is_some() || is_error())
             && (self.is_redirected(index, end)
                 || self.takes_refused(index, end)
                 || self.hides_redirect(index, end));
@@ -344,7 +342,6 @@ impl Engine {
         self.drop_reply(request);
         self.pop_answered(index);
         self.requests[request].arrived = 0;
-        self.sent_on.scatter(request);
         let metrics = self.backends[backend].metrics;
         self.metrics.add_pool(metrics, PoolCounter::RequestsRetried, 1);
         let lane = &mut self.lanes[to];
@@ -558,7 +555,7 @@ impl Engine {
             lane.tail = RequestId::NONE;
         }
         // It is a read that any of the shard may answer: it keeps no order with what is asked of others.
-        self.sent_on.forget(request);
+        self.note_answered_elsewhere(request);
         let slot = &mut self.requests[request];
         slot.moves_left -= 1;
         slot.in_lane = false;
