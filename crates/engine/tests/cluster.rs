@@ -1232,8 +1232,12 @@ fn what_waits_for_its_turn_goes_where_it_was_sent() {
 const MANY: &str = "client_requests_max: 20000\nclient_output_max: 100mb\nserver_queue_max: 100000";
 
 /// How many steps the redirects of so many requests take, of which `play` has them answered.
-fn steps(count: usize, play: &impl Fn(&mut World, ConnId, [ConnId; 3], usize)) -> u64 {
-    let (mut world, client, lanes) = three(&cluster(MANY));
+fn steps(
+    options: &str,
+    count: usize,
+    play: &impl Fn(&mut World, ConnId, [ConnId; 3], usize),
+) -> u64 {
+    let (mut world, client, lanes) = three(&cluster(&format!("{MANY}\n{options}")));
     let before = world.engine.steps_of_redirects();
     play(&mut world, client, lanes, count);
     world.assert_idle();
@@ -1243,7 +1247,12 @@ fn steps(count: usize, play: &impl Fn(&mut World, ConnId, [ConnId; 3], usize)) -
 /// Four times as many take four times as long, not sixteen times.
 #[track_caller]
 fn assert_linear(play: impl Fn(&mut World, ConnId, [ConnId; 3], usize)) {
-    let (few, many) = (steps(5_000, &play), steps(20_000, &play));
+    assert_linear_with("", play);
+}
+
+#[track_caller]
+fn assert_linear_with(options: &str, play: impl Fn(&mut World, ConnId, [ConnId; 3], usize)) {
+    let (few, many) = (steps(options, 5_000, &play), steps(options, 20_000, &play));
     assert!(few > 5_000, "{few} steps");
     assert!(many < 5 * few, "{few} steps, and {many} for four times as many");
     assert!(many < 20 * 20_000, "{many} steps");
@@ -1429,7 +1438,6 @@ fn what_waits_for_a_connection_is_answered_on_the_next_one_and_leaves_no_place_b
     world.send(a, moved(3300, 1));
     world.wait_ms(50);
     let b = world.accept(1);
-    world.send(b, "+PONG\r\n");
     let sent = String::from_utf8(world.received(b)).unwrap();
     assert!(sent.ends_with(&redis("SET b 1")), "{sent}");
     world.send(b, "+OK\r\n");
@@ -1442,4 +1450,107 @@ fn what_waits_for_a_connection_is_answered_on_the_next_one_and_leaves_no_place_b
     world.send(c, "+OK\r\n");
     world.expect(client, "+OK\r\n");
     world.assert_idle();
+}
+
+/// One client's keys are half moved: that holds up nobody who shares the connection.
+#[test]
+fn what_is_to_be_tried_again_holds_up_nobody_else() {
+    let (mut world, client, [a, b, _]) = three(&cluster(""));
+    let other = world.client();
+    world.send(client, redis("MGET {b}1 {b}2"));
+    world.send(other, redis("SET hello 1"));
+    world.received(a);
+    world.send(a, "-TRYAGAIN\r\n");
+    world.send(other, redis("SET c 2"));
+    world.expect(b, redis("SET c 2"));
+    world.wait_ms(6);
+    world.expect(a, redis("MGET {b}1 {b}2"));
+    world.send(a, "+OK\r\n*2\r\n$-1\r\n$-1\r\n");
+    world.send(b, "+OK\r\n");
+    world.expect(other, "+OK\r\n+OK\r\n");
+    world.expect(client, "*2\r\n$-1\r\n$-1\r\n");
+    world.assert_idle();
+}
+
+/// A cluster's pool, and another one.
+fn with_another(options: &str, shutdown_ms: u64) -> Snapshot {
+    let mut snapshot = cluster(options);
+    let mut other = pool("redis: true", 1).pools.remove(0);
+    other.name = "q".to_owned();
+    snapshot.pools.push(other);
+    snapshot.global.worker_shutdown_timeout_ms = shutdown_ms;
+    snapshot
+}
+
+/// The pool leaves while a request waits for its next map, whose client has gone; returns the pool's connection.
+fn leaves_with_a_request(shutdown_ms: u64) -> (World, ConnId) {
+    let mut snapshot = with_another("failover_wait: 3000", shutdown_ms);
+    let mut world = World::new(&snapshot);
+    let _: [Option<ConnId>; 3] = world.accept_all();
+    let a = world.lanes[&0][0];
+    let client = world.client();
+    world.send(client, redis("SET b 1"));
+    world.received(a);
+    world.close(client, CloseReason::Reset);
+    world.send(a, moved(3300, 9));
+    snapshot.epoch += 1;
+    snapshot.pools.remove(0);
+    world.prepare(&snapshot);
+    world.pause(0);
+    world.commit(&snapshot);
+    (world, a)
+}
+
+#[test]
+fn a_pool_that_leaves_sends_first_what_waits_for_its_next_map() {
+    let (mut world, a) = leaves_with_a_request(60_000);
+    world.wait_ms(2_900);
+    assert!(!world.closed.contains(&a));
+    world.wait_ms(200);
+    world.expect(a, redis("SET b 1"));
+    world.send(a, "+OK\r\n");
+    world.wait_ms(1_000);
+    assert!(world.closed.contains(&a));
+    world.assert_idle();
+}
+
+#[test]
+fn a_pool_whose_time_is_up_takes_what_waits_for_its_next_map_with_it() {
+    let (mut world, a) = leaves_with_a_request(1_500);
+    world.wait_ms(2_500);
+    assert!(world.closed.contains(&a));
+    world.assert_idle();
+    world.wait_ms(2_000);
+}
+
+/// One has asked much that a node has refused. Others have what they were refused given up, one by one, and slots move.
+#[test]
+fn thousands_that_are_refused_take_as_many_steps_while_slots_move() {
+    assert_linear_with("failover_wait: 1000", |world, client, [a, b, _], count| {
+        let in_first = (0..)
+            .filter(|number| cashew_placement::slot_of(format!("k{number}").as_bytes()) <= 5460);
+        let others: Vec<(ConnId, u16, String)> = in_first
+            .take(count / 100)
+            .map(|number| {
+                let key = format!("k{number}");
+                (world.client(), cashew_placement::slot_of(key.as_bytes()), key)
+            })
+            .collect();
+        world.send(client, redis("APPEND b 1").repeat(count));
+        for (other, _, key) in &others {
+            world.send(*other, redis("APPEND b 1").repeat(2) + &redis(&format!("INCR {key}")));
+        }
+        world.received(a);
+        let down = DOWN.repeat(count);
+        world.send(a, down);
+        for (_, slot, _) in &others {
+            world.send(a, DOWN.to_owned() + ":2\r\n" + &moved(*slot, 1));
+        }
+        world.send(b, ":1\r\n".repeat(others.len()));
+        for (other, ..) in &others {
+            world.expect(*other, DOWN.to_owned() + ":2\r\n:1\r\n");
+        }
+        world.close(client, CloseReason::Reset);
+        world.wait_ms(2_000);
+    });
 }

@@ -535,6 +535,7 @@ impl Engine {
     /// Ends all connections of a pool, which then is no more.
     fn close_pool(&mut self, pool: PoolId) {
         let index = pool.backend();
+        self.end_waiting(index);
         for server in self.backends[index].servers.ids() {
             self.close_server(index, server, Failure::Removed);
         }
@@ -1283,7 +1284,8 @@ impl Engine {
             // Somebody may still come from the queue of a listening socket. Requests whose clients
             // have left run to their end, too.
             let is_quiet = self.now.micros_since(since) >= LINGER_US
-                && self.requests_on_lanes(pool.backend()) == 0;
+                && self.requests_on_lanes(pool.backend()) == 0
+                && self.backends[pool.backend()].sent_back == 0;
             if self.listeners[index].clients == 0
                 && (is_over || is_quiet)
                 && !self.is_led_to(pool.backend())

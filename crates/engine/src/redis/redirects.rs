@@ -35,7 +35,7 @@ use crate::request::{Due, Own, Request, Role};
 use crate::upstream::bulk::BULK_SIZE;
 use crate::upstream::lane::{Lane, Link};
 use crate::upstream::redirect::{
-    ASKING, Elsewhere, Node, READONLY, READWRITE, Redirect, RefusedPart, Users,
+    ASKING, Elsewhere, Node, READONLY, READWRITE, Redirect, RefusedPart, Upto, Users,
 };
 use crate::upstream::refused::RefusedRequest;
 
@@ -191,7 +191,7 @@ impl Engine {
             self.bufs.give(back.bytes);
             return false;
         }
-        if self.lanes[index].has_refused(&self.requests, client) {
+        if client != ClientId::NONE && self.has_refused(index, request) {
             if back.is_sealed {
                 // Its seal has been answered: sent with others it would have none.
                 self.bufs.give(back.bytes);
@@ -304,7 +304,8 @@ impl Engine {
         let reply = self.bufs.copy_of(&reply);
         let slot = &mut self.requests[request];
         (slot.in_lane, slot.arrived) = (true, 0);
-        self.lanes[index].keep_refused(why, RefusedRequest { request, bytes, reply });
+        let asker = self.asker_of(request);
+        self.lanes[index].keep_refused(why, RefusedRequest { request, asker, bytes, reply });
     }
 
     /// Where something goes that was answered so on a lane.
@@ -384,8 +385,17 @@ impl Engine {
         lane.users.as_ref().is_some_and(|users| users.last_of(asker) > lane.answered + 1)
     }
 
-    /// The number by which the queues of who has asked for something are known.
-    fn asker_of(&mut self, request: RequestId) -> u32 {
+    /// Whether something that whoever has asked for a request has asked before is to be sent again on its lane.
+    pub(crate) fn has_refused(&mut self, index: LaneId, request: RequestId) -> bool {
+        self.lanes[index].refused.is_some() && {
+            let asker = self.asker_of(request);
+            let refused = self.lanes[index].refused.as_ref();
+            refused.is_some_and(|refused| refused.has_of(asker))
+        }
+    }
+
+    /// The number by which who has asked for something is known.
+    pub(crate) fn asker_of(&mut self, request: RequestId) -> u32 {
         let client = self.requests.waiting_client(request);
         let whole = match self.requests[request].role {
             Role::Fragment { parent, .. } => parent,
@@ -456,6 +466,20 @@ impl Engine {
         self.requests[back.request].in_lane = false;
         self.answer_unfollowed(back.request, &back.reply, &back.bytes);
         self.bufs.give(back.bytes);
+    }
+
+    /// A pool is closed: what waits to be sent again to its nodes is not.
+    pub(crate) fn end_waiting(&mut self, backend: BackendId) {
+        if self.backends[backend].sent_back == 0 {
+            return;
+        }
+        let requests = &self.requests;
+        let ended = self.sent_on.take_waiting(|request| requests[request].backend == backend);
+        for Waiting { back, .. } in ended {
+            self.backends[backend].sent_back -= 1;
+            self.requests[back.request].is_sent_on = false;
+            self.answer_kept(back);
+        }
     }
 
     /// A request is about to be answered, or fails: what stands behind it may go on.
@@ -637,51 +661,76 @@ impl Engine {
     fn fence_users_of(&mut self, backend: BackendId, server: ServerId) {
         let lanes: Vec<LaneId> = self.backends[backend].servers[server].all_lanes().collect();
         for lane in lanes {
-            self.note_users(lane);
-            let Some(refused) = &mut self.lanes[lane].refused else { continue };
-            for it in &refused.requests[refused.fenced..] {
-                self.sent_on.steps += 1;
-                let client = self.requests.waiting_client(it.request);
-                if client != ClientId::NONE {
-                    self.clients[client].fenced = true;
-                }
+            let mut users = self.users_of(lane);
+            while let Some(request) = self.look_at_next(lane, &mut users.fenced) {
+                self.fence_who_asked(request);
             }
-            refused.fenced = refused.requests.len();
+            self.keep_users(lane, users);
+            let Some(refused) = &mut self.lanes[lane].refused else { continue };
+            for request in refused.take_unfenced() {
+                self.sent_on.steps += 1;
+                self.fence_who_asked(request);
+            }
         }
     }
 
-    /// Finds out who has requests on a lane, and fences them, so that this stays true. Each request is looked at once.
+    fn fence_who_asked(&mut self, request: RequestId) {
+        let client = self.requests.waiting_client(request);
+        if client != ClientId::NONE {
+            self.clients[client].fenced = true;
+        }
+    }
+
+    /// Finds out who has requests on a lane. They may ask more, which is looked at the next time.
     fn note_users(&mut self, index: LaneId) {
-        let Lane { conn, answered, tail, .. } = self.lanes[index];
+        let mut users = self.users_of(index);
+        while let Some(request) = self.look_at_next(index, &mut users.seen) {
+            let client = self.requests.waiting_client(request);
+            let is_own = matches!(self.requests[request].role, Role::Probe { .. } | Role::Own(_));
+            if !is_own || client != ClientId::NONE {
+                users.note(self.asker_of(request));
+            }
+        }
+        self.keep_users(index, users);
+    }
+
+    /// What is known of who has requests on a lane. Who had some on another connection has none on this one.
+    fn users_of(&mut self, index: LaneId) -> Box<Users> {
+        let Lane { conn, answered, .. } = self.lanes[index];
         let end = self.lanes[index].end_ordinal();
         self.sent_on.steps += 1;
-        let known = self.lanes[index].users.take();
-        let known =
-            known.filter(|users| users.conn == conn && (answered + 1..=end).contains(&users.end));
+        let known = self.lanes[index].users.take().filter(|users| users.conn == conn);
         let mut users = known.unwrap_or_else(|| Box::new(Users::none(conn, answered)));
-        let mut at = match users.last {
+        for upto in [&mut users.seen, &mut users.fenced] {
+            if !(answered + 1..=end).contains(&upto.end) {
+                *upto = Upto::start(answered);
+            }
+        }
+        users
+    }
+
+    fn keep_users(&mut self, index: LaneId, mut users: Box<Users>) {
+        let lane = &mut self.lanes[index];
+        let (answered, end) = (lane.answered, lane.end_ordinal());
+        users.trim(answered, end - answered);
+        if users.seen.end.max(users.fenced.end) > answered {
+            lane.users = Some(users);
+        }
+    }
+
+    /// The next request of a lane behind those that were looked at.
+    fn look_at_next(&mut self, index: LaneId, upto: &mut Upto) -> Option<RequestId> {
+        let next = match upto.last {
             RequestId::NONE => self.lanes[index].head,
             last => self.requests[last].next_in_lane,
         };
-        while at != RequestId::NONE && users.end < end {
-            self.sent_on.steps += 1;
-            let client = self.requests.waiting_client(at);
-            if client != ClientId::NONE {
-                self.clients[client].fenced = true;
-            }
-            users.end += 1;
-            users.last = at;
-            let next = self.requests[at].next_in_lane;
-            let is_own = matches!(self.requests[at].role, Role::Probe { .. } | Role::Own(_));
-            if !is_own || client != ClientId::NONE {
-                users.by_asker.insert(self.asker_of(at), users.end);
-            }
-            at = next;
+        if next == RequestId::NONE || upto.end >= self.lanes[index].end_ordinal() {
+            debug_assert!(upto.last == RequestId::NONE || upto.last == self.lanes[index].tail);
+            return None;
         }
-        debug_assert!(users.end <= answered || users.last == tail);
-        if users.end > answered {
-            self.lanes[index].users = Some(users);
-        }
+        self.sent_on.steps += 1;
+        *upto = Upto { last: next, end: upto.end + 1 };
+        Some(next)
     }
 
     /// The map of a cluster may be old: discovery looks. Said seldom, and of other backends not at all.

@@ -330,6 +330,32 @@ impl<W> SentOn<W> {
         Some(key)
     }
 
+    /// Takes out all that wait of which `is_it` says so.
+    pub(crate) fn take_waiting(&mut self, is_it: impl Fn(RequestId) -> bool) -> Vec<W> {
+        let (mut taken, mut found) = (Vec::new(), Vec::new());
+        for (&key, queue) in &mut self.queues {
+            let before = taken.len();
+            for run in &mut queue.runs {
+                let Run::Waiting(waiting) = run else { continue };
+                self.steps += waiting.len() as u64;
+                for (request, what) in std::mem::take(waiting) {
+                    if is_it(request) {
+                        self.keys.remove(&request);
+                        taken.push(what);
+                    } else {
+                        waiting.push_back((request, what));
+                    }
+                }
+            }
+            if taken.len() > before {
+                queue.runs.retain(|run| run.len() > 0);
+                found.push(key);
+            }
+        }
+        found.into_iter().for_each(|key| self.note_ready(key));
+        taken
+    }
+
     /// Does something to all that wait, and has their queues looked at.
     pub(crate) fn each_waiting(&mut self, mut act: impl FnMut(RequestId, &mut W) -> bool) {
         let mut found = Vec::new();
@@ -436,6 +462,22 @@ mod tests {
         assert!(!go(&mut sent_on, 2, 10));
         sent_on.forget(request(1));
         assert_eq!(go_on(&mut sent_on, 10), [2, 3]);
+    }
+
+    #[test]
+    fn what_waits_is_taken_out_and_the_rest_keeps_its_order() {
+        let mut sent_on = SentOn::default();
+        assert!(go(&mut sent_on, 1, 10));
+        for number in 2..=5 {
+            assert!(!go(&mut sent_on, number, 20));
+        }
+        let is_even = |it: RequestId| it.number() % 2 == 0;
+        assert_eq!(sent_on.take_waiting(is_even).len(), 2);
+        assert_eq!(sent_on.take_waiting(is_even).len(), 0);
+        sent_on.forget(request(1));
+        assert_eq!(go_on(&mut sent_on, 20), [3, 5]);
+        [3, 5].map(|it| sent_on.forget(request(it)));
+        assert!(sent_on.next_ready().is_none() && sent_on.queues.is_empty());
     }
 
     #[test]

@@ -78,7 +78,7 @@ pub(crate) struct Lane {
     pub(crate) large_start: Option<Box<Start>>,
     /// Requests that the server refused to run. While there are some nothing is sent.
     pub(crate) refused: Option<Box<Refused>>,
-    /// Whose requests are known to be here: see [`Users`].
+    /// Whose requests are here, as far as it is known: see [`Users`].
     pub(crate) users: Option<Box<Users>>,
     pub(crate) head: RequestId,
     pub(crate) tail: RequestId,

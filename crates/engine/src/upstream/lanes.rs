@@ -15,6 +15,7 @@ use crate::request::{Due, Own, Request, Role};
 use crate::upstream::health::{Reading, Servers};
 use crate::upstream::hedge::Hedge;
 use crate::upstream::lane::{Batch, Lane, Link, SENT_MAX, Scan, Scanner};
+use crate::upstream::redirect::Users;
 use crate::upstream::server::{Queues, Server};
 use crate::upstream::session_params::WireProtocol;
 
@@ -816,7 +817,10 @@ impl Engine {
             RequestId::NONE => lane.head = other,
             before => self.requests[before].next_in_lane = other,
         }
-        let noted = lane.users.as_mut().map(|users| &mut users.last);
+        let noted = lane.users.iter_mut().flat_map(|users| {
+            let Users { seen, fenced, .. } = &mut **users;
+            [&mut seen.last, &mut fenced.last]
+        });
         for place in [&mut lane.tail, &mut lane.first_unsent].into_iter().chain(noted) {
             if *place == request {
                 *place = other;

@@ -294,17 +294,17 @@ impl Engine {
 
     #[cold]
     fn takes_refused(&mut self, index: LaneId, end: &[u8]) -> bool {
-        let lane = &mut self.lanes[index];
-        let request = lane.head;
+        let request = self.lanes[index].head;
         let client = self.requests.waiting_client(request);
-        let is_behind = lane.has_refused(&self.requests, client);
+        let is_behind = client != ClientId::NONE && self.has_refused(index, request);
+        let lane = &mut self.lanes[index];
         let backend = &self.backends[lane.backend];
         let context = (is_behind, self.now);
         let repeat = lane.may_repeat(backend, &self.requests, &mut self.bufs, end, context);
         let Some((why, bytes)) = repeat else {
             if is_behind {
                 // This one has run.
-                self.give_refused_up(index, client);
+                self.give_refused_up(index, request);
             }
             return false;
         };
@@ -319,7 +319,8 @@ impl Engine {
         self.pop_answered(index);
         let slot = &mut self.requests[request];
         (slot.in_lane, slot.arrived) = (true, 0);
-        self.lanes[index].keep_refused(why, RefusedRequest { request, bytes, reply });
+        let asker = self.asker_of(request);
+        self.lanes[index].keep_refused(why, RefusedRequest { request, asker, bytes, reply });
         true
     }
 
@@ -352,14 +353,15 @@ impl Engine {
         true
     }
 
-    /// Answers a client's refused requests with the server's errors.
-    fn give_refused_up(&mut self, index: LaneId, client: ClientId) {
-        let given_up = self.lanes[index].take_refused_of(&self.requests, client);
+    /// Answers the refused requests of whoever has asked for this one with the server's errors.
+    fn give_refused_up(&mut self, index: LaneId, request: RequestId) {
+        let asker = self.asker_of(request);
+        let given_up = self.lanes[index].take_refused_of(asker);
         given_up.into_iter().for_each(|it| self.answer_refused(it));
     }
 
     fn answer_refused(&mut self, refused: RefusedRequest) {
-        let RefusedRequest { request, bytes, reply } = refused;
+        let RefusedRequest { request, bytes, reply, .. } = refused;
         self.requests[request].in_lane = false;
         self.answer_unfollowed(request, &reply, &bytes);
         self.bufs.give(bytes);
@@ -373,7 +375,7 @@ impl Engine {
         while at != end && self.lane(index).refused.is_some() {
             let client = self.requests.waiting_client(at);
             if client != ClientId::NONE {
-                self.give_refused_up(index, client);
+                self.give_refused_up(index, at);
             }
             at = self.requests[at].next_in_lane;
         }
@@ -759,7 +761,8 @@ impl Engine {
             if !is_read(protocol, &bytes) {
                 others.push(client);
             } else if !others.contains(&client) && self.may_repeat_read(request, client) {
-                reads.push_front(RefusedRequest { request, bytes, reply: Vec::new() });
+                let asker = self.asker_of(request);
+                reads.push_front(RefusedRequest { request, asker, bytes, reply: Vec::new() });
                 continue;
             }
             self.bufs.give(bytes);

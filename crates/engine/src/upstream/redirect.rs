@@ -62,25 +62,57 @@ pub(crate) struct RefusedPart {
     pub(crate) text: Box<[u8]>,
 }
 
-/// Who has requests on a lane's connection. All of them are fenced.
+/// Who has requests on a lane's connection. Each request is looked at once for either purpose.
 pub(crate) struct Users {
     pub(crate) conn: ConnId,
-    /// The last request that was looked at, and how many were written up to it, as
-    /// [`end_ordinal`](crate::upstream::lane::Lane::end_ordinal) counts.
-    pub(crate) last: RequestId,
-    pub(crate) end: u64,
-    /// The same of the last request of each, by the number of who has asked.
-    pub(crate) by_asker: HashMap<u32, u64>,
+    /// So far `by_asker` goes.
+    pub(crate) seen: Upto,
+    /// So far those who have asked are fenced.
+    pub(crate) fenced: Upto,
+    /// How many were written up to the last request of each, by the number of who has asked.
+    by_asker: HashMap<u32, u64>,
 }
+
+/// A request on a lane.
+#[derive(Clone, Copy)]
+pub(crate) struct Upto {
+    pub(crate) last: RequestId,
+    /// How many were written up to it, as [`end_ordinal`](crate::upstream::lane::Lane::end_ordinal) counts.
+    pub(crate) end: u64,
+}
+
+impl Upto {
+    /// In front of all on a connection on which so many were answered.
+    pub(crate) fn start(answered: u64) -> Self {
+        Self { last: RequestId::NONE, end: answered }
+    }
+}
+
+/// So many may be known whose requests are answered, beside as many as have some.
+const SPARE_USERS: u64 = 64;
 
 impl Users {
     /// Nothing was looked at yet of a connection on which so many were answered.
     pub(crate) fn none(conn: ConnId, answered: u64) -> Self {
-        Self { conn, last: RequestId::NONE, end: answered, by_asker: HashMap::new() }
+        let start = Upto::start(answered);
+        Self { conn, seen: start, fenced: start, by_asker: HashMap::new() }
     }
 
     pub(crate) fn last_of(&self, asker: u32) -> u64 {
         self.by_asker.get(&asker).copied().unwrap_or_default()
+    }
+
+    /// The request that was looked at last is who has asked's.
+    pub(crate) fn note(&mut self, asker: u32) {
+        self.by_asker.insert(asker, self.seen.end);
+    }
+
+    /// Forgets whose requests are all answered, if these are many. So many requests are on the lane.
+    pub(crate) fn trim(&mut self, answered: u64, on_lane: u64) {
+        if self.by_asker.len() as u64 > 2 * on_lane + SPARE_USERS {
+            self.by_asker.retain(|_, &mut end| end > answered);
+            self.by_asker.shrink_to(2 * self.by_asker.len());
+        }
     }
 }
 
@@ -91,6 +123,18 @@ pub(crate) const READWRITE: &[u8] = b"*1\r\n$9\r\nREADWRITE\r\n";
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_has_nothing_on_a_lane_any_more_is_forgotten() {
+        let mut users = Users::none(ConnId::of_lane(0, 1), 0);
+        for asker in 1..=10_000 {
+            users.seen.end += 1;
+            users.note(asker);
+            users.trim(users.seen.end - 1, 1);
+            assert!(users.by_asker.len() as u64 <= SPARE_USERS + 2);
+            assert_eq!(users.last_of(asker), asker.into());
+        }
+    }
 
     #[test]
     fn redirects_are_known_by_their_words() {

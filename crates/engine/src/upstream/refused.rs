@@ -9,6 +9,8 @@
 //! may have, the refused one is not sent again: its client gets the server's error. A read that has run
 //! behind it is as good as not run, and sent again with it.
 
+use std::collections::{BTreeMap, HashMap};
+
 use cashew_protocol::redis::{self, Access, Group, Lookup};
 use cashew_protocol::resp::{Parsed, RequestParser};
 
@@ -25,14 +27,21 @@ use crate::upstream::lane::Lane;
 pub(crate) struct Refused {
     /// Why the lane's server is of no use for now.
     pub(crate) why: Failure,
-    pub(crate) requests: Vec<RefusedRequest>,
-    /// The clients of so many of the first are fenced.
-    pub(crate) fenced: usize,
+    /// By number, in their order.
+    requests: BTreeMap<u64, RefusedRequest>,
+    /// The number of the next one.
+    next: u64,
+    /// The numbers of those of each, by the number of who has asked.
+    by_asker: HashMap<u32, Vec<u64>>,
+    /// The clients of all up to here are fenced.
+    fenced: u64,
 }
 
 /// A request that is to be sent again. It still counts as being in the lane.
 pub(crate) struct RefusedRequest {
     pub(crate) request: RequestId,
+    /// The number of who has asked: see [`crate::redis::sent_on`].
+    pub(crate) asker: u32,
     /// As it was sent.
     pub(crate) bytes: Vec<u8>,
     /// What it is answered if it is not sent again.
@@ -40,39 +49,44 @@ pub(crate) struct RefusedRequest {
 }
 
 impl Refused {
-    /// Takes out those of one client.
-    fn take_of(&mut self, requests: &Requests, client: ClientId) -> Vec<RefusedRequest> {
-        let is_of = |it: &mut RefusedRequest| requests.waiting_client(it.request) == client;
-        self.fenced = 0;
-        self.requests.extract_if(.., is_of).collect()
+    fn new(why: Failure) -> Self {
+        let (requests, by_asker) = (BTreeMap::new(), HashMap::new());
+        Self { why, requests, next: 0, by_asker, fenced: 0 }
+    }
+
+    fn push(&mut self, request: RefusedRequest) {
+        self.by_asker.entry(request.asker).or_default().push(self.next);
+        self.requests.insert(self.next, request);
+        self.next += 1;
+    }
+
+    /// Whether there are any of who is known by that number.
+    pub(crate) fn has_of(&self, asker: u32) -> bool {
+        self.by_asker.contains_key(&asker)
+    }
+
+    /// Takes them out.
+    fn take_of(&mut self, asker: u32) -> Vec<RefusedRequest> {
+        let numbers = self.by_asker.remove(&asker).unwrap_or_default();
+        numbers.iter().filter_map(|number| self.requests.remove(number)).collect()
+    }
+
+    /// Those whose clients are to be fenced, each once.
+    pub(crate) fn take_unfenced(&mut self) -> Vec<RequestId> {
+        let from = std::mem::replace(&mut self.fenced, self.next);
+        self.requests.range(from..).map(|(_, it)| it.request).collect()
     }
 }
 
 impl Lane {
-    /// Whether a request of the client is to be sent again.
-    pub(crate) fn has_refused(&self, requests: &Requests, client: ClientId) -> bool {
-        let refused = self.refused.iter().flat_map(|refused| &refused.requests);
-        client != ClientId::NONE
-            && refused.into_iter().any(|it| requests.waiting_client(it.request) == client)
-    }
-
-    /// Those of the client are not sent again: what it asked behind them has run, or may have.
-    pub(crate) fn take_refused_of(
-        &mut self,
-        requests: &Requests,
-        client: ClientId,
-    ) -> Vec<RefusedRequest> {
-        self.refused.as_mut().map_or_else(Vec::new, |refused| refused.take_of(requests, client))
+    /// Those of whoever is known by that number are not sent again: what was asked behind them has run, or may have.
+    pub(crate) fn take_refused_of(&mut self, asker: u32) -> Vec<RefusedRequest> {
+        self.refused.as_mut().map_or_else(Vec::new, |refused| refused.take_of(asker))
     }
 
     /// Keeps what was the head, since it is to be sent again.
     pub(crate) fn keep_refused(&mut self, why: Failure, request: RefusedRequest) {
-        match &mut self.refused {
-            Some(before) => before.requests.push(request),
-            None => {
-                self.refused = Some(Box::new(Refused { why, requests: vec![request], fenced: 0 }))
-            }
-        }
+        self.refused.get_or_insert_with(|| Box::new(Refused::new(why))).push(request);
     }
 
     /// Whether the head may be sent again after the reply whose last bytes are `end`: why, and what was
@@ -152,7 +166,7 @@ impl Lane {
     ) -> (u64, Vec<RefusedRequest>) {
         let is_wanted = |it: &RefusedRequest| requests.waiting_client(it.request) != ClientId::NONE;
         let (wanted, unwanted): (Vec<_>, Vec<_>) =
-            refused.requests.into_iter().partition(is_wanted);
+            refused.requests.into_values().partition(is_wanted);
         assert!(self.in_flight == 0 && self.partial == 0 && self.head == self.first_unsent);
         let mut output = Output::default();
         for it in &wanted {
@@ -161,7 +175,7 @@ impl Lane {
         output.append(std::mem::take(&mut self.output), bufs);
         self.output = output;
         let count = wanted.len() as u64;
-        for RefusedRequest { request, bytes, reply } in wanted.into_iter().rev() {
+        for RefusedRequest { request, bytes, reply, .. } in wanted.into_iter().rev() {
             bufs.give(bytes);
             bufs.give(reply);
             let slot = &mut requests[request];

@@ -189,6 +189,7 @@ impl Engine {
         let Usage { is_open, clients, .. } = backend.usage[index];
         is_open
             && clients == 0
+            && backend.sent_back == 0
             && self.lanes_of(backend, index).all(|lane| !self.lane(lane).is_taken())
     }
 
