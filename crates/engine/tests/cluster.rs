@@ -1554,3 +1554,19 @@ fn thousands_that_are_refused_take_as_many_steps_while_slots_move() {
         world.wait_ms(2_000);
     });
 }
+
+/// A connection is being made for it to the node that had its slot.
+#[test]
+fn who_wants_a_connection_to_itself_does_not_wait_for_a_former_owner() {
+    let (mut world, client, [a, b, _]) = three(&waiting());
+    let other = world.client();
+    world.send(client, redis("BLPOP b 0"));
+    assert!(world.connects_to(0));
+    world.send(other, redis("SET b 1"));
+    world.expect(a, redis("SET b 1"));
+    world.send(a, moved(3300, 1));
+    world.expect(b, redis("SET b 1"));
+    let own = world.accept(1);
+    let sent = String::from_utf8(world.received(own)).unwrap();
+    assert!(sent.ends_with(&redis("BLPOP b 0")), "{sent}");
+}

@@ -269,3 +269,25 @@ fn without_failover_wait_nobody_waits_for_a_connection_to_itself() {
         world.assert_idle();
     }
 }
+
+/// They look again one by one, not all of them each time.
+#[test]
+fn thousands_who_want_connections_to_themselves_look_seldom_while_they_wait() {
+    let (mut world, client, [lane]): (World, ConnId, [ConnId; 1]) =
+        World::with_client(&waiting("", 1));
+    world.close(lane, CloseReason::Reset);
+    let clients: Vec<ConnId> = (0..1000).map(|_| world.client()).chain([client]).collect();
+    for &client in &clients {
+        world.send(client, redis("BLPOP a 0"));
+    }
+    refuse_for(&mut world, 0, 900);
+    assert!(
+        (20..=60).contains(&world.engine.looks_of_lines()),
+        "{}",
+        world.engine.looks_of_lines()
+    );
+    refuse_for(&mut world, 0, 200);
+    // Each has been told once.
+    assert!(world.engine.looks_of_lines() <= 1100, "{}", world.engine.looks_of_lines());
+    clients.into_iter().for_each(|client| world.expect(client, REFUSED));
+}

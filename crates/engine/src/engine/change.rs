@@ -1241,8 +1241,7 @@ impl Engine {
                 let ejected = u64::from(server.ejected);
                 let sessions = u64::from(server.sessions);
                 self.metrics.set_server(server.metrics, ServerGauge::Sessions, sessions);
-                let in_line = server.line.len() as u64;
-                self.metrics.set_server(server.metrics, ServerGauge::InLine, in_line);
+                self.metrics.set_server(server.metrics, ServerGauge::InLine, server.in_line());
                 self.metrics.set_server(server.metrics, ServerGauge::Ejected, ejected);
                 let silent = u64::from(server.is_silent());
                 self.metrics.set_server(server.metrics, ServerGauge::Silent, silent);

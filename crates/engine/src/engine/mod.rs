@@ -160,6 +160,10 @@ pub struct Engine {
     /// What nodes of clusters have sent to others, and when it is looked at again.
     pub(crate) sent_on: SentOn<Waiting>,
     pub(crate) sent_on_armed: Option<Time>,
+    /// When lines for connections to oneself are looked at next.
+    pub(crate) lines_due: Time,
+    /// How often clients in them looked again: for tests.
+    pub(crate) line_looks: u64,
     pub(crate) hedges: Slab<HedgeId, Hedge>,
     pub(crate) bufs: BufPool,
     pub(crate) latency_batch: LatencyBatch,
@@ -283,6 +287,8 @@ impl Engine {
             invalidations: Invalidations::default(),
             sent_on: SentOn::default(),
             sent_on_armed: None,
+            lines_due: Time::NEVER,
+            line_looks: 0,
             hedges: Slab::new(),
             bufs: BufPool::default(),
             latency_batch: LatencyBatch::default(),
@@ -609,7 +615,9 @@ impl Engine {
                     self.is_watching = true;
                     self.maintain_draining();
                 }
-                Timer::Line => self.maintain_waiters(),
+                // Otherwise it was armed for an earlier time since.
+                Timer::Line if at == self.lines_due => self.maintain_waiters(),
+                Timer::Line => {}
                 Timer::Monitors => self.release_lines(),
                 Timer::ClientPause => self.end_client_pauses(),
                 Timer::Invalidations => self.maintain_invalidations(),
@@ -672,7 +680,7 @@ impl Engine {
         // A lane and a probe each have one deadline that counts; the others were replaced.
         if self.timers.len() > QUEUE_KEPT + 4 * self.lanes.len() {
             let (lanes, backends, flows) = (&self.lanes, &self.backends, &self.flows);
-            let clients = &self.clients;
+            let (clients, lines_due) = (&self.clients, self.lines_due);
             self.timers.retain(|at, timer| match timer {
                 Timer::Lane(lane) => lanes.get(lane).is_some_and(|lane| lane.armed == at),
                 Timer::Probe { backend, server } => {
@@ -683,8 +691,8 @@ impl Engine {
                     clients.is_current(client, generation)
                         && clients[client].session.expires_at() == Some(at)
                 }
+                Timer::Line => at == lines_due,
                 Timer::Change
-                | Timer::Line
                 | Timer::Monitors
                 | Timer::ClientPause
                 | Timer::Invalidations

@@ -646,10 +646,13 @@ impl Engine {
         {
             self.fence_users_of(backend, by);
             // Another node may have said so than the one where requests for the slot still are.
-            let before = before.filter(|&before| before != by);
+            if let Some(before) = before.filter(|&before| before != by) {
+                self.fence_users_of(backend, before);
+                self.wake_absent(backend, before);
+                self.wake_all_connecting(backend, before);
+            }
             self.wake_absent(backend, by);
-            before.into_iter().for_each(|before| self.wake_absent(backend, before));
-            before.into_iter().for_each(|before| self.fence_users_of(backend, before));
+            self.wake_all_connecting(backend, by);
             // It was a replica perhaps, and may be one again before there is a map.
             self.tell_roles(backend, owner, false);
         }

@@ -38,9 +38,6 @@ const UNUSED_MAX_US: u64 = 10_000_000;
 /// What is said on a lease may lie unwritten up to so many bytes; beyond that its client waits.
 pub(crate) const UNSENT_MAX: u64 = 1 << 20;
 
-/// How often it is looked whether a server can be reached again that somebody wants a lease of.
-const LOOK_AGAIN_MS: u64 = 25;
-
 /// Connections that are made to one server at once.
 const DIALS_MAX: usize = 8;
 
@@ -311,7 +308,7 @@ impl Engine {
         }
         line.push_back((conn, until));
         self.clients[client].modes.enter().turn = Turn::Waits;
-        self.timers.arm(until, Timer::Line);
+        self.arm_lines(until);
         self.publish_line(backend_id, server);
         self.tell_line(backend_id, server);
         Lease::InLine
@@ -340,13 +337,15 @@ impl Engine {
 
     /// The same of a client that has not begun to wait perhaps, and does so.
     fn awaits_connection(&mut self, client: ClientId, index: LaneId) -> bool {
-        let Lane { backend, link, .. } = self.lanes[index];
+        let Lane { backend, server, link, .. } = self.lanes[index];
         if self.backends[backend].failover_wait_us == 0 || matches!(link, Link::Ready { .. }) {
             return false;
         }
         self.clients[client].modes.enter().absent_since.get_or_insert(self.now);
         let until = self.absence_until(client, backend);
-        self.timers.arm(until, Timer::Line);
+        let state = &mut self.backends[backend].servers[server];
+        state.dials_until = state.dials_until.min(until);
+        self.arm_lines(until);
         until > self.now
     }
 
@@ -373,32 +372,50 @@ impl Engine {
         }
         self.clients[client].modes.enter().turn = Turn::Waits;
         let line = &mut self.backends[backend].servers[server].absent_line;
-        line.push_back((conn, until));
-        self.timers.arm(until.min(self.now.plus_millis(LOOK_AGAIN_MS)), Timer::Line);
+        line.push(conn, until, self.now);
+        let due = line.due();
+        self.arm_lines(due);
         self.publish_line(backend, server);
         Lease::InLine
     }
 
     /// All look again that wait for a server that could not be reached.
     pub(crate) fn wake_absent(&mut self, backend: BackendId, server: ServerId) {
-        let line = std::mem::take(&mut self.backends[backend].servers[server].absent_line);
-        if line.is_empty() {
-            return;
+        let line = self.backends[backend].servers[server].absent_line.take_all();
+        if !line.is_empty() {
+            self.let_look_again(line);
+            self.publish_line(backend, server);
         }
-        for (conn, _) in line {
+    }
+
+    fn let_look_again(&mut self, clients: Vec<ConnId>) {
+        self.line_looks += clients.len() as u64;
+        for conn in clients {
             self.clients[conn.client()].modes.end_turn();
             self.unblock(conn.client());
         }
-        self.publish_line(backend, server);
+    }
+
+    /// How often clients looked again so far that waited for a connection to themselves: for tests.
+    pub fn looks_of_lines(&self) -> u64 {
+        self.line_looks
     }
 
     /// The keys of a pool have other servers perhaps: all look again that wait for one that cannot be reached.
     pub(crate) fn wake_all_absent(&mut self, backend: BackendId) {
         for server in self.backends[backend].servers.ids() {
             self.wake_absent(backend, server);
-            for lane in self.backends[backend].servers[server].session_lanes.clone() {
-                self.wake_connecting(lane);
-            }
+            self.wake_all_connecting(backend, server);
+        }
+    }
+
+    /// All look again for which a lane to the server is being connected.
+    pub(crate) fn wake_all_connecting(&mut self, backend: BackendId, server: ServerId) {
+        if self.backends[backend].servers[server].dials_until == Time::NEVER {
+            return;
+        }
+        for lane in self.backends[backend].servers[server].session_lanes.clone() {
+            self.wake_connecting(lane);
         }
     }
 
@@ -416,29 +433,44 @@ impl Engine {
     /// long enough.
     fn maintain_absent(&mut self, backend: BackendId, server: ServerId) {
         let now = self.now;
+        if self.backends[backend].servers[server].dials_until <= now {
+            self.maintain_connecting(backend, server);
+        }
+        let state = &mut self.backends[backend].servers[server];
+        let due = state.absent_line.take_due(now);
+        let next = state.absent_line.due().min(state.dials_until);
+        self.arm_lines(next);
+        if !due.is_empty() {
+            self.let_look_again(due);
+            self.publish_line(backend, server);
+        }
+    }
+
+    /// Lets those know that have waited for long enough for a lane that is being connected.
+    #[cold]
+    fn maintain_connecting(&mut self, backend: BackendId, server: ServerId) {
+        let mut until = Time::NEVER;
         for lane in self.backends[backend].servers[server].session_lanes.clone() {
-            let Lane { link, lease, .. } = self.lanes[lane];
-            let is_made = matches!(link, Link::Connecting { .. } | Link::Handshaking { .. });
-            if lease != ClientId::NONE && is_made && self.absence_until(lease, backend) <= now {
+            let client = self.lanes[lane].lease;
+            if client == ClientId::NONE || self.clients[client].modes.turn != (Turn::Has { lane }) {
+                continue;
+            }
+            let its = self.absence_until(client, backend);
+            if its <= self.now {
                 self.wake_connecting(lane);
+            } else if self.clients[client].modes.absent_since.is_some() {
+                until = until.min(its);
             }
         }
-        let line = &mut self.backends[backend].servers[server].absent_line;
-        if line.is_empty() {
-            return;
+        self.backends[backend].servers[server].dials_until = until;
+    }
+
+    /// It is looked then whether somebody in a line has waited for long enough, or may look again.
+    fn arm_lines(&mut self, at: Time) {
+        if at < self.lines_due {
+            self.lines_due = at;
+            self.timers.arm(at, Timer::Line);
         }
-        let mut over: Vec<ConnId> = line.pop_front().into_iter().map(|it| it.0).collect();
-        over.extend(line.iter().filter(|it| it.1 <= now).map(|it| it.0));
-        line.retain(|it| it.1 > now);
-        let next = line.iter().map(|it| it.1).min();
-        for conn in over {
-            self.clients[conn.client()].modes.end_turn();
-            self.unblock(conn.client());
-        }
-        if let Some(next) = next {
-            self.timers.arm(next.min(now.plus_millis(LOOK_AGAIN_MS)), Timer::Line);
-        }
-        self.publish_line(backend, server);
     }
 
     /// Gives lanes that nobody has to those who wait for them.
@@ -469,6 +501,7 @@ impl Engine {
 
     /// Lets those know who have waited long enough. Within a line all wait equally long.
     pub(crate) fn maintain_waiters(&mut self) {
+        self.lines_due = Time::NEVER;
         for backend in self.backends.ids() {
             for server in self.backends[backend].servers.ids() {
                 self.maintain_absent(backend, server);
@@ -478,9 +511,10 @@ impl Engine {
                 while let Some((conn, until)) = self.first_in_line(backend, server) {
                     let client = &mut self.clients[conn.client()];
                     if until > self.now {
-                        self.timers.arm(until, Timer::Line);
+                        self.arm_lines(until);
                         break;
                     }
+                    self.line_looks += 1;
                     client.modes.enter().turn = Turn::Over;
                     self.backends[backend].servers[server].line.pop_front();
                     self.unblock(conn.client());
@@ -517,11 +551,9 @@ impl Engine {
         let backend = self.backend_of(client);
         for server in self.backends[backend].servers.ids() {
             let state = &mut self.backends[backend].servers[server];
-            let is_out = [&mut state.line, &mut state.absent_line].into_iter().any(|line| {
-                let place = line.iter().position(|&(other, _)| other == conn);
-                place.and_then(|place| line.remove(place)).is_some()
-            });
-            if is_out {
+            let place = state.line.iter().position(|&(other, _)| other == conn);
+            let is_out = place.and_then(|place| state.line.remove(place)).is_some();
+            if is_out || state.absent_line.remove(conn) {
                 self.publish_line(backend, server);
                 return;
             }
@@ -547,8 +579,7 @@ impl Engine {
 
     fn publish_line(&mut self, backend: BackendId, server: ServerId) {
         let server = &self.backends[backend].servers[server];
-        let count = server.line.len() + server.absent_line.len();
-        self.metrics.set_server(server.metrics, ServerGauge::InLine, count as u64);
+        self.metrics.set_server(server.metrics, ServerGauge::InLine, server.in_line());
     }
 
     // How leases end that are not given back.

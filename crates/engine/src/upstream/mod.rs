@@ -1,5 +1,6 @@
 //! Servers and the connections to them.
 
+pub(crate) mod absent_line;
 pub(crate) mod backend;
 pub(crate) mod bulk;
 pub(crate) mod connect_attempts;

@@ -10,6 +10,7 @@ use cashew_protocol::memcached::Tag;
 use crate::base::failure::Failure;
 use crate::base::id::{ConnId, LaneId};
 use crate::base::time::Time;
+use crate::upstream::absent_line::AbsentLine;
 use crate::upstream::health::Latency;
 use crate::upstream::lane::Lane;
 use crate::upstream::misfit::Unknown;
@@ -92,8 +93,10 @@ pub(crate) struct Server {
     pub(crate) session_lanes: Vec<LaneId>,
     /// Clients that wait for one of these, in the order of their coming, and until when.
     pub(crate) line: VecDeque<(ConnId, Time)>,
-    /// Clients that want one of these while the server cannot be reached, and until when.
-    pub(crate) absent_line: VecDeque<(ConnId, Time)>,
+    /// Clients that want one of these while the server cannot be reached.
+    pub(crate) absent_line: AbsentLine,
+    /// Not before then has anybody waited for long enough for whom one of these is being connected.
+    pub(crate) dials_until: Time,
     /// Of `session_lanes`, as counted.
     pub(crate) session_queues: Queues,
     /// How many of them are taken.
@@ -201,7 +204,8 @@ impl Server {
             feed_lane: LaneId::NONE,
             session_lanes: Vec::new(),
             line: VecDeque::new(),
-            absent_line: VecDeque::new(),
+            absent_line: AbsentLine::new(),
+            dials_until: Time::NEVER,
             session_queues: Queues::default(),
             sessions: 0,
         }
@@ -240,6 +244,11 @@ impl Server {
             None => self.first_lane,
             Some(other) => self.others[usize::from(other)],
         }
+    }
+
+    /// Clients that wait for a lane to themselves.
+    pub(crate) fn in_line(&self) -> u64 {
+        (self.line.len() + self.absent_line.len()) as u64
     }
 
     /// Whether there are lanes of a variant.
