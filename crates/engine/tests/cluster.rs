@@ -1570,3 +1570,48 @@ fn who_wants_a_connection_to_itself_does_not_wait_for_a_former_owner() {
     let sent = String::from_utf8(world.received(own)).unwrap();
     assert!(sent.ends_with(&redis("BLPOP b 0")), "{sent}");
 }
+
+/// It stays with the connection that a large reply has for itself.
+#[test]
+fn what_is_behind_a_large_reply_is_not_overtaken_on_the_next_connection() {
+    let (mut world, client, [a, b, _]) = three(&cluster(""));
+    let other = world.client();
+    world.send(other, redis("GET c"));
+    world.send(client, all(&["APPEND b 1", "APPEND b 2"]));
+    world.received(a);
+    world.send(a, moved(3300, 1));
+    world.expect(b, all(&["GET c", "APPEND b 1"]));
+    let value = "x".repeat(1_000_000);
+    world.send(b, format!("$1000000\r\n{}", &value[..10]));
+    let next = world.accept(1);
+    world.send(a, moved(3300, 1));
+    world.expect(next, "");
+    world.send(b, format!("{}\r\n:1\r\n", &value[10..]));
+    world.expect(next, redis("APPEND b 2"));
+    world.send(next, ":2\r\n");
+    world.expect(client, ":1\r\n:2\r\n");
+    world.expect(other, format!("$1000000\r\n{value}\r\n"));
+    world.assert_idle();
+}
+
+#[test]
+fn what_waits_to_be_sent_again_counts_as_memory() {
+    const COUNT: usize = 1000;
+    let (mut world, client, [a, ..]) = three(&cluster("failover_wait: 1000"));
+    let mut held_after = Vec::new();
+    for _ in 0..3 {
+        world.send(client, redis("APPEND b 1").repeat(COUNT));
+        world.received(a);
+        let before = world.engine.held_bytes();
+        world.send(a, moved(3300, 9).repeat(COUNT));
+        let waiting = world.engine.held_bytes() - before;
+        assert!(waiting >= 350 * COUNT, "{waiting} bytes");
+        world.wait_ms(1_100);
+        assert_eq!(received_count(&mut world, a), COUNT);
+        world.send(a, ":1\r\n".repeat(COUNT));
+        world.expect(client, ":1\r\n".repeat(COUNT));
+        held_after.push(world.engine.held_bytes());
+    }
+    assert_eq!(held_after[1], held_after[2]);
+    world.assert_idle();
+}

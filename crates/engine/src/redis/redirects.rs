@@ -85,6 +85,10 @@ enum Wait {
     Turn,
 }
 
+/// What a place in a queue takes of memory, about: in the queue, and for finding it.
+const PLACE_SIZE: usize =
+    size_of::<(RequestId, Waiting)>() + 3 * size_of::<(RequestId, Key)>() + size_of::<RequestId>();
+
 /// A request that a node has sent back.
 struct SentBack {
     request: RequestId,
@@ -188,13 +192,13 @@ impl Engine {
             Redirect::Moved { .. } | Redirect::Ask { .. } => true,
         };
         if is_for_nothing(client, &back.bytes) || is_late || is_spent || !is_followed {
-            self.bufs.give(back.bytes);
+            self.drop_back(back);
             return false;
         }
         if client != ClientId::NONE && self.has_refused(index, request) {
             if back.is_sealed {
                 // Its seal has been answered: sent with others it would have none.
-                self.bufs.give(back.bytes);
+                self.drop_back(back);
                 return false;
             }
             // What it is behind waits on the lane, and so must it.
@@ -264,7 +268,7 @@ impl Engine {
         let back = self.sent_back(index, end);
         let is_exec = back.as_ref().is_some_and(|back| back.bytes == EXEC);
         let is_sealed = has_seal || back.as_ref().is_some_and(|back| back.is_sealed);
-        back.into_iter().for_each(|back| self.bufs.give(back.bytes));
+        back.into_iter().for_each(|back| self.drop_back(back));
         if is_sealed && !is_exec {
             return false;
         }
@@ -301,7 +305,6 @@ impl Engine {
         };
         self.drop_reply(request);
         self.pop_answered(index);
-        let reply = self.bufs.copy_of(&reply);
         let slot = &mut self.requests[request];
         (slot.in_lane, slot.arrived) = (true, 0);
         let asker = self.asker_of(request);
@@ -371,7 +374,7 @@ impl Engine {
             request: lane.head,
             is_sealed: is_sealed(&bytes),
             bytes,
-            reply: reply.to_vec(),
+            reply: self.bufs.copy_of(reply),
             variant: lane.variant,
             is_large: is_bulk || (lane.is_private && !lane.is_session),
         })
@@ -425,7 +428,7 @@ impl Engine {
             self.clients[client].fenced = true;
         }
         let key = Key { asker, slot };
-        self.requests[request].is_sent_on = false;
+        self.leave_queue(request);
         (key, self.sent_on.take_out(request, key))
     }
 
@@ -439,7 +442,7 @@ impl Engine {
         // If there is none it has failed.
         if let Some(lane) = self.send_elsewhere(back, to) {
             self.sent_on.send(key, gap, request, lane);
-            self.requests[request].is_sent_on = true;
+            self.enter_queue(request);
         }
     }
 
@@ -456,8 +459,8 @@ impl Engine {
             return self.answer_kept(waiting.back);
         }
         backend.sent_back += 1;
-        let slot = &mut self.requests[request];
-        (slot.in_lane, slot.is_sent_on) = (true, true);
+        self.requests[request].in_lane = true;
+        self.enter_queue(request);
         self.sent_on.wait(key, gap, request, waiting);
     }
 
@@ -465,7 +468,25 @@ impl Engine {
     fn answer_kept(&mut self, back: SentBack) {
         self.requests[back.request].in_lane = false;
         self.answer_unfollowed(back.request, &back.reply, &back.bytes);
+        self.drop_back(back);
+    }
+
+    fn drop_back(&mut self, back: SentBack) {
         self.bufs.give(back.bytes);
+        self.bufs.give(back.reply);
+    }
+
+    /// A request has a place in a queue from here on.
+    fn enter_queue(&mut self, request: RequestId) {
+        self.requests[request].is_sent_on = true;
+        self.bufs.charge(PLACE_SIZE);
+    }
+
+    /// It has none any more, if it had one.
+    fn leave_queue(&mut self, request: RequestId) {
+        if std::mem::take(&mut self.requests[request].is_sent_on) {
+            self.bufs.discharge(PLACE_SIZE);
+        }
     }
 
     /// A pool is closed: what waits to be sent again to its nodes is not.
@@ -477,7 +498,7 @@ impl Engine {
         let ended = self.sent_on.take_waiting(|request| requests[request].backend == backend);
         for Waiting { back, .. } in ended {
             self.backends[backend].sent_back -= 1;
-            self.requests[back.request].is_sent_on = false;
+            self.leave_queue(back.request);
             self.answer_kept(back);
         }
     }
@@ -492,10 +513,10 @@ impl Engine {
 
     #[cold]
     fn forget_sent_on(&mut self, request: RequestId) {
-        self.requests[request].is_sent_on = false;
+        self.leave_queue(request);
         if let Some(waiting) = self.sent_on.forget(request) {
             self.backends[self.requests[request].backend].sent_back -= 1;
-            self.bufs.give(waiting.back.bytes);
+            self.drop_back(waiting.back);
         }
     }
 
@@ -578,7 +599,7 @@ impl Engine {
         let Request { backend, started, .. } = self.requests[request];
         let to = waiting.target(self.epoch);
         let Waiting { back, why, .. } = waiting;
-        self.requests[request].is_sent_on = false;
+        self.leave_queue(request);
         let state = &mut self.backends[backend];
         state.sent_back -= 1;
         let is_wanted = !is_for_nothing(self.requests.waiting_client(request), &back.bytes);
@@ -766,6 +787,7 @@ impl Engine {
                 if is_sealed {
                     self.seal(lane);
                 }
+                self.bufs.give(reply);
                 Some(lane)
             }
             Err(failure) => {
@@ -773,10 +795,11 @@ impl Engine {
                 if is_sealed {
                     self.note_answered_elsewhere(request);
                     self.deliver(request, &reply);
-                    return None;
+                } else {
+                    let failure = self.backends[backend].named(server, failure);
+                    self.fail_request(request, failure);
                 }
-                let failure = self.backends[backend].named(server, failure);
-                self.fail_request(request, failure);
+                self.bufs.give(reply);
                 None
             }
         }
@@ -855,7 +878,7 @@ impl Engine {
                 None => true,
             });
             let is_sealed = is_sealed(&bytes);
-            let reply = b"-CLUSTERDOWN Hash slot not served\r\n".to_vec();
+            let reply = self.bufs.copy_of(b"-CLUSTERDOWN Hash slot not served\r\n");
             let back = SentBack { request, bytes, reply, variant, is_large, is_sealed };
             let to = stays.or(owner).map(|server| Target { server, asks: false });
             match (to, slot) {
@@ -865,8 +888,8 @@ impl Engine {
                 }
                 (None, _) => {
                     self.note_answered_elsewhere(request);
-                    self.bufs.give(back.bytes);
                     self.deliver(request, &back.reply);
+                    self.drop_back(back);
                 }
             }
         }

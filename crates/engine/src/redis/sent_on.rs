@@ -476,7 +476,7 @@ mod tests {
         assert_eq!(sent_on.take_waiting(is_even).len(), 0);
         sent_on.forget(request(1));
         assert_eq!(go_on(&mut sent_on, 20), [3, 5]);
-        [3, 5].map(|it| sent_on.forget(request(it)));
+        [3, 5].into_iter().for_each(|it| assert!(sent_on.forget(request(it)).is_none()));
         assert!(sent_on.next_ready().is_none() && sent_on.queues.is_empty());
     }
 

@@ -366,6 +366,7 @@ impl Engine {
     fn leave_remnant(&mut self, index: LaneId) {
         let lane = &mut self.lanes[index];
         lane.close_gets(&mut self.bufs);
+        lane.users = None;
         let answered = lane.head;
         let request = &mut self.requests[answered];
         request.in_lane = false;
@@ -387,6 +388,7 @@ impl Engine {
     fn drop_remnant(&mut self, index: LaneId) {
         let lane = &mut self.lanes[index];
         let remnant = lane.head;
+        lane.users = None;
         let request = &self.requests[remnant];
         lane.in_flight_size -= request.wire_len;
         lane.trim_sent(&mut self.bufs);

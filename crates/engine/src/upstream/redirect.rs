@@ -132,7 +132,7 @@ mod tests {
             users.note(asker);
             users.trim(users.seen.end - 1, 1);
             assert!(users.by_asker.len() as u64 <= SPARE_USERS + 2);
-            assert_eq!(users.last_of(asker), asker.into());
+            assert_eq!(users.last_of(asker), u64::from(asker));
         }
     }
 
