@@ -343,10 +343,13 @@ impl Engine {
         }
         self.clients[client].modes.enter().absent_since.get_or_insert(self.now);
         let until = self.absence_until(client, backend);
+        if until <= self.now {
+            return false;
+        }
         let state = &mut self.backends[backend].servers[server];
         state.dials_until = state.dials_until.min(until);
         self.arm_lines(until);
-        until > self.now
+        true
     }
 
     /// How long a client waits for a server that cannot be reached.
