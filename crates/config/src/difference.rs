@@ -227,6 +227,8 @@ impl Difference {
             server_auth,
             users,
             user_options,
+            // Users name them, and what they are is told of the routes.
+            user_routes: _,
             external_auth,
             redis_db,
             memcached,
@@ -596,6 +598,7 @@ impl Options<'_> {
                 key_prefix,
                 reads,
                 priority,
+                route,
             } = &was;
             let called = |option: &str| format!("user '{name}': {option}");
             let key = called("requests_per_second");
@@ -609,6 +612,9 @@ impl Options<'_> {
                 reads.map_or_else(|| "as the pool".to_owned(), |reads| reads.to_string())
             };
             self.changed(&called("reads"), &shown(*reads), &shown(is.reads));
+            let led =
+                |route: &Option<String>| route.clone().unwrap_or_else(|| "as others".to_owned());
+            self.changed(&called("route"), &led(route), &led(&is.route));
             let named = |priority: Priority| match priority {
                 Priority::Normal => "normal",
                 Priority::Low => "low",

@@ -34,7 +34,7 @@ use crate::spool::SpoolText;
 use crate::tls::{Files, ServerTlsText, TlsText};
 use crate::tracing::{CollectorText, Headers, TracingText};
 use crate::tree::{Kind, Node};
-use crate::users::{RulesText, UserList};
+use crate::users::{self, RulesText, UserList};
 use crate::value::{
     CredentialList, FilePath, Heartbeat, Memory, Number, Servers, Size, SocketPath, StatsListen,
     Switch, Text, Timeout, Value, Workers,
@@ -325,6 +325,10 @@ section! {
         /// Which server of a group answers reads of the user, before what the pool says of commands and of all. What
         /// a client says by CLIENT READS comes before it.
         reads: Reads = none,
+        /// A pool or a route of this file, which speaks the same protocol: requests of clients that are logged in as
+        /// the user go there, from the login on. What clients may do, their limits and who they may be is this
+        /// pool's all the same.
+        route: Text = none,
         /// Whether requests of the user wait while others ask: with `low` at most 8 of all such users together are
         /// on their way at each worker then, and when memory is short their clients are closed first.
         priority: Priority = "normal",
@@ -840,11 +844,16 @@ fn read_sectioned(pos: Pos, entries: &[(At<String>, Node)], report: &mut Report<
     if pools.is_none() {
         report.error(pos, no_pools());
     }
-    // Without routes nothing leads there.
+    // Without routes nothing leads there but users.
     if routes.is_none() {
-        for name in without_listen.drain(..) {
-            report.error(name.pos, no_listen(&name.value));
-        }
+        let sections = || pools.iter().flatten().map(|(_, section)| section);
+        without_listen.retain(|name| {
+            let is_led_to = sections().any(|section| users::leads_to(section, &name.value));
+            if !is_led_to {
+                report.error(name.pos, no_listen(&name.value));
+            }
+            is_led_to
+        });
     }
     File {
         dialect: Dialect::Sectioned,

@@ -312,13 +312,18 @@ pub(crate) fn check_user_reads(
     report: &mut Report<'_>,
 ) {
     let pos = section.users.as_ref().map_or(Pos::NONE, |users| users.pos);
-    let all: HashSet<Reads> = options.iter().filter_map(|user| user.reads).collect();
+    let all: HashSet<Reads> = options
+        .iter()
+        // Others' servers are looked at when it is known which they are.
+        .filter(|user| user.route.is_none())
+        .filter_map(|user| user.reads)
+        .collect();
     for reads in Reads::ALL.iter().map(|(reads, _)| *reads).filter(|reads| all.contains(reads)) {
         check_policy(section, ("reads", &At { value: reads, pos }), lines, topology, report);
     }
 }
 
-fn check_policy(
+pub(crate) fn check_policy(
     section: &PoolSection,
     (key, reads): (&str, &At<Reads>),
     lines: &[At<ServerLine>],

@@ -26,7 +26,17 @@ pub(crate) fn check(pools: &[PoolLines<'_>], context: &Context<'_>, report: &mut
             }
         }
     }
+    let edges_of_servers = edges.len();
+    let by_name: HashMap<&str, usize> =
+        pools.iter().enumerate().map(|(at, (pool, _))| (pool.name.as_str(), at)).collect();
+    for (from, (pool, _)) in pools.iter().enumerate() {
+        let of_users = pool.user_routes.iter().map(|it| &it.route);
+        let led_to = pool.route.iter().chain(of_users).flat_map(|route| route.pools());
+        let led_to = led_to.filter_map(|name| by_name.get(name));
+        edges.extend(led_to.map(|&to| Edge { from, to, pos: Pos::NONE }));
+    }
     let circles = circles(pools.len(), &edges);
+    edges.truncate(edges_of_servers);
     let name = |pool: usize| &pools[pool].0.name;
     for &Edge { from, to, pos } in &edges {
         if from == to {
@@ -48,7 +58,7 @@ pub(crate) fn check(pools: &[PoolLines<'_>], context: &Context<'_>, report: &mut
     }
 }
 
-/// A server that is the listener of a pool.
+/// A server that is the listener of a pool, or a pool that a route or a user leads to.
 #[derive(Clone, Copy)]
 struct Edge {
     from: usize,

@@ -34,7 +34,7 @@ use crate::sentinel;
 use crate::server_auth;
 use crate::snapshot::{
     CasUniques, Global, Limits, Listen, Memcached, OnFailure, Pool, Protocol, Snapshot, Topology,
-    Wire,
+    UserRoute, Wire,
 };
 use crate::spool;
 use crate::tls;
@@ -164,6 +164,7 @@ pub(crate) fn resolve(
             lines.push(&[]);
         }
     }
+    route_users(&file, &mut pools, &mut reach, report);
     reach.check_pools(&file.without_listen, report);
     let is_deaf = |name: &At<String>| file.without_listen.iter().any(|it| it.value == name.value);
     for (_, section) in file.pools.iter().filter(|(name, _)| is_deaf(name)) {
@@ -187,6 +188,32 @@ pub(crate) fn resolve(
     pools.sort_by(|a, b| by_length_then_bytes(&a.name, &b.name));
     let global = Global { stats_listen, ..resolve_global(file.global, context, report) };
     Some(Snapshot { epoch: 1, global, pools })
+}
+
+/// Has users' requests go where the file says of them, once it is known what that is.
+fn route_users(file: &File, pools: &mut [Pool], reach: &mut Reach<'_>, report: &mut Report<'_>) {
+    let routes = file.routes.iter().map(|(name, route)| (name.value.as_str(), &route.clients));
+    let of_pools = file.pools.iter().map(|(name, section)| (name.value.as_str(), section));
+    let sections: Vec<(&str, &PoolSection)> = of_pools.chain(routes).collect();
+    let places = users::places(sections.iter().copied());
+    for (name, section) in sections {
+        let found = users::route(name, section, &places, &mut |to| reach.reach(to), report);
+        let mut resolved = Vec::new();
+        for to in found {
+            // It may have errors of its own.
+            let Some(pool) = pools.iter().find(|pool| pool.name == to) else { continue };
+            if let Some((_, target)) = file.pools.iter().find(|(it, _)| it.value == to) {
+                let lines = target.servers.as_ref().map_or(&[][..], |it| &it.value.0);
+                for reads in users::reads_elsewhere(section, &to) {
+                    groups::check_policy(target, ("reads", &reads), lines, &pool.topology, report);
+                }
+            }
+            resolved.push(UserRoute { name: to, route: pool.own_route() });
+        }
+        if let Some(pool) = pools.iter_mut().find(|pool| pool.name == name) {
+            pool.user_routes = resolved;
+        }
+    }
 }
 
 /// twemproxy's order of pools and servers.
@@ -591,6 +618,8 @@ fn resolve_section(
         users,
         external_auth,
         user_options,
+        // Known when all pools and routes are.
+        user_routes: Vec::new(),
         redis_db: section.redis_db.value.0 as u32,
         memcached,
         databases: databases(section),

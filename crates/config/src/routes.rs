@@ -357,6 +357,11 @@ impl<'f> Reach<'f> {
         }
     }
 
+    /// Clients of some user get to this pool or route.
+    pub(crate) fn reach(&mut self, name: &str) {
+        self.reached.insert(name.to_owned());
+    }
+
     /// Reports those of the pools without `listen` that no client can reach.
     pub(crate) fn check_pools(&self, without_listen: &[At<String>], report: &mut Report<'_>) {
         if self.is_partial || self.routes.is_empty() {
@@ -364,7 +369,7 @@ impl<'f> Reach<'f> {
         }
         for name in without_listen.iter().filter(|name| !self.reached.contains(&name.value)) {
             let message = format!("nobody can reach pool \"{}\"", name.value);
-            let hint = "it lacks \"listen\", and no route leads to it";
+            let hint = "it lacks \"listen\", and no route or user leads to it";
             report.error(name.pos, Complaint::new(message).hint(hint));
         }
     }

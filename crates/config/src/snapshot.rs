@@ -232,6 +232,9 @@ pub struct Pool {
     /// What users have beyond rules, sorted by name; users that have nothing are left out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub user_options: Vec<UserOptions>,
+    /// Where requests go of users who say so, sorted by name; each is some user's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub user_routes: Vec<UserRoute>,
     /// Who is asked about names that none of these users has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub external_auth: Option<ExternalAuth>,
@@ -400,7 +403,23 @@ pub struct UserOptions {
     pub reads: Option<Reads>,
     #[serde(default)]
     pub priority: Priority,
+    /// The pool or route where its requests go, if that is not where others of its port go: one of
+    /// [`Pool::user_routes`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub route: Option<String>,
 }
+
+/// Where requests of some users go.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UserRoute {
+    /// Of a pool or a route.
+    pub name: String,
+    /// Of a pool: this alone.
+    pub route: Route,
+}
+
+/// Most places of one pool where its users' requests go.
+pub const USER_ROUTES_MAX: usize = 250;
 
 /// Who has to wait for whom.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -434,6 +453,7 @@ impl UserOptions {
             key_prefix: String::new(),
             reads: None,
             priority: Priority::Normal,
+            route: None,
         }
     }
 
@@ -451,6 +471,18 @@ impl UserOptions {
 }
 
 impl Pool {
+    /// Where the requests of a user go, if that is not where others' go.
+    pub fn route_of_user(&self, name: &str) -> Option<&UserRoute> {
+        let found = self.user_options.iter().find(|options| options.name == name)?;
+        let route = found.route.as_ref()?;
+        self.user_routes.iter().find(|it| it.name == *route)
+    }
+
+    /// The pools where requests go of clients that have not said who they are.
+    pub fn own_route(&self) -> Route {
+        self.route.clone().unwrap_or_else(|| Route::Pool(self.name.clone()))
+    }
+
     /// Users who have limits: statistics know them by their place here.
     pub fn limited_users(&self) -> impl Iterator<Item = &UserOptions> {
         self.user_options.iter().filter(|options| options.is_limited())

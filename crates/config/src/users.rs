@@ -1,7 +1,7 @@
 //! Users of a pool: in the file itself, or in one of Redis's ACL files.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use cashew_acl::{User, Users, split_rules};
@@ -13,7 +13,7 @@ use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::file::{PoolSection, UserSection};
 use crate::resolve::Context;
 use crate::section;
-use crate::snapshot::{OverLimit, Pool, Priority, UserOptions};
+use crate::snapshot::{OverLimit, Pool, Priority, Protocol, Reads, USER_ROUTES_MAX, UserOptions};
 use crate::tree::{Kind, Node};
 use crate::value::{Value, list_of, named};
 
@@ -21,6 +21,9 @@ use crate::value::{Value, list_of, named};
 const USERS_MAX: usize = 10_000;
 /// Most of them who have limits: each has statistics of its own.
 const LIMITED_MAX: usize = 1000;
+
+/// More pools and routes are not listed.
+const NAMES_SHOWN_MAX: usize = 10;
 
 const OVER_LIMITS: [&str; 2] = ["error", "delay"];
 
@@ -65,6 +68,8 @@ struct UserEntry {
     /// The line that an ACL file would have, known to be right, with the SHA-256 of passwords only;
     /// `None` if it has no rules, which are in an ACL file then.
     line: Option<String>,
+    /// Where `options` have it from.
+    route_pos: Pos,
     options: UserOptions,
 }
 
@@ -113,7 +118,8 @@ fn read_entry(name: &At<String>, node: &Node, report: &mut Report<'_>) -> Option
     let pos = name.pos;
     let Kind::Section(_) = &node.kind else {
         let options = UserOptions::of(&name.value);
-        return Some(UserEntry { pos, line: Some(user_line(name, node, report)?), options });
+        let line = Some(user_line(name, node, report)?);
+        return Some(UserEntry { pos, line, route_pos: Pos::NONE, options });
     };
     let what = format!("user \"{}\"", name.value);
     let section: UserSection = section::read(&what, pos, node, report);
@@ -140,8 +146,10 @@ fn read_entry(name: &At<String>, node: &Node, report: &mut Report<'_>) -> Option
         reads: section.reads.as_ref().map(|reads| reads.value),
         priority: section.priority.value,
         key_prefix: section.key_prefix.as_ref().map_or_else(String::new, |it| it.value.0.clone()),
+        route: section.route.as_ref().map(|route| route.value.0.clone()),
     };
-    Some(UserEntry { pos, line, options })
+    let route_pos = section.route.as_ref().map_or(Pos::NONE, |route| route.pos);
+    Some(UserEntry { pos, line, route_pos, options })
 }
 
 /// Rules that have not been looked at.
@@ -281,6 +289,97 @@ pub(crate) fn resolve(
         report.warning(pos, complaint.hint("a user is off unless its rules have \"on\""));
     }
     (lines, options)
+}
+
+/// Has users who say so go to another pool or route of the file. `names` are all of these, with their protocols.
+///
+/// `reached` is told of each pool that a user gets to.
+pub(crate) fn route(
+    owner: &str,
+    section: &PoolSection,
+    names: &BTreeMap<&str, Protocol>,
+    reached: &mut impl FnMut(&str),
+    report: &mut Report<'_>,
+) -> BTreeSet<String> {
+    let Some(users) = &section.users else { return BTreeSet::new() };
+    let protocol = protocol_of(section);
+    let mut found = BTreeSet::new();
+    for (user, entry) in &users.value.0 {
+        let Some(to) = &entry.options.route else { continue };
+        let Some(&spoken) = names.get(to.as_str()) else {
+            report.error(entry.route_pos, unknown(user, to, names));
+            continue;
+        };
+        reached(to);
+        if to == owner {
+            let message = format!("user \"{user}\" would go where everybody goes here");
+            let hint = "leave \"route\" out, or name another pool or route";
+            report.error(entry.route_pos, Complaint::new(message).hint(hint));
+        } else if spoken != protocol {
+            let message = format!(
+                "\"{to}\" is for {}, and user \"{user}\" speaks {}",
+                word_of(spoken),
+                word_of(protocol)
+            );
+            let hint = "\"redis: true\" must be in both or in neither";
+            report.error(entry.route_pos, Complaint::new(message).hint(hint));
+        } else {
+            found.insert(to.clone());
+        }
+    }
+    if found.len() > USER_ROUTES_MAX {
+        let message = format!("the users' routes lead to {} places", found.len());
+        let hint = format!("at most {USER_ROUTES_MAX} of a pool");
+        report.error(users.pos, Complaint::new(message).hint(hint));
+    }
+    found
+}
+
+fn protocol_of(section: &PoolSection) -> Protocol {
+    if section.redis.value.0 { Protocol::Redis } else { Protocol::Memcached }
+}
+
+fn word_of(protocol: Protocol) -> &'static str {
+    match protocol {
+        Protocol::Redis => "Redis",
+        Protocol::Memcached => "memcached",
+    }
+}
+
+fn unknown(user: &str, to: &str, names: &BTreeMap<&str, Protocol>) -> Complaint {
+    let similar = nearest(to, names.keys().copied())
+        .map_or_else(String::new, |name| format!("; did you mean \"{name}\"?"));
+    let message = format!("user \"{user}\": there is no pool or route \"{to}\"{similar}");
+    let complaint = Complaint::new(message);
+    match names.len() {
+        0..=NAMES_SHOWN_MAX => {
+            let names: Vec<&str> = names.keys().copied().collect();
+            complaint.hint(format!("there are {}", names.join(", ")))
+        }
+        _ => complaint,
+    }
+}
+
+/// Whether some user of the section has its requests go there.
+pub(crate) fn leads_to(section: &PoolSection, name: &str) -> bool {
+    let entries = section.users.iter().flat_map(|users| users.value.0.values());
+    entries.into_iter().any(|entry| entry.options.route.as_deref() == Some(name))
+}
+
+/// The pools and routes of a file, by which users name them.
+pub(crate) fn places<'f>(
+    sections: impl Iterator<Item = (&'f str, &'f PoolSection)>,
+) -> BTreeMap<&'f str, Protocol> {
+    sections.map(|(name, section)| (name, protocol_of(section))).collect()
+}
+
+/// What `reads` say of users who have a route of their own is about the servers there.
+pub(crate) fn reads_elsewhere(section: &PoolSection, to: &str) -> Vec<At<Reads>> {
+    let entries = section.users.iter().flat_map(|users| users.value.0.values());
+    let entries = entries.filter(|entry| entry.options.route.as_deref() == Some(to));
+    entries
+        .filter_map(|entry| Some(At { value: entry.options.reads?, pos: entry.route_pos }))
+        .collect()
 }
 
 /// Who is on and has no password can log in by a certificate alone, or by what an external authoriser says.

@@ -58,6 +58,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         server_auth: ServerAuth::default(),
         users: Vec::new(),
         user_options: Vec::new(),
+        user_routes: Vec::new(),
         external_auth: None,
         memcached: Default::default(),
         redis_db: 0,
@@ -465,6 +466,31 @@ fn users_may_have_limits() {
     };
     assert_eq!(pool.user_options, [bob]);
     assert_eq!(from_json(&to_json(&loaded.snapshot)).unwrap(), loaded.snapshot);
+}
+
+#[test]
+fn users_may_have_routes_of_their_own() {
+    let users = "ann: {rules: on nopass +@all ~*, route: far}, bob: {rules: on nopass +@all ~*, \
+                 route: both, reads: replica}, cid: {rules: on nopass +@all ~*, route: far}, dan: on nopass";
+    let text = format!(
+        "pools:
+  near: {{redis: true, listen: 127.0.0.1:1, servers: [127.0.0.1:2:1], users: {{{users}}}}}
+  far: {{redis: true, servers: [127.0.0.1:3:1]}}
+routes:
+  both: {{redis: true, listen: 127.0.0.1:4, route: {{failover: [near, far]}}}}
+"
+    );
+    let loaded = load(&text);
+    let near = loaded.snapshot.pools.iter().find(|pool| pool.name == "near").unwrap();
+    let named =
+        |user: &str| near.route_of_user(user).map(|route| (&*route.name, route.route.pools()));
+    assert_eq!(named("ann"), Some(("far", vec!["far"])));
+    assert_eq!(named("bob"), Some(("both", vec!["near", "far"])));
+    assert_eq!(named("cid"), named("ann"));
+    assert_eq!(named("dan"), None);
+    assert_eq!(near.user_routes.len(), 2);
+    assert_eq!(from_json(&to_json(&loaded.snapshot)).unwrap(), loaded.snapshot);
+    assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
 }
 
 #[test]

@@ -813,6 +813,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         reuseport: false,
         users: Vec::new(),
         user_options: Vec::new(),
+        user_routes: Vec::new(),
         external_auth: None,
         redis_auth: (is_redis && random.percent(25)).then(|| "secret word".to_owned()),
         server_auth: ServerAuth::default(),
