@@ -1,7 +1,7 @@
 //! What is counted of pools by class of commands and by prefix: in the JSON, for Prometheus, and as a
 //! table of `/state.json`. Only what has been asked for is told of.
 
-use cashew_config::snapshot::OTHER_USERS;
+use cashew_config::snapshot::{OTHER_USERS, Pool};
 use cashew_metrics::{CommandCounter, Histogram, PoolId, UserCounter};
 use cashew_protocol::CommandClass;
 
@@ -94,10 +94,14 @@ pub(crate) fn user_object<'a>(
     numbers: Numbers<'_>,
     pool: PoolId,
     users: Vec<(&'a str, usize)>,
+    config: &Pool,
 ) -> Object<'a> {
     let mut object = Object::default();
     for (name, row) in users {
         let mut counters = Object::default();
+        if let Some(route) = config.route_of_user(name) {
+            counters.insert("route", Some(route.name.clone()));
+        }
         for &counter in UserCounter::ALL {
             counters.insert(counter.stat().name, numbers.user_counter(pool, row, counter));
         }
@@ -115,7 +119,7 @@ impl Section for UserTable {
     }
 
     fn columns(&self) -> &'static [Column] {
-        const COLUMNS: [Column; 7] = [
+        const COLUMNS: [Column; 8] = [
             Column { name: "pool", unit: Unit::Text },
             Column { name: "user", unit: Unit::Text },
             Column { name: "requests", unit: Unit::Count },
@@ -123,6 +127,7 @@ impl Section for UserTable {
             Column { name: "in", unit: Unit::Bytes },
             Column { name: "out", unit: Unit::Bytes },
             Column { name: "slowest", unit: Unit::Microseconds },
+            Column { name: "route", unit: Unit::Text },
         ];
         &COLUMNS
     }
@@ -141,6 +146,8 @@ impl Section for UserTable {
                 let mut cells = vec![Cell::Text(config.name.clone()), Cell::Text(name.to_owned())];
                 let counters = UserCounter::ALL.iter();
                 cells.extend(counters.map(|&it| Cell::Number(numbers.user_counter(id, row, it))));
+                let route = config.route_of_user(name);
+                cells.push(route.map_or(Cell::Nothing, |route| Cell::Text(route.name.clone())));
                 rows.push(cells);
             }
         }

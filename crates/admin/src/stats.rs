@@ -286,7 +286,10 @@ fn pool_with_servers<'a>(source: &'a Source, numbers: Numbers<'_>, pool: usize) 
     }
     let users = counted::users(source, pool);
     if !users.is_empty() && !object.has("users") {
-        object.insert("users", counted::user_object(numbers, id, users));
+        object.insert(
+            "users",
+            counted::user_object(numbers, id, users, &source.snapshot().pools[pool]),
+        );
     }
     object
 }

@@ -618,6 +618,7 @@ impl Options<'_> {
             let named = |priority: Priority| match priority {
                 Priority::Normal => "normal",
                 Priority::Low => "low",
+                Priority::High => "high",
             };
             self.changed(&called("priority"), &named(*priority), &named(is.priority));
             let how = |over_limit: OverLimit| match over_limit {

@@ -330,7 +330,9 @@ section! {
         /// pool's all the same.
         route: Text = none,
         /// Whether requests of the user wait while others ask: with `low` at most 8 of all such users together are
-        /// on their way at each worker then, and when memory is short their clients are closed first.
+        /// on their way at each worker then, and when memory is short their clients are closed first. While users with
+        /// `high` ask, at most 32 requests of all others of the pool whose users are `normal` are on their way at each
+        /// worker.
         priority: Priority = "normal",
         /// Requests per second. A tenth of a second's may come at once. 0 is no limit, here and below.
         requests_per_second: Number<0, 10000000> = "0",

@@ -428,6 +428,7 @@ pub enum Priority {
     #[default]
     Normal,
     Low,
+    High,
 }
 
 /// What becomes of a request beyond a user's limits.
@@ -461,21 +462,26 @@ impl UserOptions {
         self.priority == Priority::Low
     }
 
+    pub fn is_high(&self) -> bool {
+        self.priority == Priority::High
+    }
+
     pub fn is_limited(&self) -> bool {
         self.requests_per_second > 0
             || self.bytes_per_second > 0
             || self.connections_max > 0
             || self.in_flight_max > 0
-            || self.is_low()
+            || self.priority != Priority::Normal
     }
 }
 
 impl Pool {
     /// Where the requests of a user go, if that is not where others' go.
     pub fn route_of_user(&self, name: &str) -> Option<&UserRoute> {
-        let found = self.user_options.iter().find(|options| options.name == name)?;
-        let route = found.route.as_ref()?;
-        self.user_routes.iter().find(|it| it.name == *route)
+        let found = self.user_options.binary_search_by(|options| options.name.as_str().cmp(name));
+        let route = self.user_options[found.ok()?].route.as_ref()?;
+        let found = self.user_routes.binary_search_by(|it| it.name.cmp(route));
+        found.ok().map(|at| &self.user_routes[at])
     }
 
     /// The pools where requests go of clients that have not said who they are.

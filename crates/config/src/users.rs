@@ -41,7 +41,7 @@ impl Value for OverLimit {
     }
 }
 
-const PRIORITIES: [&str; 2] = ["normal", "low"];
+const PRIORITIES: [&str; 3] = ["normal", "low", "high"];
 
 impl Value for Priority {
     fn parse(text: &str) -> Result<Self, Complaint> {

@@ -58,6 +58,7 @@ mod split;
 mod transactions;
 mod turns;
 mod uploads;
+mod user_routes;
 mod variants;
 mod windows;
 mod world;

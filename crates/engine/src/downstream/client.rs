@@ -14,6 +14,7 @@ use crate::base::id::{ConnId, ListenerId, RequestId};
 use crate::base::time::Time;
 use crate::downstream::activity::Activity;
 use crate::downstream::key_prefix::KeyPrefix;
+use crate::downstream::listener::DestinationNumber;
 use crate::downstream::session_modes::Modes;
 use crate::downstream::totals::Totals;
 use crate::downstream::upload::Upload;
@@ -36,6 +37,8 @@ pub(crate) struct Client {
     /// Of which kind of lanes it is, by the backend's numbers: that of the session's dialect and
     /// database.
     pub(crate) variant: u16,
+    /// Where its requests go, of what its port has.
+    pub(crate) destination: DestinationNumber,
     /// What it called last.
     pub(crate) called: CommandId,
     pub(crate) head: RequestId,
@@ -86,6 +89,8 @@ pub(crate) struct Client {
     ///
     /// [`Engine::update_off_fast_path`]: crate::Engine::update_special
     pub(crate) off_fast_path: bool,
+    /// That is so only as they do not go where others' go: they have a fast path of their own.
+    pub(crate) goes_elsewhere: bool,
     /// Its connection is not read. One that waits for its server or for a lease is paused, but
     /// read, up to a limit.
     pub(crate) is_muted: bool,
@@ -370,6 +375,11 @@ impl Client {
         started
     }
 
+    /// Its requests have to be looked at one by one from here on, until that is looked at anew.
+    pub(crate) fn leave_fast_path(&mut self) {
+        (self.off_fast_path, self.goes_elsewhere) = (true, false);
+    }
+
     /// Whether its requests mean something else than those of most clients.
     pub(crate) fn is_odd(&self) -> bool {
         let modes = &self.modes;
@@ -406,6 +416,7 @@ impl Client {
         };
         Self {
             variant: self.variant,
+            destination: self.destination,
             state: State::Closing,
             paused: true,
             off_fast_path: true,
@@ -419,6 +430,7 @@ impl Client {
             listener,
             lane_choice,
             variant: 0,
+            destination: DestinationNumber::OWN,
             head: RequestId::NONE,
             tail: RequestId::NONE,
 
@@ -446,6 +458,7 @@ impl Client {
             wrong_passwords: 0,
             skip: Skip::No,
             off_fast_path: false,
+            goes_elsewhere: false,
             is_muted: false,
             modes: Modes::default(),
             has_place: false,

@@ -399,7 +399,7 @@ impl Engine {
             parts;
         let undecided = wire_protocol.is_none() && self.is_undecided(listener);
         let config = &mut self.listeners[listener];
-        let first = self.backends[config.backend].params_set[0];
+        let first = self.backends[config.destination.backend].params_set[0];
         // It may have been somebody where there were no users, or is nobody any more.
         let (is_known, user) = config.user_again(authenticated, profile.user_name());
         let expires_at = parts.expires_in_us.filter(|_| is_known).map(|us| now.plus_micros(us));
@@ -420,6 +420,7 @@ impl Engine {
         self.metrics.set_pool(config.metrics, PoolGauge::ClientConnections, config.places_taken);
         let mut client = Client::new(listener, self.clients_seen as u16, session);
         client.has_place = true;
+        client.destination = config.destination_of(client.session.user());
         client.called = redis::CommandId::named(&parts.called);
         client.totals = parts.totals;
         let has_user_row = !config.user_rows.is_empty();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cashew_acl::{User, Users};
-use cashew_config::snapshot::{self, Limits, OnFailure, Protocol, Reads};
+use cashew_config::snapshot::{self, Limits, OnFailure, Protocol, Reads, UserOptions};
 use cashew_protocol::memcached::ChorePolicy;
 use cashew_protocol::redis::{Clearance, CustomCommands, Definition, Policy, Rules};
 
@@ -19,10 +19,12 @@ use crate::topology::route_tree::Tree;
 
 /// It has no servers: its requests go to a [backend](crate::upstream::backend::Backend).
 pub(crate) struct Listener {
-    /// Where its requests go; of a route those without a key.
-    pub(crate) backend: BackendId,
-    /// Where its requests go by their keys, if that is not to one backend.
-    pub(crate) route: Option<Arc<Tree>>,
+    /// Where its requests go, but for those of some users.
+    pub(crate) destination: Destination,
+    /// Where the requests of these go.
+    pub(crate) user_destinations: Vec<Destination>,
+    /// Who they are, sorted by name.
+    user_routes: Vec<(String, DestinationNumber)>,
     pub(crate) config: Arc<snapshot::Pool>,
     /// As far as clients are concerned.
     pub(crate) standing: Standing,
@@ -41,8 +43,10 @@ pub(crate) struct Listener {
     pub(crate) auth: Option<String>,
     /// Those of its configuration, or of Redis's protocol the only one there is without.
     pub(crate) users: Arc<Users>,
-    /// Those who have limits, sorted by name.
+    /// Those who have limits, sorted by name; behind them, where [`has_common_limits`](Self::has_common_limits) says
+    /// so, what is of all clients whose users have none.
     pub(crate) user_limits: Vec<UserLimits>,
+    has_common_limits: bool,
     /// What keys of users begin with who have a prefix, sorted by their names.
     pub(crate) key_prefixes: Vec<(String, Arc<KeyPrefix>)>,
     /// What is told of its clients.
@@ -51,12 +55,6 @@ pub(crate) struct Listener {
     user_reads: Vec<(String, Reads)>,
     /// What users were denied lately, the latest first.
     pub(crate) acl_log: AclLog,
-    /// A get whose server fails is a miss.
-    pub(crate) misses: bool,
-    /// Reads have a choice of servers, as far as the configuration goes.
-    pub(crate) has_replicas: bool,
-    /// What its requests have a choice of.
-    pub(crate) choice: Choice,
     /// Those that are not in the table.
     pub(crate) commands: CustomCommands,
     /// What clients may call, by Redis's protocol and by memcached's.
@@ -74,14 +72,80 @@ pub(crate) struct Listener {
     pub(crate) places_taken: u64,
     /// Where they are counted over all workers.
     pub(crate) quota: u32,
-    /// Nothing of its clients is dispatched: its backend is held, or a client said so.
-    pub(crate) held: bool,
     /// Somebody is told of its requests: a monitor, or the audit log.
     pub(crate) is_monitored: bool,
     /// The audit log is told of requests that the fast path of memcached, which goes by no policy, would take.
     pub(crate) audits_keys: bool,
-    /// Requests may take the fast path, as far as `fast_policy` goes: it is neither held nor monitored.
+}
+
+/// Where requests go: those of a port's clients, or of some users among them.
+pub(crate) struct Destination {
+    /// All of them; of a route those without a key.
+    pub(crate) backend: BackendId,
+    /// By their keys, if that is not to one backend.
+    pub(crate) route: Option<Arc<Tree>>,
+    /// A get whose server fails is a miss.
+    pub(crate) misses: bool,
+    /// Reads have a choice of servers, as far as the configuration goes.
+    pub(crate) has_replicas: bool,
+    /// What requests have a choice of.
+    pub(crate) choice: Choice,
+    /// RENAME and COPY go from one server to another.
+    pub(crate) copies_across: bool,
+    /// Clients may select those below; if it is 1, only `redis_db`.
+    pub(crate) databases: u32,
+    pub(crate) redis_db: u32,
+    /// Nothing is dispatched: a backend is held, or a client said so.
+    pub(crate) held: bool,
+    /// Requests may take the fast path, as far as the port's `fast_policy` goes: it is neither held nor
+    /// monitored.
     pub(crate) is_clear: bool,
+}
+
+/// Which of its port's destinations a client has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DestinationNumber(u8);
+
+impl DestinationNumber {
+    /// That of all who have no other.
+    pub(crate) const OWN: Self = Self(0);
+
+    fn of_users(place: usize) -> Self {
+        // The configuration allows fewer.
+        u8::try_from(place + 1).map_or(Self::OWN, Self)
+    }
+}
+
+impl Destination {
+    /// To one backend, which is as this says.
+    pub(crate) fn new(backend: BackendId, config: &snapshot::Pool) -> Self {
+        let has_replicas = config.has_copies();
+        Self {
+            backend,
+            route: None,
+            misses: config.memcached.on_failure == OnFailure::Miss,
+            has_replicas,
+            choice: if has_replicas { Choice::Replicas } else { Choice::None },
+            copies_across: config.cross_server_copy,
+            databases: config.databases,
+            redis_db: config.redis_db,
+            held: false,
+            is_clear: true,
+        }
+    }
+
+    /// Whether requests may go to that backend.
+    pub(crate) fn leads_to(&self, backend: BackendId) -> bool {
+        self.backends().contains(&backend)
+    }
+
+    /// All that requests may go to.
+    pub(crate) fn backends(&self) -> &[BackendId] {
+        match &self.route {
+            None => std::slice::from_ref(&self.backend),
+            Some(route) => route.backends(),
+        }
+    }
 }
 
 /// What a port's requests have a choice of.
@@ -103,8 +167,9 @@ impl Listener {
         quota: u32,
     ) -> Self {
         let mut listener = Self {
-            backend,
-            route: None,
+            destination: Destination::new(backend, &config),
+            user_destinations: Vec::new(),
+            user_routes: Vec::new(),
             protocol: config.protocol,
             standing: Standing::Coming,
             metrics,
@@ -116,13 +181,11 @@ impl Listener {
             auth: None,
             users: Arc::new(Users::only_default(None)),
             user_limits: Vec::new(),
+            has_common_limits: false,
             key_prefixes: Vec::new(),
             audit: None,
             user_reads: Vec::new(),
             acl_log: AclLog::default(),
-            misses: false,
-            has_replicas: false,
-            choice: Choice::None,
             commands: CustomCommands::default(),
             policy: Policy::new(&Rules::of(Clearance::Cache), &CustomCommands::default()),
             fast_policy: Policy::new(&Rules::of(Clearance::Cache), &CustomCommands::default()),
@@ -133,10 +196,8 @@ impl Listener {
             clients: 0,
             places_taken: 0,
             quota,
-            held: false,
             is_monitored: false,
             audits_keys: false,
-            is_clear: true,
             config,
         };
         listener.configure();
@@ -162,9 +223,8 @@ impl Listener {
         let prefix = |prefix: &str| Arc::new(KeyPrefix(prefix.as_bytes().into()));
         self.key_prefixes =
             prefixed.map(|user| (user.name.clone(), prefix(&user.key_prefix))).collect();
-        self.misses = config.memcached.on_failure == OnFailure::Miss;
-        self.has_replicas = config.has_copies();
-        self.choice = if self.has_replicas { Choice::Replicas } else { Choice::None };
+        let Destination { backend, held, is_clear, .. } = self.destination;
+        self.destination = Destination { held, is_clear, ..Destination::new(backend, config) };
         self.commands_version = self.commands_version % u8::MAX + 1;
         self.learnt.clear();
     }
@@ -177,10 +237,64 @@ impl Listener {
 
     /// Whether its requests may go to that backend.
     pub(crate) fn leads_to(&self, backend: BackendId) -> bool {
-        match &self.route {
-            None => self.backend == backend,
-            Some(route) => route.backends().contains(&backend),
+        self.destinations().any(|destination| destination.leads_to(backend))
+    }
+
+    /// That of its own first.
+    pub(crate) fn destinations(&self) -> impl Iterator<Item = &Destination> {
+        std::iter::once(&self.destination).chain(&self.user_destinations)
+    }
+
+    pub(crate) fn destination(&self, number: DestinationNumber) -> &Destination {
+        match number.0 {
+            0 => &self.destination,
+            number => self.destination_of_users(number),
         }
+    }
+
+    #[cold]
+    fn destination_of_users(&self, number: u8) -> &Destination {
+        // While an epoch is changed they have no numbers.
+        self.user_destinations.get(usize::from(number) - 1).unwrap_or(&self.destination)
+    }
+
+    pub(crate) fn destination_mut(&mut self, number: DestinationNumber) -> &mut Destination {
+        match number.0 {
+            0 => &mut self.destination,
+            number => {
+                let found = self.user_destinations.get_mut(usize::from(number) - 1);
+                found.unwrap_or(&mut self.destination)
+            }
+        }
+    }
+
+    /// Where the requests of whoever is this user go.
+    pub(crate) fn destination_of(&self, user: Option<&Arc<User>>) -> DestinationNumber {
+        user.map_or(DestinationNumber::OWN, |user| self.destination_named(user.name()))
+    }
+
+    /// Where a user's requests go.
+    pub(crate) fn destination_named(&self, user: &str) -> DestinationNumber {
+        let found = self.user_routes.binary_search_by(|(name, _)| name.as_str().cmp(user));
+        found.map_or(DestinationNumber::OWN, |at| self.user_routes[at].1)
+    }
+
+    /// Whether requests of some users go elsewhere than others'.
+    pub(crate) fn has_user_routes(&self) -> bool {
+        !self.user_routes.is_empty()
+    }
+
+    /// Users of its configuration have these destinations from here on, one for each of its `user_routes`.
+    pub(crate) fn set_user_destinations(&mut self, destinations: Vec<Destination>) {
+        let routes = &self.config.user_routes;
+        let number_of = |name: &str| routes.iter().position(|it| it.name == name);
+        let options = self.config.user_options.iter();
+        let found = options.filter_map(|user| {
+            let place = number_of(user.route.as_deref()?)?;
+            Some((user.name.clone(), DestinationNumber::of_users(place)))
+        });
+        self.user_routes = found.collect();
+        self.user_destinations = destinations;
     }
 
     /// Whether clients need not say who they are.
@@ -232,7 +346,24 @@ impl Listener {
 
     /// A user's place among those who have limits.
     pub(crate) fn limits_of(&self, name: &str) -> Option<usize> {
-        self.user_limits.binary_search_by(|user| user.options.name.as_str().cmp(name)).ok()
+        let named = self.user_limits.len() - usize::from(self.has_common_limits);
+        let named = &self.user_limits[..named];
+        named.binary_search_by(|user| user.options.name.as_str().cmp(name)).ok()
+    }
+
+    /// The place of what is of all clients whose users have no limits: they have to wait for a user of high priority.
+    pub(crate) fn common_limits(&self) -> Option<usize> {
+        self.has_common_limits.then(|| self.user_limits.len() - 1)
+    }
+
+    /// Where a user has a high priority, all others have to wait for it.
+    pub(crate) fn set_common_limits(&mut self, has_high: bool, metrics: &cashew_metrics::Writer) {
+        self.has_common_limits = has_high;
+        if has_high {
+            // Statistics do not know it.
+            let id = metrics.user(self.metrics, usize::MAX);
+            self.user_limits.push(UserLimits::new(UserOptions::of(""), id, true));
+        }
     }
 
     /// Who a client is that has not said so.
@@ -249,11 +380,21 @@ impl Listener {
         matches!(self.standing, Standing::InUse | Standing::Leaving { .. })
     }
 
-    /// Whether its clients' requests wait, and whether somebody is told of them, has changed.
-    pub(crate) fn set_off_fast_path(&mut self, held: bool, is_monitored: bool) {
+    /// Whether clients have asked for all to wait, whether somebody is told of requests, or whether backends are
+    /// held has changed.
+    pub(crate) fn set_off_fast_path(
+        &mut self,
+        waits: bool,
+        is_monitored: bool,
+        is_held: impl Fn(BackendId) -> bool,
+    ) {
         let audits = self.audit.as_ref().is_some_and(|rules| rules.has_commands());
-        (self.held, self.is_monitored) = (held, is_monitored || audits);
-        let is_plain = self.route.as_ref().is_none_or(|route| !route.tells_deletions());
-        self.is_clear = !held && !is_monitored && !self.audits_keys && is_plain;
+        self.is_monitored = is_monitored || audits;
+        let is_open = !is_monitored && !self.audits_keys;
+        for it in std::iter::once(&mut self.destination).chain(&mut self.user_destinations) {
+            it.held = waits || is_held(it.backend) || it.backends().iter().any(|&it| is_held(it));
+            let is_plain = it.route.as_ref().is_none_or(|route| !route.tells_deletions());
+            it.is_clear = !it.held && is_open && is_plain;
+        }
     }
 }

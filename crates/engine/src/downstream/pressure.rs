@@ -290,9 +290,10 @@ impl Engine {
             let client = &self.clients[index];
             let bytes = client.holding(&self.lanes);
             let is_evictable = !client.session.no_evict;
-            (self.is_low(index), shares.is_over(client.listener), is_evictable, bytes, index)
+            let priority = (self.is_low(index), !self.is_high(index));
+            (priority, shares.is_over(client.listener), is_evictable, bytes, index)
         };
-        let mut holders: Vec<(bool, bool, bool, usize, ClientId)> =
+        let mut holders: Vec<((bool, bool), bool, bool, usize, ClientId)> =
             self.clients.indices().map(rank).filter(|holder| holder.3 >= least).collect();
         holders.sort_unstable_by(|a, b| b.cmp(a));
         let mut closed = vec![Closures::default(); self.listeners.len()];

@@ -388,8 +388,7 @@ impl Engine {
 
     #[inline]
     fn is_blocked(&self, index: ClientId) -> bool {
-        let client = &self.clients[index];
-        self.listeners[client.listener].held || self.is_blocked_itself(index)
+        self.destination_of(index).held || self.is_blocked_itself(index)
     }
 
     /// Whether it may not ask for another reason than that its pool is held.

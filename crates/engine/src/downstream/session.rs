@@ -16,7 +16,7 @@ use crate::base::id::{ClientId, ConnId, LaneId};
 use crate::base::time::Time;
 use crate::downstream::client::{Client, Profile, Selected, Session, Skip};
 use crate::downstream::external_auth::Outside;
-use crate::downstream::listener::Listener;
+use crate::downstream::listener::Destination;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::upstream::backend::Backend;
@@ -117,6 +117,9 @@ impl Engine {
         user: Option<&[u8]>,
         password: &[u8],
     ) -> Result<(), NotLoggedIn> {
+        if self.waits_to_log_in(client) {
+            return Err(NotLoggedIn::Awaited);
+        }
         let users = &self.listener_of(client).users;
         if user.is_none() && users.open_default().is_some() {
             return Err(NO_PASSWORD.into());
@@ -139,6 +142,13 @@ impl Engine {
             },
             None => Err(self.refuse_login(client, name)),
         }
+    }
+
+    /// Whether the client is owed something that another user's requests must not overtake, as they would go
+    /// elsewhere.
+    pub(crate) fn waits_to_log_in(&self, client: ClientId) -> bool {
+        let Client { requests, modes, .. } = &self.clients[client];
+        self.listener_of(client).has_user_routes() && (*requests > 0 || modes.many.is_some())
     }
 
     fn refuse_login(&mut self, client: ClientId, name: &[u8]) -> NotLoggedIn {
@@ -216,8 +226,59 @@ impl Engine {
             let reads = state.user().and_then(|user| listener.reads_of(user.name()));
             self.change_profile(client, |profile| profile.user = user);
             self.meter(client);
+            self.follow_destination(client);
             self.follow_user_reads(client, reads);
         }
+    }
+
+    /// Has the client's requests go where its user's go from here on. What it is owed is answered before. Who
+    /// cannot be served there as it has agreed is closed.
+    fn follow_destination(&mut self, client: ClientId) {
+        let Client { listener, ref session, destination: before, .. } = self.clients[client];
+        let destination = self.listeners[listener].destination_of(session.user());
+        if destination == before {
+            return;
+        }
+        let backend = self.backend_of(client);
+        let state = &mut self.clients[client];
+        let variant = std::mem::take(&mut state.variant);
+        state.destination = destination;
+        state.fenced |= state.requests > 0;
+        self.leave_variant(backend, variant);
+        self.standpoints.forget(client);
+        self.write_marks.carry(client);
+        if !self.follow_session(client) {
+            self.finish(client);
+        }
+        self.update_off_fast_path(client);
+    }
+
+    /// A client has come whose requests do not go where others' go.
+    #[cold]
+    pub(crate) fn arrive_elsewhere(&mut self, client: ClientId) {
+        if !self.follow_session(client) {
+            self.finish(client);
+        }
+        self.update_off_fast_path(client);
+    }
+
+    /// Why a client cannot become a user now whose requests go elsewhere.
+    pub(crate) fn refused_destination(&self, client: ClientId, name: &str) -> Option<String> {
+        let Client { listener, ref session, ref modes, destination: before, .. } =
+            self.clients[client];
+        let listener = &self.listeners[listener];
+        let number = listener.destination_named(name);
+        if number == before {
+            return None;
+        }
+        let to = listener.destination(number);
+        let why = match session.database.number() {
+            _ if modes.subscriber.is_some() => "a subscriber",
+            _ if modes.transaction.is_some() => "a client with a transaction or WATCH",
+            Some(index) if !to.has_database(index) => "a client with this database",
+            _ => return None,
+        };
+        Some(format!("{why} cannot become user '{name}', whose requests go elsewhere"))
     }
 
     /// Notes for ACL LOG what the client was denied, as this user.
@@ -237,7 +298,7 @@ impl Engine {
     /// SELECT index
     pub(crate) fn select(&mut self, client: ClientId, index: &[u8]) -> Plan {
         let wire_protocol = self.clients[client].session.wire_protocol;
-        let agreed = match self.listener_of(client).database_named(index) {
+        let agreed = match self.destination_of(client).database_named(index) {
             Ok(database) => self.agree(client, wire_protocol, database.into()),
             Err(text) => return self.reply_error(client, &text),
         };
@@ -257,17 +318,11 @@ impl Engine {
         args: &[Span],
     ) -> bool {
         let arg = |at: usize| args.get(at).map(|span| span.of(bytes));
-        let config = &self.listener_of(client).config;
+        let to = self.destination_of(client);
         let is_other = |text: Option<&[u8]>| {
             // What is no number is for the server to refuse.
             let index = text.and_then(resp::integer).and_then(|index| i32::try_from(index).ok());
-            index.is_some_and(|index| {
-                let index = u32::try_from(index).unwrap_or(u32::MAX);
-                match config.databases {
-                    1 => index != config.redis_db,
-                    databases => index >= databases,
-                }
-            })
+            index.is_some_and(|index| !to.has_database(u32::try_from(index).unwrap_or(u32::MAX)))
         };
         match command.name {
             "move" => is_other(arg(2)),
@@ -335,8 +390,8 @@ impl Engine {
         database: Selected,
     ) -> Result<Agreed, &'static str> {
         let backend = self.backend_of(client);
-        let Client { listener, requests, session, .. } = &mut self.clients[client];
-        let is_routed = self.listeners[*listener].route.is_some();
+        let Client { listener, destination, requests, session, .. } = &mut self.clients[client];
+        let is_routed = self.listeners[*listener].destination(*destination).route.is_some();
         let backend = &self.backends[backend];
         let before = backend.variant_of(session);
         let old = (session.wire_protocol, session.database);
@@ -381,7 +436,8 @@ impl Engine {
         }
         session.no_evict = false;
         let listener = &self.listeners[*listener];
-        session.wire_protocol = self.backends[listener.backend].params_set[0].wire_protocol;
+        session.wire_protocol =
+            self.backends[listener.destination.backend].params_set[0].wire_protocol;
         session.database = Selected::NONE;
         session.authenticated = listener.is_open();
         let user = listener.first_user();
@@ -422,14 +478,22 @@ impl Backend {
     }
 }
 
-impl Listener {
+impl Destination {
+    /// Whether clients may have this database.
+    fn has_database(&self, index: u32) -> bool {
+        match self.databases {
+            1 => index == self.redis_db,
+            databases => index < databases,
+        }
+    }
+
     /// What a client has that selects this; `None` is the pool's own. Where there is only that one,
     /// it is also what clients without a word about it have, so that it is called 0 as well.
     pub(crate) fn database_named(&self, text: &[u8]) -> Result<Option<u32>, String> {
         let number = database_index(text)?;
         let index = u32::try_from(number).map_err(|_| NO_DATABASE)?;
-        match self.config.databases {
-            1 if index == 0 || index == self.config.redis_db => Ok(None),
+        match self.databases {
+            1 if index == 0 || index == self.redis_db => Ok(None),
             1 => Err(NO_DATABASE.to_owned()),
             databases if index < databases => Ok(Some(index)),
             _ => Err(NO_DATABASE.to_owned()),

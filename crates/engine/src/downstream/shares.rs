@@ -45,10 +45,11 @@ impl Shares {
     ) -> Self {
         let mut pools = vec![Holding::default(); listeners.len()];
         // What waits in the lanes of a backend counts for its first listener.
-        let backends = listeners.iter().map(|state| state.backend.index() + 1).max().unwrap_or(0);
+        let backends =
+            listeners.iter().map(|state| state.destination.backend.index() + 1).max().unwrap_or(0);
         let mut first = vec![None; backends];
         for (listener, state) in listeners.entries() {
-            first[state.backend.index()].get_or_insert(listener);
+            first[state.destination.backend.index()].get_or_insert(listener);
         }
         for lane in lanes.iter().filter(|lane| lane.upload == ClientId::NONE) {
             if let Some(&Some(listener)) = first.get(lane.backend.index()) {

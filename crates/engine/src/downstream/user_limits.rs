@@ -4,14 +4,16 @@
 
 use std::collections::VecDeque;
 
-use cashew_config::snapshot::{OverLimit, UserOptions};
+use cashew_config::snapshot::{OverLimit, Priority, UserOptions};
 use cashew_metrics::{Rate, UserId, UserStat, Writer};
 
 use crate::base::id::{ClientId, ConnId};
 use crate::base::time::Time;
 
-/// So many requests of users who have to wait for others are on their way at a worker while others ask.
+/// So many requests of users who have to wait for all others are on their way at a worker while others ask.
 const LOW_IN_FLIGHT: u64 = 8;
+/// So many of users who have to wait for those of high priority, while these ask.
+const NORMAL_IN_FLIGHT: u64 = 32;
 /// Others are there for so long after they have asked something.
 const OTHERS_STAY_US: u64 = 100_000;
 /// So long others are there who wait for an answer and ask nothing.
@@ -30,12 +32,24 @@ pub(crate) const LOOK_EVERY_US: u64 = 1000;
 /// A user of a port who has limits.
 pub(crate) struct UserLimits {
     pub(crate) options: UserOptions,
+    /// Whom it waits for.
+    yields_to: YieldsTo,
     id: UserId,
     /// Of this worker.
     connections: u64,
     in_flight: u64,
     /// Clients that wait until there is room, in the order in which they came.
     pub(crate) waiting: VecDeque<ConnId>,
+}
+
+/// Whom a user has to wait for while they ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum YieldsTo {
+    Nobody,
+    /// Those of high priority, which some user of its port has.
+    High,
+    /// All who are not of low priority, as it is.
+    All,
 }
 
 /// A limit that is reached.
@@ -47,8 +61,18 @@ pub(crate) enum Reached {
 }
 
 impl UserLimits {
-    pub(crate) fn new(options: UserOptions, id: UserId) -> Self {
-        Self { options, id, connections: 0, in_flight: 0, waiting: VecDeque::new() }
+    /// With `has_high`, some user of the port has a high priority.
+    pub(crate) fn new(options: UserOptions, id: UserId, has_high: bool) -> Self {
+        let yields_to = match options.priority {
+            Priority::Low => YieldsTo::All,
+            Priority::Normal if has_high => YieldsTo::High,
+            Priority::Normal | Priority::High => YieldsTo::Nobody,
+        };
+        Self { options, yields_to, id, connections: 0, in_flight: 0, waiting: VecDeque::new() }
+    }
+
+    pub(crate) fn yields_to(&self) -> YieldsTo {
+        self.yields_to
     }
 
     pub(crate) fn delays(&self) -> bool {
@@ -107,6 +131,10 @@ impl UserLimits {
 
     pub(crate) fn is_low(&self) -> bool {
         self.options.is_low()
+    }
+
+    pub(crate) fn is_high(&self) -> bool {
+        self.options.is_high()
     }
 
     /// How many requests were taken, by all workers.
@@ -172,8 +200,8 @@ pub(crate) struct Meter {
     pub(crate) in_flight: u16,
     /// Bytes of replies that nobody pays for, since they say that there is no room.
     pub(crate) free: u32,
-    /// Of a user who has to wait for others, how many requests keep others waiting: blocked ones do not.
-    pub(crate) low_in_flight: u16,
+    /// How many requests keep others waiting, or have others wait: blocked ones do not.
+    pub(crate) pressing: u16,
     /// How many requests it has made, of those that are counted.
     pub(crate) counted: u64,
 }
@@ -181,13 +209,13 @@ pub(crate) struct Meter {
 impl Meter {
     /// Of a client that has made so many requests before.
     pub(crate) fn new(user: usize, counted: u64) -> Self {
-        Self { user: user as u32, in_flight: 0, free: 0, low_in_flight: 0, counted }
+        Self { user: user as u32, in_flight: 0, free: 0, pressing: 0, counted }
     }
 }
 
-/// What users have to know of others who wait for them to ask no more.
-#[derive(Default)]
+/// What users who have to wait for others know of these.
 pub(crate) struct Others {
+    in_flight_max: u64,
     /// Requests of these users on their way, at this worker, and of how many clients they are.
     in_flight: u64,
     clients: u32,
@@ -199,13 +227,25 @@ pub(crate) struct Others {
 }
 
 impl Others {
+    fn new(in_flight_max: u64) -> Self {
+        Self {
+            in_flight_max,
+            in_flight: 0,
+            clients: 0,
+            looked_at: Time::ZERO,
+            look_every_us: 0,
+            seen: 0,
+            active_until: Time::ZERO,
+        }
+    }
+
     pub(crate) fn change(&mut self, from: u16, to: u16) {
         self.in_flight = self.in_flight + u64::from(to) - u64::from(from);
         self.clients = self.clients + u32::from(to > 0) - u32::from(from > 0);
     }
 
     pub(crate) fn has_room(&self) -> bool {
-        self.in_flight < LOW_IN_FLIGHT
+        self.in_flight < self.in_flight_max
     }
 
     /// Whether it is time to look whether others ask.
@@ -229,10 +269,14 @@ impl Others {
         }
     }
 
-    /// So many clients of this worker are owed an answer: whoever is not one of these users' waits for a slow server
-    /// perhaps, and so asks nothing more.
-    pub(crate) fn look_who_waits(&mut self, waiting: u32, now: Time) {
-        if waiting > self.clients && !self.are_active(now) {
+    /// So many clients of these users are owed an answer at this worker.
+    pub(crate) fn clients(&self) -> u32 {
+        self.clients
+    }
+
+    /// Others are owed an answer, or not: they wait for a slow server perhaps, and so ask nothing more.
+    pub(crate) fn look_who_waits(&mut self, do_wait: bool, now: Time) {
+        if do_wait && !self.are_active(now) {
             self.active_until = now.plus_micros(WAITING_STAYS_US);
         }
     }
@@ -240,6 +284,42 @@ impl Others {
     /// Whether they have asked something lately.
     pub(crate) fn are_active(&self, now: Time) -> bool {
         now < self.active_until
+    }
+}
+
+/// Who waits for whom, at this worker.
+pub(crate) struct Priorities {
+    /// Users of low priority wait for all others.
+    pub(crate) low: Others,
+    /// Where there are users of high priority, others wait for these.
+    pub(crate) normal: Others,
+    /// So many clients of high priority are owed an answer.
+    high_clients: u32,
+}
+
+impl Default for Priorities {
+    fn default() -> Self {
+        let (low, normal) = (Others::new(LOW_IN_FLIGHT), Others::new(NORMAL_IN_FLIGHT));
+        Self { low, normal, high_clients: 0 }
+    }
+}
+
+impl Priorities {
+    /// A client of a user has so many requests that press, and had so many.
+    pub(crate) fn change(&mut self, limits: &UserLimits, from: u16, to: u16) {
+        match limits.yields_to {
+            YieldsTo::All => self.low.change(from, to),
+            YieldsTo::High => self.normal.change(from, to),
+            YieldsTo::Nobody if limits.is_high() => {
+                self.high_clients = self.high_clients + u32::from(to > 0) - u32::from(from > 0);
+            }
+            YieldsTo::Nobody => {}
+        }
+    }
+
+    /// Whether clients of high priority wait for an answer.
+    pub(crate) fn has_high_waiting(&self) -> bool {
+        self.high_clients > 0
     }
 }
 
@@ -289,7 +369,7 @@ mod tests {
 
     #[test]
     fn others_are_seen_whatever_is_counted_late() {
-        let mut others = Others::default();
+        let mut others = Others::new(8);
         let mut now = Time::ZERO.plus_millis(1000);
         let mut look = |asked: u64| {
             now = now.plus_micros(LOOK_EVERY_US);
@@ -310,20 +390,23 @@ mod tests {
 
     #[test]
     fn others_who_wait_are_those_who_are_not_of_low_priority() {
-        let mut others = Others::default();
+        let mut others = Others::new(8);
         let now = Time::ZERO.plus_millis(1000);
         for (from, to) in [(0, 3), (0, 1), (3, 5), (1, 0), (0, 2)] {
             others.change(from, to);
         }
-        others.look_who_waits(2, now);
-        assert!(!others.are_active(now));
-        others.look_who_waits(3, now);
+        assert_eq!(others.clients(), 2);
+        others.look_who_waits(2 > others.clients(), now);
+        assert!(!others.are_active(now) && others.has_room());
+        others.look_who_waits(3 > others.clients(), now);
         assert!(others.are_active(now) && !others.are_active(now.plus_micros(WAITING_STAYS_US)));
+        others.change(0, 1);
+        assert!(!others.has_room());
     }
 
     #[test]
     fn the_more_there_is_to_sum_up_the_less_often_it_is() {
-        let mut others = Others::default();
+        let mut others = Others::new(8);
         let mut now = Time::ZERO.plus_millis(1000);
         for (counters, every_us) in [(2, 1000), (500, 2000), (100_000, LOOK_SELDOM_US)] {
             others.look(7, counters, now);

@@ -18,7 +18,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use cashew_config::snapshot;
+use cashew_config::snapshot::{self, OnFailure};
 use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge, Writer};
 
 use crate::base::action::Action;
@@ -31,8 +31,8 @@ use crate::base::table::Table;
 use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::downstream::audit::AuditRules;
-use crate::downstream::client::State;
-use crate::downstream::listener::{Choice, Listener};
+use crate::downstream::client::{Client, State};
+use crate::downstream::listener::{Choice, Destination, Listener};
 use crate::downstream::window::narrowed;
 use crate::engine::epoch::{Plan, PlannedPool};
 use crate::engine::{Closed, Engine};
@@ -351,11 +351,13 @@ impl Engine {
         let mut found = HashSet::new();
         for planned in pools {
             let Some(&pool) = by_name.get(&planned.config.name) else { continue };
-            let (was, is) = (&self.backends[pool.backend()].config.route, &planned.config.route);
-            if was != is {
-                let led_to = was.iter().chain(is).flat_map(snapshot::Route::pools);
+            let was = &*self.backends[pool.backend()].config;
+            let is = &planned.config;
+            if was.route != is.route {
+                let led_to = was.route.iter().chain(&is.route).flat_map(snapshot::Route::pools);
                 found.extend(led_to.map(str::to_owned));
             }
+            found.extend(pools_on_other_ways(was, is));
         }
         found
     }
@@ -681,11 +683,12 @@ impl Engine {
             }
         }
         let stood = self.standpoints_before(&steps, &places);
-        let keyless: Vec<(Option<ListenerId>, Option<BackendId>)> = self
-            .listeners
-            .entries()
-            .map(|(id, listener)| (places.listener(id), places.backend(listener.backend)))
-            .collect();
+        let subscribers = self.clients.indices();
+        let subscribers =
+            subscribers.filter(|&client| self.clients[client].modes.subscriber.is_some());
+        let keyless = subscribers
+            .filter_map(|client| Some((client, places.backend(self.keyless_backend(client))?)));
+        let keyless: Vec<(ClientId, BackendId)> = keyless.collect();
         self.renumber_actions(&places, in_use);
         (self.epoch, self.rank, self.workers) = (epoch, rank, workers);
         (self.listeners_in_use, self.backends_in_use) = (steps.len(), steps.len());
@@ -934,9 +937,10 @@ impl Engine {
     fn push_pool(&mut self, pool: Pool) {
         let Pool { mut listener, backend, redis } = pool;
         let id = self.listeners.next_id();
-        listener.backend = self.backends.next_id();
+        listener.destination.backend = self.backends.next_id();
         // Where it leads is known when all pools have their places.
-        listener.route = None;
+        listener.destination.route = None;
+        listener.user_destinations.clear();
         self.listeners.push(listener);
         self.backends.push(backend);
         self.redis_listeners.push(redis.0);
@@ -1038,11 +1042,21 @@ impl Engine {
     /// Where clients stand, by the numbers after the commit. Without routes, before and after, that is not asked.
     fn standpoints_before(&self, steps: &[Step], places: &Places) -> Vec<(ClientId, BackendId)> {
         let mut preparing = steps.iter().filter_map(Step::preparing).map(PoolId::listener);
-        let has_routes = self.listeners.iter().any(|listener| listener.route.is_some())
+        let has_user_routes = steps.iter().any(|step| match step {
+            Step::Same { config, .. } => !config.user_routes.is_empty(),
+            Step::Rerouted { preparing, .. } | Step::New { preparing, .. } => {
+                !self.listeners[preparing.listener()].config.user_routes.is_empty()
+            }
+        });
+        let has_routes = self
+            .listeners
+            .iter()
+            .any(|listener| listener.destination.route.is_some() || listener.has_user_routes())
             || preparing.any(|listener| {
                 let config = &self.listeners[listener].config;
                 config.route.is_some() || config.spool.is_some()
-            });
+            })
+            || has_user_routes;
         if !has_routes {
             return Vec::new();
         }
@@ -1063,46 +1077,88 @@ impl Engine {
             let spool = backends.get(backend).and_then(|backend| backend.spool.as_ref());
             (backend, spool.map(|spool| spool.overwrites))
         };
-        for listener in &mut self.listeners {
-            // What a pool could not delete is kept by a node.
-            let own = listener.config.spool.as_ref();
-            let own = own.map(|_| snapshot::Route::Pool(listener.config.name.clone()));
-            let Some(route) = listener.config.route.as_ref().or(own.as_ref()) else {
-                listener.route = None;
-                continue;
-            };
+        let destination = |route: &snapshot::Route| {
             let tree = Tree::new(route, &leaf);
-            if tree.home() != BackendId::NONE {
-                listener.backend = tree.home();
+            let mut known = tree.backends().iter().filter_map(|&it| backends.get(it));
+            let has_replicas = known.clone().any(|backend| backend.config.has_copies());
+            let databases = known.by_ref().map(|backend| backend.config.databases).min();
+            Destination {
+                backend: tree.home(),
+                misses: false,
+                has_replicas,
+                choice: Choice::Backends,
+                copies_across: false,
+                databases: databases.unwrap_or(1),
+                redis_db: 0,
+                route: Some(Arc::new(tree)),
+                held: false,
+                is_clear: true,
             }
-            let backends = tree.backends().iter().filter(|&&backend| backend != BackendId::NONE);
-            listener.has_replicas =
-                backends.clone().any(|&backend| self.backends[backend].config.has_copies());
-            listener.choice = Choice::Backends;
-            listener.route = Some(Arc::new(tree));
+        };
+        for listener in &mut self.listeners {
+            let config = Arc::clone(&listener.config);
+            // What a pool could not delete is kept by a node.
+            let own = config.spool.as_ref();
+            let own = own.map(|_| snapshot::Route::Pool(config.name.clone()));
+            if let Some(route) = config.route.as_ref().or(own.as_ref()) {
+                let led = destination(route);
+                let own = &mut listener.destination;
+                if led.backend != BackendId::NONE {
+                    own.backend = led.backend;
+                }
+                (own.has_replicas, own.choice, own.route) =
+                    (led.has_replicas, led.choice, led.route);
+            }
+            let of_users = config.user_routes.iter().map(|it| {
+                let pool = match &it.route {
+                    snapshot::Route::Pool(name) => named.get(name.as_str()).copied(),
+                    _ => None,
+                };
+                match pool.and_then(|id| Some((id, backends.get(id)?))) {
+                    Some((id, backend)) if backend.spool.is_none() => {
+                        Destination::new(id, &backend.config)
+                    }
+                    Some((_, backend)) => Destination {
+                        misses: backend.config.memcached.on_failure == OnFailure::Miss,
+                        ..destination(&it.route)
+                    },
+                    None => destination(&it.route),
+                }
+            });
+            let of_users = of_users.collect();
+            listener.set_user_destinations(of_users);
         }
         for listener in self.listeners.ids() {
-            let Some(route) = self.listeners[listener].route.clone() else { continue };
-            let backends = route.backends().iter().filter(|&&backend| backend != BackendId::NONE);
-            for &backend in backends.filter(|_| route.backends().len() > 1) {
-                self.backends[backend].tag_servers_of_several();
+            let routes = self.listeners[listener].destinations();
+            let routes: Vec<Arc<Tree>> = routes.filter_map(|it| it.route.clone()).collect();
+            for route in routes {
+                let backends =
+                    route.backends().iter().filter(|&&backend| backend != BackendId::NONE);
+                for &backend in backends.filter(|_| route.backends().len() > 1) {
+                    self.backends[backend].tag_servers_of_several();
+                }
             }
         }
         for listener in self.listeners.ids() {
-            if self.listeners[listener].route.is_some() {
+            let state = &self.listeners[listener];
+            if state.destination.route.is_some() || state.has_user_routes() {
                 self.update_held(listener);
             }
         }
         for (index, stood) in stood {
-            let listener = &self.listeners[self.clients[index].listener];
-            if listener.leads_to(stood) {
-                if listener.route.is_some() {
+            let client = &mut self.clients[index];
+            let listener = &self.listeners[client.listener];
+            client.destination = listener.destination_of(client.session.user());
+            let destination = listener.destination(client.destination);
+            if destination.leads_to(stood) {
+                if destination.route.is_some() {
                     // What has no key may go elsewhere now.
                     self.standpoints.set(index, stood);
                 }
+                self.update_off_fast_path(index);
                 continue;
             }
-            let variant = std::mem::take(&mut self.clients[index].variant);
+            let variant = std::mem::take(&mut client.variant);
             if stood != BackendId::NONE {
                 self.leave_variant(stood, variant);
             }
@@ -1110,36 +1166,34 @@ impl Engine {
             if !self.follow_session(index) {
                 self.finish(index);
             }
+            self.update_off_fast_path(index);
         }
     }
 
-    /// Closes the subscribers of ports whose channels are elsewhere now: `before` says where they were, by the
-    /// numbers after the commit.
-    fn cut_stranded(&mut self, before: &[(Option<ListenerId>, Option<BackendId>)]) {
-        for &(listener, backend) in before {
-            let (Some(listener), Some(backend)) = (listener, backend) else { continue };
-            let now = self.listeners[listener].backend;
-            if now == backend {
+    /// Closes the subscribers whose channels are elsewhere now: `before` says where they were, by the numbers after
+    /// the commit.
+    fn cut_stranded(&mut self, before: &[(ClientId, BackendId)]) {
+        for &(client, backend) in before {
+            let now = self.keyless_backend(client);
+            if now == backend || self.clients[client].modes.subscriber.is_none() {
                 continue;
             }
-            let is_stranded = |&client: &ClientId| {
-                let client = &self.clients[client];
-                client.listener == listener && client.modes.subscriber.is_some()
-            };
-            let stranded: Vec<ClientId> = self.clients.indices().filter(is_stranded).collect();
-            // They leave what they have subscribed to where that is.
-            self.listeners[listener].backend = backend;
-            for client in stranded {
-                self.cut_client(client, PoolCounter::ClientErr);
-            }
-            self.listeners[listener].backend = now;
+            // It leaves what it has subscribed to where that is.
+            let Client { listener, destination, .. } = self.clients[client];
+            self.listeners[listener].destination_mut(destination).backend = backend;
+            self.cut_client(client, PoolCounter::ClientErr);
+            self.listeners[listener].destination_mut(destination).backend = now;
         }
     }
 
     /// Whether some route, which may have clients, leads to the backend.
     fn is_led_to(&self, backend: BackendId) -> bool {
         let mut routes = self.listeners.iter().filter(|listener| listener.serves());
-        routes.any(|it| it.route.as_ref().is_some_and(|it| it.backends().contains(&backend)))
+        routes.any(|it| {
+            let mut elsewhere = it.user_destinations.iter();
+            it.destination.route.is_some() && it.destination.leads_to(backend)
+                || elsewhere.any(|destination| destination.leads_to(backend))
+        })
     }
 
     /// Does for the clients what the changes of their pools ask for.
@@ -1149,7 +1203,8 @@ impl Engine {
             let Some(changed) = changes.get(client.listener.index()) else { continue };
             let listener = &self.listeners[client.listener];
             let mut changed = *changed;
-            for backend in listener.route.iter().flat_map(|route| route.backends()) {
+            let destination = listener.destination(client.destination);
+            for backend in destination.backends() {
                 if let Some(of_leaf) = changes.get(backend.index()) {
                     changed.is_rerouted |= of_leaf.is_rerouted;
                     changed.has_database |= of_leaf.has_database;
@@ -1343,6 +1398,26 @@ impl Changed {
             has_preconnect: old.preconnect != new.preconnect,
         }
     }
+}
+
+/// The pools to which some users' requests go that went to others, and the others.
+fn pools_on_other_ways(was: &snapshot::Pool, is: &snapshot::Pool) -> HashSet<String> {
+    let mut found = HashSet::new();
+    if was.user_routes.is_empty() && is.user_routes.is_empty() {
+        return found;
+    }
+    let users = was.user_options.iter().chain(&is.user_options).map(|options| &options.name);
+    for user in users.collect::<HashSet<&String>>() {
+        let [before, now] = [was, is].map(|config| match config.route_of_user(user) {
+            Some(elsewhere) => elsewhere.route.clone(),
+            None => config.own_route(),
+        });
+        if before != now {
+            let led_to = before.pools().into_iter().chain(now.pools());
+            found.extend(led_to.map(str::to_owned));
+        }
+    }
+    found
 }
 
 /// Whether lanes are the same in number, and say the same on connecting.

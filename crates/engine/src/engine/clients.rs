@@ -3,8 +3,8 @@
 //! What each of them makes of it is theirs: [`crate::downstream::notice`],
 //! [`crate::downstream::password_guessing`], [`crate::downstream::window`], [`crate::base::work_budget`].
 
-use cashew_config::snapshot::Protocol;
 use cashew_config::snapshot::Reads;
+use cashew_config::snapshot::{Protocol, UserOptions};
 use cashew_metrics::{PoolCounter, UserCounter, UserStat};
 use cashew_protocol::Outcome;
 use cashew_protocol::redis::Lookup;
@@ -18,7 +18,7 @@ use crate::base::timers::Timer;
 use crate::base::work_budget::LARGE_REQUEST;
 use crate::downstream::client::{Client, Skip};
 use crate::downstream::receive::Plan;
-use crate::downstream::user_limits::{LOOK_EVERY_US, Meter, UserLimits};
+use crate::downstream::user_limits::{LOOK_EVERY_US, Meter, UserLimits, YieldsTo};
 use crate::engine::Engine;
 use crate::upstream::session_params::WireProtocol;
 
@@ -52,11 +52,14 @@ impl Engine {
 
     /// Whether an error of a node is no news: as its pool, or one of those of its route, is a cluster's.
     fn knows_of_cluster(&self, client: ClientId) -> bool {
-        let listener = self.listener_of(client);
         let is_cluster = |backend: BackendId| self.backends[backend].config.is_cluster();
-        match &listener.route {
+        let destination = self.destination_of(client);
+        match &destination.route {
             Some(route) => route.backends().iter().copied().any(is_cluster),
-            None => listener.protocol != Protocol::Redis || is_cluster(listener.backend),
+            None => {
+                self.listener_of(client).protocol != Protocol::Redis
+                    || is_cluster(destination.backend)
+            }
         }
     }
 
@@ -270,7 +273,10 @@ impl Engine {
         self.unmeter(client);
         let state = &self.clients[client];
         let listener = &mut self.listeners[state.listener];
-        let place = state.session.user().and_then(|user| listener.limits_of(user.name()));
+        let place = state
+            .session
+            .user()
+            .and_then(|user| listener.limits_of(user.name()).or(listener.common_limits()));
         if let Some(place) = place {
             listener.user_limits[place].enter(&self.metrics);
             self.meters.set(client, Meter::new(place, state.totals.requests));
@@ -311,9 +317,10 @@ impl Engine {
     /// The client counts for nobody any more, since it goes or is somebody else.
     pub(crate) fn unmeter(&mut self, client: ClientId) {
         if let Some(meter) = self.meters.take(client) {
-            self.others.change(meter.low_in_flight, 0);
             let listener = self.clients[client].listener;
-            self.listeners[listener].user_limits[meter.user as usize].leave(meter, &self.metrics);
+            let limits = &mut self.listeners[listener].user_limits[meter.user as usize];
+            self.priorities.change(limits, meter.pressing, 0);
+            limits.leave(meter, &self.metrics);
             // Whoever has it be somebody else lets it go on.
             self.clients[client].modes.end_quota_wait();
             self.hurry_waiting(meter.in_flight > 0);
@@ -333,13 +340,16 @@ impl Engine {
         for listener in self.listeners.iter_mut() {
             // Statistics know nothing of the users of a port that is to go.
             let users = listener.config.limited_users().filter(|_| listener.is_in_use());
-            let users = users.enumerate().map(|(place, options)| {
-                let mut limits =
-                    UserLimits::new(options.clone(), metrics.user(listener.metrics, place));
+            let users: Vec<&UserOptions> = users.collect();
+            let has_high = users.iter().any(|user| user.is_high());
+            let users = users.into_iter().enumerate().map(|(place, options)| {
+                let id = metrics.user(listener.metrics, place);
+                let mut limits = UserLimits::new(options.clone(), id, has_high);
                 limits.publish(metrics);
                 limits
             });
             listener.user_limits = users.collect();
+            listener.set_common_limits(has_high, metrics);
             listener.renew_user_reads();
         }
         for (client, reads) in clients.into_iter().zip(reads_before) {
@@ -360,6 +370,9 @@ impl Engine {
         let Client { session, modes, .. } = &self.clients[client];
         if modes.subscriber.is_some() && session.key_prefix() != listener.key_prefix_of(name) {
             return Some("a subscriber cannot become a user with another key prefix".to_owned());
+        }
+        if let Some(why) = self.refused_destination(client, name) {
+            return Some(why);
         }
         let place = listener.limits_of(name)?;
         let is_it = self.meters.get(client).is_some_and(|meter| meter.user as usize == place);
@@ -404,13 +417,42 @@ impl Engine {
         self.meters.get(client).is_some_and(|meter| limits[meter.user as usize].is_low())
     }
 
+    /// Whether the client's user is served before others.
+    pub(crate) fn is_high(&self, client: ClientId) -> bool {
+        let limits = &self.listeners[self.clients[client].listener].user_limits;
+        self.meters.get(client).is_some_and(|meter| limits[meter.user as usize].is_high())
+    }
+
     /// Whether a user has to wait as others ask, whose requests are not to stand behind many of its own.
     fn yields(&mut self, (listener, user): (ListenerId, u32)) -> bool {
-        let limits = &self.listeners[listener].user_limits[user as usize];
-        if !limits.is_low() || self.others.has_room() {
+        match self.listeners[listener].user_limits[user as usize].yields_to() {
+            YieldsTo::Nobody => false,
+            YieldsTo::High => self.yields_to_high(),
+            YieldsTo::All => self.yields_to_all(),
+        }
+    }
+
+    fn yields_to_high(&mut self) -> bool {
+        if self.priorities.normal.has_room() {
             return false;
         }
-        if self.others.is_due(self.now) {
+        if self.priorities.normal.is_due(self.now) {
+            let in_use = self.listeners.iter().filter(|it| it.is_in_use());
+            let high = in_use.flat_map(|it| it.user_limits.iter().filter(|user| user.is_high()));
+            let taken = high.map(|user| (1, user.taken(&self.metrics)));
+            let (counters, asked) = taken.fold((0, 0), |(n, sum), (one, it)| (n + one, sum + it));
+            self.priorities.normal.look(asked, counters, self.now);
+        }
+        let has_waiting = self.priorities.has_high_waiting();
+        self.priorities.normal.look_who_waits(has_waiting, self.now);
+        self.priorities.normal.are_active(self.now)
+    }
+
+    fn yields_to_all(&mut self) -> bool {
+        if self.priorities.low.has_room() {
+            return false;
+        }
+        if self.priorities.low.is_due(self.now) {
             let (mut asked, mut own, mut counters) = (0u64, 0u64, 0);
             for listener in self.listeners.iter().filter(|it| it.is_in_use()) {
                 asked += self.metrics.sum_pool_counter(listener.metrics, PoolCounter::Requests);
@@ -420,10 +462,11 @@ impl Engine {
                     counters += 1;
                 }
             }
-            self.others.look(asked.saturating_sub(own), counters, self.now);
+            self.priorities.low.look(asked.saturating_sub(own), counters, self.now);
         }
-        self.others.look_who_waits(self.activity.waiting, self.now);
-        self.others.are_active(self.now)
+        let others_wait = self.activity.waiting > self.priorities.low.clients();
+        self.priorities.low.look_who_waits(others_wait, self.now);
+        self.priorities.low.are_active(self.now)
     }
 
     /// Why a client may not ask anything now.
@@ -509,13 +552,13 @@ impl Engine {
     pub(crate) fn settle_in_flight(&mut self, client: ClientId) {
         let Client { requests, listener, ref modes, .. } = self.clients[client];
         let Some(mut meter) = self.meters.get(client) else { return };
-        let is_low = self.listeners[listener].user_limits[meter.user as usize].is_low();
-        let low = if is_low && modes.blocking.is_none() { requests } else { 0 };
-        if meter.in_flight == requests && meter.low_in_flight == low {
+        let pressing = if modes.blocking.is_none() { requests } else { 0 };
+        if meter.in_flight == requests && meter.pressing == pressing {
             return;
         }
-        self.others.change(meter.low_in_flight, low);
-        meter.low_in_flight = low;
+        let limits = &self.listeners[listener].user_limits[meter.user as usize];
+        self.priorities.change(limits, meter.pressing, pressing);
+        meter.pressing = pressing;
         let metrics = self.metrics.clone();
         let is_fewer =
             self.user_limits(client, meter).set_in_flight(&mut meter, requests, &metrics);
@@ -579,7 +622,7 @@ impl Engine {
                 let reached = limits.reached(&self.metrics, self.now).filter(|_| limits.delays());
                 let wait_us = match reached {
                     Some((_, wait_us)) => wait_us,
-                    None if limits.is_low() => LOOK_EVERY_US,
+                    None if limits.yields_to() != YieldsTo::Nobody => LOOK_EVERY_US,
                     None => 1,
                 };
                 self.note_waiting((listener, user), self.now.plus_micros(wait_us.max(1)));

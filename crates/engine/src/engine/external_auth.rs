@@ -12,6 +12,7 @@ use crate::base::id::{ClientId, ListenerId};
 use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::downstream::external_auth::{Authenticated, Outside, Question, Verdict};
+use crate::downstream::listener::DestinationNumber;
 use crate::engine::Engine;
 
 /// Longer ones are nobody's.
@@ -170,8 +171,11 @@ impl Engine {
         state.session.authenticated = false;
         let is_owed = state.requests > 0 || state.modes.many.is_some();
         let is_memcached = self.listeners[state.listener].protocol == Protocol::Memcached;
-        if is_owed && is_memcached && state.session.key_prefix().is_some() {
-            // What it is owed is told with the names of whom it was. Requests of Redis know them by themselves.
+        let goes_elsewhere = state.destination != DestinationNumber::OWN;
+        let has_prefix = is_memcached && state.session.key_prefix().is_some();
+        if is_owed && (has_prefix || goes_elsewhere) {
+            // What it is owed is told with the names of whom it was, and goes on where it went. Requests of Redis
+            // know the names by themselves.
             let again = self.now.plus_millis(OWED_MS);
             self.change_profile(client, |profile| profile.expires_at = Some(again));
             self.await_expiry(client);

@@ -66,7 +66,8 @@ trait Reader {
     /// is compiled in.
     const CHOOSES: bool = false;
 
-    /// Keys may be of several backends: the client's listener is a route.
+    /// Keys may be of several backends, or of another than the port's own: the client's listener is a route, or its
+    /// user has one.
     const ROUTED: bool = false;
 
     /// Whether several requests may be joined to one: see [`crate::memcached::Coalesced`].
@@ -271,7 +272,7 @@ impl Engine {
         let listener = &self.listeners[client.listener];
         match client.session.wire_protocol {
             WireProtocol::Resp2 | WireProtocol::Resp3 => {
-                match (listener.fast_policy.refuses_plain(), listener.choice) {
+                match (listener.fast_policy.refuses_plain(), listener.destination.choice) {
                     (false, Choice::None) => {
                         self.fast_requests_with::<Redis<true, false, false, false>>(index, buf)
                     }
@@ -287,22 +288,24 @@ impl Engine {
                     (_, Choice::Backends) => self.fast_requests_routed(index, buf),
                 }
             }
-            WireProtocol::Text => match (listener.misses, listener.choice) {
-                (false, Choice::None) => {
-                    self.fast_requests_with::<Text<true, false, false>>(index, buf)
+            WireProtocol::Text => {
+                match (listener.destination.misses, listener.destination.choice) {
+                    (false, Choice::None) => {
+                        self.fast_requests_with::<Text<true, false, false>>(index, buf)
+                    }
+                    (false, Choice::Replicas) => {
+                        self.fast_requests_with::<Text<true, true, false>>(index, buf)
+                    }
+                    (true, Choice::None) => {
+                        self.fast_requests_with::<Text<false, false, false>>(index, buf)
+                    }
+                    (true, Choice::Replicas) => {
+                        self.fast_requests_with::<Text<false, true, false>>(index, buf)
+                    }
+                    (_, Choice::Backends) => self.fast_requests_routed(index, buf),
                 }
-                (false, Choice::Replicas) => {
-                    self.fast_requests_with::<Text<true, true, false>>(index, buf)
-                }
-                (true, Choice::None) => {
-                    self.fast_requests_with::<Text<false, false, false>>(index, buf)
-                }
-                (true, Choice::Replicas) => {
-                    self.fast_requests_with::<Text<false, true, false>>(index, buf)
-                }
-                (_, Choice::Backends) => self.fast_requests_routed(index, buf),
-            },
-            WireProtocol::Binary => match listener.choice {
+            }
+            WireProtocol::Binary => match listener.destination.choice {
                 Choice::None => self.fast_requests_with::<Binary<false, false>>(index, buf),
                 Choice::Replicas => self.fast_requests_with::<Binary<true, false>>(index, buf),
                 Choice::Backends => self.fast_requests_routed(index, buf),
@@ -313,7 +316,7 @@ impl Engine {
     #[inline(never)]
     fn fast_requests_routed<'b>(&mut self, index: ClientId, buf: &'b [u8]) -> &'b [u8] {
         let client = &self.clients[index];
-        let has_replicas = self.listeners[client.listener].has_replicas;
+        let has_replicas = self.destination_of(index).has_replicas;
         match (client.session.wire_protocol, has_replicas) {
             (WireProtocol::Resp2 | WireProtocol::Resp3, false) => {
                 self.fast_requests_with::<Redis<true, true, false, true>>(index, buf)
@@ -346,12 +349,17 @@ impl Engine {
         let client = &mut self.clients[index];
         let listener = &self.listeners[client.listener];
         let limits = &listener.limits;
+        let destination = match (client.off_fast_path, client.goes_elsewhere) {
+            (false, _) => &listener.destination,
+            (true, false) => return buf,
+            (true, true) if !R::ROUTED => return self.fast_requests_routed(index, buf),
+            (true, true) => listener.destination(client.destination),
+        };
         let is_clear = client.session.authenticated
             && client.state == State::Open
-            && !client.off_fast_path
             && !client.handoff.is_leaving()
             && client.parser.is_none()
-            && listener.is_clear
+            && destination.is_clear
             && !client.fenced
             && client.output.len() + client.held < limits.client_output_pause;
         if !is_clear {
@@ -360,8 +368,9 @@ impl Engine {
         let (requests_before, is_idle) = (client.requests, client.head == RequestId::NONE);
         let mut called = None;
         let size_max = (LARGE as u64 - 1).min(limits.request_size_max) as usize;
-        let mut backend_id = listener.backend;
+        let mut backend_id = destination.backend;
         if R::ROUTED
+            && destination.route.is_some()
             && let Some(backend) = self.standpoints.of(index)
         {
             backend_id = backend;
@@ -380,8 +389,9 @@ impl Engine {
             && let Some(plain) = R::request(buf, &listener.fast_policy)
             && plain.bytes.len() <= size_max
         {
-            if R::ROUTED {
-                let Some(route) = &listener.route else { break };
+            if R::ROUTED
+                && let Some(route) = &destination.route
+            {
                 let is_read = plain.access.reads();
                 let operation = if is_read { Operation::Read } else { Operation::Write };
                 let Way::Straight(to) = route.way(plain.key, operation) else { break };

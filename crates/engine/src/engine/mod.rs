@@ -37,11 +37,11 @@ use crate::downstream::activity::Activity;
 use crate::downstream::audit::AuditQueue;
 use crate::downstream::client::{Client, Dirty, Profile, Selected, Session, State};
 use crate::downstream::handoff::Moving;
-use crate::downstream::listener::Listener;
+use crate::downstream::listener::{Destination, DestinationNumber, Listener};
 use crate::downstream::pressure::Pressure;
 use crate::downstream::standpoints::Standpoints;
 use crate::downstream::totals::Published;
-use crate::downstream::user_limits::{Meters, Others};
+use crate::downstream::user_limits::{Meters, Priorities};
 use crate::engine::change::Change;
 use crate::engine::epoch::Plan;
 use crate::exchange::flow::Flows;
@@ -147,7 +147,7 @@ pub struct Engine {
     pub(crate) write_marks: WriteMarks,
     pub(crate) standpoints: Standpoints,
     pub(crate) meters: Meters,
-    pub(crate) others: Others,
+    pub(crate) priorities: Priorities,
     pub(crate) published: Published,
     /// Users of ports whose clients wait for room, and when it is looked whether there is.
     pub(crate) users_waiting: Vec<(ListenerId, u32)>,
@@ -277,7 +277,7 @@ impl Engine {
             write_marks: WriteMarks::default(),
             standpoints: Standpoints::default(),
             meters: Meters::default(),
-            others: Others::default(),
+            priorities: Priorities::default(),
             published: Published::default(),
             users_waiting: Vec::new(),
             users_wake_at: Time::NEVER,
@@ -347,7 +347,7 @@ impl Engine {
         let session = Session {
             id,
             protocol: config.protocol,
-            wire_protocol: self.backends[config.backend].params_set[0].wire_protocol,
+            wire_protocol: self.backends[config.destination.backend].params_set[0].wire_protocol,
             database: Selected::NONE,
             authenticated: config.is_open(),
             profile: Profile::of_user(config.first_user()),
@@ -360,9 +360,11 @@ impl Engine {
         config.places_taken += u64::from(has_place);
         self.metrics.set_pool(config.metrics, PoolGauge::ClientConnections, config.places_taken);
         let lane_choice = self.clients_seen as u16;
+        let destination = config.destination_of(session.user());
         let undecided = self.is_undecided(listener);
         let client = Client {
             has_place,
+            destination,
             undecided,
             off_fast_path: undecided
                 || self.redis_listeners[listener].holds_writes_back()
@@ -376,6 +378,9 @@ impl Engine {
         self.published.forget(index);
         let conn = ConnId::of_client(index, generation);
         self.leave_new(index);
+        if destination != DestinationNumber::OWN {
+            self.arrive_elsewhere(index);
+        }
         if self.clients[index].session.user().is_some()
             && let Some(text) = self.meter_new(index)
             && admission == Admission::Welcome
@@ -1098,20 +1103,27 @@ impl Engine {
         &self.listeners[self.clients[client].listener]
     }
 
+    /// Where the client's requests go.
+    #[inline(always)]
+    pub(crate) fn destination_of(&self, client: ClientId) -> &Destination {
+        let Client { listener, destination, .. } = self.clients[client];
+        self.listeners[listener].destination(destination)
+    }
+
     /// Where the client's request at hand goes.
     #[inline(always)]
     pub(crate) fn backend_of(&self, client: ClientId) -> BackendId {
-        let listener = self.listener_of(client);
-        match listener.route {
-            None => listener.backend,
-            Some(_) => self.standpoints.of(client).unwrap_or(listener.backend),
+        let destination = self.destination_of(client);
+        match destination.route {
+            None => destination.backend,
+            Some(_) => self.standpoints.of(client).unwrap_or(destination.backend),
         }
     }
 
     /// Where what the client asks goes that has no key.
     #[inline]
     pub(crate) fn keyless_backend(&self, client: ClientId) -> BackendId {
-        self.listener_of(client).backend
+        self.destination_of(client).backend
     }
 
     /// Those whose requests go to the backend.
@@ -1124,11 +1136,8 @@ impl Engine {
     pub(crate) fn update_held(&mut self, listener: ListenerId) {
         let features = &self.redis_listeners[listener];
         let state = &mut self.listeners[listener];
-        let mut held = self.backends[state.backend].is_held() || features.holds_all_back();
-        if let Some(route) = &state.route {
-            held |= route.backends().iter().any(|&backend| self.backends[backend].is_held());
-        }
-        state.set_off_fast_path(held, features.watch.is_on());
+        let is_held = |backend| self.backends.get(backend).is_some_and(Backend::is_held);
+        state.set_off_fast_path(features.holds_all_back(), features.watch.is_on(), is_held);
     }
 
     /// Whether the backend is held has changed.
@@ -1169,7 +1178,7 @@ pools:
             now: Time::ZERO,
         });
         for (listener, backend) in engine.listeners.iter_mut().zip([1, 0]) {
-            listener.backend = BackendId::new(backend);
+            listener.destination.backend = BackendId::new(backend);
         }
         engine
     }
@@ -1204,7 +1213,9 @@ pools:
 
         // A hold of the backend holds its listener's clients, and nobody else.
         engine.handle_hold(backend, 1, 1000, now);
-        assert!(engine.listeners[one].held && !engine.listeners[other].held);
+        assert!(
+            engine.listeners[one].destination.held && !engine.listeners[other].destination.held
+        );
         engine.handle_received(client, get, now);
         engine.handle_received(lane, b"$1\r\n1\r\n", now);
         engine.settle(now);
@@ -1230,7 +1241,7 @@ pools:
             servers.filter(|&server| engine.leased(client, server).is_some()).collect();
         assert_eq!(leased.len(), 1, "the client watches a key");
         // The other backend has a server of the same number, or not: neither is leased.
-        engine.listeners[one].backend = BackendId::new(0);
+        engine.listeners[one].destination.backend = BackendId::new(0);
         assert_eq!(engine.leased(client, leased[0]), None);
     }
 

@@ -627,7 +627,7 @@ mod tests {
                 now: Time::ZERO,
             });
             let listener = engine.listeners.iter().next().unwrap();
-            assert_eq!(listener.is_clear, is_clear, "{commands}");
+            assert_eq!(listener.destination.is_clear, is_clear, "{commands}");
         }
     }
 }

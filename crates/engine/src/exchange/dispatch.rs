@@ -562,7 +562,7 @@ impl Engine {
         access: Access,
         split: &mut Split,
     ) -> Result<Option<ServerId>, Failure> {
-        if self.listener_of(client).route.is_some() {
+        if self.destination_of(client).route.is_some() {
             return self.place_keys_by_route(client, keys, access, split);
         }
         let backend = self.backend_of(client);

@@ -34,6 +34,9 @@ enum Unknown {
 impl Engine {
     /// Whether a user of the pool has that password, or is that elsewhere.
     fn knows(&mut self, client: ClientId, user: &[u8], password: &[u8]) -> Result<bool, Unknown> {
+        if self.waits_to_log_in(client) {
+            return Err(Unknown::Awaited);
+        }
         if self.listener_of(client).has_users() {
             let known = self.listener_of(client).users.authenticate(user, password).cloned();
             match &known {

@@ -257,8 +257,7 @@ impl Engine {
             false => Expect::Packet,
         };
         self.request_ctx.miss.clear();
-        let listener = self.listener_of(client);
-        if opcode.returns_key() && listener.misses {
+        if opcode.returns_key() && self.destination_of(client).misses {
             self.request_ctx.miss.extend_from_slice(parser.key().of(bytes));
         }
     }
@@ -324,7 +323,7 @@ impl Engine {
     fn plan_packet(&mut self, client: ClientId, parser: &RequestParser, bytes: &[u8]) -> Plan {
         let opcode = parser.opcode();
         self.ask_binary(client, parser, bytes);
-        if self.listener_of(client).choice == Choice::Backends
+        if self.destination_of(client).choice == Choice::Backends
             && let Some(plan) = self.route_packet(client, parser, bytes)
         {
             return plan;

@@ -55,7 +55,7 @@ impl Engine {
         client: ClientId,
         failure: &NamedFailure,
     ) -> Plan {
-        let misses = self.listener_of(client).misses;
+        let misses = self.destination_of(client).misses;
         let miss = std::mem::take(&mut self.request_ctx.miss);
         let failed = Failed {
             asked: self.request_ctx.asked,
@@ -106,7 +106,7 @@ impl Engine {
         let miss = self.miss_notes.take(index, &self.requests);
         // Without a client nobody hears which it is.
         let client = self.waiting_client(index);
-        let misses = client != ClientId::NONE && self.listener_of(client).misses;
+        let misses = client != ClientId::NONE && self.destination_of(client).misses;
         let request = &self.requests[index];
         let failed = Failed { asked: request.asked, expect: request.expect, miss: &miss, failure };
         let mut is_unwanted = false;

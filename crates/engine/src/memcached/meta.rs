@@ -65,8 +65,7 @@ impl Engine {
         };
         self.request_ctx.asked.quiet = quiet;
         self.request_ctx.expect = expect;
-        let listener = self.listener_of(client);
-        if parser.verb() == Verb::MetaGet && listener.misses {
+        if parser.verb() == Verb::MetaGet && self.destination_of(client).misses {
             write_meta_miss(parser.line().of(bytes), &mut self.request_ctx.miss);
         }
         let is_given = parser.expect() == Expect::Answer(Answer::MetaSetGiven);

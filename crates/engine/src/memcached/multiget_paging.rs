@@ -243,7 +243,7 @@ impl Engine {
                 many.head = start;
             }
             if let Some(failure) =
-                self.request_ctx.failure.take().filter(|_| !self.listener_of(client).misses)
+                self.request_ctx.failure.take().filter(|_| !self.destination_of(client).misses)
             {
                 self.count_forward_error(backend);
                 let mut text = Vec::new();

@@ -84,7 +84,7 @@ impl Engine {
         parser: &RequestParser,
         bytes: &[u8],
     ) -> Option<Plan> {
-        let tree = Arc::clone(self.listener_of(client).route.as_ref()?);
+        let tree = Arc::clone(self.destination_of(client).route.as_ref()?);
         let keys = parser.keys();
         // Those of a request that is taken apart are as the client names them.
         let prefix = match self.request_ctx.is_apart {
@@ -143,7 +143,7 @@ impl Engine {
         parser: &binary::RequestParser,
         bytes: &[u8],
     ) -> Option<Plan> {
-        let tree = Arc::clone(self.listener_of(client).route.as_ref()?);
+        let tree = Arc::clone(self.destination_of(client).route.as_ref()?);
         let opcode = parser.opcode();
         if opcode == Opcode::Flush && tree.backends().len() > 1 {
             self.answer_binary(client, parser, Status::TemporaryFailure, ABOUT_ALL_KEYS_WORDS);

@@ -303,7 +303,7 @@ impl Engine {
     }
 
     fn plan_text(&mut self, client: ClientId, parser: &mut RequestParser, bytes: &[u8]) -> Plan {
-        if self.listener_of(client).choice == Choice::Backends
+        if self.destination_of(client).choice == Choice::Backends
             && let Some(plan) = self.route_text(client, parser, bytes)
         {
             self.clients[client].noreply = false;
@@ -485,7 +485,7 @@ impl Engine {
                 let gather = self.gather_with_keys(&split, keys, bytes);
                 let is_plain = parser.verb() == Verb::Get
                     && keys[0].start as usize == b"get ".len()
-                    && self.listener_of(client).route.is_none();
+                    && self.destination_of(client).route.is_none();
                 if is_plain && keys.len() <= JOINED_KEYS_MAX {
                     let keys_of = || keys.iter().map(|key| key.of(bytes));
                     if self.find_lanes_to_join(client, &mut split, keys_of(), bytes.len()) {
@@ -506,7 +506,7 @@ impl Engine {
                     size: bytes.len(),
                 };
                 let merge = Merge::Values(gather);
-                match self.listener_of(client).misses {
+                match self.destination_of(client).misses {
                     true => {
                         self.send_fragments_that_can(client, &mut split, merge, request);
                         self.request_ctx

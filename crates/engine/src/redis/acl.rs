@@ -247,7 +247,7 @@ impl Engine {
                 | Tenancy::Channels
         );
         let is_queueing = self.is_queueing(client);
-        let is_routed = self.listener_of(client).choice == Choice::Backends;
+        let is_routed = self.destination_of(client).choice == Choice::Backends;
         let why = match tenancy {
             Tenancy::Refused => "is not for users with a key prefix",
             _ if names_keys && is_queueing => {

@@ -535,6 +535,12 @@ impl Engine {
         if let Some(reads) = client.reads {
             write!(line, " reads={reads}").expect("text takes any text");
         }
+        let config = &self.listeners[client.listener].config;
+        if let Some(user) = client.session.user()
+            && let Some(route) = config.route_of_user(user.name())
+        {
+            write!(line, " route={}", route.name).expect("text takes any text");
+        }
         line.push('\n');
         out.extend_from_slice(line.as_bytes());
     }

@@ -11,6 +11,7 @@ use crate::base::id::{ClientId, ListenerId};
 use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::downstream::client::State;
+use crate::downstream::listener::DestinationNumber;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::redis::state::ListenerState;
@@ -105,9 +106,12 @@ impl Engine {
     pub(crate) fn update_off_fast_path(&mut self, client: ClientId) {
         let is_metered = self.meters.get(client).is_some();
         let state = &mut self.clients[client];
-        state.off_fast_path = state.is_odd()
+        let is_special = state.is_odd()
             || is_metered
             || self.redis_listeners[state.listener].holds_writes_back();
+        let goes_elsewhere = state.destination != DestinationNumber::OWN;
+        state.off_fast_path = is_special || goes_elsewhere;
+        state.goes_elsewhere = goes_elsewhere && !is_special;
     }
 
     /// Whether all that holds the client back is CLIENT PAUSE, and what it asks next goes on all the
@@ -115,7 +119,7 @@ impl Engine {
     #[inline]
     pub(crate) fn passes_pause(&self, client: ClientId, bytes: &[u8]) -> bool {
         let listener = self.clients[client].listener;
-        self.listeners[listener].held
+        self.destination_of(client).held
             && self.redis_listeners[listener].holds_all_back()
             && self.is_about_pause(client, bytes)
     }

@@ -20,7 +20,8 @@ impl Engine {
     /// CLIENT READS policy|default
     pub(crate) fn client_reads(&mut self, client: ClientId, name: &[u8]) -> Plan {
         let listener = self.listener_of(client);
-        let (has_replicas, has_zone) = (listener.has_replicas, listener.config.zone.is_some());
+        let (has_replicas, has_zone) =
+            (self.destination_of(client).has_replicas, listener.config.zone.is_some());
         let named = std::str::from_utf8(name).ok().and_then(Reads::named);
         let reads = match named {
             None if !name.eq_ignore_ascii_case(b"default") => {
@@ -39,10 +40,10 @@ impl Engine {
 
     /// READONLY and READWRITE, by which clients of Redis Cluster say whether replicas may answer.
     pub(crate) fn readonly(&mut self, client: ClientId, command: &Command) -> Plan {
-        if !self.listener_of(client).has_replicas && !self.poses(client) {
+        if !self.destination_of(client).has_replicas && !self.poses(client) {
             return self.reply_error(client, NO_CLUSTER_TEXT);
         }
-        let has_replicas = self.listener_of(client).has_replicas;
+        let has_replicas = self.destination_of(client).has_replicas;
         let reads = (has_replicas && command.name == "readonly").then_some(Reads::PreferReplica);
         self.set_reads(client, reads);
         self.say(client, b"+OK\r\n")

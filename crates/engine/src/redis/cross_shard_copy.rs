@@ -233,8 +233,8 @@ impl Engine {
         keys: &[Span],
         split: &Split,
     ) -> Plan {
-        let config = &self.listener_of(client).config;
-        let task = Task::of(command, bytes, args).filter(|_| config.cross_server_copy);
+        let copies_across = self.destination_of(client).copies_across;
+        let task = Task::of(command, bytes, args).filter(|_| copies_across);
         if let (Some(task), [source, target]) = (task, keys) {
             let keys = [source.of(bytes), target.of(bytes)];
             return self.cross_shard_copy(

@@ -223,7 +223,7 @@ impl Engine {
     pub(crate) fn queue_select(&mut self, client: ClientId, index: &[u8], bytes: &[u8]) -> Plan {
         let backend = self.backend_of(client);
         let state = &self.backends[backend];
-        let named = self.listener_of(client).database_named(index).ok().map(Selected::from);
+        let named = self.destination_of(client).database_named(index).ok().map(Selected::from);
         let mut variant = state.variant_of(&self.clients[client].session);
         if let Some(database) = named {
             variant.database = state.database_of(database);
@@ -319,7 +319,7 @@ impl Engine {
 
     /// Whether other regions have to forget what the client's transactions write.
     pub(crate) fn has_regions(&self, client: ClientId) -> bool {
-        self.listener_of(client).route.as_ref().is_some_and(|it| it.has_regions())
+        self.destination_of(client).route.as_ref().is_some_and(|it| it.has_regions())
     }
 
     /// Notes what a queued command will write in the primary region.

@@ -268,7 +268,7 @@ impl Engine {
             return self.reply_error(client, &text);
         }
         if let Lookup::Found(command) = lookup
-            && self.listener_of(client).choice == Choice::Backends
+            && self.destination_of(client).choice == Choice::Backends
             && self.clients[client].session.authenticated
             && let Some(plan) = self.route_redis(client, command, bytes, args)
         {

@@ -6,7 +6,7 @@ use cashew_metrics::{HotKey, Ranking, SeenRequest};
 use cashew_protocol::redis::Command;
 use cashew_protocol::resp::{self, encode};
 
-use crate::base::id::{BackendId, ClientId};
+use crate::base::id::ClientId;
 use crate::base::time::Time;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
@@ -146,14 +146,11 @@ impl Engine {
     fn find_hot_keys(&self, client: ClientId, ranking: Ranking) -> Vec<HotRow> {
         let most = KEYS_MAX as usize;
         let listener = self.listener_of(client);
-        let backends: Vec<BackendId> = match &listener.route {
-            Some(route) => route.backends().to_vec(),
-            None => vec![listener.backend],
-        };
+        let backends = self.destination_of(client).backends();
         let now_us = self.now.as_micros();
         let is_hidden = listener.config.hide_topology;
         let mut rows = Vec::new();
-        for id in backends {
+        for &id in backends {
             let Some(backend) = self.backends.get(id) else { continue };
             let hot = self.metrics.hot_keys(backend.metrics, ranking, now_us);
             for key in hot.keys.iter().take(most) {

@@ -104,7 +104,7 @@ impl Engine {
         bytes: &[u8],
         args: &[Span],
     ) -> Option<Plan> {
-        let tree = Arc::clone(self.listener_of(client).route.as_ref()?);
+        let tree = Arc::clone(self.destination_of(client).route.as_ref()?);
         let stays = match command.rule {
             Rule::Local(_) | Rule::Refuse(_) | Rule::Unsupported => true,
             Rule::Session(rule) => rule != SessionRule::Watch,

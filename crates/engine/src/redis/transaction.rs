@@ -224,7 +224,7 @@ impl Engine {
 
     fn transaction(&mut self, client: ClientId) -> &mut Transaction {
         let slot = &mut self.clients[client];
-        slot.off_fast_path = true;
+        slot.leave_fast_path();
         slot.modes.enter().transaction.get_or_insert_with(|| {
             self.bufs.charge(size_of::<Transaction>());
             Box::new(Transaction::new())

@@ -733,7 +733,8 @@ impl RouteFlow {
                 }
             }
             Some(Text::Failure(failure)) => {
-                let misses = self.route(cx).is_some_and(|route| route.misses);
+                let client = cx.client();
+                let misses = client != ClientId::NONE && cx.engine.destination_of(client).misses;
                 dialect.write_failure(question, failure, misses, &mut out);
             }
             Some(Text::Word(word)) => dialect.write_word(question, *word, &mut out),
@@ -884,7 +885,7 @@ impl Engine {
         question: &Question,
         dialect: &'static dyn Dialect,
     ) -> Vec<RegionWrite> {
-        let Some(tree) = self.listener_of(client).route.clone() else { return Vec::new() };
+        let Some(tree) = self.destination_of(client).route.clone() else { return Vec::new() };
         let (listener, epoch) = (self.clients[client].listener, self.epoch);
         let seat = Seat { database, ..self.seat_of(client) };
         let nodes = tree.regions_on_way(&question.key, Operation::Write);

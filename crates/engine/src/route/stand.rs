@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cashew_config::snapshot::{Reach, Route};
+use cashew_config::snapshot::Reach;
 use cashew_placement::SLOTS;
 use cashew_protocol::redis::Access;
 
@@ -64,7 +64,7 @@ impl Engine {
     /// Has the client stand where a large request for this key goes. `false` if that is not one backend, or
     /// servers know the key by another name: then the request has to be here whole.
     pub(crate) fn stands_for(&mut self, client: ClientId, key: &[u8]) -> bool {
-        let Some(route) = &self.listener_of(client).route else { return true };
+        let Some(route) = &self.destination_of(client).route else { return true };
         match route.way(key, Operation::Write) {
             Way::Straight(backend) => self.stand_at(client, backend).is_ok(),
             Way::Forked(_) | Way::None => false,
@@ -81,7 +81,7 @@ impl Engine {
         access: Access,
         split: &mut Split,
     ) -> Result<Option<ServerId>, Failure> {
-        let Some(tree) = self.listener_of(client).route.as_ref().map(Arc::clone) else {
+        let Some(tree) = self.destination_of(client).route.as_ref().map(Arc::clone) else {
             return Err(Failure::NoServer);
         };
         let mut places = tree.backends().iter().filter_map(|&it| self.backends.get(it));
@@ -182,12 +182,15 @@ impl Engine {
         if listener.config.hide_topology {
             return Err("hide_topology keeps the servers to itself here");
         }
-        let way = listener.route.as_ref().map(|tree| tree.way(key, operation));
+        let way = self.destination_of(client).route.as_ref().map(|tree| tree.way(key, operation));
         let is_forked = matches!(way, Some(Way::Forked(_)));
         let config = Arc::clone(&listener.config);
-        let own = Route::Pool(config.name.clone());
-        let visit =
-            config.route.as_ref().unwrap_or(&own).visit(key, in_configurations(operation), reach);
+        let user = self.clients[client].session.user_name();
+        let route = match config.route_of_user(user) {
+            Some(elsewhere) => elsewhere.route.clone(),
+            None => config.own_route(),
+        };
+        let visit = route.visit(key, in_configurations(operation), reach);
         let leaf = |pool: &str, key: &[u8]| self.explain_leaf(pool, key, access);
         Ok(Explanation::new(&visit, key, is_forked, leaf))
     }

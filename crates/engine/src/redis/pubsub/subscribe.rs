@@ -219,7 +219,7 @@ impl Engine {
         left: Vec<TopicSlot>,
     ) {
         let owner = &mut self.clients[client];
-        owner.off_fast_path = true;
+        owner.leave_fast_path();
         // Nothing is dispatched before it is answered.
         owner.fenced = true;
         let subscriber =
