@@ -1,4 +1,4 @@
-"""Users of low priority, who wait while others ask; and users with a read policy of their own."""
+"""Users of low priority, who wait while others ask, and of high priority, for whom others wait; and users with a read policy of their own."""
 
 import signal
 import threading
@@ -13,6 +13,7 @@ from test_users import binary_call, login, pool, users
 RULES = "on >p ~* &* +@all"
 #: As documented: at each worker.
 LOW_IN_FLIGHT = 8
+NORMAL_IN_FLIGHT = 32
 
 
 def gateway_of(place, workers=1, server=None, **options):
@@ -88,6 +89,69 @@ def test_who_is_alone_does_not_wait(place):
     assert status_of(gateway)["delayed"] < 400
     for low in lows:
         low.close()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_others_have_few_on_their_way_while_a_user_of_high_priority_asks(place, workers):
+    server = place.redis()
+    rules = {"ann": {"rules": RULES, "priority": "high"}, "bob": RULES,
+             "cid": {"rules": RULES, "in_flight_max": 100000}}
+    gateway = place.cashew({"alpha": pool([server], users=users(rules), server_connections=2)}, {"worker_processes": workers})
+    high, others = [login(gateway, "ann", "p") for _ in range(8)], [login(gateway, name, "p") for name in ("bob", "cid") * 3]
+    high[0].call("SET", "b", "1")
+    server.process.signal(signal.SIGSTOP)
+    try:
+        with Asking(*high) as asking:
+            wait_until(lambda: asking.asked > 50, "somebody asks")
+            for conn in others:
+                conn.send(resp("INCR", "n") * 300)
+            wait_until(lambda: status_of(gateway, "cid")["delayed"] > 0, "some wait")
+            for _ in range(10):
+                assert status_of(gateway, "cid")["in_flight"] <= NORMAL_IN_FLIGHT * workers
+                time.sleep(0.02)
+    finally:
+        server.process.signal(signal.SIGCONT)
+    for conn in others:
+        assert [type(conn.reply()) for _ in range(300)] == [int] * 300
+    for number in range(asking.asked):
+        assert high[number % len(high)].reply() == b"1"
+    assert server.call("GET", "n") == b"1800"
+    assert status_of(gateway, "ann")["delayed"] == 0
+    for conn in high + others:
+        conn.close()
+
+
+def test_nobody_starves_beside_a_user_of_high_priority(place):
+    server = place.redis()
+    gateway = place.cashew({"alpha": pool([server], users=users({"ann": {"rules": RULES, "priority": "high"}, "bob": RULES}))},
+                           {"worker_processes": 1})
+    over = threading.Event()
+
+    def ask():
+        with login(gateway, "ann", "p") as high:
+            while not over.is_set():
+                high.send(resp("GET", "b") * 200)
+                for _ in range(200):
+                    high.reply()
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        with login(gateway, "bob", "p") as bob:
+            bob.send(resp("INCR", "n") * 5000)
+            for number in range(5000):
+                assert bob.reply(seconds=20) == number + 1
+            # With a reload nobody waits any more.
+            gateway.configure(pools={"alpha": {**gateway.pools["alpha"], "users": users({"ann": RULES, "bob": RULES})}})
+            assert "user 'ann': priority: high -> normal" in gateway.reload()
+            bob.send(resp("INCR", "n") * 1000)
+            for number in range(1000):
+                assert bob.reply(seconds=20) == number + 5001
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_blocked_calls_keep_nobody_waiting(place):

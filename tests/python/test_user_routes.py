@@ -27,15 +27,16 @@ def rules(**routes):
 
 
 class Pools:
-    """Pools of a server each; only the first has a port. Its users may go to others."""
+    """Pools of a server each. Users of the first may go to others, which have ports unless they are `hidden`."""
 
-    def __init__(self, place, names=("alpha", "beta"), redis=True, workers=1, given=None, routes=None, **options):
+    def __init__(self, place, names=("alpha", "beta"), redis=True, workers=1, given=None, routes=None,
+                 hidden=False, **options):
         make = place.redis if redis else place.memcached
         self.servers = {name: make() for name in names}
         self.head = {"redis": True} if redis else {}
-        pools = {name: {"listen": None, **self.head, "servers": server_lines([server])}
-                 for name, server in self.servers.items()}
-        del pools["alpha"]["listen"]
+        pools = {name: {**self.head, "servers": server_lines([server])} for name, server in self.servers.items()}
+        for name in self.servers if hidden else ():
+            pools[name] |= {"listen": None} if name != "alpha" else {}
         pools["alpha"] |= {"users": given or rules(), **options}
         self.gateway = place.cashew({**pools, **(routes or {})}, {"worker_processes": workers})
 
@@ -49,14 +50,9 @@ class Pools:
                 conn.call("SET", "who", name)
         return self
 
-    def configure(self, **of_alpha):
-        pools = {name: {"listen": None, **options} if "listen" not in options else options
-                 for name, options in self.gateway.pools.items()}
-        pools["alpha"] |= of_alpha
-        self.gateway.configure(pools)
-
     def reload(self, **of_alpha):
-        self.configure(**of_alpha)
+        pools = self.gateway.pools
+        self.gateway.configure({**pools, "alpha": {**pools["alpha"], **of_alpha}})
         return self.gateway.reload()
 
 
@@ -65,7 +61,7 @@ def who(conn):
 
 
 def test_a_login_sends_requests_elsewhere(place):
-    pools = Pools(place).mark()
+    pools = Pools(place, hidden=True).mark()
     with login(pools.gateway, "ann", "p") as ann, pools.gateway.connect() as conn:
         assert (who(ann), who(conn)) == ("beta", "alpha")
         assert ann.call("MSET", "x", "1", "y", "2") == "OK"
@@ -161,10 +157,8 @@ def test_databases_go_along(place):
                                                       ("SELECT", "0"), ("GET", "who"), ("AUTH", "bob", "p"), ("GET", "who")]))
         assert [conn.reply() for _ in range(8)] == ["OK", b"alpha-3", "OK", b"beta-3", "OK", b"beta", "OK", b"alpha"]
     # Where a pool has fewer.
-    few = {"listen": None, "redis": True, "databases": 2, "servers": server_lines([pools["gamma"]])}
     gateway = pools.gateway
-    gateway.configure({**{name: {"listen": None, **options} for name, options in gateway.pools.items()},
-                       "alpha": gateway.pools["alpha"], "gamma": few})
+    gateway.configure({**gateway.pools, "gamma": {**gateway.pools["gamma"], "databases": 2}})
     gateway.reload()
     with login(gateway, "bob", "p") as conn:
         conn.call("SELECT", "3")
@@ -217,7 +211,7 @@ def test_channels_are_where_the_user_is(place):
         conn.call("HELLO", "3")
         conn.call("AUTH", "bob", "p")
         conn.send(resp("SUBSCRIBE", "c"))
-        conn.reply()
+        conn.expect(b">3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n")
         assert refused(conn, "AUTH", "ann", "p") == ELSEWHERE.format("a subscriber")
         # A reload that moves channels closes who listens.
         assert "user 'ann': route: beta -> as others" in pools.reload(users=rules(ann=None))
@@ -259,7 +253,7 @@ def test_reloads_under_load_lose_nothing(place):
     pools have at the same server."""
     server = place.redis()
     both = {"redis": True, "servers": server_lines([server])}
-    pools = {"alpha": {**both, "users": rules()}, "beta": {"listen": None, **both}, "gamma": {"listen": None, **both}}
+    pools = {"alpha": {**both, "users": rules()}, "beta": both, "gamma": both}
     gateway = place.cashew(pools, {"worker_processes": 2})
     over, failures, asked = threading.Event(), [], []
 
@@ -280,7 +274,7 @@ def test_reloads_under_load_lose_nothing(place):
     for thread in threads:
         thread.start()
     for turn in range(8):
-        gateway.configure({**{name: {"listen": None, **options} for name, options in gateway.pools.items()},
+        gateway.configure({**gateway.pools,
                            "alpha": {**gateway.pools["alpha"], "users": rules(ann=["gamma", None, "beta"][turn % 3])}})
         gateway.reload()
         time.sleep(0.1)
@@ -323,9 +317,45 @@ def test_memcached(place):
         assert binary_call(conn, 0x00, b"who")[1][4:] == b"beta"
 
 
+@pytest.mark.parametrize("routed", ["gamma", "by"])
+def test_users_with_rules_limits_and_prefixes(place, tmp_path, routed):
+    """Those of an ACL file, too: what a user may is said where it connects."""
+    path = tmp_path / "users.acl"
+    path.write_text(f"user default off\nuser ann on >p {ALL} -flushdb\nuser bob on >p ~b:* +@all\n")
+    path.chmod(0o600)
+    options = json.dumps({"ann": {"route": routed, "key_prefix": "t:", "in_flight_max": 100}, "bob": {"route": "beta"}})
+    routes = {"by": {"redis": True, "route": "{prefix: {'': beta, 't:': gamma}}"}}
+    pools = Pools(place, ("alpha", "beta", "gamma"), given=options, routes=routes, acl_file=str(path))
+    with login(pools.gateway, "ann", "p") as ann, login(pools.gateway, "bob", "p") as bob:
+        ann.send(b"".join(resp(*words) for words in [("SET", "x", "1"), ("MSET", "y", "2", "z", "3"), ("GET", "x")] * 10))
+        assert [ann.reply() for _ in range(30)] == ["OK", "OK", b"1"] * 10
+        assert pools["gamma"].call("MGET", "t:x", "t:y", "t:z") == [b"1", b"2", b"3"]
+        assert refused(ann, "FLUSHDB").startswith("NOPERM")
+        assert refused(bob, "SET", "x", "1").startswith("NOPERM") and bob.call("SET", "b:x", "1") == "OK"
+        assert pools["beta"].call("GET", "b:x") == b"1"
+        assert bob.call("AUTH", "ann", "p") == "OK" and bob.call("GET", "x") == b"1"
+    for name in ("alpha", "beta"):
+        assert pools[name].call("EXISTS", "t:x", "x") == 0
+
+
+def test_a_pause_and_a_monitor_are_of_the_port(place):
+    pools = Pools(place, command_policy="admin").mark()
+    with login(pools.gateway, "ann", "p") as ann, login(pools.gateway, "bob", "p") as bob, pools.gateway.connect() as conn:
+        bob.send(resp("MONITOR"))
+        assert bob.reply() == "OK"
+        assert ann.call("GET", "who") == b"beta"
+        assert '"GET" "who"' in bob.reply()
+        bob.send(resp("RESET"))
+        wait_until(lambda: bob.reply() == "RESET", "an end of MONITOR")
+        assert conn.call("CLIENT", "PAUSE", "60000", "ALL") == "OK"
+        ann.send(resp("GET", "who"))
+        ann.expect_silence(0.2)
+        assert conn.call("CLIENT", "UNPAUSE") == "OK" and ann.reply() == b"beta"
+
+
 def test_certificates(place):
     authority = Authority(place.directory)
-    pair, ann = authority.sign(f"DNS:localhost,IP:{HOST}"), authority.sign("DNS:ann.test", name="ann")
+    pair, ann = authority.sign(f"DNS:localhost,IP:{HOST}"), authority.sign("DNS:ann.test", subject="/CN=ann")
     port = free_port()
     tls = f"{{certificate: {pair.certificate}, key: {pair.key}, client_ca: {authority.ca}, client_auth: optional, client_user: cn}}"
     pools = Pools(place, tls=tls, tls_listen=f"{HOST}:{port}").mark()
@@ -338,9 +368,9 @@ def test_certificates(place):
 
 def test_external_authorisation(place):
     service = Service()
-    service.people = {("joe", "word"): {"user": "ann", "expires_in_ms": 1500}}
+    service.people = {("joe", "word"): {"user": "ann", "expires_in": 2}}
     try:
-        pools = Pools(place, external_auth=service.url).mark()
+        pools = Pools(place, external_auth=f"{{url: '{service.url}'}}").mark()
         with pools.gateway.connect() as conn:
             # Who is asked about waits for the answer; what is behind it goes where that says.
             conn.send(resp("GET", "who") + resp("AUTH", "joe", "word") + resp("GET", "who"))
@@ -400,7 +430,7 @@ def test_what_is_shown(place):
 def test_wrong_routes(place, route, words):
     pools = Pools(place)
     port = pools.gateway.address
-    configured = {name: {"listen": None, **options} for name, options in pools.gateway.pools.items()}
+    configured = dict(pools.gateway.pools)
     configured["cache"] = {"servers": server_lines([free_port()])}
     configured["round"] = {"redis": True, "servers": server_lines([port])}
     configured["alpha"] = {**pools.gateway.pools["alpha"], "users": json.dumps(
