@@ -96,8 +96,10 @@ def test_others_have_few_on_their_way_while_a_user_of_high_priority_asks(place, 
     server = place.redis()
     rules = {"ann": {"rules": RULES, "priority": "high"}, "bob": RULES,
              "cid": {"rules": RULES, "in_flight_max": 100000}}
-    gateway = place.cashew({"alpha": pool([server], users=users(rules), server_connections=2)}, {"worker_processes": workers})
-    high, others = [login(gateway, "ann", "p") for _ in range(8)], [login(gateway, name, "p") for name in ("bob", "cid") * 3]
+    # Pipelines are as long as they are.
+    options = {"users": users(rules), "server_connections": 2, "pipeline_start": 0}
+    gateway = place.cashew({"alpha": pool([server], **options)}, {"worker_processes": workers})
+    high, others = [login(gateway, "ann", "p") for _ in range(20)], [login(gateway, name, "p") for name in ("bob", "cid") * 3]
     high[0].call("SET", "b", "1")
     server.process.signal(signal.SIGSTOP)
     try:

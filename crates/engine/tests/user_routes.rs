@@ -381,7 +381,7 @@ fn memcached_clients_log_in_to_elsewhere_by_sasl() {
         assert_eq!(world.engine.server_of_conn(lane), world.engine.server_of_conn(at));
         assert!(!world.connects_to(0));
         assert_eq!(world.received(lane), packet(0, key, ""));
-        let mut answer = packet(0, "", "\0\0\0\01");
+        let mut answer = packet(0, "", "\0\0\0\0\x31");
         (answer[0], answer[4]) = (0x81, 4);
         world.send(lane, &answer);
         assert!(world.received(client).starts_with(&answer));

@@ -279,8 +279,9 @@ impl Engine {
     }
 
     /// Closes those who hold most, and at least `least` bytes each, until no more than `target` is
-    /// held: first those of users of low priority, then those of pools that have more than their share. Who asked to be spared by CLIENT
-    /// NO-EVICT comes after all others of them. Returns whether there was anybody.
+    /// held: first those of users of low priority, those of high priority last, and of each first those of pools that
+    /// have more than their share. Who asked to be spared by CLIENT NO-EVICT comes after all others of them. Returns
+    /// whether there was anybody.
     fn shed(&mut self, target: usize, least: usize) -> bool {
         if self.held_bytes() <= target {
             return false;
@@ -290,10 +291,10 @@ impl Engine {
             let client = &self.clients[index];
             let bytes = client.holding(&self.lanes);
             let is_evictable = !client.session.no_evict;
-            let priority = (self.is_low(index), !self.is_high(index));
+            let priority = u8::from(self.is_low(index)) + u8::from(!self.is_high(index));
             (priority, shares.is_over(client.listener), is_evictable, bytes, index)
         };
-        let mut holders: Vec<((bool, bool), bool, bool, usize, ClientId)> =
+        let mut holders: Vec<(u8, bool, bool, usize, ClientId)> =
             self.clients.indices().map(rank).filter(|holder| holder.3 >= least).collect();
         holders.sort_unstable_by(|a, b| b.cmp(a));
         let mut closed = vec![Closures::default(); self.listeners.len()];
