@@ -1,6 +1,8 @@
 //! Users whose requests go to another pool or route than others'.
 
-use cashew_engine::{BackendId, CloseReason, ConnId};
+use cashew_config::Snapshot;
+use cashew_config::snapshot::{Cluster, ServerGroup, SlotRange, Topology};
+use cashew_engine::{Action, Authenticated, BackendId, CloseReason, ConnId, Verdict};
 
 use crate::world::{World, all, redis, snapshot};
 
@@ -394,3 +396,350 @@ pools:
     users: {ann: {rules: on >p ~* +@all, route: other}, bob: on >p ~* +@all}}
   other: {preconnect: true, servers: ['127.0.0.1:7001:1'], hide_topology: true}
 ";
+
+/// The last is known elsewhere: as `app`, whose requests go to the second pool.
+fn outside(near: &str, other: &str) -> String {
+    let users = "default: off, app: {rules: on ~* &* +@all, route: other}, local: on >p ~* &* +@all, \
+                 ann: {rules: on >p ~* &* +@all, route: other}";
+    text(ANN, "")
+        .lines()
+        .map(|line| {
+            let line = match line.trim_start() {
+                it if it.starts_with("users:") => {
+                    format!("    users: {{{users}}}, external_auth: {{url: 'http://a/'}}{near}}}")
+                }
+                it if it.starts_with("eve:") => return String::new(),
+                it if it.starts_with("other:") => {
+                    line.replace("redis: true,", &format!("redis: true,{other}"))
+                }
+                _ => line.to_owned(),
+            };
+            line + "\n"
+        })
+        .collect()
+}
+
+/// Logs the client in as `app` for so long.
+fn log_in_outside(world: &mut World, client: ConnId, expires_in_ms: u64) {
+    world.send(client, redis("AUTH zoe word"));
+    let asked = world.actions.iter().rev().find_map(|action| match action {
+        Action::Authenticate { conn, ticket, .. } => Some((*conn, *ticket)),
+        _ => None,
+    });
+    let (conn, ticket) = asked.expect("it is asked about");
+    let verdict = Verdict::User { user: "app".to_owned(), expires_in_ms: Some(expires_in_ms) };
+    let answer = Authenticated { conn, ticket, verdict, is_cached: false };
+    let now = world.now;
+    world.engine.handle_authenticated("near", answer, now);
+    world.tick();
+    world.expect(client, "+OK\r\n");
+}
+
+fn confirmed(channel: &str, count: u32) -> String {
+    format!("*3\r\n$9\r\nsubscribe\r\n${}\r\n{channel}\r\n:{count}\r\n", channel.len())
+}
+
+fn message(channel: &str) -> String {
+    format!("*3\r\n$7\r\nmessage\r\n${}\r\n{channel}\r\n$1\r\nm\r\n", channel.len())
+}
+
+/// Subscribes a client to a channel that nobody has yet; returns the feed of its pool, which is new.
+fn subscribe(world: &mut World, client: ConnId, channel: &str) -> ConnId {
+    world.send(client, redis(&format!("SUBSCRIBE {channel}")));
+    let feed = world.accept(0);
+    let told = String::from_utf8(world.received(feed)).unwrap();
+    assert!(told.contains("subscribe"), "{told}");
+    world.send(feed, confirmed(channel, 1));
+    world.received(client);
+    feed
+}
+
+#[test]
+fn a_login_that_ends_takes_subscriptions_from_where_they_are() {
+    for is_stuck in [false, true] {
+        let mut it = played(&outside("", ""));
+        let [client, local] = [it.client(), it.user("local")];
+        log_in_outside(&mut it.world, client, 5000);
+        let own = subscribe(&mut it.world, local, "x");
+        let feed = subscribe(&mut it.world, client, "c");
+        if is_stuck {
+            it.world.stuck.push(client);
+            it.world.send(feed, message("c"));
+        }
+        it.world.wait_ms(6000);
+        assert_eq!(it.world.closed.contains(&client), !is_stuck);
+        if is_stuck {
+            it.world.stuck.clear();
+            it.world.write(client);
+            it.world.tick();
+            it.world.expect(client, message("c"));
+            assert!(it.world.closed.contains(&client));
+        }
+        let told = String::from_utf8(it.world.received(feed)).unwrap();
+        assert!(told.contains("unsubscribe"), "{told}");
+        it.world.expect(own, "");
+        it.world.send(own, message("x"));
+        it.world.expect(local, message("x"));
+    }
+}
+
+/// Nobody need say who it is, and there are no users.
+fn without_users() -> String {
+    text(ANN, "")
+        .lines()
+        .map(|line| match line.trim_start() {
+            it if it.starts_with("users:") => "    }\n".to_owned(),
+            it if it.starts_with("eve:") => String::new(),
+            _ => format!("{line}\n"),
+        })
+        .collect()
+}
+
+fn of_default(route: &str) -> String {
+    text(ANN, "").replace(
+        "default: on nopass ~* &* +@all",
+        &format!("default: {{rules: on nopass ~* &* +@all, route: {route}}}"),
+    )
+}
+
+#[test]
+fn a_reload_that_gives_all_a_user_with_a_route_takes_nothing_along() {
+    let mut it = played(&without_users());
+    let third = it.third;
+    let [listening, watching, plain] = std::array::from_fn(|_| it.client());
+    let feed = subscribe(&mut it.world, listening, "c");
+    it.world.send(watching, all(&["WATCH k", "MULTI", "SET k 1"]));
+    let session = it.world.accept(0);
+    it.world.expect(session, all(&["WATCH k", "MULTI", "SET k 1"]));
+    it.world.send(session, "+OK\r\n+OK\r\n+QUEUED\r\n");
+    it.world.expect(watching, "+OK\r\n+OK\r\n+QUEUED\r\n");
+    it.reload(&of_default("third"));
+    assert!(it.world.closed.contains(&listening));
+    let told = String::from_utf8(it.world.received(feed)).unwrap();
+    assert!(told.contains("unsubscribe"), "{told}");
+    it.world.expect(session, redis("DISCARD"));
+    it.world.send(session, "+OK\r\n");
+    it.world.send(watching, all(&["SET k 2", "EXEC"]));
+    it.world.expect(watching, "+QUEUED\r\n*-1\r\n");
+    it.world.expect(session, "");
+    for client in [watching, plain] {
+        it.ask(client, "GET a", third);
+    }
+}
+
+#[test]
+fn a_reload_closes_subscribers_of_other_databases_and_dialects_too() {
+    for agreed in ["HELLO 3", "SELECT 3"] {
+        let mut it = played(&text(ANN, ""));
+        let [ann, bob] = [it.user("ann"), it.user("bob")];
+        // Somebody stays who has agreed on the same.
+        let staying = it.user("eve");
+        for client in [ann, bob, staying] {
+            it.world.send(client, redis(agreed));
+            it.world.received(client);
+        }
+        subscribe(&mut it.world, ann, "c");
+        it.reload(&text(", route: third", ""));
+        assert!(it.world.closed.contains(&ann), "{agreed}");
+        it.reload(&text(", route: third", ", timeout: 1000"));
+        // Nobody's lanes are closed under it, however long it asks nothing.
+        it.world.wait_ms(30_000);
+        for client in [staying, bob] {
+            it.world.send(client, redis("GET a"));
+            let lane = it.world.accept(0);
+            assert!(!it.world.received(lane).is_empty());
+            let greeting =
+                if agreed == "HELLO 3" { "%1\r\n$5\r\nproto\r\n:3\r\n" } else { "+OK\r\n" };
+            it.world.send(lane, greeting);
+            it.world.expect(lane, redis("GET a"));
+            it.world.send(lane, "$1\r\n1\r\n");
+            it.world.expect(client, "$1\r\n1\r\n");
+        }
+    }
+}
+
+/// Where `other` is a cluster of one node.
+fn clustered(text: &str) -> Snapshot {
+    let mut snapshot = snapshot(text);
+    let pool = snapshot.pools.iter_mut().find(|pool| pool.name == "other").unwrap();
+    pool.cluster = Some(Cluster {
+        seeds: Vec::new(),
+        connections_max: 0,
+        slots: vec![vec![SlotRange { first: 0, last: 16383 }]],
+        epoch: 1,
+        changes: 1,
+    });
+    let group = ServerGroup { name: "n".to_owned(), weight: 1, primary: 0, replicas: Vec::new() };
+    pool.topology = Topology::Groups(vec![group]);
+    snapshot
+}
+
+#[test]
+fn what_was_begun_at_a_cluster_that_a_reload_leaves_is_not_done() {
+    for (begun, answers, outcome) in [
+        (&["WATCH k"][..], "+OK\r\n", "*-1\r\n"),
+        (&["WATCH k", "MULTI", "SET k 1"], "+OK\r\n+OK\r\n+QUEUED\r\n", "*-1\r\n"),
+        (
+            &["MULTI", "SET k 1"],
+            "+OK\r\n+QUEUED\r\n",
+            "-EXECABORT Transaction discarded because its keys",
+        ),
+        (
+            &["MULTI", "PING"],
+            "+OK\r\n+QUEUED\r\n",
+            "-EXECABORT Transaction discarded because its keys",
+        ),
+    ] {
+        let mut world = World::new(&clustered(&text(ANN, "")));
+        let [near, other, third] = std::array::from_fn(|_| world.accept(0));
+        let mut it = Played { world, near, other, third };
+        let ann = it.user("ann");
+        it.world.send(ann, all(begun));
+        let session = begun[0].starts_with("WATCH").then(|| it.world.accept(0));
+        if let Some(session) = session {
+            it.world.expect(session, redis("WATCH k"));
+            it.world.send(session, "+OK\r\n");
+        }
+        it.world.expect(ann, answers);
+        let next = clustered(&text(", route: third", ""));
+        it.world.prepare(&next);
+        it.world.pause(1000);
+        it.world.commit(&next);
+        if begun.len() == 1 {
+            it.world.send(ann, redis("MULTI"));
+            it.world.expect(ann, "+OK\r\n");
+        }
+        it.world.send(ann, all(&["SET k 2", "EXEC"]));
+        let told = String::from_utf8(it.world.received(ann)).unwrap();
+        assert!(told.starts_with(&format!("+QUEUED\r\n{outcome}")), "{begun:?}: {told}");
+        if let Some(session) = session {
+            it.world.expect(session, redis("UNWATCH"));
+        }
+        assert!(!it.world.connects_to(0), "nothing is sent");
+        it.ask(ann, "GET a", third);
+    }
+}
+
+#[test]
+fn who_waits_for_a_connection_does_so_where_its_user_goes() {
+    let few = |of_ann: &str| {
+        text(of_ann, "")
+            .replace("other: {redis: true,", "other: {redis: true, session_connections: 1,")
+    };
+    let mut it = played(&few(ANN));
+    let [holding, waiting, eve] = [it.user("ann"), it.user("ann"), it.user("eve")];
+    it.world.send(eve, redis("WATCH a"));
+    let session = it.world.accept(0);
+    it.world.send(session, "+OK\r\n");
+    it.world.expect(eve, "+OK\r\n");
+    it.world.received(session);
+    for client in [holding, waiting] {
+        it.world.send(client, redis("WATCH k"));
+        it.world.expect(client, "");
+    }
+    it.reload(&few(", route: third"));
+    // They have what they waited for where they are.
+    for client in [holding, waiting] {
+        let lane = it.world.accept(0);
+        it.world.expect(lane, redis("WATCH k"));
+        it.world.send(lane, "+OK\r\n");
+        it.world.expect(client, "+OK\r\n");
+    }
+    it.world.send(eve, redis("UNWATCH"));
+    it.world.expect(session, redis("UNWATCH"));
+    it.world.send(session, "+OK\r\n");
+    it.world.expect(eve, "+OK\r\n");
+    it.world.wait_ms(60_000);
+    for client in [holding, waiting, eve] {
+        assert!(!it.world.closed.contains(&client));
+    }
+}
+
+#[test]
+fn who_waits_for_a_connection_when_its_login_ends_leaves_the_line() {
+    let mut it = played(&outside("", " session_connections: 1,"));
+    let [holding, waiting] = [it.user("ann"), it.client()];
+    log_in_outside(&mut it.world, waiting, 1000);
+    it.world.send(holding, redis("WATCH k"));
+    let session = it.world.accept(0);
+    it.world.send(session, "+OK\r\n");
+    it.world.expect(holding, "+OK\r\n");
+    it.world.received(session);
+    it.world.send(waiting, redis("WATCH k"));
+    it.world.expect(waiting, "");
+    it.world.wait_ms(1100);
+    it.world.expect(waiting, "-NOAUTH Authentication required.\r\n");
+    it.world.close(waiting, CloseReason::Eof);
+    let next = it.client();
+    it.world.send(holding, redis("UNWATCH"));
+    it.world.send(session, "+OK\r\n");
+    it.world.expect(holding, "+OK\r\n");
+    it.world.send(next, redis("AUTH ann p") + &redis("WATCH k"));
+    it.world.expect(session, redis("UNWATCH") + &redis("WATCH k"));
+}
+
+#[test]
+fn a_login_is_told_whether_its_own_servers_speak_resp3() {
+    const NOPROTO: &str = "-NOPROTO unsupported protocol version\r\n";
+    let mut it = played(&text(ANN, ""));
+    let [ann, bob, zoe] = [it.user("ann"), it.user("bob"), it.user("bob")];
+    for client in [ann, zoe] {
+        it.world.send(client, redis("HELLO 3"));
+        it.world.received(client);
+    }
+    it.world.send(ann, redis("GET a"));
+    let lane = it.world.accept(0);
+    it.world.send(lane, "-ERR unknown command 'HELLO'\r\n");
+    it.world.expect(ann, NOPROTO);
+    // Not there, but where it is.
+    it.world.send(bob, redis("HELLO 3 AUTH ann p") + &redis("ACL WHOAMI"));
+    it.world.expect(bob, format!("{NOPROTO}$3\r\nbob\r\n"));
+    it.world.send(bob, redis("HELLO 3"));
+    assert!(it.world.received(bob).starts_with(b"%7\r\n"));
+    it.world.send(zoe, redis("AUTH ann p"));
+    let refusal =
+        "-ERR a client that speaks RESP3 cannot become user 'ann', whose requests go elsewhere\r\n";
+    it.world.expect(zoe, refusal);
+    // The other way round.
+    let ann = it.user("ann");
+    it.world.send(ann, redis("HELLO 3 AUTH bob p"));
+    assert!(it.world.received(ann).starts_with(b"%7\r\n"));
+}
+
+#[test]
+fn nobody_has_a_database_that_is_not_there() {
+    let few = |of_ann: &str| {
+        let text = text(of_ann, "");
+        text.replace("third: {redis: true,", "third: {redis: true, databases: 2,")
+    };
+    let selecting = |it: &mut Played| {
+        let [ann, other] = [it.user("ann"), it.user("ann")];
+        it.world.send(ann, redis("SELECT 5"));
+        it.world.send(other, redis("SELECT 1"));
+        [ann, other].iter().for_each(|&client| it.world.expect(client, "+OK\r\n"));
+        [ann, other]
+    };
+    // After a reload.
+    let mut it = played(&few(ANN));
+    let [ann, other] = selecting(&mut it);
+    it.reload(&few(", route: third"));
+    assert!(it.world.closed.contains(&ann) && !it.world.closed.contains(&other));
+    // In another process.
+    let mut one = played(&few(ANN));
+    let ann = selecting(&mut one)[0];
+    one.world.engine.handle_leave(ann, one.world.now);
+    one.world.tick();
+    let left = one.world.engine.export(ann, one.world.now).unwrap();
+    let ann = it.world.adopt(left);
+    assert!(it.world.closed.contains(&ann));
+    // At the end of a login.
+    let mut it = played(&outside(", databases: 2", ""));
+    let [client, other] = [it.client(), it.client()];
+    for (client, database) in [(client, 5), (other, 1)] {
+        log_in_outside(&mut it.world, client, 1000);
+        it.world.send(client, redis(&format!("SELECT {database}")));
+        it.world.expect(client, "+OK\r\n");
+    }
+    it.world.wait_ms(1100);
+    assert!(it.world.closed.contains(&client) && !it.world.closed.contains(&other));
+}

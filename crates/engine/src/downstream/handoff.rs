@@ -13,6 +13,7 @@ use crate::base::action::Action;
 use crate::base::id::{ClientId, ConnId, ListenerId, RequestId};
 use crate::base::time::Time;
 use crate::downstream::client::{Client, Dirty, Handoff, Parser, Profile, Session, Skip, State};
+use crate::downstream::listener::DestinationNumber;
 use crate::downstream::totals::Totals;
 use crate::engine::{Closed, Engine, shrink};
 use crate::upstream::session_params::WireProtocol;
@@ -456,7 +457,9 @@ impl Engine {
         self.leave_new(index);
         self.meter(index);
         self.await_expiry(index);
-        let is_followed = self.follow_session(index);
+        let is_elsewhere = self.clients[index].destination != DestinationNumber::OWN;
+        let is_followed =
+            self.follow_session(index) && (!is_elsewhere || self.has_its_database(index));
         if is_owed {
             self.mark_client(index);
         }

@@ -258,16 +258,6 @@ impl Listener {
         self.user_destinations.get(usize::from(number) - 1).unwrap_or(&self.destination)
     }
 
-    pub(crate) fn destination_mut(&mut self, number: DestinationNumber) -> &mut Destination {
-        match number.0 {
-            0 => &mut self.destination,
-            number => {
-                let found = self.user_destinations.get_mut(usize::from(number) - 1);
-                found.unwrap_or(&mut self.destination)
-            }
-        }
-    }
-
     /// Where the requests of whoever is this user go.
     pub(crate) fn destination_of(&self, user: Option<&Arc<User>>) -> DestinationNumber {
         user.map_or(DestinationNumber::OWN, |user| self.destination_named(user.name()))

@@ -8,13 +8,14 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use cashew_acl::User;
+use cashew_metrics::PoolCounter;
 use cashew_protocol::Span;
 use cashew_protocol::redis::Command;
 use cashew_protocol::resp::{self, Version, encode};
 
-use crate::base::id::{ClientId, ConnId, LaneId};
+use crate::base::id::{BackendId, ClientId, ConnId, LaneId};
 use crate::base::time::Time;
-use crate::downstream::client::{Client, Profile, Selected, Session, Skip};
+use crate::downstream::client::{Client, Profile, Selected, Session, Skip, State};
 use crate::downstream::external_auth::Outside;
 use crate::downstream::listener::Destination;
 use crate::downstream::receive::Plan;
@@ -232,14 +233,16 @@ impl Engine {
     }
 
     /// Has the client's requests go where its user's go from here on. What it is owed is answered before. Who
-    /// cannot be served there as it has agreed is closed.
+    /// cannot be served there as it has agreed is closed, and so is who is subscribed to something elsewhere.
     fn follow_destination(&mut self, client: ClientId) {
-        let Client { listener, ref session, destination: before, .. } = self.clients[client];
+        let Client { listener, ref session, destination: before, state, .. } = self.clients[client];
         let destination = self.listeners[listener].destination_of(session.user());
-        if destination == before {
+        // Who asks nothing more has no other place than that of what it still has.
+        if destination == before || state == State::Closing {
             return;
         }
-        let backend = self.backend_of(client);
+        let (backend, keyless) = (self.backend_of(client), self.keyless_backend(client));
+        let is_subscriber = self.leave_behind(client, backend, Some(keyless));
         let state = &mut self.clients[client];
         let variant = std::mem::take(&mut state.variant);
         state.destination = destination;
@@ -247,19 +250,44 @@ impl Engine {
         self.leave_variant(backend, variant);
         self.standpoints.forget(client);
         self.write_marks.carry(client);
-        if !self.follow_session(client) {
+        self.settle_there(client);
+        if is_subscriber {
+            self.cut_client(client, PoolCounter::ClientErr);
+        }
+    }
+
+    /// A client is to go elsewhere than to `stood`: nothing of it stays there but what is to be answered. What it has
+    /// begun for a transaction is void, and subscriptions at `keyless` are ended. Returns whether there were any: who
+    /// had some is to be closed.
+    pub(crate) fn leave_behind(
+        &mut self,
+        client: ClientId,
+        stood: BackendId,
+        keyless: Option<BackendId>,
+    ) -> bool {
+        self.leave_line_at(client, stood);
+        self.abandon_transaction(client);
+        self.clients[client].modes.take_sent_back();
+        self.tours.remove(&client);
+        let Some(keyless) = keyless else { return false };
+        let Some(subscriber) = self.clients[client].modes.end_subscriber() else { return false };
+        self.forget_subscriber(client, keyless, *subscriber);
+        true
+    }
+
+    /// Gives a client lanes of where its requests go now. Who has agreed on what is not there is closed.
+    #[cold]
+    pub(crate) fn settle_there(&mut self, client: ClientId) {
+        if !self.follow_session(client) || !self.has_its_database(client) {
             self.finish(client);
         }
         self.update_off_fast_path(client);
     }
 
-    /// A client has come whose requests do not go where others' go.
-    #[cold]
-    pub(crate) fn arrive_elsewhere(&mut self, client: ClientId) {
-        if !self.follow_session(client) {
-            self.finish(client);
-        }
-        self.update_off_fast_path(client);
+    /// Whether the database that the client has selected may be selected where its requests go.
+    pub(crate) fn has_its_database(&self, client: ClientId) -> bool {
+        let number = self.clients[client].session.database.number();
+        number.is_none_or(|number| self.destination_of(client).has_database(number))
     }
 
     /// Why a client cannot become a user now whose requests go elsewhere.
@@ -272,13 +300,20 @@ impl Engine {
             return None;
         }
         let to = listener.destination(number);
+        let speaks_resp3 = session.wire_protocol == WireProtocol::Resp3;
         let why = match session.database.number() {
             _ if modes.subscriber.is_some() => "a subscriber",
             _ if modes.transaction.is_some() => "a client with a transaction or WATCH",
             Some(index) if !to.has_database(index) => "a client with this database",
+            _ if speaks_resp3 && !self.may_speak_resp3(to.backend) => "a client that speaks RESP3",
             _ => return None,
         };
         Some(format!("{why} cannot become user '{name}', whose requests go elsewhere"))
+    }
+
+    /// Whether none of the backend's servers has said lately that it does not speak RESP3.
+    fn may_speak_resp3(&self, backend: BackendId) -> bool {
+        self.backends[backend].no_resp3_until <= self.now
     }
 
     /// Notes for ACL LOG what the client was denied, as this user.
@@ -341,13 +376,20 @@ impl Engine {
             Ok(hello) => hello,
             Err(text) => return self.reply_error(client, &text),
         };
-        let backend = self.backend_of(client);
+        // Who will be somebody else is served where that one's requests go.
+        let listener = self.listener_of(client);
+        let user = hello.user.and_then(|(user, _)| std::str::from_utf8(user).ok());
+        let named = user.filter(|user| listener.users.named(user.as_bytes()).is_some());
+        let backend = match named.map(|user| listener.destination_named(user)) {
+            Some(to) if to != self.clients[client].destination => listener.destination(to).backend,
+            _ => self.backend_of(client),
+        };
         let Client { session, requests, .. } = &self.clients[client];
         let database = session.database;
         let wire_protocol = match hello.version {
             None => session.wire_protocol,
             Some(Version::Resp2) => WireProtocol::Resp2,
-            Some(Version::Resp3) if self.now < self.backends[backend].no_resp3_until => {
+            Some(Version::Resp3) if !self.may_speak_resp3(backend) => {
                 return self.reply_error(client, NO_PROTO);
             }
             Some(Version::Resp3) => WireProtocol::Resp3,
@@ -370,6 +412,14 @@ impl Engine {
                  the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the \
                  client and select the RESP protocol version at the same time",
             );
+        }
+        // Somebody else says who a client is that is known elsewhere.
+        let is_new = wire_protocol != self.clients[client].session.wire_protocol;
+        if is_new
+            && wire_protocol == WireProtocol::Resp3
+            && !self.may_speak_resp3(self.backend_of(client))
+        {
+            return self.reply_error(client, NO_PROTO);
         }
         if let Err(text) = self.agree(client, wire_protocol, database) {
             return self.reply_error(client, text);
@@ -551,6 +601,10 @@ impl Engine {
 
     /// Notes what a client says of itself.
     pub(crate) fn change_profile(&mut self, client: ClientId, change: impl FnOnce(&mut Profile)) {
+        if self.clients.is_retired(client) {
+            // What stands in for it says nothing of itself.
+            return;
+        }
         let session = &mut self.clients[client].session;
         self.bufs.discharge(session.profile_size());
         let profile = session.profile.get_or_insert_default();

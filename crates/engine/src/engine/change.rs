@@ -32,7 +32,7 @@ use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::downstream::audit::AuditRules;
 use crate::downstream::client::{Client, State};
-use crate::downstream::listener::{Choice, Destination, Listener};
+use crate::downstream::listener::{Choice, Destination, DestinationNumber, Listener};
 use crate::downstream::window::narrowed;
 use crate::engine::epoch::{Plan, PlannedPool};
 use crate::engine::{Closed, Engine};
@@ -699,8 +699,7 @@ impl Engine {
         let changes = self.rearrange(before, steps, self.now.plus_millis(leave_ms));
         self.renumber(&places);
         self.renumber_counted(counted, &places);
-        self.lay_routes(stood);
-        self.cut_stranded(&keyless);
+        self.lay_routes(stood, &keyless);
         for backend in self.backends.ids().take(self.backends_in_use) {
             self.complete_variants(backend);
             self.backends[backend].distrust_replicas(&self.metrics, self.now);
@@ -1064,8 +1063,9 @@ impl Engine {
         self.clients.indices().map(|client| (client, place(client))).collect()
     }
 
-    /// Has routes lead to where the pools stand now, and their clients stand where these lead.
-    fn lay_routes(&mut self, stood: Vec<(ClientId, BackendId)>) {
+    /// Has routes lead to where the pools stand now, and their clients stand where these lead. `keyless` says where
+    /// the channels of subscribers were.
+    fn lay_routes(&mut self, stood: Vec<(ClientId, BackendId)>, keyless: &[(ClientId, BackendId)]) {
         let mut named: HashMap<String, BackendId> = HashMap::new();
         for (id, backend) in self.backends.entries() {
             // Those in use come first.
@@ -1145,45 +1145,59 @@ impl Engine {
                 self.update_held(listener);
             }
         }
+        let stranded = self.end_stranded(keyless);
         for (index, stood) in stood {
             let client = &mut self.clients[index];
             let listener = &self.listeners[client.listener];
             client.destination = listener.destination_of(client.session.user());
             let destination = listener.destination(client.destination);
+            let is_elsewhere = client.destination != DestinationNumber::OWN;
+            let of_lease = self.transaction_backend(index);
+            if of_lease.is_some_and(|backend| !destination.leads_to(backend)) {
+                self.abandon_transaction(index);
+            }
+            let destination = self.destination_of(index);
             if destination.leads_to(stood) {
                 if destination.route.is_some() {
                     // What has no key may go elsewhere now.
                     self.standpoints.set(index, stood);
                 }
+                if is_elsewhere && !self.has_its_database(index) {
+                    self.finish(index);
+                }
                 self.update_off_fast_path(index);
                 continue;
             }
-            let variant = std::mem::take(&mut client.variant);
+            self.leave_behind(index, stood, None);
+            let variant = std::mem::take(&mut self.clients[index].variant);
             if stood != BackendId::NONE {
                 self.leave_variant(stood, variant);
             }
             self.standpoints.forget(index);
-            if !self.follow_session(index) {
-                self.finish(index);
-            }
-            self.update_off_fast_path(index);
+            self.settle_there(index);
+        }
+        for client in stranded {
+            self.cut_client(client, PoolCounter::ClientErr);
         }
     }
 
-    /// Closes the subscribers whose channels are elsewhere now: `before` says where they were, by the numbers after
-    /// the commit.
-    fn cut_stranded(&mut self, before: &[(ClientId, BackendId)]) {
+    /// Ends the subscriptions of those whose channels are elsewhere now, where they are: `before` says where that is,
+    /// by the numbers after the commit. Returns the clients, which are to be closed.
+    fn end_stranded(&mut self, before: &[(ClientId, BackendId)]) -> Vec<ClientId> {
+        let mut stranded = Vec::new();
         for &(client, backend) in before {
-            let now = self.keyless_backend(client);
-            if now == backend || self.clients[client].modes.subscriber.is_none() {
+            let Client { listener, ref session, .. } = self.clients[client];
+            let listener = &self.listeners[listener];
+            let now = listener.destination(listener.destination_of(session.user())).backend;
+            if now == backend {
                 continue;
             }
-            // It leaves what it has subscribed to where that is.
-            let Client { listener, destination, .. } = self.clients[client];
-            self.listeners[listener].destination_mut(destination).backend = backend;
-            self.cut_client(client, PoolCounter::ClientErr);
-            self.listeners[listener].destination_mut(destination).backend = now;
+            if let Some(subscriber) = self.clients[client].modes.end_subscriber() {
+                self.forget_subscriber(client, backend, *subscriber);
+                stranded.push(client);
+            }
         }
+        stranded
     }
 
     /// Whether some route, which may have clients, leads to the backend.

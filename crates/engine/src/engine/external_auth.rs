@@ -167,6 +167,14 @@ impl Engine {
         if !self.expires(client, generation, at) {
             return;
         }
+        let modes = &self.clients[client].modes;
+        if modes.transaction.is_some() || modes.subscriber.is_some() || modes.monitor.is_some() {
+            // Before it is somebody else, whose requests may go elsewhere.
+            self.finish(client);
+            if self.clients.is_retired(client) {
+                return;
+            }
+        }
         let state = &mut self.clients[client];
         state.session.authenticated = false;
         let is_owed = state.requests > 0 || state.modes.many.is_some();
@@ -187,9 +195,5 @@ impl Engine {
             self.unblock(client);
         }
         self.update_off_fast_path(client);
-        let modes = &self.clients[client].modes;
-        if modes.transaction.is_some() || modes.subscriber.is_some() || modes.monitor.is_some() {
-            self.finish(client);
-        }
     }
 }

@@ -379,7 +379,7 @@ impl Engine {
         let conn = ConnId::of_client(index, generation);
         self.leave_new(index);
         if destination != DestinationNumber::OWN {
-            self.arrive_elsewhere(index);
+            self.settle_there(index);
         }
         if self.clients[index].session.user().is_some()
             && let Some(text) = self.meter_new(index)

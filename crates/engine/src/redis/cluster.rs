@@ -170,6 +170,10 @@ impl Engine {
         before: Option<SentBack>,
         (noted, reply): (Option<Elsewhere>, &[u8]),
     ) -> Option<SentBack> {
+        if !self.destination_of(client).leads_to(self.lanes[lane].backend) {
+            // The client's requests go to other servers by now.
+            return None;
+        }
         let elsewhere = noted.or_else(|| self.elsewhere(lane, reply))?;
         let wait_us = self.backends[self.lanes[lane].backend].failover_wait_us;
         let until = self.now.plus_micros(wait_us.max(TRY_AGAIN_LONGEST_US));

@@ -295,7 +295,7 @@ impl Engine {
             let server = ask_at.unwrap_or(server);
             let lane = match engine.clients[client].modes.transaction.as_ref().map(|t| t.lane) {
                 Some(lane) if lane != LaneId::NONE => {
-                    if engine.lane(lane).server != server {
+                    if engine.leased(client, server).is_none() {
                         let text = engine.other_server(client, command, key, server, lane);
                         return engine.reply_error(client, &text);
                     }
@@ -596,7 +596,7 @@ impl Engine {
             if !transaction.is_begun && transaction.early.len() + bytes.len() <= EARLY_SIZE_MAX {
                 return self.keep_queued(client, bytes, call);
             }
-        } else if lane != LaneId::NONE && self.lane(lane).server != server {
+        } else if lane != LaneId::NONE && self.leased(client, server).is_none() {
             let text = self.other_server(client, command, key, server, lane);
             return self.refuse_queued(client, &text);
         }
@@ -968,16 +968,29 @@ impl Engine {
             let is_concerned = pools(backend.unwrap_or_else(|| self.backend_of(client)));
             let state = &mut self.clients[client];
             let Some(transaction) = state.modes.transaction() else { continue };
-            if !is_concerned || (transaction.lane == LaneId::NONE && !transaction.is_begun) {
-                continue;
+            if is_concerned && (transaction.lane != LaneId::NONE || transaction.is_begun) {
+                self.abandon_transaction(client);
             }
-            let lane = std::mem::replace(&mut transaction.lane, LaneId::NONE);
-            let is_begun = std::mem::replace(&mut transaction.is_begun, false);
-            let fate = if transaction.has_watched { Fate::Unwatched } else { Fate::Moved };
-            self.doom(client, fate);
-            if lane != LaneId::NONE {
-                self.clean_up(lane, is_begun);
-            }
+        }
+    }
+
+    /// What the client has queued or watched is worth nothing where it goes from here on.
+    pub(crate) fn abandon_transaction(&mut self, client: ClientId) {
+        let Some(transaction) = self.clients[client].modes.transaction() else { return };
+        let is_nothing = transaction.lane == LaneId::NONE
+            && !transaction.is_begun
+            && transaction.queued == 0
+            && transaction.held.slot.is_none();
+        if is_nothing {
+            return;
+        }
+        let lane = std::mem::replace(&mut transaction.lane, LaneId::NONE);
+        let is_begun = std::mem::replace(&mut transaction.is_begun, false);
+        transaction.is_provided = false;
+        let fate = if transaction.has_watched { Fate::Unwatched } else { Fate::Moved };
+        self.doom(client, fate);
+        if lane != LaneId::NONE {
+            self.clean_up(lane, is_begun);
         }
     }
 
@@ -1027,13 +1040,15 @@ impl Engine {
     ) -> String {
         let config = &self.backends[self.backend_of(client)].config;
         let servers = &config.servers;
-        let (its, first) = (&servers[server.index()], &servers[self.lane(lane).server.index()]);
         let (name, key, remedy) = (name_of(command), shown(key), remedy(config.hash_tag));
-        if config.hide_topology {
+        let its = &servers[server.index()];
+        let is_here = self.lane(lane).backend == self.backend_of(client);
+        let first = servers.get(self.lane(lane).server.index()).filter(|_| is_here);
+        let Some(first) = first.filter(|_| !config.hide_topology) else {
             return format!(
                 "CROSSSLOT {name} {key} is for another server than the transaction: {remedy}"
             );
-        }
+        };
         format!(
             "CROSSSLOT {name} {key} is for server {}, the transaction is for server {}: {remedy}",
             its.name, first.name

@@ -492,14 +492,22 @@ impl Engine {
         self.publish_line(backend, server);
     }
 
-    /// All in a line are clients that wait: who does not any more is taken out.
-    fn first_in_line(&self, backend: BackendId, server: ServerId) -> Option<(ConnId, Time)> {
-        let first = self.backends[backend].servers[server].line.front().copied();
-        debug_assert!(first.is_none_or(|(conn, _)| {
-            let client = self.clients.get(conn.client(), conn.generation());
-            client.is_some_and(|client| client.modes.turn == Turn::Waits)
-        }));
-        first
+    /// All in a line are clients that wait: who does not any more is taken out. Another client may have the number
+    /// of one that is gone, so nobody else has its turn.
+    fn first_in_line(&mut self, backend: BackendId, server: ServerId) -> Option<(ConnId, Time)> {
+        loop {
+            let first = self.backends[backend].servers[server].line.front().copied()?;
+            if self.waits_in_line(first.0) {
+                return Some(first);
+            }
+            debug_assert!(false, "who waits no more leaves the line");
+            self.backends[backend].servers[server].line.pop_front();
+        }
+    }
+
+    fn waits_in_line(&self, conn: ConnId) -> bool {
+        let client = self.clients.get(conn.client(), conn.generation());
+        client.is_some_and(|client| client.modes.turn == Turn::Waits)
     }
 
     /// Lets those know who have waited long enough. Within a line all wait equally long.
@@ -532,6 +540,9 @@ impl Engine {
         self.wake_absent(backend, server);
         let line = std::mem::take(&mut self.backends[backend].servers[server].line);
         for (conn, _) in line {
+            if !self.waits_in_line(conn) {
+                continue;
+            }
             self.clients[conn.client()].modes.end_turn();
             self.unblock(conn.client());
         }
@@ -542,16 +553,28 @@ impl Engine {
     pub(crate) fn leave_line(&mut self, client: ClientId) {
         match self.clients[client].modes.end_turn() {
             Turn::Has { lane } => self.release(lane),
-            Turn::Waits => self.take_out_of_line(client),
+            Turn::Waits => self.take_out_of_line(client, self.backend_of(client)),
             Turn::No | Turn::Over | Turn::HeldBack => {}
         }
     }
 
+    /// The client looks again where its request belongs, if it waits at this backend or has waited there.
+    pub(crate) fn leave_line_at(&mut self, client: ClientId, backend: BackendId) {
+        if matches!(self.clients[client].modes.turn, Turn::No | Turn::HeldBack) {
+            return;
+        }
+        match self.clients[client].modes.end_turn() {
+            Turn::Has { lane } => self.release(lane),
+            Turn::Waits if backend != BackendId::NONE => self.take_out_of_line(client, backend),
+            Turn::No | Turn::Waits | Turn::Over | Turn::HeldBack => {}
+        }
+        self.unblock(client);
+    }
+
     /// Who is gone takes no room from others.
     #[cold]
-    fn take_out_of_line(&mut self, client: ClientId) {
+    fn take_out_of_line(&mut self, client: ClientId, backend: BackendId) {
         let conn = self.client_conn(client);
-        let backend = self.backend_of(client);
         for server in self.backends[backend].servers.ids() {
             let state = &mut self.backends[backend].servers[server];
             let place = state.line.iter().position(|&(other, _)| other == conn);
