@@ -208,7 +208,8 @@ fn route_users(file: &File, pools: &mut [Pool], reach: &mut Reach<'_>, report: &
                     groups::check_policy(target, ("reads", &reads), lines, &pool.topology, report);
                 }
             }
-            resolved.push(UserRoute { name: to, route: pool.own_route() });
+            let (route, databases, redis_db) = (pool.own_route(), pool.databases, pool.redis_db);
+            resolved.push(UserRoute { name: to, route, databases, redis_db });
         }
         if let Some(pool) = pools.iter_mut().find(|pool| pool.name == name) {
             pool.user_routes = resolved;

@@ -416,6 +416,12 @@ pub struct UserRoute {
     pub name: String,
     /// Of a pool: this alone.
     pub route: Route,
+    /// Clients may select those below, as there; if it is 1, only `redis_db`. 0 in a snapshot of a version that did
+    /// not say it: as many as all pools have.
+    #[serde(default)]
+    pub databases: u32,
+    #[serde(default)]
+    pub redis_db: u32,
 }
 
 /// Most places of one pool where its users' requests go.

@@ -1,6 +1,6 @@
 //! Users of low priority, who wait while others do; and others, who wait while those of high priority do.
 
-use crate::world::{World, all, pool, redis};
+use crate::world::{World, all, pool, redis, snapshot};
 use cashew_engine::ConnId;
 
 const USERS: &str = "users: {ann: {rules: 'on >p ~* +@all', priority: low}, bob: on >p ~* +@all}";
@@ -135,4 +135,85 @@ fn who_is_of_high_priority_waits_for_nobody() {
     world.send(lane, "$-1\r\n".repeat(500));
     let answers = [one, other, bob].map(|client| world.received(client).len());
     assert_eq!(answers, [1000, 1000, 500]);
+}
+
+/// Which keys are asked for.
+fn keys(world: &mut World, lane: ConnId) -> Vec<char> {
+    let text = String::from_utf8(world.received(lane)).unwrap();
+    text.split("GET\r\n$1\r\n").skip(1).filter_map(|rest| rest.chars().next()).collect()
+}
+
+#[test]
+fn those_who_wait_for_a_high_user_go_on_by_turns() {
+    let (mut world, [lane]) =
+        World::connected(&pool(&format!("redis: true\npreconnect: true\n{HIGH}"), 1));
+    let [ann, bob, other_bob, cid] = users(&mut world, ["ann", "bob", "bob", "cid"]);
+    world.send(ann, redis("GET a"));
+    world.wait_ms(5);
+    for (client, key) in [(bob, "b"), (other_bob, "b"), (cid, "c")] {
+        world.send(client, redis(&format!("GET {key}")).repeat(300));
+    }
+    let mut on_their_way = std::collections::VecDeque::new();
+    let mut asked = std::collections::HashMap::new();
+    for _ in 0..300 {
+        let now = keys(&mut world, lane);
+        now.iter().for_each(|&key| *asked.entry(key).or_insert(0) += 1);
+        on_their_way.extend(now);
+        let key = on_their_way.pop_front().expect("there is always something on its way");
+        assert!(on_their_way.len() <= NORMAL_IN_FLIGHT);
+        world.send(lane, "$-1\r\n");
+        if key == 'a' {
+            world.send(ann, redis("GET a"));
+        }
+        world.wait_ms(1);
+    }
+    let [of_bob, of_cid] = ['b', 'c'].map(|key| asked.get(&key).copied().unwrap_or(0));
+    // What bob had of the room at first is all that it has more.
+    assert!(of_cid >= 100 && of_bob >= 100 && of_bob - of_cid <= 40, "{of_bob} {of_cid}");
+}
+
+#[test]
+fn who_says_who_it_is_waits_for_nobody() {
+    let (mut world, [lane]) =
+        World::connected(&pool(&format!("redis: true\npreconnect: true\n{HIGH}"), 1));
+    let [ann, bob, other] = users(&mut world, ["ann", "bob", "bob"]);
+    world.send(ann, redis("GET a"));
+    world.wait_ms(5);
+    world.send(bob, redis("GET b").repeat(100));
+    world.wait_ms(5);
+    assert_eq!(count(&mut world, lane), 1 + NORMAL_IN_FLIGHT);
+    world.send(other, all(&["AUTH cid p", "AUTH ann p", "AUTH bob p"]));
+    world.expect(other, "+OK\r\n".repeat(3));
+    // What asks something waits, and so does what is behind it.
+    world.send(other, all(&["GET e", "AUTH ann p"]));
+    world.send(lane, "$-1\r\n".repeat(2));
+    world.wait_ms(5);
+    world.expect(lane, redis("GET b"));
+    world.expect(other, "");
+}
+
+#[test]
+fn a_user_of_high_priority_is_high_at_its_own_port() {
+    let text = format!(
+        "global: {{worker_processes: 1}}
+pools:
+  p: {{listen: '127.0.0.1:6000', redis: true, preconnect: true, hide_topology: true, pipeline_start: 0, servers: ['127.0.0.1:7000:1'], {HIGH}}}
+  q: {{listen: '127.0.0.1:6001', redis: true, preconnect: true, hide_topology: true, pipeline_start: 0, servers: ['127.0.0.1:7001:1'], {HIGH}}}
+"
+    );
+    let mut world = World::new(&snapshot(&text));
+    let [one, two] = std::array::from_fn(|_| world.accept(0));
+    let [ann, bob, other] = [("ann", 0), ("bob", 0), ("bob", 1)].map(|(user, pool)| {
+        let client = world.client_of(pool);
+        world.send(client, redis(&format!("AUTH {user} p")));
+        world.expect(client, "+OK\r\n");
+        client
+    });
+    world.send(ann, redis("GET a"));
+    world.wait_ms(5);
+    for client in [bob, other] {
+        world.send(client, redis("GET b").repeat(100));
+    }
+    world.wait_ms(5);
+    assert_eq!([one, two].map(|lane| count(&mut world, lane)), [1 + NORMAL_IN_FLIGHT, 100]);
 }

@@ -724,6 +724,16 @@ fn nobody_has_a_database_that_is_not_there() {
     let [ann, other] = selecting(&mut it);
     it.reload(&few(", route: third"));
     assert!(it.world.closed.contains(&ann) && !it.world.closed.contains(&other));
+    // Where a route says that there are fewer than its pools have.
+    let of_route =
+        text(ANN, "").replace("  by: {redis: true,", "  by: {redis: true, databases: 4,");
+    let mut by = played(&of_route);
+    let [eve, ann] = [by.user("eve"), by.user("ann")];
+    for client in [eve, ann] {
+        by.world.send(client, all(&["SELECT 3", "SELECT 4"]));
+    }
+    by.world.expect(eve, "+OK\r\n-ERR DB index is out of range\r\n");
+    by.world.expect(ann, "+OK\r\n+OK\r\n");
     // In another process.
     let mut one = played(&few(ANN));
     let ann = selecting(&mut one)[0];
@@ -742,4 +752,27 @@ fn nobody_has_a_database_that_is_not_there() {
     }
     it.world.wait_ms(1100);
     assert!(it.world.closed.contains(&client) && !it.world.closed.contains(&other));
+}
+
+#[test]
+fn what_clients_ask_of_their_servers_is_answered_of_those() {
+    let mut world = World::new(&clustered(&text(ANN, "")));
+    let [near, other, third] = std::array::from_fn(|_| world.accept(0));
+    let mut it = Played { world, near, other, third };
+    let [ann, bob] = [it.user("ann"), it.user("bob")];
+    for client in [ann, bob] {
+        it.world.send(client, redis("CLUSTER KEYSLOT b"));
+    }
+    it.world.expect(ann, ":3300\r\n");
+    it.world.expect(bob, "-ERR This instance has cluster support disabled\r\n");
+    // Who answers reads: the pool with the zone and the replicas is the user's.
+    let zoned = "redis: true, zone: z, servers: [{address: '127.0.0.1:7001', zone: z, replicas: ['127.0.0.1:7101']}],";
+    let zoned = text(ANN, "")
+        .replace("other: {redis: true,", &format!("other: {{{zoned}"))
+        .replace("preconnect: true, servers: ['127.0.0.1:7001:1'], hide", "hide");
+    let mut world = World::new(&snapshot(&zoned));
+    let near = world.engine.listener_named("near").unwrap();
+    let ann = world.client_of(near.number());
+    world.send(ann, all(&["AUTH ann p", "CLIENT READS zone"]));
+    world.expect(ann, "+OK\r\n+OK\r\n");
 }

@@ -14,7 +14,7 @@ use crate::downstream::acl_log::AclLog;
 use crate::downstream::audit::AuditRules;
 use crate::downstream::key_prefix::KeyPrefix;
 use crate::downstream::notice::Notices;
-use crate::downstream::user_limits::UserLimits;
+use crate::downstream::user_limits::{HighPriority, UserLimits};
 use crate::topology::route_tree::Tree;
 
 /// It has no servers: its requests go to a [backend](crate::upstream::backend::Backend).
@@ -47,6 +47,8 @@ pub(crate) struct Listener {
     /// so, what is of all clients whose users have none.
     pub(crate) user_limits: Vec<UserLimits>,
     has_common_limits: bool,
+    /// Whom its users wait for.
+    pub(crate) high: HighPriority,
     /// What keys of users begin with who have a prefix, sorted by their names.
     pub(crate) key_prefixes: Vec<(String, Arc<KeyPrefix>)>,
     /// What is told of its clients.
@@ -182,6 +184,7 @@ impl Listener {
             users: Arc::new(Users::only_default(None)),
             user_limits: Vec::new(),
             has_common_limits: false,
+            high: HighPriority::default(),
             key_prefixes: Vec::new(),
             audit: None,
             user_reads: Vec::new(),

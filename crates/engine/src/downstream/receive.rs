@@ -193,7 +193,7 @@ impl Engine {
     pub(crate) fn consume(&mut self, index: ClientId, buf: &[u8], owned: bool) -> Step {
         // A parser in the middle of a request stays with its client: among the spare ones it
         // would take another client's bytes for the rest of that request.
-        if !self.passes_pause(index, buf) && !self.may_consume(index) {
+        if !self.passes_pause(index, buf) && !self.may_consume(index, buf) {
             return Step::Rest { used: 0, need: 0 };
         }
         match self.clients[index].session.wire_protocol {
@@ -213,7 +213,7 @@ impl Engine {
         let limit = self.listener_of(index).limits.request_size_max;
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         while used < buf.len()
-            && (self.passes_pause(index, &buf[used..]) || self.may_consume(index))
+            && (self.passes_pause(index, &buf[used..]) || self.may_consume(index, &buf[used..]))
         {
             let bytes = &buf[used..];
             match parser.parse(bytes, limit) {
@@ -345,9 +345,9 @@ impl Engine {
         self.swallow(index, available)
     }
 
-    /// Whether the client may have one more request dispatched; pauses it if not.
+    /// Whether the client may have one more request dispatched, the one at the start of `bytes`; pauses it if not.
     #[inline]
-    pub(crate) fn may_consume(&mut self, index: ClientId) -> bool {
+    pub(crate) fn may_consume(&mut self, index: ClientId, bytes: &[u8]) -> bool {
         let client = &self.clients[index];
         if client.state == State::Closing {
             return false;
@@ -360,7 +360,7 @@ impl Engine {
             self.pause(index);
             return false;
         }
-        if self.is_metered(index) && self.awaits_quota(index) {
+        if self.is_metered(index) && self.awaits_quota(index, bytes) {
             self.pause(index);
             return false;
         }

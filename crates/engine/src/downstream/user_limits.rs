@@ -14,6 +14,10 @@ use crate::base::time::Time;
 const LOW_IN_FLIGHT: u64 = 8;
 /// So many of users who have to wait for those of high priority, while these ask.
 const NORMAL_IN_FLIGHT: u64 = 32;
+/// So many requests of a client go on at once that has waited for others, before it is the next user's turn.
+pub(crate) const SHARE: u32 = 4;
+/// So many clients go on at once at the most beyond those who wait: some have several turns.
+pub(crate) const TURNS_MORE: usize = 2 * NORMAL_IN_FLIGHT as usize;
 /// Others are there for so long after they have asked something.
 const OTHERS_STAY_US: u64 = 100_000;
 /// So long others are there who wait for an answer and ask nothing.
@@ -287,39 +291,45 @@ impl Others {
     }
 }
 
-/// Who waits for whom, at this worker.
+/// Users of low priority of all ports, who wait for all others, at this worker.
 pub(crate) struct Priorities {
-    /// Users of low priority wait for all others.
     pub(crate) low: Others,
-    /// Where there are users of high priority, others wait for these.
-    pub(crate) normal: Others,
-    /// So many clients of high priority are owed an answer.
-    high_clients: u32,
 }
 
 impl Default for Priorities {
     fn default() -> Self {
-        let (low, normal) = (Others::new(LOW_IN_FLIGHT), Others::new(NORMAL_IN_FLIGHT));
-        Self { low, normal, high_clients: 0 }
+        Self { low: Others::new(LOW_IN_FLIGHT) }
     }
 }
 
-impl Priorities {
-    /// A client of a user has so many requests that press, and had so many.
+/// Users of high priority of a port, and those who wait for them, at this worker.
+pub(crate) struct HighPriority {
+    pub(crate) others: Others,
+    /// So many clients of high priority are owed an answer.
+    clients: u32,
+}
+
+impl Default for HighPriority {
+    fn default() -> Self {
+        Self { others: Others::new(NORMAL_IN_FLIGHT), clients: 0 }
+    }
+}
+
+impl HighPriority {
+    /// A client of a user of the port has so many requests that press, and had so many.
     pub(crate) fn change(&mut self, limits: &UserLimits, from: u16, to: u16) {
         match limits.yields_to {
-            YieldsTo::All => self.low.change(from, to),
-            YieldsTo::High => self.normal.change(from, to),
+            YieldsTo::High => self.others.change(from, to),
             YieldsTo::Nobody if limits.is_high() => {
-                self.high_clients = self.high_clients + u32::from(to > 0) - u32::from(from > 0);
+                self.clients = self.clients + u32::from(to > 0) - u32::from(from > 0);
             }
-            YieldsTo::Nobody => {}
+            YieldsTo::Nobody | YieldsTo::All => {}
         }
     }
 
     /// Whether clients of high priority wait for an answer.
-    pub(crate) fn has_high_waiting(&self) -> bool {
-        self.high_clients > 0
+    pub(crate) fn has_waiting(&self) -> bool {
+        self.clients > 0
     }
 }
 

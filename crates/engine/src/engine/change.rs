@@ -1114,7 +1114,7 @@ impl Engine {
                     snapshot::Route::Pool(name) => named.get(name.as_str()).copied(),
                     _ => None,
                 };
-                match pool.and_then(|id| Some((id, backends.get(id)?))) {
+                let mut led = match pool.and_then(|id| Some((id, backends.get(id)?))) {
                     Some((id, backend)) if backend.spool.is_none() => {
                         Destination::new(id, &backend.config)
                     }
@@ -1123,7 +1123,11 @@ impl Engine {
                         ..destination(&it.route)
                     },
                     None => destination(&it.route),
+                };
+                if it.databases > 0 {
+                    (led.databases, led.redis_db) = (it.databases, it.redis_db);
                 }
+                led
             });
             let of_users = of_users.collect();
             listener.set_user_destinations(of_users);

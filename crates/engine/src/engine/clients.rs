@@ -3,11 +3,14 @@
 //! What each of them makes of it is theirs: [`crate::downstream::notice`],
 //! [`crate::downstream::password_guessing`], [`crate::downstream::window`], [`crate::base::work_budget`].
 
+use std::collections::VecDeque;
+
 use cashew_config::snapshot::Reads;
 use cashew_config::snapshot::{Protocol, UserOptions};
 use cashew_metrics::{PoolCounter, UserCounter, UserStat};
 use cashew_protocol::Outcome;
-use cashew_protocol::redis::Lookup;
+use cashew_protocol::redis::{self, Lookup};
+use cashew_protocol::resp::{Parsed, RequestParser};
 
 use crate::base::action::{Action, Notice};
 use crate::base::buffer::LARGE;
@@ -17,8 +20,11 @@ use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::base::work_budget::LARGE_REQUEST;
 use crate::downstream::client::{Client, Skip};
+use crate::downstream::listener::Listener;
 use crate::downstream::receive::Plan;
-use crate::downstream::user_limits::{LOOK_EVERY_US, Meter, UserLimits, YieldsTo};
+use crate::downstream::user_limits::{
+    LOOK_EVERY_US, Meter, SHARE, TURNS_MORE, UserLimits, YieldsTo,
+};
 use crate::engine::Engine;
 use crate::upstream::session_params::WireProtocol;
 
@@ -26,6 +32,8 @@ use crate::upstream::session_params::WireProtocol;
 /// Or whether it hears anything.
 const ALWAYS: [&str; 8] =
     ["auth", "hello", "quit", "reset", "exec", "discard", "unwatch", "client|reply"];
+/// Longer requests are none of these.
+const LET_IN_SIZE_MAX: usize = 16 * 1024;
 /// Of a reply in memcached's binary protocol.
 const BINARY_HEADER: usize = 24;
 
@@ -318,8 +326,8 @@ impl Engine {
     pub(crate) fn unmeter(&mut self, client: ClientId) {
         if let Some(meter) = self.meters.take(client) {
             let listener = self.clients[client].listener;
+            self.note_pressing((listener, meter.user), meter.pressing, 0);
             let limits = &mut self.listeners[listener].user_limits[meter.user as usize];
-            self.priorities.change(limits, meter.pressing, 0);
             limits.leave(meter, &self.metrics);
             // Whoever has it be somebody else lets it go on.
             self.clients[client].modes.end_quota_wait();
@@ -382,18 +390,20 @@ impl Engine {
         listener.user_limits[place].refused_login(&self.metrics)
     }
 
-    /// Whether a client waits, which has something to ask, until its user may ask more.
+    /// Whether a client waits, which has something to ask, until its user may ask more. `bytes` begin with what it
+    /// asks.
     #[cold]
-    pub(crate) fn awaits_quota(&mut self, client: ClientId) -> bool {
+    pub(crate) fn awaits_quota(&mut self, client: ClientId, bytes: &[u8]) -> bool {
         let Some(meter) = self.meters.get(client) else { return false };
         // What has begun goes on to its end.
         if self.clients[client].modes.many.is_some() {
             return false;
         }
-        let (now, conn) = (self.now, self.client_conn(client));
-        let listener = self.clients[client].listener;
-        let yields = self.yields((listener, meter.user));
-        let limits = &mut self.listeners[listener].user_limits[meter.user as usize];
+        let now = self.now;
+        let user = (self.clients[client].listener, meter.user);
+        let yields = self.yields(user);
+        let is_next = !yields && self.is_next(user);
+        let limits = &self.listeners[user.0].user_limits[meter.user as usize];
         // Who gets errors is looked at when they are written.
         let reached = match limits.delays() {
             true => limits.reached(&self.metrics, now),
@@ -402,13 +412,61 @@ impl Engine {
         let wait_us = match reached {
             Some((_, wait_us)) => wait_us,
             None if yields => LOOK_EVERY_US,
+            None if !is_next => 0,
             None => return false,
         };
+        if self.is_let_in_always(client, bytes) {
+            return false;
+        }
+        let conn = self.client_conn(client);
+        let limits = &mut self.listeners[user.0].user_limits[meter.user as usize];
         limits.count(UserStat::Delayed, &self.metrics);
         limits.waiting.push_back(conn);
         self.clients[client].modes.enter().awaits_quota = true;
-        self.note_waiting((listener, meter.user), now.plus_micros(wait_us));
+        self.note_waiting(user, now.plus_micros(wait_us));
         true
+    }
+
+    /// Whether it is the user's turn to have the room that there is for all who wait for others: who comes stands
+    /// behind those who have waited, and who has had its share behind the rest.
+    fn is_next(&mut self, (listener, user): (ListenerId, u32)) -> bool {
+        let yields_to = self.listeners[listener].user_limits[user as usize].yields_to();
+        let is_over = match (self.users_share, yields_to) {
+            (_, YieldsTo::Nobody) | (Some(1..), _) => false,
+            (Some(0), _) => true,
+            (None, _) => {
+                let limits = |(of, user): (ListenerId, u32)| {
+                    self.listeners.get(of)?.user_limits.get(user as usize)
+                };
+                let waits = |it: &&UserLimits| !it.waiting.is_empty() && !it.delays();
+                let in_line = self.users_waiting.iter().filter_map(|&it| Some((it.0, limits(it)?)));
+                in_line.filter(|(_, it)| waits(it)).any(|(of, it)| {
+                    it.yields_to() == yields_to && (of == listener || yields_to == YieldsTo::All)
+                })
+            }
+        };
+        !is_over
+            || match yields_to {
+                YieldsTo::Nobody => true,
+                YieldsTo::High => !self.is_high_active(listener),
+                YieldsTo::All => !self.are_others_active(),
+            }
+    }
+
+    /// Whether what the client asks needs no room.
+    fn is_let_in_always(&self, client: ClientId, bytes: &[u8]) -> bool {
+        match self.clients[client].session.wire_protocol {
+            WireProtocol::Resp2 | WireProtocol::Resp3 => {}
+            // Who has not said who it is has no user there.
+            WireProtocol::Text | WireProtocol::Binary => return false,
+        }
+        let mut parser = RequestParser::default();
+        let Parsed::Complete { len } = parser.parse(bytes, LET_IN_SIZE_MAX) else { return false };
+        let text = parser.inline_encoded().unwrap_or(&bytes[..len]);
+        match redis::find(text, parser.args()) {
+            Lookup::Found(command) => ALWAYS.contains(&command.name),
+            _ => false,
+        }
     }
 
     /// Whether the client's user is to have what others leave.
@@ -427,31 +485,29 @@ impl Engine {
     fn yields(&mut self, (listener, user): (ListenerId, u32)) -> bool {
         match self.listeners[listener].user_limits[user as usize].yields_to() {
             YieldsTo::Nobody => false,
-            YieldsTo::High => self.yields_to_high(),
-            YieldsTo::All => self.yields_to_all(),
+            YieldsTo::High => {
+                !self.listeners[listener].high.others.has_room() && self.is_high_active(listener)
+            }
+            YieldsTo::All => !self.priorities.low.has_room() && self.are_others_active(),
         }
     }
 
-    fn yields_to_high(&mut self) -> bool {
-        if self.priorities.normal.has_room() {
-            return false;
+    /// Whether users of high priority of the port ask.
+    fn is_high_active(&mut self, listener: ListenerId) -> bool {
+        let Listener { high, user_limits, .. } = &mut self.listeners[listener];
+        if high.others.is_due(self.now) {
+            let of_high = user_limits.iter().filter(|user| user.is_high());
+            let taken = of_high.map(|user| user.taken(&self.metrics));
+            let (counters, asked) = taken.fold((0, 0), |(n, sum), it| (n + 1, sum + it));
+            high.others.look(asked, counters, self.now);
         }
-        if self.priorities.normal.is_due(self.now) {
-            let in_use = self.listeners.iter().filter(|it| it.is_in_use());
-            let high = in_use.flat_map(|it| it.user_limits.iter().filter(|user| user.is_high()));
-            let taken = high.map(|user| (1, user.taken(&self.metrics)));
-            let (counters, asked) = taken.fold((0, 0), |(n, sum), (one, it)| (n + one, sum + it));
-            self.priorities.normal.look(asked, counters, self.now);
-        }
-        let has_waiting = self.priorities.has_high_waiting();
-        self.priorities.normal.look_who_waits(has_waiting, self.now);
-        self.priorities.normal.are_active(self.now)
+        let has_waiting = high.has_waiting();
+        high.others.look_who_waits(has_waiting, self.now);
+        high.others.are_active(self.now)
     }
 
-    fn yields_to_all(&mut self) -> bool {
-        if self.priorities.low.has_room() {
-            return false;
-        }
+    /// Whether others than those of low priority ask.
+    fn are_others_active(&mut self) -> bool {
         if self.priorities.low.is_due(self.now) {
             let (mut asked, mut own, mut counters) = (0u64, 0u64, 0);
             for listener in self.listeners.iter().filter(|it| it.is_in_use()) {
@@ -532,6 +588,9 @@ impl Engine {
             limits.count_more(UserStat::Requests, count, &self.metrics);
         }
         meter.counted = totals.requests;
+        if let Some(share) = &mut self.users_share {
+            *share = share.saturating_sub(1);
+        }
         self.meters.set(client, meter);
         self.settle_in_flight(client);
     }
@@ -556,14 +615,23 @@ impl Engine {
         if meter.in_flight == requests && meter.pressing == pressing {
             return;
         }
-        let limits = &self.listeners[listener].user_limits[meter.user as usize];
-        self.priorities.change(limits, meter.pressing, pressing);
+        self.note_pressing((listener, meter.user), meter.pressing, pressing);
         meter.pressing = pressing;
         let metrics = self.metrics.clone();
         let is_fewer =
             self.user_limits(client, meter).set_in_flight(&mut meter, requests, &metrics);
         self.meters.set(client, meter);
         self.hurry_waiting(is_fewer);
+    }
+
+    /// A client of the user has so many requests that press, and had so many.
+    fn note_pressing(&mut self, (listener, user): (ListenerId, u32), from: u16, to: u16) {
+        let listener = &mut self.listeners[listener];
+        let limits = &listener.user_limits[user as usize];
+        match limits.yields_to() {
+            YieldsTo::All => self.priorities.low.change(from, to),
+            YieldsTo::High | YieldsTo::Nobody => listener.high.change(limits, from, to),
+        }
     }
 
     /// Somebody of the user waits, for so long.
@@ -595,38 +663,65 @@ impl Engine {
             return;
         }
         self.users_wake_at = Time::NEVER;
-        for (listener, user) in std::mem::take(&mut self.users_waiting) {
-            // Each goes on once at most: who wants more goes to the end of the line.
-            let line = |engine: &Self| {
-                let listener = engine.listeners.get(listener)?;
-                Some(listener.user_limits.get(user as usize)?.waiting.len())
-            };
-            for _ in 0..line(self).unwrap_or_default() {
-                let (now, yields) = (self.now, self.yields((listener, user)));
-                let limits = &mut self.listeners[listener].user_limits[user as usize];
-                if yields || limits.delays() && limits.reached(&self.metrics, now).is_some() {
-                    break;
-                }
-                let Some(conn) = limits.waiting.pop_front() else { break };
-                let client = conn.client();
-                if self.clients.is_current(client, conn.generation())
-                    && self.clients[client].modes.awaits_quota
-                {
-                    self.clients[client].modes.end_quota_wait();
-                    self.resume(client);
-                }
-            }
-            let Some(limits) = self.listeners.get(listener) else { continue };
-            let Some(limits) = limits.user_limits.get(user as usize) else { continue };
-            if !limits.waiting.is_empty() {
-                let reached = limits.reached(&self.metrics, self.now).filter(|_| limits.delays());
-                let wait_us = match reached {
-                    Some((_, wait_us)) => wait_us,
-                    None if limits.yields_to() != YieldsTo::Nobody => LOOK_EVERY_US,
-                    None => 1,
-                };
-                self.note_waiting((listener, user), self.now.plus_micros(wait_us.max(1)));
+        // One client of each user after the other, and the next time whoever is next.
+        let mut in_turn = VecDeque::from(std::mem::take(&mut self.users_waiting));
+        let lines = in_turn.iter().map(|&user| self.clients_waiting(user));
+        let mut turns = TURNS_MORE + lines.sum::<usize>();
+        let mut stopped = Vec::new();
+        while turns > 0
+            && let Some(user) = in_turn.pop_front()
+        {
+            turns -= 1;
+            match self.release_one(user) {
+                true => in_turn.push_back(user),
+                false => stopped.push(user),
             }
         }
+        let has_turns = turns > 0;
+        // Some are in line again.
+        let again = std::mem::take(&mut self.users_waiting);
+        for user in in_turn.into_iter().chain(stopped).chain(again) {
+            if self.clients_waiting(user) == 0 {
+                continue;
+            }
+            let limits = &self.listeners[user.0].user_limits[user.1 as usize];
+            let reached = limits.reached(&self.metrics, self.now).filter(|_| limits.delays());
+            let wait_us = match reached {
+                Some((_, wait_us)) => wait_us,
+                None if limits.yields_to() != YieldsTo::Nobody && has_turns => LOOK_EVERY_US,
+                None => 1,
+            };
+            self.note_waiting(user, self.now.plus_micros(wait_us.max(1)));
+        }
+    }
+
+    /// How many clients of a user are in line.
+    fn clients_waiting(&self, (listener, user): (ListenerId, u32)) -> usize {
+        let limits = self.listeners.get(listener).and_then(|it| it.user_limits.get(user as usize));
+        limits.map_or(0, |limits| limits.waiting.len())
+    }
+
+    /// Lets the first client of the user's line go on, if there is room for it: of one that waits for others only a
+    /// few requests. Who wants more goes to the end of the line. Returns whether one went on.
+    fn release_one(&mut self, user: (ListenerId, u32)) -> bool {
+        while self.clients_waiting(user) > 0 {
+            let (now, yields) = (self.now, self.yields(user));
+            let limits = &mut self.listeners[user.0].user_limits[user.1 as usize];
+            if yields || limits.delays() && limits.reached(&self.metrics, now).is_some() {
+                return false;
+            }
+            let Some(conn) = limits.waiting.pop_front() else { return false };
+            let client = conn.client();
+            if self.clients.is_current(client, conn.generation())
+                && self.clients[client].modes.awaits_quota
+            {
+                self.users_share = Some(SHARE);
+                self.clients[client].modes.end_quota_wait();
+                self.resume(client);
+                self.users_share = None;
+                return true;
+            }
+        }
+        false
     }
 }

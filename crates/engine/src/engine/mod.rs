@@ -149,9 +149,12 @@ pub struct Engine {
     pub(crate) meters: Meters,
     pub(crate) priorities: Priorities,
     pub(crate) published: Published,
-    /// Users of ports whose clients wait for room, and when it is looked whether there is.
+    /// Users of ports whose clients wait for room, in the order of their turns, and when it is looked whether there
+    /// is.
     pub(crate) users_waiting: Vec<(ListenerId, u32)>,
     pub(crate) users_wake_at: Time,
+    /// So many requests more go on of the client whose user's turn it is.
+    pub(crate) users_share: Option<u32>,
     /// By client, which waits for several servers.
     pub(crate) tours: HashMap<ClientId, WaitAll>,
     pub(crate) requests: Requests,
@@ -281,6 +284,7 @@ impl Engine {
             published: Published::default(),
             users_waiting: Vec::new(),
             users_wake_at: Time::NEVER,
+            users_share: None,
             tours: HashMap::new(),
             requests: Requests::new(),
             flows: Flows::new(),

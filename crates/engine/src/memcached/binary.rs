@@ -41,7 +41,7 @@ impl Engine {
             _ => self.scratch.binary.take().unwrap_or_default(),
         };
         parser.set_value_size_max(self.value_size_max(index));
-        while used < buf.len() && self.may_consume(index) {
+        while used < buf.len() && self.may_consume(index, &buf[used..]) {
             let bytes = &buf[used..];
             match parser.parse(bytes) {
                 Parsed::Complete { len } => {

@@ -57,7 +57,7 @@ impl Engine {
                 }
             }
         }
-        while used < buf.len() && self.may_consume(index) {
+        while used < buf.len() && self.may_consume(index, &buf[used..]) {
             let bytes = &buf[used..];
             match parser.parse(bytes) {
                 Parsed::Complete { len } => {

@@ -8,6 +8,7 @@ use cashew_config::snapshot::Reads;
 use cashew_protocol::redis::{Command, NO_CLUSTER_TEXT};
 
 use crate::base::id::ClientId;
+use crate::downstream::listener::DestinationNumber;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 
@@ -19,9 +20,19 @@ const NO_ZONE: &str = "ERR CLIENT READS zone needs the zone of this gateway, and
 impl Engine {
     /// CLIENT READS policy|default
     pub(crate) fn client_reads(&mut self, client: ClientId, name: &[u8]) -> Plan {
-        let listener = self.listener_of(client);
-        let (has_replicas, has_zone) =
-            (self.destination_of(client).has_replicas, listener.config.zone.is_some());
+        let (listener, destination) = (self.listener_of(client), self.destination_of(client));
+        let has_replicas = destination.has_replicas;
+        // What is said of a pool is said of its own servers.
+        let has_zone = match &destination.route {
+            Some(_) if self.clients[client].destination == DestinationNumber::OWN => {
+                listener.config.zone.is_some()
+            }
+            Some(route) => {
+                let mut known = route.backends().iter().filter_map(|&it| self.backends.get(it));
+                known.any(|backend| backend.config.zone.is_some())
+            }
+            None => self.backends[destination.backend].config.zone.is_some(),
+        };
         let named = std::str::from_utf8(name).ok().and_then(Reads::named);
         let reads = match named {
             None if !name.eq_ignore_ascii_case(b"default") => {

@@ -95,7 +95,9 @@ impl Engine {
         args: &[Span],
     ) -> Plan {
         let arg = |at: usize| args.get(at).map_or(b"".as_slice(), |span| span.of(bytes));
-        let is_cluster = self.listener_of(client).config.is_cluster();
+        let destination = self.destination_of(client);
+        let is_cluster =
+            destination.route.is_none() && self.backends[destination.backend].config.is_cluster();
         let poses = self.poses(client);
         match command.name {
             // It is the same whoever answers it.
