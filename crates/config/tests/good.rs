@@ -477,7 +477,7 @@ fn users_may_have_routes_of_their_own() {
   near: {{redis: true, listen: 127.0.0.1:1, servers: [127.0.0.1:2:1], users: {{{users}}}}}
   far: {{redis: true, servers: [127.0.0.1:3:1]}}
 routes:
-  both: {{redis: true, listen: 127.0.0.1:4, route: {{failover: [near, far]}}}}
+  both: {{redis: true, listen: 127.0.0.1:4, databases: 4, route: {{failover: [near, far]}}}}
 "
     );
     let loaded = load(&text);
@@ -488,7 +488,8 @@ routes:
     assert_eq!(named("bob"), Some(("both", vec!["near", "far"])));
     assert_eq!(named("cid"), named("ann"));
     assert_eq!(named("dan"), None);
-    assert_eq!(near.user_routes.len(), 2);
+    let databases = near.user_routes.iter().map(|it| (&*it.name, it.databases));
+    assert_eq!(databases.collect::<Vec<_>>(), [("both", 4), ("far", 16)]);
     assert_eq!(from_json(&to_json(&loaded.snapshot)).unwrap(), loaded.snapshot);
     assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
 }

@@ -766,7 +766,7 @@ fn what_clients_ask_of_their_servers_is_answered_of_those() {
     it.world.expect(ann, ":3300\r\n");
     it.world.expect(bob, "-ERR This instance has cluster support disabled\r\n");
     // Who answers reads: the pool with the zone and the replicas is the user's.
-    let zoned = "redis: true, zone: z, servers: [{address: '127.0.0.1:7001', zone: z, replicas: ['127.0.0.1:7101']}],";
+    let zoned = "redis: true, zone: z, servers: [{name: g, primary: '127.0.0.1:7001', replicas: ['127.0.0.1:7101']}],";
     let zoned = text(ANN, "")
         .replace("other: {redis: true,", &format!("other: {{{zoned}"))
         .replace("preconnect: true, servers: ['127.0.0.1:7001:1'], hide", "hide");
