@@ -195,6 +195,7 @@ def test_large_values_that_are_allowed_are_not_collected(place):
     rules = {**RULES, "writer": "on >w %W~app:* +@all"}
     server = place.redis()
     gateway = place.cashew({"alpha": pool([server], users=users(rules))}, {"worker_processes": 1})
+    gateway.wait_serving()
     [worker] = worker_processes(gateway.pid)
 
     def resident():
