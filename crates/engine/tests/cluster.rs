@@ -1605,7 +1605,7 @@ fn what_waits_to_be_sent_again_counts_as_memory() {
         let before = world.engine.held_bytes();
         world.send(a, moved(3300, 9).repeat(COUNT));
         let waiting = world.engine.held_bytes() - before;
-        assert!(waiting >= 350 * COUNT, "{waiting} bytes");
+        assert!(waiting >= 620 * COUNT, "{waiting} bytes");
         world.wait_ms(1_100);
         assert_eq!(received_count(&mut world, a), COUNT);
         world.send(a, ":1\r\n".repeat(COUNT));

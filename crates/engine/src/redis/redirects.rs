@@ -93,6 +93,7 @@ const PLACE_SIZE: usize =
 struct SentBack {
     request: RequestId,
     bytes: Vec<u8>,
+    /// No buffer of the pool's, which would be many times as large.
     reply: Vec<u8>,
     variant: u16,
     /// It goes by the lane of large values, or its reply does.
@@ -305,6 +306,7 @@ impl Engine {
         };
         self.drop_reply(request);
         self.pop_answered(index);
+        let reply = self.bufs.copy_of(&reply);
         let slot = &mut self.requests[request];
         (slot.in_lane, slot.arrived) = (true, 0);
         let asker = self.asker_of(request);
@@ -374,7 +376,7 @@ impl Engine {
             request: lane.head,
             is_sealed: is_sealed(&bytes),
             bytes,
-            reply: self.bufs.copy_of(reply),
+            reply: reply.to_vec(),
             variant: lane.variant,
             is_large: is_bulk || (lane.is_private && !lane.is_session),
         })
@@ -461,6 +463,7 @@ impl Engine {
         backend.sent_back += 1;
         self.requests[request].in_lane = true;
         self.enter_queue(request);
+        self.bufs.charge(waiting.back.reply.capacity());
         self.sent_on.wait(key, gap, request, waiting);
     }
 
@@ -473,7 +476,6 @@ impl Engine {
 
     fn drop_back(&mut self, back: SentBack) {
         self.bufs.give(back.bytes);
-        self.bufs.give(back.reply);
     }
 
     /// A request has a place in a queue from here on.
@@ -499,6 +501,7 @@ impl Engine {
         for Waiting { back, .. } in ended {
             self.backends[backend].sent_back -= 1;
             self.leave_queue(back.request);
+            self.bufs.discharge(back.reply.capacity());
             self.answer_kept(back);
         }
     }
@@ -516,6 +519,7 @@ impl Engine {
         self.leave_queue(request);
         if let Some(waiting) = self.sent_on.forget(request) {
             self.backends[self.requests[request].backend].sent_back -= 1;
+            self.bufs.discharge(waiting.back.reply.capacity());
             self.drop_back(waiting.back);
         }
     }
@@ -599,6 +603,7 @@ impl Engine {
         let Request { backend, started, .. } = self.requests[request];
         let to = waiting.target(self.epoch);
         let Waiting { back, why, .. } = waiting;
+        self.bufs.discharge(back.reply.capacity());
         self.leave_queue(request);
         let state = &mut self.backends[backend];
         state.sent_back -= 1;
@@ -787,7 +792,6 @@ impl Engine {
                 if is_sealed {
                     self.seal(lane);
                 }
-                self.bufs.give(reply);
                 Some(lane)
             }
             Err(failure) => {
@@ -799,7 +803,6 @@ impl Engine {
                     let failure = self.backends[backend].named(server, failure);
                     self.fail_request(request, failure);
                 }
-                self.bufs.give(reply);
                 None
             }
         }
@@ -878,7 +881,7 @@ impl Engine {
                 None => true,
             });
             let is_sealed = is_sealed(&bytes);
-            let reply = self.bufs.copy_of(b"-CLUSTERDOWN Hash slot not served\r\n");
+            let reply = b"-CLUSTERDOWN Hash slot not served\r\n".to_vec();
             let back = SentBack { request, bytes, reply, variant, is_large, is_sealed };
             let to = stays.or(owner).map(|server| Target { server, asks: false });
             match (to, slot) {
