@@ -471,7 +471,7 @@ mod tests {
         for number in 2..=5 {
             assert!(!go(&mut sent_on, number, 20));
         }
-        let is_even = |it: RequestId| it.number() % 2 == 0;
+        let is_even = |it: RequestId| it.number().is_multiple_of(2);
         assert_eq!(sent_on.take_waiting(is_even).len(), 2);
         assert_eq!(sent_on.take_waiting(is_even).len(), 0);
         sent_on.forget(request(1));
