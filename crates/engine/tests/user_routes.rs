@@ -622,11 +622,18 @@ fn what_was_begun_at_a_cluster_that_a_reload_leaves_is_not_done() {
 
 #[test]
 fn who_waits_for_a_connection_does_so_where_its_user_goes() {
+    who_waits_moves(snapshot);
+    who_waits_moves(clustered);
+}
+
+fn who_waits_moves(snapshot: impl Fn(&str) -> Snapshot) {
     let few = |of_ann: &str| {
         text(of_ann, "")
             .replace("other: {redis: true,", "other: {redis: true, session_connections: 1,")
     };
-    let mut it = played(&few(ANN));
+    let mut world = World::new(&snapshot(&few(ANN)));
+    let [near, other, third] = std::array::from_fn(|_| world.accept(0));
+    let mut it = Played { world, near, other, third };
     let [holding, waiting, eve] = [it.user("ann"), it.user("ann"), it.user("eve")];
     it.world.send(eve, redis("WATCH a"));
     let session = it.world.accept(0);
@@ -637,7 +644,10 @@ fn who_waits_for_a_connection_does_so_where_its_user_goes() {
         it.world.send(client, redis("WATCH k"));
         it.world.expect(client, "");
     }
-    it.reload(&few(", route: third"));
+    let next = snapshot(&few(", route: third"));
+    it.world.prepare(&next);
+    it.world.pause(1000);
+    it.world.commit(&next);
     // They have what they waited for where they are.
     for client in [holding, waiting] {
         let lane = it.world.accept(0);

@@ -459,7 +459,7 @@ impl Engine {
         self.await_expiry(index);
         let is_elsewhere = self.clients[index].destination != DestinationNumber::OWN;
         let is_followed =
-            self.follow_session(index) && (!is_elsewhere || self.has_its_database(index));
+            (!is_elsewhere || self.has_its_database(index)) && self.follow_session(index);
         if is_owed {
             self.mark_client(index);
         }

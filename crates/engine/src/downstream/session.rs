@@ -278,7 +278,7 @@ impl Engine {
     /// Gives a client lanes of where its requests go now. Who has agreed on what is not there is closed.
     #[cold]
     pub(crate) fn settle_there(&mut self, client: ClientId) {
-        if !self.follow_session(client) || !self.has_its_database(client) {
+        if !self.has_its_database(client) || !self.follow_session(client) {
             self.finish(client);
         }
         self.update_off_fast_path(client);

@@ -1238,6 +1238,9 @@ impl Engine {
             }
             if changed.has_auth {
                 self.follow_users(index);
+                if self.clients.is_retired(index) {
+                    continue;
+                }
             }
             if changed.has_database && !self.follow_session(index) {
                 self.finish(index);
