@@ -6,7 +6,9 @@ mod node;
 mod sections;
 
 use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
 
+use cashew_placement::Distribution;
 use schemars::{Schema, json_schema};
 
 use self::node::Reader;
@@ -262,6 +264,10 @@ pub(crate) struct Reach<'f> {
     pools: HashMap<&'f str, &'f PoolSection>,
     routes: HashSet<&'f str>,
     reached: HashSet<String>,
+    /// How often each pool is a leaf.
+    uses: HashMap<String, usize>,
+    /// Pools that are copied: from, to, and where that is kept.
+    moves: Vec<(String, String, PathBuf, Pos)>,
     /// Some tree has errors, so that not everything it leads to is known.
     is_partial: bool,
     /// Keys that are listed in all routes.
@@ -277,6 +283,8 @@ impl<'f> Reach<'f> {
             pools: pools.iter().map(|(name, section)| (&*name.value, section)).collect(),
             routes: routes.iter().map(|(name, _)| &*name.value).collect(),
             reached: HashSet::new(),
+            uses: HashMap::new(),
+            moves: Vec::new(),
             is_partial: false,
             keys: 0,
         }
@@ -362,8 +370,56 @@ impl<'f> Reach<'f> {
         self.reached.insert(name.to_owned());
     }
 
+    /// Reports moves that others could write to behind their back, or that cannot be right.
+    fn check_moves(&self, report: &mut Report<'_>) {
+        for (at, (from, to, directory, pos)) in self.moves.iter().enumerate() {
+            let mut complain = |message: String, hint: &str| {
+                report.error(*pos, Complaint::new(message).hint(hint));
+            };
+            if self.moves[..at].iter().any(|(_, _, other, _)| other == directory) {
+                let message = format!("two moves are kept in {}", directory.display());
+                complain(message, "each has a directory of its own");
+            }
+            if from == to {
+                complain(format!("pool \"{from}\" cannot move to itself"), "two pools are needed");
+                continue;
+            }
+            for name in [from, to] {
+                let Some(pool) = self.pools.get(name.as_str()) else { continue };
+                if self.uses.get(name).copied().unwrap_or(0) > 1 {
+                    let message =
+                        format!("pool \"{name}\" is copied, and another node leads to it, too");
+                    complain(message, "only the move may write to its pools");
+                }
+                if pool.listen.is_some() || pool.tls_listen.is_some() {
+                    let message = format!("pool \"{name}\" is copied, and clients can connect to it");
+                    complain(message, "take its \"listen\" out: what is written there would be lost");
+                }
+                for (is_so, what) in [
+                    (pool.cluster.is_some(), "cluster"),
+                    (pool.auto_eject_hosts.value.0, "auto_eject_hosts"),
+                    (pool.spool.is_some(), "spool"),
+                    (pool.distribution.value == Distribution::Random, "distribution: random"),
+                ] {
+                    if is_so {
+                        let message = format!("pool \"{name}\" with \"{what}\" cannot be copied");
+                        complain(message, "which server has a key has to be known, and to stay");
+                    }
+                }
+            }
+            if let (Some(one), Some(other)) =
+                (self.pools.get(from.as_str()), self.pools.get(to.as_str()))
+                && one.redis_db.value.0 != other.redis_db.value.0
+            {
+                let message = format!("pools \"{from}\" and \"{to}\" differ in \"redis_db\"");
+                complain(message, "keys are copied to the database that they are in");
+            }
+        }
+    }
+
     /// Reports those of the pools without `listen` that no client can reach.
     pub(crate) fn check_pools(&self, without_listen: &[At<String>], report: &mut Report<'_>) {
+        self.check_moves(report);
         if self.is_partial || self.routes.is_empty() {
             return;
         }

@@ -32,7 +32,7 @@ pub use self::cluster::{
 };
 pub use self::external_auth::{AuthSource, ExternalAuth};
 pub use self::replica_reads::{Hedge, ReadYourWrites, ReplicaReads};
-pub use self::route::{FailoverOn, PrefixArm, Route, share_of};
+pub use self::route::{FailoverOn, Follow, Move, PrefixArm, Route, SHARE_ALL, share_of};
 pub use self::server_auth::{Credentials, DEFAULT_USER, ServerAuth};
 pub use self::topology::{Promoted, Reads, ServerGroup, Topology, TopologyState};
 pub use self::tracing::{CollectorUrl, KeysShown, Tracing};

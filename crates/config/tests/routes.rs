@@ -114,6 +114,7 @@ fn every_node_is_read() {
         share,
         dual_write: is_on,
         read_other: is_on,
+        follow: None,
     };
     let shadow = |to, shadow, share, compare, outstanding_max| Route::Shadow {
         to,

@@ -15,7 +15,8 @@ use super::{Branch, Reach};
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::resolve::Context;
 use crate::section::{self, Section};
-use crate::snapshot::{FailoverOn, PrefixArm, Protocol, Route};
+use crate::migration::MoveState;
+use crate::snapshot::{FailoverOn, Follow, PrefixArm, Protocol, Route, SHARE_ALL};
 use crate::tree::{Kind, Node};
 use crate::value::{Text, Value};
 
@@ -94,10 +95,14 @@ impl<'a, 'f, 'r> Reader<'a, 'f, 'r> {
             }
             let message = format!("no node of the route leads to node \"{}\"", name.value);
             self.report.warning(name.pos, Complaint::new(message));
-            let reached = self.reach.reached.clone();
+            let before = (
+                self.reach.reached.clone(),
+                self.reach.uses.clone(),
+                self.reach.moves.clone(),
+            );
             self.count = 0;
             self.named(&name.value, name.pos, node, 1);
-            self.reach.reached = reached;
+            (self.reach.reached, self.reach.uses, self.reach.moves) = before;
         }
     }
 
@@ -170,6 +175,7 @@ impl<'a, 'f, 'r> Reader<'a, 'f, 'r> {
         };
         let protocol = if pool.redis.value.0 { Protocol::Redis } else { Protocol::Memcached };
         self.reach.reached.insert(name.to_owned());
+        *self.reach.uses.entry(name.to_owned()).or_default() += 1;
         if protocol != self.protocol {
             let word = |protocol| match protocol {
                 Protocol::Redis => "Redis",
@@ -292,12 +298,22 @@ impl<'a, 'f, 'r> Reader<'a, 'f, 'r> {
             "migrate" => {
                 let section: MigrateSection = self.of_value(kind, entries)?;
                 let [from, to] = self.pair([&section.from, &section.to], below)?;
+                if section.directory.is_some() {
+                    return self.followed(kind, &section, from, to);
+                }
+                let Some(share) = section.share else {
+                    let complaint = Complaint::new("node \"migrate\" lacks the option \"share\"");
+                    let hint = "expected a share like 25%, or a \"directory\" for what `cashew migrate` copies";
+                    self.error(kind.pos, complaint.hint(hint));
+                    return None;
+                };
                 Some(Route::Migrate {
                     from: from.into(),
                     to: to.into(),
-                    share: section.share?.value.0,
+                    share: share.value.0,
                     dual_write: section.dual_write.value.0,
                     read_other: section.read_other.value.0,
+                    follow: None,
                 })
             }
             "key_split" => {
@@ -322,6 +338,80 @@ impl<'a, 'f, 'r> Reader<'a, 'f, 'r> {
             "regions" => self.regions(kind, entries, below),
             _ => unreachable!("every kind is one of those"),
         }
+    }
+
+    /// A pool that is copied to another.
+    fn followed(
+        &mut self,
+        kind: &At<String>,
+        section: &MigrateSection,
+        from: Route,
+        to: Route,
+    ) -> Option<Route> {
+        let directory = section.directory.as_ref()?;
+        let others = [
+            ("share", section.share.as_ref().map(|it| it.pos)),
+            ("dual_write", section.dual_write.value.0.then_some(section.dual_write.pos)),
+            ("read_other", section.read_other.value.0.then_some(section.read_other.pos)),
+        ];
+        let mut is_good = true;
+        for (key, pos) in others.into_iter().filter_map(|(key, pos)| Some((key, pos?))) {
+            let complaint =
+                Complaint::new(format!("\"{key}\" and \"directory\" exclude each other"));
+            let hint = "what is copied is served by one pool alone; `cashew migrate cut-over` changes which";
+            self.error(pos, complaint.hint(hint));
+            is_good = false;
+        }
+        let (Route::Pool(from), Route::Pool(to)) = (from, to) else {
+            let complaint = Complaint::new("with \"directory\" both \"from\" and \"to\" are pools");
+            self.error(kind.pos, complaint.hint("what is copied is all that a pool has"));
+            return None;
+        };
+        let path = &directory.value.0;
+        let state = match (self.context.read_keys)(&MoveState::file(path)) {
+            Ok(text) => match MoveState::parse(&text) {
+                Ok(state) => state,
+                Err(why) => {
+                    let message = format!("{} cannot be read: {why}", path.display());
+                    self.error(directory.pos, Complaint::new(message));
+                    return None;
+                }
+            },
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                MoveState::new(&from, &to)
+            }
+            Err(error) => {
+                let message = format!("{} cannot be read: {error}", path.display());
+                self.error(directory.pos, Complaint::new(message));
+                return None;
+            }
+        };
+        if (&state.from, &state.to) != (&from, &to) {
+            let message = format!(
+                "{} belongs to the move from pool \"{}\" to \"{}\"",
+                path.display(),
+                state.from,
+                state.to
+            );
+            self.error(
+                directory.pos,
+                Complaint::new(message).hint("another move has a directory of its own"),
+            );
+            is_good = false;
+        }
+        self.reach.moves.push((from.clone(), to.clone(), path.clone(), kind.pos));
+        is_good.then(|| Route::Migrate {
+            from: Route::Pool(from).into(),
+            to: Route::Pool(to).into(),
+            share: if state.is_cut_over { SHARE_ALL } else { 0 },
+            dual_write: false,
+            read_other: false,
+            follow: Some(Follow {
+                directory: path.clone(),
+                keys_per_second: section.rate.value.0,
+                bytes_per_second: section.bandwidth.as_ref().map_or(0, |it| it.value.0),
+            }),
+        })
     }
 
     fn regions(&mut self, kind: &At<String>, entries: &Entries, depth: usize) -> Option<Route> {

@@ -8,7 +8,7 @@ use crate::replica_reads::Span;
 use crate::section::{OptionInfo, Section, section};
 use crate::snapshot::FailoverOn;
 use crate::tree::{Kind, Node};
-use crate::value::{FilePath, Number, Switch, Text, Value, all_digits, list_of, named};
+use crate::value::{FilePath, Number, Size, Switch, Text, Value, all_digits, list_of, named};
 
 /// Most children of a node that has a list of them.
 pub(super) const CHILDREN_MAX: usize = 64;
@@ -108,12 +108,19 @@ section! {
         from: Branch = required,
         /// Where they will be.
         to: Branch = required,
-        /// How many of the keys `to` has by now.
-        share: KeyShare = required,
+        /// How many of the keys `to` has by now. Needed unless `directory` is set.
+        share: KeyShare = none,
         /// Whether both get what is written.
         dual_write: Switch = "false",
         /// Whether the other one is asked after a miss.
         read_other: Switch = "false",
+        /// The gateway copies one pool to the other, and keeps here how far it is. `cashew migrate` has commands
+        /// for it. Belongs to one instance.
+        directory: FilePath = none,
+        /// Keys that are copied in a second at most; 0 is as many as possible. Only with `directory`.
+        rate: Number<0, 10000000> = "0",
+        /// Bytes of values that are copied in a second at most, beside `rate`. Only with `directory`.
+        bandwidth: Size<65536, 1099511627776> = none,
     }
 }
 

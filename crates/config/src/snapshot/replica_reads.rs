@@ -1,8 +1,10 @@
 //! What reads need of a replica.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
-use super::{Pool, Protocol, Snapshot, Writes};
+use super::{Move, Pool, Protocol, Snapshot, Writes};
 
 /// When a replica may answer reads in its primary's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +54,20 @@ impl Snapshot {
             || self.has_sentinels()
             || self.has_clusters()
             || self.pools.iter().any(Pool::has_replicas)
+            || self.moves().next().is_some()
+    }
+
+    /// The pools that are copied to others, each with the route that they belong to.
+    pub fn moves(&self) -> impl Iterator<Item = (&str, Move<'_>)> {
+        let routes = self.pools.iter().filter_map(|pool| Some((&*pool.name, pool.route.as_ref()?)));
+        routes.flat_map(|(name, route)| route.moves().into_iter().map(move |it| (name, it)))
+    }
+
+    /// Has a route's move that is kept in this directory served by the other side.
+    pub fn set_cut_over(&mut self, directory: &Path, is_cut_over: bool) {
+        for route in self.pools.iter_mut().filter_map(|pool| pool.route.as_mut()) {
+            route.set_cut_over(directory, is_cut_over);
+        }
     }
 }
 

@@ -1,6 +1,11 @@
 //! Where the requests of a route go: a tree of nodes whose leaves are pools.
 
+use std::path::{Path, PathBuf};
+
 use serde::{Deserialize, Serialize};
+
+/// The share that has all keys.
+pub const SHARE_ALL: u32 = 10_000;
 
 /// A node of a route's tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,6 +79,10 @@ pub enum Route {
         dual_write: bool,
         /// Reads that miss where the key is served now are asked of the other one.
         read_other: bool,
+        /// The gateway copies what one pool has to the other. Both children are pools then, one of them serves all
+        /// keys, and nothing is written to both.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        follow: Option<Follow>,
     },
     /// Keys have several copies, under names of their own, in the same child: reads take one at random, writes
     /// go to all.
@@ -97,6 +106,27 @@ pub enum Route {
         /// Writes that may be on their way to the others from one worker. What is beyond that is removed there.
         outstanding_max: u32,
     },
+}
+
+/// How what one pool has is copied to another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Follow {
+    /// Where it is kept how far it is.
+    pub directory: PathBuf,
+    /// Keys that are copied in a second at most; 0 is as many as possible.
+    pub keys_per_second: u64,
+    /// Bytes of values that are copied in a second at most; 0 is as many as possible.
+    pub bytes_per_second: u64,
+}
+
+/// One pool that is copied to another, as a tree says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move<'r> {
+    pub from: &'r str,
+    pub to: &'r str,
+    pub follow: &'r Follow,
+    /// Clients are served by `to`, and `from` is the copy.
+    pub is_cut_over: bool,
 }
 
 /// Keys that begin alike.
@@ -152,6 +182,54 @@ impl Route {
                 vec![to]
             }
             Self::Regions { to, .. } => to.iter().map(|(_, route)| route).collect(),
+        }
+    }
+
+    /// The pools that are copied to others.
+    pub fn moves(&self) -> Vec<Move<'_>> {
+        let mut moves: Vec<Move<'_>> = self.children().into_iter().flat_map(Self::moves).collect();
+        if let Self::Migrate { from, to, share, follow: Some(follow), .. } = self
+            && let (Self::Pool(from), Self::Pool(to)) = (&**from, &**to)
+        {
+            moves.push(Move { from, to, follow, is_cut_over: *share > 0 });
+        }
+        moves
+    }
+
+    /// Has all moves that are kept in a directory served by `to`, or by `from`.
+    pub fn set_cut_over(&mut self, directory: &Path, is_cut_over: bool) {
+        if let Self::Migrate { share, follow: Some(follow), .. } = self
+            && follow.directory == directory
+        {
+            *share = if is_cut_over { SHARE_ALL } else { 0 };
+        }
+        for child in self.children_mut() {
+            child.set_cut_over(directory, is_cut_over);
+        }
+    }
+
+    fn children_mut(&mut self) -> Vec<&mut Self> {
+        match self {
+            Self::Pool(_) => Vec::new(),
+            Self::Prefix(arms) => arms.iter_mut().map(|arm| &mut arm.to).collect(),
+            Self::Keys { exact, otherwise } => {
+                exact.iter_mut().map(|(_, route)| route).chain([&mut **otherwise]).collect()
+            }
+            Self::Operation { read, write, delete } => vec![read, write, delete],
+            Self::AllSync(to)
+            | Self::AllAsync(to)
+            | Self::AllMajority(to)
+            | Self::AllFastest { to, .. }
+            | Self::AllInitial(to)
+            | Self::Failover { to, .. }
+            | Self::MissFailover(to) => to.iter_mut().collect(),
+            Self::WarmUp { cold, warm, .. } => vec![cold, warm],
+            Self::Shadow { to, shadow, .. } => vec![to, shadow],
+            Self::Migrate { from, to, .. } => vec![from, to],
+            Self::KeySplit { to, .. } | Self::Limit { to, .. } | Self::Outstanding { to, .. } => {
+                vec![to]
+            }
+            Self::Regions { to, .. } => to.iter_mut().map(|(_, route)| route).collect(),
         }
     }
 

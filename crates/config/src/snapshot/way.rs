@@ -212,7 +212,7 @@ impl Route {
                 }
                 (format!("the key's number is {number}, {}", below(is_in, *share)), children)
             }
-            Self::Migrate { from, to, share, dual_write, read_other } => {
+            Self::Migrate { from, to, share, dual_write, read_other, .. } => {
                 let (is_in, number) = (share_of(asked) < *share, share_text(share_of(asked)));
                 let (current, other) = if is_in { (to, from) } else { (from, to) };
                 let mut children = one(current);
@@ -284,6 +284,10 @@ impl Route {
                 let compare = if *compare { ", compare" } else { "" };
                 let share = share_text(*share);
                 format!("shadow, share {share}{compare}, outstanding {outstanding_max}")
+            }
+            Self::Migrate { share, follow: Some(_), .. } => {
+                let by = if *share > 0 { "to" } else { "from" };
+                format!("migrate, served by \"{by}\"")
             }
             Self::Migrate { share, dual_write, read_other, .. } => {
                 let dual_write = if *dual_write { ", dual_write" } else { "" };
@@ -477,6 +481,7 @@ mod tests {
             share,
             dual_write,
             read_other: true,
+            follow: None,
         };
         let shadow = |share| Route::Shadow {
             to: a(),
@@ -525,6 +530,7 @@ mod tests {
             share: 1250,
             dual_write: true,
             read_other: false,
+            follow: None,
         };
         let arm = |prefix: &str, rewrite: Option<&str>, to| PrefixArm {
             prefix: prefix.to_owned(),

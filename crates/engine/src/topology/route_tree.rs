@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use cashew_config::snapshot::{self, FailoverOn, Route, share_of};
+use cashew_config::snapshot::{self, FailoverOn, Route, SHARE_ALL, share_of};
 
 use crate::base::bucket::Bucket;
 use crate::base::id::BackendId;
@@ -218,7 +218,7 @@ impl Tree {
                 outstanding_max: *outstanding_max,
                 busy: AtomicU32::new(0),
             },
-            Route::Migrate { from, to, share, dual_write, read_other } => Node::Migrate {
+            Route::Migrate { from, to, share, dual_write, read_other, .. } => Node::Migrate {
                 to: [add(from), add(to)],
                 share: *share,
                 dual_write: *dual_write,
@@ -329,6 +329,7 @@ impl Tree {
             Node::Keys { otherwise, .. } => self.first_of(*otherwise),
             Node::Operation { write, .. } => self.first_of(*write),
             Node::Regions { to, primary, .. } => self.first_of(to[*primary]),
+            Node::Migrate { to, share, .. } => self.first_of(to[usize::from(*share >= SHARE_ALL)]),
             node => node.children().first().map_or(BackendId::NONE, |&child| self.first_of(child)),
         }
     }
@@ -568,7 +569,7 @@ mod tests {
     fn keys_that_migrate_alone_go_straight() {
         let [from, to] = [1, 2].map(|number| Box::new(pool(number)));
         let tree =
-            tree(Route::Migrate { from, to, share: 5000, dual_write: false, read_other: false });
+            tree(Route::Migrate { from, to, share: 5000, dual_write: false, read_other: false, follow: None });
         let keys = (0..10_000).map(|number| format!("key-{number}"));
         let there = keys.filter(|key| {
             tree.way(key.as_bytes(), Operation::Read) == Way::Straight(BackendId::new(2))

@@ -143,6 +143,16 @@ kinds! {
     AuthoriserLost Servers "authoriser_lost": "The external authoriser does not answer a worker as it should. The text says why",
     AuthoriserBack Servers "authoriser_back": "It answers again",
     AuthoriserOdd Servers "authoriser_odd": "The external authoriser names a user who is not configured, or its file has a bad line",
+    MoveBegun Instance "move_begun": "The pool of a `migrate` node that serves is copied to the other one, from the start",
+    MovePaused Instance "move_paused": "Nothing is copied for now",
+    MoveInStep Instance "move_in_step": "The copy has everything, and follows what changes",
+    MoveInterrupted Instance "move_interrupted": "A server was lost: copying begins from the start. The text says why",
+    MoveCompared Instance "move_compared": "Both pools were compared. The text says how many keys differ",
+    MoveMismatch Servers "move_mismatch": "A key differs in the copy though it has not changed, and is copied again",
+    MoveKeyRefused Servers "move_key_refused": "The copy does not take a key. The text says why",
+    MoveCutOver Instance "move_cut_over": "Clients of the route are served by the pool that was the copy",
+    MoveRolledBack Instance "move_rolled_back": "They are served by the former pool again",
+    MoveNotChanged Instance "move_not_changed": "They were to be served by the other pool, and are not. The text says why",
 }
 
 const _: () = assert!(EventKind::ALL.len() <= KINDS_MAX);

@@ -1,0 +1,568 @@
+//! Copies what one primary of Redis has, and follows it.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::feed::Feed;
+use crate::job::Job;
+use crate::link::Link;
+use crate::reply::Reply;
+use crate::side::{Access, Side};
+use crate::value::Value;
+
+/// Keys that are copied at once.
+const BATCH: usize = 256;
+/// How many a server is asked to list at once.
+const SCAN_COUNT: &[u8] = b"256";
+/// Bytes behind the value in what DUMP tells: a version and a checksum.
+const DUMP_END: usize = 10;
+/// The first byte of a DUMP whose hash has fields that expire by themselves.
+const HASHES_WITH_TTL: std::ops::RangeInclusive<u8> = 22..=25;
+/// How far two times to live may be apart: what a copy takes, and what clocks do meanwhile.
+const TTL_SLACK_MS: i64 = 2000;
+/// A server whose connection was ended may be about to do what came on it. It has so long for it.
+const SETTLE: Duration = Duration::from_millis(300);
+/// Pauses after the other side takes nothing; each is twice the one before it.
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+const IDLE: Duration = Duration::from_millis(20);
+
+/// One primary, as long as all connections last.
+pub(crate) struct Follower<'j> {
+    job: &'j Job,
+    part: usize,
+    feed: Feed,
+    source: Link,
+    targets: Vec<Target>,
+    databases: BTreeSet<u32>,
+    pause: Duration,
+}
+
+struct Target {
+    link: Link,
+    /// It does not take what the source dumps.
+    is_foreign: bool,
+}
+
+/// What a server says when it takes nothing from anybody for a while.
+fn is_passing(why: &str) -> bool {
+    ["OOM", "LOADING", "BUSY ", "MISCONF", "NOREPLICAS", "TRYAGAIN"].iter().any(|it| why.starts_with(it))
+}
+
+/// What it says about RESTORE rather than the key.
+fn is_foreign(why: &str) -> bool {
+    ["DUMP payload version", "Bad data format", "unknown command", "NOPERM"].iter().any(|it| why.contains(it))
+}
+
+fn connect(access: &Access, side: &str) -> io::Result<Link> {
+    Link::connect(access).map_err(|error| named(&error, side, &access.name))
+}
+
+fn named(error: &io::Error, pool: &str, server: &str) -> io::Error {
+    io::Error::new(error.kind(), format!("pool {pool}, server {server}: {error}"))
+}
+
+impl<'j> Follower<'j> {
+    /// Connects to all, and listens.
+    pub(crate) fn open(job: &'j Job, part: usize) -> io::Result<Self> {
+        let (from, to) = (&job.task.from, &job.task.to);
+        let access = &from.shards[part];
+        let feed = Feed::open(access).map_err(|error| named(&error, &from.pool, &access.name))?;
+        let source = connect(access, &from.pool)?;
+        // Others with the same name were ours: of a process that was killed, or a connection that was given up.
+        let name = format!("cashew-move-{:x}-{part}", print_of(&job.task.directory));
+        let (mut targets, mut has_ended) = (Vec::new(), false);
+        for access in &to.shards {
+            let mut link = connect(access, &to.pool)?;
+            has_ended |= end_others(&mut link, &name)?;
+            link.ask(&[b"CLIENT", b"SETNAME", name.as_bytes()])?;
+            targets.push(Target { link, is_foreign: false });
+        }
+        if has_ended {
+            std::thread::sleep(SETTLE);
+        }
+        let databases = BTreeSet::new();
+        Ok(Self { job, part, feed, source, targets, databases, pause: PAUSE_MIN })
+    }
+
+    /// Copies everything, and follows until it ends. `has_all` is set where both sides are alike.
+    pub(crate) fn run(&mut self, has_all: bool) -> io::Result<()> {
+        let keys = self.learn_databases()?;
+        self.job.walk_begins(self.part, keys);
+        if !has_all {
+            self.remove_surplus()?;
+            self.walk()?;
+        }
+        if self.job.is_ended() {
+            return Ok(());
+        }
+        self.job.in_step(self.part);
+        while !self.job.is_ended() {
+            self.tend()?;
+            if let Some(number) = self.job.wanted_comparison(self.part) {
+                let found = self.compare()?;
+                if !self.job.is_ended() {
+                    self.job.compared(self.part, number, found);
+                }
+            }
+            self.feed.wait(IDLE);
+        }
+        Ok(())
+    }
+
+    /// Which databases have keys; how many these are.
+    fn learn_databases(&mut self) -> io::Result<u64> {
+        let allowed = self.job.task.from.databases.clone();
+        let (found, keys) = databases(&mut self.source, &allowed)?;
+        self.databases.extend(found);
+        Ok(keys)
+    }
+
+    /// Copies what has changed, and passes a barrier if there is one.
+    fn tend(&mut self) -> io::Result<()> {
+        let is_in_step = self.job.control().parts[self.part].is_in_step;
+        let barrier = self.job.wanted_barrier(self.part).filter(|_| is_in_step);
+        if barrier.is_some() {
+            self.feed.sync()?;
+        }
+        loop {
+            let (behind, lag) = self.feed.backlog();
+            self.job.part(self.part, |it| (it.keys_behind, it.lag) = (behind as u64, lag));
+            if !self.job.may_copy() {
+                if self.job.is_ended() {
+                    return Ok(());
+                }
+                // What changes is still noted, and a lost feed is noticed.
+                self.feed.take(0)?;
+                self.job.wait(IDLE);
+                if !is_in_step || self.job.control().is_paused {
+                    continue;
+                }
+                return Ok(());
+            }
+            let keys = self.feed.take(BATCH)?;
+            if keys.is_empty() {
+                break;
+            }
+            self.copy_changed(&keys)?;
+        }
+        if let Some(number) = barrier {
+            self.job.part(self.part, |it| it.barrier = number);
+            // Keys expire here still, which is nothing to the side that may be serving by now.
+            while self.job.is_held(number) {
+                self.feed.take(0)?;
+                self.job.wait(IDLE);
+            }
+        }
+        Ok(())
+    }
+
+    /// A key is told without its database: whichever has it is copied, and it goes where it had been.
+    fn copy_changed(&mut self, keys: &[Arc<[u8]>]) -> io::Result<()> {
+        self.learn_databases()?;
+        for database in self.databases.clone() {
+            let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
+            self.copy(database, &keys)?;
+        }
+        Ok(())
+    }
+
+    /// Makes keys at the other side what they are here: as they are when they are read, which is after this begins.
+    fn copy(&mut self, database: u32, keys: &[&[u8]]) -> io::Result<()> {
+        let job = self.job;
+        let (from, to) = (&job.task.from, &job.task.to);
+        // What is here though it belongs elsewhere no client can see, and it must not take the place of what is seen.
+        let keys: Vec<&[u8]> =
+            keys.iter().copied().filter(|key| from.place(key) == self.part).collect();
+        self.source.select(database)?;
+        for target in &mut self.targets {
+            target.link.select(database)?;
+        }
+        for key in &keys {
+            self.source.send(&[b"DUMP", key]);
+            self.source.send(&[b"PTTL", key]);
+        }
+        let asked_at = Instant::now();
+        let mut sent: Vec<Vec<(&[u8], bool)>> = vec![Vec::new(); self.targets.len()];
+        let mut by_type: Vec<&[u8]> = Vec::new();
+        let (mut size, mut removed) = (0, 0);
+        for &key in &keys {
+            let (dump, ttl) = (self.source.reply()?, self.source.reply()?);
+            if let Reply::Error(why) = &dump {
+                return Err(io::Error::other(format!("DUMP: {why}")));
+            }
+            let place = to.place(key);
+            let target = &mut self.targets[place];
+            let left = ttl_left(&ttl, asked_at.elapsed());
+            match (dump, left) {
+                (Reply::Bulk(dump), Some(ttl_ms)) => {
+                    size += dump.len() as u64;
+                    if target.is_foreign {
+                        by_type.push(key);
+                        continue;
+                    }
+                    let ttl = ttl_ms.to_string();
+                    target.link.send(&[b"RESTORE", key, ttl.as_bytes(), &dump, b"REPLACE"]);
+                    sent[place].push((key, true));
+                }
+                _ => {
+                    target.link.send(&[b"DEL", key]);
+                    sent[place].push((key, false));
+                }
+            }
+            target.link.flush_some()?;
+        }
+        let (mut again, mut refused): (Vec<Vec<u8>>, Vec<&[u8]>) = Default::default();
+        for (target, sent) in self.targets.iter_mut().zip(sent) {
+            for (key, is_value) in sent {
+                match target.link.reply()? {
+                    Reply::Error(why) if is_passing(&why) => {
+                        self.job.failed(target.link.name(), &why);
+                        again.push(key.to_vec());
+                    }
+                    Reply::Error(why) if is_value && is_foreign(&why) => {
+                        target.is_foreign = true;
+                        by_type.push(key);
+                    }
+                    Reply::Error(why) if why.starts_with("READONLY") || why.starts_with("NOAUTH") => {
+                        return Err(io::Error::other(why));
+                    }
+                    Reply::Error(why) => {
+                        refused.push(key);
+                        job.refused(key, target.link.name(), &why);
+                    }
+                    Reply::Integer(count) if !is_value => removed += count.max(0) as u64,
+                    _ => {}
+                }
+            }
+        }
+        for key in by_type {
+            if let Err(why) = self.copy_by_type(key)? {
+                let name = self.targets[to.place(key)].link.name();
+                match is_passing(&why) {
+                    true => {
+                        self.job.failed(name, &why);
+                        again.push(key.to_vec());
+                    }
+                    false => {
+                        refused.push(key);
+                        job.refused(key, name, &why);
+                    }
+                }
+            }
+        }
+        let is_done = |key: &&&[u8]| !refused.contains(key) && !again.iter().any(|it| it == **key);
+        self.job.accepted(keys.iter().filter(is_done).copied());
+        self.job.copied((keys.len() - again.len()) as u64, size, removed);
+        if again.is_empty() {
+            self.pause = PAUSE_MIN;
+        } else {
+            self.feed.put_back(again);
+            self.job.wait(self.pause);
+            self.pause = (self.pause * 2).min(PAUSE_MAX);
+        }
+        Ok(())
+    }
+
+    fn copy_by_type(&mut self, key: &[u8]) -> io::Result<Result<(), String>> {
+        let dump = self.source.demand(&[b"DUMP", key])?;
+        if let Reply::Bulk(dump) = &dump
+            && dump.first().is_some_and(|kind| HASHES_WITH_TTL.contains(kind))
+        {
+            return Ok(Err("its fields expire by themselves, and the other side does not take its DUMP".into()));
+        }
+        let asked_at = Instant::now();
+        let ttl = self.source.demand(&[b"PTTL", key])?;
+        let value = Value::read(&mut self.source, key)?;
+        let place = self.job.task.to.place(key);
+        let target = &mut self.targets[place];
+        match (value, ttl_left(&ttl, asked_at.elapsed())) {
+            (Some(value), Some(ttl_ms)) => value.write(&mut target.link, key, ttl_ms),
+            _ => match target.link.ask(&[b"DEL", key])? {
+                Reply::Error(why) => Ok(Err(why)),
+                _ => Ok(Ok(())),
+            },
+        }
+    }
+
+    /// Waits as the rate says, and copies meanwhile what changes. `false` once it is over.
+    fn pace(&mut self) -> io::Result<bool> {
+        loop {
+            self.tend()?;
+            if self.job.is_ended() {
+                return Ok(false);
+            }
+            let debt = self.job.debt();
+            if debt.is_zero() && self.job.may_copy() {
+                return Ok(true);
+            }
+            self.job.wait(debt.clamp(Duration::from_millis(1), IDLE));
+        }
+    }
+
+    fn walk(&mut self) -> io::Result<()> {
+        for database in self.databases.clone() {
+            let mut cursor = b"0".to_vec();
+            loop {
+                if !self.pace()? {
+                    return Ok(());
+                }
+                self.source.select(database)?;
+                let (next, keys) = scan(&mut self.source, &cursor)?;
+                let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+                self.copy(database, &keys)?;
+                self.job.part(self.part, |it| {
+                    it.keys_walked += keys.len() as u64;
+                    it.keys = it.keys.max(it.keys_walked);
+                });
+                cursor = next;
+                if cursor == b"0" {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what the other side has and this one has not: what went while nobody listened.
+    fn remove_surplus(&mut self) -> io::Result<()> {
+        self.each_at_target(|it, database, keys| {
+            let missing = it.missing(database, &keys)?;
+            let missing: Vec<&[u8]> = missing.iter().map(Vec::as_slice).collect();
+            it.copy(database, &missing)
+        })
+    }
+
+    /// Those of the keys that are not here.
+    fn missing(&mut self, database: u32, keys: &[Vec<u8>]) -> io::Result<Vec<Vec<u8>>> {
+        self.source.select(database)?;
+        keys.iter().for_each(|key| self.source.send(&[b"EXISTS", key]));
+        let mut missing = Vec::new();
+        for key in keys {
+            match self.source.reply()? {
+                Reply::Integer(0) => missing.push(key.clone()),
+                Reply::Error(why) => return Err(io::Error::other(why)),
+                _ => {}
+            }
+        }
+        Ok(missing)
+    }
+
+    /// Calls with the keys of the other side that would be here.
+    fn each_at_target(
+        &mut self,
+        mut with: impl FnMut(&mut Self, u32, Vec<Vec<u8>>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let job = self.job;
+        let (from, allowed) = (&job.task.from, job.task.from.databases.clone());
+        for at in 0..self.targets.len() {
+            let (found, _) = databases(&mut self.targets[at].link, &allowed)?;
+            self.databases.extend(&found);
+            for database in found {
+                let mut cursor = b"0".to_vec();
+                loop {
+                    if !self.pace()? {
+                        return Ok(());
+                    }
+                    self.targets[at].link.select(database)?;
+                    let (next, keys) = scan(&mut self.targets[at].link, &cursor)?;
+                    let keys = keys.into_iter().filter(|key| from.place(key) == self.part).collect();
+                    with(self, database, keys)?;
+                    cursor = next;
+                    if cursor == b"0" {
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares all keys of both sides. Returns how many differ though nothing has changed them.
+    fn compare(&mut self) -> io::Result<u64> {
+        self.job.part(self.part, |it| it.compared = 0);
+        let mut found = 0;
+        self.learn_databases()?;
+        for database in self.databases.clone() {
+            let mut cursor = b"0".to_vec();
+            loop {
+                if !self.pace()? {
+                    return Ok(found);
+                }
+                self.source.select(database)?;
+                let (next, keys) = scan(&mut self.source, &cursor)?;
+                found += self.compare_some(database, &keys)?;
+                cursor = next;
+                if cursor == b"0" {
+                    break;
+                }
+            }
+        }
+        self.each_at_target(|it, database, keys| {
+            let missing = it.missing(database, &keys)?;
+            found += it.compare_some(database, &missing)?;
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    fn compare_some(&mut self, database: u32, keys: &[Vec<u8>]) -> io::Result<u64> {
+        let job = self.job;
+        let (from, to) = (&job.task.from, &job.task.to);
+        self.source.select(database)?;
+        let keys: Vec<&Vec<u8>> =
+            keys.iter().filter(|key| from.place(key) == self.part).collect();
+        for key in &keys {
+            let target = &mut self.targets[to.place(key)].link;
+            target.select(database)?;
+            for link in [&mut self.source, target] {
+                link.send(&[b"DUMP", key]);
+                link.send(&[b"PTTL", key]);
+            }
+        }
+        let mut suspects = Vec::new();
+        for key in &keys {
+            let target = &mut self.targets[to.place(key)].link;
+            let here = (self.source.reply()?, self.source.reply()?);
+            let there = (target.reply()?, target.reply()?);
+            if !are_alike(&here, &there) {
+                suspects.push(*key);
+            }
+        }
+        let mut differ = Vec::new();
+        for key in suspects {
+            // Equal values may be kept in different ways.
+            let target = &mut self.targets[to.place(key)].link;
+            let here = (Value::read(&mut self.source, key)?, self.source.demand(&[b"PTTL", key])?);
+            let there = (Value::read(target, key)?, target.demand(&[b"PTTL", key])?);
+            let is_about_to_expire = here.1.integer().is_some_and(|left| (0..TTL_SLACK_MS).contains(&left));
+            let is_alike = here.0 == there.0 && !matches!(here.0, Some(Value::Other(_)));
+            if !(is_alike && ttls_alike(&here.1, &there.1) || here.0.is_none() && there.0.is_none() || is_about_to_expire && there.0.is_none()) {
+                differ.push(key.clone());
+            }
+        }
+        let mut found = 0;
+        if !differ.is_empty() {
+            // What has changed since is told by now, and is copied anyway.
+            self.feed.sync()?;
+            for key in differ {
+                if !self.feed.has(&key) {
+                    self.job.mismatch(&key);
+                    found += 1;
+                    self.feed.put_back([key]);
+                }
+            }
+        }
+        self.job.part(self.part, |it| it.compared += keys.len() as u64);
+        Ok(found)
+    }
+}
+
+/// How long a key lives, in milliseconds; 0 is for ever, `None` is no more.
+fn ttl_left(ttl: &Reply, passed: Duration) -> Option<u64> {
+    match ttl.integer()? {
+        -1 => Some(0),
+        left => Some(left - passed.as_millis() as i64).filter(|&left| left > 0).map(|left| left as u64),
+    }
+}
+
+fn ttls_alike(one: &Reply, other: &Reply) -> bool {
+    match (one.integer(), other.integer()) {
+        (Some(one), Some(other)) if one >= 0 && other >= 0 => (one - other).abs() <= TTL_SLACK_MS,
+        (one, other) => one == other,
+    }
+}
+
+fn are_alike(one: &(Reply, Reply), other: &(Reply, Reply)) -> bool {
+    let values = match (&one.0, &other.0) {
+        (Reply::Bulk(one), Reply::Bulk(other)) => {
+            one.len() == other.len() && one.len() > DUMP_END && one[..one.len() - DUMP_END] == other[..other.len() - DUMP_END]
+        }
+        (one, other) => one == other && *one == Reply::Nil,
+    };
+    values && ttls_alike(&one.1, &other.1)
+}
+
+fn scan(link: &mut Link, cursor: &[u8]) -> io::Result<(Vec<u8>, Vec<Vec<u8>>)> {
+    let answer = link.demand(&[b"SCAN", cursor, b"COUNT", SCAN_COUNT])?.array().unwrap_or_default();
+    let mut answer = answer.into_iter();
+    let (next, keys) = (answer.next().and_then(Reply::bytes), answer.next().and_then(Reply::array));
+    let (Some(next), Some(keys)) = (next, keys) else {
+        return Err(io::Error::other("it answers SCAN with what is no list"));
+    };
+    Ok((next, keys.into_iter().filter_map(Reply::bytes).collect()))
+}
+
+/// Ends the connections of that name, so that nothing that was sent on them is done after what is sent from here on.
+/// Returns whether there were any.
+fn end_others(link: &mut Link, name: &str) -> io::Result<bool> {
+    let list = link.ask(&[b"CLIENT", b"LIST"])?;
+    let Some(list) = list.bytes() else {
+        // Whoever may not look waits.
+        return Ok(true);
+    };
+    let list = String::from_utf8_lossy(&list);
+    let mark = format!(" name={name} ");
+    let mut has_ended = false;
+    for line in list.lines().filter(|line| line.contains(&mark)) {
+        let id = line.split(' ').find_map(|word| word.strip_prefix("id="));
+        link.ask(&[b"CLIENT", b"KILL", b"ID", id.unwrap_or_default().as_bytes()])?;
+        has_ended = true;
+    }
+    Ok(has_ended)
+}
+
+fn print_of(directory: &Path) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    directory.as_os_str().as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+/// The databases that have keys, and how many keys these are.
+pub(crate) fn databases(
+    link: &mut Link,
+    allowed: &std::ops::Range<u32>,
+) -> io::Result<(Vec<u32>, u64)> {
+    let info = link.demand(&[b"INFO", b"keyspace"])?.bytes().unwrap_or_default();
+    let info = String::from_utf8_lossy(&info);
+    let (mut found, mut count) = (Vec::new(), 0);
+    for line in info.lines() {
+        let Some((name, about)) = line.split_once(':') else { continue };
+        let number = name.strip_prefix("db").and_then(|number| number.parse().ok());
+        let keys = about.strip_prefix("keys=").and_then(|rest| rest.split(',').next()?.parse::<u64>().ok());
+        if let (Some(number), Some(keys)) = (number, keys)
+            && allowed.contains(&number)
+        {
+            found.push(number);
+            count += keys;
+        }
+    }
+    Ok((found, count))
+}
+
+/// Why a side is not empty, if it is not.
+pub(crate) fn check_empty(side: &Side) -> Result<(), String> {
+    for access in &side.shards {
+        let describe = |error: io::Error| named(&error, &side.pool, &access.name).to_string();
+        let mut link = Link::connect(access).map_err(describe)?;
+        let (_, keys) = databases(&mut link, &side.databases).map_err(describe)?;
+        if keys > 0 {
+            return Err(format!(
+                "pool {} is not empty: server {} has {keys} keys, which would be removed; empty it, or say --overwrite",
+                side.pool, access.name
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Whether all servers of the side that serves can be asked, and tell what changes.
+pub(crate) fn check_source(side: &Side) -> Result<(), String> {
+    for access in &side.shards {
+        Feed::open(access).map_err(|error| named(&error, &side.pool, &access.name).to_string())?;
+    }
+    Ok(())
+}

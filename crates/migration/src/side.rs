@@ -1,0 +1,75 @@
+//! One of the two pools of a move: which server has which key, and how servers are reached.
+
+use std::sync::Arc;
+
+use cashew_config::snapshot::{Credentials, Endpoint, Pool, Protocol, TopologyState};
+use cashew_placement::{Hash, HashTag, Ring};
+use cashew_tls::Security;
+
+/// A server that takes the writes of its keys.
+#[derive(Clone, Debug)]
+pub(crate) struct Access {
+    /// Of the server, or of its group.
+    pub(crate) name: String,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) protocol: Protocol,
+    /// In the order in which they are tried.
+    pub(crate) credentials: Vec<Credentials>,
+    /// TLS comes first.
+    pub(crate) security: Option<Arc<Security>>,
+}
+
+/// A pool.
+#[derive(Debug)]
+pub(crate) struct Side {
+    pub(crate) pool: String,
+    pub(crate) shards: Vec<Access>,
+    ring: Ring,
+    hash: Hash,
+    tag: Option<HashTag>,
+    /// Those that clients can use; of memcached one.
+    pub(crate) databases: std::ops::Range<u32>,
+    /// Everything that this is made of.
+    pub(crate) print: String,
+}
+
+impl Side {
+    pub(crate) fn new(pool: &Pool, state: &TopologyState) -> Self {
+        let security = pool.server_tls.clone().map(Security::new).map(Arc::new);
+        // Who is down keeps its keys.
+        let state = TopologyState { live: vec![true; pool.servers.len()], ..state.clone() };
+        let groups = pool.shards();
+        let access = |(number, group): (u32, &cashew_config::snapshot::ServerGroup)| {
+            let server = &pool.servers[state.primary_of(number, group.primary) as usize];
+            Access {
+                name: group.name.clone(),
+                endpoint: server.endpoint.clone(),
+                protocol: pool.protocol,
+                credentials: pool.server_auth.of(&server.name).to_vec(),
+                security: security.clone(),
+            }
+        };
+        let shards: Vec<Access> = (0..).zip(groups.iter()).map(access).collect();
+        let databases = match (pool.protocol, pool.databases) {
+            (Protocol::Memcached, _) => 0..1,
+            (Protocol::Redis, 0 | 1) => pool.redis_db..pool.redis_db + 1,
+            (Protocol::Redis, count) => 0..count,
+        };
+        let places: Vec<_> = shards.iter().map(|it| (&it.name, &it.endpoint, &it.credentials)).collect();
+        let print = format!(
+            "{:?}",
+            (&pool.name, places, pool.hash, pool.hash_tag, pool.distribution, &pool.server_tls, &databases)
+        );
+        let ring = pool.ring(&state);
+        Self { pool: pool.name.clone(), shards, ring, hash: pool.hash, tag: pool.hash_tag, databases, print }
+    }
+
+    /// Which of the shards has a key.
+    pub(crate) fn place(&self, key: &[u8]) -> usize {
+        if self.shards.len() == 1 {
+            return 0;
+        }
+        let point = self.ring.point(self.hash, self.tag, key);
+        self.ring.select(point).unwrap_or(0) as usize
+    }
+}
