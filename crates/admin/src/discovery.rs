@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use cashew_migration::MoveStatus;
 use cashew_config::snapshot::{Cluster, ClusterMap, Pool};
 
 /// Kept over all epochs; each of its copies is the same.
@@ -15,6 +16,8 @@ struct Told {
     groups: BTreeMap<(String, String), GroupState>,
     /// By the name of the pool and the address.
     sentinels: BTreeMap<(String, String), bool>,
+    /// In the order of their directories.
+    moves: Vec<MoveStatus>,
     /// Likewise the seeds of clusters.
     seeds: BTreeMap<(String, String), bool>,
 }
@@ -60,6 +63,15 @@ pub(crate) struct Sentinel<'a> {
 impl Discovery {
     pub fn group(&self, pool: String, server: String, state: GroupState) {
         self.told().groups.insert((pool, server), state);
+    }
+
+    pub fn moves(&self, moves: Vec<MoveStatus>) {
+        self.told().moves = moves;
+    }
+
+    /// Pools that are copied to others, as discovery told last.
+    pub(crate) fn all_moves(&self) -> Vec<MoveStatus> {
+        self.told().moves.clone()
     }
 
     pub fn sentinel(&self, pool: String, address: String, is_answering: Option<bool>) {

@@ -12,6 +12,7 @@ use cashew_metrics::{
     Segments, ServerCounter, ServerGauge, ServerId, ServerState, Shared, SlotHeader, SpoolState,
     UserCounter, UserId, UserStat, WallClock, monotonic_ms,
 };
+use cashew_migration::MoveStatus;
 use cashew_protocol::CommandClass;
 
 use crate::counted::{CommandTable, UserTable};
@@ -139,6 +140,14 @@ impl Source {
 
     pub(crate) fn clusters(&self) -> Vec<ClusterState<'_>> {
         self.discovery.clusters(&self.snapshot.pools)
+    }
+
+    /// Of routes that have a move still.
+    pub(crate) fn moves(&self) -> Vec<MoveStatus> {
+        let mut moves = self.discovery.all_moves();
+        let is_there = |it: &MoveStatus| self.snapshot.moves().any(|(route, _)| route == it.route);
+        moves.retain(is_there);
+        moves
     }
 
     pub(crate) fn sentinels(&self) -> Vec<Sentinel<'_>> {

@@ -12,6 +12,7 @@ use cashew_metrics::{
     Stat,
 };
 
+use cashew_migration::MoveStatus;
 use crate::counted;
 use crate::discovery::{ClusterState, Group, Sentinel};
 use crate::json::{Json, Object};
@@ -383,6 +384,10 @@ fn cashew(source: &Source) -> Object<'_> {
     if !clusters.is_empty() {
         object.insert("clusters", clusters.into_iter().map(cluster).collect::<Json<'_>>());
     }
+    let moves = source.moves();
+    if !moves.is_empty() {
+        object.insert("moves", moves.into_iter().map(move_of_pools).collect::<Json<'_>>());
+    }
     let posing = source.snapshot().pools.iter().filter_map(|it| Some((it, it.pose.as_ref()?)));
     let poses: Vec<_> = posing.map(|(pool, it)| pose(pool, it)).collect();
     if !poses.is_empty() {
@@ -396,6 +401,36 @@ fn cashew(source: &Source) -> Object<'_> {
     if !members.is_empty() {
         object.insert("members", members.into_iter().map(member).collect::<Json<'_>>());
     }
+    object
+}
+
+fn move_of_pools<'a>(it: MoveStatus) -> Object<'a> {
+    let mut object = Object::default();
+    object.insert("route", Some(it.route));
+    object.insert("serves", Some(it.from));
+    object.insert("follows", Some(it.to));
+    object.insert("state", Some(it.state));
+    // As Prometheus has it.
+    object.insert("cut_over", u64::from(it.is_cut_over));
+    for (name, number) in [
+        ("keys", it.keys),
+        ("keys_walked", it.keys_walked),
+        ("keys_copied", it.keys_copied),
+        ("keys_removed", it.keys_removed),
+        ("bytes_copied", it.bytes_copied),
+        ("keys_behind", it.keys_behind),
+        ("lag_ms", it.lag_ms),
+        ("keys_compared", it.keys_compared),
+        ("mismatches", it.mismatches),
+        ("keys_refused", it.keys_refused),
+        ("walks", it.walks),
+        ("errors", it.errors),
+    ] {
+        object.insert(name, number);
+    }
+    object.insert("eta_s", it.eta_s);
+    object.insert("verified_at", it.verified_at);
+    object.insert("last_error", it.last_error);
     object
 }
 

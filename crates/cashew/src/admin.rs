@@ -205,6 +205,13 @@ impl Control {
                 self.instance.discovery.seed(pool, address, is_answering);
                 Ok(())
             }
+            ToChild::Moves { json } => {
+                match serde_json::from_str(&json) {
+                    Ok(moves) => self.instance.discovery.moves(moves),
+                    Err(error) => warn!("what was told of moves cannot be read: {error}"),
+                }
+                Ok(())
+            }
             ToChild::Operated { number, text, is_ok } => {
                 Ok(self.changer.change(Change::Said(Said { number, text, is_ok }))?)
             }

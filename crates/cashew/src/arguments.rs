@@ -151,6 +151,9 @@ pub(crate) enum CommandArguments {
         #[arg(long)]
         json: bool,
     },
+    /// Copy one pool to another while clients go on, and have the other one serve
+    #[command(after_help = MIGRATE)]
+    Migrate(MigrateArguments),
     /// Print what has changed lately: servers, primaries, configurations, processes
     Events(EventsArguments),
     /// Print the slowest requests of late, and where their time went
@@ -213,6 +216,38 @@ pub(crate) struct LogArguments {
     pub(crate) log_level: u8,
     #[arg(long, value_parser = log_format)]
     pub(crate) log_format: LogFormat,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct MigrateArguments {
+    #[command(flatten)]
+    pub(crate) instance: InstanceArguments,
+    /// status, start, pause, resume, verify, cut-over or roll-back
+    #[arg(value_name = "ACTION", value_enum)]
+    pub(crate) action: MigrateAction,
+    /// The route whose `migrate` node it is about, if there are several
+    #[arg(value_name = "ROUTE")]
+    pub(crate) route: Option<String>,
+    /// With status: print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// With status: go on until nothing is left to copy or to compare
+    #[arg(long)]
+    pub(crate) watch: bool,
+    /// With start: remove what the other pool has
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum MigrateAction {
+    Status,
+    Start,
+    Pause,
+    Resume,
+    Verify,
+    CutOver,
+    RollBack,
 }
 
 #[derive(Args, Debug)]
@@ -319,6 +354,16 @@ pub(crate) struct InstanceArguments {
 }
 
 const CONF_FILE: &str = "conf/nutcracker.yml";
+
+const MIGRATE: &str = "\
+  status     how far it is, and how fast
+  start      begin to copy
+  pause      copy nothing for now
+  resume     go on
+  verify     compare all keys of both pools
+  cut-over   have the other pool serve; clients wait for a moment
+  roll-back  have the former pool serve again, with all that was written since
+The pools are those of a `migrate` node that has a `directory`.";
 
 const DOCTOR: &str = "\
 Each server is asked how it is, with the pool's own credentials; it takes some seconds at most.
@@ -530,6 +575,13 @@ mod tests {
         for line in ["-c f reload", "reload -t", "reload now", "status --dry-run", "relaod"] {
             assert!(parse(line).is_err(), "{line}");
         }
+        let CommandArguments::Migrate(it) = command("migrate cut-over main -c f") else { panic!() };
+        assert_eq!((it.action, it.route.as_deref()), (MigrateAction::CutOver, Some("main")));
+        let CommandArguments::Migrate(it) = command("migrate status --json --watch") else {
+            panic!()
+        };
+        assert!(it.json && it.watch && !it.overwrite && it.route.is_none());
+        assert!(parse("migrate").is_err() && parse("migrate sideways").is_err());
         for line in ["reload -h", "upgrade --help", "status -?"] {
             assert_eq!(parse(line).unwrap_err().kind(), clap::error::ErrorKind::DisplayHelp);
         }

@@ -1,20 +1,27 @@
 //! The discovery child: what the master says on one side, Sentinels and servers on the other.
 
 use std::error::Error;
+use std::path::PathBuf;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cashew_config::snapshot::TopologyState;
-use cashew_control::{ChildChannel, Epoch, ReceiveError, SendError, ToChild, ToMaster};
+use cashew_control::{ChildChannel, Epoch, MoveAct, ReceiveError, SendError, ToChild, ToMaster};
 use cashew_discovery::{Members, News, Watch};
 use cashew_metrics::{Layout, Segments, Shared};
+use cashew_migration::Migrator;
 use cashew_process::drop_privileges;
 use cashew_spool::Replayer;
 use rustix::event::{PollFd, PollFlags, poll};
 use tracing::warn;
 
 use crate::admin::log_or_warn;
+
+/// How often the master is told how moves are, where it has changed.
+const MOVES_INTERVAL: Duration = Duration::from_millis(250);
+/// Moves that it is told of: more do not go into a message.
+const MOVES_TOLD_MAX: usize = 50;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -55,6 +62,11 @@ struct Watching {
     members: Members,
     /// Has servers forget what they could not be told to.
     replayer: Replayer,
+    /// Copies pools to others.
+    migrator: Migrator,
+    /// What the master was told of that, and when.
+    moves_told: String,
+    moves_told_at: Option<Instant>,
 }
 
 /// What it goes by.
@@ -79,11 +91,25 @@ impl Basis {
     }
 }
 
+impl Basis {
+    fn moves(&self) -> Vec<cashew_migration::Task> {
+        cashew_migration::tasks(&self.epoch.snapshot, &self.states())
+    }
+}
+
 impl Watching {
     fn new(basis: Basis, now: Instant) -> Self {
         let watch = Watch::new(&basis.epoch.snapshot, now);
         let members = Members::default();
-        let mut watching = Self { basis, watch, members, replayer: Replayer::default() };
+        let mut watching = Self {
+            basis,
+            watch,
+            members,
+            replayer: Replayer::default(),
+            migrator: Migrator::default(),
+            moves_told: String::new(),
+            moves_told_at: None,
+        };
         watching.follow(now);
         watching
     }
@@ -98,6 +124,27 @@ impl Watching {
         let Basis { epoch, segments } = &self.basis;
         self.members.put_into_effect(&epoch.snapshot, &self.basis.states(), segments, now);
         self.follow_spool();
+        self.follow_moves();
+    }
+
+    fn follow_moves(&mut self) {
+        self.migrator.follow(self.basis.moves());
+    }
+
+    /// How moves are, as JSON, if it is to be told.
+    fn moves_to_tell(&mut self, now: Instant) -> Result<Option<String>> {
+        if self.moves_told_at.is_some_and(|at| now < at + MOVES_INTERVAL) {
+            return Ok(None);
+        }
+        self.moves_told_at = Some(now);
+        let mut statuses = self.migrator.status();
+        statuses.truncate(MOVES_TOLD_MAX);
+        let json = serde_json::to_string(&statuses)?;
+        if json == self.moves_told || statuses.is_empty() && self.moves_told.is_empty() {
+            return Ok(None);
+        }
+        self.moves_told.clone_from(&json);
+        Ok(Some(json))
     }
 
     fn follow_spool(&mut self) {
@@ -116,6 +163,7 @@ impl Watching {
             self.members.set_topology(config, &topology);
             state.topology = topology;
             self.follow_spool();
+            self.follow_moves();
         }
     }
 }
@@ -160,8 +208,9 @@ impl Child {
             }
             ToChild::Abort { .. } => {
                 self.prepared = None;
-                if let Some(Watching { members, .. }) = &mut self.watching {
+                if let Some(Watching { members, migrator, .. }) = &mut self.watching {
                     members.abort();
+                    migrator.call_off();
                 }
             }
             ToChild::Release { pool, topology, .. } => {
@@ -185,8 +234,53 @@ impl Child {
                     watch.doubt(&pool, Instant::now());
                 }
             }
+            ToChild::Migrate { number, directory, act } => {
+                self.migrate(number, directory, act)?;
+            }
+            ToChild::CatchUp { epoch, directories } => self.catch_up(epoch, &directories)?,
             other => log_or_warn(other, descriptors),
         }
+        Ok(())
+    }
+
+    /// Does something about a move. What takes a while answers from a thread of its own.
+    fn migrate(&mut self, number: u64, directory: PathBuf, act: MoveAct) -> Result<()> {
+        let migrated = move |failure: Option<String>| ToMaster::Migrated { number, failure };
+        let Some(Watching { migrator, .. }) = &self.watching else {
+            return self.say(&migrated(Some("it is being started: try again".to_owned())));
+        };
+        let failure = match act {
+            MoveAct::CheckStart { may_overwrite } => {
+                match migrator.check_start(&directory, may_overwrite) {
+                    Ok(check) => return self.answer_later(move || migrated(check().err())),
+                    Err(why) => Some(why),
+                }
+            }
+            MoveAct::Obey => migrator.obey(&directory).err(),
+            MoveAct::Verify => migrator.verify(&directory).err(),
+            MoveAct::CheckChange => migrator.obstacle(&directory),
+        };
+        self.say(&migrated(failure))
+    }
+
+    fn catch_up(&mut self, epoch: u64, directories: &[PathBuf]) -> Result<()> {
+        let caught_up = move |failure: Option<String>| ToMaster::CaughtUp { epoch, failure };
+        let next = self.prepared.as_ref().filter(|(number, _)| *number == epoch);
+        let (Some((_, next)), Some(Watching { migrator, .. })) = (next, &mut self.watching) else {
+            return self.say(&caught_up(Some("the epoch is not known where copies are made".into())));
+        };
+        let wait = migrator.catch_up(directories, next.moves());
+        self.answer_later(move || caught_up(wait().err()))
+    }
+
+    fn answer_later(&self, answer: impl FnOnce() -> ToMaster + Send + 'static) -> Result<()> {
+        let channel = ChildChannel::new(self.channel.as_fd().try_clone_to_owned()?);
+        let thread = std::thread::Builder::new().name("move-answer".to_owned());
+        thread.spawn(move || {
+            if let Err(error) = say_on(&channel, &answer(), &[]) {
+                warn!("the master is not answered: {error}");
+            }
+        })?;
         Ok(())
     }
 
@@ -214,27 +308,41 @@ impl Child {
             let sealed = cashew_control::seal(&serde_json::to_vec(&found)?)?;
             self.say_with(&ToMaster::Cluster { pool }, &[sealed.as_fd()])?;
         }
+        let Some(watching) = &mut self.watching else { return Ok(()) };
+        if let Some(json) = watching.moves_to_tell(now)? {
+            self.say(&ToMaster::Moves { json })?;
+        }
         let Some(Watching { watch, members, .. }) = &self.watching else { return Ok(()) };
-        Ok(watch.wait(members, Some(self.channel.as_fd()), None)?)
+        let has_moves = self.watching.as_ref().is_some_and(|it| !it.moves_told.is_empty());
+        let until = has_moves.then(|| now + MOVES_INTERVAL);
+        Ok(watch.wait(members, Some(self.channel.as_fd()), until)?)
     }
 
     fn say(&self, message: &ToMaster) -> Result<()> {
         self.say_with(message, &[])
     }
 
-    /// The master always reads on, so waiting for it to do so ends.
     fn say_with(&self, message: &ToMaster, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
-        loop {
-            match self.channel.send(message, descriptors) {
-                Err(SendError::WouldBlock) => wait(&self.channel, PollFlags::OUT)?,
-                // It is gone, which receiving tells.
-                Err(SendError::Closed) => return Ok(()),
-                Err(error @ SendError::TooLarge(_)) => {
-                    warn!("{error}");
-                    return Ok(());
-                }
-                done => return Ok(done?),
+        say_on(&self.channel, message, descriptors)
+    }
+}
+
+/// The master always reads on, so waiting for it to do so ends.
+fn say_on(
+    channel: &ChildChannel,
+    message: &ToMaster,
+    descriptors: &[BorrowedFd<'_>],
+) -> Result<()> {
+    loop {
+        match channel.send(message, descriptors) {
+            Err(SendError::WouldBlock) => wait(channel, PollFlags::OUT)?,
+            // It is gone, which receiving tells.
+            Err(SendError::Closed) => return Ok(()),
+            Err(error @ SendError::TooLarge(_)) => {
+                warn!("{error}");
+                return Ok(());
             }
+            done => return Ok(done?),
         }
     }
 }

@@ -12,6 +12,7 @@ mod doctor;
 mod events;
 mod hot;
 mod layout;
+mod migrate;
 mod operate;
 mod output;
 mod rehearse;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         Some(CommandArguments::Failover { instance, pool, first, second, force }) => {
             operate::fail_over(&instance, pool, (first, second), force)
         }
+        Some(CommandArguments::Migrate(arguments)) => migrate::migrate(&arguments),
         Some(CommandArguments::Events(arguments)) => events::events(&arguments),
         Some(CommandArguments::Slowlog(arguments)) => slowlog::slowlog(&arguments),
         Some(CommandArguments::Hot(arguments)) => hot::hot(&arguments),

@@ -327,6 +327,10 @@ fn describe(status: &Status) -> String {
     text += &describe_groups(&status.pools);
     text += &describe_clusters(&status.pools);
     text += &describe_members(&status.pools);
+    if !status.moves.is_empty() {
+        let moves: Vec<String> = status.moves.iter().map(crate::migrate::describe).collect();
+        text += &format!("\n{}\n", moves.join("\n"));
+    }
     text += &describe_users(&status.pools);
     text += &describe_certificates(&status.pools);
     let notes: String = status.pools.iter().map(describe_permissions).collect();

@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use cashew_config::snapshot::{FailoverOn, Listen, Pool, PrefixArm, Protocol, Route, Snapshot};
-use cashew_config::{Context, Errors, from_json, parse, to_json};
+use cashew_config::{Context, Errors, MoveState, from_json, parse, to_json};
 
 const ROUTES: &str = include_str!("good/routes.yml");
 
 fn judge(text: &str, keys: &str) -> Result<(Snapshot, Vec<String>), Errors> {
     let read_keys = |path: &Path| match path.to_str() {
-        Some("/run/keys") => Ok(keys.to_owned()),
+        Some("/run/keys" | "/run/move/state.json") if !keys.is_empty() => Ok(keys.to_owned()),
         _ => Err(std::io::ErrorKind::NotFound.into()),
     };
     let loaded = parse("f", text, &Context { read_keys: &read_keys, ..Context::of_system() })?;
@@ -190,4 +190,46 @@ fn a_million_keys_are_read_and_no_more() {
     );
     let why = refused(&text.replace("/run/keys", "/run/gone"), "");
     assert_eq!(why, ["option \"file\": /run/gone cannot be read: entity not found"]);
+}
+
+#[test]
+fn a_pool_that_is_copied_is_served_by_the_side_that_is_kept() {
+    const FILE: &str = "\
+pools:
+  a: {redis: true, servers: [10.0.0.1:6379:1]}
+  b: {redis: true, servers: [10.0.0.2:6379:1]}
+routes:
+  main:
+    listen: 127.0.0.1:22121
+    redis: true
+    route: {prefix: {'x:': {migrate: {from: a, to: b, directory: /run/move, rate: 7, bandwidth: 1mb}}}}
+";
+    let state = |from: &str, is_cut_over: bool| {
+        let mut state = MoveState::new(from, "b");
+        state.is_cut_over = is_cut_over;
+        serde_json::to_string(&state).unwrap()
+    };
+    for (state, is_cut_over) in
+        [(String::new(), false), (state("a", false), false), (state("a", true), true)]
+    {
+        let snapshot = judge(FILE, &state).unwrap_or_else(|errors| panic!("{errors}")).0;
+        let moves: Vec<_> = snapshot.moves().collect();
+        let [("main", it)] = moves[..] else { panic!("{moves:?}") };
+        assert_eq!((it.from, it.to, it.is_cut_over), ("a", "b", is_cut_over));
+        assert_eq!((it.follow.keys_per_second, it.follow.bytes_per_second), (7, 1 << 20));
+        assert!(snapshot.needs_discovery());
+        assert_eq!(from_json(&to_json(&snapshot)).unwrap(), snapshot);
+        let mut other = snapshot.clone();
+        other.set_cut_over(Path::new("/run/other"), !is_cut_over);
+        assert_eq!(other, snapshot);
+        other.set_cut_over(Path::new("/run/move"), !is_cut_over);
+        assert_eq!(other.moves().next().map(|(_, it)| it.is_cut_over), Some(!is_cut_over));
+    }
+    for (state, why) in [
+        (state("c", false), "/run/move belongs to the move from pool \"c\" to \"b\""),
+        ("{".to_owned(), "/run/move cannot be read: EOF"),
+    ] {
+        let errors = judge(FILE, &state).unwrap_err().to_string();
+        assert!(errors.contains(why), "{errors}");
+    }
 }

@@ -13,6 +13,8 @@
 //! by [`ToMaster::Committed`]. Until the commit [`ToChild::Abort`] undoes it all, and is not
 //! answered.
 
+use std::path::PathBuf;
+
 use cashew_config::snapshot::{Address, Lineage, TopologyState};
 use serde::{Deserialize, Serialize};
 
@@ -116,12 +118,37 @@ pub enum ToChild {
     /// What becomes of the command of that number, [`ToMaster::Operate`]: a line, and at the end how it went. To the
     /// admin process.
     Operated { number: u64, text: String, is_ok: Option<bool> },
+    /// Do something about the move that is kept in that directory, and answer [`ToMaster::Migrated`] with that number.
+    /// To discovery.
+    Migrate { number: u64, directory: PathBuf, act: MoveAct },
+    /// All workers have paused: make the copies complete that are to serve by that epoch, then answer
+    /// [`ToMaster::CaughtUp`], and change nothing until it is committed or aborted. To discovery.
+    CatchUp { epoch: u64, directories: Vec<PathBuf> },
+    /// How all moves are, as JSON, as discovery has told: to the admin process.
+    Moves { json: String },
     /// Set the log level (0..=11 as nutcracker's `-v`).
     LogLevel { level: u8 },
     /// Carries the newly opened log file, which replaces the current one.
     LogReopen,
     /// Stop accepting, finish requests in flight within `worker_shutdown_timeout`, exit with 0.
     Shutdown,
+}
+
+/// What may be done about a move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MoveAct {
+    /// Say whether it can begin.
+    CheckStart {
+        /// Also if the other pool has something, which will be removed.
+        may_overwrite: bool,
+    },
+    /// Begin, pause or go on, as is kept.
+    Obey,
+    /// Compare both pools.
+    Verify,
+    /// Say whether the copy can serve.
+    CheckChange,
 }
 
 /// Which answers to a query are still to come.
@@ -286,6 +313,20 @@ pub enum ToMaster {
         number: u64,
         command: String,
         place: String,
+    },
+    /// What has become of [`ToChild::Migrate`]. Only discovery says this and the next two.
+    Migrated {
+        number: u64,
+        failure: Option<String>,
+    },
+    /// The copies are complete that are to serve by that epoch, or why they are not.
+    CaughtUp {
+        epoch: u64,
+        failure: Option<String>,
+    },
+    /// How all moves are, as JSON.
+    Moves {
+        json: String,
     },
     /// Serves the next of the sessions that it was sent with [`ToChild::Adopt`].
     Adopted,

@@ -12,7 +12,7 @@ use crate::bucket::Bucket;
 use crate::migrator::Task;
 
 /// How a move is, for operators.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MoveStatus {
     pub route: String,

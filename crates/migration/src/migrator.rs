@@ -254,7 +254,10 @@ impl Migrator {
                 let is_done = || job.control().parts.iter().all(|it| it.is_connected);
                 wait("the way back could not be prepared", &is_done)?;
             }
-            jobs.iter().for_each(|(job, _)| job.change(|control| control.is_frozen = true));
+            for (job, number) in &jobs {
+                // Unless nobody waits for this any more.
+                job.change(|control| control.is_frozen = control.called_off < *number);
+            }
             // A feed that was lost meanwhile may have missed something.
             match jobs.iter().find_map(|(job, _)| job.obstacle()) {
                 Some(why) => Err(why),

@@ -110,6 +110,10 @@ fn deed_of(command: &Command) -> Option<String> {
             let force = if *force { " by force" } else { "" };
             format!("failover {pool} to {server}{force}")
         }
+        Command::Migrate { action, route, .. } => {
+            let route = route.as_ref().map_or_else(String::new, |route| format!(" {route}"));
+            format!("migrate {}{route}", action.name())
+        }
         Command::LogLevel { level } => format!("log level {level}"),
     })
 }

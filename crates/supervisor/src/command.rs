@@ -51,10 +51,45 @@ pub enum Command {
         #[serde(default)]
         kind: Option<String>,
     },
+    /// Something about the move of a pool to another.
+    Migrate {
+        action: MoveAction,
+        /// `None` where there is one move.
+        #[serde(default)]
+        route: Option<String>,
+        /// With [`MoveAction::Start`]: what the other pool has is removed.
+        #[serde(default)]
+        overwrite: bool,
+    },
     /// Log more or less: 0..=11 as nutcracker's `-v`.
     LogLevel {
         level: u8,
     },
+}
+
+/// What an operator does about a move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MoveAction {
+    Start,
+    Pause,
+    Resume,
+    Verify,
+    CutOver,
+    RollBack,
+}
+
+impl MoveAction {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Pause => "pause",
+            Self::Resume => "resume",
+            Self::Verify => "verify",
+            Self::CutOver => "cut-over",
+            Self::RollBack => "roll-back",
+        }
+    }
 }
 
 impl Command {
@@ -62,7 +97,7 @@ impl Command {
     pub fn answer_timeout(&self) -> Duration {
         match self {
             // Requests in flight may be waited for as long as `reload_drain_timeout` can be.
-            Self::Reload { .. } | Self::Upgrade { .. } => Duration::from_secs(3600 + 120),
+            Self::Reload { .. } | Self::Upgrade { .. } | Self::Migrate { .. } => Duration::from_secs(3600 + 120),
             Self::Status | Self::Events { .. } | Self::LogLevel { .. } => Duration::from_secs(30),
             // The server is asked for its role, and workers have five seconds.
             Self::Failover { .. } => Duration::from_secs(15),
@@ -75,6 +110,7 @@ impl Command {
             Self::Failover { .. } => "it is withdrawn, unless it has happened already",
             Self::Reload { .. }
             | Self::Upgrade { .. }
+            | Self::Migrate { .. }
             | Self::Status
             | Self::Events { .. }
             | Self::LogLevel { .. } => "the command may still be carried out",

@@ -6,6 +6,9 @@
 //! everything published before it confirms the pause. Then every worker *commits*. So at no instant
 //! do two workers dispatch by different rings of one pool.
 //!
+//! A change may be *gated*: then something outside has to be done while all have paused, and nothing may be on its way
+//! ([`Output::CatchUp`], [`Epochs::caught_up`]).
+//!
 //! Up to the commit, a refusal, a death or a delay aborts the change, and the old epoch stays in
 //! effect. From the commit on nothing stops it: a worker that does not confirm is condemned. At any
 //! time, a worker that delays the change and has never served is condemned too; the others continue
@@ -30,6 +33,9 @@ pub(crate) const PAUSE_GRACE: Duration = Duration::from_secs(2);
 /// The most drain time for the second pause message.
 pub(crate) const SETTLE_MAX_MS: u64 = 200;
 
+/// How long it may take what a gated change waits for, while clients wait.
+pub(crate) const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(6);
+
 /// How long a condemned worker may take to die.
 pub(crate) const DEATH_GRACE: Duration = Duration::from_secs(3);
 
@@ -46,6 +52,8 @@ pub(crate) struct Epochs {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Output {
     Send(Slot, Step),
+    /// All have paused: what the gate waits for can be done.
+    CatchUp,
     /// The new epoch takes effect. Always before the first [`Step::Commit`]. `unfinished` requests
     /// were still in flight when the drain time was over.
     Switch {
@@ -80,6 +88,7 @@ struct Change {
     is_mourning: bool,
     drain_ms: u64,
     unfinished: u64,
+    is_gated: bool,
     /// The change is wanted. If not, it ends when all have prepared it.
     is_wanted: bool,
 }
@@ -90,10 +99,14 @@ enum Phase {
     Pausing,
     /// All have paused and get the message again.
     Settling,
+    /// Nobody's answer is waited for but that of the gate.
+    CatchingUp,
     Committing,
 }
 
 impl Epochs {
+    /// Begins a change, with a gate or without.
+    ///
     /// # Panics
     ///
     /// If a change is under way.
@@ -101,7 +114,7 @@ impl Epochs {
         &mut self,
         epoch: u64,
         workers: impl IntoIterator<Item = Slot>,
-        drain_ms: u64,
+        (drain_ms, is_gated): (u64, bool),
         now: Instant,
     ) {
         assert!(self.change.is_none(), "one change at a time");
@@ -115,6 +128,7 @@ impl Epochs {
             is_mourning: false,
             drain_ms,
             unfinished: 0,
+            is_gated,
             is_wanted: true,
         });
         self.send(Step::Prepare);
@@ -169,6 +183,19 @@ impl Epochs {
         }
     }
 
+    /// Whether that change waits for its gate.
+    pub(crate) fn is_catching_up(&self, epoch: u64) -> bool {
+        self.change.as_ref().is_some_and(|it| it.epoch == epoch && it.phase == Phase::CatchingUp)
+    }
+
+    /// The gate is open.
+    pub(crate) fn caught_up(&mut self, epoch: u64, now: Instant) {
+        if self.is_catching_up(epoch) {
+            self.commit(now);
+            self.advance(now);
+        }
+    }
+
     pub(crate) fn committed(&mut self, slot: Slot, epoch: u64, now: Instant) {
         self.answered(slot, epoch, Phase::Committing, now);
     }
@@ -216,6 +243,9 @@ impl Epochs {
         let late = match change.phase {
             Phase::Preparing => "prepared",
             Phase::Pausing | Phase::Settling => "paused",
+            Phase::CatchingUp => {
+                return self.abort("the copy was not complete in time".to_owned());
+            }
             Phase::Committing => {
                 let why = "it does not confirm a commit";
                 self.outputs.extend(change.waiting.iter().map(condemn(why)));
@@ -254,6 +284,7 @@ impl Epochs {
     fn advance(&mut self, now: Instant) {
         while let Some(change) = &mut self.change
             && change.waiting.is_empty()
+            && change.phase != Phase::CatchingUp
         {
             change.waiting.clone_from(&change.workers);
             change.is_mourning = false;
@@ -278,19 +309,35 @@ impl Epochs {
                     change.deadline = now + Duration::from_millis(drain_ms) + PAUSE_GRACE;
                     self.send(Step::Pause { drain_ms });
                 }
-                Phase::Pausing | Phase::Settling => {
-                    change.phase = Phase::Committing;
-                    change.deadline = now + COMMIT_TIMEOUT;
+                Phase::Pausing | Phase::Settling if change.is_gated && change.unfinished > 0 => {
                     let unfinished = change.unfinished;
-                    self.outputs.push_back(Output::Switch { unfinished });
-                    self.send(Step::Commit);
+                    self.abort(format!("{unfinished} requests were not answered in time"));
                 }
+                Phase::Pausing | Phase::Settling if change.is_gated => {
+                    change.phase = Phase::CatchingUp;
+                    change.waiting.clear();
+                    change.deadline = now + CATCH_UP_TIMEOUT;
+                    self.outputs.push_back(Output::CatchUp);
+                }
+                Phase::Pausing | Phase::Settling => self.commit(now),
+                Phase::CatchingUp => return,
                 Phase::Committing => {
                     self.change = None;
                     self.outputs.push_back(Output::Done);
                 }
             }
         }
+    }
+
+    /// Decides it.
+    fn commit(&mut self, now: Instant) {
+        let Some(change) = &mut self.change else { return };
+        change.phase = Phase::Committing;
+        change.waiting.clone_from(&change.workers);
+        change.deadline = now + COMMIT_TIMEOUT;
+        let unfinished = change.unfinished;
+        self.outputs.push_back(Output::Switch { unfinished });
+        self.send(Step::Commit);
     }
 
     fn send(&mut self, step: Step) {
@@ -381,6 +428,57 @@ mod tests {
         epochs.paused(0, 2, 0, now);
         epochs.committed(0, 2, now);
         assert_eq!(outputs(&mut epochs), []);
+    }
+
+    #[test]
+    fn a_gated_change_is_decided_when_the_gate_opens_and_nothing_is_on_its_way() {
+        let paused = |unfinished| {
+            let (mut epochs, now) = (Epochs::default(), Instant::now());
+            epochs.begin(2, [0, 1], (DRAIN_MS, true), now);
+            for slot in [0, 1] {
+                epochs.prepared(slot, 2, now);
+            }
+            for slot in [0, 1, 0, 1] {
+                epochs.paused(slot, 2, unfinished, now);
+            }
+            let last = outputs(&mut epochs).pop();
+            (epochs, now, last)
+        };
+        let (mut epochs, now, last) = paused(0);
+        assert_eq!(last, Some(Output::CatchUp));
+        epochs.caught_up(1, now);
+        assert!(outputs(&mut epochs).is_empty() && epochs.is_undecided() && epochs.is_catching_up(2));
+        epochs.caught_up(2, now);
+        let mut expected = vec![Output::Switch { unfinished: 0 }];
+        expected.extend(sent_to([0, 1], Step::Commit));
+        assert_eq!(outputs(&mut epochs), expected);
+        for slot in [0, 1] {
+            epochs.committed(slot, 2, now);
+        }
+        assert_eq!(outputs(&mut epochs), [Output::Done]);
+
+        let (mut epochs, now, _) = paused(0);
+        epochs.handle_timeout(ALL_SERVED, now + CATCH_UP_TIMEOUT);
+        let why = "the copy was not complete in time".to_owned();
+        assert_eq!(outputs(&mut epochs).pop(), Some(Output::Aborted(why)));
+        epochs.caught_up(2, now);
+        assert_eq!(outputs(&mut epochs), []);
+
+        let (mut epochs, now, _) = paused(0);
+        epochs.left(1, true, now);
+        epochs.caught_up(2, now);
+        let why = "worker 1 died meanwhile".to_owned();
+        assert_eq!(outputs(&mut epochs).pop(), Some(Output::Aborted(why)));
+
+        let (_, _, last) = paused(3);
+        assert_eq!(last, Some(Output::Aborted("6 requests were not answered in time".to_owned())));
+
+        // Also without workers.
+        let (mut epochs, now) = (Epochs::default(), Instant::now());
+        epochs.begin(2, [], (DRAIN_MS, true), now);
+        assert_eq!(outputs(&mut epochs), [Output::CatchUp]);
+        epochs.caught_up(2, now);
+        assert_eq!(outputs(&mut epochs), [Output::Switch { unfinished: 0 }, Output::Done]);
     }
 
     #[test]
@@ -597,7 +695,7 @@ mod tests {
                     self.last += 1;
                     let alive = (0..).zip(&self.workers).filter(|(_, worker)| worker.is_some());
                     let alive: Vec<Slot> = alive.map(|(slot, _)| slot).collect();
-                    self.epochs.begin(self.last, alive, DRAIN_MS, self.now);
+                    self.epochs.begin(self.last, alive, (DRAIN_MS, false), self.now);
                     if self.below(4) == 0 {
                         self.epochs.only_if_wanted();
                     }
@@ -630,6 +728,7 @@ mod tests {
                         self.condemned += 1;
                         self.kill(slot as usize);
                     }
+                    Output::CatchUp => unreachable!("no change is gated"),
                     Output::Done => self.changes += 1,
                     Output::Needless => self.needless += 1,
                     Output::Aborted(_) => self.aborts += 1,
@@ -690,7 +789,7 @@ mod tests {
     fn begun<const N: usize>(slots: [Slot; N]) -> (Epochs, Instant) {
         let now = Instant::now();
         let mut epochs = Epochs::default();
-        epochs.begin(2, slots, DRAIN_MS, now);
+        epochs.begin(2, slots, (DRAIN_MS, false), now);
         (epochs, now)
     }
 

@@ -54,7 +54,7 @@ use cashew_config::Snapshot;
 use cashew_process::explain_limit;
 
 pub use child::{Role, Serve, Spawn};
-pub use command::{Answer, Command};
+pub use command::{Answer, Command, MoveAction};
 pub use command_line::CommandLine;
 pub use control_socket::{AskError, ControlSocketError, ask, default_paths};
 pub use listeners::ListenError;

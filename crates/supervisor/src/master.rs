@@ -7,6 +7,7 @@ mod discovery;
 mod failover;
 mod log;
 mod monitors;
+mod moves;
 mod operators;
 mod reload;
 mod stop;
@@ -58,6 +59,7 @@ use crate::worker_queries::{Asker, WorkerQueries};
 use crate::{CommandLine, Error, Options, Program, Step, TakeOver};
 use failover::Failovers;
 use log::Log;
+use moves::Moves;
 use operators::Operators;
 use reload::Reload;
 use switch::{InEffect, Next};
@@ -119,6 +121,7 @@ struct Master {
     epochs: Epochs,
     watchdog: Watchdog,
     reload: Reload,
+    moves: Moves,
     upgrade: Upgrade,
     operators: Operators,
     failovers: Failovers,
@@ -245,6 +248,7 @@ impl Master {
             epochs: Epochs::default(),
             watchdog,
             reload: Reload::default(),
+            moves: Moves::default(),
             upgrade: Upgrade::default(),
             operators,
             failovers: Failovers::default(),
@@ -526,6 +530,13 @@ impl Master {
                 self.maps.seed(pool.clone(), seed.clone(), failure);
                 self.publish_seed(pool, &seed, now);
             }
+            (ToMaster::Migrated { number, failure }, Role::Discovery) => {
+                self.migrated(number, failure, now);
+            }
+            (ToMaster::CaughtUp { epoch, failure }, Role::Discovery) => {
+                self.caught_up(epoch, failure, now);
+            }
+            (ToMaster::Moves { json }, Role::Discovery) => self.take_moves_told(json, now),
             (ToMaster::HandOver { session }, Role::Worker { slot }) => {
                 // It continues without its socket: the adopting worker uncounts it.
                 self.take_session(slot, session, descriptors.unwrap_or_default(), now);
@@ -585,6 +596,9 @@ impl Master {
                 | ToMaster::Group { .. }
                 | ToMaster::Replicas { .. }
                 | ToMaster::Successor { .. }
+                | ToMaster::Migrated { .. }
+                | ToMaster::CaughtUp { .. }
+                | ToMaster::Moves { .. }
                 | ToMaster::Cluster { .. }
                 | ToMaster::Seed { .. }
                 | ToMaster::Sentinel { .. }),

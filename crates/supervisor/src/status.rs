@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use cashew_migration::MoveStatus;
 use serde::{Deserialize, Serialize};
 
 /// The state of the instance.
@@ -25,6 +26,8 @@ pub struct Status {
     /// Where there are groups whose primaries Sentinels name.
     pub discovery: Option<AdminStatus>,
     pub pools: Vec<PoolStatus>,
+    /// Pools that are copied to others.
+    pub moves: Vec<MoveStatus>,
     /// Requests by HTTP with a wrong token.
     pub tokens_refused: u64,
     /// Address of the statistics.

@@ -566,6 +566,16 @@ mod tests {
     }
 
     #[test]
+    fn what_has_no_key_goes_where_all_keys_go() {
+        for (share, first) in [(0, 1), (SHARE_ALL - 1, 1), (SHARE_ALL, 2)] {
+            let [from, to] = [1, 2].map(|number| Box::new(pool(number)));
+            let (dual_write, read_other, follow) = (false, false, None);
+            let tree = tree(Route::Migrate { from, to, share, dual_write, read_other, follow });
+            assert_eq!(tree.first_of(tree.root()), BackendId::new(first), "{share}");
+        }
+    }
+
+    #[test]
     fn keys_that_migrate_alone_go_straight() {
         let [from, to] = [1, 2].map(|number| Box::new(pool(number)));
         let tree =

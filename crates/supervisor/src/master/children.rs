@@ -246,6 +246,7 @@ impl Master {
         }
         self.forget_closed();
         if role == Role::Discovery {
+            self.copier_gone();
             // It may be needed again since it was told to stop.
             self.adjust_discovery(now);
         }

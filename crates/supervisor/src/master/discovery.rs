@@ -150,6 +150,7 @@ impl Master {
                 self.post(Role::Admin, message, Vec::new(), now);
             }
         }
+        self.publish_moves(now);
         for pool in &snapshot.pools {
             for seed in pool.cluster.iter().flat_map(|cluster| &cluster.seeds) {
                 self.publish_seed(pool.name.clone(), seed, now);

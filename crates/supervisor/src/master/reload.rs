@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -69,6 +69,8 @@ const NOTHING_CHANGES: &str = "nothing changes";
 
 struct Asker {
     dry_run: bool,
+    /// A move that is kept in this directory is to be served by the other pool, or by the first one.
+    side: Option<(PathBuf, bool)>,
     reply: Box<dyn Reply>,
 }
 
@@ -145,7 +147,9 @@ impl Reload {
     /// Commands that wait for the next reload, for the next program.
     pub(super) fn wanted(&self, pack: &mut Pack) -> io::Result<WantedReload> {
         let mut wanted = WantedReload::default();
-        for Asker { dry_run, reply } in &self.waiting {
+        // Whoever wants another side asks the next program again.
+        let askers = self.waiting.iter().filter(|asker| asker.side.is_none());
+        for Asker { dry_run, reply, .. } in askers {
             match reply.socket() {
                 Some(socket) => {
                     let socket = pack.put_copy(socket)?;
@@ -160,12 +164,12 @@ impl Reload {
     pub(super) fn resume(wanted: WantedReload, descriptors: &Unpack) -> Result<Self, String> {
         let asker = |asker: ReloadAsker| {
             let reply = command::resume(descriptors.copy(asker.socket)?);
-            Ok(Asker { dry_run: asker.dry_run, reply })
+            Ok(Asker { dry_run: asker.dry_run, side: None, reply })
         };
         let askers = wanted.reload_askers.into_iter().map(asker);
         let mut waiting = askers.collect::<Result<Vec<_>, String>>()?;
         if wanted.reload_wanted {
-            waiting.push(Asker { dry_run: false, reply: Box::new(Nobody) });
+            waiting.push(Asker { dry_run: false, side: None, reply: Box::new(Nobody) });
         }
         Ok(Self { waiting, ..Self::default() })
     }
@@ -199,7 +203,7 @@ impl Master {
             Command::Reload { .. } if self.phase == Phase::Stopping => {
                 reply.failed("the instance is stopping");
             }
-            Command::Reload { dry_run } => self.reload.waiting.push(Asker { dry_run, reply }),
+            Command::Reload { dry_run } => self.reload.waiting.push(Asker { dry_run, side: None, reply }),
             Command::Status => self.publish_status(reply),
             Command::Events { since, kind } => self.publish_events(since, kind.as_deref(), reply),
             Command::LogLevel { level } => self.order_level(level, reply, now),
@@ -209,6 +213,12 @@ impl Master {
             Command::Failover { pool, group, server, force: false } => {
                 self.ask_and_fail_over(pool, group, server, reply, now);
             }
+            Command::Migrate { .. } if self.phase != Phase::Serving => {
+                reply.failed("the instance is starting, or is stopping");
+            }
+            Command::Migrate { action, route, overwrite } => {
+                self.migrate((action, overwrite), route.as_deref(), reply, now);
+            }
             Command::Upgrade { binary } => self.begin_upgrade(binary, reply, now),
         }
     }
@@ -216,6 +226,12 @@ impl Master {
     /// Whether files are loaded, and what discovery tells is put into effect.
     pub(super) fn may_change(&self) -> bool {
         self.phase == Phase::Serving && !self.upgrade.has_frozen()
+    }
+
+    /// Has a move served by the other pool, or by the first one, by another epoch.
+    pub(super) fn want_side(&mut self, directory: PathBuf, is_cut_over: bool, reply: Box<dyn Reply>) {
+        let side = Some((directory, is_cut_over));
+        self.reload.waiting.push(Asker { dry_run: false, side, reply });
     }
 
     pub(super) fn advance_reload(&mut self, now: Instant) {
@@ -335,7 +351,9 @@ impl Master {
         let current = self.told();
         let command_line = self.command_line.clone();
         let rings = self.rings.clone();
-        let load = move || load(&path, &command_line, &current, &rings, is_dry);
+        let sides: Vec<(PathBuf, bool)> =
+            askers.iter().filter_map(|asker| asker.side.clone()).collect();
+        let load = move || load(&path, (&command_line, &sides), &current, &rings, is_dry);
         match BackgroundTask::start("load", load) {
             Ok(loading) => {
                 let deadline = now + LOAD_TIMEOUT;
@@ -431,6 +449,7 @@ impl Master {
             }
             self.maps_done(&moves.maps, &before, now);
             self.moves_done(moves.primaries, &before, now);
+            self.tell_of_sides(&before);
             self.tell_joined(&before);
         }
         self.joining.changed(&self.current.snapshot, now);
@@ -543,7 +562,7 @@ impl Master {
 
 fn load(
     path: &Path,
-    command_line: &CommandLine,
+    (command_line, sides): (&CommandLine, &[(PathBuf, bool)]),
     current: &Snapshot,
     rings: &Rings,
     is_dry: bool,
@@ -553,7 +572,11 @@ fn load(
     let mut snapshot = Snapshot { epoch: current.epoch, ..loaded.snapshot };
     let mut warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
     warnings.extend(command_line.overrule(&mut snapshot.global));
+    for (directory, is_cut_over) in sides {
+        snapshot.set_cut_over(directory, *is_cut_over);
+    }
     warnings.extend(cashew_config::warnings_of_change(current, &snapshot));
+    warnings.extend(super::moves::warn_of_end(current, &snapshot));
     snapshot.keep_primaries(current);
     if !is_dry {
         warnings.extend(super::discovery::find(&mut snapshot));

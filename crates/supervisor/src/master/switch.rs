@@ -17,7 +17,7 @@ use cashew_tls::TicketSecret;
 use tracing::{info, warn};
 
 use super::log::Destination;
-use super::{Master, workers_of};
+use super::{Master, moves, workers_of};
 use crate::child::Role;
 use crate::epochs::{Output, Step};
 use crate::listeners::Bound;
@@ -57,6 +57,12 @@ pub(super) struct Next {
     /// Servers to which some worker has a connection at an address that the host no longer resolves
     /// to.
     moved: BTreeSet<(u32, u32)>,
+}
+
+impl Next {
+    pub(super) fn snapshot(&self) -> &Snapshot {
+        &self.in_effect.snapshot
+    }
 }
 
 impl InEffect {
@@ -177,7 +183,8 @@ impl Master {
         let workers: Vec<u32> = runs.map(|(slot, _)| slot).collect();
         let snapshot = &next.in_effect.snapshot;
         let drain_ms = snapshot.global.reload_drain_timeout_ms.min(drain_max_ms);
-        self.epochs.begin(snapshot.epoch, workers, drain_ms, now);
+        let is_gated = !moves::sides_changed(&self.current.snapshot, snapshot).is_empty();
+        self.epochs.begin(snapshot.epoch, workers, (drain_ms, is_gated), now);
         self.next = Some(next);
         if only_if_moved {
             self.epochs.only_if_wanted();
@@ -190,6 +197,7 @@ impl Master {
         while let Some(output) = self.epochs.poll_output() {
             match output {
                 Output::Send(slot, step) => self.send_step(Role::Worker { slot }, step, now),
+                Output::CatchUp => self.catch_up(now),
                 Output::Switch { unfinished } => {
                     if unfinished > 0 {
                         warn!(
@@ -224,6 +232,7 @@ impl Master {
                     self.reload_needless();
                 }
                 Output::Aborted(why) => {
+                    self.tell_of_no_side(&why);
                     self.end_change(now);
                     self.reload_failed(&why, now);
                 }

@@ -24,6 +24,7 @@ use tracing::{error, info, warn};
 use super::failover::Failovers;
 use super::log::Log;
 use super::operators::Operators;
+use super::moves::Moves;
 use super::reload::Reload;
 use super::switch::InEffect;
 use super::{Master, Phase, workers_of};
@@ -552,6 +553,7 @@ impl Master {
             epochs: Default::default(),
             watchdog: Watchdog::new(heartbeat_timeout_ms, now),
             reload,
+            moves: Moves::default(),
             upgrade: Upgrade::default(),
             // As at the first start: the environment survives an exec.
             notify: Notify::from_env(now),

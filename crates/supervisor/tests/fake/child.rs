@@ -265,6 +265,9 @@ impl Worker {
             ToChild::Group { .. }
             | ToChild::Sentinel { .. }
             | ToChild::Seed { .. }
+            | ToChild::Migrate { .. }
+            | ToChild::CatchUp { .. }
+            | ToChild::Moves { .. }
             | ToChild::Operated { .. } => {
                 unreachable!("none are configured")
             }

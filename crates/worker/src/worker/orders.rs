@@ -133,6 +133,9 @@ impl<D: Driver> Worker<D> {
             | ToChild::NotPrimary { .. }
             | ToChild::Operated { .. }
             | ToChild::Seed { .. }
+            | ToChild::Migrate { .. }
+            | ToChild::CatchUp { .. }
+            | ToChild::Moves { .. }
             | ToChild::MapDoubted { .. }) => {
                 tracing::warn!("unexpected message from the master: {other:?}");
             }

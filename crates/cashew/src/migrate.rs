@@ -1,0 +1,149 @@
+//! `cashew migrate`: what operators do about moves of pools, and how these go.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cashew_migration::MoveStatus;
+use cashew_supervisor::{Command, MoveAction};
+
+use crate::arguments::{MigrateAction, MigrateArguments};
+use crate::operate::{self, ask, finish};
+
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// How long it may take until it is told that a comparison has begun.
+const BEGIN_MAX: Duration = Duration::from_secs(5);
+/// Characters of a bar.
+const BAR_SIZE: u64 = 30;
+
+pub(crate) fn migrate(arguments: &MigrateArguments) -> ExitCode {
+    let action = match arguments.action {
+        MigrateAction::Status => return finish(status(arguments)),
+        MigrateAction::Start => MoveAction::Start,
+        MigrateAction::Pause => MoveAction::Pause,
+        MigrateAction::Resume => MoveAction::Resume,
+        MigrateAction::Verify => return finish(verify(arguments)),
+        MigrateAction::CutOver => MoveAction::CutOver,
+        MigrateAction::RollBack => MoveAction::RollBack,
+    };
+    finish(order(arguments, action))
+}
+
+fn order(arguments: &MigrateArguments, action: MoveAction) -> Result<(), String> {
+    let (route, overwrite) = (arguments.route.clone(), arguments.overwrite);
+    ask(&arguments.instance, &Command::Migrate { action, route, overwrite }, |_| {})
+}
+
+/// Those that are asked for.
+fn moves(arguments: &MigrateArguments) -> Result<Vec<MoveStatus>, String> {
+    let status = operate::status_if_running(&arguments.instance).map_err(|why| why.to_string())?;
+    let mut moves = status.moves;
+    if let Some(route) = &arguments.route {
+        moves.retain(|it| it.route == *route);
+    }
+    match moves.is_empty() {
+        true => Err("no route moves a pool: give its `migrate` node a `directory`, and reload".into()),
+        false => Ok(moves),
+    }
+}
+
+fn status(arguments: &MigrateArguments) -> Result<(), String> {
+    loop {
+        let moves = moves(arguments)?;
+        if arguments.json {
+            let text = serde_json::to_string(&moves).expect("a status is plain JSON");
+            say(&text)?;
+        } else {
+            moves.iter().try_for_each(|it| say(&describe(it)))?;
+        }
+        let is_busy = |it: &MoveStatus| matches!(&*it.state, "connecting" | "copying" | "comparing");
+        if !arguments.watch || !moves.iter().any(is_busy) {
+            return Ok(());
+        }
+        thread::sleep(LOOK_INTERVAL);
+    }
+}
+
+/// Compares, and waits for what comes of it.
+fn verify(arguments: &MigrateArguments) -> Result<(), String> {
+    let before: u64 = moves(arguments)?.iter().map(|it| it.mismatches).sum();
+    order(arguments, MoveAction::Verify)?;
+    let began = Instant::now();
+    let mut has_begun = false;
+    loop {
+        let moves = moves(arguments)?;
+        let is_comparing = moves.iter().any(|it| it.state == "comparing");
+        has_begun |= is_comparing;
+        if !is_comparing && (has_begun || began.elapsed() >= BEGIN_MAX) {
+            moves.iter().try_for_each(|it| say(&describe(it)))?;
+            if moves.iter().any(|it| it.state != "in step") {
+                return Err("the comparison was interrupted".to_owned());
+            }
+            let found = moves.iter().map(|it| it.mismatches).sum::<u64>() - before;
+            return match found {
+                0 => Ok(()),
+                1 => Err("1 key differed, and was copied again; `cashew events` tells which".into()),
+                _ => Err(format!("{found} keys differed, and were copied again; `cashew events` tells which")),
+            };
+        }
+        thread::sleep(LOOK_INTERVAL / 10);
+    }
+}
+
+/// The reader may be gone, as with `head`.
+fn say(text: &str) -> Result<(), String> {
+    writeln!(io::stdout(), "{text}").map_err(|error| error.to_string())
+}
+
+/// One move in one line, and what is wrong with it in more.
+pub(crate) fn describe(it: &MoveStatus) -> String {
+    let serves = if it.is_cut_over { ", cut over" } else { "" };
+    let mut text = format!("{}: {} -> {}{serves}: {}", it.route, it.from, it.to, it.state);
+    if it.state == "copying" || it.state == "paused" {
+        let done = (it.keys_walked * BAR_SIZE).checked_div(it.keys).unwrap_or(0).min(BAR_SIZE);
+        let percent = (it.keys_walked * 100).checked_div(it.keys).unwrap_or(0).min(100);
+        let bar: String = (0..BAR_SIZE).map(|at| if at < done { '#' } else { '.' }).collect();
+        text += &format!(" [{bar}] {percent}% of {} keys", it.keys);
+        if let Some(eta_s) = it.eta_s {
+            text += &format!(", {eta_s} s left");
+        }
+    }
+    text += &format!(
+        ", {} keys/s, {} behind, lag {} ms, {} copied, {} removed",
+        it.keys_per_second, it.keys_behind, it.lag_ms, it.keys_copied, it.keys_removed
+    );
+    text += &format!(", {} compared, {} mismatches", it.keys_compared, it.mismatches);
+    if it.keys_refused > 0 {
+        text += &format!("\n  {} keys cannot be copied: `cashew events` tells which", it.keys_refused);
+    }
+    if let Some(why) = &it.last_error {
+        text += &format!("\n  {} errors, the last one: {why}", it.errors);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_move_is_one_line() {
+        let status = MoveStatus {
+            route: "main".into(),
+            from: "old".into(),
+            to: "new".into(),
+            state: "copying".into(),
+            keys: 200,
+            keys_walked: 50,
+            eta_s: Some(3),
+            keys_per_second: 50,
+            ..MoveStatus::default()
+        };
+        let line = "main: old -> new: copying [#######.......................] 25% of 200 keys, 3 s left, 50 keys/s, \
+                    0 behind, lag 0 ms, 0 copied, 0 removed, 0 compared, 0 mismatches";
+        assert_eq!(describe(&status), line);
+        let nothing = MoveStatus { keys: 0, keys_walked: 0, ..status };
+        assert!(describe(&nothing).contains("0% of 0 keys"));
+    }
+}
