@@ -380,10 +380,6 @@ impl<'f> Reach<'f> {
                 let message = format!("two moves are kept in {}", directory.display());
                 complain(message, "each has a directory of its own");
             }
-            if from == to {
-                complain(format!("pool \"{from}\" cannot move to itself"), "two pools are needed");
-                continue;
-            }
             for name in [from, to] {
                 let Some(pool) = self.pools.get(name.as_str()) else { continue };
                 if self.uses.get(name).copied().unwrap_or(0) > 1 {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Two limits, each of which may be 0 for none. What keeps the copy in step is counted and never waits.
+/// Two limits, each of which may be 0 for none.
 #[derive(Debug)]
 pub(crate) struct Bucket {
     keys_per_second: f64,

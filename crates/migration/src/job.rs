@@ -211,13 +211,16 @@ impl Job {
     }
 
     pub(crate) fn copied(&self, keys: u64, bytes: u64, removed: u64) {
-        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
-        bucket.spend(keys, bytes, Instant::now());
-        drop(bucket);
         let mut control = self.control();
         control.keys_copied += keys;
         control.bytes_copied += bytes;
         control.keys_removed += removed;
+    }
+
+    /// A walk has copied as much. What follows changes is not limited, or it would never be in step.
+    pub(crate) fn spend(&self, keys: u64, bytes: u64) {
+        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        bucket.spend(keys, bytes, Instant::now());
     }
 
     /// How long a walk has to wait.

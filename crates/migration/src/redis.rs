@@ -129,6 +129,9 @@ impl<'j> Follower<'j> {
         if barrier.is_some() {
             self.feed.sync()?;
         }
+        // What changes while these are copied is left for the next time: a walk goes on beside it. Behind a barrier
+        // nothing is left.
+        let mut left = self.feed.backlog().0;
         loop {
             let (behind, lag) = self.feed.backlog();
             self.job.part(self.part, |it| (it.keys_behind, it.lag) = (behind as u64, lag));
@@ -144,10 +147,14 @@ impl<'j> Follower<'j> {
                 }
                 return Ok(());
             }
+            if left == 0 && barrier.is_none() {
+                break;
+            }
             let keys = self.feed.take(BATCH)?;
             if keys.is_empty() {
                 break;
             }
+            left = left.saturating_sub(keys.len());
             self.copy_changed(&keys)?;
         }
         if let Some(number) = barrier {
@@ -172,7 +179,8 @@ impl<'j> Follower<'j> {
     }
 
     /// Makes keys at the other side what they are here: as they are when they are read, which is after this begins.
-    fn copy(&mut self, database: u32, keys: &[&[u8]]) -> io::Result<()> {
+    /// Returns the bytes of their values.
+    fn copy(&mut self, database: u32, keys: &[&[u8]]) -> io::Result<u64> {
         let job = self.job;
         let (from, to) = (&job.task.from, &job.task.to);
         // What is here though it belongs elsewhere no client can see, and it must not take the place of what is seen.
@@ -265,7 +273,7 @@ impl<'j> Follower<'j> {
             self.job.wait(self.pause);
             self.pause = (self.pause * 2).min(PAUSE_MAX);
         }
-        Ok(())
+        Ok(size)
     }
 
     fn copy_by_type(&mut self, key: &[u8]) -> io::Result<Result<(), String>> {
@@ -314,7 +322,8 @@ impl<'j> Follower<'j> {
                 self.source.select(database)?;
                 let (next, keys) = scan(&mut self.source, &cursor)?;
                 let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-                self.copy(database, &keys)?;
+                let size = self.copy(database, &keys)?;
+                self.job.spend(keys.len() as u64, size);
                 self.job.part(self.part, |it| {
                     it.keys_walked += keys.len() as u64;
                     it.keys = it.keys.max(it.keys_walked);
@@ -333,7 +342,8 @@ impl<'j> Follower<'j> {
         self.each_at_target(|it, database, keys| {
             let missing = it.missing(database, &keys)?;
             let missing: Vec<&[u8]> = missing.iter().map(Vec::as_slice).collect();
-            it.copy(database, &missing)
+            it.copy(database, &missing)?;
+            Ok(())
         })
     }
 

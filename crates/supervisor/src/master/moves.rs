@@ -42,8 +42,25 @@ struct Place {
 }
 
 impl Moves {
-    pub(super) fn statuses(&self) -> &[MoveStatus] {
-        &self.statuses
+    /// Those of a snapshot. Nothing is known of one that discovery has not told of yet.
+    pub(super) fn statuses(&self, snapshot: &Snapshot) -> Vec<MoveStatus> {
+        let status = |at: Place| {
+            let is_of = |it: &&MoveStatus| {
+                it.directory == at.directory.to_string_lossy() && it.is_cut_over == at.is_cut_over
+            };
+            let told = self.statuses.iter().find(is_of).cloned();
+            let (from, to) = if at.is_cut_over { (at.to, at.from) } else { (at.from, at.to) };
+            told.unwrap_or_else(|| MoveStatus {
+                route: at.route,
+                directory: at.directory.display().to_string(),
+                from,
+                to,
+                state: "connecting".to_owned(),
+                is_cut_over: at.is_cut_over,
+                ..MoveStatus::default()
+            })
+        };
+        places(snapshot).into_iter().map(status).collect()
     }
 }
 

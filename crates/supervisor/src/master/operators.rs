@@ -513,7 +513,7 @@ impl Master {
             admin,
             discovery,
             pools: (0..).zip(&self.current.snapshot.pools).map(pool).collect(),
-            moves: self.moves.statuses().to_vec(),
+            moves: self.moves.statuses(&self.current.snapshot),
             tokens_refused: self.shared.audit().tokens_refused(),
             statistics: self.listeners.as_ref().and_then(Listeners::stats_address),
             log_file: self.current.snapshot.global.log_file.clone(),
