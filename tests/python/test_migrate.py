@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import time
+import urllib.parse
 import urllib.request
 
 import pytest
@@ -126,7 +127,7 @@ def of_memcached(conn):
     for line in conn.read_until(b"END\r\n").splitlines():
         if not line.startswith(b"key="):
             continue
-        key = line.split()[0][4:]
+        key = urllib.parse.unquote_to_bytes(line.split()[0][4:])
         conn.send(b"mg %b v f t\r\n" % key)
         line = conn.read_line()
         if line.startswith(b"VA"):
@@ -190,8 +191,9 @@ class Writers(Crowd):
 
     KINDS = {"redis": ["string", "counter", "list", "set", "hash", "zset"], "memcached": ["string", "counter"]}
 
-    def __init__(self, move, count=4, keys=60):
+    def __init__(self, move, count=4, keys=60, pause=0):
         super().__init__(self.run, count)
+        self.pause = pause
         self.move, self.count = move, keys
         self.models = [{} for _ in range(count)]
         self.wrong, self.done, self.errors = [], 0, 0
@@ -217,6 +219,7 @@ class Writers(Crowd):
                 if rng.random() < 0.5:
                     self.look(conn, *rng.choice(names), model, unsure)
                 self.done += 1
+                time.sleep(self.pause)
             except (OSError, EOFError, ReplyError, AssertionError) as error:
                 if isinstance(error, AssertionError) and "STALE" in str(error):
                     self.wrong.append(str(error))
@@ -409,7 +412,7 @@ def test_a_pool_moves_while_clients_write_and_nothing_is_lost_or_stale(place, ki
     move.gateway.process.kill()
     move.gateway.process.start()
     assert move.status()["is_cut_over"]
-    stats = move.gateway.stats()["cashew"]["moves"][0]
+    stats = wait_until(lambda: move.gateway.stats()["cashew"].get("moves"), "it is told of")[0]
     assert (stats["route"], stats["serves"], stats["follows"], stats["cut_over"]) == ("main", "new", "old", 1)
     # It is brought to an end by a file that knows nothing of it.
     pools = {name: {"listen": None, **options} for name, options in move.gateway.pools.items()}
@@ -490,7 +493,7 @@ def test_what_a_server_does_not_take_as_a_dump_is_copied_by_its_type(place):
     new = [place.redis("--rename-command", "RESTORE", "''") for _ in range(2)]
     move = Move(place, new=new)
     fill(move, 1000)
-    with Writers(move) as writers:
+    with Writers(move, count=2, pause=0.003) as writers:
         move.order("start")
         move.change("cut-over")
         done = writers.done

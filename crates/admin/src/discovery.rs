@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cashew_migration::MoveStatus;
 use cashew_config::snapshot::{Cluster, ClusterMap, Pool};
+use cashew_migration::MoveStatus;
 
 /// Kept over all epochs; each of its copies is the same.
 #[derive(Clone, Debug, Default)]

@@ -8,12 +8,12 @@ use cashew_metrics::{
     UserStat,
 };
 
-use cashew_migration::MoveStatus;
 use crate::counted;
 use crate::discovery::{ClusterState, Group};
 use crate::hot;
 use crate::processes::{Process, Role, processes};
 use crate::source::{Member, ServerStatus, Source, Worker};
+use cashew_migration::MoveStatus;
 
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -569,19 +569,50 @@ fn moves(text: &mut Exposition, source: &Source) {
     }
     type Of = fn(&MoveStatus) -> u64;
     let families: [(&str, &str, &str, Of); 12] = [
-        ("cashew_move_cut_over", "gauge", "Whether the pool that was the copy serves", |it| it.is_cut_over.into()),
-        ("cashew_move_in_step", "gauge", "Whether the copy has everything, and follows what changes", |it| {
-            u64::from(it.state == "in step" || it.state == "comparing")
+        ("cashew_move_cut_over", "gauge", "Whether the pool that was the copy serves", |it| {
+            it.is_cut_over.into()
         }),
-        ("cashew_move_keys", "gauge", "Keys that the walk over the pool has to look at, about", |it| it.keys),
+        (
+            "cashew_move_in_step",
+            "gauge",
+            "Whether the copy has everything, and follows what changes",
+            |it| u64::from(it.state == "in step" || it.state == "comparing"),
+        ),
+        (
+            "cashew_move_keys",
+            "gauge",
+            "Keys that the walk over the pool has to look at, about",
+            |it| it.keys,
+        ),
         ("cashew_move_keys_walked", "gauge", "Keys that it has looked at", |it| it.keys_walked),
-        ("cashew_move_keys_behind", "gauge", "Keys that have changed and are not copied yet", |it| it.keys_behind),
-        ("cashew_move_keys_refused", "gauge", "Keys that the copy does not take", |it| it.keys_refused),
+        (
+            "cashew_move_keys_behind",
+            "gauge",
+            "Keys that have changed and are not copied yet",
+            |it| it.keys_behind,
+        ),
+        ("cashew_move_keys_refused", "gauge", "Keys that the copy does not take", |it| {
+            it.keys_refused
+        }),
         ("cashew_move_keys_copied_total", "counter", "Keys copied", |it| it.keys_copied),
-        ("cashew_move_keys_removed_total", "counter", "Keys removed from the copy", |it| it.keys_removed),
-        ("cashew_move_bytes_copied_total", "counter", "Bytes of values copied", |it| it.bytes_copied),
-        ("cashew_move_mismatches_total", "counter", "Keys that differed though nobody had changed them", |it| it.mismatches),
-        ("cashew_move_walks_total", "counter", "Times that copying has begun from the start", |it| it.walks),
+        ("cashew_move_keys_removed_total", "counter", "Keys removed from the copy", |it| {
+            it.keys_removed
+        }),
+        ("cashew_move_bytes_copied_total", "counter", "Bytes of values copied", |it| {
+            it.bytes_copied
+        }),
+        (
+            "cashew_move_mismatches_total",
+            "counter",
+            "Keys that differed though nobody had changed them",
+            |it| it.mismatches,
+        ),
+        (
+            "cashew_move_walks_total",
+            "counter",
+            "Times that copying has begun from the start",
+            |it| it.walks,
+        ),
         ("cashew_move_errors_total", "counter", "Errors of servers of either pool", |it| it.errors),
     ];
     for (name, kind, help, of) in families {

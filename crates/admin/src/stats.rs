@@ -12,12 +12,12 @@ use cashew_metrics::{
     Stat,
 };
 
-use cashew_migration::MoveStatus;
 use crate::counted;
 use crate::discovery::{ClusterState, Group, Sentinel};
 use crate::json::{Json, Object};
 use crate::nutcracker;
 use crate::source::{Member, Numbers, ServerStatus, Source, Worker, unix_seconds};
+use cashew_migration::MoveStatus;
 
 /// What monitoring of twemproxy looks for, whatever the name of the program.
 pub(crate) const SERVICE: &str = "nutcracker";

@@ -1,8 +1,8 @@
 //! The discovery child: what the master says on one side, Sentinels and servers on the other.
 
 use std::error::Error;
-use std::path::PathBuf;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -267,7 +267,8 @@ impl Child {
         let caught_up = move |failure: Option<String>| ToMaster::CaughtUp { epoch, failure };
         let next = self.prepared.as_ref().filter(|(number, _)| *number == epoch);
         let (Some((_, next)), Some(Watching { migrator, .. })) = (next, &mut self.watching) else {
-            return self.say(&caught_up(Some("the epoch is not known where copies are made".into())));
+            return self
+                .say(&caught_up(Some("the epoch is not known where copies are made".into())));
         };
         let wait = migrator.catch_up(directories, next.moves());
         self.answer_later(move || caught_up(wait().err()))

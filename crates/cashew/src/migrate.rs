@@ -43,7 +43,9 @@ fn moves(arguments: &MigrateArguments) -> Result<Vec<MoveStatus>, String> {
         moves.retain(|it| it.route == *route);
     }
     match moves.is_empty() {
-        true => Err("no route moves a pool: give its `migrate` node a `directory`, and reload".into()),
+        true => {
+            Err("no route moves a pool: give its `migrate` node a `directory`, and reload".into())
+        }
         false => Ok(moves),
     }
 }
@@ -57,7 +59,8 @@ fn status(arguments: &MigrateArguments) -> Result<(), String> {
         } else {
             moves.iter().try_for_each(|it| say(&describe(it)))?;
         }
-        let is_busy = |it: &MoveStatus| matches!(&*it.state, "connecting" | "copying" | "comparing");
+        let is_busy =
+            |it: &MoveStatus| matches!(&*it.state, "connecting" | "copying" | "comparing");
         if !arguments.watch || !moves.iter().any(is_busy) {
             return Ok(());
         }
@@ -83,8 +86,12 @@ fn verify(arguments: &MigrateArguments) -> Result<(), String> {
             let found = moves.iter().map(|it| it.mismatches).sum::<u64>() - before;
             return match found {
                 0 => Ok(()),
-                1 => Err("1 key differed, and was copied again; `cashew events` tells which".into()),
-                _ => Err(format!("{found} keys differed, and were copied again; `cashew events` tells which")),
+                1 => {
+                    Err("1 key differed, and was copied again; `cashew events` tells which".into())
+                }
+                _ => Err(format!(
+                    "{found} keys differed, and were copied again; `cashew events` tells which"
+                )),
             };
         }
         thread::sleep(LOOK_INTERVAL / 10);
@@ -115,7 +122,8 @@ pub(crate) fn describe(it: &MoveStatus) -> String {
     );
     text += &format!(", {} compared, {} mismatches", it.keys_compared, it.mismatches);
     if it.keys_refused > 0 {
-        text += &format!("\n  {} keys cannot be copied: `cashew events` tells which", it.keys_refused);
+        text +=
+            &format!("\n  {} keys cannot be copied: `cashew events` tells which", it.keys_refused);
     }
     if let Some(why) = &it.last_error {
         text += &format!("\n  {} errors, the last one: {why}", it.errors);

@@ -388,8 +388,12 @@ impl<'f> Reach<'f> {
                     complain(message, "only the move may write to its pools");
                 }
                 if pool.listen.is_some() || pool.tls_listen.is_some() {
-                    let message = format!("pool \"{name}\" is copied, and clients can connect to it");
-                    complain(message, "take its \"listen\" out: what is written there would be lost");
+                    let message =
+                        format!("pool \"{name}\" is copied, and clients can connect to it");
+                    complain(
+                        message,
+                        "take its \"listen\" out: what is written there would be lost",
+                    );
                 }
                 for (is_so, what) in [
                     (pool.cluster.is_some(), "cluster"),

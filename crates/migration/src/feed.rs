@@ -229,6 +229,8 @@ mod tests {
         for number in 0..200u32 {
             shared.state().add([&number.to_be_bytes()[..], &key].concat());
         }
-        assert!(shared.state().failure.is_some() && shared.state().size < WAITING_SIZE_MAX + (2 << 20));
+        assert!(
+            shared.state().failure.is_some() && shared.state().size < WAITING_SIZE_MAX + (2 << 20)
+        );
     }
 }

@@ -135,12 +135,7 @@ impl Control {
 }
 
 impl Job {
-    pub(crate) fn new(
-        task: Task,
-        parts: usize,
-        control: Control,
-        before: Vec<Arc<Self>>,
-    ) -> Self {
+    pub(crate) fn new(task: Task, parts: usize, control: Control, before: Vec<Arc<Self>>) -> Self {
         let before = Mutex::new(before);
         let bucket = Mutex::new(Bucket::new(task.keys_per_second, task.bytes_per_second));
         let parts = (0..parts).map(|_| Part::default()).collect();
@@ -324,7 +319,8 @@ impl Job {
     pub(crate) fn wanted_comparison(&self, part: usize) -> Option<u64> {
         let control = self.control();
         let wanted = control.comparison;
-        (control.parts[part].comparison < wanted && control.parts[part].is_in_step).then_some(wanted)
+        (control.parts[part].comparison < wanted && control.parts[part].is_in_step)
+            .then_some(wanted)
     }
 
     pub(crate) fn wanted_barrier(&self, part: usize) -> Option<u64> {
@@ -364,7 +360,8 @@ impl Job {
     /// Why clients cannot be served by the copy now.
     pub(crate) fn obstacle(&self) -> Option<String> {
         let control = self.control();
-        let lost = || control.last_error.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
+        let lost =
+            || control.last_error.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
         if !control.is_started {
             return Some("nothing is copied yet: begin with `cashew migrate start`".to_owned());
         }
@@ -381,7 +378,9 @@ impl Job {
         }
         if control.clean == 0 {
             let what = match control.parts.iter().all(|it| it.comparison >= control.comparison) {
-                true => "the last comparison found keys that differ: `cashew migrate verify` repeats it",
+                true => {
+                    "the last comparison found keys that differ: `cashew migrate verify` repeats it"
+                }
                 false => "both sides are being compared",
             };
             return Some(what.to_owned());

@@ -47,6 +47,8 @@ pub(crate) struct Passes<'j> {
     hasher: RandomState,
     passed_at: Option<Instant>,
     took: Duration,
+    /// How long the last passes took.
+    durations: [Duration; 5],
 }
 
 struct Server {
@@ -111,7 +113,9 @@ impl Server {
             while line != b"END" {
                 let listed = parse_listed(&line).ok_or_else(|| {
                     let line = String::from_utf8_lossy(&line).into_owned();
-                    io::Error::other(format!("memcached 1.6 with -o lru_crawler is needed: it answers {line:?}"))
+                    io::Error::other(format!(
+                        "memcached 1.6 with -o lru_crawler is needed: it answers {line:?}"
+                    ))
                 })?;
                 if listed.print.0 == 0 {
                     return Err(io::Error::other("it was started with -C: it has no uniques"));
@@ -248,7 +252,15 @@ impl<'j> Passes<'j> {
                 })?;
             }
         }
-        Ok(Self { job, sources, targets, hasher, passed_at: None, took: Duration::ZERO })
+        Ok(Self {
+            job,
+            sources,
+            targets,
+            hasher,
+            passed_at: None,
+            took: Duration::ZERO,
+            durations: [Duration::ZERO; 5],
+        })
     }
 
     /// Copies everything, and follows until it ends.
@@ -281,8 +293,12 @@ impl<'j> Passes<'j> {
                     self.passed_at = None;
                 }
                 let (took, copied) = (self.took, found.copied as u64);
+                // One that took long, as the machine was busy, says little.
+                self.durations.rotate_right(1);
+                self.durations[0] = took;
+                let least = self.durations.iter().min().copied().unwrap_or_default();
                 self.job.part(0, |it| {
-                    it.pause = took * 3;
+                    it.pause = least * 3;
                     it.lag = pause + took;
                     it.keys_behind = copied;
                 });
@@ -310,16 +326,19 @@ impl<'j> Passes<'j> {
         Err(io::Error::other("the sides do not become alike: is there room enough for all keys?"))
     }
 
-    /// Which keys the other side has, by their hashes.
-    fn list_targets(&mut self) -> io::Result<HashSet<u64>> {
-        let mut there = HashSet::new();
-        let hasher = &self.hasher;
-        for target in &mut self.targets {
-            target.list(|it| {
-                there.insert(hasher.hash_one(&it.key));
+    /// Which keys the other side has, by their hashes, and whether it has some where they do not belong.
+    fn list_targets(&mut self) -> io::Result<(HashSet<u64>, bool)> {
+        let (mut there, mut has_misplaced) = (HashSet::new(), false);
+        let (hasher, to): (_, &Side) = (&self.hasher, &self.job.task.to);
+        for (at, target) in self.targets.iter_mut().enumerate() {
+            target.list(|it| match to.place(&it.key) == at {
+                true => {
+                    there.insert(hasher.hash_one(&it.key));
+                }
+                false => has_misplaced = true,
             })?;
         }
-        Ok(there)
+        Ok((there, has_misplaced))
     }
 
     /// Copies what has changed since the last pass, and removes what is gone.
@@ -327,7 +346,7 @@ impl<'j> Passes<'j> {
         let began = Instant::now();
         let job = self.job;
         let from: &Side = &job.task.from;
-        let there = self.list_targets()?;
+        let (there, has_misplaced) = self.list_targets()?;
         let mut found = Found::default();
         let (mut here, mut total) = (HashSet::new(), 0);
         let mut changed: Vec<Vec<Listed>> = Vec::new();
@@ -367,10 +386,12 @@ impl<'j> Passes<'j> {
                     return Ok(found);
                 }
                 found.copied += self.copy(at, batch)?;
-                job.part(0, |it| it.keys_walked = (it.keys_walked + batch.len() as u64).min(it.keys));
+                job.part(0, |it| {
+                    it.keys_walked = (it.keys_walked + batch.len() as u64).min(it.keys)
+                });
             }
         }
-        if there.iter().any(|hash| !here.contains(hash)) {
+        if has_misplaced || there.iter().any(|hash| !here.contains(hash)) {
             found.removed = self.remove_surplus(&here)?;
         }
         self.passed_at = Some(Instant::now());
@@ -464,13 +485,14 @@ impl<'j> Passes<'j> {
     /// Removes what the other side has, and none of these keys is.
     fn remove_surplus(&mut self, here: &HashSet<u64>) -> io::Result<usize> {
         let mut removed = 0;
-        let hasher = &self.hasher;
-        for target in &mut self.targets {
+        let (hasher, to): (_, &Side) = (&self.hasher, &self.job.task.to);
+        for (at, target) in self.targets.iter_mut().enumerate() {
             let mut surplus = Vec::new();
             let mut size = 0;
             target.list(|it| {
-                size += it.key.len() + size_of::<Listed>();
-                if !here.contains(&hasher.hash_one(&it.key)) && size <= NAMES_SIZE_MAX {
+                size += it.key.len();
+                let is_surplus = !here.contains(&hasher.hash_one(&it.key));
+                if (is_surplus || to.place(&it.key) != at) && size <= NAMES_SIZE_MAX {
                     surplus.push(it.key);
                 }
             })?;
@@ -510,7 +532,10 @@ impl<'j> Passes<'j> {
                 }
             })?;
             if size > NAMES_SIZE_MAX {
-                job.failed(server.link.name(), "it has more keys than can be compared; the first ones are");
+                job.failed(
+                    server.link.name(),
+                    "it has more keys than can be compared; the first ones are",
+                );
             }
             for batch in all.chunks(BATCH) {
                 if !self.pace() {
@@ -523,8 +548,10 @@ impl<'j> Passes<'j> {
                     self.targets[to.place(&listed.key)].ask_for(&[listed]);
                 }
                 for listed in batch {
-                    let (here, there) = (server.item()?, self.targets[to.place(&listed.key)].item()?);
-                    let Some(here) = here.filter(|it| it.unique == listed.print.0 && !it.is_stale) else {
+                    let (here, there) =
+                        (server.item()?, self.targets[to.place(&listed.key)].item()?);
+                    let Some(here) = here.filter(|it| it.unique == listed.print.0 && !it.is_stale)
+                    else {
                         continue;
                     };
                     let is_alike = there.as_ref().is_some_and(|there| {
@@ -579,8 +606,13 @@ mod tests {
         let line = b"key=a%20b%00%25 exp=1795906934 la=1795906884 cas=3 fetch=no cls=1 size=70";
         let Listed { key, print } = parse_listed(line).unwrap();
         assert_eq!((&key[..], print), (&b"a b\0%"[..], (3, 1_795_906_934)));
-        assert_eq!(parse_listed(b"key=a exp=-1 la=1 cas=9 fetch=no cls=1 size=7").unwrap().print, (9, -1));
-        for line in [&b"ERROR"[..], b"BUSY currently processing", b"key=%2 exp=1 cas=2", b"key=a exp=1"] {
+        assert_eq!(
+            parse_listed(b"key=a exp=-1 la=1 cas=9 fetch=no cls=1 size=7").unwrap().print,
+            (9, -1)
+        );
+        for line in
+            [&b"ERROR"[..], b"BUSY currently processing", b"key=%2 exp=1 cas=2", b"key=a exp=1"]
+        {
             assert!(parse_listed(line).is_none());
         }
     }

@@ -50,12 +50,16 @@ struct Target {
 
 /// What a server says when it takes nothing from anybody for a while.
 fn is_passing(why: &str) -> bool {
-    ["OOM", "LOADING", "BUSY ", "MISCONF", "NOREPLICAS", "TRYAGAIN"].iter().any(|it| why.starts_with(it))
+    ["OOM", "LOADING", "BUSY ", "MISCONF", "NOREPLICAS", "TRYAGAIN"]
+        .iter()
+        .any(|it| why.starts_with(it))
 }
 
 /// What it says about RESTORE rather than the key.
 fn is_foreign(why: &str) -> bool {
-    ["DUMP payload version", "Bad data format", "unknown command", "NOPERM"].iter().any(|it| why.contains(it))
+    ["DUMP payload version", "Bad data format", "unknown command", "NOPERM"]
+        .iter()
+        .any(|it| why.contains(it))
 }
 
 fn connect(access: &Access, side: &str) -> io::Result<Link> {
@@ -124,6 +128,8 @@ impl<'j> Follower<'j> {
 
     /// Copies what has changed, and passes a barrier if there is one.
     fn tend(&mut self) -> io::Result<()> {
+        // A lost feed is noticed also while it tells nothing.
+        self.feed.take(0)?;
         let is_in_step = self.job.control().parts[self.part].is_in_step;
         let barrier = self.job.wanted_barrier(self.part).filter(|_| is_in_step);
         if barrier.is_some() {
@@ -236,7 +242,9 @@ impl<'j> Follower<'j> {
                         target.is_foreign = true;
                         by_type.push(key);
                     }
-                    Reply::Error(why) if why.starts_with("READONLY") || why.starts_with("NOAUTH") => {
+                    Reply::Error(why)
+                        if why.starts_with("READONLY") || why.starts_with("NOAUTH") =>
+                    {
                         return Err(io::Error::other(why));
                     }
                     Reply::Error(why) => {
@@ -281,7 +289,9 @@ impl<'j> Follower<'j> {
         if let Reply::Bulk(dump) = &dump
             && dump.first().is_some_and(|kind| HASHES_WITH_TTL.contains(kind))
         {
-            return Ok(Err("its fields expire by themselves, and the other side does not take its DUMP".into()));
+            return Ok(Err(
+                "its fields expire by themselves, and the other side does not take its DUMP".into(),
+            ));
         }
         let asked_at = Instant::now();
         let ttl = self.source.demand(&[b"PTTL", key])?;
@@ -339,10 +349,21 @@ impl<'j> Follower<'j> {
 
     /// Removes what the other side has and this one has not: what went while nobody listened.
     fn remove_surplus(&mut self) -> io::Result<()> {
-        self.each_at_target(|it, database, keys| {
+        self.each_at_target(|it, at, database, keys| {
             let missing = it.missing(database, &keys)?;
             let missing: Vec<&[u8]> = missing.iter().map(Vec::as_slice).collect();
             it.copy(database, &missing)?;
+            // No client of this pool sees what is where it does not belong.
+            let to = &it.job.task.to;
+            let misplaced: Vec<&[u8]> =
+                keys.iter().map(Vec::as_slice).filter(|key| to.place(key) != at).collect();
+            let link = &mut it.targets[at].link;
+            link.select(database)?;
+            misplaced.iter().for_each(|key| link.send(&[b"DEL", key]));
+            for _ in &misplaced {
+                link.reply()?;
+            }
+            it.job.copied(0, 0, misplaced.len() as u64);
             Ok(())
         })
     }
@@ -365,7 +386,7 @@ impl<'j> Follower<'j> {
     /// Calls with the keys of the other side that would be here.
     fn each_at_target(
         &mut self,
-        mut with: impl FnMut(&mut Self, u32, Vec<Vec<u8>>) -> io::Result<()>,
+        mut with: impl FnMut(&mut Self, usize, u32, Vec<Vec<u8>>) -> io::Result<()>,
     ) -> io::Result<()> {
         let job = self.job;
         let (from, allowed) = (&job.task.from, job.task.from.databases.clone());
@@ -380,8 +401,9 @@ impl<'j> Follower<'j> {
                     }
                     self.targets[at].link.select(database)?;
                     let (next, keys) = scan(&mut self.targets[at].link, &cursor)?;
-                    let keys = keys.into_iter().filter(|key| from.place(key) == self.part).collect();
-                    with(self, database, keys)?;
+                    let keys =
+                        keys.into_iter().filter(|key| from.place(key) == self.part).collect();
+                    with(self, at, database, keys)?;
                     cursor = next;
                     if cursor == b"0" {
                         break;
@@ -412,7 +434,7 @@ impl<'j> Follower<'j> {
                 }
             }
         }
-        self.each_at_target(|it, database, keys| {
+        self.each_at_target(|it, _, database, keys| {
             let missing = it.missing(database, &keys)?;
             found += it.compare_some(database, &missing)?;
             Ok(())
@@ -424,8 +446,7 @@ impl<'j> Follower<'j> {
         let job = self.job;
         let (from, to) = (&job.task.from, &job.task.to);
         self.source.select(database)?;
-        let keys: Vec<&Vec<u8>> =
-            keys.iter().filter(|key| from.place(key) == self.part).collect();
+        let keys: Vec<&Vec<u8>> = keys.iter().filter(|key| from.place(key) == self.part).collect();
         for key in &keys {
             let target = &mut self.targets[to.place(key)].link;
             target.select(database)?;
@@ -449,9 +470,13 @@ impl<'j> Follower<'j> {
             let target = &mut self.targets[to.place(key)].link;
             let here = (Value::read(&mut self.source, key)?, self.source.demand(&[b"PTTL", key])?);
             let there = (Value::read(target, key)?, target.demand(&[b"PTTL", key])?);
-            let is_about_to_expire = here.1.integer().is_some_and(|left| (0..TTL_SLACK_MS).contains(&left));
+            let is_about_to_expire =
+                here.1.integer().is_some_and(|left| (0..TTL_SLACK_MS).contains(&left));
             let is_alike = here.0 == there.0 && !matches!(here.0, Some(Value::Other(_)));
-            if !(is_alike && ttls_alike(&here.1, &there.1) || here.0.is_none() && there.0.is_none() || is_about_to_expire && there.0.is_none()) {
+            if !(is_alike && ttls_alike(&here.1, &there.1)
+                || here.0.is_none() && there.0.is_none()
+                || is_about_to_expire && there.0.is_none())
+            {
                 differ.push(key.clone());
             }
         }
@@ -476,7 +501,9 @@ impl<'j> Follower<'j> {
 fn ttl_left(ttl: &Reply, passed: Duration) -> Option<u64> {
     match ttl.integer()? {
         -1 => Some(0),
-        left => Some(left - passed.as_millis() as i64).filter(|&left| left > 0).map(|left| left as u64),
+        left => {
+            Some(left - passed.as_millis() as i64).filter(|&left| left > 0).map(|left| left as u64)
+        }
     }
 }
 
@@ -490,7 +517,9 @@ fn ttls_alike(one: &Reply, other: &Reply) -> bool {
 fn are_alike(one: &(Reply, Reply), other: &(Reply, Reply)) -> bool {
     let values = match (&one.0, &other.0) {
         (Reply::Bulk(one), Reply::Bulk(other)) => {
-            one.len() == other.len() && one.len() > DUMP_END && one[..one.len() - DUMP_END] == other[..other.len() - DUMP_END]
+            one.len() == other.len()
+                && one.len() > DUMP_END
+                && one[..one.len() - DUMP_END] == other[..other.len() - DUMP_END]
         }
         (one, other) => one == other && *one == Reply::Nil,
     };
@@ -542,7 +571,9 @@ pub(crate) fn databases(
     for line in info.lines() {
         let Some((name, about)) = line.split_once(':') else { continue };
         let number = name.strip_prefix("db").and_then(|number| number.parse().ok());
-        let keys = about.strip_prefix("keys=").and_then(|rest| rest.split(',').next()?.parse::<u64>().ok());
+        let keys = about
+            .strip_prefix("keys=")
+            .and_then(|rest| rest.split(',').next()?.parse::<u64>().ok());
         if let (Some(number), Some(keys)) = (number, keys)
             && allowed.contains(&number)
         {

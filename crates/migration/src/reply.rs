@@ -116,7 +116,10 @@ mod tests {
             ("$2\r\n\r\n\r\n", bulk("\r\n")),
             ("$-1\r\n", Reply::Nil),
             ("_\r\n", Reply::Nil),
-            ("*2\r\n$1\r\na\r\n*1\r\n:1\r\n", Reply::Array(vec![bulk("a"), Reply::Array(vec![Reply::Integer(1)])])),
+            (
+                "*2\r\n$1\r\na\r\n*1\r\n:1\r\n",
+                Reply::Array(vec![bulk("a"), Reply::Array(vec![Reply::Integer(1)])]),
+            ),
             (">2\r\n$1\r\ni\r\n_\r\n", Reply::Push(vec![bulk("i"), Reply::Nil])),
             ("%1\r\n$1\r\na\r\n$1\r\nb\r\n", Reply::Array(vec![bulk("a"), bulk("b")])),
         ] {

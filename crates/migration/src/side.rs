@@ -55,13 +55,30 @@ impl Side {
             (Protocol::Redis, 0 | 1) => pool.redis_db..pool.redis_db + 1,
             (Protocol::Redis, count) => 0..count,
         };
-        let places: Vec<_> = shards.iter().map(|it| (&it.name, &it.endpoint, &it.credentials)).collect();
+        let places: Vec<_> =
+            shards.iter().map(|it| (&it.name, &it.endpoint, &it.credentials)).collect();
         let print = format!(
             "{:?}",
-            (&pool.name, places, pool.hash, pool.hash_tag, pool.distribution, &pool.server_tls, &databases)
+            (
+                &pool.name,
+                places,
+                pool.hash,
+                pool.hash_tag,
+                pool.distribution,
+                &pool.server_tls,
+                &databases
+            )
         );
         let ring = pool.ring(&state);
-        Self { pool: pool.name.clone(), shards, ring, hash: pool.hash, tag: pool.hash_tag, databases, print }
+        Self {
+            pool: pool.name.clone(),
+            shards,
+            ring,
+            hash: pool.hash,
+            tag: pool.hash_tag,
+            databases,
+            print,
+        }
     }
 
     /// Which of the shards has a key.

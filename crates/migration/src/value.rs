@@ -134,11 +134,7 @@ impl Value {
             Self::Other(kind) => return Ok(Err(format!("it is of type {kind}"))),
         }
         if ttl_ms > 0 {
-            commands.push(vec![
-                b"PEXPIRE".to_vec(),
-                key.to_vec(),
-                ttl_ms.to_string().into_bytes(),
-            ]);
+            commands.push(vec![b"PEXPIRE".to_vec(), key.to_vec(), ttl_ms.to_string().into_bytes()]);
         }
         link.send(&[b"MULTI"]);
         for command in &commands {
@@ -179,7 +175,8 @@ impl Stream {
         let mut stream = Self { last, ..Self::default() };
         for entry in entries {
             let mut entry = entry.array().ok_or_else(odd)?.into_iter();
-            let (Some(id), Some(fields)) = (entry.next().and_then(Reply::bytes), entry.next()) else {
+            let (Some(id), Some(fields)) = (entry.next().and_then(Reply::bytes), entry.next())
+            else {
                 return Err(odd());
             };
             stream.entries.push((id, texts(fields)?));
@@ -200,8 +197,7 @@ impl Stream {
             }
             group.consumers.sort_unstable();
             let count = PENDING_MAX.to_string();
-            let pending: [&[u8]; 6] =
-                [b"XPENDING", key, &group.name, b"-", b"+", count.as_bytes()];
+            let pending: [&[u8]; 6] = [b"XPENDING", key, &group.name, b"-", b"+", count.as_bytes()];
             for pending in link.ask(&pending)?.array().unwrap_or_default() {
                 let mut it = pending.array().ok_or_else(odd)?.into_iter();
                 let (id, consumer) = (it.next(), it.next());

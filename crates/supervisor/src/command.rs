@@ -97,7 +97,9 @@ impl Command {
     pub fn answer_timeout(&self) -> Duration {
         match self {
             // Requests in flight may be waited for as long as `reload_drain_timeout` can be.
-            Self::Reload { .. } | Self::Upgrade { .. } | Self::Migrate { .. } => Duration::from_secs(3600 + 120),
+            Self::Reload { .. } | Self::Upgrade { .. } | Self::Migrate { .. } => {
+                Duration::from_secs(3600 + 120)
+            }
             Self::Status | Self::Events { .. } | Self::LogLevel { .. } => Duration::from_secs(30),
             // The server is asked for its role, and workers have five seconds.
             Self::Failover { .. } => Duration::from_secs(15),

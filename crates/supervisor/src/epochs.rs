@@ -447,7 +447,9 @@ mod tests {
         let (mut epochs, now, last) = paused(0);
         assert_eq!(last, Some(Output::CatchUp));
         epochs.caught_up(1, now);
-        assert!(outputs(&mut epochs).is_empty() && epochs.is_undecided() && epochs.is_catching_up(2));
+        assert!(
+            outputs(&mut epochs).is_empty() && epochs.is_undecided() && epochs.is_catching_up(2)
+        );
         epochs.caught_up(2, now);
         let mut expected = vec![Output::Switch { unfinished: 0 }];
         expected.extend(sent_to([0, 1], Step::Commit));

@@ -13,9 +13,9 @@ use super::sections::{
 };
 use super::{Branch, Reach};
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
+use crate::migration::MoveState;
 use crate::resolve::Context;
 use crate::section::{self, Section};
-use crate::migration::MoveState;
 use crate::snapshot::{FailoverOn, Follow, PrefixArm, Protocol, Route, SHARE_ALL};
 use crate::tree::{Kind, Node};
 use crate::value::{Text, Value};
@@ -95,11 +95,8 @@ impl<'a, 'f, 'r> Reader<'a, 'f, 'r> {
             }
             let message = format!("no node of the route leads to node \"{}\"", name.value);
             self.report.warning(name.pos, Complaint::new(message));
-            let before = (
-                self.reach.reached.clone(),
-                self.reach.uses.clone(),
-                self.reach.moves.clone(),
-            );
+            let before =
+                (self.reach.reached.clone(), self.reach.uses.clone(), self.reach.moves.clone());
             self.count = 0;
             self.named(&name.value, name.pos, node, 1);
             (self.reach.reached, self.reach.uses, self.reach.moves) = before;

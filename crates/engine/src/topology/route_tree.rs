@@ -578,8 +578,14 @@ mod tests {
     #[test]
     fn keys_that_migrate_alone_go_straight() {
         let [from, to] = [1, 2].map(|number| Box::new(pool(number)));
-        let tree =
-            tree(Route::Migrate { from, to, share: 5000, dual_write: false, read_other: false, follow: None });
+        let tree = tree(Route::Migrate {
+            from,
+            to,
+            share: 5000,
+            dual_write: false,
+            read_other: false,
+            follow: None,
+        });
         let keys = (0..10_000).map(|number| format!("key-{number}"));
         let there = keys.filter(|key| {
             tree.way(key.as_bytes(), Operation::Read) == Way::Straight(BackendId::new(2))

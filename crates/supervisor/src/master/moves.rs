@@ -158,7 +158,9 @@ impl Master {
         let is_paused = action == MoveAction::Pause;
         let state = match MoveState::load(&at.directory) {
             Ok(Some(state)) if state.is_started => state,
-            Ok(_) => return reply.failed("nothing is copied yet: begin with `cashew migrate start`"),
+            Ok(_) => {
+                return reply.failed("nothing is copied yet: begin with `cashew migrate start`");
+            }
             Err(why) => return reply.failed(&format!("{}: {why}", at.directory.display())),
         };
         if let Err(error) = (MoveState { is_paused, ..state }).save(&at.directory) {
@@ -214,6 +216,7 @@ impl Master {
 
     /// Nobody answers any more.
     pub(super) fn copier_gone(&mut self) {
+        self.moves.statuses.clear();
         for asked in std::mem::take(&mut self.moves.asked).into_values() {
             if let Some(reply) = asked.reply {
                 reply.failed("the process that copies has died, and is started again: try again");
@@ -264,7 +267,8 @@ impl Master {
             state.save(&at.directory).map_err(|error| error.to_string())
         };
         let changed = sides_changed(&self.current.snapshot, next.snapshot());
-        let changed = places(next.snapshot()).into_iter().filter(|it| changed.contains(&it.directory));
+        let changed =
+            places(next.snapshot()).into_iter().filter(|it| changed.contains(&it.directory));
         let mut outcome: Result<(), String> = failure.map_or(Ok(()), Err);
         let mut kept: Vec<Place> = Vec::new();
         for at in changed {
@@ -304,7 +308,8 @@ impl Master {
     /// Which moves are served by another pool since that epoch.
     pub(super) fn tell_of_sides(&self, before: &Snapshot) {
         let changed = sides_changed(before, &self.current.snapshot);
-        for at in places(&self.current.snapshot).iter().filter(|it| changed.contains(&it.directory)) {
+        for at in places(&self.current.snapshot).iter().filter(|it| changed.contains(&it.directory))
+        {
             let route = &at.route;
             match at.is_cut_over {
                 true => info!(

@@ -203,7 +203,9 @@ impl Master {
             Command::Reload { .. } if self.phase == Phase::Stopping => {
                 reply.failed("the instance is stopping");
             }
-            Command::Reload { dry_run } => self.reload.waiting.push(Asker { dry_run, side: None, reply }),
+            Command::Reload { dry_run } => {
+                self.reload.waiting.push(Asker { dry_run, side: None, reply })
+            }
             Command::Status => self.publish_status(reply),
             Command::Events { since, kind } => self.publish_events(since, kind.as_deref(), reply),
             Command::LogLevel { level } => self.order_level(level, reply, now),
@@ -229,7 +231,12 @@ impl Master {
     }
 
     /// Has a move served by the other pool, or by the first one, by another epoch.
-    pub(super) fn want_side(&mut self, directory: PathBuf, is_cut_over: bool, reply: Box<dyn Reply>) {
+    pub(super) fn want_side(
+        &mut self,
+        directory: PathBuf,
+        is_cut_over: bool,
+        reply: Box<dyn Reply>,
+    ) {
         let side = Some((directory, is_cut_over));
         self.reload.waiting.push(Asker { dry_run: false, side, reply });
     }

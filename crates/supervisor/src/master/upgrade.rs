@@ -23,8 +23,8 @@ use tracing::{error, info, warn};
 
 use super::failover::Failovers;
 use super::log::Log;
-use super::operators::Operators;
 use super::moves::Moves;
+use super::operators::Operators;
 use super::reload::Reload;
 use super::switch::InEffect;
 use super::{Master, Phase, workers_of};

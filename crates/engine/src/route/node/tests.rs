@@ -100,7 +100,14 @@ fn shadow() -> Route {
 }
 
 fn migrate(share: u32) -> Route {
-    two(|from, to| Route::Migrate { from, to, share, dual_write: true, read_other: true, follow: None })
+    two(|from, to| Route::Migrate {
+        from,
+        to,
+        share,
+        dual_write: true,
+        read_other: true,
+        follow: None,
+    })
 }
 
 fn split() -> Route {
