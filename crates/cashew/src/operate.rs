@@ -810,6 +810,7 @@ mod tests {
                 tls_at: String::new(),
                 certificates: Vec::new(),
             }],
+            moves: Vec::new(),
             tokens_refused: 0,
             statistics: Some("127.0.0.1:22222".parse().unwrap()),
             log_file: Some("/var/log/cashew.log".into()),

@@ -61,6 +61,10 @@ pub(crate) struct Part {
     pub(crate) keys_walked: u64,
     pub(crate) keys_behind: u64,
     pub(crate) lag: Duration,
+    /// Of memcached: what changes is found by lists, and the lag is the time between two.
+    pub(crate) is_listed: bool,
+    /// The other side has refused the last keys as it takes none for now.
+    pub(crate) is_stuck: bool,
     /// The barriers that it has passed.
     pub(crate) barrier: u64,
     /// The comparisons that it has made, and what the last one found.
@@ -112,7 +116,7 @@ pub(crate) struct Job {
     changed: Condvar,
     bucket: Mutex<Bucket>,
     /// Those that it takes the place of. Nothing is copied before they have ended.
-    before: Mutex<Vec<Arc<Job>>>,
+    before: Mutex<Vec<Arc<Self>>>,
 }
 
 /// Keys that are remembered as refused. With one of them nothing is cut over.
@@ -371,6 +375,15 @@ impl Job {
         if !control.parts.iter().all(|it| it.is_in_step) {
             let what = "not everything is copied yet: `cashew migrate status` tells how far it is";
             return Some(format!("{what}{}", lost()));
+        }
+        if control.parts.iter().any(|it| it.is_stuck) {
+            return Some(format!("the copy takes nothing for now{}", lost()));
+        }
+        if let Some(part) = control.parts.iter().find(|it| !it.is_listed && it.lag > PAUSE_MAX) {
+            let seconds = part.lag.as_secs();
+            return Some(format!(
+                "changes wait for {seconds} s to be copied: wait until it has caught up"
+            ));
         }
         if !control.refused.is_empty() {
             let keys = control.refused.len();

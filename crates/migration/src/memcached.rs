@@ -265,6 +265,7 @@ impl<'j> Passes<'j> {
 
     /// Copies everything, and follows until it ends.
     pub(crate) fn run(&mut self, has_all: bool) -> io::Result<()> {
+        self.job.part(0, |it| it.is_listed = true);
         self.job.walk_begins(0, 0);
         let mut is_in_step = has_all;
         if has_all {
@@ -476,6 +477,7 @@ impl<'j> Passes<'j> {
             source.server.link.line()?;
         }
         job.copied(done as u64, size, removed);
+        job.part(0, |it| it.is_stuck = is_full);
         if is_full {
             job.wait(PASS_INTERVAL);
         }

@@ -274,6 +274,8 @@ impl<'j> Follower<'j> {
         let is_done = |key: &&&[u8]| !refused.contains(key) && !again.iter().any(|it| it == **key);
         self.job.accepted(keys.iter().filter(is_done).copied());
         self.job.copied((keys.len() - again.len()) as u64, size, removed);
+        let is_stuck = !again.is_empty();
+        self.job.part(self.part, |it| it.is_stuck = is_stuck);
         if again.is_empty() {
             self.pause = PAUSE_MIN;
         } else {

@@ -8,9 +8,9 @@ pub(crate) enum Reply {
     Integer(i64),
     Bulk(Vec<u8>),
     Nil,
-    Array(Vec<Reply>),
+    Array(Vec<Self>),
     /// What nobody has asked for.
-    Push(Vec<Reply>),
+    Push(Vec<Self>),
 }
 
 /// Arrays in arrays are no deeper.

@@ -248,7 +248,7 @@ impl Master {
         let Some(next) = &self.next else { return };
         let directories = sides_changed(&self.current.snapshot, next.snapshot());
         let epoch = self.last_epoch;
-        if !self.members.get(&Role::Discovery).is_some_and(|it| it.running.is_some()) {
+        if self.members.get(&Role::Discovery).is_none_or(|it| it.running.is_none()) {
             return self.epochs.abort("the process that copies does not run".to_owned());
         }
         self.post(Role::Discovery, ToChild::CatchUp { epoch, directories }, Vec::new(), now);
