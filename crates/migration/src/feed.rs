@@ -53,11 +53,12 @@ impl State {
         if self.waiting.contains_key(&key) {
             return;
         }
-        self.size += key.len() + NAME_SIZE;
-        if self.size > WAITING_SIZE_MAX {
+        let size = self.size + key.len() + NAME_SIZE;
+        if size > WAITING_SIZE_MAX {
             self.failure = Some("more keys change than can be copied".to_owned());
             return;
         }
+        self.size = size;
         self.waiting.insert(Arc::clone(&key), Instant::now());
         self.order.push_back(key);
     }

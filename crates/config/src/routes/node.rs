@@ -299,9 +299,20 @@ impl<'a, 'f, 'r> Reader<'a, 'f, 'r> {
                     return self.followed(kind, &section, from, to);
                 }
                 let Some(share) = section.share else {
-                    let complaint = Complaint::new("node \"migrate\" lacks the option \"share\"");
-                    let hint = "expected a share like 25%, or a \"directory\" for what `cashew migrate` copies";
-                    self.error(kind.pos, complaint.hint(hint));
+                    let is_given = entries.iter().any(|(_, value)| match &value.kind {
+                        Kind::Section(options) => {
+                            options.iter().any(|(key, _)| key.value == "share")
+                        }
+                        _ => false,
+                    });
+                    // What is wrong with it was told.
+                    if !is_given {
+                        let complaint =
+                            Complaint::new("node \"migrate\" lacks the option \"share\"");
+                        let hint = "expected a share like 25%, or a \"directory\" for what \
+                                    `cashew migrate` copies";
+                        self.error(kind.pos, complaint.hint(hint));
+                    }
                     return None;
                 };
                 Some(Route::Migrate {

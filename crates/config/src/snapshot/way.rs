@@ -285,9 +285,16 @@ impl Route {
                 let share = share_text(*share);
                 format!("shadow, share {share}{compare}, outstanding {outstanding_max}")
             }
-            Self::Migrate { share, follow: Some(_), .. } => {
+            Self::Migrate { share, follow: Some(follow), .. } => {
                 let by = if *share > 0 { "to" } else { "from" };
-                format!("migrate, served by \"{by}\"")
+                let option = |name, value: u64| match value {
+                    0 => String::new(),
+                    value => format!(", {name} {value}"),
+                };
+                let rate = option("rate", follow.keys_per_second);
+                let bandwidth = option("bandwidth", follow.bytes_per_second);
+                let directory = follow.directory.display();
+                format!("migrate, served by \"{by}\", directory {directory}{rate}{bandwidth}")
             }
             Self::Migrate { share, dual_write, read_other, .. } => {
                 let dual_write = if *dual_write { ", dual_write" } else { "" };
