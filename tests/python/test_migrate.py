@@ -10,7 +10,8 @@ import urllib.request
 
 import pytest
 
-from harness import Crowd, ReplyError, children, resp, server_lines, wait_until
+from certificates import Authority
+from harness import HOST, Crowd, ReplyError, children, free_port, resp, server_lines, wait_until
 
 #: Keys in CI; the test marked `long` has as many as the issue asks for.
 KEYS = 4000
@@ -592,6 +593,45 @@ def test_it_goes_no_faster_than_it_may_and_pauses(place):
 
 def metrics_of(gateway):
     return urllib.request.urlopen(f"http://127.0.0.1:{gateway.stats_port}/metrics", timeout=10).read().decode()
+
+
+def test_servers_are_reached_by_tls_with_passwords_and_in_the_one_database_of_a_pool(place):
+    authority = Authority(place.directory)
+    pair = authority.sign(f"DNS:localhost,IP:{HOST}")
+    port = free_port()
+    new = place.redis("--tls-port", port, "--tls-cert-file", pair.certificate, "--tls-key-file", pair.key,
+                      "--tls-ca-cert-file", authority.ca, "--tls-auth-clients", "no", "--requirepass", "secret")
+    old = place.redis("--requirepass", "other")
+    pools = {
+        "main": {"redis": True, "route": tree(place)},
+        "old": {**backend([old], "redis"), "server_auth": "other", "redis_db": 4},
+        "new": {**backend([new], "redis"), "servers": [f"localhost:{port}:1"], "server_auth": "secret",
+                "server_tls": f"{{ca: {authority.ca}}}", "redis_db": 4},
+    }
+    gateway = place.cashew(pools, {"worker_processes": 1})
+    gateway.wait_serving()
+    # Other databases are none of the pool's.
+    with old.connect() as conn:
+        conn.call("SET", "elsewhere", 1)
+    with gateway.connect() as conn:
+        for number in range(300):
+            assert conn.call("SET", f"key:{number}", "x" * number * 300) == "OK"
+    move = Move.__new__(Move)
+    move.place, move.kind, move.old, move.new, move.gateway = place, "redis", [old], [new], gateway
+    move.order("start")
+    move.change("cut-over")
+    with new.connect() as conn:
+        assert conn.call("DBSIZE") == 0
+        conn.call("SELECT", 4)
+        assert conn.call("DBSIZE") == 300
+        assert conn.call("STRLEN", "key:299") == 299 * 300
+    # A wrong password is told of, and nothing is changed.
+    gateway.configure({**{name: {"listen": None, **options} for name, options in gateway.pools.items()},
+                       "old": {**pools["old"], "server_auth": "wrong"}})
+    gateway.reload()
+    wait_until(lambda: "refuses the login" in (move.status()["last_error"] or ""), "it is told")
+    assert "wrong" not in move.status()["last_error"]
+    assert "not everything is copied yet" in move.order("roll-back", fails=True)
 
 
 def test_a_full_copy_is_waited_for(place):

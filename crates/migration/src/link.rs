@@ -26,6 +26,11 @@ const LINE_MAX: usize = 64 << 10;
 trait Stream: Read + Write + Send {}
 impl<T: Read + Write + Send> Stream for T {}
 
+enum Timed {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
 pub(crate) struct Link {
     stream: Box<dyn Stream>,
     name: String,
@@ -39,21 +44,24 @@ pub(crate) struct Link {
 impl Link {
     /// Connects, logs in, and asks whether the server serves.
     pub(crate) fn connect(access: &Access) -> io::Result<Self> {
-        let stream: Box<dyn Stream> = match &access.endpoint {
+        // The timeout of a socket is that of its copies.
+        let (stream, timed): (Box<dyn Stream>, Timed) = match &access.endpoint {
             Endpoint::Tcp { host, port } => {
                 let address = (host.as_str(), *port).to_socket_addrs()?.next();
                 let address = address.ok_or_else(|| io::Error::other("the name has no address"))?;
                 let stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
                 stream.set_nodelay(true)?;
-                stream.set_read_timeout(Some(READ_TIMEOUT))?;
+                stream.set_read_timeout(Some(TIMEOUT))?;
                 stream.set_write_timeout(Some(TIMEOUT))?;
-                secured(stream, Some(host), access)?
+                let timed = Timed::Tcp(stream.try_clone()?);
+                (secured(stream, Some(host), access)?, timed)
             }
             Endpoint::Unix(path) => {
                 let stream = UnixStream::connect(path)?;
-                stream.set_read_timeout(Some(READ_TIMEOUT))?;
+                stream.set_read_timeout(Some(TIMEOUT))?;
                 stream.set_write_timeout(Some(TIMEOUT))?;
-                secured(stream, None, access)?
+                let timed = Timed::Unix(stream.try_clone()?);
+                (secured(stream, None, access)?, timed)
             }
         };
         let mut link = Self {
@@ -67,6 +75,11 @@ impl Link {
         match access.protocol {
             Protocol::Redis => link.greet_redis(access)?,
             Protocol::Memcached => link.greet_memcached(access)?,
+        }
+        // A handshake is not to be interrupted, and it is over.
+        match timed {
+            Timed::Tcp(stream) => stream.set_read_timeout(Some(READ_TIMEOUT))?,
+            Timed::Unix(stream) => stream.set_read_timeout(Some(READ_TIMEOUT))?,
         }
         Ok(link)
     }
