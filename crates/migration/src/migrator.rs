@@ -47,8 +47,8 @@ impl PartialEq for Task {
             (it.route.clone(), it.directory.clone(), it.is_cut_over, rates)
         };
         parts(self) == parts(other)
-            && self.from.print == other.from.print
-            && self.to.print == other.to.print
+            && self.from.identity == other.from.identity
+            && self.to.identity == other.to.identity
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use cashew_config::snapshot::{Credentials, Endpoint, Pool, Protocol, TopologyState};
-use cashew_placement::{Hash, HashTag, Ring};
-use cashew_tls::Security;
+use cashew_config::snapshot::{Credentials, Endpoint, Pool, Protocol, ServerGroup, TopologyState};
+use cashew_placement::{Distribution, Hash, HashTag, Ring};
+use cashew_tls::{Security, ServerTls};
 
 /// A server that takes the writes of its keys.
 #[derive(Clone, Debug)]
@@ -29,8 +29,17 @@ pub(crate) struct Side {
     tag: Option<HashTag>,
     /// Those that clients can use; of memcached one.
     pub(crate) databases: std::ops::Range<u32>,
-    /// Everything that this is made of.
-    pub(crate) print: String,
+    pub(crate) identity: Identity,
+}
+
+/// Everything that a side is made of.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pool: String,
+    parts: Vec<(String, u32, Endpoint, Vec<Credentials>)>,
+    placement: (Hash, Option<HashTag>, Distribution),
+    tls: Option<ServerTls>,
+    databases: std::ops::Range<u32>,
 }
 
 impl Side {
@@ -39,7 +48,7 @@ impl Side {
         // Who is down keeps its keys.
         let state = TopologyState { live: vec![true; pool.servers.len()], ..state.clone() };
         let groups = pool.shards();
-        let access = |(number, group): (u32, &cashew_config::snapshot::ServerGroup)| {
+        let access = |(number, group): (u32, &ServerGroup)| {
             let server = &pool.servers[state.primary_of(number, group.primary) as usize];
             Access {
                 name: group.name.clone(),
@@ -55,20 +64,16 @@ impl Side {
             (Protocol::Redis, 0 | 1) => pool.redis_db..pool.redis_db + 1,
             (Protocol::Redis, count) => 0..count,
         };
-        let places: Vec<_> =
-            shards.iter().map(|it| (&it.name, &it.endpoint, &it.credentials)).collect();
-        let print = format!(
-            "{:?}",
-            (
-                &pool.name,
-                places,
-                pool.hash,
-                pool.hash_tag,
-                pool.distribution,
-                &pool.server_tls,
-                &databases
-            )
-        );
+        let part = |(group, it): (&ServerGroup, &Access)| {
+            (it.name.clone(), group.weight, it.endpoint.clone(), it.credentials.clone())
+        };
+        let identity = Identity {
+            pool: pool.name.clone(),
+            parts: groups.iter().zip(&shards).map(part).collect(),
+            placement: (pool.hash, pool.hash_tag, pool.distribution),
+            tls: pool.server_tls.clone(),
+            databases: databases.clone(),
+        };
         let ring = pool.ring(&state);
         Self {
             pool: pool.name.clone(),
@@ -77,7 +82,7 @@ impl Side {
             hash: pool.hash,
             tag: pool.hash_tag,
             databases,
-            print,
+            identity,
         }
     }
 
