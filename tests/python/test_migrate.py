@@ -72,11 +72,11 @@ class Move:
         # Of memcached a pass finds what the last one has not.
         time.sleep(3 if self.kind == "memcached" else 0.5)
 
-    def change(self, action, tries=1):
+    def change(self, action, tries=1, seconds=60):
         """As an operator does who has to wait for a comparison. A server that was killed a moment ago may only be
         missed when it is looked at: then it is refused, and tried again."""
         for left in reversed(range(tries)):
-            self.wait_in_step()
+            self.wait_in_step(seconds)
             done = self.gateway.order("migrate", action)
             said = done.stdout + done.stderr
             if done.returncode == 0:
@@ -398,16 +398,16 @@ def moves_under_load(place, kind, count, seconds=60):
         wait_until(lambda: writers.done > 300, "they write")
         move.order("start")
         move.wait_in_step(seconds)
-        move.change("cut-over")
+        move.change("cut-over", seconds=seconds)
         done = writers.done
         wait_until(lambda: writers.done > done + 500 or writers.wrong, "they go on")
         assert move.status()["is_cut_over"]
         # Back with everything that was written there, and once more.
-        move.change("roll-back")
+        move.change("roll-back", seconds=seconds)
         done = writers.done
         wait_until(lambda: writers.done > done + 500 or writers.wrong, "they go on")
         move.wait_in_step(seconds)
-        move.change("cut-over")
+        move.change("cut-over", seconds=seconds)
         done = writers.done
         wait_until(lambda: writers.done > done + 500 or writers.wrong, "they go on")
     assert writers.wrong == []
