@@ -708,3 +708,28 @@ def test_files_that_cannot_be_right_are_refused(place):
     move.gateway.configure(pools)
     move.order("start")
     assert 'belongs to the move from pool "old" to "new"' in said_to(nothing, **{"from": "new", "to": "old"})
+
+
+@pytest.mark.parametrize("kind", ["redis", "memcached"])
+def test_a_server_that_both_pools_have_by_two_names_is_found_before_anything_is_removed(place, kind):
+    if kind == "redis":
+        old = [place.redis()]
+        lines = [f"{old[0].path}:1 other"]
+    else:
+        old = [place.memcached("-l", "127.0.0.2")]
+        lines = [f"127.0.0.2:{old[0].port}:1"]
+    gateway = place.cashew({
+        "main": {"redis": kind == "redis", "route": tree(place)},
+        "old": backend(old, kind),
+        "new": {**backend(old, kind), "servers": lines},
+    })
+    gateway.wait_serving()
+    move = Move.__new__(Move)
+    move.place, move.kind, move.old, move.new, move.gateway = place, kind, old, old, gateway
+    fill(move, 100)
+    for words in (("start",), ("start", "--overwrite")):
+        said = move.order(*words, fails=True)
+        assert "of pool new is server" in said or "is not empty" in said and len(words) == 1, said
+    assert "what is copied would be removed where it is" in said
+    assert move.status()["state"] == "ready"
+    assert len(everything(old, kind)) == 100

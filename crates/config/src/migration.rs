@@ -2,9 +2,12 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+
+use crate::snapshot::{Address, Endpoint, Pool, Protocol};
 
 /// What is kept of a move in its directory. Only the master writes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,6 +20,10 @@ pub struct MoveState {
     pub is_paused: bool,
     /// Clients are served by `to`.
     pub is_cut_over: bool,
+    /// The marks of both pools' shards ([`Pool::shard_marks`]) that it was begun with. What others have was not looked
+    /// at, and nothing of it is removed.
+    #[serde(default)]
+    pub servers: Vec<String>,
 }
 
 impl MoveState {
@@ -28,6 +35,7 @@ impl MoveState {
             is_started: false,
             is_paused: false,
             is_cut_over: false,
+            servers: Vec::new(),
         }
     }
 
@@ -58,5 +66,55 @@ impl MoveState {
         file.sync_all()?;
         fs::rename(&next, &path)?;
         File::open(directory)?.sync_all()
+    }
+}
+
+impl Pool {
+    /// By shard, what tells its servers from others: where each of them is, or by which Sentinels it is found. They
+    /// stay the same when a replica becomes the primary. `with_databases` adds the databases that clients can use.
+    pub fn shard_marks(&self, with_databases: bool) -> Vec<Vec<String>> {
+        let databases = match (self.protocol, self.databases) {
+            (Protocol::Redis, 0 | 1) if with_databases => format!(" database {}", self.redis_db),
+            (Protocol::Redis, count) if with_databases => format!(" databases 0 to {}", count - 1),
+            _ => String::new(),
+        };
+        let shards = self.shards();
+        let shards = shards.iter().map(|shard| {
+            let primary = &self.servers[shard.primary as usize];
+            let mut groups = self.sentinel.iter().flat_map(|it| &it.groups);
+            let group = groups.find(|group| group.server == primary.name);
+            match (group, &self.sentinel) {
+                (Some(group), Some(sentinel)) => {
+                    let of = |it: &Address| {
+                        format!(
+                            "group {} of Sentinel {}{databases}",
+                            group.master,
+                            mark(&it.host, it.port)
+                        )
+                    };
+                    sentinel.addresses.iter().map(of).collect()
+                }
+                _ => {
+                    let servers = shard.members().map(|at| &self.servers[at as usize].endpoint);
+                    let mark = |endpoint: &Endpoint| match endpoint {
+                        Endpoint::Tcp { host, port } => mark(host, *port),
+                        Endpoint::Unix(path) => path.display().to_string(),
+                    };
+                    servers.map(|it| format!("server {}{databases}", mark(it))).collect()
+                }
+            }
+        });
+        shards.collect()
+    }
+}
+
+/// One text for all ways to write an address.
+fn mark(host: &str, port: u16) -> String {
+    let host = host.trim_end_matches('.').to_ascii_lowercase();
+    let host = if host == "localhost" { "127.0.0.1".to_owned() } else { host };
+    match host.parse::<IpAddr>().map(|ip| ip.to_canonical()) {
+        Ok(ip) if ip == Ipv6Addr::LOCALHOST => mark("127.0.0.1", port),
+        Ok(ip) => SocketAddr::new(ip, port).to_string(),
+        Err(_) => format!("{host}:{port}"),
     }
 }

@@ -165,7 +165,7 @@ pub(crate) fn resolve(
         }
     }
     route_users(&file, &mut pools, &mut reach, report);
-    reach.check_pools(&file.without_listen, report);
+    reach.check_pools(&file.without_listen, &pools, report);
     let is_deaf = |name: &At<String>| file.without_listen.iter().any(|it| it.value == name.value);
     for (_, section) in file.pools.iter().filter(|(name, _)| is_deaf(name)) {
         routes::warn_without_clients(section, report);

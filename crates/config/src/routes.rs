@@ -417,9 +417,38 @@ impl<'f> Reach<'f> {
         }
     }
 
+    /// Reports pools of moves that have servers in common: what the copy has too much would be removed from what
+    /// serves. Names that lead to the same server are found before a move begins.
+    fn check_apart(&self, pools: &[Pool], report: &mut Report<'_>) {
+        let sides = self.moves.iter().flat_map(|(from, to, _, pos)| [(from, *pos), (to, *pos)]);
+        let find = |name: &String| pools.iter().find(|pool| pool.name == *name);
+        let sides: Vec<(&Pool, Pos)> =
+            sides.filter_map(|(name, pos)| Some((find(name)?, pos))).collect();
+        for (at, (pool, pos)) in sides.iter().enumerate() {
+            let marks = pool.shard_marks(false).concat();
+            for (other, _) in sides[..at].iter().filter(|(other, _)| other.name != pool.name) {
+                let theirs = other.shard_marks(false).concat();
+                if let Some(mark) = marks.iter().find(|mark| theirs.contains(mark)) {
+                    let message = format!(
+                        "pools \"{}\" and \"{}\" have {mark} in common",
+                        other.name, pool.name
+                    );
+                    let hint = "what is copied would be removed where it is: each pool of a move has servers of its own";
+                    report.error(*pos, Complaint::new(message).hint(hint));
+                }
+            }
+        }
+    }
+
     /// Reports those of the pools without `listen` that no client can reach.
-    pub(crate) fn check_pools(&self, without_listen: &[At<String>], report: &mut Report<'_>) {
+    pub(crate) fn check_pools(
+        &self,
+        without_listen: &[At<String>],
+        pools: &[Pool],
+        report: &mut Report<'_>,
+    ) {
         self.check_moves(report);
+        self.check_apart(pools, report);
         if self.is_partial || self.routes.is_empty() {
             return;
         }

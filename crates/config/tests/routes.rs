@@ -233,3 +233,55 @@ routes:
         assert!(errors.contains(why), "{errors}");
     }
 }
+
+#[test]
+fn pools_of_moves_with_a_server_in_common_are_refused() {
+    let file = |a: &str, b: &str, c: &str, d: &str| {
+        format!(
+            "\
+pools:
+  a: {{redis: true, servers: [{a}]}}
+  b: {{redis: true, servers: [{b}]}}
+  c: {{redis: true, servers: [{c}]}}
+  d: {{redis: true, servers: [{d}]}}
+routes:
+  main:
+    listen: 127.0.0.1:22121
+    redis: true
+    route:
+      prefix:
+        'x:': {{migrate: {{from: a, to: b, directory: /run/move}}}}
+        'y:': {{migrate: {{from: c, to: d, directory: /run/other}}}}
+"
+        )
+    };
+    let (one, two, three, four) = (
+        "10.0.0.1:6379:1",
+        "10.0.0.2:6379:1",
+        "\"[::ffff:10.0.0.3]:6379:1\"",
+        "cache.example:6379:1",
+    );
+    assert!(judge(&file(one, two, three, four), "").is_ok());
+    for (text, why) in [
+        (
+            file(one, "10.0.0.9:1:1, 10.0.0.1:6379:1", three, four),
+            "\"a\" and \"b\" have server 10.0.0.1:6379 in",
+        ),
+        (
+            file(one, two, three, "10.0.0.3:6379:1 x"),
+            "\"c\" and \"d\" have server 10.0.0.3:6379 in",
+        ),
+        (
+            file(one, two, three, "10.0.0.1:6379:5 x"),
+            "\"a\" and \"d\" have server 10.0.0.1:6379 in",
+        ),
+        (
+            file(one, "CACHE.example.:6379:1", three, four),
+            "\"b\" and \"d\" have server cache.example:6379 in",
+        ),
+        (file("127.0.0.1:7:1", "localhost:7:1", three, four), "have server 127.0.0.1:7 in"),
+    ] {
+        let errors = judge(&text, "").unwrap_err().to_string();
+        assert!(errors.contains(why), "{errors}");
+    }
+}

@@ -16,7 +16,7 @@ use crate::job::{Control, Job, MoveStatus, PAUSE_MAX};
 use crate::memcached::Passes;
 use crate::redis::Follower;
 use crate::side::Side;
-use crate::{memcached, redis};
+use crate::{apart, memcached, redis};
 
 /// Pauses after a loss of a server; each is twice the one before it.
 const PAUSE_AFTER_LOSS_MIN: Duration = Duration::from_millis(100);
@@ -149,7 +149,11 @@ impl Migrator {
         if job.control().is_started {
             return Err("it has begun already".to_owned());
         }
-        Ok(move || match job.task.protocol {
+        let others = self.jobs.values().filter(|it| it.task.directory != directory);
+        let others: Vec<Arc<Side>> =
+            others.flat_map(|it| [Arc::clone(&it.task.from), Arc::clone(&it.task.to)]).collect();
+        let its = Arc::clone(&job);
+        let check = move || match job.task.protocol {
             Protocol::Redis => {
                 redis::check_source(&job.task.from)?;
                 if may_overwrite { Ok(()) } else { redis::check_empty(&job.task.to) }
@@ -158,6 +162,11 @@ impl Migrator {
                 memcached::check(&job.task.from, false)?;
                 memcached::check(&job.task.to, !may_overwrite)
             }
+        };
+        Ok(move || {
+            let others: Vec<&Side> = others.iter().map(|it| &**it).collect();
+            apart::check(&its.task.from, &its.task.to, &others)?;
+            check()
         })
     }
 
