@@ -722,7 +722,7 @@ def test_a_server_that_both_pools_have_by_two_names_is_found_before_anything_is_
         "main": {"redis": kind == "redis", "route": tree(place)},
         "old": backend(old, kind),
         "new": {**backend(old, kind), "servers": lines},
-    })
+    }, {"worker_processes": 1})
     gateway.wait_serving()
     move = Move.__new__(Move)
     move.place, move.kind, move.old, move.new, move.gateway = place, kind, old, old, gateway
@@ -733,3 +733,122 @@ def test_a_server_that_both_pools_have_by_two_names_is_found_before_anything_is_
     assert "what is copied would be removed where it is" in said
     assert move.status()["state"] == "ready"
     assert len(everything(old, kind)) == 100
+
+
+def reload_pools(move, **changes):
+    """The pools as they are but for some, and the route."""
+    pools = {name: {"listen": None, **options} for name, options in move.gateway.pools.items()}
+    for name, options in changes.items():
+        pools[name] = {**pools[name], **options}
+    move.gateway.configure(pools)
+
+
+def test_what_was_edited_in_the_file_does_not_come_with_a_cut_over(place):
+    move = Move(place)
+    fill(move, 300)
+    move.order("start")
+    move.wait_in_step()
+    # Half of the keys would be missed.
+    reload_pools(move, new={"servers": server_lines(move.new[:1])})
+    assert "epoch" in move.change("cut-over")
+    status = move.status()
+    assert status["is_cut_over"] and status["from"] == "new"
+    with move.gateway.connect() as conn:
+        found = [conn.call("EXISTS", f"still:{number}") for number in range(150)]
+    assert found == [1] * 150
+    # A dry run tells that the edit has no effect yet.
+    done = move.gateway.order("reload", "--dry-run")
+    assert f"{HOST}:{move.new[1].port}" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kind", ["redis", "memcached"])
+def test_other_servers_of_the_copy_are_looked_at_before_anything_is_removed(place, kind):
+    move = Move(place, kind)
+    fill(move, 300)
+    move.order("start")
+    move.wait_in_step()
+    third = place.redis() if kind == "redis" else place.memcached()
+    with third.connect() as conn:
+        if kind == "redis":
+            conn.call("SET", "foreign", 1)
+        else:
+            conn.send(b"set foreign 0 0 1\r\n1\r\n")
+            conn.expect(b"STORED\r\n")
+    reload_pools(move, new={"servers": server_lines([move.new[0], third])})
+    move.gateway.reload()
+    status = wait_until(lambda: [it for it in [move.status()] if it["state"] == "ready"], "it is held")[0]
+    assert "is none of those that it was begun with" in status["last_error"], status
+    said = move.order("cut-over", fails=True)
+    assert "`cashew migrate start` looks at what it has" in said, said
+    # It is held over pauses and starts as well.
+    move.order("pause")
+    move.order("resume")
+    os.kill(copier(move.gateway), signal.SIGKILL)
+    time.sleep(2)
+    wait_until(lambda: move.status()["state"] == "ready", "it is held still")
+    said = move.order("start", fails=True)
+    assert f"pool new is not empty: server {HOST}:{third.port}" in said, said
+    foreign = (0, b"foreign") if kind == "redis" else b"foreign"
+    assert foreign in everything([third], kind)
+    move.order("start", "--overwrite")
+    # It has begun once that is answered.
+    said = move.order("start", fails=True)
+    assert "it has begun already" in said, said
+    move.new = [move.new[0], third]
+    move.wait_in_step()
+    assert_alike(move)
+    # What has nothing is taken without more words, though the others have a copy.
+    move.new.append(place.redis() if kind == "redis" else place.memcached())
+    reload_pools(move, new={"servers": server_lines(move.new)})
+    move.gateway.reload()
+    wait_until(lambda: move.status()["state"] == "ready", "it is held")
+    move.order("start")
+    move.wait_in_step()
+    assert_alike(move)
+
+
+def test_a_move_that_is_begun_again_is_served_by_the_same_pool(place):
+    move = Move(place)
+    fill(move, 300)
+    move.order("start")
+    move.change("cut-over")
+    old = place.redis()
+    reload_pools(move, old={"servers": server_lines([old])})
+    move.gateway.reload()
+    wait_until(lambda: move.status()["state"] == "ready", "it is held")
+    assert "pool new is copied to pool old" in move.order("start")
+    move.old = [old]
+    move.wait_in_step()
+    state = json.loads((place.directory / "move" / "state.json").read_text())
+    assert state["is_cut_over"] and state["is_started"], state
+    move.gateway.process.kill()
+    move.gateway.process.start()
+    assert move.status()["is_cut_over"]
+    assert assert_alike(move) == 300
+    move.change("roll-back")
+    with move.gateway.connect() as conn:
+        assert conn.call("EXISTS", "still:10") == 1
+
+
+def test_no_file_changes_who_serves(place):
+    move = Move(place)
+    fill(move, 100)
+    move.order("start")
+    move.change("cut-over")
+    # Elsewhere nothing is kept.
+    reload_pools(move, main={"route": tree(place, directory=place.directory / "other")})
+    said = move.gateway.refused_reload()
+    assert "route main: pool new serves" in said and "keep the directory" in said, said
+    # Nor is it if that is lost.
+    reload_pools(move, main={"route": tree(place)})
+    kept = place.directory / "move" / "state.json"
+    text = kept.read_text()
+    kept.unlink()
+    assert "route main: pool new serves" in move.gateway.refused_reload()
+    kept.write_text(text.replace('"is_cut_over": true', '"is_cut_over": false'))
+    assert "route main: pool new serves" in move.gateway.refused_reload()
+    kept.write_text(text)
+    assert move.status()["is_cut_over"]
+    # The same the other way round is no change.
+    reload_pools(move, main={"route": tree(place, directory=place.directory / "other", **{"from": "new", "to": "old"})})
+    assert "the move from pool old to pool new ends" in move.gateway.reload()

@@ -70,7 +70,7 @@ fn status(arguments: &MigrateArguments) -> Result<(), String> {
 
 /// Compares, and waits for what comes of it.
 fn verify(arguments: &MigrateArguments) -> Result<(), String> {
-    let before: u64 = moves(arguments)?.iter().map(|it| it.mismatches).sum();
+    let before = moves(arguments)?;
     order(arguments, MoveAction::Verify)?;
     let began = Instant::now();
     let mut has_begun = false;
@@ -80,21 +80,28 @@ fn verify(arguments: &MigrateArguments) -> Result<(), String> {
         has_begun |= is_comparing;
         if !is_comparing && (has_begun || began.elapsed() >= BEGIN_MAX) {
             moves.iter().try_for_each(|it| say(&describe(it)))?;
-            if moves.iter().any(|it| it.state != "in step") {
-                return Err("the comparison was interrupted".to_owned());
-            }
-            let found = moves.iter().map(|it| it.mismatches).sum::<u64>() - before;
-            return match found {
-                0 => Ok(()),
-                1 => {
-                    Err("1 key differed, and was copied again; `cashew events` tells which".into())
-                }
-                _ => Err(format!(
-                    "{found} keys differed, and were copied again; `cashew events` tells which"
-                )),
-            };
+            return judge(&before, &moves);
         }
         thread::sleep(LOOK_INTERVAL / 10);
+    }
+}
+
+/// What has come of a comparison of all these moves.
+fn judge(before: &[MoveStatus], after: &[MoveStatus]) -> Result<(), String> {
+    let mut found = 0;
+    for it in after {
+        let was = before.iter().find(|was| was.directory == it.directory);
+        // Whoever begins anew counts anew, and what was found before is not known any more.
+        let was = was.filter(|was| was.counted_since == it.counted_since && it.state == "in step");
+        let was = was.ok_or("the comparison was interrupted: say it again when all is in step")?;
+        found += it.mismatches.saturating_sub(was.mismatches);
+    }
+    match found {
+        0 => Ok(()),
+        1 => Err("1 key differed, and was copied again; `cashew events` tells which".into()),
+        _ => Err(format!(
+            "{found} keys differed, and were copied again; `cashew events` tells which"
+        )),
     }
 }
 
@@ -134,6 +141,28 @@ pub(crate) fn describe(it: &MoveStatus) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_comparison_that_the_copier_began_anew_in_is_no_result() {
+        let status = |mismatches, counted_since| MoveStatus {
+            directory: "/run/move".into(),
+            state: "in step".into(),
+            mismatches,
+            counted_since,
+            ..MoveStatus::default()
+        };
+        assert_eq!(judge(&[status(3, 1)], &[status(3, 1)]), Ok(()));
+        assert!(
+            judge(&[status(3, 1)], &[status(5, 1)]).unwrap_err().starts_with("2 keys differed")
+        );
+        // It counts from 0, or is at the same number again.
+        for mismatches in [0, 3] {
+            let why = judge(&[status(3, 1)], &[status(mismatches, 2)]).unwrap_err();
+            assert!(why.starts_with("the comparison was interrupted"), "{why}");
+        }
+        let copying = MoveStatus { state: "copying".into(), ..status(3, 1) };
+        assert!(judge(&[status(3, 1)], &[copying]).is_err());
+    }
 
     #[test]
     fn a_move_is_one_line() {

@@ -48,6 +48,8 @@ pub struct MoveStatus {
     pub keys_refused: u64,
     /// How often it began from the start.
     pub walks: u64,
+    /// Since when all this is counted, in nanoseconds since 1970. Another one if the copier has begun anew.
+    pub counted_since: u64,
     pub errors: u64,
     pub last_error: Option<String>,
 }
@@ -80,6 +82,8 @@ pub(crate) struct Control {
     pub(crate) is_started: bool,
     pub(crate) is_paused: bool,
     pub(crate) is_ended: bool,
+    /// Why it does not go on though it was begun.
+    pub(crate) held: Option<String>,
     /// It connects and listens, and writes nothing yet: the other side serves still, and has the same.
     pub(crate) is_standby: bool,
     pub(crate) barrier: u64,
@@ -115,6 +119,8 @@ pub(crate) struct Job {
     control: Mutex<Control>,
     changed: Condvar,
     bucket: Mutex<Bucket>,
+    /// Nanoseconds since 1970.
+    since: u64,
     /// Those that it takes the place of. Nothing is copied before they have ended.
     before: Mutex<Vec<Arc<Self>>>,
 }
@@ -144,7 +150,8 @@ impl Job {
         let bucket = Mutex::new(Bucket::new(task.keys_per_second, task.bytes_per_second));
         let parts = (0..parts).map(|_| Part::default()).collect();
         let control = Mutex::new(Control { parts, ..control });
-        Self { task, control, changed: Condvar::new(), bucket, before }
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        Self { task, control, changed: Condvar::new(), bucket, since: since as u64, before }
     }
 
     pub(crate) fn control(&self) -> MutexGuard<'_, Control> {
@@ -366,6 +373,9 @@ impl Job {
         let control = self.control();
         let lost =
             || control.last_error.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
+        if control.held.is_some() {
+            return control.held.clone();
+        }
         if !control.is_started {
             return Some("nothing is copied yet: begin with `cashew migrate start`".to_owned());
         }
@@ -462,8 +472,9 @@ impl Job {
             verified_at: control.verified_at,
             keys_refused: control.refused.len() as u64,
             walks: control.walks,
+            counted_since: self.since,
             errors: control.errors,
-            last_error: control.last_error.clone(),
+            last_error: control.held.clone().or_else(|| control.last_error.clone()),
         }
     }
 }

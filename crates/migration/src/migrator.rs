@@ -52,6 +52,22 @@ impl PartialEq for Task {
     }
 }
 
+impl Task {
+    /// Why this copy, proven complete, would not be what serves by these tasks; `None` if it would.
+    fn is_not_reverse(&self, next: &[Self]) -> Option<String> {
+        let Some(next) = next.iter().find(|task| task.directory == self.directory) else {
+            return Some("the move is over by the next epoch".to_owned());
+        };
+        let is_reverse = next.is_cut_over != self.is_cut_over
+            && next.from.identity == self.to.identity
+            && next.to.identity == self.from.identity;
+        (!is_reverse).then(|| {
+            "the servers of its pools would be others than those that were copied: try again"
+                .to_owned()
+        })
+    }
+}
+
 /// All moves of a configuration, in the states of its pools' topologies.
 pub fn tasks(snapshot: &Snapshot, states: &[TopologyState]) -> Vec<Task> {
     let find = |name: &str| {
@@ -84,6 +100,8 @@ pub struct Migrator {
     jobs: BTreeMap<PathBuf, Arc<Job>>,
     /// Those that take over when the epoch being prepared is committed.
     standby: Vec<Arc<Job>>,
+    /// Those that are over, as long as threads of theirs may write still.
+    ended: Vec<Arc<Job>>,
 }
 
 impl Drop for Migrator {
@@ -102,8 +120,10 @@ impl Migrator {
         let mut before = std::mem::take(&mut self.jobs);
         let mut standby = std::mem::take(&mut self.standby);
         let former: Vec<Arc<Job>> = before.values().cloned().collect();
+        self.ended.retain(|job| job.control().running > 0);
         for job in former.iter().filter(|job| !tasks.contains(&job.task)) {
             end(job);
+            self.ended.push(Arc::clone(job));
         }
         for task in tasks {
             let directory = task.directory.clone();
@@ -119,10 +139,7 @@ impl Migrator {
                     job.change(|control| control.is_standby = false);
                     job
                 }
-                (None, None) => {
-                    let others = former.iter().filter(|job| job.is_ended()).cloned().collect();
-                    start(task, Control::default(), others)
-                }
+                (None, None) => start(task, Control::default(), self.ended.clone()),
             };
             self.jobs.insert(directory, job);
         }
@@ -149,6 +166,10 @@ impl Migrator {
         if job.control().is_started {
             return Err("it has begun already".to_owned());
         }
+        // Of those that it was begun with, what they have is a copy.
+        let known = MoveState::load(directory)?.filter(|state| state.is_started);
+        let strangers = job.task.to.strangers(&known.map(|it| it.servers).unwrap_or_default());
+        let strangers = job.task.to.part(&strangers);
         let others = self.jobs.values().filter(|it| it.task.directory != directory);
         let others: Vec<Arc<Side>> =
             others.flat_map(|it| [Arc::clone(&it.task.from), Arc::clone(&it.task.to)]).collect();
@@ -156,11 +177,12 @@ impl Migrator {
         let check = move || match job.task.protocol {
             Protocol::Redis => {
                 redis::check_source(&job.task.from)?;
-                if may_overwrite { Ok(()) } else { redis::check_empty(&job.task.to) }
+                if may_overwrite { Ok(()) } else { redis::check_empty(&strangers) }
             }
             Protocol::Memcached => {
                 memcached::check(&job.task.from, false)?;
-                memcached::check(&job.task.to, !may_overwrite)
+                memcached::check(&job.task.to, false)?;
+                memcached::check(&strangers, !may_overwrite)
             }
         };
         Ok(move || {
@@ -174,9 +196,7 @@ impl Migrator {
     pub fn obey(&self, directory: &Path) -> Result<(), String> {
         let job = self.job(directory)?;
         let state = MoveState::load(directory)?.ok_or("nothing is kept of it")?;
-        job.change(|control| {
-            (control.is_started, control.is_paused) = (state.is_started, state.is_paused);
-        });
+        job.change(|control| learn(&job.task, control, &state));
         Ok(())
     }
 
@@ -212,7 +232,7 @@ impl Migrator {
         let mut failure = None;
         for directory in directories {
             match self.job(directory) {
-                Ok(job) => match job.obstacle() {
+                Ok(job) => match job.obstacle().or_else(|| job.task.is_not_reverse(&next)) {
                     Some(why) => failure = Some(why),
                     None => {
                         let mut number = 0;
@@ -294,15 +314,34 @@ fn prepare(task: Task, control: Control, before: Vec<Arc<Job>>) -> Arc<Job> {
     Arc::new(Job::new(task, parts, control, before))
 }
 
+/// Takes over what is kept. Servers of the copy that it was not begun with may have something that nobody has looked at.
+fn learn(task: &Task, control: &mut Control, state: &MoveState) {
+    let strangers = task.to.strangers(&state.servers);
+    control.held = strangers.first().filter(|_| state.is_started).map(|&at| {
+        let (server, pool) = (&task.to.shards[at].name, &task.to.pool);
+        format!(
+            "server {server} of pool {pool} is none of those that it was begun with: `cashew migrate start` looks at what it has, and begins"
+        )
+    });
+    control.is_started = state.is_started && control.held.is_none();
+    control.is_paused = state.is_paused;
+}
+
 fn start(task: Task, mut control: Control, before: Vec<Arc<Job>>) -> Arc<Job> {
     if !control.is_standby {
         match MoveState::load(&task.directory) {
-            Ok(Some(state)) => {
-                (control.is_started, control.is_paused) = (state.is_started, state.is_paused);
-            }
+            Ok(Some(state)) => learn(&task, &mut control, &state),
             Ok(None) => {}
             Err(why) => warn!("{}: {why}: nothing is copied", task.directory.display()),
         }
+    }
+    if let Some(why) = &control.held {
+        let route = &task.route;
+        warn!(
+            kind = EventKind::MoveInterrupted.name(),
+            pool = route,
+            "route {route}: nothing is copied: {why}"
+        );
     }
     if control.is_started && !control.is_standby {
         let Task { route, from, to, .. } = &task;
@@ -392,4 +431,95 @@ fn follow_memcached(job: &Job, has_all: bool) -> io::Result<()> {
         return Ok(());
     }
     passes.run(has_all)
+}
+
+#[cfg(test)]
+mod tests {
+    use cashew_config::Context;
+
+    use super::*;
+
+    const FILE: &str = "\
+pools:
+  a: {redis: true, servers: [127.0.0.1:1:1]}
+  b: {redis: true, servers: [127.0.0.1:2:1]}
+routes:
+  main:
+    listen: 127.0.0.1:22121
+    redis: true
+    route: {migrate: {from: a, to: b, directory: /run/cashew-of-tests}}
+";
+
+    fn task(edit: impl FnOnce(String) -> String, is_cut_over: bool) -> Task {
+        let mut snapshot = cashew_config::parse("f", &edit(FILE.to_owned()), &Context::of_system())
+            .unwrap()
+            .snapshot;
+        snapshot.set_cut_over(Path::new("/run/cashew-of-tests"), is_cut_over);
+        tasks(&snapshot, &[]).remove(0)
+    }
+
+    fn rated(rate: u64) -> Task {
+        Task { keys_per_second: rate, ..task(|text| text, false) }
+    }
+
+    #[test]
+    fn who_may_write_still_is_waited_for_however_many_reloads_ago_it_ended() {
+        let mut migrator = Migrator::default();
+        let find = |migrator: &Migrator| Arc::clone(migrator.jobs.values().next().unwrap());
+        migrator.follow(vec![rated(1)]);
+        let first = find(&migrator);
+        // A thread of it waits for a server.
+        first.change(|control| control.running += 1);
+        migrator.follow(vec![rated(2)]);
+        migrator.follow(vec![rated(3)]);
+        // Also if there was no move meanwhile.
+        migrator.follow(Vec::new());
+        migrator.follow(vec![rated(4)]);
+        let last = find(&migrator);
+        let (told, waits) = std::sync::mpsc::channel();
+        let waiter = Arc::clone(&last);
+        let thread = thread::spawn(move || {
+            waiter.wait_for_others();
+            told.send(()).unwrap();
+        });
+        assert!(waits.recv_timeout(Duration::from_millis(300)).is_err());
+        first.change(|control| control.running -= 1);
+        waits.recv_timeout(Duration::from_secs(10)).unwrap();
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn only_what_was_copied_may_serve() {
+        let same = |text: String| text;
+        let now = task(same, false);
+        assert_eq!(now.is_not_reverse(&[task(same, true)]), None);
+        assert!(now.is_not_reverse(&[]).is_some());
+        assert!(now.is_not_reverse(&[task(same, false)]).is_some());
+        for (is, other) in [
+            ("[127.0.0.1:2:1]", "[127.0.0.1:2:1, 127.0.0.1:3:1]"),
+            ("[127.0.0.1:1:1]", "[127.0.0.1:4:1]"),
+            ("b: {redis: true", "b: {redis: true, hash: murmur"),
+        ] {
+            let next = task(|text| text.replace(is, other), true);
+            assert!(now.is_not_reverse(&[next]).is_some(), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_server_that_the_move_was_not_begun_with_holds_it() {
+        let two = |text: String| text.replace("[127.0.0.1:2:1]", "[127.0.0.1:2:1, 127.0.0.1:3:1]");
+        let (one, two) = (task(|text| text, false), task(two, false));
+        let known =
+            ["127.0.0.1:1", "127.0.0.1:2"].map(|it| format!("server {it} databases 0 to 15"));
+        let state =
+            MoveState { is_started: true, servers: known.to_vec(), ..MoveState::new("a", "b") };
+        let mut control = Control::default();
+        learn(&one, &mut control, &state);
+        assert!(control.is_started && control.held.is_none());
+        learn(&two, &mut control, &state);
+        let why = control.held.as_deref().unwrap();
+        assert!(!control.is_started && why.starts_with("server 127.0.0.1:3"), "{why}");
+        learn(&one, &mut control, &MoveState::new("a", "b"));
+        assert!(!control.is_started && control.held.is_none());
+    }
 }

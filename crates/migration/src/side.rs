@@ -24,6 +24,8 @@ pub(crate) struct Access {
 pub(crate) struct Side {
     pub(crate) pool: String,
     pub(crate) shards: Vec<Access>,
+    /// What tells the servers of each shard from others; see [`Pool::shard_marks`].
+    marks: Vec<Vec<String>>,
     ring: Ring,
     hash: Hash,
     tag: Option<HashTag>,
@@ -33,7 +35,7 @@ pub(crate) struct Side {
 }
 
 /// Everything that a side is made of.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pool: String,
     parts: Vec<(String, u32, Endpoint, Vec<Credentials>)>,
@@ -78,11 +80,32 @@ impl Side {
         Self {
             pool: pool.name.clone(),
             shards,
+            marks: pool.shard_marks(true),
             ring,
             hash: pool.hash,
             tag: pool.hash_tag,
             databases,
             identity,
+        }
+    }
+
+    /// The shards of which no server is among these.
+    pub(crate) fn strangers(&self, known: &[String]) -> Vec<usize> {
+        let is_known = |&at: &usize| self.marks[at].iter().any(|mark| known.contains(mark));
+        (0..self.shards.len()).filter(|at| !is_known(at)).collect()
+    }
+
+    /// Some of the shards. It places no keys.
+    pub(crate) fn part(&self, shards: &[usize]) -> Self {
+        Self {
+            pool: self.pool.clone(),
+            shards: shards.iter().map(|&at| self.shards[at].clone()).collect(),
+            marks: shards.iter().map(|&at| self.marks[at].clone()).collect(),
+            ring: self.ring.clone(),
+            hash: self.hash,
+            tag: self.tag,
+            databases: self.databases.clone(),
+            identity: self.identity.clone(),
         }
     }
 

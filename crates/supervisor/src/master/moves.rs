@@ -39,6 +39,20 @@ struct Place {
     to: String,
     directory: PathBuf,
     is_cut_over: bool,
+    /// What is kept of the servers of both pools.
+    servers: Vec<String>,
+}
+
+impl Place {
+    fn serves(&self) -> &str {
+        if self.is_cut_over { &self.to } else { &self.from }
+    }
+
+    /// Whether both are about the same two pools, whichever is copied to the other one.
+    fn is_of_same_pools(&self, other: &Self) -> bool {
+        (&self.from, &self.to) == (&other.from, &other.to)
+            || (&self.from, &self.to) == (&other.to, &other.from)
+    }
 }
 
 impl Moves {
@@ -65,12 +79,17 @@ impl Moves {
 }
 
 fn places(snapshot: &Snapshot) -> Vec<Place> {
+    let marks = |name: &str| {
+        let pool = snapshot.pools.iter().find(|pool| pool.name == name);
+        pool.map(|pool| pool.shard_marks(true).concat()).unwrap_or_default()
+    };
     let place = |(route, it): (&str, cashew_config::snapshot::Move<'_>)| Place {
         route: route.to_owned(),
         from: it.from.to_owned(),
         to: it.to.to_owned(),
         directory: it.follow.directory.clone(),
         is_cut_over: it.is_cut_over,
+        servers: [it.from, it.to].into_iter().flat_map(marks).collect(),
     };
     snapshot.moves().map(place).collect()
 }
@@ -193,19 +212,33 @@ impl Master {
         }
         match action {
             MoveAction::Start => {
-                let state = MoveState { is_started: true, ..MoveState::new(&at.from, &at.to) };
+                let all = places(&self.current.snapshot);
+                let Some(now_at) = all.into_iter().find(|it| it.directory == at.directory) else {
+                    return reply.failed("the move is over by another configuration");
+                };
+                let state = MoveState {
+                    is_started: true,
+                    is_cut_over: now_at.is_cut_over,
+                    // Those that were looked at.
+                    servers: at.servers.clone(),
+                    ..MoveState::new(&at.from, &at.to)
+                };
                 if let Err(error) = state.save(&at.directory) {
                     return reply.failed(&format!("{}: {error}", at.directory.display()));
                 }
-                let Place { route, from, to, .. } = &at;
+                let route = &at.route;
+                let (from, to) = match now_at.is_cut_over {
+                    true => (&at.to, &at.from),
+                    false => (&at.from, &at.to),
+                };
                 info!(
                     kind = EventKind::MoveBegun.name(),
                     pool = route,
                     "route {route}: pool {from} is copied to pool {to}"
                 );
                 reply.line(&format!("pool {from} is copied to pool {to}"));
-                self.ask_copier(MoveAct::Obey, action, at, None, now);
-                reply.done();
+                // It is done once the copier has begun.
+                self.ask_copier(MoveAct::Obey, MoveAction::Resume, at, Some(reply), now);
             }
             MoveAction::CutOver | MoveAction::RollBack => {
                 self.want_side(at.directory, action == MoveAction::CutOver, reply);
@@ -263,7 +296,8 @@ impl Master {
         let Some(next) = &self.next else { return };
         let keep = |at: &Place| {
             let state = MoveState::load(&at.directory)?.ok_or("nothing is kept of it")?;
-            let state = MoveState { is_cut_over: at.is_cut_over, ..state };
+            let servers = at.servers.clone();
+            let state = MoveState { is_cut_over: at.is_cut_over, servers, ..state };
             state.save(&at.directory).map_err(|error| error.to_string())
         };
         let changed = sides_changed(&self.current.snapshot, next.snapshot());
@@ -329,6 +363,26 @@ impl Master {
             }
         }
     }
+}
+
+/// Why another file must not take effect: it has another pool of a move serve than the one that does.
+pub(super) fn check_sides(before: &Snapshot, after: &Snapshot) -> Result<(), String> {
+    let before = places(before);
+    for it in places(after) {
+        let was = before.iter().find(|was| was.is_of_same_pools(&it));
+        if let Some(was) = was.filter(|was| was.serves() != it.serves()) {
+            return Err(format!(
+                "route {}: pool {} serves, as {} says, and by {} pool {} would, without having been proven to have \
+                 everything: keep the directory, and change who serves with `cashew migrate`",
+                it.route,
+                was.serves(),
+                MoveState::file(&was.directory).display(),
+                MoveState::file(&it.directory).display(),
+                it.serves(),
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Whether another file has ended a move whose pools are not alike.

@@ -53,7 +53,7 @@ enum Stage {
     /// the old epoch when the others do not any more.
     Quieting { askers: Vec<Asker>, wanted: Box<Wanted> },
     /// The workers are changing.
-    Changing { askers: Vec<Asker>, is_of_file: bool, moves: Moves },
+    Changing { askers: Vec<Asker>, cause: Cause, moves: Moves },
     /// All workers have changed; the admin process is being told, so that statistics read after the
     /// reload are those of the new epoch.
     Notifying { askers: Vec<Asker>, deadline: Instant },
@@ -89,9 +89,18 @@ struct Wanted {
     addresses: BTreeMap<String, Vec<IpAddr>>,
     /// The configuration is unchanged: only server addresses may have changed.
     is_same: bool,
-    /// It is of the file, and not only that primaries have moved.
-    is_of_file: bool,
+    cause: Cause,
     moves: Moves,
+}
+
+/// Why there is another epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    File,
+    /// An operator wants a move to be served by its other pool.
+    Side,
+    /// Primaries have moved, or what else discovery tells.
+    Told,
 }
 
 /// What discovery has told that is put into effect.
@@ -279,19 +288,22 @@ impl Master {
             Stage::Quieting { askers, wanted }
                 if self.rings.is_quiet() && !self.is_anybody_dying() =>
             {
-                let Wanted { mut snapshot, addresses, is_same, is_of_file, mut moves } = *wanted;
-                // Some may have moved meanwhile: also those that have other names in this snapshot.
-                let told = self.told();
-                moves.primaries.extend(self.discovered.take_moves(&mut snapshot));
-                self.maps.give_back(moves.maps, now);
-                moves.maps = self.maps.take(&mut snapshot, &self.current.snapshot);
-                if is_of_file {
-                    snapshot.keep_primaries(&told);
+                let Wanted { mut snapshot, addresses, is_same, cause, mut moves } = *wanted;
+                if cause != Cause::Side {
+                    // Some may have moved meanwhile: also those that have other names in this snapshot. A copy was
+                    // compared with what is in effect, so nothing else changes with it.
+                    let told = self.told();
+                    moves.primaries.extend(self.discovered.take_moves(&mut snapshot));
+                    self.maps.give_back(moves.maps, now);
+                    moves.maps = self.maps.take(&mut snapshot, &self.current.snapshot);
+                    if cause == Cause::File {
+                        snapshot.keep_primaries(&told);
+                    }
                 }
                 let is_same = is_same && moves.is_empty();
-                let drain_max_ms = if is_of_file { u64::MAX } else { MOVE_DRAIN_MS };
+                let drain_max_ms = if cause == Cause::Told { MOVE_DRAIN_MS } else { u64::MAX };
                 let prepared = self.prepare_next(snapshot, addresses);
-                self.reload.stage = Stage::Changing { askers, is_of_file, moves };
+                self.reload.stage = Stage::Changing { askers, cause, moves };
                 match prepared {
                     Ok(next) => self.begin_switch(next, is_same, drain_max_ms, now),
                     Err(why) => {
@@ -341,13 +353,45 @@ impl Master {
             return;
         }
         self.rings.freeze();
-        let (addresses, is_same, is_of_file) = (BTreeMap::new(), false, false);
-        let wanted = Box::new(Wanted { snapshot, addresses, is_same, is_of_file, moves });
+        let (addresses, is_same, cause) = (BTreeMap::new(), false, Cause::Told);
+        let wanted = Box::new(Wanted { snapshot, addresses, is_same, cause, moves });
         self.reload.stage = Stage::Quieting { askers: Vec::new(), wanted };
         self.advance_reload(now);
     }
 
+    /// Has another pool of a move serve: what is in effect, with nothing else changed. The file may be another one by
+    /// now, and nobody has proven a copy to be like what that says.
+    fn begin_side(&mut self, mut asker: Asker, now: Instant) {
+        let Some((directory, is_cut_over)) = asker.side.clone() else { return };
+        let mut snapshot = Snapshot::clone(&self.current.snapshot);
+        snapshot.set_cut_over(&directory, is_cut_over);
+        let pools = 0..snapshot.pools.len() as u32;
+        let states: Vec<TopologyState> = pools.map(|pool| self.rings.topology(pool)).collect();
+        let difference =
+            Difference::in_force((&self.current.snapshot, &states), (&snapshot, &states));
+        if difference.is_empty() {
+            let why = "the move is over by another configuration, or that pool serves already";
+            return self.fail(vec![asker], why);
+        }
+        difference.lines().iter().for_each(|line| {
+            info!("{line}");
+            asker.reply.line(line);
+        });
+        self.notify.reloading();
+        self.reload.changes = in_one_line(difference.lines());
+        self.rings.freeze();
+        let (addresses, is_same, moves) = (BTreeMap::new(), false, Moves::default());
+        let cause = Cause::Side;
+        let wanted = Box::new(Wanted { snapshot, addresses, is_same, cause, moves });
+        self.reload.stage = Stage::Quieting { askers: vec![asker], wanted };
+        self.advance_reload(now);
+    }
+
     fn load(&mut self, now: Instant) {
+        if let Some(at) = self.reload.waiting.iter().position(|asker| asker.side.is_some()) {
+            let asker = self.reload.waiting.remove(at);
+            return self.begin_side(asker, now);
+        }
         let askers = std::mem::take(&mut self.reload.waiting);
         info!("loading {}", self.conf_file.display());
         let is_dry = askers.iter().all(|asker| asker.dry_run);
@@ -358,9 +402,7 @@ impl Master {
         let current = self.told();
         let command_line = self.command_line.clone();
         let rings = self.rings.clone();
-        let sides: Vec<(PathBuf, bool)> =
-            askers.iter().filter_map(|asker| asker.side.clone()).collect();
-        let load = move || load(&path, (&command_line, &sides), &current, &rings, is_dry);
+        let load = move || load(&path, &command_line, &current, &rings, is_dry);
         match BackgroundTask::start("load", load) {
             Ok(loading) => {
                 let deadline = now + LOAD_TIMEOUT;
@@ -408,8 +450,8 @@ impl Master {
         loaded.difference.lines().iter().for_each(|line| info!("{line}"));
         self.reload.changes = in_one_line(loaded.difference.lines());
         self.rings.freeze();
-        let (snapshot, is_of_file, moves) = (loaded.snapshot, true, Moves::default());
-        let wanted = Box::new(Wanted { snapshot, addresses, is_same, is_of_file, moves });
+        let (snapshot, cause, moves) = (loaded.snapshot, Cause::File, Moves::default());
+        let wanted = Box::new(Wanted { snapshot, addresses, is_same, cause, moves });
         self.reload.stage = Stage::Quieting { askers, wanted };
         self.advance_reload(now);
     }
@@ -436,10 +478,11 @@ impl Master {
 
     /// All workers have changed, to what is in effect from what was before.
     pub(super) fn reload_done(&mut self, before: Option<Arc<Snapshot>>, now: Instant) {
-        let (askers, is_of_file, moves) = self.take_change();
+        let (askers, cause, moves) = self.take_change();
+        let is_told = cause == Cause::Told;
         let epoch = self.current.snapshot.epoch;
         match std::mem::take(&mut self.reload.changes) {
-            changes if is_of_file => info!(
+            changes if !is_told => info!(
                 kind = EventKind::ReloadDone.name(),
                 "epoch {epoch} is in effect: {}",
                 if changes.is_empty() { "names lead to other addresses" } else { &changes }
@@ -461,7 +504,7 @@ impl Master {
         }
         self.joining.changed(&self.current.snapshot, now);
         self.save_primaries();
-        if !is_of_file {
+        if is_told {
             return;
         }
         if self.phase != Phase::Serving || !self.is_admin_notified() {
@@ -493,7 +536,7 @@ impl Master {
     }
 
     pub(super) fn reload_failed(&mut self, why: &str, now: Instant) {
-        let (askers, is_of_file, moves) = self.take_change();
+        let (askers, cause, moves) = self.take_change();
         for it in &moves.primaries {
             let Move { pool, server, to, .. } = it;
             error!(
@@ -518,7 +561,7 @@ impl Master {
             self.maps.failed(maps, &self.current.snapshot, now);
         }
         self.joining.changed(&self.current.snapshot, now);
-        if is_of_file {
+        if cause != Cause::Told {
             self.fail(askers, why);
         } else if !has_failed {
             error!("replicas that Sentinels name are not taken over yet: {why}");
@@ -526,12 +569,12 @@ impl Master {
     }
 
     /// What is being changed, which is over.
-    fn take_change(&mut self) -> (Vec<Asker>, bool, Moves) {
+    fn take_change(&mut self) -> (Vec<Asker>, Cause, Moves) {
         match std::mem::take(&mut self.reload.stage) {
-            Stage::Changing { askers, is_of_file, moves } => (askers, is_of_file, moves),
+            Stage::Changing { askers, cause, moves } => (askers, cause, moves),
             stage => {
                 self.reload.stage = stage;
-                (self.reload.take_askers(), true, Moves::default())
+                (self.reload.take_askers(), Cause::File, Moves::default())
             }
         }
     }
@@ -569,7 +612,7 @@ impl Master {
 
 fn load(
     path: &Path,
-    (command_line, sides): (&CommandLine, &[(PathBuf, bool)]),
+    command_line: &CommandLine,
     current: &Snapshot,
     rings: &Rings,
     is_dry: bool,
@@ -579,9 +622,7 @@ fn load(
     let mut snapshot = Snapshot { epoch: current.epoch, ..loaded.snapshot };
     let mut warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
     warnings.extend(command_line.overrule(&mut snapshot.global));
-    for (directory, is_cut_over) in sides {
-        snapshot.set_cut_over(directory, *is_cut_over);
-    }
+    super::moves::check_sides(current, &snapshot)?;
     warnings.extend(cashew_config::warnings_of_change(current, &snapshot));
     warnings.extend(super::moves::warn_of_end(current, &snapshot));
     snapshot.keep_primaries(current);
