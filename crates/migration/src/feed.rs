@@ -13,6 +13,10 @@ use crate::side::Access;
 const WAITING_SIZE_MAX: usize = 128 << 20;
 /// What a name takes beside its bytes, about.
 const NAME_SIZE: usize = 128;
+/// No key begins so.
+const NOBODYS_PREFIX: &[u8] = b"\0cashew-move\0";
+/// How long until a server is asked again that was busy.
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
 /// How often the primary is asked whether it is there, while it tells nothing.
 const PING_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -67,12 +71,23 @@ impl State {
 impl Feed {
     /// Once it returns, all that changes is told.
     pub(crate) fn open(access: &Access) -> io::Result<Self> {
+        Self::open_with(access, &[])
+    }
+
+    /// Tells of no key, and fails once the server is flushed or gone: of a flush Redis tells whoever listens to
+    /// anything.
+    pub(crate) fn of_flushes(access: &Access) -> io::Result<Self> {
+        Self::open_with(access, &[b"PREFIX", NOBODYS_PREFIX])
+    }
+
+    fn open_with(access: &Access, options: &[&[u8]]) -> io::Result<Self> {
         let mut link = Link::connect(access)?;
         if let Reply::Error(why) = link.ask(&[b"HELLO", b"3"])? {
             return Err(io::Error::other(format!("Redis 6 or later is needed: HELLO 3: {why}")));
         }
+        let words = [&[b"CLIENT".as_slice(), b"TRACKING", b"ON", b"BCAST"], options].concat();
         // Nobody is kept from waiting for its replicas by it, and it is not told of what it never reads itself.
-        if let Reply::Error(why) = link.ask(&[b"CLIENT", b"TRACKING", b"ON", b"BCAST"])? {
+        if let Reply::Error(why) = link.ask(&words)? {
             return Err(io::Error::other(format!("it does not tell what changes: {why}")));
         }
         let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new() });
@@ -177,6 +192,13 @@ fn read(link: &mut Link, shared: &Shared) -> io::Result<()> {
         let mut state = shared.state();
         match reply {
             Reply::Push(push) => take_push(&mut state, push),
+            // A script is running, and what it does is told when it is over.
+            Reply::Error(why) if why.starts_with("BUSY ") => {
+                state.pings -= 1;
+                drop(state);
+                std::thread::sleep(BUSY_PAUSE);
+                continue;
+            }
             Reply::Error(why) => return Err(io::Error::other(why)),
             _ => state.pongs += 1,
         }

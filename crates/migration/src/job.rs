@@ -271,6 +271,12 @@ impl Job {
         );
     }
 
+    /// The copy has dropped keys for lack of memory: what was compared holds no more.
+    pub(crate) fn evicts(&self, server: &str, keys: u64) {
+        self.failed(server, &format!("it has evicted {keys} keys: it lacks memory"));
+        self.change(|control| (control.clean, control.verified_at) = (0, None));
+    }
+
     pub(crate) fn failed(&self, server: &str, why: &str) {
         let mut control = self.control();
         control.errors += 1;

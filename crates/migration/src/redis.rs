@@ -29,6 +29,7 @@ const SETTLE: Duration = Duration::from_millis(300);
 /// Pauses after the other side takes nothing; each is twice the one before it.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const IDLE: Duration = Duration::from_millis(20);
 
 /// One primary, as long as all connections last.
@@ -37,15 +38,59 @@ pub(crate) struct Follower<'j> {
     part: usize,
     feed: Feed,
     source: Link,
+    /// What the source was when it was connected to.
+    about: About,
     targets: Vec<Target>,
+    /// When all servers were last asked whether they are what they were.
+    looked_at: Instant,
     databases: BTreeSet<u32>,
     pause: Duration,
 }
 
 struct Target {
     link: Link,
+    /// It tells when it is flushed, which nobody does who is in step.
+    watch: Feed,
+    about: About,
     /// It does not take what the source dumps.
     is_foreign: bool,
+}
+
+/// What a server says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct About {
+    /// Another one after each start.
+    run_id: String,
+    is_replica: bool,
+    /// Keys that it has removed for lack of memory.
+    evicted: u64,
+}
+
+impl About {
+    fn ask(link: &mut Link) -> io::Result<Self> {
+        let text = link.demand(&[b"INFO"])?.bytes().unwrap_or_default();
+        Ok(Self::parse(&String::from_utf8_lossy(&text)))
+    }
+
+    fn parse(text: &str) -> Self {
+        let field =
+            |name: &str| text.lines().find_map(|it| it.strip_prefix(name)?.strip_prefix(':'));
+        Self {
+            run_id: field("run_id").unwrap_or_default().trim().to_owned(),
+            is_replica: field("role").is_some_and(|role| role.trim() != "master"),
+            evicted: field("evicted_keys").and_then(|it| it.trim().parse().ok()).unwrap_or(0),
+        }
+    }
+
+    fn check(&self, before: &Self) -> io::Result<()> {
+        if self.run_id != before.run_id {
+            return Err(io::Error::other("it was started anew"));
+        }
+        if self.is_replica {
+            return Err(io::Error::other("it is a replica"));
+        }
+        Ok(())
+    }
 }
 
 /// What a server says when it takes nothing from anybody for a while.
@@ -76,7 +121,7 @@ impl<'j> Follower<'j> {
         let (from, to) = (&job.task.from, &job.task.to);
         let access = &from.shards[part];
         let feed = Feed::open(access).map_err(|error| named(&error, &from.pool, &access.name))?;
-        let source = connect(access, &from.pool)?;
+        let mut source = connect(access, &from.pool)?;
         // Others with the same name were ours: of a process that was killed, or a connection that was given up.
         let name = format!("cashew-move-{:x}-{part}", print_of(&job.task.directory));
         let (mut targets, mut has_ended) = (Vec::new(), false);
@@ -84,13 +129,18 @@ impl<'j> Follower<'j> {
             let mut link = connect(access, &to.pool)?;
             has_ended |= end_others(&mut link, &name)?;
             link.ask(&[b"CLIENT", b"SETNAME", name.as_bytes()])?;
-            targets.push(Target { link, is_foreign: false });
+            let watch =
+                Feed::of_flushes(access).map_err(|error| named(&error, &to.pool, &access.name))?;
+            let about = About::ask(&mut link)?;
+            targets.push(Target { link, watch, about, is_foreign: false });
         }
         if has_ended {
             std::thread::sleep(SETTLE);
         }
         let databases = BTreeSet::new();
-        Ok(Self { job, part, feed, source, targets, databases, pause: PAUSE_MIN })
+        let about = About::ask(&mut source)?;
+        let looked_at = Instant::now();
+        Ok(Self { job, part, feed, source, about, targets, looked_at, databases, pause: PAUSE_MIN })
     }
 
     /// Copies everything, and follows until it ends. `has_all` is set where both sides are alike.
@@ -126,10 +176,41 @@ impl<'j> Follower<'j> {
         Ok(keys)
     }
 
+    /// Whether all servers are what they were. Each is asked once a second, also while nothing is copied: so one that
+    /// has gone is missed, and none ends an idle connection.
+    fn look(&mut self) -> io::Result<()> {
+        self.feed.take(0)?;
+        let to = &self.job.task.to.pool;
+        for target in &self.targets {
+            target.watch.take(0).map_err(|error| named(&error, to, target.link.name()))?;
+        }
+        if self.looked_at.elapsed() >= LOOK_INTERVAL { self.look_now() } else { Ok(()) }
+    }
+
+    fn look_now(&mut self) -> io::Result<()> {
+        let (from, to) = (&self.job.task.from.pool, &self.job.task.to.pool);
+        let name = self.source.name().to_owned();
+        let about = About::ask(&mut self.source).map_err(|error| named(&error, from, &name))?;
+        about.check(&self.about).map_err(|error| named(&error, from, &name))?;
+        for Target { link, watch, about: before, .. } in &mut self.targets {
+            let name = link.name().to_owned();
+            let about = About::ask(link).map_err(|error| named(&error, to, &name))?;
+            about.check(before).map_err(|error| named(&error, to, &name))?;
+            watch.take(0).map_err(|error| named(&error, to, &name))?;
+            if about.evicted > before.evicted {
+                let count = about.evicted - before.evicted;
+                self.job.evicts(&name, count);
+            }
+            *before = about;
+        }
+        self.looked_at = Instant::now();
+        Ok(())
+    }
+
     /// Copies what has changed, and passes a barrier if there is one.
     fn tend(&mut self) -> io::Result<()> {
         // A lost feed is noticed also while it tells nothing.
-        self.feed.take(0)?;
+        self.look()?;
         let is_in_step = self.job.control().parts[self.part].is_in_step;
         let barrier = self.job.wanted_barrier(self.part).filter(|_| is_in_step);
         if barrier.is_some() {
@@ -146,7 +227,7 @@ impl<'j> Follower<'j> {
                     return Ok(());
                 }
                 // What changes is still noted, and a lost feed is noticed.
-                self.feed.take(0)?;
+                self.look()?;
                 self.job.wait(IDLE);
                 if !is_in_step || self.job.control().is_paused {
                     continue;
@@ -164,10 +245,15 @@ impl<'j> Follower<'j> {
             self.copy_changed(&keys)?;
         }
         if let Some(number) = barrier {
+            // Whoever is to serve has to be there, and to have what it was given.
+            for target in &self.targets {
+                target.watch.sync()?;
+            }
+            self.look_now()?;
             self.job.part(self.part, |it| it.barrier = number);
             // Keys expire here still, which is nothing to the side that may be serving by now.
             while self.job.is_held(number) {
-                self.feed.take(0)?;
+                self.look()?;
                 self.job.wait(IDLE);
             }
         }
@@ -204,10 +290,19 @@ impl<'j> Follower<'j> {
         let mut sent: Vec<Vec<(&[u8], bool)>> = vec![Vec::new(); self.targets.len()];
         let mut by_type: Vec<&[u8]> = Vec::new();
         let (mut size, mut removed) = (0, 0);
+        let mut unread: Option<String> = None;
+        let (mut again, mut refused): (Vec<Vec<u8>>, Vec<&[u8]>) = Default::default();
         for &key in &keys {
             let (dump, ttl) = (self.source.reply()?, self.source.reply()?);
-            if let Reply::Error(why) = &dump {
-                return Err(io::Error::other(format!("DUMP: {why}")));
+            // What cannot be read is not what is gone.
+            if let Some((command, why)) = refusal_of(&dump, &ttl) {
+                if is_passing(&why) {
+                    self.job.failed(self.source.name(), &why);
+                    again.push(key.to_vec());
+                } else {
+                    unread.get_or_insert(format!("{}: {command}: {why}", self.source.name()));
+                }
+                continue;
             }
             let place = to.place(key);
             let target = &mut self.targets[place];
@@ -230,7 +325,6 @@ impl<'j> Follower<'j> {
             }
             target.link.flush_some()?;
         }
-        let (mut again, mut refused): (Vec<Vec<u8>>, Vec<&[u8]>) = Default::default();
         for (target, sent) in self.targets.iter_mut().zip(sent) {
             for (key, is_value) in sent {
                 match target.link.reply()? {
@@ -256,8 +350,16 @@ impl<'j> Follower<'j> {
                 }
             }
         }
+        if let Some(why) = unread {
+            return Err(io::Error::other(why));
+        }
         for key in by_type {
-            if let Err(why) = self.copy_by_type(key)? {
+            let outcome = match self.copy_by_type(key) {
+                // The source says so, between two commands.
+                Err(error) if is_passing(&error.to_string()) => Err(error.to_string()),
+                outcome => outcome?,
+            };
+            if let Err(why) = outcome {
                 let name = self.targets[to.place(key)].link.name();
                 match is_passing(&why) {
                     true => {
@@ -457,14 +559,22 @@ impl<'j> Follower<'j> {
                 link.send(&[b"PTTL", key]);
             }
         }
-        let mut suspects = Vec::new();
+        let (mut suspects, mut unread) = (Vec::new(), None);
         for key in &keys {
             let target = &mut self.targets[to.place(key)].link;
             let here = (self.source.reply()?, self.source.reply()?);
             let there = (target.reply()?, target.reply()?);
+            for (dump, ttl) in [&here, &there] {
+                if let Some((command, why)) = refusal_of(dump, ttl) {
+                    unread.get_or_insert(format!("{command}: {why}"));
+                }
+            }
             if !are_alike(&here, &there) {
                 suspects.push(*key);
             }
+        }
+        if let Some(why) = unread {
+            return Err(io::Error::other(why));
         }
         let mut differ = Vec::new();
         for key in suspects {
@@ -497,6 +607,14 @@ impl<'j> Follower<'j> {
         self.job.part(self.part, |it| it.compared += keys.len() as u64);
         Ok(found)
     }
+}
+
+/// Which of the two a server refuses, and why.
+fn refusal_of(dump: &Reply, ttl: &Reply) -> Option<(&'static str, String)> {
+    [("DUMP", dump), ("PTTL", ttl)].into_iter().find_map(|(command, reply)| match reply {
+        Reply::Error(why) => Some((command, why.clone())),
+        _ => None,
+    })
 }
 
 /// How long a key lives, in milliseconds; 0 is for ever, `None` is no more.
@@ -608,4 +726,30 @@ pub(crate) fn check_source(side: &Side) -> Result<(), String> {
         Feed::open(access).map_err(|error| named(&error, &side.pool, &access.name).to_string())?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_server_refuses_to_tell_is_not_gone() {
+        let refused = Reply::Error("NOPERM".into());
+        let dump = Reply::Bulk(b"x".to_vec());
+        assert_eq!(refusal_of(&dump, &refused), Some(("PTTL", "NOPERM".into())));
+        assert_eq!(refusal_of(&refused, &Reply::Integer(-1)), Some(("DUMP", "NOPERM".into())));
+        assert_eq!(refusal_of(&Reply::Nil, &Reply::Integer(-2)), None);
+    }
+
+    #[test]
+    fn another_server_in_the_place_of_one_is_noticed() {
+        let about = |run: &str, role: &str| {
+            About::parse(&format!("# Server\r\nrun_id:{run}\r\nrole:{role}\r\nevicted_keys:3\r\n"))
+        };
+        let before = about("a", "master");
+        assert_eq!((before.evicted, before.is_replica), (3, false));
+        assert!(before.check(&before).is_ok());
+        assert!(about("b", "master").check(&before).is_err());
+        assert!(about("a", "slave").check(&before).is_err());
+    }
 }
