@@ -134,6 +134,10 @@ const TRIES_MAX: u32 = 3;
 pub(crate) struct Ended;
 
 impl Control {
+    pub(crate) fn refused_count(&self) -> usize {
+        self.refused.len()
+    }
+
     fn may_copy(&self) -> bool {
         self.is_started && !self.is_paused && !self.is_standby && !self.is_frozen && !self.is_ended
     }
@@ -258,6 +262,11 @@ impl Job {
                 control.refused.remove(key);
             });
         }
+    }
+
+    /// Keys that are gone need not be copied.
+    pub(crate) fn forget_refused(&self, is_there: impl Fn(&Vec<u8>) -> bool) {
+        self.control().refused.retain(is_there);
     }
 
     pub(crate) fn mismatch(&self, key: &[u8]) {

@@ -13,6 +13,9 @@ use crate::side::Access;
 
 /// How long connecting, and each answer, may take.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a script may keep a server busy, and how long until it is asked again.
+const BUSY_MAX: Duration = Duration::from_secs(60);
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
 /// How long one read waits; more of them follow until an answer is late.
 const READ_TIMEOUT: Duration = Duration::from_millis(10);
 /// Least bytes that are read at once.
@@ -220,11 +223,17 @@ impl Link {
         self.reply()
     }
 
-    /// The answer, unless it is an error.
+    /// The answer, unless it is an error. Scripts that run for long are waited for.
     pub(crate) fn demand(&mut self, words: &[&[u8]]) -> io::Result<Reply> {
-        match self.ask(words)? {
-            Reply::Error(why) => Err(io::Error::other(why)),
-            reply => Ok(reply),
+        let deadline = Instant::now() + BUSY_MAX;
+        loop {
+            match self.ask(words)? {
+                Reply::Error(why) if why.starts_with("BUSY ") && Instant::now() < deadline => {
+                    std::thread::sleep(BUSY_PAUSE);
+                }
+                Reply::Error(why) => return Err(io::Error::other(why)),
+                reply => return Ok(reply),
+            }
         }
     }
 

@@ -61,6 +61,8 @@ struct Source {
     server: Server,
     /// What was copied of each key, by its hash.
     copied: HashMap<u64, Print>,
+    /// What is out of date and was not copied, as it was listed last. The last passes look at it again.
+    stale: HashMap<u64, Print>,
 }
 
 /// An item of a list.
@@ -87,7 +89,16 @@ struct Item {
 struct Found {
     copied: usize,
     removed: usize,
+    /// The other side has not taken these.
+    failed: usize,
     has_more: bool,
+}
+
+impl Found {
+    /// Both sides had the same before.
+    fn is_nothing(&self) -> bool {
+        self.copied == 0 && self.removed == 0 && self.failed == 0 && !self.has_more
+    }
 }
 
 fn named(error: &io::Error, pool: &str, server: &str) -> io::Error {
@@ -186,6 +197,17 @@ fn named_key(command: &[u8], key: &[u8], flags: &[u8]) -> Vec<u8> {
     out
 }
 
+/// Says again that what has this unique is out of date.
+fn invalidation(key: &[u8], unique: u64) -> Vec<u8> {
+    named_key(b"md ", key, format!(" I C{unique}").as_bytes())
+}
+
+/// What `me` tells.
+fn unique_of(about: &[u8]) -> Option<u64> {
+    let text = std::str::from_utf8(about.strip_prefix(b"ME ")?).ok()?;
+    text.split(' ').find_map(|word| word.strip_prefix("cas=")?.parse().ok())
+}
+
 fn parse_listed(line: &[u8]) -> Option<Listed> {
     let text = std::str::from_utf8(line).ok()?;
     let (mut key, mut expires, mut unique) = (None, None, None);
@@ -237,7 +259,7 @@ impl<'j> Passes<'j> {
         let mut sources = Vec::new();
         for access in &from.shards {
             let server = Server::connect(access, &from.pool)?;
-            sources.push(Source { server, copied: HashMap::new() });
+            sources.push(Source { server, copied: HashMap::new(), stale: HashMap::new() });
         }
         let targets = to.shards.iter().map(|access| Server::connect(access, &to.pool));
         let targets = targets.collect::<io::Result<_>>()?;
@@ -246,7 +268,7 @@ impl<'j> Passes<'j> {
         }
         if has_all {
             for source in &mut sources {
-                let Source { server, copied } = source;
+                let Source { server, copied, .. } = source;
                 server.list(|it| {
                     copied.insert(hasher.hash_one(&it.key), it.print);
                 })?;
@@ -286,7 +308,11 @@ impl<'j> Passes<'j> {
             let pause = PASS_INTERVAL.max(self.took * PASS_SHARE);
             if self.passed_at.is_none_or(|at| at.elapsed() >= pause) {
                 let found = self.pass(false)?;
-                if !is_in_step && !found.has_more && found.copied + found.removed <= IN_STEP_MAX {
+                if !is_in_step
+                    && !found.has_more
+                    && found.failed == 0
+                    && found.copied + found.removed <= IN_STEP_MAX
+                {
                     is_in_step = true;
                     self.job.in_step(0);
                 } else if !is_in_step {
@@ -319,8 +345,14 @@ impl<'j> Passes<'j> {
     /// Nobody writes any more: passes until nothing is left to copy.
     fn pass_finally(&mut self) -> io::Result<()> {
         for _ in 0..LAST_PASSES_MAX {
+            // A client may have renewed what was out of date when it was last looked at.
+            self.sources.iter_mut().for_each(|it| it.stale.clear());
             let found = self.pass(true)?;
-            if found.copied == 0 && found.removed == 0 && !found.has_more {
+            let refused = self.job.control().refused_count();
+            if refused > 0 {
+                return Err(io::Error::other(format!("{refused} keys cannot be copied")));
+            }
+            if found.is_nothing() {
                 return Ok(());
             }
         }
@@ -352,7 +384,7 @@ impl<'j> Passes<'j> {
         let (mut here, mut total) = (HashSet::new(), 0);
         let mut changed: Vec<Vec<Listed>> = Vec::new();
         let mut size = 0;
-        for (at, Source { server, copied }) in self.sources.iter_mut().enumerate() {
+        for (at, Source { server, copied, stale }) in self.sources.iter_mut().enumerate() {
             let mut of_this = Vec::new();
             let hasher = &self.hasher;
             server.list(|it| {
@@ -362,7 +394,9 @@ impl<'j> Passes<'j> {
                 total += 1;
                 let hash = hasher.hash_one(&it.key);
                 here.insert(hash);
-                if copied.get(&hash) == Some(&it.print) && there.contains(&hash) {
+                let is_copied = copied.get(&hash) == Some(&it.print) && there.contains(&hash);
+                let is_stale = stale.get(&hash) == Some(&it.print) && !there.contains(&hash);
+                if is_copied || is_stale {
                     return;
                 }
                 size += it.key.len() + size_of::<Listed>();
@@ -376,6 +410,7 @@ impl<'j> Passes<'j> {
                 return Err(io::Error::other(message));
             }
             copied.retain(|hash, _| here.contains(hash));
+            stale.retain(|hash, _| here.contains(hash));
             changed.push(of_this);
         }
         let behind: usize = changed.iter().map(Vec::len).sum();
@@ -386,12 +421,16 @@ impl<'j> Passes<'j> {
                 if !is_last && !self.pace() {
                     return Ok(found);
                 }
-                found.copied += self.copy(at, batch)?;
+                let (copied, failed) = self.copy(at, batch)?;
+                found.copied += copied;
+                found.failed += failed;
                 job.part(0, |it| {
                     it.keys_walked = (it.keys_walked + batch.len() as u64).min(it.keys)
                 });
             }
         }
+        job.part(0, |it| it.is_stuck = found.failed > 0);
+        job.forget_refused(|key| here.contains(&self.hasher.hash_one(key)));
         if has_misplaced || there.iter().any(|hash| !here.contains(hash)) {
             found.removed = self.remove_surplus(&here)?;
         }
@@ -413,8 +452,8 @@ impl<'j> Passes<'j> {
         }
     }
 
-    /// Returns how many it has copied.
-    fn copy(&mut self, at: usize, batch: &[Listed]) -> io::Result<usize> {
+    /// Returns how many it has copied, and how many the other side did not take.
+    fn copy(&mut self, at: usize, batch: &[Listed]) -> io::Result<(usize, usize)> {
         let job = self.job;
         let to: &Side = &job.task.to;
         let source = &mut self.sources[at];
@@ -438,21 +477,21 @@ impl<'j> Passes<'j> {
                 }
                 item => {
                     // What is out of date is not made new by being copied.
-                    stale.extend(item.filter(|it| it.has_won).map(|_| &listed.key));
+                    stale.extend(item.filter(|it| it.has_won).map(|it| (listed, it.unique)));
                     link.say(&named_key(b"md ", &listed.key, b""));
                 }
             }
             sent[place].push(listed);
             link.flush_some()?;
         }
-        let mut done = 0;
-        let mut is_full = false;
+        let (mut done, mut failed) = (0, 0);
         for (target, sent) in self.targets.iter_mut().zip(sent) {
             for listed in sent {
                 let line = target.link.line()?;
                 let hash = self.hasher.hash_one(&listed.key);
                 if line.starts_with(b"HD") {
                     source.copied.insert(hash, listed.print);
+                    job.accepted([&listed.key[..]].into_iter());
                     done += 1;
                 } else if line.starts_with(b"NF") {
                     source.copied.insert(hash, listed.print);
@@ -461,7 +500,7 @@ impl<'j> Passes<'j> {
                     let why = String::from_utf8_lossy(&line).into_owned();
                     if why.starts_with("SERVER_ERROR out of memory") || why.starts_with("NS") {
                         job.failed(target.link.name(), &why);
-                        is_full = true;
+                        failed += 1;
                     } else {
                         job.refused(&listed.key, target.link.name(), &why);
                         source.copied.insert(hash, listed.print);
@@ -469,19 +508,25 @@ impl<'j> Passes<'j> {
                 }
             }
         }
-        // Whoever asks next is to renew it, as if nobody had asked here.
-        for key in &stale {
-            source.server.link.say(&named_key(b"md ", key, b" I"));
+        // Whoever asks next is to renew it, as if nobody had asked here. What was renewed meanwhile stays what it is.
+        for (listed, unique) in &stale {
+            source.server.link.say(&invalidation(&listed.key, *unique));
+            source.server.link.say(&named_key(b"me ", &listed.key, b""));
         }
-        for _ in &stale {
-            source.server.link.line()?;
+        for (listed, _) in &stale {
+            let (outcome, about) = (source.server.link.line()?, source.server.link.line()?);
+            // It has another unique by that, and is not asked for again because of it.
+            if let Some(unique) = unique_of(&about).filter(|_| outcome.starts_with(b"HD")) {
+                let hash = self.hasher.hash_one(&listed.key);
+                source.stale.insert(hash, (unique, listed.print.1));
+            }
         }
         job.copied(done as u64, size, removed);
-        job.part(0, |it| it.is_stuck = is_full);
-        if is_full {
+        if failed > 0 {
+            job.part(0, |it| it.is_stuck = true);
             job.wait(PASS_INTERVAL);
         }
-        Ok(done)
+        Ok((done, failed))
     }
 
     /// Removes what the other side has, and none of these keys is.
@@ -514,36 +559,52 @@ impl<'j> Passes<'j> {
 
     /// Compares all keys of both sides. Returns how many differ though nothing has changed them.
     fn compare(&mut self) -> io::Result<u64> {
-        let job = self.job;
-        let (from, to): (&Side, &Side) = (&job.task.from, &job.task.to);
-        job.part(0, |it| it.compared = 0);
+        self.job.part(0, |it| it.compared = 0);
         let mut found = 0;
         for at in 0..self.sources.len() {
-            let mut all = Vec::new();
-            let mut size = 0;
-            let Source { server, copied } = &mut self.sources[at];
+            let slices = self.slices(at)?;
+            for slice in 0..slices {
+                match self.compare_slice(at, slice, slices)? {
+                    Some(differ) => found += differ,
+                    None => return Ok(found.max(1)),
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// In how many parts the names of a server are looked at, so that those of one are not too many at once.
+    fn slices(&mut self, at: usize) -> io::Result<u64> {
+        let mut size = 0;
+        self.sources[at].server.list(|it| size += it.key.len() + size_of::<Listed>())?;
+        Ok((size / NAMES_SIZE_MAX) as u64 * 2 + 1)
+    }
+
+    /// Compares those of a server's keys whose hash is of this part. `None` if it was interrupted.
+    fn compare_slice(&mut self, at: usize, slice: u64, slices: u64) -> io::Result<Option<u64>> {
+        let job = self.job;
+        let (from, to): (&Side, &Side) = (&job.task.from, &job.task.to);
+        let mut found = 0;
+        let mut all = Vec::new();
+        {
+            let Source { server, copied, .. } = &mut self.sources[at];
             let hasher = &self.hasher;
             server.list(|it| {
                 let hash = hasher.hash_one(&it.key);
                 // What is to be copied yet says nothing.
-                if from.place(&it.key) == at && copied.get(&hash) == Some(&it.print) {
-                    size += it.key.len() + size_of::<Listed>();
-                    if size <= NAMES_SIZE_MAX {
-                        all.push(it);
-                    }
+                let is_copied = from.place(&it.key) == at && copied.get(&hash) == Some(&it.print);
+                if is_copied && hash % slices == slice {
+                    all.push(it);
                 }
             })?;
-            if size > NAMES_SIZE_MAX {
-                job.failed(
-                    server.link.name(),
-                    "it has more keys than can be compared; the first ones are",
-                );
-            }
+        }
+        {
             for batch in all.chunks(BATCH) {
                 if !self.pace() {
-                    return Ok(found.max(1));
+                    return Ok(None);
                 }
-                let Source { server, copied } = &mut self.sources[at];
+                let mut size = 0;
+                let Source { server, copied, .. } = &mut self.sources[at];
                 let keys: Vec<&Listed> = batch.iter().collect();
                 server.ask_for(&keys);
                 for listed in batch {
@@ -556,6 +617,7 @@ impl<'j> Passes<'j> {
                     else {
                         continue;
                     };
+                    size += here.data.len() as u64;
                     let is_alike = there.as_ref().is_some_and(|there| {
                         there.data == here.data
                             && there.flags == here.flags
@@ -575,10 +637,11 @@ impl<'j> Passes<'j> {
                         copied.remove(&self.hasher.hash_one(&listed.key));
                     }
                 }
+                job.spend(batch.len() as u64, size);
                 job.part(0, |it| it.compared += batch.len() as u64);
             }
         }
-        Ok(found)
+        Ok(Some(found))
     }
 }
 
@@ -624,6 +687,20 @@ mod tests {
         assert_eq!(named_key(b"mg ", b"a", b" v"), b"mg a v\r\n");
         assert_eq!(named_key(b"mg ", b"a b", b" v"), b"mg YSBi v b\r\n");
         assert_eq!(named_key(b"md ", b"\xff", b""), b"md /w== b\r\n");
+    }
+
+    #[test]
+    fn what_was_renewed_is_not_said_to_be_out_of_date() {
+        assert_eq!(invalidation(b"a", 7), b"md a I C7\r\n");
+        let about = b"ME a exp=-1 la=3 cas=42 fetch=yes cls=1 size=64";
+        assert_eq!((unique_of(about), unique_of(b"EN")), (Some(42), None));
+    }
+
+    #[test]
+    fn the_last_pass_has_found_nothing_only_if_nothing_failed() {
+        assert!(Found::default().is_nothing());
+        assert!(!Found { failed: 1, ..Found::default() }.is_nothing());
+        assert!(!Found { has_more: true, ..Found::default() }.is_nothing());
     }
 
     #[test]
