@@ -237,6 +237,9 @@ pub(crate) struct MigrateArguments {
     /// With start: remove what the other pool has
     #[arg(long)]
     pub(crate) overwrite: bool,
+    /// With cut-over and roll-back: leave keys behind that are not where their names place them
+    #[arg(long)]
+    pub(crate) ignore_misplaced: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

@@ -258,7 +258,9 @@ impl Child {
             }
             MoveAct::Obey => migrator.obey(&directory).err(),
             MoveAct::Verify => migrator.verify(&directory).err(),
-            MoveAct::CheckChange => migrator.obstacle(&directory),
+            MoveAct::CheckChange { ignore_misplaced } => {
+                migrator.obstacle(&directory, ignore_misplaced)
+            }
         };
         self.say(&migrated(failure))
     }

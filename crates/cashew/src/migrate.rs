@@ -32,7 +32,9 @@ pub(crate) fn migrate(arguments: &MigrateArguments) -> ExitCode {
 
 fn order(arguments: &MigrateArguments, action: MoveAction) -> Result<(), String> {
     let (route, overwrite) = (arguments.route.clone(), arguments.overwrite);
-    ask(&arguments.instance, &Command::Migrate { action, route, overwrite }, |_| {})
+    let ignore_misplaced = arguments.ignore_misplaced;
+    let command = Command::Migrate { action, route, overwrite, ignore_misplaced };
+    ask(&arguments.instance, &command, |_| {})
 }
 
 /// Those that are asked for.
@@ -131,6 +133,12 @@ pub(crate) fn describe(it: &MoveStatus) -> String {
     if it.keys_refused > 0 {
         text +=
             &format!("\n  {} keys cannot be copied: `cashew events` tells which", it.keys_refused);
+    }
+    if it.keys_misplaced > 0 {
+        text += &format!(
+            "\n  {} keys are not where their names place them, and are not copied",
+            it.keys_misplaced
+        );
     }
     if let Some(why) = &it.last_error {
         text += &format!("\n  {} errors, the last one: {why}", it.errors);

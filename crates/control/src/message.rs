@@ -148,7 +148,10 @@ pub enum MoveAct {
     /// Compare both pools.
     Verify,
     /// Say whether the copy can serve.
-    CheckChange,
+    CheckChange {
+        /// Keys that are not where their names place them are left behind.
+        ignore_misplaced: bool,
+    },
 }
 
 /// Which answers to a query are still to come.

@@ -1,6 +1,7 @@
 //! A move that is under way: what it is to do, and how far it is.
 
 use std::collections::HashSet;
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -46,6 +47,8 @@ pub struct MoveStatus {
     pub verified_at: Option<u64>,
     /// Keys that the other side does not take.
     pub keys_refused: u64,
+    /// Keys that are at servers where their names do not place them. They are not copied.
+    pub keys_misplaced: u64,
     /// How often it began from the start.
     pub walks: u64,
     /// Since when all this is counted, in nanoseconds since 1970. Another one if the copier has begun anew.
@@ -75,6 +78,27 @@ pub(crate) struct Part {
     pub(crate) compared: u64,
     /// How long a pause for cutting over would be, about.
     pub(crate) pause: Duration,
+    /// Keys that are here though their names place them elsewhere.
+    misplaced: u64,
+    /// What its server was when it was last looked at.
+    known: Option<Known>,
+}
+
+/// What a source was, by which it is seen that it has lost what it had. It is kept in the directory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Known {
+    pub(crate) pool: String,
+    pub(crate) server: String,
+    pub(crate) run_id: String,
+    pub(crate) keys: u64,
+}
+
+impl Known {
+    /// Whether it is worth being kept in the place of another one.
+    fn is_news(&self, kept: &Self) -> bool {
+        let names = |it: &Self| (it.pool.clone(), it.server.clone(), it.run_id.clone());
+        names(self) != names(kept) || self.keys.abs_diff(kept.keys) > kept.keys / 8
+    }
 }
 
 #[derive(Debug, Default)]
@@ -109,6 +133,8 @@ pub(crate) struct Control {
     verified_at: Option<u64>,
     /// How often it has compared by itself.
     tries: u32,
+    /// Keys that are not where they belong need not be copied.
+    pub(crate) ignores_misplaced: bool,
     /// The last whole second, what was copied by then, and how much that was in a second.
     second: Option<(Instant, u64, u64)>,
     was_in_step: bool,
@@ -280,6 +306,68 @@ impl Job {
         );
     }
 
+    /// Nothing is copied until an operator says so.
+    pub(crate) fn hold(&self, why: &str) {
+        let Task { route, .. } = &self.task;
+        self.change(|control| {
+            control.is_paused = true;
+            control.errors += 1;
+            control.last_error = Some(why.to_owned());
+        });
+        warn!(
+            kind = EventKind::MovePaused.name(),
+            pool = route,
+            "route {route}: nothing is copied for now: {why}"
+        );
+    }
+
+    fn known_file(&self, part: usize) -> PathBuf {
+        self.task.directory.join(format!("source-{part}.json"))
+    }
+
+    /// What a part's source was, also before this process was started.
+    pub(crate) fn known(&self, part: usize) -> Option<Known> {
+        if let Some(known) = self.control().parts[part].known.clone() {
+            return Some(known);
+        }
+        let text = std::fs::read(self.known_file(part)).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    pub(crate) fn know(&self, part: usize, known: Known) {
+        let mut control = self.control();
+        let kept = &mut control.parts[part].known;
+        let is_news = kept.as_ref().is_none_or(|kept| known.is_news(kept));
+        if !is_news {
+            return;
+        }
+        *kept = Some(known.clone());
+        drop(control);
+        let (file, next) = (self.known_file(part), self.known_file(part).with_extension("next"));
+        let text = serde_json::to_vec(&known).unwrap_or_default();
+        // Without it only this process knows.
+        if let Err(error) = std::fs::write(&next, text).and_then(|()| std::fs::rename(next, &file))
+        {
+            warn!("{}: {error}", file.display());
+        }
+    }
+
+    pub(crate) fn misplaced(&self, part: usize, count: u64, example: Option<&[u8]>, server: &str) {
+        let mut control = self.control();
+        let before = std::mem::replace(&mut control.parts[part].misplaced, count);
+        drop(control);
+        if let Some(key) = example.filter(|_| before == 0 && count > 0) {
+            let Task { route, .. } = &self.task;
+            warn!(
+                kind = EventKind::MoveKeyRefused.name(),
+                pool = route,
+                server,
+                "route {route}: key \"{}\" is not where its name places it, and is not copied",
+                key.escape_ascii()
+            );
+        }
+    }
+
     /// The copy has dropped keys for lack of memory: what was compared holds no more.
     pub(crate) fn evicts(&self, server: &str, keys: u64) {
         self.failed(server, &format!("it has evicted {keys} keys: it lacks memory"));
@@ -414,6 +502,13 @@ impl Job {
             let keys = control.refused.len();
             return Some(format!("{keys} keys cannot be copied: `cashew events` tells which"));
         }
+        let misplaced: u64 = control.parts.iter().map(|it| it.misplaced).sum();
+        if misplaced > 0 && !control.ignores_misplaced {
+            return Some(format!(
+                "{misplaced} keys are not where their names place them, and are not copied: `cashew events` names one; \
+                 with --ignore-misplaced they are left behind"
+            ));
+        }
         if control.clean == 0 {
             let what = match control.parts.iter().all(|it| it.comparison >= control.comparison) {
                 true => {
@@ -426,7 +521,7 @@ impl Job {
         let pause = control.parts.iter().map(|it| it.pause).max().unwrap_or_default();
         if pause > PAUSE_MAX {
             return Some(format!(
-                "clients would have to wait for about {} s, and {} s are allowed: too many keys are listed",
+                "clients would have to wait for about {} s, and {} s are allowed: too many keys have to be looked at",
                 pause.as_secs(),
                 PAUSE_MAX.as_secs()
             ));
@@ -486,6 +581,7 @@ impl Job {
             mismatches: control.total_mismatches,
             verified_at: control.verified_at,
             keys_refused: control.refused.len() as u64,
+            keys_misplaced: sum(|it| it.misplaced),
             walks: control.walks,
             counted_since: self.since,
             errors: control.errors,

@@ -11,8 +11,10 @@ use cashew_protocol::resp::encode::write_command;
 use crate::reply::Reply;
 use crate::side::Access;
 
-/// How long connecting, and each answer, may take.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
+/// How long connecting may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long each answer may take: a server that reads or writes a value of hundreds of megabytes does nothing else.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a script may keep a server busy, and how long until it is asked again.
 const BUSY_MAX: Duration = Duration::from_secs(60);
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
@@ -52,16 +54,16 @@ impl Link {
             Endpoint::Tcp { host, port } => {
                 let address = (host.as_str(), *port).to_socket_addrs()?.next();
                 let address = address.ok_or_else(|| io::Error::other("the name has no address"))?;
-                let stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
+                let stream = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)?;
                 stream.set_nodelay(true)?;
-                stream.set_read_timeout(Some(TIMEOUT))?;
+                stream.set_read_timeout(Some(CONNECT_TIMEOUT))?;
                 stream.set_write_timeout(Some(TIMEOUT))?;
                 let timed = Timed::Tcp(stream.try_clone()?);
                 (secured(stream, Some(host), access)?, timed)
             }
             Endpoint::Unix(path) => {
                 let stream = UnixStream::connect(path)?;
-                stream.set_read_timeout(Some(TIMEOUT))?;
+                stream.set_read_timeout(Some(CONNECT_TIMEOUT))?;
                 stream.set_write_timeout(Some(TIMEOUT))?;
                 let timed = Timed::Unix(stream.try_clone()?);
                 (secured(stream, None, access)?, timed)

@@ -212,10 +212,14 @@ impl Migrator {
         Ok(())
     }
 
-    /// Why the copy cannot serve now, if it cannot.
-    pub fn obstacle(&self, directory: &Path) -> Option<String> {
+    /// Why the copy cannot serve now, if it cannot. Keys that are not where they belong are no obstacle if these are
+    /// to be ignored, here and in the [`Migrator::catch_up`] that follows.
+    pub fn obstacle(&self, directory: &Path, ignores_misplaced: bool) -> Option<String> {
         match self.job(directory) {
-            Ok(job) => job.obstacle(),
+            Ok(job) => {
+                job.change(|control| control.ignores_misplaced = ignores_misplaced);
+                job.obstacle()
+            }
             Err(why) => Some(why),
         }
     }

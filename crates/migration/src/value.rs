@@ -164,6 +164,11 @@ impl Value {
 }
 
 impl Stream {
+    /// Whether they differ at most by who has read what.
+    pub(crate) fn has_entries_of(&self, other: &Self) -> bool {
+        self.entries == other.entries && self.last == other.last
+    }
+
     fn read(link: &mut Link, key: &[u8]) -> io::Result<Option<Self>> {
         let entries = link.demand(&[b"XRANGE", key, b"-", b"+"])?.array().ok_or_else(odd)?;
         let about = match link.ask(&[b"XINFO", b"STREAM", key])? {

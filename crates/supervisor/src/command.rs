@@ -60,6 +60,9 @@ pub enum Command {
         /// With [`MoveAction::Start`]: what the other pool has is removed.
         #[serde(default)]
         overwrite: bool,
+        /// With those that change who serves: keys are left behind that are not where their names place them.
+        #[serde(default)]
+        ignore_misplaced: bool,
     },
     /// Log more or less: 0..=11 as nutcracker's `-v`.
     LogLevel {

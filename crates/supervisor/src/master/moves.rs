@@ -106,7 +106,7 @@ pub(super) fn sides_changed(before: &Snapshot, after: &Snapshot) -> Vec<PathBuf>
 impl Master {
     pub(super) fn migrate(
         &mut self,
-        (action, overwrite): (MoveAction, bool),
+        (action, may): (MoveAction, bool),
         route: Option<&str>,
         reply: Box<dyn Reply>,
         now: Instant,
@@ -132,7 +132,7 @@ impl Master {
         };
         match action {
             MoveAction::Start => {
-                let act = MoveAct::CheckStart { may_overwrite: overwrite };
+                let act = MoveAct::CheckStart { may_overwrite: may };
                 self.ask_copier(act, action, at, Some(reply), now);
             }
             MoveAction::Pause | MoveAction::Resume => self.set_paused(action, at, reply, now),
@@ -146,7 +146,8 @@ impl Master {
                 reply.failed(&format!("pool {} serves: nothing was cut over", at.from));
             }
             MoveAction::CutOver | MoveAction::RollBack => {
-                self.ask_copier(MoveAct::CheckChange, action, at, Some(reply), now);
+                let act = MoveAct::CheckChange { ignore_misplaced: may };
+                self.ask_copier(act, action, at, Some(reply), now);
             }
         }
     }

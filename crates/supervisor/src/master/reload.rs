@@ -18,7 +18,7 @@ use super::{Master, Phase, workers_of};
 use crate::CommandLine;
 use crate::background_task::BackgroundTask;
 use crate::child::{Role, Spawn};
-use crate::command::{self, Command, Nobody, Reply};
+use crate::command::{self, Command, MoveAction, Nobody, Reply};
 use crate::discovered::Move;
 use crate::maps::MapMove;
 use crate::names::Names;
@@ -227,8 +227,9 @@ impl Master {
             Command::Migrate { .. } if self.phase != Phase::Serving => {
                 reply.failed("the instance is starting, or is stopping");
             }
-            Command::Migrate { action, route, overwrite } => {
-                self.migrate((action, overwrite), route.as_deref(), reply, now);
+            Command::Migrate { action, route, overwrite, ignore_misplaced } => {
+                let may = if action == MoveAction::Start { overwrite } else { ignore_misplaced };
+                self.migrate((action, may), route.as_deref(), reply, now);
             }
             Command::Upgrade { binary } => self.begin_upgrade(binary, reply, now),
         }
