@@ -507,6 +507,296 @@ def test_whoever_is_killed_in_the_middle_it_goes_on_and_is_right(place, kind, wh
     assert assert_alike(move) >= KEYS * 0.99
 
 
+def user_of_all(servers):
+    for server in servers:
+        server.call("ACL", "SETUSER", "mover", "on", ">secret", "~*", "&*", "+@all")
+
+
+def test_what_a_source_does_not_tell_of_is_not_removed_from_the_copy(place):
+    old, new = ([place.redis() for _ in range(2)] for _ in range(2))
+    user_of_all(old + new)
+    move = Move(place, old=old, new=new, pools={"server_auth": "mover:secret"})
+    fill(move, 400)
+    move.order("start")
+    move.wait_in_step()
+    count = sum(len(everything([server], "redis")) for server in new)
+    for server in old:
+        server.call("ACL", "SETUSER", "mover", "-pttl")
+    with move.gateway.connect() as conn:
+        for number in range(100):
+            conn.call("EXPIRE", f"still:{number}", 5000)
+    wait_until(lambda: "PTTL" in (move.status()["last_error"] or ""), "it is told")
+    assert sum(len(everything([server], "redis")) for server in new) == count
+    for server in old:
+        server.call("ACL", "SETUSER", "mover", "+pttl")
+    move.wait_in_step()
+    assert assert_alike(move) == count
+
+
+def test_a_server_that_a_script_keeps_busy_is_waited_for(place):
+    old, new = [place.redis("--lua-time-limit", "50")], [place.redis()]
+    move = Move(place, old=old, new=new)
+    fill(move, 1000)
+    move.order("start")
+    move.wait_in_step()
+    script = """local function now() local t = redis.call('TIME') return t[1] * 1000 + t[2] / 1000 end
+        local till, count = now() + 3000, 0
+        while now() < till do redis.call('SET', 'busy:' .. count % 50, count) count = count + 1 end"""
+    with old[0].connect(timeout=30) as conn:
+        conn.call("EVAL", script, 0)
+    move.wait_in_step()
+    move.wait_behind()
+    assert move.status()["walks"] == 1, move.status()
+    assert_alike(move)
+
+
+def test_a_copy_that_loses_what_it_has_is_noticed_while_nothing_is_written(place):
+    move = Move(place)
+    fill(move, 600)
+    for server in move.old + move.new:
+        server.call("CONFIG", "SET", "timeout", 1)
+    move.order("start")
+    move.wait_in_step()
+    walks = move.status()["walks"]
+    time.sleep(4)
+    assert move.status()["walks"] == walks, "idle connections are kept"
+    move.new[0].process.kill()
+    move.new[0].start()
+    wait_until(lambda: move.status()["walks"] > walks, "a server that was started anew is noticed", seconds=10)
+    move.wait_in_step()
+    assert_alike(move)
+    walks = move.status()["walks"]
+    move.new[1].call("FLUSHALL")
+    # At once: the barrier sees it if nobody has.
+    move.gateway.order("migrate", "cut-over")
+    wait_until(lambda: move.status()["walks"] > walks, "a flush is noticed", seconds=10)
+    assert not move.status()["is_cut_over"]
+    move.change("cut-over")
+    move.wait_in_step()
+    assert assert_alike(move) == 600
+
+
+def test_consumers_of_streams_go_on_where_they_were(place):
+    move = Move(place)
+    names = [f"stream:{number}" for number in range(8)]
+    with move.gateway.connect() as conn:
+        for name in names:
+            for number in range(300):
+                conn.call("XADD", name, f"{number + 1}-1", "field", number)
+            conn.call("XGROUP", "CREATE", name, "group", "0")
+    move.order("start")
+    move.wait_in_step()
+    delivered, acked = {name: [] for name in names}, {name: 0 for name in names}
+
+    def consume(number):
+        own = names[number::2]
+        with move.gateway.connect(timeout=30) as conn:
+            while not crowd.ended.is_set():
+                for name in own:
+                    got = conn.call("XREADGROUP", "GROUP", "group", "me", "COUNT", 1, "STREAMS", name, ">")
+                    for id, _ in got[0][1] if got else []:
+                        delivered[name].append(id)
+                        if len(delivered[name]) % 3:
+                            assert conn.call("XACK", name, "group", id) == 1
+                            acked[name] += 1
+                time.sleep(0.01)
+
+    with Crowd(consume, 2) as crowd:
+        wait_until(lambda: all(len(it) > 20 for it in delivered.values()), "they read", pause=0.05)
+        move.order("verify")
+        move.change("cut-over")
+        before = len(delivered[names[0]])
+        wait_until(lambda: len(delivered[names[0]]) > before + 20 or before == 300, "they go on", pause=0.05)
+        move.change("roll-back")
+    move.wait_in_step()
+    assert move.status()["mismatches"] == 0
+    with move.gateway.connect() as conn:
+        for name in names:
+            assert len(delivered[name]) == len(set(delivered[name])), f"{name}: read twice"
+            assert conn.call("XPENDING", name, "group")[0] == len(delivered[name]) - acked[name]
+
+
+def test_a_source_that_comes_back_empty_does_not_empty_the_copy(place):
+    move = Move(place)
+    fill(move, 600)
+    move.order("start")
+    move.wait_in_step()
+    had = len(everything(move.new, "redis"))
+    move.old[0].process.kill()
+    move.old[0].start()
+    wait_until(lambda: move.status()["state"] == "paused", "it is held")
+    assert "was started anew and has 0 keys of" in move.status()["last_error"]
+    os.kill(copier(move.gateway), signal.SIGKILL)
+    wait_until(lambda: "was started anew" in (move.status()["last_error"] or ""), "the next copier holds it, too")
+    time.sleep(1)
+    assert len(everything(move.new, "redis")) == had
+    assert "it is paused" in move.order("cut-over", fails=True)
+    move.order("resume")
+    move.wait_in_step()
+    assert 0 < assert_alike(move) < had
+
+
+def test_keys_that_are_not_where_they_belong_are_told_of(place):
+    move = Move(place)
+    fill(move, 200)
+    with move.gateway.connect() as conn:
+        for number in range(20):
+            conn.call("SET", f"key:{number}", "seen")
+    elsewhere = next(server for server in move.old if not server.call("EXISTS", "key:1"))
+    elsewhere.call("SET", "key:1", "by a script")
+    move.order("start")
+    move.wait_in_step()
+    said = move.order("cut-over", fails=True)
+    assert "1 keys are not where their names place them" in said, said
+    assert "1 keys are not where" in move.order("status") and move.status()["keys_misplaced"] == 1
+    assert "key:1" in move.events("move_key_refused")[0]["message"]
+    # What comes later counts, too, and what goes does not.
+    elsewhere.call("DEL", "key:1")
+    wait_until(lambda: move.status()["keys_misplaced"] == 0, "it is gone")
+    elsewhere.call("SET", "key:1", "by a script")
+    wait_until(lambda: move.status()["keys_misplaced"] == 1, "it is back")
+    assert "are not where" in move.order("cut-over", fails=True)
+    move.order("cut-over", "--ignore-misplaced")
+    with move.gateway.connect() as conn:
+        assert conn.call("GET", "key:1") == b"seen"
+
+
+def test_functions_are_copied(place):
+    move = Move(place)
+    fill(move, 100)
+
+    def load(name):
+        code = f"#!lua name={name}\nredis.register_function('{name}', function(keys) return '{name}' .. keys[1] end)"
+        with move.gateway.connect() as conn:
+            conn.call("FUNCTION", "LOAD", code)
+
+    load("before")
+    move.order("start")
+    move.wait_in_step()
+    load("meanwhile")
+    move.change("cut-over")
+    for server in move.new:
+        names = {it[1] for it in server.call("FUNCTION", "LIST")}
+        assert names == {b"before", b"meanwhile"}, names
+    with move.gateway.connect() as conn:
+        assert conn.call("FCALL", "meanwhile", 1, "still:0") == b"meanwhilestill:0"
+
+
+def test_what_is_renamed_or_flushed_or_expires_is_followed(place):
+    move = Move(place, old=[place.redis()])
+    with move.gateway.connect() as conn:
+        for number in range(1000):
+            conn.call("SET", f"key:{number}", number, "PX", 200 + number * 5)
+        for number in range(100):
+            conn.call("SET", f"name:{number}", number)
+        move.order("start")
+        for number in range(0, 100, 2):
+            conn.call("RENAME", f"name:{number}", f"other:{number}")
+    move.wait_in_step()
+    move.wait_behind()
+    time.sleep(6)
+    assert assert_alike(move) == 100
+    move.old[0].call("FLUSHALL")
+    wait_until(lambda: not everything(move.new, "redis"), "the copy is flushed, too")
+    with move.gateway.connect() as conn:
+        conn.call("SET", "key", "again")
+    move.change("cut-over")
+    with move.gateway.connect() as conn:
+        assert conn.call("GET", "key") == b"again" and conn.call("GET", "name:1") is None
+
+
+def test_all_that_writes_to_memcached_is_followed(place):
+    move = Move(place, "memcached")
+    fill(move, 300)
+    move.order("start")
+    move.wait_in_step()
+    with move.gateway.connect() as conn:
+        for number in range(0, 300, 6):
+            conn.send(b"touch still:%d 5000\r\n" % number)
+            conn.expect(b"TOUCHED\r\n")
+            conn.send(b"gat 6000 still:%d\r\n" % (number + 1))
+            conn.read_until(b"END\r\n")
+            conn.send(b"gets still:%d\r\n" % (number + 2))
+            unique = conn.read_until(b"END\r\n").split(b"\r\n")[0].split()[4]
+            conn.send(b"cas still:%d 3 0 3 %b\r\nnew\r\n" % (number + 2, unique))
+            conn.expect(b"STORED\r\n")
+            conn.send(b"set still:%d 0 -1 3\r\nold\r\n" % (number + 3))
+            conn.expect(b"STORED\r\n")
+            conn.send(b"set still:%d 1 0 5 noreply\r\nquiet\r\nversion\r\n" % (number + 4))
+            assert conn.read_line().startswith(b"VERSION")
+            conn.send(b"touch still:%d -1\r\n" % (number + 5))
+            conn.expect(b"TOUCHED\r\n")
+    move.change("cut-over")
+    with move.gateway.connect() as conn:
+        for number in range(0, 300, 6):
+            conn.send(b"get still:%d still:%d\r\n" % (number + 3, number + 5))
+            conn.expect(b"END\r\n")
+            conn.send(b"get still:%d\r\n" % (number + 4))
+            conn.expect(b"VALUE still:%d 1 5\r\nquiet\r\nEND\r\n" % (number + 4))
+    move.wait_in_step()
+    move.wait_behind()
+    assert assert_alike(move) == 200
+
+
+def test_what_is_out_of_date_in_memcached_is_marked_once_and_copied_once_it_is_renewed(place):
+    move = Move(place, "memcached", old=[place.memcached("-m", "64")])
+    fill(move, 50)
+    old = move.old[0]
+
+    def ask(text, end=b"\r\n"):
+        with old.connect() as conn:
+            conn.send(text)
+            return conn.read_until(end)
+
+    assert ask(b"ms stale 3 T0\r\nold\r\n").startswith(b"HD")
+    assert ask(b"md stale I\r\n").startswith(b"HD")
+    move.order("start")
+    move.wait_in_step()
+    time.sleep(2)
+    before = ask(b"me stale\r\n").split(b" cas=")[1].split()[0]
+    time.sleep(3)
+    assert ask(b"me stale\r\n").split(b" cas=")[1].split()[0] == before, "each pass marks it anew"
+    found = ask(b"mg stale v c\r\n", b"old\r\n")
+    assert b" W" in found and b" X" in found, found
+    unique = found.split(b" c")[1].split()[0]
+    time.sleep(2)
+    assert ask(b"ms stale 3 C%b\r\nnew\r\n" % unique).startswith(b"HD")
+    time.sleep(1)
+    assert b" X" not in ask(b"mg stale v c\r\n", b"new\r\n")
+    move.change("cut-over")
+    with move.gateway.connect() as conn:
+        conn.send(b"get stale\r\n")
+        conn.expect(b"VALUE stale 0 3\r\nnew\r\nEND\r\n")
+
+
+def test_a_copy_in_memcached_that_has_no_room_does_not_serve(place):
+    move = Move(place, "memcached", old=[place.memcached("-m", "64")], new=[place.memcached("-m", "2", "-M")])
+    move.order("start")
+    move.wait_in_step()
+    with move.gateway.connect() as conn:
+        for number in range(20):
+            conn.send(b"set large:%d 0 0 500000\r\n%b\r\n" % (number, b"x" * 500_000))
+            conn.expect(b"STORED\r\n")
+        for _ in range(3):
+            move.order("cut-over", fails=True)
+            assert not move.status()["is_cut_over"]
+            time.sleep(1)
+        for number in range(20):
+            conn.send(b"get large:%d\r\n" % number)
+            assert len(conn.read_until(b"END\r\n")) > 500_000
+
+
+@pytest.mark.parametrize("kind", ["redis", "memcached"])
+def test_comparing_is_limited_as_copying_is(place, kind):
+    move = Move(place, kind, {"rate": 500})
+    fill(move, 1500)
+    move.order("start")
+    move.wait_in_step()
+    began = time.monotonic()
+    move.order("verify")
+    assert time.monotonic() - began > 2
+
+
 def test_what_a_server_does_not_take_as_a_dump_is_copied_by_its_type(place):
     new = [place.redis("--rename-command", "RESTORE", "''") for _ in range(2)]
     move = Move(place, new=new)

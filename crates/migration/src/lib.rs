@@ -14,6 +14,9 @@
 //!   another one than that of the copy.
 //! - **Whatever is lost is done again.** If a connection to A or B ends, the feed may have a hole, and what was sent
 //!   may have arrived or not: the walk begins from the start, and what B has that A has not is removed first.
+//! - **What no feed tells** is done again at the end: who has read what of a stream, and functions. An emptied copy is
+//!   seen by a feed of its own, which tells of flushes and losses.
+//! - **What cannot be read is not gone.** A key is removed only if the source says that it is not there.
 //! - **Cutting over** is a change of the epoch. All workers pause the two pools until nothing is on its way. Then the
 //!   copier proves that it has seen everything: of Redis two PINGs in a row come back on the feed, of memcached a pass
 //!   finds nothing. Only then do workers go on, with B. From there on B is the truth, and the copier goes the other
