@@ -197,6 +197,11 @@ fn named_key(command: &[u8], key: &[u8], flags: &[u8]) -> Vec<u8> {
     out
 }
 
+/// Hashes do not spread names evenly: a slice is about half of what is allowed.
+fn slices_of(size: usize) -> u64 {
+    (size / NAMES_SIZE_MAX) as u64 * 2 + 1
+}
+
 /// Says again that what has this unique is out of date.
 fn invalidation(key: &[u8], unique: u64) -> Vec<u8> {
     named_key(b"md ", key, format!(" I C{unique}").as_bytes())
@@ -577,7 +582,7 @@ impl<'j> Passes<'j> {
     fn slices(&mut self, at: usize) -> io::Result<u64> {
         let mut size = 0;
         self.sources[at].server.list(|it| size += it.key.len() + size_of::<Listed>())?;
-        Ok((size / NAMES_SIZE_MAX) as u64 * 2 + 1)
+        Ok(slices_of(size))
     }
 
     /// Compares those of a server's keys whose hash is of this part. `None` if it was interrupted.
@@ -694,6 +699,16 @@ mod tests {
         assert_eq!(invalidation(b"a", 7), b"md a I C7\r\n");
         let about = b"ME a exp=-1 la=3 cas=42 fetch=yes cls=1 size=64";
         assert_eq!((unique_of(about), unique_of(b"EN")), (Some(42), None));
+    }
+
+    #[test]
+    fn names_are_compared_in_slices_that_fit() {
+        assert_eq!(slices_of(0), 1);
+        assert_eq!(slices_of(NAMES_SIZE_MAX - 1), 1);
+        for times in [1, 2, 10, 100] {
+            let size = NAMES_SIZE_MAX * times + NAMES_SIZE_MAX - 1;
+            assert!(size as u64 / slices_of(size) < NAMES_SIZE_MAX as u64);
+        }
     }
 
     #[test]
