@@ -387,6 +387,10 @@ impl<'f> Reach<'f> {
                         format!("pool \"{name}\" is copied, and another node leads to it, too");
                     complain(message, "only the move may write to its pools");
                 }
+                if self.reached.contains(name) {
+                    let message = format!("pool \"{name}\" is copied, and a user's route is to it");
+                    complain(message, "let the user's route be to the one with the move");
+                }
                 if pool.listen.is_some() || pool.tls_listen.is_some() {
                     let message =
                         format!("pool \"{name}\" is copied, and clients can connect to it");
