@@ -264,6 +264,8 @@ pub(crate) struct Reach<'f> {
     pools: HashMap<&'f str, &'f PoolSection>,
     routes: HashSet<&'f str>,
     reached: HashSet<String>,
+    /// Of these the ones that a user's route names.
+    users_to: HashSet<String>,
     /// How often each pool is a leaf.
     uses: HashMap<String, usize>,
     /// Pools that are copied: from, to, and where that is kept.
@@ -283,6 +285,7 @@ impl<'f> Reach<'f> {
             pools: pools.iter().map(|(name, section)| (&*name.value, section)).collect(),
             routes: routes.iter().map(|(name, _)| &*name.value).collect(),
             reached: HashSet::new(),
+            users_to: HashSet::new(),
             uses: HashMap::new(),
             moves: Vec::new(),
             is_partial: false,
@@ -368,6 +371,7 @@ impl<'f> Reach<'f> {
     /// Clients of some user get to this pool or route.
     pub(crate) fn reach(&mut self, name: &str) {
         self.reached.insert(name.to_owned());
+        self.users_to.insert(name.to_owned());
     }
 
     /// Reports moves that others could write to behind their back, or that cannot be right.
@@ -387,7 +391,7 @@ impl<'f> Reach<'f> {
                         format!("pool \"{name}\" is copied, and another node leads to it, too");
                     complain(message, "only the move may write to its pools");
                 }
-                if self.reached.contains(name) {
+                if self.users_to.contains(name) {
                     let message = format!("pool \"{name}\" is copied, and a user's route is to it");
                     complain(message, "let the user's route be to the one with the move");
                 }

@@ -285,3 +285,34 @@ routes:
         assert!(errors.contains(why), "{errors}");
     }
 }
+
+#[test]
+fn no_user_writes_to_a_pool_that_is_copied() {
+    let file = |to: &str| {
+        format!(
+            "\
+pools:
+  a: {{redis: true, servers: [10.0.0.1:6379:1]}}
+  b: {{redis: true, servers: [10.0.0.2:6379:1]}}
+  own:
+    listen: 127.0.0.1:22122
+    redis: true
+    servers: [10.0.0.3:6379:1]
+    users: {{ann: {{rules: on nopass +@all ~*, route: {to}}}}}
+routes:
+  main:
+    listen: 127.0.0.1:22121
+    redis: true
+    route: {{migrate: {{from: a, to: b, directory: /run/move}}}}
+"
+        )
+    };
+    if let Err(errors) = judge(&file("main"), "") {
+        panic!("{errors}");
+    }
+    for pool in ["a", "b"] {
+        let errors = judge(&file(pool), "").unwrap_err().to_string();
+        let wanted = format!("pool \"{pool}\" is copied, and a user's route is to it");
+        assert!(errors.contains(&wanted), "{errors}");
+    }
+}
