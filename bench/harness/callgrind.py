@@ -3,6 +3,7 @@
 import glob
 import os
 import re
+import re
 import shutil
 import subprocess
 import tempfile
@@ -25,8 +26,12 @@ class InThreads(contenders.Cashew):
     def configuration(self, listen, ports, protocol):
         text = self.in_threads(super().configuration(listen, ports, protocol))
         # All requests are slow under valgrind, and none of those that it stands for.
-        patient = text.replace("preconnect: true\n", "preconnect: true\n  slow_log: 1h\n")
-        return patient if self.takes(patient) else text
+        patient = re.sub(r"^( *)preconnect: true\n", r"\g<0>\1slow_log: 1h\n", text, flags=re.MULTILINE)
+        if self.takes(patient):
+            return patient
+        if not self.variant:
+            raise Broken(f"{self.program} does not take the configuration that counts are made with")
+        return text
 
     @staticmethod
     def in_threads(text):
