@@ -589,6 +589,28 @@ fn a_transaction_is_for_one_slot() {
 }
 
 #[test]
+fn a_transaction_may_have_large_commands_without_keys() {
+    let (mut world, client, _) = three(&cluster(""));
+    let large = format!("ECHO {}", "x".repeat(70_000));
+    world.send(client, all(&["MULTI", "INCR b"]));
+    world.expect(client, format!("+OK\r\n{QUEUED}"));
+    world.send(client, redis(&large));
+    let a = session(&mut world, 0);
+    world.expect(a, all(&["MULTI", "INCR b", &large]));
+    world.send(a, format!("+OK\r\n{QUEUED}{QUEUED}"));
+    world.expect(client, QUEUED);
+    world.send(client, all(&["PING", "EXEC"]));
+    world.expect(a, all(&["PING", "EXEC"]));
+    world.send(a, format!("{QUEUED}*3\r\n:1\r\n+x\r\n+PONG\r\n"));
+    world.expect(client, format!("{QUEUED}*3\r\n:1\r\n+x\r\n+PONG\r\n"));
+    // Before there is a key nobody knows where it goes.
+    world.send(client, all(&["MULTI", &large, "EXEC"]));
+    let reply = String::from_utf8(world.received(client)).unwrap();
+    assert!(reply.contains("begin with a command that has a key"), "{reply}");
+    world.assert_idle();
+}
+
+#[test]
 fn a_transaction_that_is_sent_to_and_fro_ends() {
     let (mut world, client, _) = three(&cluster(""));
     world.send(client, all(&["MULTI", "INCR b", "EXEC"]));

@@ -630,7 +630,17 @@ impl Engine {
                 Err(plan) => plan,
             };
         }
-        if self.transaction(client).early.len() + bytes.len() > EARLY_SIZE_MAX {
+        let Transaction { early, held, .. } = self.transaction(client);
+        let (slot, size) = (held.slot, early.len() + bytes.len());
+        if size > EARLY_SIZE_MAX {
+            // In front of a cluster it is known where it goes once there was a key.
+            let topology = &self.backends[self.backend_of(client)].topology;
+            if let Some(server) = slot.and_then(|slot| topology.owner(slot)) {
+                return match self.enlist(client, server, call) {
+                    Ok(lane) => self.queue_on(client, lane, bytes),
+                    Err(plan) => plan,
+                };
+            }
             return self.refuse_queued(
                 client,
                 "ERR commands without keys at the start of a transaction are too large for this \
