@@ -893,6 +893,65 @@ fn what_was_tried_again_may_still_move_as_often() {
 }
 
 #[test]
+fn what_has_keys_at_neither_node_is_tried_again_until_the_slot_has_moved() {
+    let (mut world, client, [a, b, _]) = three(&waiting());
+    let rename = redis("RENAME {b}1 {b}2");
+    world.send(client, &rename);
+    for wait in [5, 50, 50, 50, 50, 50, 50, 50] {
+        world.expect(a, &rename);
+        world.send(a, ask(3300, 1));
+        world.expect(b, redis("ASKING") + &rename);
+        world.send(b, "+OK\r\n-TRYAGAIN\r\n");
+        world.expect(client, "");
+        world.wait_ms(wait + 1);
+    }
+    world.expect(a, &rename);
+    world.send(a, moved(3300, 1));
+    world.expect(b, &rename);
+    world.send(b, "+OK\r\n");
+    world.expect(client, "+OK\r\n");
+    // A slot that stays half moved is the client's to know of.
+    let rename = redis("RENAME {hello}1 {hello}2");
+    world.send(client, &rename);
+    let (mut tries, mut reply) = (0, Vec::new());
+    while reply.is_empty() {
+        world.expect(a, &rename);
+        world.send(a, ask(866, 1));
+        world.expect(b, redis("ASKING") + &rename);
+        world.send(b, "+OK\r\n-TRYAGAIN\r\n");
+        world.wait_ms(51);
+        reply = world.received(client);
+        tries += 1;
+        assert!(tries < 30);
+    }
+    assert_eq!(reply, NOT_SERVED.as_bytes());
+    assert!(tries >= 20);
+    world.assert_idle();
+}
+
+#[test]
+fn a_transaction_with_keys_at_neither_node_is_tried_again_until_the_slot_has_moved() {
+    let (mut world, client, _) = three(&waiting());
+    let text = all(&["MULTI", "MGET {b}1 {b}2", "EXEC"]);
+    world.send(client, &text);
+    let (a, aborted) = (session(&mut world, 0), "-EXECABORT Transaction discarded\r\n");
+    let mut b = None;
+    for _ in 0..8 {
+        world.expect(a, &text);
+        world.send(a, format!("+OK\r\n{}{aborted}", ask(3300, 1)));
+        let b = *b.get_or_insert_with(|| session(&mut world, 1));
+        world.expect(b, redis("ASKING") + &text);
+        world.send(b, format!("+OK\r\n+OK\r\n-TRYAGAIN\r\n{aborted}"));
+        world.received(client);
+        world.wait_ms(51);
+    }
+    world.expect(a, &text);
+    world.send(a, format!("+OK\r\n{QUEUED}*1\r\n*2\r\n$-1\r\n$-1\r\n"));
+    world.expect(client, "*1\r\n*2\r\n$-1\r\n$-1\r\n");
+    world.assert_idle();
+}
+
+#[test]
 fn what_is_behind_and_not_written_is_not_overtaken_either() {
     let (mut world, client, [a, _, _]) = three(&cluster(""));
     world.send(client, redis("MSET {b}1 1 {b}2 1"));

@@ -182,7 +182,7 @@ impl Engine {
         let (ask_at, hops) = match elsewhere {
             Elsewhere::Again if self.now < until => {
                 self.slow_down(client, TRY_AGAIN_MS);
-                (None, hops)
+                (None, 0)
             }
             Elsewhere::Owner if hops < HOPS_MAX => (None, hops + 1),
             Elsewhere::Ask(server) if hops < HOPS_MAX => (Some(server), hops + 1),

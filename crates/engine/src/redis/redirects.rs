@@ -39,7 +39,7 @@ use crate::upstream::redirect::{
 };
 use crate::upstream::refused::RefusedRequest;
 
-/// So often a request is sent elsewhere; then its client gets an error.
+/// So often a request is sent elsewhere each time that it is asked anew; then its client gets an error.
 const HOPS_MAX: u8 = 5;
 /// The same of scripts, which may say so themselves when they have run.
 const HOPS_OF_SCRIPTS_MAX: u8 = 2;
@@ -221,9 +221,11 @@ impl Engine {
         self.pop_answered(index);
         let slot = &mut self.requests[request];
         (slot.next_in_lane, slot.arrived) = (RequestId::NONE, 0);
-        if redirect != Redirect::TryAgain {
-            slot.hops += 1;
-        }
+        slot.hops = match redirect {
+            // It is asked anew a little later, from the slot's owner on. Time ends that, not the number of times.
+            Redirect::TryAgain => 0,
+            Redirect::Moved { .. } | Redirect::Ask { .. } => slot.hops + 1,
+        };
         let is_first_try = self.now.micros_since(slot.started) < TRY_AGAIN_FIRST_MS * 1000;
         match to {
             Ok((server, slot, asks)) => self.send_on(back, slot, Target { server, asks }),
