@@ -138,7 +138,8 @@ pub(crate) fn cluster_source() -> Source {
         epoch: 7,
     };
     let slots = [SlotRange { first: 0, last: 99 }, SlotRange { first: 200, last: 200 }];
-    let map = ClusterMap { shards: vec![shard(1, &[2], &slots), shard(3, &[], &[])] };
+    let map =
+        ClusterMap { shards: vec![shard(1, &[2], &slots), shard(3, &[], &[])], moving: Vec::new() };
     assert!(snapshot.set_cluster_map("alpha", &map));
     let discovery = Discovery::default();
     let seed = |host: &str, is_answering| {

@@ -89,6 +89,7 @@ pub(crate) fn resolve(
         seeds: seeds.iter().map(|seed| seed.value.clone()).collect(),
         connections_max: *connections_max,
         slots: Vec::new(),
+        moving: Vec::new(),
         epoch: 0,
         changes: 0,
     })

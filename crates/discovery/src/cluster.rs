@@ -23,8 +23,10 @@ use crate::answer;
 use crate::link::{Fate, Greeting, Link, Opening};
 use crate::watch::News;
 
-/// How many nodes are asked at a time.
+/// How many nodes are asked at a time: for the map, and where replicas answer reads, as only the nodes that have a part
+/// in it show that a slot moves.
 const ASKED: usize = 3;
+const ASKED_OF_REPLICAS: usize = 16;
 /// How long answers are waited for: of all, and once two have come.
 const ROUND_MAX: Duration = Duration::from_millis(1000);
 const ROUND_MAX_OF_TWO: Duration = Duration::from_millis(100);
@@ -43,6 +45,7 @@ const ANSWER_SIZE_MAX: usize = 16 << 20;
 #[derive(Clone, PartialEq, Eq)]
 struct Settings {
     name: String,
+    reads_replicas: bool,
     server_auth: ServerAuth,
     security: Option<Arc<Security>>,
 }
@@ -55,6 +58,8 @@ pub(crate) struct ClusterWatch {
     map: Option<ClusterMap>,
     pace: Pace,
     round: Round,
+    /// The number of the shard that is asked first, where there are too many to ask all at a time.
+    turn: usize,
     /// Since when nodes contradict it with no higher epoch.
     contradicted_since: Option<Instant>,
     /// The last time nobody answered.
@@ -116,7 +121,8 @@ impl ClusterWatch {
             seeds: cluster.seeds.clone(),
             nodes: BTreeMap::new(),
             map: pool.cluster_map(),
-            pace: Pace::new(now),
+            pace: Pace::new(pool.reads_from_replicas(), now),
+            turn: 0,
             round: Round::default(),
             contradicted_since: None,
             is_lost: false,
@@ -211,7 +217,12 @@ impl ClusterWatch {
         self.avoided.retain(|_, until| now < *until);
         let mut chosen: BTreeSet<Address> = BTreeSet::new();
         if let Some(map) = &self.map {
-            chosen.extend(choose(map, |node| !self.avoided.contains_key(&node.address)));
+            let most = if self.settings.reads_replicas { ASKED_OF_REPLICAS } else { ASKED };
+            let is_fit = |node: &ClusterNode| !self.avoided.contains_key(&node.address);
+            chosen.extend(choose(map, (self.turn, most), is_fit));
+            if self.settings.reads_replicas {
+                self.turn += most;
+            }
         }
         if chosen.is_empty() || self.is_lost {
             chosen.extend(self.seeds.iter().cloned());
@@ -298,6 +309,10 @@ impl ClusterWatch {
 
 /// Whether both say the same of slots and nodes: since when is nobody's business.
 fn is_alike(map: &ClusterMap, other: &ClusterMap) -> bool {
+    map.moving == other.moving && places_alike(map, other)
+}
+
+fn places_alike(map: &ClusterMap, other: &ClusterMap) -> bool {
     fn shown(map: &ClusterMap) -> BTreeMap<&ClusterNode, impl PartialEq + '_> {
         let shards = map.shards.iter();
         let shard = |shard: &cashew_config::snapshot::ClusterShard| {
@@ -308,25 +323,36 @@ fn is_alike(map: &ClusterMap, other: &ClusterMap) -> bool {
     shown(map) == shown(other)
 }
 
-/// A node of each of the first shards that own slots, and others of theirs where there are too few shards.
-fn choose(map: &ClusterMap, is_fit: impl Fn(&ClusterNode) -> bool) -> Vec<Address> {
+/// A node of each of so many shards that own slots, from one of them on, and others of theirs where there are too few
+/// shards.
+fn choose(
+    map: &ClusterMap,
+    (first, most): (usize, usize),
+    is_fit: impl Fn(&ClusterNode) -> bool,
+) -> Vec<Address> {
     let owners = || map.shards.iter().filter(|shard| !shard.slots.is_empty());
-    let fit: Vec<Vec<&ClusterNode>> = owners()
+    let mut fit: Vec<Vec<&ClusterNode>> = owners()
         .map(|shard| {
             let nodes = std::iter::once(&shard.primary).chain(&shard.replicas);
             nodes.filter(|node| is_fit(node)).collect()
         })
         .filter(|nodes: &Vec<_>| !nodes.is_empty())
         .collect();
-    let most = fit.iter().map(Vec::len).max().unwrap_or_default();
-    let in_turn = (0..most).flat_map(|at| fit.iter().filter_map(move |nodes| nodes.get(at)));
-    in_turn.take(ASKED).map(|node| node.address.clone()).collect()
+    let shards = fit.len();
+    if shards > most {
+        fit.rotate_left(first % shards);
+    }
+    let count = most.min(shards.max(ASKED));
+    let deepest = fit.iter().map(Vec::len).max().unwrap_or_default();
+    let in_turn = (0..deepest).flat_map(|at| fit.iter().filter_map(move |nodes| nodes.get(at)));
+    in_turn.take(count).map(|node| node.address.clone()).collect()
 }
 
 impl Settings {
     fn of(pool: &Pool) -> Self {
         Self {
             name: pool.name.clone(),
+            reads_replicas: pool.reads_from_replicas(),
             server_auth: pool.server_auth.clone(),
             security: pool.server_tls.clone().map(Security::new).map(Arc::new),
         }
@@ -455,13 +481,13 @@ mod tests {
             slots: (0..slots).map(|slot| SlotRange { first: slot, last: slot }).collect(),
             epoch: u64::from(slots),
         };
-        ClusterMap { shards: shards.iter().map(shard).collect() }
+        ClusterMap { shards: shards.iter().map(shard).collect(), moving: Vec::new() }
     }
 
     #[test]
     fn three_of_different_shards_are_asked() {
         let asked = |map: &ClusterMap, unfit: &[u16]| -> Vec<u16> {
-            let chosen = choose(map, |node| !unfit.contains(&node.address.port));
+            let chosen = choose(map, (0, ASKED), |node| !unfit.contains(&node.address.port));
             chosen.iter().map(|it| it.port).collect()
         };
         let four = map(&[(1, &[11], 1), (9, &[], 0), (2, &[12], 1), (3, &[], 1), (4, &[14], 1)]);
@@ -474,11 +500,29 @@ mod tests {
     }
 
     #[test]
+    fn all_shards_are_asked_in_turn_where_a_slot_that_moves_matters() {
+        let shards: Vec<(u16, &[u16], u16)> = (1..=20).map(|port| (port, &[][..], 1)).collect();
+        let asked = |map: &ClusterMap, first| -> Vec<u16> {
+            let chosen = choose(map, (first, ASKED_OF_REPLICAS), |_| true);
+            chosen.iter().map(|it| it.port).collect()
+        };
+        let all = map(&shards);
+        assert_eq!(asked(&all, 0), (1..=16).collect::<Vec<u16>>());
+        assert_eq!(asked(&all, 16)[..6], [17, 18, 19, 20, 1, 2]);
+        // All of few, and not their replicas, too.
+        let few = map(&[(1, &[11], 1), (2, &[12], 1), (3, &[13], 1), (4, &[14], 1)]);
+        assert_eq!(asked(&few, 16), [1, 2, 3, 4]);
+        assert_eq!(asked(&map(&[(1, &[11, 12], 1)]), 16), [1, 11, 12]);
+    }
+
+    #[test]
     fn maps_are_alike_that_say_the_same() {
         let one = map(&[(1, &[11, 12], 1), (2, &[], 5)]);
         let mut other = map(&[(2, &[], 5), (1, &[12, 11], 1)]);
         other.shards[0].epoch = 99;
         assert!(is_alike(&one, &other));
+        other.moving = vec![SlotRange { first: 0, last: 0 }];
+        assert!(!is_alike(&one, &other));
         for differs in [
             map(&[(1, &[11, 12], 1)]),
             map(&[(1, &[11], 1), (2, &[], 5)]),

@@ -33,6 +33,7 @@ fn cluster_of(options: &str, nodes: usize, groups: &[Group<'_>]) -> Snapshot {
         seeds: Vec::new(),
         connections_max: 0,
         slots: groups.iter().map(|(_, _, slots)| slots.iter().map(range).collect()).collect(),
+        moving: Vec::new(),
         epoch: 1,
         changes: 1,
     });
@@ -1694,5 +1695,235 @@ fn what_waits_to_be_sent_again_counts_as_memory() {
         held_after.push(world.engine.held_bytes());
     }
     assert_eq!(held_after[1], held_after[2]);
+    world.assert_idle();
+}
+
+/// The first node has the slots of the keys `b` and `hello`, and a replica, which answers reads: the second.
+fn half_moved(options: &str, moving: &[(u16, u16)]) -> Snapshot {
+    let [x, y, z] = THIRDS;
+    let groups: [Group<'_>; 3] = [(0, &[1], &[x]), (2, &[], &[y]), (3, &[], &[z])];
+    let mut snapshot = cluster_of(options, 4, &groups);
+    snapshot.pools[0].reads = Some(Reads::PreferReplica);
+    let range = |&(first, last): &(u16, u16)| SlotRange { first, last };
+    snapshot.pools[0].cluster.as_mut().unwrap().moving = moving.iter().map(range).collect();
+    snapshot
+}
+
+/// The pool's nodes, of which the replica was told that it answers reads.
+fn with_replica(snapshot: &Snapshot) -> (World, ConnId, [ConnId; 4]) {
+    let (mut world, nodes): (_, [ConnId; 4]) = World::connected(snapshot);
+    world.expect(nodes[1], redis("READONLY"));
+    world.send(nodes[1], "+OK\r\n");
+    let client = world.client();
+    (world, client, nodes)
+}
+
+fn reads_at(world: &mut World, client: ConnId, key: &str, node: ConnId) {
+    let get = redis(&format!("GET {key}"));
+    world.send(client, &get);
+    world.expect(node, &get);
+    world.send(node, "$1\r\n1\r\n");
+    world.expect(client, "$1\r\n1\r\n");
+}
+
+#[test]
+fn the_primary_answers_reads_of_slots_that_move_by_the_map() {
+    let snapshot = half_moved("", &[(3300, 3300)]);
+    let (mut world, client, [a, replica, ..]) = with_replica(&snapshot);
+    reads_at(&mut world, client, "b", a);
+    reads_at(&mut world, client, "hello", replica);
+    // Of one request the parts as well.
+    world.send(client, redis("MGET b hello"));
+    world.expect(a, redis("MGET b"));
+    world.expect(replica, redis("MGET hello"));
+    world.send(a, "*1\r\n$1\r\n1\r\n");
+    world.send(replica, "*1\r\n$1\r\n2\r\n");
+    world.expect(client, "*2\r\n$1\r\n1\r\n$1\r\n2\r\n");
+    // Another slot moves by the next map, and else all is as it was.
+    let mut next = half_moved("", &[(866, 866)]);
+    next.epoch += 1;
+    world.prepare(&next);
+    world.pause(1000);
+    world.commit(&next);
+    reads_at(&mut world, client, "b", replica);
+    reads_at(&mut world, client, "hello", a);
+}
+
+#[test]
+fn the_primary_answers_reads_of_a_slot_of_which_a_node_has_sent_something_elsewhere() {
+    let (mut world, client, [a, replica, c, _]) = with_replica(&half_moved("", &[]));
+    reads_at(&mut world, client, "b", replica);
+    doubts(&mut world);
+    world.send(client, redis("SET b 1"));
+    world.expect(a, redis("SET b 1"));
+    world.send(a, ask(3300, 2));
+    world.expect(c, redis("ASKING") + &redis("SET b 1"));
+    assert_eq!(doubts(&mut world), 1);
+    world.send(c, "+OK\r\n+OK\r\n");
+    world.expect(client, "+OK\r\n");
+    reads_at(&mut world, client, "b", a);
+    reads_at(&mut world, client, "hello", replica);
+    // A map that was made before that does not know of it.
+    let mut next = half_moved("", &[]);
+    next.epoch += 1;
+    next.pools[0].cluster.as_mut().unwrap().slots[1] = vec![SlotRange { first: 5461, last: 10000 }];
+    world.prepare(&next);
+    world.pause(1000);
+    world.commit(&next);
+    reads_at(&mut world, client, "b", a);
+    // One that was made long after that would.
+    world.wait_ms(11_000);
+    reads_at(&mut world, client, "b", replica);
+    // What has moved as a whole has other replicas.
+    world.send(client, redis("SET b 1"));
+    world.expect(a, redis("SET b 1"));
+    world.send(a, moved(3300, 2));
+    world.expect(c, redis("SET b 1"));
+    world.send(c, "+OK\r\n");
+    world.expect(client, "+OK\r\n");
+    reads_at(&mut world, client, "b", c);
+}
+
+#[test]
+fn a_read_of_a_slot_that_moves_is_not_asked_of_a_replica_because_the_primary_is_slow() {
+    for (moving, is_hedged) in [(&[][..], true), (&[(3300, 3300)], false)] {
+        let mut snapshot = half_moved("timeout: 1000", moving);
+        snapshot.pools[0].reads = Some(Reads::PreferPrimary);
+        snapshot.pools[0].hedge = Some(Hedge { after_ms: 3, budget_percent: 5 });
+        let (mut world, client, [a, replica, ..]) = with_replica(&snapshot);
+        world.send(client, redis("GET b"));
+        world.expect(a, redis("GET b"));
+        world.wait_ms(10);
+        world.expect(replica, if is_hedged { redis("GET b") } else { String::new() });
+    }
+}
+
+#[test]
+fn a_read_of_a_slot_that_moves_does_not_go_on_with_a_replica_if_the_primary_is_lost() {
+    for (moving, goes_on) in [(&[][..], true), (&[(3300, 3300)], false)] {
+        let mut snapshot = half_moved("failover_wait: 0", moving);
+        snapshot.pools[0].reads = Some(Reads::PreferPrimary);
+        snapshot.pools[0].preconnect = false;
+        let mut world = World::new(&snapshot);
+        let client = world.client();
+        world.send(client, redis("GET b"));
+        world.refuse(0);
+        match goes_on {
+            true => {
+                let replica = world.accept(1);
+                let received = world.received(replica);
+                assert!(String::from_utf8_lossy(&received).contains(&redis("GET b")));
+            }
+            false => assert!(world.received(client).starts_with(b"-"), "no replica is asked"),
+        }
+    }
+}
+
+const TRY_AGAIN: &str = "-TRYAGAIN Multiple keys request during rehashing of slot\r\n";
+const SCRIPT: &str = "EVAL x 2 {b}1 {b}2";
+
+/// The script is at the first node, which has answered TRYAGAIN, and has been asked for its keys.
+fn script_of_half_moved_keys(world: &mut World, client: ConnId, node: ConnId) {
+    world.send(client, redis(SCRIPT));
+    world.expect(node, redis(SCRIPT));
+    world.send(node, TRY_AGAIN);
+    world.expect(client, "");
+    world.wait_ms(5);
+    world.expect(node, redis("EXISTS {b}1 {b}2"));
+}
+
+#[test]
+fn a_script_is_sent_again_when_its_keys_are_together() {
+    let (mut world, client, [a, b, _]) = three(&waiting());
+    script_of_half_moved_keys(&mut world, client, a);
+    world.send(client, redis("SET {b}3 1"));
+    for _ in 0..5 {
+        world.send(a, TRY_AGAIN);
+        world.expect(a, "");
+        world.wait_ms(50);
+        world.expect(a, redis("EXISTS {b}1 {b}2"));
+    }
+    // All have left, and not all have come.
+    world.send(a, ask(3300, 1));
+    world.expect(b, redis("ASKING") + &redis("EXISTS {b}1 {b}2"));
+    world.send(b, format!("+OK\r\n{TRY_AGAIN}"));
+    world.wait_ms(50);
+    world.expect(a, redis("EXISTS {b}1 {b}2"));
+    world.send(a, ask(3300, 1));
+    world.expect(b, redis("ASKING") + &redis("EXISTS {b}1 {b}2"));
+    world.send(b, "+OK\r\n:1\r\n");
+    world.expect(b, redis("ASKING") + &redis(SCRIPT));
+    // What its client has asked for since stays behind it.
+    world.expect(a, "");
+    world.send(b, "+OK\r\n:7\r\n");
+    world.expect(client, ":7\r\n");
+    world.expect(a, redis("SET {b}3 1"));
+    world.send(a, "+OK\r\n");
+    world.expect(client, "+OK\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn a_script_follows_its_keys_to_the_new_owner() {
+    let (mut world, client, [a, b, _]) = three(&waiting());
+    script_of_half_moved_keys(&mut world, client, a);
+    world.send(a, moved(3300, 1));
+    world.expect(b, redis("EXISTS {b}1 {b}2"));
+    world.send(b, ":2\r\n");
+    world.expect(b, redis(SCRIPT));
+    world.send(b, ":7\r\n");
+    world.expect(client, ":7\r\n");
+    world.assert_idle();
+}
+
+#[test]
+fn a_script_that_says_so_itself_runs_three_times_at_most() {
+    let (mut world, client, [a, _, _]) = three(&waiting());
+    script_of_half_moved_keys(&mut world, client, a);
+    world.send(a, ":2\r\n");
+    world.expect(a, redis(SCRIPT));
+    world.send(a, TRY_AGAIN);
+    world.wait_ms(50);
+    world.expect(a, redis("EXISTS {b}1 {b}2"));
+    world.send(a, ":2\r\n");
+    world.expect(a, redis(SCRIPT));
+    world.send(a, TRY_AGAIN);
+    world.expect(client, TRY_AGAIN);
+    // With one key it must be the script's own.
+    world.send(client, redis("EVAL x 1 {b}1"));
+    world.expect(a, redis("EVAL x 1 {b}1"));
+    world.send(a, TRY_AGAIN);
+    world.expect(client, TRY_AGAIN);
+    world.wait_ms(100);
+    world.expect(a, "");
+    world.assert_idle();
+}
+
+#[test]
+fn a_script_waits_for_its_keys_as_long_as_others_do() {
+    let (mut world, client, [a, _, _]) = three(&waiting());
+    // EXISTS gets no answer, and is asked anew.
+    script_of_half_moved_keys(&mut world, client, a);
+    world.wait_ms(250);
+    world.expect(a, redis("EXISTS {b}1 {b}2"));
+    world.send(a, format!("{TRY_AGAIN}{TRY_AGAIN}"));
+    let mut waited = 0;
+    let reply = loop {
+        world.wait_ms(10);
+        waited += 10;
+        let reply = world.received(client);
+        if !reply.is_empty() {
+            break reply;
+        }
+        if !world.received(a).is_empty() {
+            world.send(a, TRY_AGAIN);
+        }
+        assert!(waited < 2000);
+    };
+    assert_eq!((String::from_utf8(reply).as_deref(), waited > 600), (Ok(TRY_AGAIN), true));
+    // Whom the server does not let ask knows at once.
+    script_of_half_moved_keys(&mut world, client, a);
+    world.send(a, "-NOPERM no\r\n");
+    world.expect(client, TRY_AGAIN);
     world.assert_idle();
 }

@@ -17,6 +17,7 @@ fn cluster(slots: &[&[(u16, u16)]]) -> Snapshot {
         seeds: Vec::new(),
         connections_max: 0,
         slots: slots.iter().map(|slots| slots.iter().map(range).collect()).collect(),
+        moving: Vec::new(),
         epoch: 1,
         changes: 1,
     });

@@ -566,6 +566,7 @@ fn clustered(text: &str) -> Snapshot {
         seeds: Vec::new(),
         connections_max: 0,
         slots: vec![vec![SlotRange { first: 0, last: 16383 }]],
+        moving: Vec::new(),
         epoch: 1,
         changes: 1,
     });

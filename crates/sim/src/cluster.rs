@@ -377,7 +377,7 @@ impl Cluster {
                 epoch: *epoch,
             });
         }
-        ClusterMap { shards }
+        ClusterMap { shards, moving: Vec::new() }
     }
 
     /// Every key is at its slot's owner and nowhere else, with its value of these.

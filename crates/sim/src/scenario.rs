@@ -664,6 +664,7 @@ impl Scenario {
             seeds: Vec::new(),
             connections_max: 0,
             slots: Vec::new(),
+            moving: Vec::new(),
             epoch: 0,
             changes: 0,
         });

@@ -260,7 +260,7 @@ pub(crate) fn summary(pool: &Pool) -> String {
 }
 
 fn described(change: &MapChange) -> String {
-    let MapChange { joined, left, promoted, slots_moved } = change;
+    let MapChange { joined, left, promoted, slots_moved, slots_moving } = change;
     let names = |names: &[String]| {
         let shown = names.iter().take(SHOWN_MAX).cloned().collect::<Vec<_>>().join(", ");
         match names.len().saturating_sub(SHOWN_MAX) {
@@ -282,6 +282,12 @@ fn described(change: &MapChange) -> String {
         0 => {}
         1 => parts.push("1 slot has moved".to_owned()),
         many => parts.push(format!("{many} slots have moved")),
+    }
+    match slots_moving {
+        None => {}
+        Some(0) => parts.push("no slot has keys at two nodes any more".to_owned()),
+        Some(1) => parts.push("1 slot has keys at two nodes".to_owned()),
+        Some(many) => parts.push(format!("{many} slots have keys at two nodes")),
     }
     match parts.is_empty() {
         true => "replicas have other primaries".to_owned(),
@@ -316,7 +322,7 @@ mod tests {
             let (primary, replicas) = (node(primary), vec![node(replica)]);
             ClusterShard { primary, replicas, slots, epoch: u64::from(last) }
         };
-        ClusterMap { shards: shards.iter().map(shard).collect() }
+        ClusterMap { shards: shards.iter().map(shard).collect(), moving: Vec::new() }
     }
 
     /// As discovery tells it.
@@ -369,6 +375,13 @@ mod tests {
         let status = maps.status_of(&current.pools[0]).unwrap();
         assert_eq!((status.changes, status.slots_covered), (3, 16_384));
         assert!(status.last_change.starts_with("10.0.0.1:11 takes"));
+        // What moves can wait, too.
+        let mut moving = current.pools[0].cluster_map().unwrap();
+        moving.moving = vec![SlotRange { first: 5, last: 5 }];
+        maps.told("a".to_owned(), found(moving), (&current, false), later(1101));
+        assert_eq!(maps.poll_timeout(), Some(later(2100)));
+        let lines = change(&mut maps, &mut current, later(2100));
+        assert!(lines[0].starts_with("1 slot has keys at two nodes ("), "{lines:?}");
     }
 
     #[test]

@@ -25,10 +25,13 @@ pub struct Cluster {
     /// By group: the slots that it owns, ascending. Empty while there is no map.
     #[serde(default)]
     pub slots: Vec<Vec<SlotRange>>,
+    /// Slots whose keys are at two nodes for now, as the nodes show it; ascending.
+    #[serde(default)]
+    pub moving: Vec<SlotRange>,
     /// The highest config epoch of the map.
     #[serde(default)]
     pub epoch: u64,
-    /// How often the map has changed, in this instance.
+    /// How often the map has changed, in this instance; not counting when all that changed is what moves.
     #[serde(default)]
     pub changes: u32,
 }
@@ -65,6 +68,10 @@ impl Cluster {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterMap {
     pub shards: Vec<ClusterShard>,
+    /// Slots whose keys are at two nodes for now: MIGRATING at one, IMPORTING at the other. Ascending, and not next
+    /// to each other.
+    #[serde(default)]
+    pub moving: Vec<SlotRange>,
 }
 
 /// A primary with its replicas. One without slots has none yet, or no more.
@@ -123,6 +130,8 @@ pub struct MapChange {
     pub promoted: Vec<String>,
     /// Slots that have another owner, or one again, or none any more.
     pub slots_moved: usize,
+    /// How many slots have keys at two nodes by now, if these are others than before.
+    pub slots_moving: Option<usize>,
 }
 
 impl MapChange {
@@ -156,8 +165,16 @@ impl MapChange {
             left: was.difference(&is).cloned().collect(),
             promoted: promoted.collect(),
             slots_moved,
+            slots_moving: moving(before, after),
         }
     }
+}
+
+/// How many slots have keys at two nodes afterwards, if these are others than before.
+fn moving(before: &Pool, after: &Pool) -> Option<usize> {
+    let of = |pool: &'_ Pool| pool.cluster.as_ref().map(|it| it.moving.clone()).unwrap_or_default();
+    let is = of(after);
+    (of(before) != is).then(|| is.iter().map(|range| range.slots().count()).sum())
 }
 
 impl Pool {
@@ -191,7 +208,7 @@ impl Pool {
             })
         };
         let shards = groups.iter().zip(&cluster.slots).filter_map(shard).collect();
-        Some(ClusterMap { shards })
+        Some(ClusterMap { shards, moving: cluster.moving.clone() })
     }
 
     /// Takes the nodes of a map for its servers. False if they are so already, or where it is in front of no
@@ -237,14 +254,17 @@ impl Pool {
         drop(places);
         let is_same =
             self.servers == servers && self.topology == topology && cluster.slots == slots;
-        if is_same {
+        if is_same && cluster.moving == map.moving {
             return false;
         }
         (self.servers, self.topology) = (servers, topology);
         if let Some(cluster) = &mut self.cluster {
-            cluster.slots = slots;
-            cluster.epoch = map.epoch();
-            cluster.changes = cluster.changes.wrapping_add(1);
+            cluster.moving.clone_from(&map.moving);
+            if !is_same {
+                cluster.slots = slots;
+                cluster.epoch = map.epoch();
+                cluster.changes = cluster.changes.wrapping_add(1);
+            }
         }
         true
     }
@@ -339,6 +359,7 @@ mod tests {
                 shard(700, &[7001, 7004], &[(0, 99)], 7),
                 shard(7005, &[], &[], 0),
             ],
+            moving: Vec::new(),
         };
         assert!(snapshot.set_cluster_map("a", &map) && !snapshot.set_cluster_map("a", &map));
         let pool = &snapshot.pools[0];
@@ -360,16 +381,21 @@ mod tests {
         assert_eq!((cluster.epoch, cluster.changes), (7, 1));
         let owners = cluster.owners();
         assert_eq!([owners[0], owners[99], owners[100]], [Some(0), Some(0), Some(1)]);
-        let read = pool.cluster_map().unwrap();
+        let mut read = pool.cluster_map().unwrap();
         assert_eq!((read.coverage(), read.epoch(), read.nodes().count()), (16_384, 7, 6));
         assert!(!snapshot.set_cluster_map("a", &read) && !snapshot.set_cluster_map("b", &map));
+        // What moves is news, but no other map.
+        read.moving = vec![SlotRange { first: 5, last: 5 }];
+        assert!(snapshot.set_cluster_map("a", &read) && !snapshot.set_cluster_map("a", &read));
+        assert_eq!(snapshot.pools[0].cluster_map(), Some(read));
+        assert_eq!(snapshot.pools[0].cluster.as_ref().unwrap().changes, 1);
     }
 
     #[test]
     fn what_a_map_changes_is_told() {
         let mut before = snapshot(&[("a", "'h:1'")]);
         let slots = [(0, 99), (100, 199)];
-        let map = |shards: Vec<ClusterShard>| ClusterMap { shards };
+        let map = |shards: Vec<ClusterShard>| ClusterMap { shards, moving: Vec::new() };
         before.set_cluster_map(
             "a",
             &map(vec![shard(1, &[2], &slots[..1], 1), shard(3, &[4], &slots[1..], 2)]),
@@ -389,7 +415,16 @@ mod tests {
         assert_eq!(change.joined, [name(5)]);
         assert_eq!(change.left, [name(1)]);
         assert_eq!(change.promoted, [name(2), name(5)]);
-        assert_eq!(change.slots_moved, 150);
+        assert_eq!((change.slots_moved, change.slots_moving), (150, None));
+        let mut moving = after.clone();
+        let range = SlotRange { first: 7, last: 9 };
+        moving.pools[0].cluster.as_mut().unwrap().moving = vec![range];
+        let change = |before: &Snapshot, after: &Snapshot| {
+            MapChange::between(&before.pools[0], &after.pools[0])
+        };
+        let expected = |count| MapChange { slots_moving: Some(count), ..MapChange::default() };
+        assert_eq!(change(&after, &moving), expected(3));
+        assert_eq!(change(&moving, &after), expected(0));
         let same = MapChange::between(&after.pools[0], &after.pools[0]);
         assert_eq!(same, MapChange::default());
     }
@@ -397,7 +432,10 @@ mod tests {
     #[test]
     fn a_map_is_kept_by_a_pool_of_the_same_cluster() {
         let mut before = snapshot(&[("a", "'h:1', 'h:2'"), ("b", "'i:1'")]);
-        let map = |port| ClusterMap { shards: vec![shard(port, &[], &[(0, SLOTS - 1)], 3)] };
+        let map = |port| ClusterMap {
+            shards: vec![shard(port, &[], &[(0, SLOTS - 1)], 3)],
+            moving: Vec::new(),
+        };
         before.set_cluster_map("a", &map(7001));
         before.set_cluster_map("b", &map(7002));
         let kept = |pools: &[(&str, &str)]| {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Move, Pool, Protocol, Snapshot, Writes};
+use super::{Move, Pool, Protocol, Reads, Snapshot, Writes};
 
 /// When a replica may answer reads in its primary's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,6 +75,14 @@ impl Pool {
     /// Whether any server follows another one, which replicates to it.
     pub fn has_replicas(&self) -> bool {
         self.protocol == Protocol::Redis && !self.replicated().is_empty()
+    }
+
+    /// Whether replicas answer reads of clients that have not asked for it themselves.
+    pub fn reads_from_replicas(&self) -> bool {
+        let is_other = |reads: &Reads| *reads != Reads::Primary;
+        self.reads.as_ref().is_some_and(is_other)
+            || self.reads_by_class.iter().any(|(_, reads)| is_other(reads))
+            || self.user_options.iter().filter_map(|user| user.reads.as_ref()).any(is_other)
     }
 
     /// Whether several servers have the same keys, so that reads have a choice.

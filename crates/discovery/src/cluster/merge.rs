@@ -47,6 +47,7 @@ pub(crate) fn merge(
     let known = before.map_or(0, |map| map.nodes().count());
     let agree_min = AGREE_MIN.min(known.max(1));
     let claims = claims(&views);
+    let so_far = before;
     let before = Owned::of(before);
     let mut is_contradicted = false;
     // By address: who owns which slots, and since which epoch.
@@ -76,12 +77,43 @@ pub(crate) fn merge(
         };
         let (ranges, epoch) = owners.entry(owner.0).or_default();
         *epoch = (*epoch).max(owner.1);
-        match ranges.last_mut() {
-            Some(range) if range.last.checked_add(1) == Some(slot) => range.last = slot,
-            _ => ranges.push(SlotRange { first: slot, last: slot }),
-        }
+        add_slot(ranges, slot);
     }
-    Some(Merged { map: nodes.map(owners, views.len()), is_contradicted })
+    let mut map = nodes.map(owners, views.len());
+    map.moving = moving(&views, &nodes, so_far, &map);
+    Some(Merged { map, is_contradicted })
+}
+
+/// A slot behind those so far.
+fn add_slot(ranges: &mut Vec<SlotRange>, slot: u16) {
+    match ranges.last_mut() {
+        Some(range) if range.last.checked_add(1) == Some(slot) => range.last = slot,
+        _ => ranges.push(SlotRange { first: slot, last: slot }),
+    }
+}
+
+/// Slots whose keys are at two nodes, as either of them shows it. Of an owner that was not asked, what moved before
+/// still does.
+fn moving(
+    views: &[&View],
+    nodes: &Nodes<'_>,
+    before: Option<&ClusterMap>,
+    map: &ClusterMap,
+) -> Vec<SlotRange> {
+    let mut slots: BTreeSet<u16> = views.iter().flat_map(|view| &view.moving).copied().collect();
+    let own = views.iter().filter_map(|view| view.nodes.iter().find(|(_, node)| node.is_own));
+    let heard: BTreeSet<&Address> = own.filter_map(|(id, _)| nodes.address(id)).collect();
+    if let Some(before) = before.filter(|before| !before.moving.is_empty()) {
+        let (was, is) = (Owned::of(Some(before)), Owned::of(Some(map)));
+        let moved = before.moving.iter().flat_map(|range| range.slots());
+        slots.extend(moved.filter(|&slot| {
+            let owner = is.owner(slot);
+            owner == was.owner(slot) && owner.is_some_and(|address| !heard.contains(address))
+        }));
+    }
+    let mut ranges = Vec::new();
+    slots.into_iter().for_each(|slot| add_slot(&mut ranges, slot));
+    ranges
 }
 
 /// By slot: the claim with the highest epoch. Of equal ones, which nodes do not let stand, the one that more
@@ -124,6 +156,10 @@ impl<'a> Owned<'a> {
             }
         }
         Self { slots }
+    }
+
+    fn owner(&self, slot: u16) -> Option<&'a Address> {
+        self.slots.get(usize::from(slot))?.map(|(address, _)| address)
     }
 }
 
@@ -226,7 +262,7 @@ impl<'a> Nodes<'a> {
         shards.iter_mut().for_each(|shard| shard.replicas.sort());
         // Of an address that two nodes have had, the one with slots is the one that is there.
         shards.sort_by_key(|shard| shard.slots.is_empty());
-        ClusterMap { shards }
+        ClusterMap { shards, moving: Vec::new() }
     }
 
     /// Where the primary is that has that id, or whose replica it is by now.
@@ -289,6 +325,41 @@ mod tests {
             ("5", "2", 2, ""),
             ("6", "3", 3, ""),
         ])
+    }
+
+    #[test]
+    fn slots_move_until_who_owns_them_shows_otherwise() {
+        let seen = |own: &str, rest: &str| {
+            let mut lines =
+                vec![("1", "-", 1, " 0-5460"), ("2", "-", 2, " 5461-10922"), ("4", "1", 1, "")];
+            let third = "3 10.0.0.1:3@1 master - 0 0 3 connected 10923-16383\n";
+            let own = lines.iter().position(|it| it.0 == own).unwrap();
+            let line = format!("myself{} {rest}", lines[own].3);
+            lines[own].3 = &line;
+            let mut seen = nodes(&lines);
+            seen.nodes.extend(view(third).nodes);
+            seen
+        };
+        let moving = |views: &[View], before: Option<&ClusterMap>| -> (ClusterMap, Vec<u16>) {
+            let map = merged(views, before).unwrap();
+            let moving = map.moving.iter().flat_map(|range| range.slots()).collect();
+            (map, moving)
+        };
+        let (map, slots) =
+            moving(&[seen("1", "[7->-2] [8->-2]"), seen("2", "[7-<-1] [11000-<-3]")], None);
+        assert_eq!((map.moving.len(), slots), (2, vec![7, 8, 11_000]));
+        // Who was not asked says nothing; nor does a replica, which does not know in Redis.
+        assert_eq!(moving(&[seen("2", "[7-<-1]"), seen("4", "")], Some(&map)).1, [7, 8, 11_000]);
+        assert_eq!(moving(&[seen("1", "[8->-2]")], Some(&map)).1, [8, 11_000]);
+        assert_eq!(moving(&[seen("1", ""), seen("2", "")], Some(&map)).1, [11_000]);
+        // It has another owner.
+        let mut moved = seen("2", "");
+        for (id, first, last) in [("1", 8, 5460), ("2", 5461, 10922)] {
+            moved.nodes.get_mut(id).unwrap().slots = vec![SlotRange { first, last }];
+        }
+        let two = moved.nodes.get_mut("2").unwrap();
+        (two.slots, two.epoch) = (vec![SlotRange { first: 0, last: 7 }, two.slots[0]], 9);
+        assert_eq!(moving(&[moved], Some(&map)).1, [8, 11_000]);
     }
 
     fn merged(views: &[View], before: Option<&ClusterMap>) -> Option<ClusterMap> {

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-/// How often, as a rule.
+/// How often, as a rule: for the map, and where reads of slots that move must not go to replicas.
 const INTERVAL: Duration = Duration::from_secs(10);
+const INTERVAL_OF_REPLICAS: Duration = Duration::from_secs(2);
 /// From one time to the next, however often the map is doubted.
 const DOUBTED_INTERVAL: Duration = Duration::from_millis(100);
 /// While the cluster is about to fail over, or nobody answers.
@@ -16,6 +17,7 @@ const DOUBT_LASTS: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Pace {
+    interval: Duration,
     begun: Option<Instant>,
     is_asking: bool,
     due: Instant,
@@ -26,8 +28,10 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    pub(crate) fn new(now: Instant) -> Self {
+    /// `reads_replicas` says that replicas answer reads.
+    pub(crate) fn new(reads_replicas: bool, now: Instant) -> Self {
         Self {
+            interval: if reads_replicas { INTERVAL_OF_REPLICAS } else { INTERVAL },
             begun: None,
             is_asking: false,
             due: now,
@@ -80,7 +84,7 @@ impl Pace {
                 DOUBTED_INTERVAL
             }
             Some(_) => LASTING_TROUBLE_INTERVAL,
-            None => INTERVAL,
+            None => self.interval,
         };
         self.due = self.earliest(interval).max(now);
     }
@@ -111,7 +115,7 @@ mod tests {
     #[test]
     fn they_are_asked_at_once_and_then_every_ten_seconds() {
         let start = Instant::now();
-        let mut pace = Pace::new(start);
+        let mut pace = Pace::new(false, start);
         assert_eq!(ask(&mut pace, start, false, true), ms(0));
         assert_eq!(ask(&mut pace, start, false, false), ms(10_000));
         assert_eq!(ask(&mut pace, start, false, false), ms(20_000));
@@ -120,7 +124,7 @@ mod tests {
     #[test]
     fn a_doubt_is_followed_at_once_and_for_a_second() {
         let start = Instant::now();
-        let mut pace = Pace::new(start);
+        let mut pace = Pace::new(false, start);
         ask(&mut pace, start, false, true);
         let doubt = start + ms(3000);
         pace.doubt(doubt);
@@ -137,7 +141,7 @@ mod tests {
     #[test]
     fn doubts_meanwhile_are_followed_once_and_not_too_soon() {
         let start = Instant::now();
-        let mut pace = Pace::new(start);
+        let mut pace = Pace::new(false, start);
         pace.begin(start);
         for at in [1, 2, 3] {
             pace.doubt(start + ms(at));
@@ -152,7 +156,7 @@ mod tests {
     #[test]
     fn trouble_is_watched_closely_for_half_a_minute() {
         let start = Instant::now();
-        let mut pace = Pace::new(start);
+        let mut pace = Pace::new(false, start);
         let mut asked = Vec::new();
         for _ in 0..605 {
             asked.push(ask(&mut pace, start, true, false).as_millis());

@@ -1,6 +1,6 @@
 //! What one node of a cluster says, read. Whatever else comes is nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cashew_config::snapshot::{Address, SLOTS, SlotRange};
 use cashew_protocol::resp::{Reply, reply};
@@ -17,6 +17,8 @@ pub(crate) struct View {
     pub(crate) nodes: BTreeMap<String, NodeView>,
     /// It says that the cluster serves no keys.
     pub(crate) is_down: bool,
+    /// Slots that move from or to the node that says this: others do not know. Of Valkey also from or to its primary.
+    pub(crate) moving: BTreeSet<u16>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,6 +84,7 @@ fn read_nodes(text: &str, asked: &Address) -> Option<(View, BTreeMap<String, Str
         return None;
     }
     for line in text.lines() {
+        view.moving.extend(line.split_ascii_whitespace().skip(8).filter_map(read_moving));
         let Some((id, hostname, node)) = read_node(line, asked) else { continue };
         if let Some(hostname) = hostname {
             hostnames.insert(id.clone(), hostname);
@@ -132,6 +135,12 @@ fn read_slots(word: &str) -> Option<SlotRange> {
     let slot = |text: &str| text.parse().ok().filter(|slot| *slot < SLOTS);
     let (first, last) = (slot(first)?, slot(last)?);
     (first <= last).then_some(SlotRange { first, last })
+}
+
+/// `[93->-id]`: what is being given away, or `[93-<-id]`: what is being taken.
+fn read_moving(word: &str) -> Option<u16> {
+    let (slot, _) = word.strip_prefix('[')?.strip_suffix(']')?.split_once('-')?;
+    slot.parse().ok().filter(|slot| *slot < SLOTS)
 }
 
 struct Endpoint {
@@ -245,6 +254,7 @@ pub(crate) mod tests {
         assert!(node("c").is_suspected && !node("c").is_failed && node("e").is_failed);
         assert_eq!(["a", "c", "e"].map(|id| node(id).epoch), [3, 5, 0]);
         assert!(view.is_in_trouble() && view.owns_slots());
+        assert_eq!(view.moving, BTreeSet::from([300, 301]));
     }
 
     #[test]

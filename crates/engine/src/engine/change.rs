@@ -958,6 +958,9 @@ impl Engine {
                 Step::Same { pool, config } => {
                     let mut pool = take(pool);
                     let changed = Changed::of(&pool.backend.config, &config);
+                    if let Some(cluster) = &config.cluster {
+                        pool.backend.topology.set_moving(&cluster.moving);
+                    }
                     pool.listener.config = Arc::clone(&config);
                     pool.backend.config = config;
                     (pool, changed)
@@ -971,7 +974,9 @@ impl Engine {
                     pool.listener.config = preparing.listener.config;
                     backend.config = preparing.backend.config;
                     let is_by_latency = backend.topology.is_by_latency();
-                    backend.topology = preparing.backend.topology;
+                    let before =
+                        std::mem::replace(&mut backend.topology, preparing.backend.topology);
+                    backend.topology.keep_moving(&before, &kept, self.now);
                     if is_by_latency {
                         backend.topology.heed_latency();
                     }

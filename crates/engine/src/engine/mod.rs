@@ -650,6 +650,7 @@ impl Engine {
                     self.maintain_monitors();
                     self.maintain_sessions();
                     self.maintain_params();
+                    self.maintain_moving_slots();
                     self.publish_users();
                     self.check_stall();
                     self.give_back();

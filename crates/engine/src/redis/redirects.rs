@@ -15,11 +15,19 @@
 //!
 //! What a script answers may look like a redirect. It is followed, at most [`HOPS_OF_SCRIPTS_MAX`]
 //! times, but nothing is learned of it for others.
+//!
+//! Replicas may not know that a slot moves: of keys that have left it they say that there are none. So its primary answers
+//! its reads as soon as that is known, by the map or by ASK.
+//!
+//! TRYAGAIN says of a request with several keys that some of them are at the one node and some at the other. Others are sent
+//! again until they are together. A script may say so itself when it has run, and may not run again and again. So it is not
+//! sent: EXISTS with its keys is, which the node refuses for the same reason. When that is answered, the script goes where
+//! it was.
 
 use cashew_config::snapshot::Endpoint;
 use cashew_metrics::PoolCounter;
 use cashew_protocol::redis::{self, Access, Group, Lookup};
-use cashew_protocol::resp::{Parsed, RequestParser};
+use cashew_protocol::resp::{Parsed, RequestParser, encode};
 
 use crate::base::action::Action;
 use crate::base::failure::Failure;
@@ -32,6 +40,7 @@ use crate::exchange::dispatch::Payload;
 use crate::redis::sent_on::{Gap, Key};
 use crate::redis::transaction::EXEC;
 use crate::request::{Due, Own, Request, Role};
+use crate::upstream::backend::Backend;
 use crate::upstream::bulk::BULK_SIZE;
 use crate::upstream::lane::{Lane, Link};
 use crate::upstream::redirect::{
@@ -50,6 +59,8 @@ const REFUSED_TEXT_MAX: usize = 256;
 /// How long a request waits that is to be tried again, at first and later.
 const TRY_AGAIN_FIRST_MS: u64 = 5;
 const TRY_AGAIN_MS: u64 = 50;
+/// How long the answer of EXISTS is waited for before it is asked once more: its connection may have failed.
+const ASK_AGAIN_MS: u64 = 250;
 /// As long as `failover_wait` it is tried, or this if that is shorter.
 const TRY_AGAIN_LONGEST_US: u64 = 1_000_000;
 /// How often it is looked whether the map names a node that is not known yet. It mostly does before that.
@@ -114,6 +125,11 @@ impl Waiting {
         self.to.filter(|&(_, of)| of == epoch).map(|(to, _)| to)
     }
 
+    /// Whether it is a script whose keys are to be together before it is sent.
+    fn is_script(&self) -> bool {
+        self.back.is_sealed && matches!(self.why, Wait::Keys { .. })
+    }
+
     /// It is looked at once more at once.
     fn hurry(&mut self) {
         match &mut self.why {
@@ -130,6 +146,8 @@ enum Step {
     /// It is looked at then, or when what stands before it has gone.
     Later(Time),
     Now,
+    /// It is a script that is not sent before its keys are together.
+    AskForKeys,
 }
 
 impl Engine {
@@ -169,11 +187,12 @@ impl Engine {
         let started = self.requests[request].started;
         let state = &self.backends[backend];
         // A slot may be left half moved for ever.
-        let tries_end = started.plus_micros(state.failover_wait_us.max(TRY_AGAIN_LONGEST_US));
         let is_late = state.expiry(started) <= self.now
-            || (redirect == Redirect::TryAgain && tries_end <= self.now);
+            || (redirect == Redirect::TryAgain && state.tries_end(started) <= self.now);
         let hops_max = if back.is_sealed { HOPS_OF_SCRIPTS_MAX } else { HOPS_MAX };
-        let is_spent = redirect != Redirect::TryAgain && self.requests[request].hops >= hops_max;
+        // Each time a script may have run.
+        let is_hop = redirect != Redirect::TryAgain || back.is_sealed;
+        let is_spent = is_hop && self.requests[request].hops >= hops_max;
         let to = match redirect {
             Redirect::Moved { slot, to } if back.is_sealed => {
                 self.doubt_map(backend);
@@ -187,9 +206,17 @@ impl Engine {
             }
             Redirect::TryAgain => Err(slot_of_request(&back.bytes).unwrap_or_default()),
         };
-        // A script that says so of its own has run.
+        if !back.is_sealed
+            && let Redirect::Ask { slot, .. } = redirect
+        {
+            self.learn_moving(backend, slot);
+        }
+        // A script with one key says so of its own.
         let is_followed = match redirect {
-            Redirect::TryAgain => !back.is_sealed && !self.has_more_behind(index),
+            Redirect::TryAgain => {
+                (!back.is_sealed || keys_request(&back.bytes).is_some())
+                    && !self.has_more_behind(index)
+            }
             Redirect::Moved { .. } | Redirect::Ask { .. } => true,
         };
         if is_for_nothing(client, &back.bytes) || is_late || is_spent || !is_followed {
@@ -223,8 +250,8 @@ impl Engine {
         (slot.next_in_lane, slot.arrived) = (RequestId::NONE, 0);
         slot.hops = match redirect {
             // It is asked anew a little later, from the slot's owner on. Time ends that, not the number of times.
-            Redirect::TryAgain => 0,
-            Redirect::Moved { .. } | Redirect::Ask { .. } => slot.hops + 1,
+            Redirect::TryAgain if !is_hop => 0,
+            Redirect::TryAgain | Redirect::Moved { .. } | Redirect::Ask { .. } => slot.hops + 1,
         };
         let is_first_try = self.now.micros_since(slot.started) < TRY_AGAIN_FIRST_MS * 1000;
         match to {
@@ -337,7 +364,8 @@ impl Engine {
                 Some(_) => Elsewhere::Owner,
                 None => Elsewhere::Again,
             },
-            Redirect::Ask { to, .. } => {
+            Redirect::Ask { slot, to } => {
+                self.learn_moving(backend, slot);
                 self.doubt_map(backend);
                 self.node(backend, server, to).map_or(Elsewhere::Again, Elsewhere::Ask)
             }
@@ -560,6 +588,7 @@ impl Engine {
                 Step::None => break None,
                 Step::Later(due) => break Some(due),
                 Step::Now => self.send_first_waiting(key),
+                Step::AskForKeys => self.ask_for_keys(key),
             }
         };
         self.sent_on.arm(key, due.filter(|&due| due != Time::NEVER));
@@ -576,10 +605,12 @@ impl Engine {
         };
         let Request { backend, started, .. } = self.requests[request];
         let is_wanted = !is_for_nothing(self.requests.waiting_client(request), &waiting.back.bytes);
-        let expiry = self.backends[backend].expiry(started);
+        let is_script = waiting.is_script();
+        let expiry = self.backends[backend].waits_until(started, is_script);
         if expiry <= now || !is_wanted {
             return Step::Now;
         }
+        let step = if is_script { Step::AskForKeys } else { Step::Now };
         let later = match waiting.why {
             Wait::Map { look_at: at, .. } | Wait::Keys { until: at } => at,
             Wait::Turn => Time::ZERO,
@@ -588,7 +619,7 @@ impl Engine {
             return Step::Later(later.min(expiry));
         }
         if gap.is_first() {
-            return Step::Now;
+            return step;
         }
         // It may go behind others that go there, too.
         let to = waiting.target(self.epoch);
@@ -597,13 +628,14 @@ impl Engine {
             let lane = self.lane_elsewhere_for(request, variant, size, (backend, server));
             self.sent_on.may_send(key, gap, lane)
         });
-        if may { Step::Now } else { Step::Later(expiry) }
+        if may { step } else { Step::Later(expiry) }
     }
 
     fn send_first_waiting(&mut self, key: Key) {
         let Some((request, gap, waiting)) = self.sent_on.take_first_waiting(key) else { return };
         let Request { backend, started, .. } = self.requests[request];
         let to = waiting.target(self.epoch);
+        let is_script = waiting.is_script();
         let Waiting { back, why, .. } = waiting;
         self.bufs.discharge(back.reply.capacity());
         self.leave_queue(request);
@@ -611,7 +643,7 @@ impl Engine {
         state.sent_back -= 1;
         let is_wanted = !is_for_nothing(self.requests.waiting_client(request), &back.bytes);
         let waited_until = started.plus_micros(state.failover_wait_us);
-        let is_late = state.expiry(started) <= self.now;
+        let is_late = state.waits_until(started, is_script) <= self.now;
         let owner = state.topology.owner(key.slot);
         let to = to.or_else(|| owner.map(|server| Target { server, asks: false }));
         let still_waits = match why {
@@ -631,6 +663,15 @@ impl Engine {
             Some(to) => self.send_from(key, gap, back, to),
             None => self.answer_kept(back),
         }
+    }
+
+    /// The first that waits in a queue is not sent again.
+    fn give_up_waiting(&mut self, key: Key) {
+        let Some((request, _, waiting)) = self.sent_on.take_first_waiting(key) else { return };
+        self.bufs.discharge(waiting.back.reply.capacity());
+        self.leave_queue(request);
+        self.backends[self.requests[request].backend].sent_back -= 1;
+        self.answer_kept(waiting.back);
     }
 
     /// How many steps were taken so far to keep requests in order that nodes have sent to others: for tests.
@@ -672,6 +713,12 @@ impl Engine {
         if let Some(owner) = owner
             && self.backends[backend].topology.set_owner(slot, owner)
         {
+            // The new owner's replicas may not have yet what its former owner gave it.
+            let state = &mut self.backends[backend];
+            if state.replica_rules.has_replicas {
+                state.topology.note_arrived(slot, self.now);
+                state.distrust_replicas(&self.metrics, self.now);
+            }
             self.fence_users_of(backend, by);
             // Another node may have said so than the one where requests for the slot still are.
             if let Some(before) = before.filter(|&before| before != by) {
@@ -935,6 +982,120 @@ impl Engine {
     }
 }
 
+impl Engine {
+    /// A slot has keys elsewhere, of which replicas may not know: the primary answers its reads. The map says so soon, or
+    /// says that all of the slot has moved.
+    pub(crate) fn learn_moving(&mut self, backend: BackendId, slot: u16) {
+        let state = &mut self.backends[backend];
+        if state.replica_rules.has_replicas && state.topology.note_moving(slot, self.now) {
+            self.doubt_map(backend);
+        }
+    }
+
+    pub(crate) fn maintain_moving_slots(&mut self) {
+        let now = self.now;
+        self.backends.iter_mut().for_each(|backend| backend.topology.forget_moving(now));
+    }
+
+    /// Whether another server of the shard may answer a read as well: not if replicas may not know where the key is.
+    pub(crate) fn is_readable_elsewhere(&self, backend: BackendId, bytes: &[u8]) -> bool {
+        let topology = &self.backends[backend].topology;
+        !topology.has_moving()
+            || slot_of_request(bytes).is_none_or(|slot| !topology.is_moving(slot))
+    }
+
+    /// Asks for the keys of the script that waits first in a queue, to find out whether they are together.
+    pub(crate) fn ask_for_keys(&mut self, key: Key) {
+        let until = self.now.plus_millis(ASK_AGAIN_MS);
+        let Some((request, _, waiting)) = self.sent_on.first_waiting(key) else { return };
+        waiting.why = Wait::Keys { until };
+        let to = waiting.target(self.epoch);
+        let backend = self.requests[request].backend;
+        let owner = self.backends[backend].topology.owner(key.slot);
+        if let Some(to) = to.or(owner.map(|server| Target { server, asks: false })) {
+            self.ask_for_keys_at(key, to);
+        }
+    }
+
+    fn ask_for_keys_at(&mut self, key: Key, to: Target) {
+        let Some((request, _, waiting)) = self.sent_on.first_waiting(key) else { return };
+        let (variant, text) = (waiting.back.variant, keys_request(&waiting.back.bytes));
+        let (Some(text), backend) = (text, self.requests[request].backend) else { return };
+        let place = (backend, to.server);
+        let Ok(lane) = self.lane_of(place, variant, self.choice_of(request), text.len()) else {
+            return;
+        };
+        if to.asks {
+            self.ask_with(lane, Own::Whatever, Due::OK, ASKING);
+        }
+        let Key { asker, slot } = key;
+        let own = Own::Together { asker, slot, lane, asks: to.asks };
+        self.ask_with(lane, own, Due::Anything, &text);
+    }
+
+    /// A node has answered whether the keys of a script are together there.
+    #[cold]
+    pub(crate) fn keys_answered(
+        &mut self,
+        (asker, slot): (u32, u16),
+        (lane, asks): (LaneId, bool),
+        reply: &[u8],
+    ) {
+        let key = Key { asker, slot };
+        let (backend, server) = (self.lanes[lane].backend, self.lanes[lane].server);
+        let again = self.now.plus_millis(TRY_AGAIN_MS);
+        let epoch = self.epoch;
+        // It may have been sent, or have failed, since.
+        let waits =
+            |waiting: &Waiting| waiting.back.is_sealed && matches!(waiting.why, Wait::Keys { .. });
+        let first = self.sent_on.first_waiting(key);
+        let Some((request, _, waiting)) = first.filter(|(_, _, it)| waits(it)) else { return };
+        if self.requests[request].backend != backend {
+            return;
+        }
+        match Redirect::of(reply) {
+            Some(Redirect::TryAgain) => waiting.why = Wait::Keys { until: again },
+            // Asked on behalf of ASK, or not: it goes where it would find its keys.
+            None if reply.starts_with(b":") => {
+                waiting.why = Wait::Turn;
+                waiting.to = asks.then_some((Target { server, asks }, epoch));
+            }
+            None if reply.starts_with(b"-CLUSTERDOWN") || reply.starts_with(b"-LOADING") => {
+                waiting.why = Wait::Keys { until: again };
+            }
+            None => return self.give_up_waiting(key),
+            Some(Redirect::Moved { slot, to }) => {
+                waiting.why = Wait::Keys { until: again };
+                if !asks && self.learn_owner(backend, server, slot, to).is_some() {
+                    self.ask_for_keys(key);
+                }
+            }
+            Some(Redirect::Ask { slot, to }) => {
+                waiting.why = Wait::Keys { until: again };
+                self.learn_moving(backend, slot);
+                if let Some(server) = self.node(backend, server, to).filter(|_| !asks) {
+                    self.ask_for_keys_at(key, Target { server, asks: true });
+                }
+            }
+        }
+        self.send_waiting(key);
+        self.send_ready();
+    }
+}
+
+impl Backend {
+    /// Until then it is tried again what has its keys at two nodes, if that began then.
+    fn tries_end(&self, started: Time) -> Time {
+        started.plus_micros(self.failover_wait_us.max(TRY_AGAIN_LONGEST_US))
+    }
+
+    /// Until then something waits here that began then.
+    fn waits_until(&self, started: Time, is_script: bool) -> Time {
+        let expiry = self.expiry(started);
+        if is_script { expiry.min(self.tries_end(started)) } else { expiry }
+    }
+}
+
 /// What EXEC is answered if a node sends it elsewhere that has queued the transaction.
 pub(crate) const ABORTED: &[u8] =
     b"-EXECABORT Transaction discarded because of: CLUSTERDOWN Hash slot not served\r\n";
@@ -977,6 +1138,21 @@ pub(crate) fn slot_of_request(bytes: &[u8]) -> Option<u16> {
     keys.first().map(|key| cashew_placement::slot_of(key.of(bytes)))
 }
 
+/// EXISTS with the keys of a request, if these are several: nodes do not refuse less for being at two of them.
+fn keys_request(bytes: &[u8]) -> Option<Vec<u8>> {
+    let (command, parser) = found(bytes)?;
+    let mut keys = Vec::new();
+    command.keys(bytes, parser.args(), &mut keys).ok()?;
+    if keys.len() < 2 {
+        return None;
+    }
+    let words: Vec<&[u8]> =
+        std::iter::once(&b"EXISTS"[..]).chain(keys.iter().map(|key| key.of(bytes))).collect();
+    let mut text = Vec::new();
+    encode::write_command(&mut text, &words);
+    Some(text)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -988,5 +1164,18 @@ mod tests {
         assert_eq!(slot("*2\r\n$3\r\nGET\r\n$10\r\nfoo{hello}\r\n"), Some(866));
         assert_eq!(slot("*1\r\n$4\r\nPING\r\n"), None);
         assert_eq!(slot("*2\r\n$3\r\nGET\r\n$3\r\nfo"), None);
+    }
+    #[test]
+    fn a_script_s_keys_are_asked_for_if_they_are_several() {
+        let asked = |words: &[&[u8]]| {
+            let mut text = Vec::new();
+            encode::write_command(&mut text, words);
+            keys_request(&text)
+        };
+        let mut expected = Vec::new();
+        encode::write_command(&mut expected, &[b"EXISTS", b"a", b"b"]);
+        assert_eq!(asked(&[b"EVAL", b"return 1", b"2", b"a", b"b", b"c"]), Some(expected));
+        assert_eq!(asked(&[b"EVAL", b"return 1", b"1", b"a", b"b"]), None);
+        assert_eq!(asked(&[b"EVAL", b"return 1", b"0"]), None);
     }
 }

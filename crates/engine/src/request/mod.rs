@@ -118,6 +118,9 @@ pub(crate) enum Own {
     Seal(Seal),
     /// A copy is to forget a key: see [`crate::memcached::Invalidations`].
     Invalidation { number: u32, copy: u32 },
+    /// EXISTS with the keys of a script of that asker's and slot's, perhaps behind ASKING: see
+    /// [`crate::redis::redirects`].
+    Together { asker: u32, slot: u16, lane: LaneId, asks: bool },
     /// A read in whose place it stands: see [`crate::upstream::hedge`].
     Twin { hedge: HedgeId, of: RequestId },
 }

@@ -8,7 +8,7 @@ mod slots;
 
 use std::cell::Cell;
 
-use cashew_config::snapshot::{self, Promoted, Reads, ServerGroup, TopologyState};
+use cashew_config::snapshot::{self, Promoted, Reads, ServerGroup, SlotRange, TopologyState};
 use cashew_placement::{Distribution, Hash, HashTag, Node, Ring, SLOTS, slot_of};
 use cashew_protocol::redis::{Access, CommandId};
 
@@ -20,6 +20,7 @@ use self::slots::SlotMap;
 use crate::base::id::{ServerId, ShardId};
 use crate::base::rng::Rng;
 use crate::base::table::Table;
+use crate::base::time::Time;
 
 /// The placement of one pool: which shard has which key, and which of its servers answers.
 ///
@@ -375,6 +376,52 @@ impl Topology {
         self.slots.as_mut().is_some_and(|slots| slots.set_owner(slot, server))
     }
 
+    /// The slots that have keys at two nodes are these by the map.
+    pub(crate) fn set_moving(&mut self, moving: &[SlotRange]) {
+        if let Some(slots) = &mut self.slots {
+            slots.set_moving(moving);
+        }
+    }
+
+    /// A server says that keys of a slot are elsewhere by now: only the primary knows which. Returns whether that is
+    /// news.
+    pub(crate) fn note_moving(&mut self, slot: u16, now: Time) -> bool {
+        self.slots.as_mut().is_some_and(|slots| slots.note_moving(slot, now))
+    }
+
+    /// Forgets what servers have said so long ago that the map says it by now, if it is still so.
+    pub(crate) fn forget_moving(&mut self, now: Time) {
+        if let Some(slots) = self.slots.as_mut().filter(|slots| slots.has_moving()) {
+            slots.forget_moving(now);
+        }
+    }
+
+    /// A slot has another owner than before, whose replicas may not have all of it yet.
+    pub(crate) fn note_arrived(&mut self, slot: u16, now: Time) {
+        if let Some(slots) = &mut self.slots {
+            slots.note_arrived(slot, now);
+        }
+    }
+
+    /// What servers have said stays in force in this topology, which takes the place of the other one; `kept` has the
+    /// former numbers of its servers.
+    pub(crate) fn keep_moving(&mut self, from: &Self, kept: &[Option<ServerId>], now: Time) {
+        if let (Some(slots), Some(from)) = (&mut self.slots, &from.slots) {
+            slots.keep_moving(from, kept, now);
+        }
+    }
+
+    /// Whether some slot has keys at two nodes.
+    #[inline]
+    pub(crate) fn has_moving(&self) -> bool {
+        self.slots.as_ref().is_some_and(SlotMap::has_moving)
+    }
+
+    /// Whether this one has.
+    pub(crate) fn is_moving(&self, slot: u16) -> bool {
+        self.slots.as_ref().is_some_and(|slots| slots.is_moving(slot))
+    }
+
     /// The server for `key`, or `None` when all that could answer are ejected.
     #[inline(always)]
     pub(crate) fn select(
@@ -407,9 +454,10 @@ impl Topology {
         if let Some(slots) = &self.slots {
             let owner = slots.owner(slot_of(key))?;
             let shard = self.shard_of(owner);
-            // The map does not know yet who leads the shard, or who has the slot.
+            // The map does not know yet who leads the shard, or who has the slot. Or replicas do not know what has left it.
             let is_as_mapped = self.shards[shard].primary == owner;
-            return Some(match is_as_mapped {
+            let may_choose = is_as_mapped && !(slots.has_moving() && slots.is_moving(slot_of(key)));
+            return Some(match may_choose {
                 true => self.server(shard, key, asked, health, rng),
                 false => owner,
             });

@@ -274,6 +274,9 @@ impl Engine {
         match own {
             Own::Whatever | Own::Seal(_) | Own::Invalidation { .. } | Own::Twin { .. } => {}
             Own::Queued { lane } => self.note_refused_part(lane, reply),
+            Own::Together { asker, slot, lane, asks } => {
+                self.keys_answered((asker, slot), (lane, asks), reply);
+            }
             Own::Demand { lane } => {
                 if reply.starts_with(b"-") {
                     self.break_session(lane, Failure::HandshakeRefused);

@@ -750,6 +750,13 @@ impl Engine {
         let Lane { backend, server, variant, .. } = self.lanes[index];
         let Request { wire_len, reads, started, .. } = self.requests[request];
         let to = self.hedge_lane(index, read, reads)?;
+        if self.backends[backend].topology.has_moving() {
+            let mut text = Vec::new();
+            self.lanes[index].sent.copy_range(start, wire_len as usize, &mut text);
+            if !self.is_readable_elsewhere(backend, &text) {
+                return None;
+            }
+        }
         let state = &mut self.backends[backend];
         if !state.hedging.as_mut()?.spend() {
             self.metrics.add_pool(state.metrics, PoolCounter::HedgesDenied, 1);

@@ -543,6 +543,13 @@ impl Engine {
         };
         let choice = if client == ClientId::NONE { 0 } else { self.clients[client].lane_choice };
         let Ok(size) = usize::try_from(wire_len) else { return false };
+        if self.backends[backend].topology.has_moving() {
+            let mut text = Vec::new();
+            self.lanes[index].output.copy_front(size, &mut text);
+            if !self.is_readable_elsewhere(backend, &text) {
+                return false;
+            }
+        }
         let Ok(to) = self.lane_of((backend, other), variant, choice, size) else { return false };
         let lane = &mut self.lanes[index];
         assert!(lane.in_flight == 0 && lane.partial == 0 && lane.head == lane.first_unsent);

@@ -297,6 +297,7 @@ mod tests {
             seeds: Vec::new(),
             connections_max: 0,
             slots: Vec::new(),
+            moving: Vec::new(),
             epoch: 1,
             changes,
         };
