@@ -97,7 +97,7 @@ servers() {
 
 # What all tests need.
 install_tools() {
-    install redis-server=redis-server redis-cli=redis-tools memcached=memcached \
+    install redis-server=redis-server redis-cli=redis-tools memcached=memcached etcd=etcd-server \
         nutcracker=nutcracker curl=curl nc=netcat-openbsd cc=gcc c++=g++ python3=python3 go=golang-go \
         valgrind=valgrind tclsh=tcl javac=default-jdk-headless mvn=maven node=nodejs npm=npm \
         perl=perl memccapable=libmemcached-tools tmux=tmux

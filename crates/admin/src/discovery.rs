@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cashew_config::snapshot::{Cluster, ClusterMap, Pool};
+use cashew_discovery::SourceStatus;
 use cashew_migration::MoveStatus;
 
 /// Kept over all epochs; each of its copies is the same.
@@ -20,6 +21,8 @@ struct Told {
     moves: Vec<MoveStatus>,
     /// Likewise the seeds of clusters.
     seeds: BTreeMap<(String, String), bool>,
+    /// By the name of the pool.
+    sources: BTreeMap<String, SourceStatus>,
 }
 
 /// How a group is.
@@ -88,6 +91,21 @@ impl Discovery {
             Some(answers) => _ = seeds.insert((pool, address), answers),
             None => _ = seeds.remove(&(pool, address)),
         }
+    }
+
+    pub fn source(&self, status: SourceStatus) {
+        self.told().sources.insert(status.pool.clone(), status);
+    }
+
+    /// Of pools whose servers a source names, each with how often they have changed.
+    pub(crate) fn sources<'a>(&self, pools: &'a [Pool]) -> Vec<(&'a Pool, SourceStatus)> {
+        let told = self.told();
+        let state = |pool: &'a Pool| {
+            let source = pool.source()?.to_string();
+            let status = told.sources.get(&pool.name).filter(|it| it.source == source);
+            Some((pool, status.cloned().unwrap_or_default()))
+        };
+        pools.iter().filter_map(state).collect()
     }
 
     pub(crate) fn clusters<'a>(&self, pools: &'a [Pool]) -> Vec<ClusterState<'a>> {

@@ -2,6 +2,7 @@
 
 use std::fmt::{Display, Write};
 
+use cashew_config::snapshot::{Pool, ServerSource};
 use cashew_metrics::{
     ChildKind, CommandCounter, EventKind, ExportCounter, Histogram, MemberRole, PoolCounter,
     PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId, SlotHeader, UserCounter, UserId,
@@ -96,6 +97,7 @@ pub(crate) fn exposition(source: &Source) -> String {
     server_states(&mut text, source);
     groups(&mut text, source);
     clusters(&mut text, source);
+    server_sources(&mut text, source);
     moves(&mut text, source);
     members(&mut text, source);
     slow_requests(&mut text, source);
@@ -561,6 +563,48 @@ fn clusters(text: &mut Exposition, source: &Source) {
     clusters.iter().for_each(|it| text.sample(name, &pool(it), u64::from(it.cluster.changes)));
 }
 
+/// Of pools whose servers a source names; nothing where there are none.
+fn server_sources(text: &mut Exposition, source: &Source) {
+    let sources = source.sources();
+    if sources.is_empty() {
+        return;
+    }
+    let labels = |pool: &Pool| {
+        let kind = pool.source().map_or("", ServerSource::kind);
+        format!("{},{}", label("pool", &pool.name), label("source", kind))
+    };
+    let name = "cashew_source_up";
+    text.family(name, "gauge", "Whether the source of a pool's servers answers");
+    for (pool, status) in &sources {
+        if let Some(is_answering) = status.is_answering {
+            text.sample(name, &labels(pool), u64::from(is_answering));
+        }
+    }
+    let name = "cashew_source_answered_timestamp_seconds";
+    text.family(name, "gauge", "Unix time of the last answer of the source");
+    for (pool, status) in &sources {
+        if let Some(at) = status.answered_at {
+            text.sample(name, &labels(pool), at);
+        }
+    }
+    let name = "cashew_source_servers";
+    text.family(name, "gauge", "Servers in use of those that the source has named");
+    sources
+        .iter()
+        .for_each(|(pool, _)| text.sample(name, &labels(pool), pool.found().len() as u64));
+    let name = "cashew_source_held_servers";
+    text.family(name, "gauge", "Servers in use that the source does not name any more");
+    for (pool, status) in &sources {
+        text.sample(name, &labels(pool), status.held.as_ref().map_or(0, |held| held.servers));
+    }
+    let name = "cashew_source_changes_total";
+    text.family(name, "counter", "Times that servers of the source have changed");
+    for (pool, _) in &sources {
+        let changes = pool.servers_from.as_ref().map_or(0, |from| from.changes);
+        text.sample(name, &labels(pool), u64::from(changes));
+    }
+}
+
 /// Of pools that are copied to others; nothing where there are none.
 fn moves(text: &mut Exposition, source: &Source) {
     let moves = source.moves();
@@ -815,7 +859,9 @@ mod tests {
     use std::collections::{BTreeMap, HashMap, HashSet};
 
     use super::*;
-    use crate::testing::{busy_source, cluster_source, snapshot, source_of, watched_source};
+    use crate::testing::{
+        busy_source, cluster_source, found_source, snapshot, source_of, watched_source,
+    };
 
     #[derive(Debug)]
     struct Sample {
@@ -967,6 +1013,26 @@ mod tests {
         segments.writer(0).add_pool(id, PoolCounter::Requests, 9);
         let samples = parse(&exposition(&source));
         assert_eq!(value(&samples, "cashew_requests_total", &[("pool", odd)]), 9.0);
+    }
+
+    #[test]
+    fn sources_are_told_of_where_there_are_any() {
+        assert!(!exposition(&busy_source()).contains("cashew_source"));
+        let samples = parse(&exposition(&found_source()));
+        let labels = [("pool", "alpha"), ("source", "file")];
+        for (name, expected) in [
+            ("cashew_source_up", 1.0),
+            ("cashew_source_answered_timestamp_seconds", 1_700_000_300.0),
+            ("cashew_source_servers", 2.0),
+            ("cashew_source_held_servers", 1.0),
+            ("cashew_source_changes_total", 1.0),
+        ] {
+            assert_eq!(value(&samples, name, &labels), expected, "{name}");
+        }
+        let ups = samples.iter().filter(|sample| sample.name == "cashew_source_up");
+        assert_eq!(ups.count(), 1);
+        let other = [("pool", "gamma"), ("source", "dns")];
+        assert_eq!(value(&samples, "cashew_source_servers", &other), 0.0);
     }
 
     #[test]

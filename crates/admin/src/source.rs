@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{LogFormat, Server, Tracing};
+use cashew_config::snapshot::{LogFormat, Pool, Server, Tracing};
+use cashew_discovery::SourceStatus;
 use cashew_metrics::{
     ChildKind, CommandCounter, Events, Exports, Health, Histogram, HotKeys, LastError, Layout,
     MemberRole, MemberState, PoolCounter, PoolGauge, PoolId, Ranking, Reloads, RequestRing,
@@ -140,6 +141,11 @@ impl Source {
 
     pub(crate) fn clusters(&self) -> Vec<ClusterState<'_>> {
         self.discovery.clusters(&self.snapshot.pools)
+    }
+
+    /// Of pools whose servers a source names.
+    pub(crate) fn sources(&self) -> Vec<(&Pool, SourceStatus)> {
+        self.discovery.sources(&self.snapshot.pools)
     }
 
     /// Of routes that have a move still.

@@ -6,7 +6,8 @@
 
 use std::time::SystemTime;
 
-use cashew_config::snapshot::{ClusterShard, Pool, Pose, StatsFormat};
+use cashew_config::snapshot::{ClusterShard, Pool, Pose, ServerSource, StatsFormat};
+use cashew_discovery::SourceStatus;
 use cashew_metrics::{
     Histogram, LastReload, PoolCounter, PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId,
     Stat,
@@ -384,6 +385,10 @@ fn cashew(source: &Source) -> Object<'_> {
     if !clusters.is_empty() {
         object.insert("clusters", clusters.into_iter().map(cluster).collect::<Json<'_>>());
     }
+    let sources = source.sources();
+    if !sources.is_empty() {
+        object.insert("sources", sources.into_iter().map(server_source).collect::<Json<'_>>());
+    }
     let moves = source.moves();
     if !moves.is_empty() {
         object.insert("moves", moves.into_iter().map(move_of_pools).collect::<Json<'_>>());
@@ -531,6 +536,23 @@ fn cluster(state: ClusterState<'_>) -> Object<'_> {
     object
 }
 
+/// Who names the servers of a pool.
+fn server_source((pool, status): (&Pool, SourceStatus)) -> Object<'_> {
+    let mut object = Object::default();
+    object.insert("pool", &*pool.name);
+    object.insert("kind", pool.source().map_or("", ServerSource::kind));
+    object.insert("source", pool.source().map(ToString::to_string));
+    // As Prometheus has it.
+    object.insert("up", status.is_answering.map(u64::from));
+    object.insert("failure", status.failure);
+    object.insert("answered_at", status.answered_at);
+    object.insert("named", status.named);
+    object.insert("servers", pool.found().len() as u64);
+    object.insert("held", status.held.map_or(0, |held| held.servers));
+    object.insert("changes", u64::from(pool.servers_from.as_ref().map_or(0, |it| it.changes)));
+    object
+}
+
 pub(crate) fn reloads(source: &Source) -> Object<'_> {
     let reloads = source.reloads();
     let mut object = Object::default();
@@ -565,7 +587,9 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::testing::{busy_source, cluster_source, snapshot, source_of, watched_source};
+    use crate::testing::{
+        busy_source, cluster_source, found_source, snapshot, source_of, watched_source,
+    };
 
     #[test]
     fn groups_are_told_of_where_there_are_any() {
@@ -597,6 +621,19 @@ mod tests {
                        {"address": "h:3", "up": null}]},
         ]);
         assert_eq!(told["cashew"]["clusters"], clusters);
+    }
+
+    #[test]
+    fn sources_are_told_of_where_there_are_any() {
+        assert!(parse(&full_shape(&busy_source()))["cashew"].get("sources").is_none());
+        let told = parse(&full_shape(&found_source()));
+        let sources = serde_json::json!([
+            {"pool": "alpha", "kind": "file", "source": "file /etc/list", "up": 1, "failure": null,
+             "answered_at": 1_700_000_300, "named": 1, "servers": 2, "held": 1, "changes": 1},
+            {"pool": "gamma", "kind": "dns", "source": "DNS a.b, port 1", "up": null, "failure": null,
+             "answered_at": null, "named": null, "servers": 0, "held": 0, "changes": 0},
+        ]);
+        assert_eq!(told["cashew"]["sources"], sources);
     }
 
     #[test]

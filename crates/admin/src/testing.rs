@@ -7,6 +7,7 @@ use cashew_config::snapshot::{
     Address, ClusterMap, ClusterNode, ClusterShard, Pool, Server, SlotRange,
 };
 use cashew_config::{Context, Snapshot};
+use cashew_discovery::{HeldStatus, SourceStatus};
 use cashew_metrics::{
     Cause, Evidence, Layout, PoolCounter, PoolGauge, Segments, ServerCounter, ServerGauge, Shared,
     monotonic_ms,
@@ -148,5 +149,37 @@ pub(crate) fn cluster_source() -> Source {
     seed("h:1", Some(true));
     seed("h:2", Some(false));
     seed("gone:1", Some(true));
+    source_of(snapshot, 1).0.with_discovery(discovery)
+}
+
+/// A pool whose servers a file names, of which one is held back, and one of whose source nothing is known.
+pub(crate) fn found_source() -> Source {
+    let yaml = "
+alpha: {listen: 127.0.0.1:1, servers_from: {file: /etc/list}}
+gamma: {listen: 127.0.0.1:2, servers_from: {dns: {name: a.b, port: 1}}}
+";
+    let loaded = cashew_config::parse("t.yml", yaml, &cashew_config::Context::of_system());
+    let mut snapshot = loaded.unwrap_or_else(|errors| panic!("{errors}")).snapshot;
+    let server = |line: &str| cashew_config::parse_server(line, "").unwrap();
+    let alpha = snapshot.pools.iter_mut().find(|pool| pool.name == "alpha").unwrap();
+    assert!(alpha.set_found(&[server("h:1:1 s1"), server("h:2:1 s2")]));
+    let discovery = Discovery::default();
+    discovery.source(SourceStatus {
+        pool: "alpha".to_owned(),
+        kind: "file".to_owned(),
+        source: "file /etc/list".to_owned(),
+        is_answering: Some(true),
+        answered_at: Some(1_700_000_300),
+        named: Some(1),
+        held: Some(HeldStatus { servers: 1, of: 2, ..HeldStatus::default() }),
+        ..SourceStatus::default()
+    });
+    // Of a source that is not its any more.
+    discovery.source(SourceStatus {
+        pool: "gamma".to_owned(),
+        source: "file /etc/other".to_owned(),
+        is_answering: Some(true),
+        ..SourceStatus::default()
+    });
     source_of(snapshot, 1).0.with_discovery(discovery)
 }

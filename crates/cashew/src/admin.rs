@@ -205,6 +205,13 @@ impl Control {
                 self.instance.discovery.seed(pool, address, is_answering);
                 Ok(())
             }
+            ToChild::Source { json } => {
+                match serde_json::from_str(&json) {
+                    Ok(status) => self.instance.discovery.source(status),
+                    Err(error) => warn!("what was told of a source cannot be read: {error}"),
+                }
+                Ok(())
+            }
             ToChild::Moves { json } => {
                 match serde_json::from_str(&json) {
                     Ok(moves) => self.instance.discovery.moves(moves),

@@ -151,6 +151,9 @@ pub(crate) enum CommandArguments {
         #[arg(long)]
         json: bool,
     },
+    /// Ask the source of a pool, as `servers_from` says, which servers there are now
+    #[command(override_usage = "cashew discover [OPTIONS] POOL")]
+    Discover(DiscoverArguments),
     /// Copy one pool to another while clients go on, and have the other one serve
     #[command(after_help = MIGRATE)]
     Migrate(MigrateArguments),
@@ -216,6 +219,18 @@ pub(crate) struct LogArguments {
     pub(crate) log_level: u8,
     #[arg(long, value_parser = log_format)]
     pub(crate) log_format: LogFormat,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DiscoverArguments {
+    #[command(flatten)]
+    pub(crate) instance: InstanceArguments,
+    /// The pool
+    #[arg(value_name = "POOL")]
+    pub(crate) pool: String,
+    /// Print JSON, an object a line
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Args, Debug)]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use cashew_config::snapshot::TopologyState;
 use cashew_control::{ChildChannel, Epoch, MoveAct, ReceiveError, SendError, ToChild, ToMaster};
-use cashew_discovery::{Members, News, Watch};
+use cashew_discovery::{Finder, Members, News, Watch};
 use cashew_metrics::{Layout, Segments, Shared};
 use cashew_migration::Migrator;
 use cashew_process::drop_privileges;
@@ -60,6 +60,8 @@ struct Watching {
     basis: Basis,
     watch: Watch,
     members: Members,
+    /// Asks who names the servers of pools.
+    finder: Finder,
     /// Has servers forget what they could not be told to.
     replayer: Replayer,
     /// Copies pools to others.
@@ -98,24 +100,27 @@ impl Basis {
 }
 
 impl Watching {
-    fn new(basis: Basis, now: Instant) -> Self {
+    fn new(basis: Basis, now: Instant) -> Result<Self> {
         let watch = Watch::new(&basis.epoch.snapshot, now);
         let members = Members::default();
+        let finder = Finder::new(&basis.epoch.snapshot, now)?;
         let mut watching = Self {
             basis,
             watch,
             members,
+            finder,
             replayer: Replayer::default(),
             migrator: Migrator::default(),
             moves_told: String::new(),
             moves_told_at: None,
         };
         watching.follow(now);
-        watching
+        Ok(watching)
     }
 
     fn put_into_effect(&mut self, basis: Basis, now: Instant) {
         self.watch.put_into_effect(&basis.epoch.snapshot, now);
+        self.finder.put_into_effect(&basis.epoch.snapshot);
         self.basis = basis;
         self.follow(now);
     }
@@ -181,7 +186,7 @@ impl Child {
             }
             ToChild::Start => {
                 let basis = self.begun.take().ok_or("there is nothing to watch")?;
-                self.watching = Some(Watching::new(basis, Instant::now()));
+                self.watching = Some(Watching::new(basis, Instant::now())?);
                 self.say(&ToMaster::Ready)?;
             }
             ToChild::Prepare { epoch, .. } => {
@@ -311,14 +316,33 @@ impl Child {
             let sealed = cashew_control::seal(&serde_json::to_vec(&found)?)?;
             self.say_with(&ToMaster::Cluster { pool }, &[sealed.as_fd()])?;
         }
+        self.tell_found(now)?;
         let Some(watching) = &mut self.watching else { return Ok(()) };
         if let Some(json) = watching.moves_to_tell(now)? {
             self.say(&ToMaster::Moves { json })?;
         }
-        let Some(Watching { watch, members, .. }) = &self.watching else { return Ok(()) };
-        let has_moves = self.watching.as_ref().is_some_and(|it| !it.moves_told.is_empty());
-        let until = has_moves.then(|| now + MOVES_INTERVAL);
-        Ok(watch.wait(members, Some(self.channel.as_fd()), until)?)
+        let Some(Watching { watch, members, finder, moves_told, .. }) = &self.watching else {
+            return Ok(());
+        };
+        let until = (!moves_told.is_empty()).then(|| now + MOVES_INTERVAL);
+        let until = until.into_iter().chain(finder.poll_timeout(now)).min();
+        Ok(watch.wait(members, &[self.channel.as_fd(), finder.waking()], until)?)
+    }
+
+    /// Tells the master which servers sources name.
+    fn tell_found(&mut self, now: Instant) -> Result<()> {
+        let Some(Watching { finder, .. }) = &mut self.watching else { return Ok(()) };
+        finder.advance(now);
+        let found: Vec<_> = std::iter::from_fn(|| finder.poll_found()).collect();
+        let statuses: Vec<_> = std::iter::from_fn(|| finder.poll_status()).collect();
+        for found in found {
+            let sealed = cashew_control::seal(&serde_json::to_vec(&found)?)?;
+            self.say_with(&ToMaster::Found, &[sealed.as_fd()])?;
+        }
+        for status in statuses {
+            self.say(&ToMaster::Source { json: serde_json::to_string(&status)? })?;
+        }
+        Ok(())
     }
 
     fn say(&self, message: &ToMaster) -> Result<()> {

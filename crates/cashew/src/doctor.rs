@@ -138,6 +138,7 @@ fn examine(arguments: &InstanceArguments) -> Report {
     let mut snapshot = loaded.snapshot;
     // Those that are not found have no address, which is a finding.
     let _ = cashew_discovery::ask_once(&mut snapshot, DISCOVERY_TIMEOUT);
+    let _ = cashew_discovery::find_once(&mut snapshot, DISCOVERY_TIMEOUT);
     let asked = ask_servers(&snapshot, instance.as_ref().map(|it| &it.status), looked_at);
     let worker = instance.as_ref().and_then(|it| it.status.workers.iter().find_map(|it| it.pid));
     let machine = Machine::look(&snapshot, worker);
@@ -253,6 +254,11 @@ fn unknown_address(facts: &Facts) -> Vec<Finding> {
     let pools = facts.snapshot.pools.iter();
     let finding = |pool: &Pool| {
         let place = format!("pool '{}'", pool.name);
+        if let (Some(source), []) = (pool.source(), pool.found()) {
+            let finding = Finding::error(&place, format!("{source} names no servers for it"));
+            let advice = format!("`cashew discover {}` says why", pool.name);
+            return vec![finding.why("all requests fail").advice(&advice)];
+        }
         let unknown = pool.servers.iter().filter(|it| it.endpoint.is_unknown());
         let mut findings: Vec<Finding> = unknown
             .map(|server| {

@@ -7,6 +7,7 @@ mod admin;
 mod arguments;
 mod children;
 mod daemon;
+mod discover;
 mod discovery;
 mod doctor;
 mod events;
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         Some(CommandArguments::Failover { instance, pool, first, second, force }) => {
             operate::fail_over(&instance, pool, (first, second), force)
         }
+        Some(CommandArguments::Discover(arguments)) => discover::discover(&arguments),
         Some(CommandArguments::Migrate(arguments)) => migrate::migrate(&arguments),
         Some(CommandArguments::Events(arguments)) => events::events(&arguments),
         Some(CommandArguments::Slowlog(arguments)) => slowlog::slowlog(&arguments),

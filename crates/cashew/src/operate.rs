@@ -326,6 +326,7 @@ fn describe(status: &Status) -> String {
     text += &describe_shards(&status.pools);
     text += &describe_groups(&status.pools);
     text += &describe_clusters(&status.pools);
+    text += &describe_sources(&status.pools, unix_seconds());
     text += &describe_members(&status.pools);
     if !status.moves.is_empty() {
         let moves: Vec<String> = status.moves.iter().map(crate::migrate::describe).collect();
@@ -513,6 +514,52 @@ fn describe_clusters(pools: &[PoolStatus]) -> String {
     format!("\n{}{shards}\n{}", table(&maps), table(&seeds))
 }
 
+/// Who names the servers of pools, and what is held back; nothing where the file names all.
+fn describe_sources(pools: &[PoolStatus], now: u64) -> String {
+    let mut rows = vec![row([
+        "POOL",
+        "SERVERS FROM",
+        "STATE",
+        "LAST ANSWER",
+        "SERVERS",
+        "CHANGES",
+        "LAST CHANGE",
+    ])];
+    let mut held = String::new();
+    for pool in pools {
+        let Some(source) = &pool.source else { continue };
+        let answered = source.answered_at.map(|at| format!("{} s ago", now.saturating_sub(at)));
+        let change = pool.source_change.as_ref();
+        rows.push(vec![
+            pool.name.clone(),
+            source.source.clone(),
+            is_answering(source.is_answering, source.failure.as_deref()),
+            answered.unwrap_or_else(|| "-".to_owned()),
+            pool.servers.to_string(),
+            pool.source_changes.to_string(),
+            change.map_or_else(|| "-".to_owned(), |it| format!("{}: {}", time(it.at), it.what)),
+        ]);
+        if let Some(it) = &source.held {
+            let more = it.servers.saturating_sub(it.names.len() as u64);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            held += &format!(
+                "pool {}: held back: {}{more}, {} of {} servers, named no more since {} s, by {} answers; they stay \
+                 until three answers over 30 s have said so\n",
+                pool.name,
+                it.names.join(", "),
+                it.servers,
+                it.of,
+                now.saturating_sub(it.since),
+                it.answers,
+            );
+        }
+    }
+    match rows.len() {
+        1 => String::new(),
+        _ => format!("\n{}{held}", table(&rows)),
+    }
+}
+
 /// Of a Sentinel or a seed.
 fn is_answering(is_answering: Option<bool>, failure: Option<&str>) -> String {
     match (is_answering, failure) {
@@ -636,6 +683,10 @@ fn describe_outcome(outcome: &Outcome) -> String {
 }
 
 /// Of seconds since 1970.
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
 fn time(at: u64) -> String {
     let at = i64::try_from(at).ok().and_then(|at| DateTime::from_timestamp(at, 0));
     at.map_or_else(String::new, |at| {
@@ -680,8 +731,9 @@ mod tests {
     use std::os::unix::net::{UnixListener, UnixStream};
 
     use cashew_supervisor::{
-        AdminStatus, CertificateStatus, ClusterStatus, GroupStatus, MemberStatus, SeedStatus,
-        SentinelStatus, ServerStatus, ShardSlotsStatus, SwitchStatus, WorkerStatus,
+        AdminStatus, CertificateStatus, ClusterStatus, GroupStatus, HeldStatus, MemberStatus,
+        SeedStatus, SentinelStatus, ServerStatus, ShardSlotsStatus, SourceChange, SourceStatus,
+        SwitchStatus, WorkerStatus,
     };
 
     use super::*;
@@ -806,6 +858,9 @@ mod tests {
                 groups: Vec::new(),
                 sentinels: Vec::new(),
                 cluster: None,
+                source: None,
+                source_changes: 0,
+                source_change: None,
                 members: Vec::new(),
                 tls_at: String::new(),
                 certificates: Vec::new(),
@@ -1021,6 +1076,33 @@ alpha  r2      replica  link down     4096  down for 1m 30s
 alpha  r3      replica  never synced  -     never up
 ";
         assert!(text.contains(members), "{text}");
+        watched.pools[0].source = Some(SourceStatus {
+            source: "file /s".to_owned(),
+            is_answering: Some(false),
+            failure: Some("cannot be read".to_owned()),
+            answered_at: Some(60),
+            held: Some(HeldStatus {
+                names: vec!["s1".to_owned(), "s2".to_owned()],
+                servers: 3,
+                of: 4,
+                since: 80,
+                answers: 2,
+            }),
+            ..SourceStatus::default()
+        });
+        watched.pools[0].source_change = Some(SourceChange { at: 0, what: "s1 joined".to_owned() });
+        watched.pools[0].servers = 4;
+        let sources = format!(
+            "
+POOL   SERVERS FROM  STATE           LAST ANSWER  SERVERS  CHANGES  LAST CHANGE
+alpha  file /s       cannot be read  40 s ago     4        0        {at}: s1 joined
+pool alpha: held back: s1, s2 and 1 more, 3 of 4 servers, named no more since 20 s, by 2 answers; they stay until \
+three answers over 30 s have said so
+"
+        );
+        assert_eq!(describe_sources(&watched.pools, 100), sources);
+        watched.pools[0].source = None;
+        assert_eq!(describe_sources(&watched.pools, 100), "");
         assert!(describe(&reloaded(Some("it would not"))).contains(", failed: it would not\n"));
     }
 }

@@ -7,6 +7,7 @@ mod tree;
 
 use std::io::{self, BufRead, Write};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use cashew_config::snapshot::{
     Listen, Pool, Promoted, Reads, ServerGroup, Snapshot, Topology, TopologyState,
@@ -19,6 +20,9 @@ use self::pools::Pools;
 use crate::arguments::RouteArguments;
 use crate::operate::table;
 use crate::output::print_line;
+
+/// How long sources of servers have to answer.
+const FIND_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Where one key of one pool lives.
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -128,7 +132,11 @@ fn answers(
 
 fn load(file: &std::path::Path) -> Result<Snapshot, String> {
     let loaded = cashew_config::load(file).map_err(|errors| errors.to_string())?;
-    Ok(loaded.snapshot)
+    let mut snapshot = loaded.snapshot;
+    for (pool, why) in cashew_discovery::find_once(&mut snapshot, FIND_TIMEOUT) {
+        print_line(format_args!("cashew: pool '{pool}': {why}"));
+    }
+    Ok(snapshot)
 }
 
 /// The pool or route of that name, or all that clients connect to.

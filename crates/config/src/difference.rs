@@ -22,7 +22,7 @@ use crate::snapshot::{
     Address, Affinity, CasUniques, ClientSources, Cluster, Credentials, CustomCommand, Endpoint,
     Global, Hedge, IoEngine, Limits, Listen, Memcached, OnFailure, OverLimit, Pool, Priority,
     Protocol, ProxyProtocol, Reads, ReplicaReads, Sentinel, Server, ServerAuth, ServerGroup,
-    Snapshot, Spool, StatsFormat, Topology, TopologyState, UserOptions, Wire, Writes,
+    ServersFrom, Snapshot, Spool, StatsFormat, Topology, TopologyState, UserOptions, Wire, Writes,
 };
 use crate::tracing;
 use crate::users::name_of;
@@ -79,6 +79,9 @@ impl Difference {
                     match &pool.route {
                         Some(route) => format!("leads to {}", route.pools().join(", ")),
                         None if pool.is_cluster() => "a cluster".to_owned(),
+                        None if pool.found().is_empty() && pool.servers_from.is_some() => {
+                            "no servers yet".to_owned()
+                        }
                         None => count(pool.servers.len(), "server"),
                     }
                 )),
@@ -118,6 +121,7 @@ impl Difference {
             operate_from,
             log_file,
             sentinel_state,
+            discovery_state,
             log_level: _,
             log_format,
             ready_workers,
@@ -185,6 +189,11 @@ impl Difference {
             "sentinel_state",
             &or_none(&shown(sentinel_state)),
             &or_none(&shown(&new.sentinel_state)),
+        );
+        option.changed(
+            "discovery_state",
+            &or_none(&shown(discovery_state)),
+            &or_none(&shown(&new.discovery_state)),
         );
         option.changed("log_level", &old.log_level(), &new.log_level());
         option.changed("log_format", &log_format.name(), &new.log_format.name());
@@ -254,6 +263,7 @@ impl Difference {
             hide_topology,
             sentinel,
             cluster,
+            servers_from,
             zone,
             reads,
             reads_by_class,
@@ -369,6 +379,16 @@ impl Difference {
         option.changed("cluster: seeds", &seeds(cluster), &seeds(&new.cluster));
         let max = |cluster: &Option<Cluster>| cluster.as_ref().map_or(0, |it| it.connections_max);
         option.changed("cluster: connections_max", &max(cluster), &max(&new.cluster));
+        let source = |from: &Option<ServersFrom>| match from {
+            Some(from) => from.source.to_string(),
+            None => "the file of the configuration".to_owned(),
+        };
+        let (was, is) = (source(servers_from), source(&new.servers_from));
+        option.changed("servers_from", &was, &is);
+        let sources = |pool: &Pool| pool.source().cloned();
+        if was == is && sources(old) != sources(new) {
+            option.say("servers_from: how the source is asked");
+        }
         option.changed("commands_from_servers", commands_from_servers, &new.commands_from_servers);
         option.changed("command_policy", &shown_policy(old), &shown_policy(new));
         let (old_max, new_max) = (or_none(client_pause_max_ms), or_none(&new.client_pause_max_ms));

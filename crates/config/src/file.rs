@@ -25,6 +25,7 @@ use crate::secret::Secret;
 use crate::section::{self, OptionInfo, Section, section};
 use crate::sentinel::{Addresses, SentinelAuth};
 use crate::server_auth::{ServerAuthOption, ServerSecrets};
+use crate::servers_from::{BaseUrl, BaseUrls, DnsType, HostPort, Nested};
 use crate::share::Share;
 use crate::snapshot::{
     Affinity, CasUniques, IoEngine, KeysShown, LogFormat, OnFailure, OverLimit, PolicyBase,
@@ -118,6 +119,9 @@ section! {
         /// File that the master keeps the addresses of the primaries of [groups](#sentinel) in, and reads at a
         /// start at which no majority of the Sentinels answers. Without it such a group is not served then.
         sentinel_state: FilePath = none,
+        /// File that the master keeps the servers in that [sources](#servers-from-a-source) have named, and reads at a start at
+        /// which a source does not answer. Without it such a pool has no servers then.
+        discovery_state: FilePath = none,
         /// How much is logged: 0 to 3 errors, 4 warnings, 5 and 6 information, 7 debugging, 8 to 11
         /// everything. The flag `-v` overrides it.
         log_level: Number<0, 11> = "5",
@@ -218,6 +222,98 @@ section! {
         /// Milliseconds for which the last good answer about a name and password stands in for one that does not
         /// come. With 0 none does.
         cache: Number<0, 86400000> = "60000",
+    }
+}
+
+section! {
+    /// Who names the servers of a pool. Exactly one of these.
+    ServersFromSection {
+        /// A file with a server a line, or a list of them as JSON, [as below](#servers-from-a-source). It is read anew when it
+        /// changes. The user of the workers must have the right to read it.
+        file: FilePath = none,
+        /// A name in DNS, whose records are asked for again when their time to live is over.
+        dns: Nested<DnsSection> = none,
+        /// Keys of etcd that begin with a prefix, which are watched.
+        etcd: Nested<EtcdSection> = none,
+        /// The instances of a service that pass their checks in Consul, by blocking queries.
+        consul: Nested<ConsulSection> = none,
+        /// The endpoints of a Service of Kubernetes that are ready, which are watched.
+        kubernetes: Nested<KubernetesSection> = none,
+    }
+}
+
+section! {
+    /// Servers that DNS names.
+    DnsSection {
+        /// The name whose records are asked for.
+        name: Text = required,
+        /// `a`: each address, of A and AAAA records, is a server with its address for a name. `srv`: each SRV record of
+        /// the lowest priority is a server, with its port and weight, and its target for a name.
+        records: DnsType = "a",
+        /// The port of the servers. With `a` only, and there it is needed.
+        port: Number<1, 65535> = none,
+        /// The DNS server that is asked. Without it those of `/etc/resolv.conf` are.
+        server: HostPort = none,
+    }
+}
+
+section! {
+    /// Servers that keys of etcd name, by its API version 3.
+    EtcdSection {
+        /// Members of etcd: one is asked, and another one when that fails.
+        endpoints: BaseUrls = required,
+        /// What the keys begin with. The rest of a key is the name of its server, unless the value says another.
+        prefix: Text = required,
+        /// Who logs in, where etcd has authentication on.
+        user: Text = none,
+        /// The user's password, or [a file](#passwords-in-files) with it.
+        password: Secret<Text> = none,
+        /// The file with the certificates that are trusted, with `https`.
+        ca: FilePath = none,
+        /// The file with the certificate that is shown, and with its key. They are read for each connection.
+        cert: FilePath = none,
+        /// The file with the key of `cert`.
+        key: FilePath = none,
+    }
+}
+
+section! {
+    /// Servers that are the instances of a service in Consul.
+    ConsulSection {
+        /// The agent that is asked.
+        address: BaseUrl = "http://127.0.0.1:8500",
+        /// The service. The id of an instance is the name of its server, its weight for passing checks the weight.
+        service: Text = required,
+        /// Only instances with this tag.
+        tag: Text = none,
+        /// The datacenter; without it that of the agent.
+        datacenter: Text = none,
+        /// The token of an ACL, or [a file](#passwords-in-files) with it.
+        token: Secret<Text> = none,
+        /// The file with the certificates that are trusted, with `https`.
+        ca: FilePath = none,
+        /// The file with the certificate that is shown. It is read for each connection.
+        cert: FilePath = none,
+        /// The file with the key of `cert`.
+        key: FilePath = none,
+    }
+}
+
+section! {
+    /// Servers that are the endpoints of a Service of Kubernetes.
+    KubernetesSection {
+        /// The Service. Its EndpointSlices are listed and watched; the name of a pod is that of its server.
+        service: Text = required,
+        /// The namespace of the Service. Without it that of the pod that the gateway runs in.
+        namespace: Text = none,
+        /// The name or the number of the port. It may be left out where there is one only.
+        port: Text = none,
+        /// The API server. Without it the one that the pod's environment names.
+        server: BaseUrl = none,
+        /// The file with the token that is shown to the API server. It is read for each connection.
+        token_file: FilePath = "/var/run/secrets/kubernetes.io/serviceaccount/token",
+        /// The file with the certificates that are trusted. Without it that of the pod's service account.
+        ca: FilePath = none,
     }
 }
 
@@ -479,8 +575,11 @@ section! {
         /// The servers that share the keys of the pool. A [group](#groups) of servers that hold the
         /// same keys is `{name: s1, weight: 1, primary: host:port, replicas: [host:port]}`, one whose
         /// primary [Sentinels](#sentinel) name `{name: s1, sentinel: mymaster, weight: 1}`.
-        /// Every pool has them, but one with a `cluster`.
+        /// Every pool has them, but one with `servers_from` or with a `cluster`.
         servers: Servers = none,
+        /// Who names the servers [instead of the file](#servers-from-a-source): another file, DNS, etcd, Consul or Kubernetes. Changes
+        /// take effect without a reload.
+        servers_from: Nested<ServersFromSection> = none,
         /// Redis Cluster or Valkey Cluster [instead of servers](#cluster): a section with `seeds`, of which the nodes
         /// and their slots are learned. Redis pools only.
         cluster: ClusterText = none,
@@ -782,7 +881,9 @@ pub(crate) fn read(root: &Node, report: &mut Report<'_>) -> Option<File> {
 /// Whether it is meant as the routes, not as a pool of that name.
 fn is_section_of_routes((key, node): &(At<String>, Node)) -> bool {
     let is_pool = |entries: &[(At<String>, Node)]| {
-        entries.iter().any(|(key, _)| matches!(key.value.as_str(), "listen" | "servers"))
+        entries
+            .iter()
+            .any(|(key, _)| matches!(key.value.as_str(), "listen" | "servers" | "servers_from"))
     };
     key.value == ROUTES && matches!(&node.kind, Kind::Section(entries) if !is_pool(entries))
 }
@@ -916,7 +1017,7 @@ fn read_pools(
         .iter()
         .map(|(name, node)| {
             let what = format!("pool \"{}\"", name.value);
-            if lacks(node, &["servers", "cluster"]) {
+            if lacks(node, &["servers", "servers_from", "cluster"]) {
                 let complaint = Complaint::new(format!("{what} lacks the option \"servers\""));
                 report.error(name.pos, complaint.hint(Servers::expected()));
             }

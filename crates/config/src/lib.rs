@@ -38,6 +38,7 @@ mod secret;
 mod section;
 mod sentinel;
 mod server_auth;
+mod servers_from;
 mod share;
 mod slip;
 pub mod snapshot;
@@ -65,6 +66,7 @@ pub use policy::{pools_without_policy, warnings_of_change};
 pub use prefixes::PREFIXES_MAX;
 pub use resolve::{Context, MODULA_WEIGHT_MAX, POOLS_MAX};
 pub use secret::SecretFile;
+pub use servers_from::{parse_server, server_at};
 pub use snapshot::Snapshot;
 pub use value::WORKERS_MAX;
 

@@ -32,9 +32,10 @@ use crate::routes::{self, Reach};
 use crate::secret::{self, SecretFile};
 use crate::sentinel;
 use crate::server_auth;
+use crate::servers_from;
 use crate::snapshot::{
     CasUniques, Global, Limits, Listen, Memcached, OnFailure, Pool, Protocol, Snapshot, Topology,
-    UserRoute, Wire,
+    UserRoute, Wire, nobody,
 };
 use crate::spool;
 use crate::tls;
@@ -178,6 +179,7 @@ pub(crate) fn resolve(
     check_access_log(&file.global, context, report);
     check_audit_log(&file.global, context, report);
     check_file("sentinel_state", file.global.sentinel_state.as_ref(), context, report);
+    check_file("discovery_state", file.global.discovery_state.as_ref(), context, report);
     accounts::check(Account::User, file.global.user.as_ref(), context, report);
     accounts::check(Account::Group, file.global.group.as_ref(), context, report);
     check_ready_workers(&file.global, context, report);
@@ -262,6 +264,7 @@ fn resolve_global(
         operate_from: section.operate_from.map_or_else(Vec::new, |from| from.value.0),
         log_file: section.log_file.map(|path| path.value.0),
         sentinel_state: section.sentinel_state.map(|path| path.value.0),
+        discovery_state: section.discovery_state.map(|path| path.value.0),
         log_level: said(&section.log_level).map(|level| level.0 as u8),
         log_format: section.log_format.value,
         ready_workers: section.ready_workers.value.0 as u32,
@@ -526,11 +529,10 @@ fn resolve_pool(
     context: &Context<'_>,
     report: &mut Report<'_>,
 ) -> Option<Pool> {
-    let lines = match (&section.servers, &section.cluster) {
-        (Some(servers), _) => Some(servers.value.0.as_slice()),
-        // Which servers it has the nodes say later.
-        (None, Some(_)) => Some(&[][..]),
-        (None, None) => None,
+    let is_told_later = section.cluster.is_some() || section.servers_from.is_some();
+    let lines = match &section.servers {
+        Some(servers) => Some(servers.value.0.as_slice()),
+        None => is_told_later.then_some(&[][..]),
     };
     resolve_section(name, section, lines, dialect, context, report)
 }
@@ -569,19 +571,21 @@ fn resolve_section(
     warn_of_aliases(lines, report);
     groups::check(section, lines, protocol, dialect, report);
     let cluster = cluster::resolve(section, listen.as_ref(), context, report);
-    let (servers, topology) = match &cluster {
-        Some(_) => (Vec::new(), Topology::Groups(Vec::new())),
-        None => groups::resolve(lines, protocol, dialect),
+    let servers_from = servers_from::resolve(section, context, report);
+    let (servers, topology) = match (&cluster, &servers_from) {
+        (Some(_), _) => (Vec::new(), Topology::Groups(Vec::new())),
+        (None, Some(_)) => (vec![nobody()], Topology::Sharded),
+        (None, None) => groups::resolve(lines, protocol, dialect),
     };
     let topology = groups::await_replicas(section, lines, &servers, topology);
     groups::check_reads(section, lines, &topology, report);
     groups::check_user_reads(section, &user_options, lines, &topology, report);
     groups::check_writes(section, protocol, lines, &topology, report);
     sentinel::check_listen(section, listen.as_ref(), context, report);
-    let sentinel = match &cluster {
+    let sentinel = match cluster.is_some() || servers_from.is_some() {
         // They are refused already.
-        Some(_) => None,
-        None => sentinel::resolve(section, &servers, dialect, context, report),
+        true => None,
+        false => sentinel::resolve(section, &servers, dialect, context, report),
     };
     if protocol == Protocol::Redis && dialect == Dialect::Flat {
         warn_of_flat_master(lines, report);
@@ -654,6 +658,7 @@ fn resolve_section(
         replica_reads: replica_reads::resolve(section),
         route: None,
         cluster,
+        servers_from,
         hedge: section.hedge.as_ref().map(|hedge| hedge.value.0),
         retry_reads: section.retry_reads.value.0,
         spool: section.spool.as_ref().map(|spool| spool.value.0.clone()),
@@ -964,6 +969,16 @@ fn check_limits(section: &PoolSection, report: &mut Report<'_>) {
     }
 }
 
+/// The largest sum of weights in one pool, and why.
+pub(crate) fn weight_limit(distribution: Distribution) -> (u64, &'static str) {
+    match distribution {
+        Distribution::Modula => (MODULA_WEIGHT_MAX, "modula has a slot for each"),
+        Distribution::Ketama | Distribution::Random => {
+            (u32::MAX.into(), "twemproxy adds them in 32 bits")
+        }
+    }
+}
+
 fn check_servers(
     pool: &At<String>,
     lines: &[At<ServerLine>],
@@ -985,12 +1000,7 @@ fn check_servers(
         }
     }
     let weight: u64 = lines.iter().map(|line| u64::from(line.value.weight)).sum();
-    let (weight_max, why) = match distribution {
-        Distribution::Modula => (MODULA_WEIGHT_MAX, "modula has a slot for each"),
-        Distribution::Ketama | Distribution::Random => {
-            (u32::MAX.into(), "twemproxy adds them in 32 bits")
-        }
-    };
+    let (weight_max, why) = weight_limit(distribution);
     if weight > weight_max {
         let message = format!("the weights of pool \"{}\" sum up to {weight}", pool.value);
         let hint = format!("at most {weight_max}: {why}; smaller ones in the same proportion do");

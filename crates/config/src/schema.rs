@@ -7,9 +7,9 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use crate::file::{
     AccessLogSection, AuditLogSection, ClientUserSection, ClusterSection, CommandSection,
-    ExternalAuthSection, GlobalSection, GroupSection, PolicySection, PoolSection,
-    ProxyProtocolSection, ServerGroupSection, ServerTlsSection, TlsSection, TracingSection,
-    UserSection,
+    ConsulSection, DnsSection, EtcdSection, ExternalAuthSection, GlobalSection, GroupSection,
+    KubernetesSection, PolicySection, PoolSection, ProxyProtocolSection, ServerGroupSection,
+    ServerTlsSection, ServersFromSection, TlsSection, TracingSection, UserSection,
 };
 use crate::routes::{self, RouteSection};
 use crate::section::{self, Section, prose};
@@ -39,6 +39,17 @@ pub fn route_table() -> String {
 /// The options of a pool's `cluster`, as a Markdown table.
 pub fn cluster_table() -> String {
     table::<ClusterSection>()
+}
+
+/// The options of a pool's `servers_from`, and of each source of it, as Markdown tables.
+pub fn servers_from_tables() -> [(&'static str, String); 5] {
+    [
+        ("servers from", table::<ServersFromSection>()),
+        ("dns", table::<DnsSection>()),
+        ("etcd", table::<EtcdSection>()),
+        ("consul", table::<ConsulSection>()),
+        ("kubernetes", table::<KubernetesSection>()),
+    ]
 }
 
 /// The options of one of a pool's `commands`, as a Markdown table.
@@ -132,7 +143,7 @@ impl JsonSchema for AnyFile {
         let global = generator.subschema_for::<Of<GlobalSection>>();
         let pool = generator.subschema_for::<Of<PoolSection>>();
         let servers = json_schema!({ "oneOf": [
-            { "required": ["servers"] }, { "required": ["cluster"] },
+            { "required": ["servers"] }, { "required": ["servers_from"] }, { "required": ["cluster"] },
         ] });
         let pool = json_schema!({ "allOf": [pool, servers] });
         let listening = json_schema!({ "allOf": [pool, { "required": ["listen"] }] });

@@ -10,6 +10,7 @@ mod live;
 mod replica_reads;
 mod route;
 mod server_auth;
+mod servers_from;
 mod topology;
 mod tracing;
 mod way;
@@ -34,6 +35,10 @@ pub use self::external_auth::{AuthSource, ExternalAuth};
 pub use self::replica_reads::{Hedge, ReadYourWrites, ReplicaReads};
 pub use self::route::{FailoverOn, Follow, Move, PrefixArm, Route, SHARE_ALL, share_of};
 pub use self::server_auth::{Credentials, DEFAULT_USER, ServerAuth};
+pub(crate) use self::servers_from::nobody;
+pub use self::servers_from::{
+    ConsulSource, DnsSource, EtcdSource, KubernetesSource, ServerSource, ServersFrom, SourceTls,
+};
 pub use self::topology::{Promoted, Reads, ServerGroup, Topology, TopologyState};
 pub use self::tracing::{CollectorUrl, KeysShown, Tracing};
 pub use self::way::{Operation, Reach, Role, Visit, share_text};
@@ -104,6 +109,9 @@ pub struct Global {
     /// Where it is kept where the primaries of groups are.
     #[serde(default)]
     pub sentinel_state: Option<PathBuf>,
+    /// Where it is kept which servers sources have named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub discovery_state: Option<PathBuf>,
     /// Workers that serve where an instance is ready.
     #[serde(default = "one_worker")]
     pub ready_workers: u32,
@@ -297,6 +305,9 @@ pub struct Pool {
     /// Its servers are the nodes of a cluster. Redis pools only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<Cluster>,
+    /// Who names its servers, if the file does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub servers_from: Option<ServersFrom>,
     /// Where the gateway is.
     #[serde(default)]
     pub zone: Option<String>,
@@ -727,7 +738,7 @@ impl Snapshot {
     }
 
     /// Takes over where the primaries of groups are from another snapshot that has these groups. Their
-    /// pools and servers may have other names there. Likewise the maps of clusters.
+    /// pools and servers may have other names there. Likewise the maps of clusters, and what sources have named.
     pub fn keep_primaries(&mut self, from: &Self) {
         let mut found = Vec::new();
         for (pool, group, _) in self.groups() {
@@ -761,6 +772,7 @@ impl Snapshot {
             }
         }
         self.keep_maps(from);
+        self.keep_found(from);
     }
 }
 

@@ -32,6 +32,8 @@ fn the_tables_of_the_schema_options_are_current() {
         let text = replace_table(&text, "pool", &schema::pool_table());
         let text = replace_table(&text, "route", &schema::route_table());
         let text = replace_table(&text, "cluster", &schema::cluster_table());
+        let sources = schema::servers_from_tables().into_iter();
+        let text = sources.fold(text, |text, (name, table)| replace_table(&text, name, &table));
         let text = replace_table(&text, "command", &schema::command_table());
         let text = replace_table(&text, "group", &schema::group_table());
         let text = replace_table(&text, "tls", &schema::tls_table());

@@ -115,6 +115,8 @@ pub enum ToChild {
     MapDoubted { pool: String },
     /// Whether a seed of the pool of that name answers, if that is known: to the admin process.
     Seed { pool: String, address: String, is_answering: Option<bool> },
+    /// How the source of a pool is, as JSON, as discovery has told: to the admin process.
+    Source { json: String },
     /// What becomes of the command of that number, [`ToMaster::Operate`]: a line, and at the end how it went. To the
     /// admin process.
     Operated { number: u64, text: String, is_ok: Option<bool> },
@@ -309,6 +311,12 @@ pub enum ToMaster {
         pool: String,
         seed: Address,
         failure: Option<String>,
+    },
+    /// Sources name other servers for pools. Carries them in a sealed memfd. Only discovery says this and the next.
+    Found,
+    /// How the source of a pool is, as JSON.
+    Source {
+        json: String,
     },
     /// Somebody at that place asks for a command by HTTP, which is as at the control socket, and has shown that it may.
     /// Only the admin process says this.

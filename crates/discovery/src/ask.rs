@@ -71,7 +71,7 @@ pub fn ask_once(snapshot: &mut Snapshot, timeout: Duration) -> Vec<(EventKind, S
         if left.is_empty() && clusters.is_empty() {
             break;
         }
-        if let Err(error) = watch.wait(&Members::default(), None, Some(deadline)) {
+        if let Err(error) = watch.wait(&Members::default(), &[], Some(deadline)) {
             warn!("cannot wait for Sentinels and nodes: {error}");
             break;
         }

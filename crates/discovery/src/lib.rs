@@ -2,6 +2,7 @@
 //! has moved. [`Group`] decides, without any I/O; [`Watch`] keeps the connections. And how
 //! far replicas have come: [`Replication`] decides, [`Members`] keeps the connections. And which nodes and slots
 //! clusters have.
+//! And which servers files, DNS, etcd, Consul and Kubernetes name for pools: [`Finder`].
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
@@ -15,6 +16,7 @@ mod members;
 mod replica_views;
 mod replication;
 mod role;
+mod sources;
 mod watch;
 
 pub use cashew_tls::Security;
@@ -25,4 +27,5 @@ pub use group::{Event, Group, Output, Report, State, View};
 pub use members::Members;
 pub use replication::{MemberReport, Replication};
 pub use role::{Role, role_of};
+pub use sources::{Finder, FoundServers, HeldStatus, SourceStatus, find_once, list_once};
 pub use watch::{News, Watch};

@@ -225,19 +225,17 @@ impl Watch {
         self.news.pop_front()
     }
 
-    /// Waits until there is something to do, also for `members`, or `control` is readable.
+    /// Waits until there is something to do, also for `members`, or one of `readable` is that.
     pub fn wait(
         &self,
         members: &Members,
-        control: Option<BorrowedFd<'_>>,
+        readable: &[BorrowedFd<'_>],
         until: Option<Instant>,
     ) -> io::Result<()> {
         let now = Instant::now();
         let mut fds: Vec<PollFd<'_>> = Vec::new();
         let mut wake = until.unwrap_or(now + INTERVAL).min(now + INTERVAL);
-        if let Some(control) = &control {
-            fds.push(PollFd::from_borrowed_fd(*control, PollFlags::IN));
-        }
+        fds.extend(readable.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
         for pool in &self.pools {
             let is_urgent = pool.groups.iter().any(|group| group.group.is_urgent());
             if is_urgent {

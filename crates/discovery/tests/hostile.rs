@@ -45,7 +45,7 @@ fn failure(port: u16) -> String {
                 return why;
             }
         }
-        watch.wait(&Members::default(), None, None).unwrap();
+        watch.wait(&Members::default(), &[], None).unwrap();
     }
     panic!("nothing is said");
 }

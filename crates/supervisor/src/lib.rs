@@ -20,6 +20,8 @@ mod deal;
 mod discovered;
 mod epochs;
 mod fleet;
+mod found;
+mod found_state;
 mod handover;
 mod interests;
 mod joining;
@@ -40,6 +42,7 @@ mod sessions;
 mod signals;
 mod slots;
 mod state;
+mod state_file;
 mod status;
 mod trial;
 mod unix_socket;
@@ -53,6 +56,7 @@ use std::path::PathBuf;
 use cashew_config::Snapshot;
 use cashew_process::explain_limit;
 
+pub use cashew_discovery::{HeldStatus, SourceStatus};
 pub use child::{Role, Serve, Spawn};
 pub use command::{Answer, Command, MoveAction};
 pub use command_line::CommandLine;
@@ -62,8 +66,8 @@ pub use rehearsal::{Rehearsal, rehearse};
 pub use status::{
     AccessLogStatus, AdminStatus, AuditLogStatus, CertificateStatus, ClusterStatus,
     ExternalAuthStatus, GroupStatus, MemberStatus, Outcome, PoolStatus, SeedStatus, SentinelStatus,
-    ServerStatus, ShardSlotsStatus, ShardStatus, Status, SwitchStatus, TracingStatus, UserStatus,
-    WorkerStatus,
+    ServerStatus, ShardSlotsStatus, ShardStatus, SourceChange, Status, SwitchStatus, TracingStatus,
+    UserStatus, WorkerStatus,
 };
 pub use trial::{Program, Verdict};
 

@@ -10,6 +10,7 @@ mod monitors;
 mod moves;
 mod operators;
 mod reload;
+mod sources;
 mod stop;
 mod switch;
 mod upgrade;
@@ -40,6 +41,7 @@ use crate::command::{Command, Nobody};
 use crate::deal::Deal;
 use crate::discovered::{Discovered, Known, Move};
 use crate::epochs::Epochs;
+use crate::found::Found;
 use crate::handover;
 use crate::interests::Interests;
 use crate::joining::Joining;
@@ -127,6 +129,7 @@ struct Master {
     failovers: Failovers,
     joining: Joining,
     maps: Maps,
+    found: Found,
     notify: Notify,
     sessions: Sessions,
     monitors: Monitors,
@@ -202,6 +205,7 @@ impl Master {
             None => files.raise_own(),
         }
         discovery::find_primaries(&mut snapshot);
+        sources::find_at_start(&mut snapshot);
         let workers = workers_of(&snapshot);
         let given =
             activation::take().step("take the sockets that were opened for the instance")?;
@@ -254,6 +258,7 @@ impl Master {
             failovers: Failovers::default(),
             joining: Joining::default(),
             maps: Maps::default(),
+            found: Found::default(),
             notify: Notify::from_env(now),
             sessions: Sessions::default(),
             monitors: Monitors::default(),
@@ -344,6 +349,7 @@ impl Master {
             self.reload.poll_timeout(),
             self.discovered.poll_timeout(),
             self.maps.poll_timeout().filter(|_| !self.reload.is_changing()),
+            self.found.poll_timeout().filter(|_| !self.reload.is_changing()),
         ];
         let changes = changes.into_iter().flatten().filter(|_| self.may_change());
         slots
@@ -530,6 +536,10 @@ impl Master {
                 self.maps.seed(pool.clone(), seed.clone(), failure);
                 self.publish_seed(pool, &seed, now);
             }
+            (ToMaster::Found, Role::Discovery) => {
+                self.found_told(descriptors.unwrap_or_default(), now);
+            }
+            (ToMaster::Source { json }, Role::Discovery) => self.source_told(json, now),
             (ToMaster::Migrated { number, failure }, Role::Discovery) => {
                 self.migrated(number, failure, now);
             }
@@ -601,6 +611,8 @@ impl Master {
                 | ToMaster::Moves { .. }
                 | ToMaster::Cluster { .. }
                 | ToMaster::Seed { .. }
+                | ToMaster::Found
+                | ToMaster::Source { .. }
                 | ToMaster::Sentinel { .. }),
                 Role::Admin | Role::Worker { .. },
             )
@@ -622,6 +634,7 @@ impl Master {
         );
         self.write_pid_file()?;
         self.save_primaries();
+        self.save_found();
         if let Some(on_ready) = self.on_ready.take() {
             on_ready();
         }

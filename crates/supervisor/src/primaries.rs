@@ -1,17 +1,13 @@
 //! Where the primaries of groups are, on disk: for a start at which no majority of the Sentinels answers.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Address, Lineage};
-use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
-/// Largest file that is read.
-const SIZE_MAX: u64 = 16 << 20;
+use crate::state_file;
 
 /// What is unknown is ignored, so that another version may say more.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,32 +45,14 @@ pub(crate) fn save(path: &Path, snapshot: &Snapshot) -> io::Result<()> {
         })
     };
     let primaries = Primaries { groups: snapshot.groups().filter_map(group).collect() };
-    let mut text = serde_json::to_vec_pretty(&primaries).map_err(io::Error::other)?;
-    text.push(b'\n');
-    let beside = beside(path);
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o644);
-    options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
-    let mut file = options.open(&beside)?;
-    file.write_all(&text)?;
-    file.sync_all()?;
-    fs::rename(&beside, path)
+    state_file::save(path, &primaries)
 }
 
 /// Takes from there where the primaries are of which that is not known. Also where a majority of the
 /// Sentinels names a server that was superseded, as they do until they have heard of a promotion.
 /// Returns a line for each.
 pub(crate) fn load(path: &Path, snapshot: &mut Snapshot) -> Result<Vec<String>, String> {
-    let read = || -> io::Result<Vec<u8>> {
-        if !fs::metadata(path)?.is_file() {
-            return Err(io::Error::other("it is no regular file"));
-        }
-        let mut text = Vec::new();
-        File::open(path)?.take(SIZE_MAX).read_to_end(&mut text)?;
-        Ok(text)
-    };
-    let text = read().map_err(|error| error.to_string())?;
-    let primaries: Primaries = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+    let primaries: Primaries = state_file::load(path)?;
     let mut lines = Vec::new();
     for Primary { pool, server, master, address, config_epoch, lineage } in primaries.groups {
         let is_wanted = snapshot.groups().any(|(its, group, endpoint)| {
@@ -96,14 +74,10 @@ pub(crate) fn load(path: &Path, snapshot: &mut Snapshot) -> Result<Vec<String>, 
     Ok(lines)
 }
 
-fn beside(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".new");
-    name.into()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn snapshot() -> Snapshot {

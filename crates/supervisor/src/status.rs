@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use cashew_discovery::SourceStatus;
 use cashew_migration::MoveStatus;
 use serde::{Deserialize, Serialize};
 
@@ -197,6 +198,21 @@ pub struct PoolStatus {
     pub sentinels: Vec<SentinelStatus>,
     /// Where its servers are the nodes of a cluster.
     pub cluster: Option<ClusterStatus>,
+    /// Where its servers are named by a source.
+    pub source: Option<SourceStatus>,
+    /// How often the servers that it names have changed, in this instance.
+    pub source_changes: u32,
+    /// Since the master was started.
+    pub source_change: Option<SourceChange>,
+}
+
+/// A change of the servers that a source names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SourceChange {
+    /// In seconds since 1970.
+    pub at: u64,
+    pub what: String,
 }
 
 /// The map that a pool in front of a cluster goes by.

@@ -53,6 +53,7 @@ impl Snapshot {
         has_spool
             || self.has_sentinels()
             || self.has_clusters()
+            || self.has_sources()
             || self.pools.iter().any(Pool::has_replicas)
             || self.moves().next().is_some()
     }

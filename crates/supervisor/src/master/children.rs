@@ -209,6 +209,7 @@ impl Master {
         if role == Role::Discovery {
             self.discovered.forget_state();
             self.maps.forget_seeds();
+            self.found.forget_statuses();
             self.publish_discovered(now);
         }
         match self.vacate(role, now) {

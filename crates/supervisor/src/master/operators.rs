@@ -475,6 +475,9 @@ impl Master {
                 groups: self.discovered.groups_of(pool),
                 sentinels: self.discovered.sentinels_of(pool),
                 cluster: self.maps.status_of(pool),
+                source: self.found.status_of(pool),
+                source_changes: pool.servers_from.as_ref().map_or(0, |from| from.changes),
+                source_change: self.found.last_change_of(pool),
                 members: self.members_of(index, pool),
                 paused_writes_only: pause_of(&pool.name).is_some_and(|pause| pause.writes_only),
                 name: pool.name.clone(),
@@ -488,7 +491,7 @@ impl Master {
                 leads_to: pool.route.as_ref().map_or_else(Vec::new, |route| {
                     route.pools().into_iter().map(str::to_owned).collect()
                 }),
-                servers: pool.servers.len() as u32,
+                servers: pool.found().len() as u32,
                 live: self.rings.live(index).iter().filter(|live| **live).count() as u32,
                 primary: only.map_or_else(String::new, |only| only.primary),
                 shards,

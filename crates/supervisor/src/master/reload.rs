@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 
 use cashew_config::snapshot::TopologyState;
 use cashew_config::{Difference, Snapshot};
+use cashew_discovery::FoundServers;
 use cashew_metrics::EventKind;
 use tracing::{error, info, warn};
 
 use super::discovery::MOVE_DRAIN_MS;
+use super::sources::FOUND_DRAIN_MS;
 use super::{Master, Phase, workers_of};
 use crate::CommandLine;
 use crate::background_task::BackgroundTask;
@@ -110,11 +112,21 @@ struct Moves {
     primaries: Vec<Move>,
     /// Clusters that have other maps.
     maps: Vec<MapMove>,
+    /// Pools whose sources have named other servers.
+    found: Vec<FoundServers>,
 }
 
 impl Moves {
+    /// How long requests on their way are waited for.
+    fn drain_max_ms(&self) -> u64 {
+        match self.primaries.is_empty() && self.maps.is_empty() {
+            true => FOUND_DRAIN_MS,
+            false => MOVE_DRAIN_MS,
+        }
+    }
+
     fn is_empty(&self) -> bool {
-        self.primaries.is_empty() && self.maps.is_empty()
+        self.primaries.is_empty() && self.maps.is_empty() && self.found.is_empty()
     }
 }
 
@@ -297,12 +309,15 @@ impl Master {
                     moves.primaries.extend(self.discovered.take_moves(&mut snapshot));
                     self.maps.give_back(moves.maps, now);
                     moves.maps = self.maps.take(&mut snapshot, &self.current.snapshot);
+                    self.found.give_back(moves.found);
+                    moves.found = self.found.take(&mut snapshot, &self.current.snapshot);
                     if cause == Cause::File {
                         snapshot.keep_primaries(&told);
                     }
                 }
                 let is_same = is_same && moves.is_empty();
-                let drain_max_ms = if cause == Cause::Told { MOVE_DRAIN_MS } else { u64::MAX };
+                let drain_max_ms =
+                    if cause == Cause::Told { moves.drain_max_ms() } else { u64::MAX };
                 let prepared = self.prepare_next(snapshot, addresses);
                 self.reload.stage = Stage::Changing { askers, cause, moves };
                 match prepared {
@@ -329,13 +344,14 @@ impl Master {
     }
 
     fn has_moves(&self, now: Instant) -> bool {
-        self.discovered.has_moves(now) || self.maps.are_due(now)
+        self.discovered.has_moves(now) || self.maps.are_due(now) || self.found.are_due(now)
     }
 
     /// The snapshot in effect, with everything that discovery has told since.
     fn told(&self) -> Snapshot {
         let mut told = self.discovered.told(Snapshot::clone(&self.current.snapshot));
         self.maps.put(&mut told);
+        self.found.put(&mut told);
         told
     }
 
@@ -348,6 +364,9 @@ impl Master {
         }
         if self.maps.are_due(now) {
             moves.maps = self.maps.take(&mut snapshot, &self.current.snapshot);
+        }
+        if self.found.are_due(now) {
+            moves.found = self.found.take(&mut snapshot, &self.current.snapshot);
         }
         let has_joined = self.joining.put(&mut snapshot, &self.current.snapshot);
         if moves.is_empty() && !has_joined {
@@ -499,12 +518,14 @@ impl Master {
                 );
             }
             self.maps_done(&moves.maps, &before, now);
+            self.found_done(&moves.found, &before);
             self.moves_done(moves.primaries, &before, now);
             self.tell_of_sides(&before);
             self.tell_joined(&before);
         }
         self.joining.changed(&self.current.snapshot, now);
         self.save_primaries();
+        self.save_found();
         if is_told {
             return;
         }
@@ -553,8 +574,17 @@ impl Master {
                 pool, "pool '{pool}': the new map of its cluster is not in effect yet: {why}"
             );
         }
+        for FoundServers { pool, .. } in &moves.found {
+            error!(
+                kind = EventKind::ServersNotChanged.name(),
+                pool, "pool '{pool}': what its source names is not in effect yet: {why}"
+            );
+        }
         let has_failed = !moves.is_empty();
-        let Moves { primaries, maps } = moves;
+        let Moves { primaries, maps, found } = moves;
+        if !found.is_empty() {
+            self.found.failed(found, &self.current.snapshot, now);
+        }
         if !primaries.is_empty() {
             self.discovered.failed(primaries, now);
         }
@@ -627,6 +657,7 @@ fn load(
     warnings.extend(cashew_config::warnings_of_change(current, &snapshot));
     warnings.extend(super::moves::warn_of_end(current, &snapshot));
     snapshot.keep_primaries(current);
+    super::sources::find(&mut snapshot, current, is_dry).map(|lines| warnings.extend(lines))?;
     if !is_dry {
         warnings.extend(super::discovery::find(&mut snapshot));
     }

@@ -33,6 +33,7 @@ use crate::child::{Role, Spawn};
 use crate::command::Reply;
 use crate::deal::Deal;
 use crate::discovered::Discovered;
+use crate::found::Found;
 use crate::joining::Joining;
 use crate::limits::OpenFiles;
 use crate::listeners::Listeners;
@@ -578,6 +579,7 @@ impl Master {
             failovers: Failovers::default(),
             joining: Joining::default(),
             maps: Maps::default(),
+            found: Found::default(),
         };
         master.allow_mail();
         // Slots of workers that the previous program has killed.

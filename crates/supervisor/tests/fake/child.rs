@@ -268,6 +268,7 @@ impl Worker {
             | ToChild::Migrate { .. }
             | ToChild::CatchUp { .. }
             | ToChild::Moves { .. }
+            | ToChild::Source { .. }
             | ToChild::Operated { .. } => {
                 unreachable!("none are configured")
             }

@@ -136,6 +136,7 @@ impl<D: Driver> Worker<D> {
             | ToChild::Migrate { .. }
             | ToChild::CatchUp { .. }
             | ToChild::Moves { .. }
+            | ToChild::Source { .. }
             | ToChild::MapDoubted { .. }) => {
                 tracing::warn!("unexpected message from the master: {other:?}");
             }

@@ -1,0 +1,288 @@
+//! Messages of DNS (RFC 1035, 2782, 3596, 6891), as far as addresses and services need them.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Largest answer by UDP that is asked for: no path cuts it up.
+pub(super) const UDP_SIZE: u16 = 1232;
+/// Names that refer to others, one after the other: more are a circle.
+const JUMPS_MAX: usize = 32;
+const NAME_SIZE_MAX: usize = 255;
+
+const IN: u16 = 1;
+const OPT: u16 = 41;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    A = 1,
+    Aaaa = 28,
+    Srv = 33,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    /// Seconds.
+    pub(super) ttl: u32,
+    pub(super) data: Data,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Data {
+    Address(IpAddr),
+    Service { priority: u16, weight: u16, port: u16, target: String },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Reply {
+    /// It does not have all: it is to be asked for by TCP.
+    pub(super) is_truncated: bool,
+    /// 0 is none.
+    pub(super) error: u8,
+    /// Those of the kind that was asked for.
+    pub(super) records: Vec<Record>,
+}
+
+/// A question. The name has labels of a proper size.
+pub(super) fn question(id: u16, name: &str, kind: Kind) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(name.len() + 32);
+    // Recursion is desired. One question, and one additional record, which tells how much there is room for.
+    for word in [id, 0x0100, 1, 0, 0, 1] {
+        bytes.extend(word.to_be_bytes());
+    }
+    write_name(&mut bytes, name);
+    bytes.extend((kind as u16).to_be_bytes());
+    bytes.extend(IN.to_be_bytes());
+    bytes.push(0);
+    for word in [OPT, UDP_SIZE, 0, 0, 0] {
+        bytes.extend(word.to_be_bytes());
+    }
+    bytes
+}
+
+fn write_name(bytes: &mut Vec<u8>, name: &str) {
+    for label in name.split('.').filter(|label| !label.is_empty()) {
+        bytes.push(label.len() as u8);
+        bytes.extend(label.as_bytes());
+    }
+    bytes.push(0);
+}
+
+/// What answers that question. `None` if it is no message, or answers another question.
+pub(super) fn reply(bytes: &[u8], id: u16, name: &str, kind: Kind) -> Option<Reply> {
+    let mut reader = Reader { bytes, at: 0 };
+    let (its, flags) = (reader.word()?, reader.word()?);
+    let (questions, answers) = (reader.word()?, reader.word()?);
+    reader.skip(4)?;
+    let is_response = flags & 0x8000 != 0;
+    if its != id || !is_response || questions != 1 {
+        return None;
+    }
+    let asked = reader.name()?;
+    if !asked.eq_ignore_ascii_case(name) || reader.word()? != kind as u16 || reader.word()? != IN {
+        return None;
+    }
+    let (is_truncated, error) = (flags & 0x0200 != 0, (flags & 0xf) as u8);
+    let mut records = Vec::new();
+    // One that is cut off may end anywhere.
+    for _ in 0..if is_truncated { 0 } else { answers } {
+        records.extend(reader.record(kind)?);
+    }
+    Some(Reply { is_truncated, error, records })
+}
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, size: usize) -> Option<&'a [u8]> {
+        let taken = self.bytes.get(self.at..self.at.checked_add(size)?)?;
+        self.at += size;
+        Some(taken)
+    }
+
+    fn skip(&mut self, size: usize) -> Option<()> {
+        self.take(size).map(|_| ())
+    }
+
+    fn word(&mut self) -> Option<u16> {
+        let bytes = self.take(2)?;
+        Some(u16::from_be_bytes(bytes.try_into().ok()?))
+    }
+
+    fn name(&mut self) -> Option<String> {
+        let mut name = String::new();
+        let (mut at, mut jumps) = (self.at, 0);
+        loop {
+            let size = usize::from(*self.bytes.get(at)?);
+            at += 1;
+            match size {
+                0 => break,
+                1..=63 => {
+                    let label = self.bytes.get(at..at + size)?;
+                    at += size;
+                    if !name.is_empty() {
+                        name.push('.');
+                    }
+                    // A label with a dot, or with what is no ASCII, is no name of a host.
+                    if !label.iter().all(|it| it.is_ascii_graphic() && *it != b'.') {
+                        return None;
+                    }
+                    name.push_str(str::from_utf8(label).ok()?);
+                    if name.len() > NAME_SIZE_MAX {
+                        return None;
+                    }
+                }
+                192..=255 => {
+                    let low = usize::from(*self.bytes.get(at)?);
+                    if jumps == 0 {
+                        self.at = at + 1;
+                    }
+                    jumps += 1;
+                    if jumps > JUMPS_MAX {
+                        return None;
+                    }
+                    at = (size & 0x3f) << 8 | low;
+                }
+                _ => return None,
+            }
+        }
+        if jumps == 0 {
+            self.at = at;
+        }
+        Some(name)
+    }
+
+    fn skip_name(&mut self) -> Option<()> {
+        loop {
+            match usize::from(*self.take(1)?.first()?) {
+                0 => return Some(()),
+                size @ 1..=63 => self.skip(size)?,
+                192..=255 => return self.skip(1),
+                _ => return None,
+            }
+        }
+    }
+
+    /// The outer `None` is for what is no message, the inner one for another kind of record.
+    fn record(&mut self, wanted: Kind) -> Option<Option<Record>> {
+        self.skip_name()?;
+        let (kind, class) = (self.word()?, self.word()?);
+        let (high, low) = (self.word()?, self.word()?);
+        let size = usize::from(self.word()?);
+        let end = self.at.checked_add(size).filter(|end| *end <= self.bytes.len())?;
+        let is_wanted = kind == wanted as u16 && class == IN;
+        let data = match wanted {
+            _ if !is_wanted => None,
+            Kind::A => {
+                let bytes: [u8; 4] = self.take(size)?.try_into().ok()?;
+                Some(Data::Address(Ipv4Addr::from(bytes).into()))
+            }
+            Kind::Aaaa => {
+                let bytes: [u8; 16] = self.take(size)?.try_into().ok()?;
+                Some(Data::Address(Ipv6Addr::from(bytes).into()))
+            }
+            Kind::Srv => {
+                let (priority, weight, port) = (self.word()?, self.word()?, self.word()?);
+                Some(Data::Service { priority, weight, port, target: self.name()? })
+            }
+        };
+        self.at = end;
+        let ttl = u32::from(high) << 16 | u32::from(low);
+        Some(data.map(|data| Record { ttl, data }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What a server makes of a question: its answers begin with the name that was asked for.
+    fn answered(question: &[u8], flags: u16, records: &[(u16, u32, Vec<u8>)]) -> Vec<u8> {
+        let mut bytes = question[..question.len() - 11].to_vec();
+        bytes[2..4].copy_from_slice(&(0x8180 | flags).to_be_bytes());
+        bytes[6..8].copy_from_slice(&(records.len() as u16).to_be_bytes());
+        bytes[10..12].fill(0);
+        for (kind, ttl, data) in records {
+            bytes.extend([0xc0, 12]);
+            bytes.extend(kind.to_be_bytes());
+            bytes.extend(IN.to_be_bytes());
+            bytes.extend(ttl.to_be_bytes());
+            bytes.extend((data.len() as u16).to_be_bytes());
+            bytes.extend(data);
+        }
+        bytes
+    }
+
+    #[test]
+    fn a_question_asks_for_one_name() {
+        let bytes = question(0x1234, "a.bc", Kind::Srv);
+        let expected = b"\x12\x34\x01\x00\0\x01\0\0\0\0\0\x01\x01a\x02bc\0\0\x21\0\x01\0\0\x29\x04\xd0\0\0\0\0\0\0";
+        assert_eq!(bytes, expected);
+    }
+
+    #[test]
+    fn records_of_the_kind_are_read() {
+        let asked = question(7, "cache.example", Kind::A);
+        let alias = b"\x01x\xc0\x0c".to_vec();
+        let bytes = answered(
+            &asked,
+            0,
+            &[(5, 9, alias), (1, 60, vec![10, 0, 0, 1]), (1, 5, vec![10, 0, 0, 2])],
+        );
+        let reply = reply(&bytes, 7, "Cache.example", Kind::A).unwrap();
+        let record = |ttl, last| Record { ttl, data: Data::Address([10, 0, 0, last].into()) };
+        assert_eq!(reply.records, [record(60, 1), record(5, 2)]);
+        assert!(!reply.is_truncated && reply.error == 0);
+    }
+
+    #[test]
+    fn services_have_ports_and_targets() {
+        let asked = question(7, "_redis._tcp.example", Kind::Srv);
+        // s1.example, whose end is that of the name that was asked for.
+        let data = b"\0\x01\0\x02\x18\xeb\x02s1\xc0\x18".to_vec();
+        let bytes = answered(&asked, 0, &[(33, 30, data)]);
+        let reply = reply(&bytes, 7, "_redis._tcp.example", Kind::Srv).unwrap();
+        let data =
+            Data::Service { priority: 1, weight: 2, port: 6379, target: "s1.example".to_owned() };
+        assert_eq!(reply.records, [Record { ttl: 30, data }]);
+    }
+
+    #[test]
+    fn errors_and_answers_to_others_are_told_apart() {
+        let asked = question(7, "a.b", Kind::A);
+        let told = |flags| reply(&answered(&asked, flags, &[]), 7, "a.b", Kind::A);
+        assert_eq!(told(3).map(|it| it.error), Some(3));
+        assert_eq!(told(0x0200).map(|it| it.is_truncated), Some(true));
+        let good = answered(&asked, 0, &[]);
+        assert_eq!(reply(&good, 8, "a.b", Kind::A), None);
+        assert_eq!(reply(&good, 7, "a.c", Kind::A), None);
+        assert_eq!(reply(&good, 7, "a.b", Kind::Aaaa), None);
+        assert_eq!(reply(&asked, 7, "a.b", Kind::A), None, "a question is no answer");
+        // A name that refers to itself, an address of five bytes, and what ends too early.
+        for data in [b"\0\0\0\0\0\x01\xc0\x29".to_vec(), vec![1; 5], vec![0, 0]] {
+            for kind in [Kind::Srv, Kind::A] {
+                let asked = question(7, "a.b", kind);
+                let bytes = answered(&asked, 0, &[(kind as u16, 1, data.clone())]);
+                assert_eq!(reply(&bytes, 7, "a.b", kind), None);
+            }
+        }
+        for end in 0..good.len() {
+            assert_eq!(reply(&good[..end], 7, "a.b", Kind::A), None);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_comes_is_read_or_not(bytes in proptest::collection::vec(any::<u8>(), 0..300), kind in 0..3) {
+            let kind = [Kind::A, Kind::Aaaa, Kind::Srv][kind as usize];
+            reply(&bytes, 7, "a.b", kind);
+            let mut behind = answered(&question(7, "a.b", kind), 0, &[]);
+            behind[6..8].copy_from_slice(&[0, 9]);
+            behind.extend(bytes);
+            reply(&behind, 7, "a.b", kind);
+        }
+    }
+}
