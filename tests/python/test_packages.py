@@ -1,6 +1,7 @@
 """The packages in a fresh root of the distribution: installed, upgraded under load, removed and purged; and that
 the same program gives the same packages."""
 
+import json
 import os
 import re
 import shlex
@@ -258,6 +259,19 @@ def test_the_same_program_gives_the_same_packages(place):
     assert sums("two") == first
     other = build(place.directory / "three", CASHEW, "0.2.0", "deb", epoch="1700000001")
     assert (other / "SHA256SUMS").read_text().split()[0] not in first
+
+
+def test_the_bill_of_materials_names_what_is_in_the_program(place):
+    output = build(place.directory / "bill", CASHEW, "0.2.0", "sbom")
+    text = next(output.glob("*.cdx.json")).read_text()
+    bill = json.loads(text)
+    assert bill["bomFormat"] == "CycloneDX" and bill["metadata"]["component"]["name"] == "cashew"
+    names = {it["name"]: it for it in bill["components"]}
+    assert {"rustls", "aws-lc-sys", "hyper", "cashew-engine"} <= set(names)
+    assert names["rustls"]["licenses"] and names["rustls"]["purl"].startswith("pkg:cargo/rustls@")
+    # Tools of the tests, and this machine's paths, are not in it.
+    assert "proptest" not in names and "clap_mangen" not in names
+    assert str(ROOT) not in text
 
 
 def test_systemd_accepts_the_unit(place):
