@@ -25,6 +25,7 @@ mod clock;
 mod digest;
 mod events;
 mod exports;
+mod generations;
 mod histogram;
 mod hot;
 mod ids;
@@ -51,6 +52,7 @@ pub use board::{
 pub use clock::{WallClock, monotonic_ms};
 pub use events::{EVENTS_MAX, Event, EventKind, EventLevel, EventRing, Events, NewEvent, Recorded};
 pub use exports::{ExportCounter, ExportKind, Exports};
+pub use generations::{Generations, KeyWord, Stamp};
 pub use histogram::Histogram;
 pub use hot::{HALF_LIFE_US, HotKey, HotKeys, HotSample, KEY_SIZE_MAX, Ranking};
 pub use ids::{

@@ -17,6 +17,7 @@ use rustix::fs::{
 use crate::audit::AuditTrail;
 use crate::events::Events;
 use crate::exports::Exports;
+use crate::generations::Generations;
 use crate::mapping::Mapping;
 use crate::passages::Passages;
 use crate::requests::RequestRing;
@@ -73,7 +74,9 @@ mod word {
     pub(super) const EXPORTS: usize = REQUESTS + crate::requests::WORDS;
     /// Up to here it was in versions without an audit log.
     pub(super) const AUDIT: usize = EXPORTS + crate::exports::WORDS;
-    pub(super) const COUNT: usize = AUDIT + crate::audit::WORDS;
+    /// Up to here it was in versions without caches.
+    pub(super) const GENERATIONS: usize = (AUDIT + crate::audit::WORDS).next_multiple_of(512);
+    pub(super) const COUNT: usize = GENERATIONS + crate::generations::WORDS;
 }
 
 /// The processes that the master starts.
@@ -187,6 +190,11 @@ impl Shared {
     /// The writes that are under way to several regions. None in memory that an older version made.
     pub fn passages(&self) -> Passages {
         Passages::new(&self.mapping, word::PASSAGES)
+    }
+
+    /// What tells that keys were written. Nothing in memory that an older version made.
+    pub fn generations(&self) -> Generations {
+        Generations::new(&self.mapping, word::GENERATIONS)
     }
 
     /// What has changed lately. Nothing in memory that an older version made.
