@@ -375,9 +375,13 @@ impl Numbers<'_> {
                 None,
                 PoolGauge::ClientConnections
                 | PoolGauge::Subscriptions
+                | PoolGauge::CacheEntries
+                | PoolGauge::CacheBytes
                 | PoolGauge::ExternalAuthLost,
             ) => self.segments.sum_pool_gauge(pool, gauge),
-            (None, PoolGauge::RingVersion) => self.segments.max_pool_gauge(pool, gauge),
+            (None, PoolGauge::RingVersion | PoolGauge::CacheBoundMs) => {
+                self.segments.max_pool_gauge(pool, gauge)
+            }
         }
     }
 

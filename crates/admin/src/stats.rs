@@ -39,7 +39,7 @@ pub(crate) enum ServerStat {
 }
 
 /// Twemproxy's names in its order ([`POOL_STATS_OF_TWEMPROXY`] of them), then ours.
-pub(crate) const POOL_STATS: [PoolStat; 58] = [
+pub(crate) const POOL_STATS: [PoolStat; 67] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
     PoolStat::Gauge(PoolGauge::ClientConnections),
@@ -77,6 +77,15 @@ pub(crate) const POOL_STATS: [PoolStat; 58] = [
     PoolStat::Counter(PoolCounter::RouteRefused),
     PoolStat::Counter(PoolCounter::RegionCopies),
     PoolStat::Counter(PoolCounter::RegionForgets),
+    PoolStat::Counter(PoolCounter::CacheHits),
+    PoolStat::Counter(PoolCounter::CacheMisses),
+    PoolStat::Counter(PoolCounter::CacheFills),
+    PoolStat::Counter(PoolCounter::CacheWritten),
+    PoolStat::Counter(PoolCounter::CacheInvalidations),
+    PoolStat::Counter(PoolCounter::CacheEvictions),
+    PoolStat::Gauge(PoolGauge::CacheEntries),
+    PoolStat::Gauge(PoolGauge::CacheBytes),
+    PoolStat::Gauge(PoolGauge::CacheBoundMs),
     PoolStat::Counter(PoolCounter::ShadowSent),
     PoolStat::Counter(PoolCounter::ShadowDiffers),
     PoolStat::Counter(PoolCounter::WarmUpFills),
@@ -694,6 +703,15 @@ gamma: {listen: 127.0.0.1:4, redis: true, servers: [127.0.0.1:3:1]}
         assert_eq!(added(&ours, &known), ["cashew"]);
         let pool_additions = [
             "auth_failures",
+            "cache_bound_ms",
+            "cache_bytes",
+            "cache_entries",
+            "cache_evictions",
+            "cache_fills",
+            "cache_hits",
+            "cache_invalidations",
+            "cache_misses",
+            "cache_written",
             "client_bytes_received",
             "client_bytes_sent",
             "client_requests",

@@ -33,7 +33,7 @@ pub use self::cluster::{
 };
 pub use self::external_auth::{AuthSource, ExternalAuth};
 pub use self::replica_reads::{Hedge, ReadYourWrites, ReplicaReads};
-pub use self::route::{FailoverOn, Follow, Move, PrefixArm, Route, SHARE_ALL, share_of};
+pub use self::route::{FailoverOn, Follow, KeepRules, Move, PrefixArm, Route, SHARE_ALL, share_of};
 pub use self::server_auth::{Credentials, DEFAULT_USER, ServerAuth};
 pub(crate) use self::servers_from::nobody;
 pub use self::servers_from::{

@@ -4,6 +4,7 @@
 mod attempts;
 mod audit;
 mod blocking;
+mod cache;
 mod carry;
 mod clients;
 mod cluster;

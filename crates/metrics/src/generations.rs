@@ -19,7 +19,7 @@ const KEYS: usize = 1 << 17;
 /// The first word counts writes of all keys.
 pub(crate) const WORDS: usize = 512 + KEYS;
 
-/// Where a key counts.
+/// A key's hash, which says where it counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyWord(u32);
 
@@ -27,7 +27,16 @@ impl KeyWord {
     /// That of a key.
     pub fn of(key: &[u8]) -> Self {
         let fnv = fnv1a(key);
-        Self(((fnv ^ fnv >> 32 ^ fnv >> 17) as usize % KEYS) as u32)
+        Self((fnv ^ fnv >> 32) as u32)
+    }
+
+    /// 32 bits of the key.
+    pub fn hash(self) -> u32 {
+        self.0
+    }
+
+    fn place(self) -> usize {
+        (self.0 ^ self.0 >> 17) as usize % KEYS
     }
 }
 
@@ -62,14 +71,14 @@ impl Generations {
     /// The stamp of a key now. `None` where there are no words.
     pub fn stamp(&self, key: KeyWord) -> Option<Stamp> {
         let (all, keys) = self.words()?;
-        let word = keys.get(key.0 as usize)?;
+        let word = keys.get(key.place())?;
         Some(Stamp { key: word.load(SeqCst), all: all.load(SeqCst) })
     }
 
     /// A key is about to be written, or a write of it is about to be acknowledged.
     pub fn count(&self, key: KeyWord) {
         if let Some((_, keys)) = self.words()
-            && let Some(word) = keys.get(key.0 as usize)
+            && let Some(word) = keys.get(key.place())
         {
             word.fetch_add(1, SeqCst);
         }

@@ -149,6 +149,18 @@ stats! {
             "Writes that were sent on from one region to another";
         RegionForgets => "region_forgets", "cashew_region_forgets_total",
             "Keys that another region was told to forget, as it may have had them otherwise";
+        CacheHits => "cache_hits", "cashew_cache_hits_total",
+            "Keys read that a route's cache had";
+        CacheMisses => "cache_misses", "cashew_cache_misses_total",
+            "Keys read that a route's cache may have and had not";
+        CacheFills => "cache_fills", "cashew_cache_fills_total",
+            "Replies that a route's cache took in";
+        CacheWritten => "cache_written", "cashew_cache_written_total",
+            "Replies that a route's cache dropped when they were asked for, as their keys had been written through this instance";
+        CacheInvalidations => "cache_invalidations", "cashew_cache_invalidations_total",
+            "Replies that a route's cache dropped since their servers said that they had changed, or may have";
+        CacheEvictions => "cache_evictions", "cashew_cache_evictions_total",
+            "Replies that a route's cache dropped for want of room";
         ShadowSent => "shadow_sent", "cashew_shadow_sent_total",
             "Requests that a route sent to a shadow";
         ShadowDiffers => "shadow_differs", "cashew_shadow_differs_total",
@@ -193,6 +205,12 @@ stats! {
             "Open client connections";
         Subscriptions => "subscriptions", "cashew_subscriptions",
             "Subscriptions of clients to channels and patterns";
+        CacheEntries => "cache_entries", "cashew_cache_entries",
+            "Replies that a route's caches have";
+        CacheBytes => "cache_bytes", "cashew_cache_bytes",
+            "Bytes that a route's caches take";
+        CacheBoundMs => "cache_bound_ms", "cashew_cache_bound_milliseconds",
+            "Milliseconds that a route's caches keep a reply at most: it is no older, whatever others write";
         RingVersion => "ring_version", "cashew_ring_version",
             "Version of the ring that requests are routed by";
         ExternalAuthLost => "external_auth_lost", "cashew_external_auth_lost",

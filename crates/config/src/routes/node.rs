@@ -7,16 +7,18 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 
 use super::keys::{self, KEYS_MAX};
 use super::sections::{
-    ArmSection, Branches, FailoverSection, FastestSection, KeySplitSection, KeysSection,
-    LimitSection, MigrateSection, Miss, OperationSection, OutstandingSection, RegionsSection,
-    ShadowSection, WarmUpSection,
+    ArmSection, Branches, CacheSection, FailoverSection, FastestSection, KeySplitSection,
+    KeysSection, LimitSection, MigrateSection, Miss, OperationSection, OutstandingSection,
+    RegionsSection, ShadowSection, WarmUpSection,
 };
 use super::{Branch, Reach};
 use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::migration::MoveState;
 use crate::resolve::Context;
 use crate::section::{self, Section};
-use crate::snapshot::{FailoverOn, Follow, PrefixArm, Protocol, Route, SHARE_ALL};
+use crate::snapshot::{
+    FailoverOn, Follow, KeepRules, PrefixArm, Protocol, Reads, Route, SHARE_ALL,
+};
 use crate::tree::{Kind, Node};
 use crate::value::{Text, Value};
 
@@ -35,7 +37,7 @@ const NAMES_SHOWN_MAX: usize = 12;
 /// Longest key of memcached.
 const MEMCACHED_KEY_MAX: usize = 250;
 
-const KINDS: [&str; 17] = [
+const KINDS: [&str; 18] = [
     "prefix",
     "keys",
     "operation",
@@ -52,8 +54,19 @@ const KINDS: [&str; 17] = [
     "key_split",
     "limit",
     "outstanding",
+    "cache",
     "regions",
 ];
+
+/// Nodes that only choose by the key and what is done with it.
+const CHOOSING: [&str; 3] = ["prefix", "keys", "operation"];
+
+/// How long replies are kept of Redis, which tells what changes, and of memcached, which does not.
+const REDIS_KEPT_FOR_MS: u64 = 10_000;
+const MEMCACHED_KEPT_FOR_MS: u64 = 1000;
+
+/// So many of the longest replies have room in a cache.
+const CACHED_VALUES_MIN: u64 = 16;
 
 type Entries = [(At<String>, Node)];
 
@@ -68,6 +81,10 @@ pub(super) struct Reader<'a, 'f, 'r> {
     open: Vec<&'a str>,
     used: HashSet<&'a str>,
     count: usize,
+    /// A node above that does more than to choose.
+    in_the_way: Option<String>,
+    /// The longest prefix that keys have here.
+    prefix: String,
 }
 
 impl<'a, 'f, 'r> Reader<'a, 'f, 'r> {
@@ -79,7 +96,9 @@ impl<'a, 'f, 'r> Reader<'a, 'f, 'r> {
         report: &'a mut Report<'r>,
     ) -> Self {
         let (open, used) = (Vec::new(), HashSet::new());
-        Self { reach, nodes, protocol, context, report, open, used, count: 0 }
+        let (in_the_way, prefix) = (None, String::new());
+        let count = 0;
+        Self { reach, nodes, protocol, context, report, open, used, count, in_the_way, prefix }
     }
 
     /// `None` after an error.
@@ -248,7 +267,16 @@ impl<'a, 'f, 'r> Reader<'a, 'f, 'r> {
                 return None;
             }
         };
-        let below = depth + 1;
+        let before = (self.in_the_way.clone(), self.prefix.clone());
+        if !CHOOSING.contains(&kind.value.as_str()) && kind.value != "cache" {
+            self.in_the_way.get_or_insert(format!("\"{}\"", kind.value));
+        }
+        let route = self.of_kind(kind, entries, depth + 1);
+        (self.in_the_way, self.prefix) = before;
+        route
+    }
+
+    fn of_kind(&mut self, kind: &At<String>, entries: &Entries, below: usize) -> Option<Route> {
         match kind.value.as_str() {
             "prefix" => self.prefix(entries, below),
             "keys" => self.keys(kind, entries, below),
@@ -343,9 +371,67 @@ impl<'a, 'f, 'r> Reader<'a, 'f, 'r> {
                 let to = self.branch(&section.to, below)?;
                 Some(Route::Outstanding { to: to.into(), max: section.max?.value.0 as u32 })
             }
+            "cache" => self.cache(kind, entries, below),
             "regions" => self.regions(kind, entries, below),
             _ => unreachable!("every kind is one of those"),
         }
+    }
+
+    /// What keeps replies. Reads come to it, and go on from it, as they are.
+    fn cache(&mut self, kind: &At<String>, entries: &Entries, depth: usize) -> Option<Route> {
+        let section: CacheSection = self.of_value(kind, entries)?;
+        if let Some(above) = &self.in_the_way {
+            let complaint = Complaint::new(format!("\"cache\" stands below {above}"));
+            let hint = "above it there can be \"prefix\", \"keys\" and \"operation\" only; it can stand above others";
+            self.error(kind.pos, complaint.hint(hint));
+            return None;
+        }
+        let to = self.branch(&section.to, depth)?;
+        let pos = section.to.as_ref().map_or(kind.pos, |to| to.pos);
+        if let Some(obstacle) = to.obstacle() {
+            let complaint = Complaint::new(format!("below \"cache\" there is {obstacle}"));
+            let hint = "what is kept is what one pool has: below it there can be \"prefix\", \"keys\", \
+                        \"operation\" and \"regions\" only";
+            self.error(pos, complaint.hint(hint));
+            return None;
+        }
+        let from_replicas = to.pools().into_iter().find(|&pool| {
+            let reads = self.reach.pools.get(pool).and_then(|pool| pool.reads.as_ref());
+            reads.is_some_and(|reads| reads.value != Reads::Primary)
+        });
+        if let Some(pool) = from_replicas {
+            let message =
+                format!("\"cache\" leads to pool \"{pool}\", whose replicas answer reads");
+            let hint = "what a replica answers may be old already: keep \"reads: primary\"";
+            self.error(pos, Complaint::new(message).hint(hint));
+            return None;
+        }
+        let ttl_ms = section.ttl.as_ref().map(|ttl| ttl.value.0);
+        let ttl_ms = ttl_ms.unwrap_or(match self.protocol {
+            Protocol::Redis => REDIS_KEPT_FOR_MS,
+            Protocol::Memcached => MEMCACHED_KEPT_FOR_MS,
+        });
+        let negative_ms = section.negative.value.0;
+        if negative_ms > ttl_ms {
+            let complaint = Complaint::new("\"negative\" is longer than \"ttl\"");
+            let hint = "that there is no such key is known no longer than what a key has";
+            self.error(section.negative.pos, complaint.hint(hint));
+            return None;
+        }
+        let (bytes, value_max) = (section.bytes.value.0, section.value_max.value.0);
+        if value_max * CACHED_VALUES_MIN > bytes {
+            let message = "\"value_max\" is too much of \"bytes\"".to_owned();
+            let hint = format!("at most a {CACHED_VALUES_MIN}th of it");
+            self.error(section.value_max.pos, Complaint::new(message).hint(hint));
+            return None;
+        }
+        let keys = match section.keys {
+            Some(keys) => keys.value.0,
+            None if self.prefix.is_empty() => Vec::new(),
+            None => vec![self.prefix.clone()],
+        };
+        let keep = KeepRules { bytes, ttl_ms, negative_ms, value_max, keys };
+        Some(Route::Cache { to: to.into(), keep })
     }
 
     /// A pool that is copied to another.
@@ -594,12 +680,31 @@ impl<'a, 'f, 'r> Reader<'a, 'f, 'r> {
         let own = ["to", "strip", "rewrite"];
         let is_arm = matches!(&node.kind, Kind::Section(entries)
             if entries.iter().any(|(key, _)| own.contains(&key.value.as_str())));
+        let before = (self.in_the_way.clone(), self.prefix.clone());
+        if prefix.value.len() > self.prefix.len() {
+            self.prefix.clone_from(&prefix.value);
+        }
+        let arm = self.arm_below(prefix, node, depth, is_arm);
+        (self.in_the_way, self.prefix) = before;
+        arm
+    }
+
+    fn arm_below(
+        &mut self,
+        prefix: &At<String>,
+        node: &Node,
+        depth: usize,
+        is_arm: bool,
+    ) -> Option<PrefixArm> {
         if !is_arm {
             let to = self.node(node, depth)?;
             return Some(PrefixArm { prefix: prefix.value.clone(), rewrite: None, to });
         }
         let what = format!("prefix \"{}\"", prefix.value);
         let section: ArmSection = section::read(&what, prefix.pos, node, self.report);
+        if section.strip.value.0 || section.rewrite.is_some() {
+            self.in_the_way.get_or_insert("a prefix with \"strip\" or \"rewrite\"".to_owned());
+        }
         let to = self.branch(&section.to, depth);
         let rewrite = match (&section.rewrite, section.strip.value.0) {
             (Some(rewrite), true) => {
@@ -925,6 +1030,7 @@ pub(crate) fn schema(generator: &mut SchemaGenerator) -> Schema {
         ("key_split", section::schema::<KeySplitSection>(generator)),
         ("limit", section::schema::<LimitSection>(generator)),
         ("outstanding", section::schema::<OutstandingSection>(generator)),
+        ("cache", section::schema::<CacheSection>(generator)),
         ("regions", section::schema::<RegionsSection>(generator)),
     ] {
         kinds.push(with(kind, value));

@@ -16,6 +16,11 @@ pub(super) const CHILDREN_MAX: usize = 64;
 /// How long what is stored elsewhere may live: 30 days, more is a date to memcached.
 pub(super) type Ttl = Span<1000, 2_592_000_000>;
 
+/// How long a reply may be kept.
+pub(super) type KeptFor = Span<10, 86_400_000>;
+/// The same of one that says that there is no such key.
+pub(super) type NegativeFor = Span<0, 86_400_000>;
+
 section! {
     /// A prefix that is not sent as it is.
     ArmSection {
@@ -157,6 +162,25 @@ section! {
 }
 
 section! {
+    /// The gateway keeps replies to reads of hot keys.
+    CacheSection {
+        /// Where all other requests go.
+        to: Branch = required,
+        /// Memory for replies and their keys, of all workers together; each has an equal share.
+        bytes: Size<65536, 1099511627776> = "64mb",
+        /// The longest life of a reply, from when its server was asked: what others write is seen after it at the
+        /// latest. Of Redis 10s and of memcached 1s unless it is set.
+        ttl: KeptFor = none,
+        /// The same of a reply that says that there is no such key; 0 keeps none of those.
+        negative: NegativeFor = "0",
+        /// The longest reply that is kept.
+        value_max: Size<64, 1048576> = "64kb",
+        /// What keys begin with that may be kept. All that come here unless it is set; below a prefix those with it.
+        keys: KeyStarts = none,
+    }
+}
+
+section! {
     /// Writes go to one region, and from there to the others.
     RegionsSection {
         /// The regions by their names, and where the keys of each are.
@@ -187,6 +211,7 @@ pub(crate) fn is_of_node(section: &str) -> bool {
         KeySplitSection::NAME,
         LimitSection::NAME,
         OutstandingSection::NAME,
+        CacheSection::NAME,
         RegionsSection::NAME,
     ]
     .contains(&section)
@@ -259,6 +284,72 @@ impl Value for Table {
                 Self::parse("").map_err(|complaint| report.error(node.pos, complaint)).ok()
             }
         }
+    }
+}
+
+/// Most starts of keys of a node.
+const KEY_STARTS_MAX: usize = 64;
+
+/// What keys begin with.
+#[derive(Debug)]
+pub(super) struct KeyStarts(pub(super) Vec<String>);
+
+impl Value for KeyStarts {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        match text {
+            "" => Err(Complaint::new("all keys begin with nothing")
+                .hint("without \"keys\" all may be kept")),
+            text if text.contains(['*', '?', '[']) => {
+                Err(Complaint::new(format!("\"{text}\" is no start of a key"))
+                    .hint("expected what keys begin with, such as 'user:', without wildcards"))
+            }
+            text => Ok(Self(vec![text.to_owned()])),
+        }
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "anyOf": [
+            { "type": "string", "minLength": 1 },
+            {
+                "type": "array", "minItems": 1, "maxItems": KEY_STARTS_MAX,
+                "items": { "type": "string", "minLength": 1 },
+            },
+        ] })
+    }
+
+    fn describe() -> String {
+        "a list of starts of keys".to_owned()
+    }
+
+    fn read(key: &str, node: &Node, report: &mut Report<'_>) -> Option<Self> {
+        let items = match &node.kind {
+            Kind::List(items) if (1..=KEY_STARTS_MAX).contains(&items.len()) => items.as_slice(),
+            Kind::List(items) => {
+                let message = format!("option \"{key}\" has {} starts of keys", items.len());
+                let complaint = Complaint::new(message);
+                report.error(node.pos, complaint.hint(format!("expected 1 to {KEY_STARTS_MAX}")));
+                return None;
+            }
+            Kind::Empty | Kind::Scalar { .. } | Kind::Section(_) => std::slice::from_ref(node),
+        };
+        let mut starts = Vec::new();
+        let mut is_good = true;
+        for item in items {
+            let Some(word) = Text::read(key, item, report) else {
+                is_good = false;
+                continue;
+            };
+            match Self::parse(&word.0) {
+                Ok(Self(start)) => starts.extend(start),
+                Err(complaint) => {
+                    report.error(item.pos, complaint);
+                    is_good = false;
+                }
+            }
+        }
+        starts.sort();
+        starts.dedup();
+        is_good.then_some(Self(starts))
     }
 }
 

@@ -95,6 +95,8 @@ pub enum Route {
     Limit { to: Box<Self>, per_second: u32, burst: u32 },
     /// Beyond so many requests on their way from one worker there is an error.
     Outstanding { to: Box<Self>, max: u32 },
+    /// Replies to reads of hot keys are kept by the gateway. Reads go straight to one pool from here, and to here.
+    Cache { to: Box<Self>, keep: KeepRules },
     /// Writes go to one region first, and when that has done them to the others, whom nobody waits for.
     Regions {
         /// By their names. All but the primary are pools that keep what they are to forget.
@@ -106,6 +108,21 @@ pub enum Route {
         /// Writes that may be on their way to the others from one worker. What is beyond that is removed there.
         outstanding_max: u32,
     },
+}
+
+/// What a node keeps of replies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeepRules {
+    /// Bytes of all workers together; each has an equal share.
+    pub bytes: u64,
+    /// The longest life of a reply, in milliseconds, from when the server was asked.
+    pub ttl_ms: u64,
+    /// The same of a reply that says that there is no such key; 0 keeps none.
+    pub negative_ms: u64,
+    /// The longest reply, in bytes.
+    pub value_max: u64,
+    /// What keys begin with that may be kept; all if it is empty. Sorted, without duplicates.
+    pub keys: Vec<String>,
 }
 
 /// How what one pool has is copied to another.
@@ -178,9 +195,10 @@ impl Route {
             Self::WarmUp { cold, warm, .. } => vec![cold, warm],
             Self::Shadow { to, shadow, .. } => vec![to, shadow],
             Self::Migrate { from, to, .. } => vec![from, to],
-            Self::KeySplit { to, .. } | Self::Limit { to, .. } | Self::Outstanding { to, .. } => {
-                vec![to]
-            }
+            Self::KeySplit { to, .. }
+            | Self::Limit { to, .. }
+            | Self::Outstanding { to, .. }
+            | Self::Cache { to, .. } => vec![to],
             Self::Regions { to, .. } => to.iter().map(|(_, route)| route).collect(),
         }
     }
@@ -194,6 +212,44 @@ impl Route {
             moves.push(Move { from, to, follow, is_cut_over: *share > 0 });
         }
         moves
+    }
+
+    /// What its nodes keep of replies.
+    pub fn kept(&self) -> Vec<&KeepRules> {
+        let mut kept: Vec<&KeepRules> = self.children().into_iter().flat_map(Self::kept).collect();
+        if let Self::Cache { keep, .. } = self {
+            kept.push(keep);
+        }
+        kept
+    }
+
+    /// Why reads of a key do not go straight to one pool by the name that the key has here, if they do not: the node
+    /// that stands in the way.
+    pub fn obstacle(&self) -> Option<&'static str> {
+        match self {
+            Self::Pool(_) => None,
+            Self::Prefix(arms) if arms.iter().any(|arm| arm.rewrite.is_some()) => {
+                Some("a prefix with \"strip\" or \"rewrite\"")
+            }
+            Self::Prefix(_) | Self::Keys { .. } | Self::Operation { .. } => {
+                self.children().into_iter().find_map(Self::obstacle)
+            }
+            Self::Regions { to, .. } => to.iter().find_map(|(_, route)| route.obstacle()),
+            Self::AllSync(_) => Some("\"all_sync\""),
+            Self::AllAsync(_) => Some("\"all_async\""),
+            Self::AllMajority(_) => Some("\"all_majority\""),
+            Self::AllFastest { .. } => Some("\"all_fastest\""),
+            Self::AllInitial(_) => Some("\"all_initial\""),
+            Self::Failover { .. } => Some("\"failover\""),
+            Self::MissFailover(_) => Some("\"miss_failover\""),
+            Self::WarmUp { .. } => Some("\"warm_up\""),
+            Self::Shadow { .. } => Some("\"shadow\""),
+            Self::Migrate { .. } => Some("\"migrate\""),
+            Self::KeySplit { .. } => Some("\"key_split\""),
+            Self::Limit { .. } => Some("\"limit\""),
+            Self::Outstanding { .. } => Some("\"outstanding\""),
+            Self::Cache { .. } => Some("another \"cache\""),
+        }
     }
 
     /// Has all moves that are kept in a directory served by `to`, or by `from`.
@@ -226,9 +282,10 @@ impl Route {
             Self::WarmUp { cold, warm, .. } => vec![cold, warm],
             Self::Shadow { to, shadow, .. } => vec![to, shadow],
             Self::Migrate { from, to, .. } => vec![from, to],
-            Self::KeySplit { to, .. } | Self::Limit { to, .. } | Self::Outstanding { to, .. } => {
-                vec![to]
-            }
+            Self::KeySplit { to, .. }
+            | Self::Limit { to, .. }
+            | Self::Outstanding { to, .. }
+            | Self::Cache { to, .. } => vec![to],
             Self::Regions { to, .. } => to.iter_mut().map(|(_, route)| route).collect(),
         }
     }

@@ -1,6 +1,7 @@
 //! The way of one key through a route, for people: which nodes are asked, in what role, and why.
 
-use super::route::{FailoverOn, Route, share_of};
+use super::route::{FailoverOn, KeepRules, Route, share_of};
+use crate::value::SizeText;
 
 /// What a request does with a key, as far as a route is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +111,27 @@ impl<'r> Visit<'r> {
                 asked.flat_map(Self::asked).collect()
             }
         }
+    }
+}
+
+impl KeepRules {
+    fn title(&self) -> String {
+        let Self { bytes, ttl_ms, negative_ms, value_max, keys } = self;
+        let negative = match negative_ms {
+            0 => String::new(),
+            ms => format!(", negative {}", span_text(*ms)),
+        };
+        let keys = match &keys[..] {
+            [] => String::new(),
+            [one] => format!(", keys \"{}\"", one.escape_debug()),
+            [one, ..] => format!(", keys \"{}\" and {} more", one.escape_debug(), keys.len() - 1),
+        };
+        format!(
+            "cache, {} in all, ttl {}{negative}, value_max {}{keys}",
+            SizeText(*bytes),
+            span_text(*ttl_ms),
+            SizeText(*value_max)
+        )
     }
 }
 
@@ -241,6 +263,16 @@ impl Route {
                 }
             },
             Self::Limit { to, .. } | Self::Outstanding { to, .. } => (String::new(), one(to)),
+            Self::Cache { to, keep } => {
+                let is_kept = keep.keys.is_empty()
+                    || keep.keys.iter().any(|prefix| key.starts_with(prefix.as_bytes()));
+                let why = match (is_read, is_kept) {
+                    (true, true) => "hot keys are answered from here",
+                    (true, false) => "the key is none that is kept",
+                    (false, _) => "what is kept of the key is dropped",
+                };
+                (why.to_owned(), one(to))
+            }
             Self::Regions { to, reads, .. } if is_read => {
                 let (name, route) = &to[*reads as usize];
                 (format!("reads go to region {name}"), one(route))
@@ -306,6 +338,7 @@ impl Route {
                 format!("limit, rate {per_second}, burst {burst}")
             }
             Self::Outstanding { max, .. } => format!("outstanding, max {max}"),
+            Self::Cache { keep, .. } => keep.title(),
             Self::Regions { to, primary, reads, outstanding_max } => {
                 let name = |at: &u32| &to[*at as usize].0;
                 format!(

@@ -3,6 +3,7 @@
 pub(crate) mod action;
 pub(crate) mod bucket;
 pub(crate) mod buffer;
+pub(crate) mod cache_mark;
 pub(crate) mod command_stats;
 pub(crate) mod failure;
 pub(crate) mod fifo;

@@ -380,6 +380,7 @@ impl Listener {
         waits: bool,
         is_monitored: bool,
         is_held: impl Fn(BackendId) -> bool,
+        is_cached: impl Fn(BackendId) -> bool,
     ) {
         let audits = self.audit.as_ref().is_some_and(|rules| rules.has_commands());
         self.is_monitored = is_monitored || audits;
@@ -387,7 +388,9 @@ impl Listener {
         for it in std::iter::once(&mut self.destination).chain(&mut self.user_destinations) {
             it.held = waits || is_held(it.backend) || it.backends().iter().any(|&it| is_held(it));
             let is_plain = it.route.as_ref().is_none_or(|route| !route.tells_deletions());
-            it.is_clear = !it.held && is_open && is_plain;
+            // What goes where replies are kept is looked at.
+            let is_cached = is_cached(it.backend) || it.backends().iter().any(|&it| is_cached(it));
+            it.is_clear = !it.held && is_open && is_plain && !is_cached;
         }
     }
 }

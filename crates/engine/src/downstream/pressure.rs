@@ -115,6 +115,10 @@ impl Engine {
     #[cold]
     fn relieve(&mut self) {
         let max = self.pressure.max;
+        // Nobody waits for what is only kept.
+        if self.drop_kept() && self.held_bytes() <= self.pressure.mark {
+            return;
+        }
         let is_full = self.held_bytes() > max;
         if is_full {
             self.shed(max / 8 * 7, 1);

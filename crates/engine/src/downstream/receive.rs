@@ -818,6 +818,10 @@ impl Engine {
         // It may be given up where it is.
         self.note_answered_elsewhere(index);
         let request = &mut self.requests[index];
+        if request.cache_mark.is_some() {
+            self.drop_cache_mark(index);
+        }
+        let request = &mut self.requests[index];
         self.bufs.give(std::mem::take(&mut request.reply));
         if let Role::Flow { .. } = request.role {
             self.end_flow(index);

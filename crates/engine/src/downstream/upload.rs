@@ -204,10 +204,11 @@ impl Engine {
         (tail, head): (Tail, Head),
         extent: Extent,
     ) -> Begun {
-        // A node of a cluster may send it elsewhere: then all of it has to be here.
+        // A node of a cluster may send it elsewhere, or it is looked at what it writes: then all of it has to be here.
         let is_restricted = self.is_metered(client)
             || self.clients[client].session.key_prefix().is_some()
-            || self.backends[self.backend_of(client)].topology.has_slots();
+            || self.backends[self.backend_of(client)].topology.has_slots()
+            || self.backends[self.backend_of(client)].is_cached;
         if is_restricted || (extent.here as u64) < WRITE_MIN {
             // There is nothing to write yet, so it needs no lane: who sends little has none.
             return Begun::No;

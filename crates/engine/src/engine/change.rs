@@ -597,6 +597,14 @@ impl Engine {
         let private = std::mem::take(&mut state.streaming_lanes);
         let sessions = std::mem::take(&mut state.session_lanes);
         state.feed_lane = LaneId::NONE;
+        state.tracker_lane = LaneId::NONE;
+        let tracker = self.redis_backends[backend].servers[server].tracker.take();
+        let tracker = tracker.map(|mut tracker| {
+            let partial = tracker.end();
+            self.bufs.give(partial);
+            self.lanes[tracker.lane].output.clear(&mut self.bufs);
+            tracker.lane
+        });
         let feed = self.redis_backends[backend].servers[server].feed.take().map(|mut feed| {
             self.lost_marks.append(&mut feed.give_up());
             self.lanes[feed.lane].output.clear(&mut self.bufs);
@@ -605,7 +613,7 @@ impl Engine {
         });
         self.streaming_lanes.retain(|lane| !private.contains(lane));
         own.into_iter().for_each(|range| self.vacate(range));
-        for lane in private.into_iter().chain(sessions).chain(feed) {
+        for lane in private.into_iter().chain(sessions).chain(feed).chain(tracker) {
             self.vacate(lane.number()..lane.number() + 1);
         }
     }
@@ -700,6 +708,7 @@ impl Engine {
         self.renumber(&places);
         self.renumber_counted(counted, &places);
         self.lay_routes(stood, &keyless);
+        self.lay_caches();
         for backend in self.backends.ids().take(self.backends_in_use) {
             self.complete_variants(backend);
             self.backends[backend].distrust_replicas(&self.metrics, self.now);

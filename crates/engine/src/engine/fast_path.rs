@@ -550,6 +550,7 @@ impl Engine {
         let backend = &self.backends[lane.backend];
         let is_clear = matches!(lane.link, Link::Ready { .. })
             && backend.large_replies.is_empty()
+            && !backend.is_cached
             // There it is looked at whether a reply can be what is due.
             && !lane.is_session
             && !(R::CHOOSES && lane.refused.is_some())
@@ -695,6 +696,7 @@ impl Engine {
             let is_clear = lane.generation == generation
                 && matches!(lane.link, Link::Ready { .. })
                 && lane.in_flight > 0
+                && !self.backends[lane.backend].is_cached
                 && !lane.scanner.is_push(b"");
             if !is_clear {
                 break;

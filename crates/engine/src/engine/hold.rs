@@ -76,6 +76,7 @@ impl Engine {
         }
         if is_other {
             self.place_topics(backend);
+            self.forget_kept(backend);
         }
         self.unblock_clients(|of| of == backend);
     }
@@ -122,9 +123,9 @@ impl Engine {
         let (first, own, is_failing) =
             (server.first_lane, server.own_lanes().collect::<Vec<LaneId>>(), server.failing);
         let is_silent = server.is_silent();
-        let feed = server.feed_lane();
+        let (feed, tracker) = (server.feed_lane(), server.tracker_lane());
         let private = server.streaming_lanes.iter().chain(&server.session_lanes);
-        for &lane in private.chain(&feed) {
+        for &lane in private.chain(&feed).chain(&tracker) {
             let link = &mut self.lanes[lane].link;
             if let Link::Backoff { .. } = link {
                 *link = Link::Idle;

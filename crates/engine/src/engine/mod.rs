@@ -1,5 +1,6 @@
 //! The engine's public face: events in, work out.
 
+pub(crate) mod cache;
 pub(crate) mod change;
 pub(crate) mod clients;
 pub(crate) mod epoch;
@@ -14,7 +15,9 @@ use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
 
 use cashew_config::snapshot::{self, Protocol};
-use cashew_metrics::{Passages, PoolCounter, PoolGauge, RequestRing, ServerCounter, Writer};
+use cashew_metrics::{
+    Generations, Passages, PoolCounter, PoolGauge, RequestRing, ServerCounter, Writer,
+};
 use cashew_protocol::{Span, memcached, resp};
 use cashew_spool::Queue;
 
@@ -42,6 +45,7 @@ use crate::downstream::pressure::Pressure;
 use crate::downstream::standpoints::Standpoints;
 use crate::downstream::totals::Published;
 use crate::downstream::user_limits::{Meters, Priorities};
+use crate::engine::cache::Caches;
 use crate::engine::change::Change;
 use crate::engine::epoch::Plan;
 use crate::exchange::flow::Flows;
@@ -115,6 +119,7 @@ pub struct Engine {
     pub(crate) spooling: Spooling,
     /// Writes to several regions that are under way, over all workers.
     pub(crate) passages: Passages,
+    pub(crate) caches: Caches,
     pub(crate) epoch: u64,
     pub(crate) metrics: Writer,
     /// First those of the epoch in use, in its order, then others: see [`crate::base::standing::Standing`].
@@ -259,6 +264,7 @@ impl Engine {
             workers: 1,
             spooling: Spooling::default(),
             passages: Passages::default(),
+            caches: Caches::default(),
             epoch: 0,
             metrics,
             listeners: Table::new(),
@@ -588,6 +594,11 @@ impl Engine {
         self.passages = passages;
     }
 
+    /// Workers tell each other there that keys are written. Without it no node keeps replies.
+    pub fn set_generations(&mut self, generations: Generations) {
+        self.caches.generations = generations;
+    }
+
     /// Slow requests are shown from there. Without it there are none to show.
     pub fn set_slow_log(&mut self, ring: RequestRing) {
         self.observer.slow_log = ring;
@@ -646,6 +657,8 @@ impl Engine {
                     self.maintain_streaming_lanes();
                     self.maintain_worker_queries();
                     self.maintain_feeds();
+                    self.maintain_trackers();
+                    self.maintain_caches();
                     self.maintain_strained();
                     self.maintain_monitors();
                     self.maintain_sessions();
@@ -1142,7 +1155,9 @@ impl Engine {
         let features = &self.redis_listeners[listener];
         let state = &mut self.listeners[listener];
         let is_held = |backend| self.backends.get(backend).is_some_and(Backend::is_held);
-        state.set_off_fast_path(features.holds_all_back(), features.watch.is_on(), is_held);
+        let is_cached = |backend| self.backends.get(backend).is_some_and(|it| it.is_cached);
+        let (waits, is_on) = (features.holds_all_back(), features.watch.is_on());
+        state.set_off_fast_path(waits, is_on, is_held, is_cached);
     }
 
     /// Whether the backend is held has changed.

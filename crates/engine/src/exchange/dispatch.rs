@@ -552,6 +552,9 @@ impl Engine {
         let expiry = self.backends[lane.backend].expiry(self.requests[request].started);
         lane.arm(index, expiry, &mut self.timers);
         lane.mark(&mut self.dirty_lanes);
+        if self.backends[lane.backend].is_cached {
+            self.note_for_caches(index, request, wire_len);
+        }
     }
 
     /// Deals keys out to servers. `Ok(Some(server))` when one server has them all.

@@ -8,6 +8,7 @@
 
 mod auth;
 mod binary;
+mod cached_writes;
 mod cas_tag;
 mod copies;
 mod explain;
@@ -26,6 +27,7 @@ mod tenant;
 mod text;
 mod warm_up;
 
+pub(crate) use cached_writes::{KeyWritten, key_written};
 pub use explain::memcached_reach;
 pub(crate) use fallback::Notes;
 pub(crate) use get_coalescing::{Coalesced, END, Part};

@@ -101,6 +101,13 @@ impl Engine {
             _ => {
                 let operation = operation_of(parser, bytes);
                 let mut buf = [0; KEY_SIZE_MAX];
+                if tree.has_caches()
+                    && parser.verb() == Verb::Get
+                    && let [key] = keys
+                    && let Some(plan) = self.get_kept(client, &tree, key.of(bytes))
+                {
+                    return Some(plan);
+                }
                 let ways = match keys {
                     [_] => {
                         let key = plain_key(parser, bytes, &mut buf);

@@ -2,6 +2,7 @@
 
 pub(crate) mod acl;
 pub(crate) mod blocking;
+pub(crate) mod cached_writes;
 pub(crate) mod client_command;
 pub(crate) mod client_list;
 pub(crate) mod client_pause;
@@ -23,6 +24,7 @@ pub(crate) mod sent_on;
 pub(crate) mod sort_patterns;
 pub(crate) mod state;
 pub(crate) mod tenant;
+pub(crate) mod tracking;
 pub(crate) mod transaction;
 pub(crate) mod wait_all;
 pub(crate) mod warm_up;

@@ -130,7 +130,16 @@ impl Engine {
             // What is wrong with them is said where they are looked for again.
             false => None,
             true if keys.is_empty() => self.route_keyless(client, &tree, command, pinned),
-            true => self.route_keys(client, &tree, command, (bytes, args), &keys),
+            true => {
+                let kept = match tree.has_caches() {
+                    true => self.read_kept(client, &tree, command, (bytes, &keys)),
+                    false => None,
+                };
+                match kept {
+                    None => self.route_keys(client, &tree, command, (bytes, args), &keys),
+                    kept => kept,
+                }
+            }
         };
         self.scratch.keys = keys;
         plan

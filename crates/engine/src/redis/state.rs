@@ -11,6 +11,7 @@ use crate::redis::keyless::Walk;
 use crate::redis::monitor::Watch;
 use crate::redis::pubsub::{Feed, PubSub};
 use crate::redis::scripts::{Scripts, Seen};
+use crate::upstream::tracking::Tracker;
 
 /// Of one listener.
 pub(crate) struct ListenerState {
@@ -52,6 +53,8 @@ pub(crate) struct ServerState {
     pub(crate) functions_at: Time,
     /// What its messages come on, once somebody has subscribed to anything there.
     pub(crate) feed: Option<Box<Feed>>,
+    /// What tells of keys that change, once somebody has wanted to know.
+    pub(crate) tracker: Option<Box<Tracker>>,
 }
 
 impl ServerState {

@@ -11,6 +11,7 @@ use cashew_protocol::Span;
 use cashew_protocol::memcached::{Expect, Reticence};
 
 use crate::base::buffer::BufPool;
+use crate::base::cache_mark::CacheMark;
 use crate::base::id::{BackendId, ClientId, FlowId, HedgeId, LaneId, RequestId, ServerId};
 use crate::base::mark::Mark;
 use crate::base::time::Time;
@@ -66,6 +67,8 @@ pub(crate) struct Request {
     pub(crate) started: Time,
     /// Its bytes in the lane's output.
     pub(crate) wire_len: u64,
+    /// What its reply means to what is kept of replies, if anything: see [`crate::engine::cache`].
+    pub(crate) cache_mark: CacheMark,
     /// Bytes that have arrived of the reply so far.
     pub(crate) arrived: u64,
     /// Of its key, when there is one and the reply may be large.
@@ -396,6 +399,7 @@ impl Request {
             due: Due::Anything,
             started: Time::ZERO,
             wire_len: 0,
+            cache_mark: CacheMark::NONE,
             arrived: 0,
             mark: Mark::default(),
             reply: Vec::new(),
@@ -437,6 +441,7 @@ impl Request {
         self.due = Due::Anything;
         self.started = started;
         self.wire_len = 0;
+        self.cache_mark = CacheMark::NONE;
         self.arrived = 0;
         self.mark = Mark::default();
     }

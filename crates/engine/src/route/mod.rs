@@ -6,6 +6,7 @@
 //! is changed, a flow asks the tree's leaves and makes one reply of theirs.
 
 pub(crate) mod answer;
+pub(crate) mod cache;
 pub(crate) mod explain;
 pub(crate) mod flow;
 mod node;

@@ -1,5 +1,6 @@
 //! From a key to a shard to a server: pure, and the only way there is.
 
+pub(crate) mod cache_rules;
 mod health;
 mod reads;
 pub(crate) mod route_tree;

@@ -1,13 +1,14 @@
 //! The tree of a route, as requests walk it.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use cashew_config::snapshot::{self, FailoverOn, Route, SHARE_ALL, share_of};
 
 use crate::base::bucket::Bucket;
 use crate::base::id::BackendId;
 use crate::base::time::Time;
+use crate::topology::cache_rules::CacheRules;
 
 /// A node's place in its [`Tree`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,6 +31,7 @@ pub(crate) struct Tree {
     backends: Vec<BackendId>,
     /// What they are called, in the same order.
     names: Vec<String>,
+    has_caches: bool,
 }
 
 #[derive(Debug)]
@@ -100,6 +102,13 @@ pub(crate) enum Node {
         to: NodeId,
         bucket: Bucket,
     },
+    /// Replies to reads are kept: see [`crate::engine::cache`].
+    Cache {
+        to: NodeId,
+        rules: Box<CacheRules>,
+        /// Of its store.
+        number: AtomicU32,
+    },
     /// `busy` requests are on their way.
     Outstanding {
         to: NodeId,
@@ -139,8 +148,9 @@ impl Tree {
     /// `backend` names the backend of a pool.
     pub(crate) fn new(route: &Route, backend: &impl Fn(&str) -> (BackendId, Option<bool>)) -> Self {
         let (nodes, backends, names) = (Vec::new(), Vec::new(), Vec::new());
-        let mut tree = Self { nodes, root: NodeId(0), backends, names };
+        let mut tree = Self { nodes, root: NodeId(0), backends, names, has_caches: false };
         tree.root = tree.add(route, backend);
+        tree.has_caches = tree.nodes.iter().any(|node| matches!(node, Node::Cache { .. }));
         let mut backends = Vec::new();
         for pool in route.pools() {
             let (backend, _) = backend(pool);
@@ -236,6 +246,11 @@ impl Tree {
                 busy: AtomicU32::new(0),
                 busy_size: AtomicU64::new(0),
             },
+            Route::Cache { to, keep } => Node::Cache {
+                to: add(to),
+                rules: Box::new(CacheRules::of(keep)),
+                number: AtomicU32::new(u32::MAX),
+            },
             Route::Outstanding { to, max } => {
                 Node::Outstanding { to: add(to), max: *max, busy: AtomicU32::new(0) }
             }
@@ -268,6 +283,41 @@ impl Tree {
             _ => false,
         };
         self.nodes.iter().any(tells)
+    }
+
+    /// Whether there are nodes that keep replies.
+    pub(crate) fn has_caches(&self) -> bool {
+        self.has_caches
+    }
+
+    /// The number of the store for reads of a key, if they pass a node that keeps replies. Above one there are only
+    /// nodes that choose by the key.
+    pub(crate) fn cache_of(&self, key: &[u8]) -> Option<u32> {
+        if !self.has_caches {
+            return None;
+        }
+        let mut at = self.root;
+        loop {
+            if let Node::Cache { number, .. } = self.node(at) {
+                return Some(number.load(Ordering::Relaxed));
+            }
+            match self.choice(at, (key, key), Operation::Read) {
+                Choice::Child(child, _) => at = child,
+                Choice::Itself | Choice::Nothing => return None,
+            }
+        }
+    }
+
+    /// What nodes may keep, in their order, each with the number of its store, which is this one and the next ones.
+    pub(crate) fn number_caches(&self, first: u32) -> Vec<CacheRules> {
+        let mut all = Vec::new();
+        for node in &self.nodes {
+            if let Node::Cache { rules, number, .. } = node {
+                number.store(first + all.len() as u32, Ordering::Relaxed);
+                all.push((**rules).clone());
+            }
+        }
+        all
     }
 
     pub(crate) fn root(&self) -> NodeId {
@@ -442,6 +492,7 @@ impl Node {
             Self::Migrate { to, share, dual_write: false, read_other: false } => {
                 Some(to[usize::from(share_of(own) < *share)])
             }
+            Self::Cache { to, .. } => Some(*to),
             Self::AllAsync(to) if operation == Operation::Read => Some(to[0]),
             Self::MissFailover(to) if operation != Operation::Read => Some(to[0]),
             Self::WarmUp { to, .. } if operation != Operation::Read => Some(to[0]),
@@ -480,6 +531,7 @@ impl Node {
             Self::KeySplit { to, .. }
             | Self::Limit { to, .. }
             | Self::Outstanding { to, .. }
+            | Self::Cache { to, .. }
             | Self::Spool { to, .. } => std::slice::from_ref(to),
         }
     }

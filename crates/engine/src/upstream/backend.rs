@@ -18,6 +18,7 @@ use crate::upstream::retry::RetryBudget;
 use crate::upstream::server::Server;
 use crate::upstream::session_params::{SessionParams, Usage, WireProtocol};
 use crate::upstream::spool::SpoolOf;
+use crate::upstream::tracking::TrackedKeys;
 
 /// It knows no client: the ports whose requests it answers are
 /// [listeners](crate::downstream::listener::Listener).
@@ -79,6 +80,10 @@ pub(crate) struct Backend {
     pub(crate) paused: bool,
     /// What servers could not be told to forget is kept there.
     pub(crate) spool: Option<SpoolOf>,
+    /// Of which keys its servers tell that they change, if anybody wants to know: see [`crate::redis::tracking`].
+    pub(crate) tracked: Option<TrackedKeys>,
+    /// Some node keeps replies of its servers: what goes there is looked at.
+    pub(crate) is_cached: bool,
 }
 
 /// First phase of a change of the ring.
@@ -133,6 +138,8 @@ impl Backend {
             hold: None,
             paused: false,
             spool: None,
+            tracked: None,
+            is_cached: false,
             config,
         };
         backend.configure();

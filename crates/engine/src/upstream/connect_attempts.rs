@@ -207,9 +207,10 @@ impl Engine {
     pub(crate) fn note_reached(&mut self, backend: BackendId, server: ServerId) {
         let state = &self.backends[backend].servers[server];
         self.metrics.set_reached(state.metrics, self.now.as_micros());
-        let Some(feed) = state.feed_lane() else { return };
-        if matches!(self.lane(feed).link, Link::Backoff { .. }) && self.is_feed_wanted(feed) {
-            self.try_again(feed);
+        for feed in [state.feed_lane(), state.tracker_lane()].into_iter().flatten() {
+            if matches!(self.lane(feed).link, Link::Backoff { .. }) && self.is_feed_wanted(feed) {
+                self.try_again(feed);
+            }
         }
     }
 }

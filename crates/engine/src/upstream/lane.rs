@@ -119,6 +119,8 @@ pub(crate) struct Lane {
     pub(crate) is_private: bool,
     /// Messages come on it, and nobody's replies: see [`crate::redis::pubsub`].
     pub(crate) is_feed: bool,
+    /// What comes are names of keys that have changed: see [`crate::upstream::tracking`]. It is a feed, too.
+    pub(crate) is_tracker: bool,
     /// It is for transactions and blocking calls; other private lanes have one request at a time.
     pub(crate) is_session: bool,
     /// The client that has it for its next requests, too, or [`ClientId::NONE`].
@@ -356,6 +358,7 @@ impl Lane {
             dirty: false,
             is_private: false,
             is_feed: false,
+            is_tracker: false,
             is_session: false,
             lease: ClientId::NONE,
             leased_at: 0,

@@ -276,6 +276,9 @@ impl Engine {
                     } else {
                         self.pop_answered(index);
                     }
+                    if self.requests[request].cache_mark.is_some() {
+                        self.settle_cache_mark(index, request, &bytes[..len]);
+                    }
                     let tag = self.tag_of_reply(index, request);
                     match tag.is_some() {
                         true => self.deliver_tagged(index, request, tag, (&bytes[..len], true)),

@@ -26,4 +26,5 @@ pub(crate) mod server;
 pub(crate) mod session_params;
 pub(crate) mod spool;
 pub(crate) mod streaming;
+pub(crate) mod tracking;
 pub(crate) mod trial;

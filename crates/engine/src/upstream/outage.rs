@@ -670,6 +670,9 @@ impl Engine {
             return;
         }
         request.in_lane = false;
+        if request.cache_mark.is_some() {
+            self.drop_cache_mark(index);
+        }
         self.note_answered_elsewhere(index);
         match self.requests[index].role {
             Role::Own(Own::Twin { hedge, .. }) => return self.twin_failed(hedge, index, failure),

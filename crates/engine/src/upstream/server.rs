@@ -89,6 +89,8 @@ pub(crate) struct Server {
     pub(crate) line_told_at: Option<Time>,
     /// The subscriber lane, or [`LaneId::NONE`].
     pub(crate) feed_lane: LaneId,
+    /// That of its tracker, or [`LaneId::NONE`].
+    pub(crate) tracker_lane: LaneId,
     /// Lanes for transactions and blocking calls.
     pub(crate) session_lanes: Vec<LaneId>,
     /// Clients that wait for one of these, in the order of their coming, and until when.
@@ -202,6 +204,7 @@ impl Server {
             want_told_at: None,
             line_told_at: None,
             feed_lane: LaneId::NONE,
+            tracker_lane: LaneId::NONE,
             session_lanes: Vec::new(),
             line: VecDeque::new(),
             absent_line: AbsentLine::new(),
@@ -231,7 +234,12 @@ impl Server {
 
     pub(crate) fn all_lanes(&self) -> impl Iterator<Item = LaneId> {
         let private = self.streaming_lanes.iter().chain(&self.session_lanes);
-        self.own_lanes().chain(private.copied()).chain(self.feed_lane())
+        let told = [self.feed_lane(), self.tracker_lane()].into_iter().flatten();
+        self.own_lanes().chain(private.copied()).chain(told)
+    }
+
+    pub(crate) fn tracker_lane(&self) -> Option<LaneId> {
+        Some(self.tracker_lane).filter(|&lane| lane != LaneId::NONE)
     }
 
     pub(crate) fn feed_lane(&self) -> Option<LaneId> {

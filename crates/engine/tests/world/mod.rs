@@ -111,7 +111,7 @@ impl World {
 
     fn with(snapshot: &Snapshot, metrics: Writer, slot: u32, workers: u32) -> Self {
         let now = Time::from_micros(1);
-        let engine = Engine::new(Setup {
+        let mut engine = Engine::new(Setup {
             plan: Plan::whole(snapshot, slot, workers),
             metrics: metrics.clone(),
             seed: 7,
@@ -119,6 +119,7 @@ impl World {
             identity: Identity { version: "0.0.0", process_id: 1 },
             now,
         });
+        engine.set_generations(cashew_metrics::Generations::private());
         let mut world = Self {
             engine,
             metrics,

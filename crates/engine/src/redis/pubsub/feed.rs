@@ -268,6 +268,9 @@ impl Engine {
     /// When what was asked first has to be answered. A server that says anything is well.
     pub(crate) fn feed_deadline(&self, index: LaneId) -> Time {
         let lane = &self.lanes[index];
+        if lane.is_tracker {
+            return self.tracker_deadline(index);
+        }
         let backend = &self.backends[lane.backend];
         let feed = self.redis_backends[lane.backend].servers[lane.server].feed.as_deref();
         let first = feed.and_then(|feed| Some((feed, feed.owed.front()?)));
@@ -281,6 +284,9 @@ impl Engine {
 
     /// The connection stands: asks for all that should be there.
     pub(crate) fn feed_ready(&mut self, lane: LaneId) {
+        if self.lanes[lane].is_tracker {
+            return self.tracker_ready(lane);
+        }
         let Source { home, server, is_preparing } = self.source_of(lane);
         let now = self.now;
         let topics = &mut self.redis_backends[home].pubsub.topics;
@@ -295,6 +301,9 @@ impl Engine {
 
     /// Bytes came on a feed; returns those behind the first message.
     pub(crate) fn feed_received<'b>(&mut self, index: LaneId, bytes: &'b [u8]) -> &'b [u8] {
+        if self.lanes[index].is_tracker {
+            return self.tracker_received(index, bytes);
+        }
         let (scan, now) = (self.lanes[index].scanner.scan(Expect::Line, bytes), self.now);
         let feed = self.feed_on(index);
         feed.heard_at = now;
@@ -419,6 +428,9 @@ impl Engine {
 
     /// The connection is about to be given up: nothing asked on it is answered any more.
     pub(crate) fn feed_lost(&mut self, index: LaneId) {
+        if self.lanes[index].is_tracker {
+            return self.tracker_lost(index);
+        }
         let Source { home, server, is_preparing } = self.source_of(index);
         self.lanes[index].output.clear(&mut self.bufs);
         let feed = self.feed_on(index);
@@ -456,6 +468,9 @@ impl Engine {
     /// The connection was given up, and is made again or not: clients that wait for topics there
     /// can perhaps be told.
     pub(crate) fn feed_settled(&mut self, index: LaneId) {
+        if self.lanes[index].is_tracker {
+            return;
+        }
         let Source { home, server, is_preparing } = self.source_of(index);
         let topics = &mut self.redis_backends[home].pubsub.topics;
         let mut here = topics.indices();
@@ -474,6 +489,9 @@ impl Engine {
     /// Whether the connection should be made again when it is lost.
     pub(crate) fn is_feed_wanted(&self, index: LaneId) -> bool {
         let lane = &self.lanes[index];
+        if lane.is_tracker {
+            return self.is_tracker_wanted(index);
+        }
         let feed = self.redis_backends[lane.backend].servers[lane.server].feed.as_deref();
         feed.is_some_and(|feed| feed.topics > 0)
             && !self.backends[lane.backend].servers[lane.server].ejected

@@ -77,7 +77,11 @@ pub(crate) fn begin(node: &Node, ask: &Ask, now: Time) -> Verdict {
         Node::Outstanding { max, busy, .. } => outstanding::begin(*max, busy),
         Node::Spool { .. } => spool::begin(),
         Node::Regions { primary, .. } => regions::begin(*primary),
-        Node::Leaf(_) | Node::Prefix(_) | Node::Keys { .. } | Node::Operation { .. } => {
+        Node::Leaf(_)
+        | Node::Prefix(_)
+        | Node::Keys { .. }
+        | Node::Operation { .. }
+        | Node::Cache { .. } => {
             unreachable!("what only chooses asks nobody")
         }
     }
@@ -102,7 +106,11 @@ pub(crate) fn judge(node: &Node, ask: &Ask, answers: &Answers<'_>) -> Verdict {
         Node::Spool { overwrites, .. } => spool::judge(*overwrites, ask, answers),
         Node::Regions { primary, .. } => regions::judge(*primary, ask, answers),
         Node::Limit { .. } | Node::Outstanding { .. } => Verdict::Answer(answers.last),
-        Node::Leaf(_) | Node::Prefix(_) | Node::Keys { .. } | Node::Operation { .. } => {
+        Node::Leaf(_)
+        | Node::Prefix(_)
+        | Node::Keys { .. }
+        | Node::Operation { .. }
+        | Node::Cache { .. } => {
             unreachable!("what only chooses asks nobody")
         }
     }

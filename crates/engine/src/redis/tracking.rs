@@ -1,0 +1,221 @@
+//! Trackers of servers: connected where somebody wants to know which keys change, see [`crate::upstream::tracking`].
+//!
+//! # For whoever wants to know
+//!
+//! [`Engine::track`] says which keys of a backend are wanted; the trackers of its primaries are connected then, and
+//! once a second where one is missing. [`Engine::tracker`] has the state of a server's. What is heard goes to
+//! [`Engine::keys_changed`], which is the place to pass it on from.
+
+use cashew_protocol::memcached::Expect;
+
+use crate::base::id::{BackendId, LaneId, ServerId};
+use crate::base::time::Time;
+use crate::engine::{Closed, Engine};
+use crate::upstream::lane::{Lane, Link, Scan, Scanner};
+use crate::upstream::session_params::WireProtocol;
+use crate::upstream::tracking::{Heard, TrackedKeys, Tracker};
+
+/// What has changed at a server, or may have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Changed<'k> {
+    Key(&'k [u8]),
+    Everything,
+}
+
+impl Engine {
+    /// From here on servers of a backend tell of these keys; of none if `keys` is `None`.
+    pub(crate) fn track(&mut self, backend: BackendId, keys: Option<TrackedKeys>) {
+        self.backends[backend].tracked = keys;
+        self.maintain_trackers_of(backend);
+    }
+
+    /// What is known of a server's tracker.
+    pub(crate) fn tracker(&self, backend: BackendId, server: ServerId) -> Option<&Tracker> {
+        self.redis_backends[backend].servers.get(server)?.tracker.as_deref()
+    }
+
+    fn tracker_on(&mut self, lane: LaneId) -> &mut Tracker {
+        let Lane { backend, server, .. } = self.lanes[lane];
+        let tracker = self.redis_backends[backend].servers[server].tracker.as_deref_mut();
+        tracker.expect("the lane of a tracker is its server's")
+    }
+
+    /// Something has changed at a server, by whomever. All who keep replies hear it from here.
+    fn keys_changed(&mut self, place: (BackendId, ServerId), changed: Changed<'_>) {
+        self.caches_hear(place, changed);
+    }
+
+    /// Connects trackers that are missing, and closes those that nobody needs. To be called once a second, and when
+    /// something has changed about it.
+    pub(crate) fn maintain_trackers(&mut self) {
+        for backend in self.backends.ids() {
+            let is_concerned = self.backends[backend].tracked.is_some()
+                || self.redis_backends[backend].servers.iter().any(|it| it.tracker.is_some());
+            if is_concerned {
+                self.maintain_trackers_of(backend);
+            }
+        }
+    }
+
+    fn maintain_trackers_of(&mut self, backend: BackendId) {
+        for server in self.backends[backend].servers.ids() {
+            let keys = self.backends[backend].tracked.clone();
+            let keys = keys.filter(|_| self.is_tracker_wanted_of(backend, server));
+            let lane = self.tracker(backend, server).map(|tracker| tracker.lane);
+            match (keys, lane) {
+                (Some(keys), None) => {
+                    let lane = self.add_tracker(backend, server, keys);
+                    self.connect_tracker(lane);
+                }
+                (Some(keys), Some(lane)) => self.maintain_tracker(lane, keys),
+                (None, Some(lane)) if self.lane(lane).has_connection() => {
+                    self.tracker_lost(lane);
+                    self.disconnect(lane, Closed::ByUs);
+                }
+                (None, _) => {}
+            }
+        }
+    }
+
+    fn is_tracker_wanted_of(&self, backend: BackendId, server: ServerId) -> bool {
+        let state = &self.backends[backend];
+        state.is_in_use()
+            && state.topology.primary_of(server) == server
+            && !state.servers[server].ejected
+    }
+
+    /// Whether a tracker's connection should be made again when it is lost.
+    pub(crate) fn is_tracker_wanted(&self, lane: LaneId) -> bool {
+        let Lane { backend, server, .. } = *self.lane(lane);
+        self.backends[backend].tracked.is_some()
+            && self.is_tracker_wanted_of(backend, server)
+            && self.tracker(backend, server).is_some_and(|it| !it.is_refused(self.now))
+    }
+
+    fn add_tracker(&mut self, backend: BackendId, server: ServerId, keys: TrackedKeys) -> LaneId {
+        let lane = self.add_lanes(1, (backend, server), 0, WireProtocol::Resp2);
+        self.lanes[lane].is_feed = true;
+        self.lanes[lane].is_tracker = true;
+        self.backends[backend].servers[server].tracker_lane = lane;
+        let tracker = Some(Box::new(Tracker::new(lane, keys)));
+        self.redis_backends[backend].servers[server].tracker = tracker;
+        lane
+    }
+
+    fn connect_tracker(&mut self, lane: LaneId) {
+        let Lane { backend, server, link, .. } = *self.lane(lane);
+        let is_silent = self.backends[backend].servers[server].is_silent();
+        if link == Link::Idle && !is_silent && self.is_tracker_wanted(lane) {
+            self.connect(lane);
+        }
+    }
+
+    fn maintain_tracker(&mut self, lane: LaneId, keys: TrackedKeys) {
+        if self.tracker_on(lane).tells_of_others(&keys) {
+            self.tracker_on(lane).set_keys(keys);
+            if self.lane(lane).has_connection() {
+                // What is not told any more is forgotten with the rest.
+                self.tracker_lost(lane);
+                self.disconnect(lane, Closed::ByUs);
+            }
+        }
+        let now = self.now;
+        match self.lane(lane).link {
+            Link::Ready { .. } => {
+                if let Some(text) = self.tracker_on(lane).question(now) {
+                    self.say_on_tracker(lane, text);
+                }
+            }
+            _ => self.connect_tracker(lane),
+        }
+    }
+
+    fn say_on_tracker(&mut self, lane: LaneId, text: &[u8]) {
+        self.lanes[lane].output.push(text, &mut self.bufs);
+        self.mark_lane(lane);
+        self.rearm(lane);
+    }
+
+    /// The connection stands.
+    pub(crate) fn tracker_ready(&mut self, lane: LaneId) {
+        let now = self.now;
+        if let Scanner::Redis(scanner) = &mut self.lanes[lane].scanner {
+            scanner.set_resp3(true);
+        }
+        let text = self.tracker_on(lane).begin(now);
+        self.say_on_tracker(lane, &text);
+    }
+
+    /// The connection is about to be given up: nothing is told any more.
+    pub(crate) fn tracker_lost(&mut self, lane: LaneId) {
+        let Lane { backend, server, .. } = *self.lane(lane);
+        self.lanes[lane].output.clear(&mut self.bufs);
+        let partial = self.tracker_on(lane).end();
+        self.bufs.give(partial);
+        self.keys_changed((backend, server), Changed::Everything);
+    }
+
+    /// When the server has to have said something.
+    pub(crate) fn tracker_deadline(&self, lane: LaneId) -> Time {
+        let Lane { backend, server, .. } = *self.lane(lane);
+        self.tracker(backend, server).map_or(Time::NEVER, Tracker::deadline)
+    }
+
+    /// Bytes came on a tracker; returns those behind the first message.
+    pub(crate) fn tracker_received<'b>(&mut self, lane: LaneId, bytes: &'b [u8]) -> &'b [u8] {
+        let now = self.now;
+        let Lane { backend, server, .. } = *self.lane(lane);
+        let scan = self.lanes[lane].scanner.scan(Expect::Line, bytes);
+        let tracker = self.redis_backends[backend].servers[server].tracker.as_deref_mut();
+        let tracker = tracker.expect("the lane of a tracker is its server's");
+        match scan {
+            Scan::Complete(len) => {
+                let (mut partial, is_whole) = tracker.take_partial(now);
+                if !is_whole {
+                    tracker.miss();
+                    self.keys_changed((backend, server), Changed::Everything);
+                } else if partial.is_empty() {
+                    self.tracker_message(lane, &bytes[..len]);
+                } else {
+                    self.bufs.extend(&mut partial, &bytes[..len]);
+                    self.tracker_message(lane, &partial);
+                }
+                self.bufs.give(partial);
+                &bytes[len..]
+            }
+            Scan::Partial => {
+                let bufs = &mut self.bufs;
+                tracker.keep(bytes, now, |partial| bufs.extend(partial, bytes));
+                &[]
+            }
+            Scan::Invalid => {
+                self.misfit(lane, "names of keys that have changed", bytes);
+                &[]
+            }
+        }
+    }
+
+    fn tracker_message(&mut self, lane: LaneId, message: &[u8]) {
+        let Lane { backend, server, .. } = *self.lane(lane);
+        let now = self.now;
+        let tracker = self.redis_backends[backend].servers[server].tracker.as_deref_mut();
+        let Some(tracker) = tracker else { return };
+        match tracker.hear(message, now) {
+            Heard::Keys(names) => {
+                for key in names {
+                    self.keys_changed((backend, server), Changed::Key(key));
+                }
+            }
+            Heard::Everything => self.keys_changed((backend, server), Changed::Everything),
+            Heard::Say(text) => self.say_on_tracker(lane, &text),
+            Heard::Up | Heard::Nothing => self.rearm(lane),
+            Heard::Refused => {
+                self.tracker_lost(lane);
+                self.disconnect(lane, Closed::ByUs);
+            }
+            Heard::Misfit => {
+                self.misfit(lane, "the answer to what was asked about changes", message);
+            }
+        }
+    }
+}

@@ -1,0 +1,454 @@
+//! What a worker keeps of replies for a node `cache`: a bounded number of bytes, for hot keys.
+//!
+//! Here is only the store. When something may be kept, and what drops it, is in [`crate::engine::cache`].
+//!
+//! A key is admitted when it is missed for the second time in a while: what is read once takes no room. When there is
+//! no room a hand goes round: what was hit since it passed last stays, the first that was not leaves.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use cashew_metrics::{KeyWord, Stamp};
+
+use crate::base::id::{BackendId, ConnId, ServerId};
+use crate::base::time::Time;
+use crate::topology::cache_rules::CacheRules;
+
+/// What an entry takes besides its key and its reply, about: a slot, its place in the table, two allocations.
+const ENTRY_SIZE: usize = 192;
+/// How many keys are remembered that were missed once. The list takes four bytes for each.
+const MISSED: usize = 1 << 14;
+
+/// A fill or an entry of a store, by which it is found again as long as it is the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ticket {
+    slot: u32,
+    number: u32,
+}
+
+/// Where and when a reply was asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin {
+    pub(crate) backend: BackendId,
+    pub(crate) server: ServerId,
+    /// The connection.
+    pub(crate) conn: ConnId,
+    /// Of the server's tracker then; 0 where there is none.
+    pub(crate) epoch: u64,
+    pub(crate) at: Time,
+    pub(crate) word: KeyWord,
+    pub(crate) stamp: Stamp,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Its reply is awaited, or how long it lives is.
+    Filling,
+    /// The same, but the key has changed meanwhile.
+    Spoilt,
+    Ready,
+}
+
+#[derive(Debug)]
+struct Slot {
+    key: Arc<[u8]>,
+    number: u32,
+    state: State,
+    origin: Origin,
+    expires: Time,
+    /// As the server replied. `None` if there is no such key.
+    reply: Option<Box<[u8]>>,
+    /// It was hit since the hand passed.
+    was_hit: bool,
+}
+
+impl Slot {
+    fn size(&self) -> usize {
+        ENTRY_SIZE + 2 * self.key.len() + self.reply.as_ref().map_or(0, |reply| reply.len())
+    }
+}
+
+/// What is found in a store.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Found<'s> {
+    Reply(&'s [u8]),
+    /// There is no such key.
+    NoKey,
+    Nothing,
+    /// It was there, and the key has been written since.
+    Stale,
+}
+
+#[derive(Debug)]
+pub(crate) struct Store {
+    pub(crate) rules: CacheRules,
+    places: HashMap<Arc<[u8]>, u32>,
+    slots: Vec<Option<Slot>>,
+    free: Vec<u32>,
+    /// Numbers slots' contents.
+    numbered: u32,
+    hand: usize,
+    size: usize,
+    ready: u64,
+    /// By hash: that of a key that was missed.
+    missed: Box<[u32]>,
+}
+
+impl Store {
+    pub(crate) fn new(rules: CacheRules) -> Self {
+        Self {
+            rules,
+            places: HashMap::new(),
+            slots: Vec::new(),
+            free: Vec::new(),
+            numbered: 0,
+            hand: 0,
+            size: 0,
+            ready: 0,
+            missed: vec![0; MISSED].into(),
+        }
+    }
+
+    /// Bytes that it takes, about.
+    pub(crate) fn size(&self) -> usize {
+        self.size + size_of_val(&*self.missed)
+    }
+
+    /// How many replies it has.
+    pub(crate) fn entries(&self) -> u64 {
+        self.ready
+    }
+
+    /// Whether replies to reads of a key may be kept.
+    pub(crate) fn takes(&self, key: &[u8]) -> bool {
+        let prefixes = &self.rules.prefixes;
+        prefixes.is_empty() || prefixes.iter().any(|prefix| key.starts_with(prefix))
+    }
+
+    /// What is known of a key whose stamp is this now.
+    pub(crate) fn find(&mut self, key: &[u8], stamp: Stamp, now: Time) -> Found<'_> {
+        let Some(&place) = self.places.get(key) else { return Found::Nothing };
+        let Some(slot) = &self.slots[place as usize] else { return Found::Nothing };
+        let is_current = slot.origin.stamp == stamp;
+        if slot.state != State::Ready {
+            return Found::Nothing;
+        }
+        if !is_current || slot.expires <= now {
+            self.remove(place);
+            return if is_current { Found::Nothing } else { Found::Stale };
+        }
+        let slot = self.slots[place as usize].as_mut().expect("it was just looked at");
+        slot.was_hit = true;
+        match &slot.reply {
+            Some(reply) => Found::Reply(reply),
+            None => Found::NoKey,
+        }
+    }
+
+    /// A key was missed. Returns whether it is to be kept: it was missed before, and nobody is about to.
+    pub(crate) fn admits(&mut self, key: &[u8], word: KeyWord) -> bool {
+        if self.places.contains_key(key) || key.len() > self.rules.value_max {
+            return false;
+        }
+        let hash = word.hash();
+        let place = hash as usize % MISSED;
+        // 0 is none.
+        let mark = hash | 1 << 31;
+        std::mem::replace(&mut self.missed[place], mark) == mark
+    }
+
+    /// Its reply is on its way.
+    pub(crate) fn begin(&mut self, key: &[u8], origin: Origin) -> Ticket {
+        self.numbered = self.numbered.wrapping_add(1);
+        let key: Arc<[u8]> = key.into();
+        let slot = Slot {
+            key: Arc::clone(&key),
+            number: self.numbered,
+            state: State::Filling,
+            origin,
+            expires: Time::NEVER,
+            reply: None,
+            was_hit: false,
+        };
+        self.size += slot.size();
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() as u32 - 1
+        });
+        self.slots[place as usize] = Some(slot);
+        self.places.insert(key, place);
+        Ticket { slot: place, number: self.numbered }
+    }
+
+    fn filling(&mut self, ticket: Ticket) -> Option<&mut Slot> {
+        let slot = self.slots.get_mut(ticket.slot as usize)?.as_mut()?;
+        (slot.number == ticket.number && slot.state != State::Ready).then_some(slot)
+    }
+
+    /// Where a fill was asked for, if it is awaited still and nothing has spoilt it.
+    pub(crate) fn origin(&mut self, ticket: Ticket) -> Option<Origin> {
+        let slot = self.filling(ticket)?;
+        (slot.state == State::Filling).then_some(slot.origin)
+    }
+
+    /// The reply of a fill, which is not ready before it is known how long it lives.
+    pub(crate) fn set_reply(&mut self, ticket: Ticket, reply: Option<&[u8]>) {
+        let Some(slot) = self.filling(ticket) else { return };
+        slot.reply = reply.map(Into::into);
+        self.size += reply.map_or(0, <[u8]>::len);
+    }
+
+    /// Whether a fill has a reply.
+    pub(crate) fn has_reply(&mut self, ticket: Ticket) -> bool {
+        self.filling(ticket).is_some_and(|slot| slot.reply.is_some())
+    }
+
+    /// A fill is ready, and lives so long, from when it was asked for. Returns how many others leave for it.
+    pub(crate) fn finish(&mut self, ticket: Ticket, key_lives_us: Option<u64>) -> u64 {
+        let Store { rules: CacheRules { ttl_us, negative_us, .. }, .. } = *self;
+        let Some(slot) = self.filling(ticket) else { return 0 };
+        let longest = if slot.reply.is_some() { ttl_us } else { negative_us };
+        let lives_us = key_lives_us.map_or(longest, |key| key.min(longest));
+        slot.state = State::Ready;
+        slot.expires = slot.origin.at.plus_micros(lives_us);
+        self.ready += 1;
+        self.make_room()
+    }
+
+    /// A fill comes to nothing.
+    pub(crate) fn abandon(&mut self, ticket: Ticket) {
+        if self.filling(ticket).is_some() {
+            self.remove(ticket.slot);
+        }
+    }
+
+    /// A key has changed at its server. Returns whether something was dropped.
+    pub(crate) fn drop_key(&mut self, backend: BackendId, key: &[u8]) -> bool {
+        let Some(&place) = self.places.get(key) else { return false };
+        let Some(slot) = &mut self.slots[place as usize] else { return false };
+        if slot.origin.backend != backend {
+            return false;
+        }
+        match slot.state {
+            State::Ready => {
+                self.remove(place);
+                true
+            }
+            State::Filling => {
+                slot.state = State::Spoilt;
+                true
+            }
+            State::Spoilt => false,
+        }
+    }
+
+    /// What was read from a place may have changed. Returns how many replies were dropped.
+    pub(crate) fn drop_where(&mut self, is_there: impl Fn(&Origin) -> bool) -> u64 {
+        let before = self.ready;
+        for place in 0..self.slots.len() {
+            match &mut self.slots[place] {
+                Some(slot) if is_there(&slot.origin) => match slot.state {
+                    State::Ready => self.remove(place as u32),
+                    State::Filling | State::Spoilt => slot.state = State::Spoilt,
+                },
+                _ => {}
+            }
+        }
+        self.shrink();
+        before - self.ready
+    }
+
+    /// Drops what has lived its time. For now and then.
+    pub(crate) fn sweep(&mut self, now: Time) {
+        for place in 0..self.slots.len() {
+            let slot = self.slots[place].as_ref();
+            if slot.is_some_and(|it| it.state == State::Ready && it.expires <= now) {
+                self.remove(place as u32);
+            }
+        }
+        self.shrink();
+    }
+
+    fn shrink(&mut self) {
+        if self.places.is_empty() && self.slots.capacity() > 0 {
+            (self.slots, self.free, self.hand) = (Vec::new(), Vec::new(), 0);
+            self.places = HashMap::new();
+        }
+    }
+
+    fn remove(&mut self, place: u32) {
+        let Some(slot) = self.slots[place as usize].take() else { return };
+        self.places.remove(&slot.key);
+        self.size -= slot.size();
+        self.ready -= u64::from(slot.state == State::Ready);
+        self.free.push(place);
+    }
+
+    fn make_room(&mut self) -> u64 {
+        let before = self.ready;
+        // After two rounds nothing is left that may leave.
+        for _ in 0..2 * self.slots.len() {
+            if self.size as u64 <= self.rules.bytes {
+                break;
+            }
+            let place = self.hand;
+            self.hand = (place + 1) % self.slots.len();
+            match &mut self.slots[place] {
+                Some(slot) if slot.state != State::Ready => {}
+                Some(slot) if slot.was_hit => slot.was_hit = false,
+                Some(_) => self.remove(place as u32),
+                None => {}
+            }
+        }
+        before - self.ready
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1000;
+
+    fn store(bytes: u64) -> Store {
+        Store::new(CacheRules {
+            bytes,
+            ttl_us: 1000 * MS,
+            negative_us: 100 * MS,
+            value_max: 4096,
+            prefixes: Box::default(),
+        })
+    }
+
+    fn origin(key: &[u8], at: Time) -> Origin {
+        Origin {
+            backend: BackendId::new(0),
+            server: ServerId::new(0),
+            conn: ConnId::of_lane(0, 1),
+            epoch: 0,
+            at,
+            word: KeyWord::of(key),
+            stamp: Stamp::default(),
+        }
+    }
+
+    fn fill(store: &mut Store, key: &[u8], reply: Option<&[u8]>, lives: Option<u64>) -> u64 {
+        let ticket = store.begin(key, origin(key, Time::ZERO));
+        store.set_reply(ticket, reply);
+        store.finish(ticket, lives)
+    }
+
+    fn find<'s>(store: &'s mut Store, key: &[u8], at_ms: u64) -> Found<'s> {
+        store.find(key, Stamp::default(), Time::ZERO.plus_millis(at_ms))
+    }
+
+    #[test]
+    fn a_key_is_admitted_when_it_is_missed_again() {
+        let mut store = store(1 << 20);
+        let admits = |store: &mut Store, key: &[u8]| store.admits(key, KeyWord::of(key));
+        assert!(!admits(&mut store, b"a"));
+        assert!(!admits(&mut store, b"b"));
+        assert!(admits(&mut store, b"a"));
+        store.begin(b"a", origin(b"a", Time::ZERO));
+        assert!(!admits(&mut store, b"a"), "somebody is about to");
+        let long = vec![b'k'; 4097];
+        assert!(!admits(&mut store, &long) && !admits(&mut store, &long));
+    }
+
+    #[test]
+    fn what_is_kept_lives_as_long_as_it_may_and_no_longer_than_its_key() {
+        let mut store = store(1 << 20);
+        fill(&mut store, b"a", Some(b"$1\r\nx\r\n"), None);
+        fill(&mut store, b"b", Some(b"$1\r\ny\r\n"), Some(50 * MS));
+        fill(&mut store, b"c", None, None);
+        assert_eq!(find(&mut store, b"a", 999), Found::Reply(b"$1\r\nx\r\n"));
+        assert_eq!(find(&mut store, b"b", 49), Found::Reply(b"$1\r\ny\r\n"));
+        assert_eq!(find(&mut store, b"c", 99), Found::NoKey);
+        assert_eq!(store.entries(), 3);
+        for (key, at_ms) in [(b"a", 1000), (b"b", 50), (b"c", 100)] {
+            assert_eq!(find(&mut store, key, at_ms), Found::Nothing);
+        }
+        assert_eq!((store.entries(), store.size), (0, 0));
+    }
+
+    #[test]
+    fn a_key_that_was_written_since_is_stale() {
+        let generations = cashew_metrics::Generations::private();
+        let mut store = store(1 << 20);
+        fill(&mut store, b"a", Some(b"x"), None);
+        generations.count(KeyWord::of(b"a"));
+        let stamp = generations.stamp(KeyWord::of(b"a")).unwrap();
+        assert_eq!(store.find(b"a", stamp, Time::ZERO), Found::Stale);
+        assert_eq!(store.find(b"a", stamp, Time::ZERO), Found::Nothing);
+    }
+
+    #[test]
+    fn a_change_drops_what_is_kept_and_spoils_what_is_on_its_way() {
+        let mut store = store(1 << 20);
+        fill(&mut store, b"a", Some(b"x"), None);
+        let ticket = store.begin(b"b", origin(b"b", Time::ZERO));
+        let elsewhere = BackendId::new(1);
+        assert!(!store.drop_key(elsewhere, b"a"));
+        for key in [b"a", b"b"] {
+            assert!(store.drop_key(BackendId::new(0), key));
+            assert!(!store.drop_key(BackendId::new(0), key));
+        }
+        assert!(store.origin(ticket).is_none());
+        store.abandon(ticket);
+        assert_eq!((store.entries(), store.size), (0, 0));
+        fill(&mut store, b"a", Some(b"x"), None);
+        fill(&mut store, b"b", Some(b"x"), None);
+        assert_eq!(store.drop_where(|it| it.backend == elsewhere), 0);
+        assert_eq!(store.drop_where(|_| true), 2);
+        assert_eq!((store.slots.capacity(), store.size), (0, 0));
+    }
+
+    #[test]
+    fn a_ticket_is_of_one_fill() {
+        let mut store = store(1 << 20);
+        let ticket = store.begin(b"a", origin(b"a", Time::ZERO));
+        store.abandon(ticket);
+        let other = store.begin(b"b", origin(b"b", Time::ZERO));
+        assert_eq!(ticket.slot, other.slot);
+        store.set_reply(ticket, Some(b"of a"));
+        assert!(!store.has_reply(other));
+        assert_eq!(store.finish(ticket, None), 0);
+        assert_eq!(find(&mut store, b"b", 0), Found::Nothing);
+    }
+
+    #[test]
+    fn what_is_hit_stays_when_others_have_to_leave() {
+        let room = 8 * (ENTRY_SIZE as u64 + 2 + 100);
+        let mut store = store(room);
+        let mut left = 0;
+        for round in 0..200u8 {
+            let key = [round];
+            left += fill(&mut store, &key, Some(&[b'x'; 100]), None);
+            assert!(store.size as u64 <= room, "{} of {room}", store.size);
+            if round > 0 {
+                assert!(matches!(find(&mut store, &[0], 0), Found::Reply(_)), "round {round}");
+            }
+        }
+        assert_eq!(store.entries() + left, 200);
+        assert_eq!(store.entries(), 8);
+    }
+
+    #[test]
+    fn what_has_lived_its_time_is_swept() {
+        let mut store = store(1 << 20);
+        fill(&mut store, b"a", Some(b"x"), None);
+        fill(&mut store, b"b", Some(b"x"), Some(MS));
+        store.sweep(Time::ZERO.plus_millis(1));
+        assert_eq!(store.entries(), 1);
+        store.sweep(Time::ZERO.plus_millis(1000));
+        assert_eq!((store.entries(), store.slots.capacity()), (0, 0));
+    }
+
+    #[test]
+    fn only_keys_with_a_prefix_are_taken_where_there_are_some() {
+        let mut store = store(1 << 20);
+        assert!(store.takes(b"any"));
+        store.rules.prefixes = [b"user:"[..].into(), b"x"[..].into()].into();
+        assert!(store.takes(b"user:1") && store.takes(b"x") && !store.takes(b"user"));
+    }
+}
