@@ -146,6 +146,16 @@ SCENARIOS = [
         "short", "connect, GET, close; 16 at a time", connections=16, get_percent=100, short=True
     ),
     speed("one", "200 clients, one server", connections=200, servers=1),
+    speed(
+        "hot",
+        "GET of one key of 1 KiB, 16 clients; what `coalesce_reads` is for",
+        connections=16,
+        get_percent=100,
+        value_size=1024,
+        keys=1,
+        servers=1,
+        default=False,
+    ),
     speed("mc-p1", "memcached, 50 clients, pipeline 1", protocol="memcached"),
     speed("mc-p16", "memcached, 50 clients, pipeline 16", protocol="memcached", pipeline=16),
     speed(

@@ -39,7 +39,7 @@ pub(crate) enum ServerStat {
 }
 
 /// Twemproxy's names in its order ([`POOL_STATS_OF_TWEMPROXY`] of them), then ours.
-pub(crate) const POOL_STATS: [PoolStat; 67] = [
+pub(crate) const POOL_STATS: [PoolStat; 68] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
     PoolStat::Gauge(PoolGauge::ClientConnections),
@@ -94,6 +94,7 @@ pub(crate) const POOL_STATS: [PoolStat; 67] = [
     PoolStat::Counter(PoolCounter::TriedAgain),
     PoolStat::Counter(PoolCounter::RedirectsPassedOn),
     PoolStat::Counter(PoolCounter::RetriesDenied),
+    PoolStat::Counter(PoolCounter::ReadsCoalesced),
     PoolStat::Counter(PoolCounter::HedgesSent),
     PoolStat::Counter(PoolCounter::HedgesWon),
     PoolStat::Counter(PoolCounter::HedgesDenied),
@@ -739,6 +740,7 @@ gamma: {listen: 127.0.0.1:4, redis: true, servers: [127.0.0.1:3:1]}
             "monitor_dropped",
             "pipelines_paused",
             "proxy_header_errors",
+            "reads_coalesced",
             "redirects_passed_on",
             "region_copies",
             "region_forgets",

@@ -657,6 +657,12 @@ fn describe_permissions(pool: &PoolStatus) -> String {
             "pool {name}: requests sent again: {again}, reads not sent again for want of budget: {denied}\n"
         );
     }
+    if pool.reads_coalesced > 0 {
+        text += &format!(
+            "pool {name}: reads that got the reply to an equal one: {}\n",
+            pool.reads_coalesced
+        );
+    }
     if pool.hedges_sent + pool.hedges_denied > 0 {
         let PoolStatus { hedges_sent: sent, hedges_won: won, hedges_denied: denied, .. } = pool;
         text += &format!(
@@ -849,6 +855,7 @@ mod tests {
                 hedges_sent: 9,
                 hedges_won: 7,
                 hedges_denied: 1,
+                reads_coalesced: 6,
                 requests_retried: 4,
                 retries_denied: 2,
                 redirects_passed_on: 5,
@@ -899,6 +906,7 @@ pool alpha: external authoriser /etc/logins: DOES NOT ANSWER (workers: 1); login
 pool alpha: MOVED, ASK and CLUSTERDOWN passed on to clients: 5; its servers are nodes of a cluster, which \
 \"cluster: {seeds: [host:port]}\" in the place of \"servers\" follows
 pool alpha: requests sent again: 4, reads not sent again for want of budget: 2
+pool alpha: reads that got the reply to an equal one: 6
 pool alpha: reads sent to a second server: 9, answered by it first: 7, not sent for want of budget: 1
 pool alpha: CLIENT PAUSE holds clients that write back for 1500 ms more"
         );

@@ -800,6 +800,9 @@ section! {
         /// once, to another server of the group, or to the same one once it is back, for as long as
         /// `failover_wait` lets them wait.
         retry_reads: Switch = "false",
+        /// Whether [equal reads](#equal-reads-are-sent-once) that wait to be written to a server at the same time are
+        /// sent once, and share the reply. Not together with `hedge`.
+        coalesce_reads: Switch = "false",
         /// What servers are to forget while they cannot be reached is [kept on disk](#what-servers-are-to-forget): a
         /// section with `directory`, `max`, `overwrites`, `hold` and `ttl`.
         spool: SpoolText = none,

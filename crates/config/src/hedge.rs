@@ -40,6 +40,15 @@ impl Value for HedgeText {
     }
 }
 
+/// A read is sent to two servers, or for several clients, but not both.
+pub(crate) fn check_coalescing(section: &PoolSection, report: &mut Report<'_>) {
+    if section.hedge.is_some() && section.coalesce_reads.value.0 {
+        let complaint = Complaint::new("\"coalesce_reads\" and \"hedge\" exclude each other");
+        let hint = "a read is sent to a second server, or for several clients at once";
+        report.error(section.coalesce_reads.pos, complaint.hint(hint));
+    }
+}
+
 /// Where no read has a choice of servers it is a mistake, though a harmless one.
 pub(crate) fn warn_without_choice(pool: &Pool, section: &PoolSection, report: &mut Report<'_>) {
     let Some(hedge) = &section.hedge else { return };

@@ -661,6 +661,7 @@ fn resolve_section(
         servers_from,
         hedge: section.hedge.as_ref().map(|hedge| hedge.value.0),
         retry_reads: section.retry_reads.value.0,
+        coalesce_reads: section.coalesce_reads.value.0,
         spool: section.spool.as_ref().map(|spool| spool.value.0.clone()),
         slow_log_ms: section.slow_log.value.0,
         hot_keys: section.hot_keys.value.0,
@@ -677,6 +678,7 @@ fn resolve_section(
     users::warn_of_unknown_passwords(&pool, section, report);
     replica_reads::warn_without_replicas(&pool, section, report);
     hedge::warn_without_choice(&pool, section, report);
+    hedge::check_coalescing(section, report);
     spool::check(&pool, section, report);
     if pool.fail_open_percent < 100 && !pool.auto_eject_hosts {
         let complaint = Complaint::new("\"fail_open\" has no effect".to_owned());

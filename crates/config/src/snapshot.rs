@@ -330,6 +330,9 @@ pub struct Pool {
     /// Reads are sent again whose server fails.
     #[serde(default)]
     pub retry_reads: bool,
+    /// Equal reads that wait to be written are sent once.
+    #[serde(default)]
+    pub coalesce_reads: bool,
     /// What servers are to forget is kept while they cannot be reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spool: Option<Spool>,

@@ -97,6 +97,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         server_tls: None,
         client_sources: ClientSources::default(),
         retry_reads: false,
+        coalesce_reads: false,
         slow_log_ms: 10,
         hot_keys: true,
         command_stats: false,

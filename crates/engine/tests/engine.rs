@@ -9,6 +9,7 @@ mod carry;
 mod clients;
 mod cluster;
 mod cluster_keyless;
+mod coalescing;
 mod commands;
 mod connection;
 mod counting;

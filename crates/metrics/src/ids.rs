@@ -135,6 +135,8 @@ stats! {
             "Errors of nodes of a cluster (MOVED, ASK, CLUSTERDOWN) that clients got, as the pool is not configured as one";
         RetriesDenied => "retries_denied", "cashew_retries_denied_total",
             "Reads not sent again though their server failed, since the budget of the option retry_reads was spent";
+        ReadsCoalesced => "reads_coalesced", "cashew_reads_coalesced_total",
+            "Reads that were not sent, as an equal one was, whose reply they got";
         HedgesSent => "hedges_sent", "cashew_hedges_sent_total",
             "Reads sent to a second server, since the first took long";
         HedgesWon => "hedges_won", "cashew_hedges_won_total",

@@ -212,6 +212,10 @@ impl Scenario {
             },
             pools,
         };
+        for pool in &mut snapshot.pools {
+            // No draw of its own, either.
+            pool.coalesce_reads = seed % 3 == 1;
+        }
         let faults = if is_clean { Faults::default() } else { faults(random) };
         let clients = random.range(1, 8) as u32;
         let heavy = value_size_max > 100_000;
@@ -860,6 +864,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         server_tls: None,
         client_sources: ClientSources::default(),
         retry_reads: false,
+        coalesce_reads: false,
         slow_log_ms: 10,
         hot_keys: true,
         command_stats: index.is_multiple_of(2),

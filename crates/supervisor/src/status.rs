@@ -179,6 +179,9 @@ pub struct PoolStatus {
     /// Times that a request was sent again, unseen by its client, and reads that were not for want of
     /// budget.
     pub requests_retried: u64,
+    /// Reads that got the reply to an equal one.
+    #[serde(default)]
+    pub reads_coalesced: u64,
     pub retries_denied: u64,
     /// Errors of nodes of a cluster that clients got, of a pool that does not know of the cluster.
     pub redirects_passed_on: u64,

@@ -91,6 +91,11 @@ impl Pool {
         !self.replicated().is_empty()
     }
 
+    /// Whether equal reads that wait to be written are sent once.
+    pub fn coalesces(&self) -> bool {
+        self.coalesce_reads && self.hedge.is_none()
+    }
+
     /// Whether the gateway writes to all servers of a group: nobody replicates between them.
     pub fn writes_to_all(&self) -> bool {
         let is_asked = self.protocol == Protocol::Memcached && self.memcached.writes == Writes::All;

@@ -90,6 +90,8 @@ pub(crate) struct Destination {
     pub(crate) misses: bool,
     /// Reads have a choice of servers, as far as the configuration goes.
     pub(crate) has_replicas: bool,
+    /// Equal reads share a reply, at one of the backends at least.
+    pub(crate) shares_reads: bool,
     /// What requests have a choice of.
     pub(crate) choice: Choice,
     /// RENAME and COPY go from one server to another.
@@ -122,12 +124,18 @@ impl Destination {
     /// To one backend, which is as this says.
     pub(crate) fn new(backend: BackendId, config: &snapshot::Pool) -> Self {
         let has_replicas = config.has_copies();
+        let choice = match has_replicas {
+            _ if config.coalesces() => Choice::Sharing,
+            true => Choice::Replicas,
+            false => Choice::None,
+        };
         Self {
             backend,
             route: None,
             misses: config.memcached.on_failure == OnFailure::Miss,
             has_replicas,
-            choice: if has_replicas { Choice::Replicas } else { Choice::None },
+            shares_reads: config.coalesces(),
+            choice,
             copies_across: config.cross_server_copy,
             databases: config.databases,
             redis_db: config.redis_db,
@@ -158,6 +166,8 @@ pub(crate) enum Choice {
     Replicas,
     /// The backends of a route.
     Backends,
+    /// Replies that others' equal reads get, and perhaps servers that have the same keys.
+    Sharing,
 }
 
 impl Listener {

@@ -1095,11 +1095,13 @@ impl Engine {
             let tree = Tree::new(route, &leaf);
             let mut known = tree.backends().iter().filter_map(|&it| backends.get(it));
             let has_replicas = known.clone().any(|backend| backend.config.has_copies());
+            let shares_reads = known.clone().any(|backend| backend.config.coalesces());
             let databases = known.by_ref().map(|backend| backend.config.databases).min();
             Destination {
                 backend: tree.home(),
                 misses: false,
                 has_replicas,
+                shares_reads,
                 choice: Choice::Backends,
                 copies_across: false,
                 databases: databases.unwrap_or(1),

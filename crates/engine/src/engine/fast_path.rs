@@ -6,6 +6,8 @@
 //!
 //! The same is here for a reply to a part of a split request, to where it waits for the others.
 
+use std::marker::PhantomData;
+
 use cashew_metrics::PoolCounter;
 use cashew_protocol::memcached::{self, Answer, Expect, Tag, binary, retagged_header};
 use cashew_protocol::redis::{self, Access, Policy};
@@ -17,12 +19,13 @@ use crate::base::command_stats::{CommandStats, Counting};
 use crate::base::id::{ClientId, ConnId, LaneId, RequestId};
 use crate::base::prefixes::PrefixNumber;
 use crate::downstream::client::{Client, Selected, State};
-use crate::downstream::listener::{Choice, Listener};
+use crate::downstream::listener::{Choice, Destination, Listener};
 use crate::engine::Engine;
 use crate::memcached::{Asked, END, Part};
 use crate::request::{Request, Role};
 use crate::topology::route_tree::{Operation, Way};
 use crate::upstream::bulk::Mark;
+use crate::upstream::equal_reads::Sharing;
 use crate::upstream::health::{Reading, Servers};
 use crate::upstream::lane::{Link, Scanner};
 use crate::upstream::replica_reads::{ReadingClient, WriteMark};
@@ -80,6 +83,19 @@ trait Reader {
     /// There is `ms`, which not all servers know.
     const STORES_META: bool = false;
 
+    /// Equal reads may share a reply: see [`crate::upstream::equal_reads`]. Where not, none of what that takes is
+    /// compiled in.
+    const SHARES: bool = false;
+
+    /// What a request is to those.
+    fn sharing(plain: &Plain<'_>) -> Sharing {
+        match plain.access {
+            Access::Read => Sharing::Yes,
+            Access::Walk => Sharing::No,
+            Access::Write | Access::None => Sharing::Ends,
+        }
+    }
+
     const FORM: ReplyForm;
 
     /// What a request counts as, where that is of interest.
@@ -119,6 +135,15 @@ impl<const RESP3: bool, const GUARDED: bool, const CHOOSES: bool, const ROUTED: 
     fn reply(_: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
         // An error is none: it is counted, and the request may have to be sent again.
         resp::plain_reply_of::<RESP3>(buf)
+    }
+
+    fn sharing(plain: &Plain<'_>) -> Sharing {
+        let is_repeatable = plain.called.is_some_and(|called| called.is_repeatable);
+        match plain.access {
+            Access::Read if is_repeatable => Sharing::Yes,
+            Access::Read | Access::Walk => Sharing::No,
+            Access::Write | Access::None => Sharing::Ends,
+        }
     }
 
     const FORM: ReplyForm = ReplyForm::Resp;
@@ -220,6 +245,51 @@ impl<const CHOOSES: bool, const ROUTED: bool> Reader for Binary<CHOOSES, ROUTED>
     }
 }
 
+/// The same where equal reads share replies.
+struct Sharer<R>(PhantomData<R>);
+
+impl<R: Reader> Reader for Sharer<R> {
+    const TAGS: bool = R::TAGS;
+    const TAGS_HEADERS: bool = R::TAGS_HEADERS;
+    const CHOOSES: bool = R::CHOOSES;
+    const ROUTED: bool = R::ROUTED;
+    const JOINS: bool = R::JOINS;
+    const COPIES: bool = R::COPIES;
+    const STORES_META: bool = R::STORES_META;
+    const SHARES: bool = true;
+    const FORM: ReplyForm = R::FORM;
+
+    #[inline(always)]
+    fn request<'b>(buf: &'b [u8], policy: &Policy) -> Option<Plain<'b>> {
+        R::request(buf, policy)
+    }
+
+    #[inline(always)]
+    fn is_for(request: &Request, reply: &[u8]) -> bool {
+        R::is_for(request, reply)
+    }
+
+    #[inline(always)]
+    fn reply(expect: Expect, buf: &[u8]) -> Option<(&[u8], &[u8])> {
+        R::reply(expect, buf)
+    }
+
+    #[inline(always)]
+    fn sharing(plain: &Plain<'_>) -> Sharing {
+        R::sharing(plain)
+    }
+
+    #[inline(always)]
+    fn class(plain: &Plain<'_>) -> CommandClass {
+        R::class(plain)
+    }
+
+    #[inline(always)]
+    fn asked(request: &[u8]) -> Option<Asked> {
+        R::asked(request)
+    }
+}
+
 #[inline(always)]
 fn access(retrieves: bool) -> Access {
     if retrieves { Access::Read } else { Access::Write }
@@ -286,6 +356,7 @@ impl Engine {
                         self.fast_requests_with::<Redis<true, true, true, false>>(index, buf)
                     }
                     (_, Choice::Backends) => self.fast_requests_routed(index, buf),
+                    (_, Choice::Sharing) => self.fast_requests_sharing(index, buf),
                 }
             }
             WireProtocol::Text => {
@@ -303,12 +374,14 @@ impl Engine {
                         self.fast_requests_with::<Text<false, true, false>>(index, buf)
                     }
                     (_, Choice::Backends) => self.fast_requests_routed(index, buf),
+                    (_, Choice::Sharing) => self.fast_requests_sharing(index, buf),
                 }
             }
             WireProtocol::Binary => match listener.destination.choice {
                 Choice::None => self.fast_requests_with::<Binary<false, false>>(index, buf),
                 Choice::Replicas => self.fast_requests_with::<Binary<true, false>>(index, buf),
                 Choice::Backends => self.fast_requests_routed(index, buf),
+                Choice::Sharing => self.fast_requests_sharing(index, buf),
             },
         }
     }
@@ -316,7 +389,10 @@ impl Engine {
     #[inline(never)]
     fn fast_requests_routed<'b>(&mut self, index: ClientId, buf: &'b [u8]) -> &'b [u8] {
         let client = &self.clients[index];
-        let has_replicas = self.destination_of(index).has_replicas;
+        let Destination { has_replicas, shares_reads, .. } = *self.destination_of(index);
+        if shares_reads {
+            return self.fast_requests_sharing(index, buf);
+        }
         match (client.session.wire_protocol, has_replicas) {
             (WireProtocol::Resp2 | WireProtocol::Resp3, false) => {
                 self.fast_requests_with::<Redis<true, true, false, true>>(index, buf)
@@ -330,6 +406,40 @@ impl Engine {
             (WireProtocol::Text, true) => {
                 self.fast_requests_with::<Text<false, true, true>>(index, buf)
             }
+            (WireProtocol::Binary, false) => {
+                self.fast_requests_with::<Binary<false, true>>(index, buf)
+            }
+            (WireProtocol::Binary, true) => {
+                self.fast_requests_with::<Binary<true, true>>(index, buf)
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn fast_requests_sharing<'b>(&mut self, index: ClientId, buf: &'b [u8]) -> &'b [u8] {
+        let client = &self.clients[index];
+        let Destination { has_replicas, misses, ref route, .. } = *self.destination_of(index);
+        let has_metagets = !misses && route.is_none();
+        match (client.session.wire_protocol, has_replicas) {
+            (WireProtocol::Resp2 | WireProtocol::Resp3, false) => {
+                self.fast_requests_with::<Sharer<Redis<true, true, false, true>>>(index, buf)
+            }
+            (WireProtocol::Resp2 | WireProtocol::Resp3, true) => {
+                self.fast_requests_with::<Sharer<Redis<true, true, true, true>>>(index, buf)
+            }
+            (WireProtocol::Text, false) if has_metagets => {
+                self.fast_requests_with::<Sharer<Text<true, false, true>>>(index, buf)
+            }
+            (WireProtocol::Text, true) if has_metagets => {
+                self.fast_requests_with::<Sharer<Text<true, true, true>>>(index, buf)
+            }
+            (WireProtocol::Text, false) => {
+                self.fast_requests_with::<Sharer<Text<false, false, true>>>(index, buf)
+            }
+            (WireProtocol::Text, true) => {
+                self.fast_requests_with::<Sharer<Text<false, true, true>>>(index, buf)
+            }
+            // A reply names what its own request does.
             (WireProtocol::Binary, false) => {
                 self.fast_requests_with::<Binary<false, true>>(index, buf)
             }
@@ -487,19 +597,30 @@ impl Engine {
                 count::<R>(stats, listener, request, class, plain.bytes.len(), plain.key);
             }
             let (requests, bufs) = (&mut self.requests, &mut self.bufs);
+            let shares = R::SHARES && backend.shares_reads;
+            let shared = (if shares { R::sharing(&plain) } else { Sharing::No }, mark, plain.bytes);
+            let mut get = None;
             // Of those that retrieve, all but `get` have to do with uniques.
-            if R::JOINS && plain.expect == Expect::Values && !plain.cas_tags {
+            if shares && lane.follow(request, shared, index, requests) {
+                self.metrics.add_pool(backend.metrics, PoolCounter::ReadsCoalesced, 1);
+            } else if R::JOINS && plain.expect == Expect::Values && !plain.cas_tags {
                 let word = &plain.bytes[b"get".len()..plain.bytes.len() - b"\r\n".len()];
-                lane.append_get(request, word, index, requests, bufs);
+                let stage = lane.append_get(request, word, index, requests, bufs);
+                if R::SHARES {
+                    get = Some(stage);
+                }
             } else if R::JOINS {
                 lane.append_beside_gets(request, plain.bytes, index, requests, bufs);
             } else {
                 if R::CHOOSES && R::STORES_META {
                     // Since before a reload.
-                    lane.close_gets(bufs);
+                    lane.write_gets(bufs);
                 }
                 lane.link(request, plain.bytes.len() as u64, requests);
                 lane.output.push(plain.bytes, bufs);
+            }
+            if shares && !self.requests[request].follows {
+                lane.note_unsent(request, shared, index, get);
             }
             lane.mark(&mut self.dirty_lanes);
             lane.arm(lane_index, expiry, &mut self.timers);
@@ -523,6 +644,9 @@ impl Engine {
     #[inline]
     pub(crate) fn fast_replies<'b>(&mut self, index: LaneId, buf: &'b [u8]) -> &'b [u8] {
         let lane = &self.lanes[index];
+        if lane.followers > 0 {
+            return self.fast_replies_shared(index, buf);
+        }
         let looks_closer = self.backends[lane.backend].looks_closer;
         match &lane.scanner {
             Scanner::Redis(scanner) => match (scanner.is_resp3(), looks_closer) {
@@ -541,6 +665,23 @@ impl Engine {
             },
             Scanner::Memcached(_) => self.fast_replies_with::<Text<true, false, false>>(index, buf),
             Scanner::Binary(_) => self.fast_replies_with::<Binary<false, false>>(index, buf),
+        }
+    }
+
+    /// The same where requests share replies.
+    #[inline(never)]
+    fn fast_replies_shared<'b>(&mut self, index: LaneId, buf: &'b [u8]) -> &'b [u8] {
+        match &self.lanes[index].scanner {
+            Scanner::Redis(scanner) if scanner.is_resp3() => {
+                self.fast_replies_with::<Sharer<Redis<true, false, true, false>>>(index, buf)
+            }
+            Scanner::Redis(_) => {
+                self.fast_replies_with::<Sharer<Redis<false, false, true, false>>>(index, buf)
+            }
+            Scanner::Memcached(_) => {
+                self.fast_replies_with::<Sharer<Text<true, false, false>>>(index, buf)
+            }
+            Scanner::Binary(_) => buf,
         }
     }
 
@@ -605,11 +746,20 @@ impl Engine {
             if client.output.len() + client.held + len > listener.limits.client_output_max {
                 break;
             }
-            buf = rest;
             left -= 1;
             request.in_lane = false;
             request.done = true;
-            lane.pop_head(request.next_in_lane, request.wire_len);
+            let (next, mut wire_len) = (request.next_in_lane, request.wire_len);
+            let mut is_shared = false;
+            if R::SHARES && lane.hand_on(head, next, &mut self.requests) {
+                (is_shared, wire_len) = (true, 0);
+                // Its server was not asked for it.
+                lane.recorded += 1;
+            } else {
+                buf = rest;
+            }
+            let request = &mut self.requests[head];
+            lane.pop_head(next, wire_len);
             let mut ended = |id, started, reply: &[u8], len: u64| {
                 let latency = self.now.micros_since(started);
                 let stats = &mut self.command_stats;
@@ -629,7 +779,7 @@ impl Engine {
                 }
                 _ => (None, reply),
             };
-            if is_coalesced {
+            if is_coalesced && !is_shared {
                 lane.coalesced.pop_key(request, &mut self.bufs);
             }
             if !is_next {

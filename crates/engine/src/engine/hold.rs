@@ -283,7 +283,7 @@ impl Engine {
         }
         let text = lane.output.to_vec();
         let mut requests = Vec::with_capacity(lane.unsent as usize);
-        let (mut at, mut start) = (lane.first_unsent, 0);
+        let (mut at, mut start, mut before) = (lane.first_unsent, 0, 0);
         while at != RequestId::NONE {
             let request = &self.requests[at];
             if request.expect.is_coalesced() {
@@ -293,18 +293,24 @@ impl Engine {
                 }
                 return Vec::new();
             }
+            if request.follows {
+                requests.push((at, self.bufs.copy_of(&text[before..start])));
+                at = request.next_in_lane;
+                continue;
+            }
             let end = start + request.wire_len as usize;
             requests.push((at, self.bufs.copy_of(&text[start..end])));
-            (at, start) = (request.next_in_lane, end);
+            (at, before, start) = (request.next_in_lane, start, end);
         }
         let lane = &mut self.lanes[index];
         lane.users = None;
         lane.output.clear(&mut self.bufs);
         (lane.head, lane.tail, lane.first_unsent) =
             (RequestId::NONE, RequestId::NONE, RequestId::NONE);
-        lane.unsent = 0;
+        (lane.unsent, lane.followers) = (0, 0);
         for &(request, _) in &requests {
             let slot = &mut self.requests[request];
+            slot.follows = false;
             (slot.in_lane, slot.next_in_lane) = (false, RequestId::NONE);
         }
         self.publish_queues(index);

@@ -236,18 +236,23 @@ impl Engine {
         let unkept = lane.in_flight_size - lane.sent.len();
         let place = (lane.backend, lane.server);
         let (mut at, mut start, mut ordinal) = (lane.head, 0, lane.answered);
-        let mut skipped = 0;
+        let (mut skipped, mut shared) = (0, (0, 0));
+        let (mut joined, mut is_coalesced) = (Vec::new(), false);
         for _ in 0..(lane.in_flight as usize).min(FAILED_MAX) {
             let lane = &self.lanes[index];
             ordinal += 1;
             let request = &self.requests[at];
-            let (wire_len, next) = (request.wire_len, request.next_in_lane);
+            let next = request.next_in_lane;
+            if !request.follows {
+                shared = (start, request.wire_len);
+                is_coalesced = request.expect.is_coalesced();
+            }
+            let (place_of_text, wire_len) = shared;
             let sent = lane.batches.iter().find(|batch| batch.end >= ordinal).map(|batch| batch.at);
             let is_own = matches!(request.role, Role::Probe { .. } | Role::Own(_));
             let age_us = self.now.micros_since(request.started);
-            let is_coalesced = request.expect.is_coalesced();
-            let mut joined = Vec::new();
-            if is_coalesced {
+            if is_coalesced && !request.follows {
+                joined.clear();
                 lane.coalesced.write_get(request, &mut skipped, &mut joined);
             }
             if !is_own && self.observer.is_suspect(age_us, slow_after_us) {
@@ -255,7 +260,7 @@ impl Engine {
                 text.clear();
                 if is_coalesced {
                     text.extend_from_slice(&joined);
-                } else if let Some(start) = u64::checked_sub(start, unkept) {
+                } else if let Some(start) = u64::checked_sub(place_of_text, unkept) {
                     let len = wire_len.min(TEXT_MAX as u64) as usize;
                     lane.sent.copy_range(start as usize, len, &mut text);
                 }
@@ -264,7 +269,8 @@ impl Engine {
                 self.sight(&subject, &text, (false, failure.text()));
                 self.observer.scratch.text = text;
             }
-            (at, start) = (next, start + wire_len);
+            start += if self.requests[at].follows { 0 } else { wire_len };
+            at = next;
         }
     }
 

@@ -99,6 +99,8 @@ struct Stage {
     /// The requests of its first and its last key.
     first: RequestId,
     last: RequestId,
+    /// The last one of those that share the reply of `last`.
+    last_sharing: RequestId,
     /// The bytes behind it. From a pool.
     rest: Vec<u8>,
     /// Whose they are.
@@ -143,6 +145,37 @@ impl Stages {
 }
 
 impl Coalesced {
+    /// Whether a client has nothing behind the keys of that stage, if there is one, or else nothing in any.
+    pub(crate) fn may_join(&self, client: ClientId, stage: Option<usize>) -> bool {
+        match (self.stages.of(mark_of(client)), stage) {
+            (None, _) => true,
+            (Some(_), None) => false,
+            (Some((at, is_behind)), Some(stage)) => at + usize::from(is_behind) <= stage,
+        }
+    }
+
+    /// A client shares what stands in that stage.
+    pub(crate) fn note_joined(&mut self, client: ClientId, stage: usize) {
+        let mark = mark_of(client);
+        self.stages.clients |= mark;
+        self.stages.list[stage].request_ctx |= mark;
+    }
+
+    /// Behind `before`, which is not written, comes what shares its reply.
+    pub(crate) fn lengthen_group(&mut self, before: RequestId, request: RequestId) {
+        let Stages { list, count, before: in_front, .. } = &mut self.stages;
+        for stage in &mut list[..*count] {
+            for end in [&mut stage.last_sharing, &mut stage.end] {
+                if *end == before {
+                    *end = request;
+                }
+            }
+        }
+        if *in_front == before {
+            *in_front = request;
+        }
+    }
+
     /// Bytes that wait outside of the lane's output.
     #[inline(always)]
     pub(crate) fn waiting(&self) -> usize {
@@ -229,7 +262,7 @@ fn word_len(request: &Request) -> usize {
 
 impl Lane {
     /// Puts a `get` of one key, whose `word` has the space in front of it, into the first get that
-    /// waits and may have it.
+    /// waits and may have it. Returns the stage.
     #[inline(always)]
     pub(crate) fn append_get(
         &mut self,
@@ -238,7 +271,7 @@ impl Lane {
         client: ClientId,
         requests: &mut Requests,
         bufs: &mut BufPool,
-    ) {
+    ) -> usize {
         let wire_len = (FRAME_LEN + word.len()) as u64;
         let mark = mark_of(client);
         let stages = &mut self.coalesced.stages;
@@ -263,6 +296,7 @@ impl Lane {
             stage.line.extend_from_slice(word);
             stage.first = request;
             stage.last = request;
+            stage.last_sharing = request;
             stage.end = request;
             stages.count += 1;
             stages.len += VERB.len() + word.len();
@@ -270,19 +304,21 @@ impl Lane {
                 (stages.first, stages.before) = (request, before);
             }
             self.append(request, wire_len, requests);
-            return;
+            return at;
         }
         stage.line.extend_from_slice(word);
         stages.len += word.len();
         let last = std::mem::replace(&mut stage.last, request);
-        if stage.end == last {
+        let before = std::mem::replace(&mut stage.last_sharing, request);
+        if stage.end == before {
             stage.end = request;
         }
         requests[last].expect = Expect::Coalesced;
         requests[last].wire_len -= FRAME_LEN as u64;
         requests[request].expect = Expect::CoalescedLast;
-        self.insert_behind(last, request, wire_len, requests);
+        self.insert_behind(before, request, wire_len, requests);
         self.uncounted_size -= FRAME_LEN as u64;
+        at
     }
 
     /// Puts `bytes`, which are no `get` of one key, in front of the gets that wait, or behind the
@@ -356,23 +392,27 @@ impl Lane {
     }
 
     /// Has the request with this key, of those in the get that is being answered, be the head: it is
-    /// answered before others. Returns whether there is one. In a reply that keeps the order of the
-    /// keys each is looked at once.
+    /// answered before others, and those with it that share its reply. Returns whether there is one. In a
+    /// reply that keeps the order of the keys each is looked at once.
     fn bring_forward(&mut self, key: &[u8], requests: &mut Requests) -> bool {
         let Coalesced { answered, passed, last_passed, .. } = self.coalesced;
-        let first = (self.head, RequestId::NONE, answered);
+        let first = Joined { at: self.head, before: RequestId::NONE, start: answered };
         let found = if last_passed == RequestId::NONE {
             self.find_coalesced(key, first, requests)
         } else {
             let behind = match requests[last_passed].expect {
-                Expect::Coalesced => requests[last_passed].next_in_lane,
+                Expect::Coalesced => {
+                    let end = self.end_of_group(last_passed, requests);
+                    requests[end].next_in_lane
+                }
                 _ => RequestId::NONE,
             };
-            self.find_coalesced(key, (behind, last_passed, answered + passed), requests)
+            let behind = Joined { at: behind, before: last_passed, start: answered + passed };
+            self.find_coalesced(key, behind, requests)
                 .or_else(|| self.find_coalesced(key, first, requests))
         };
-        let Some((request, before, start)) =
-            found.filter(|&(_, before, _)| before != RequestId::NONE)
+        let Some(Joined { at: request, before, start }) =
+            found.filter(|found| found.before != RequestId::NONE)
         else {
             return false;
         };
@@ -390,43 +430,50 @@ impl Lane {
             requests[before].wire_len += FRAME_LEN as u64;
         }
         coalesced.keys[answered..start + len].rotate_right(len);
-        requests[before].next_in_lane = requests[request].next_in_lane;
-        if self.tail == request {
-            self.tail = before;
+        let (end_before, end) =
+            (self.end_of_group(before, requests), self.end_of_group(request, requests));
+        requests[end_before].next_in_lane = requests[end].next_in_lane;
+        if self.tail == end {
+            self.tail = end_before;
         }
-        if coalesced.stages.before == request {
-            coalesced.stages.before = before;
+        if self.coalesced.stages.before == end {
+            self.coalesced.stages.before = end_before;
         }
-        requests[request].next_in_lane = std::mem::replace(&mut self.head, request);
+        requests[end].next_in_lane = std::mem::replace(&mut self.head, request);
         true
     }
 
-    /// The first request with this key from `at` on, `before` being in front of it, whose key is at
-    /// `start`: with where it stands in the same way.
-    fn find_coalesced(
-        &self,
-        key: &[u8],
-        (mut at, mut before, mut start): (RequestId, RequestId, usize),
-        requests: &Requests,
-    ) -> Option<(RequestId, RequestId, usize)> {
+    /// The first request with this key from `from` on.
+    fn find_coalesced(&self, key: &[u8], from: Joined, requests: &Requests) -> Option<Joined> {
+        let Joined { mut at, mut before, mut start } = from;
         // Of what is not wholly written the server cannot know.
         while at != RequestId::NONE && at != self.first_unsent {
             let request = &requests[at];
             let end = start + word_len(request);
             if &self.coalesced.keys[start + 1..end] == key {
-                return Some((at, before, start));
+                return Some(Joined { at, before, start });
             }
             if request.expect != Expect::Coalesced {
                 return None;
             }
-            (before, at, start) = (at, request.next_in_lane, end);
+            let next = requests[self.end_of_group(at, requests)].next_in_lane;
+            (before, at, start) = (at, next, end);
         }
         None
     }
 
-    /// Puts what waits into the output: from here on the gets take no more keys.
+    /// Puts what waits into the output: from here on the gets take no more keys, and nothing shares what is there.
     #[inline(always)]
     pub(crate) fn close_gets(&mut self, bufs: &mut BufPool) {
+        if let Some(equal) = &mut self.equal_reads {
+            equal.forget();
+        }
+        self.write_gets(bufs);
+    }
+
+    /// Puts what waits into the output.
+    #[inline(always)]
+    pub(crate) fn write_gets(&mut self, bufs: &mut BufPool) {
         if self.coalesced.stages.count > 0 {
             self.write_stages(bufs);
         }
@@ -450,6 +497,16 @@ impl Lane {
             }
         }
     }
+}
+
+/// One of those in a get of several keys.
+#[derive(Clone, Copy)]
+struct Joined {
+    at: RequestId,
+    /// The one in front of it, without those that share its reply.
+    before: RequestId,
+    /// Where its key is.
+    start: usize,
 }
 
 /// What a line of a reply means for the request whose turn it is.
@@ -569,10 +626,9 @@ impl Engine {
             match self.meaning(index, line) {
                 Meaning::Value => {
                     let lane = &mut self.lanes[index];
-                    let request = lane.head;
                     lane.coalesced.is_in_block = true;
                     let Scan::Partial = lane.scanner.scan(Expect::Coalesced, line) else { break };
-                    self.deliver_part(request, line);
+                    self.deliver_part_to_all(index, line);
                     return rest;
                 }
                 Meaning::Other => {
@@ -623,18 +679,18 @@ impl Engine {
 
     fn block_received<'b>(&mut self, index: LaneId, bytes: &'b [u8]) -> &'b [u8] {
         let lane = &mut self.lanes[index];
-        let request = lane.head;
         match lane.scanner.scan(Expect::Coalesced, bytes) {
             Scan::Complete(len) => {
                 lane.coalesced.is_in_block = false;
-                self.deliver_part(request, &bytes[..len]);
-                if self.requests[request].expect == Expect::Coalesced {
+                self.deliver_part_to_all(index, &bytes[..len]);
+                let head = self.lanes[index].head;
+                if head != RequestId::NONE && self.requests[head].expect == Expect::Coalesced {
                     self.part_answered(index, END);
                 }
                 &bytes[len..]
             }
             Scan::Partial => {
-                self.deliver_part(request, bytes);
+                self.deliver_part_to_all(index, bytes);
                 &[]
             }
             Scan::Invalid => {
@@ -644,13 +700,21 @@ impl Engine {
         }
     }
 
-    /// The head of the lane's queue, which is joined, is answered: `last` is the end of its reply.
+    /// The head of the lane's queue, which is joined, is answered, and with it those that share its reply: `last`
+    /// is the end of that.
     fn part_answered(&mut self, index: LaneId, last: &[u8]) {
-        self.observe_head(index, last);
-        let lane = &mut self.lanes[index];
-        let request = lane.head;
-        lane.coalesced.pop_key(&self.requests[request], &mut self.bufs);
-        self.pop_answered(index);
-        self.deliver(request, last);
+        loop {
+            self.observe_head(index, last);
+            let request = self.lanes[index].head;
+            if !self.is_shared_by_next(index) {
+                let lane = &mut self.lanes[index];
+                lane.coalesced.pop_key(&self.requests[request], &mut self.bufs);
+            }
+            self.pop_answered(index);
+            self.deliver(request, last);
+            if !std::mem::take(&mut self.lanes[index].replays) {
+                return;
+            }
+        }
     }
 }

@@ -45,6 +45,9 @@ pub(crate) struct Request {
     pub(crate) is_noted: bool,
     /// Uniques of its server come in the reply in text and get a tag.
     pub(crate) is_tagged: bool,
+    /// It stands in its lane right behind an equal read, has no bytes there, and gets the same reply: see
+    /// [`crate::upstream::equal_reads`].
+    pub(crate) follows: bool,
     /// A node of a cluster has sent it elsewhere, and it stands in a queue of [`crate::redis::sent_on`].
     pub(crate) is_sent_on: bool,
     /// How often it may still go to another server that has the same keys while it is not sent: it is
@@ -388,6 +391,7 @@ impl Request {
             silent: false,
             is_noted: false,
             is_tagged: false,
+            follows: false,
             is_sent_on: false,
             moves_left: 0,
             is_retried: false,
@@ -433,6 +437,7 @@ impl Request {
         self.silent = false;
         self.is_noted = false;
         self.is_tagged = false;
+        self.follows = false;
         self.moves_left = 0;
         self.is_retried = false;
         self.hops = 0;

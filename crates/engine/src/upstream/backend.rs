@@ -50,6 +50,8 @@ pub(crate) struct Backend {
     pub(crate) keeps_sent: bool,
     /// Reads that take long are sent to another server, too.
     pub(crate) hedging: Option<Hedging>,
+    /// Equal reads that wait to be written share a reply: see [`crate::upstream::equal_reads`].
+    pub(crate) shares_reads: bool,
     /// Reads whose server fails are sent again.
     pub(crate) retries: Option<RetryBudget>,
     /// What servers answer is looked at: how soon they do, or how often.
@@ -120,6 +122,7 @@ impl Backend {
             repeats_refused: false,
             keeps_sent: false,
             hedging: None,
+            shares_reads: false,
             retries: None,
             watches_answers: false,
             looks_closer: false,
@@ -176,6 +179,7 @@ impl Backend {
         self.repeats_refused = self.protocol == Protocol::Redis && may_send_again;
         let hedge = self.config.hedge.filter(|_| self.config.has_copies());
         self.hedging = hedge.map(|hedge| Hedging::change(self.hedging.take(), &hedge));
+        self.shares_reads = self.config.coalesces();
         self.retries = self.config.retry_reads.then(|| self.retries.take().unwrap_or_default());
         self.keeps_sent = self.repeats_refused || self.hedging.is_some() || self.retries.is_some();
         self.looks_closer = self.repeats_refused || self.replica_rules.has_replicas;

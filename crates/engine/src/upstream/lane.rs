@@ -17,6 +17,7 @@ use crate::base::timers::{Timer, Timers};
 use crate::memcached::Coalesced;
 use crate::request::slab::Requests;
 use crate::request::{Asked, Request};
+use crate::upstream::equal_reads::EqualReads;
 use crate::upstream::low_water::LowWater;
 use crate::upstream::redirect::{RefusedPart, Users};
 use crate::upstream::refused::Refused;
@@ -106,6 +107,12 @@ pub(crate) struct Lane {
     pub(crate) tagger: Option<Box<Tagger>>,
     /// Its gets of several keys: see [`Coalesced`].
     pub(crate) coalesced: Coalesced,
+    /// How many of its requests share the reply of another one.
+    pub(crate) followers: u32,
+    /// What has been answered last shares its reply with the head.
+    pub(crate) replays: bool,
+    /// Which reads wait to be written that others may share, once there were any.
+    pub(crate) equal_reads: Option<Box<EqualReads>>,
     /// Requests and their bytes that are not in the statistics yet.
     pub(crate) uncounted: u32,
     pub(crate) uncounted_size: u64,
@@ -351,6 +358,9 @@ impl Lane {
             scanner: Scanner::new(wire_protocol),
             tagger: None,
             coalesced: Coalesced::default(),
+            followers: 0,
+            replays: false,
+            equal_reads: None,
             uncounted: 0,
             uncounted_size: 0,
             is_unpublished: false,

@@ -166,7 +166,7 @@ impl Engine {
             lane.kept.push_buf(std::mem::take(buffer), &mut self.bufs);
             return true;
         }
-        if lane.in_flight == 0 || !self.requests[lane.head].streaming {
+        if lane.in_flight == 0 || !self.requests[lane.head].streaming || lane.followers > 0 {
             return false;
         }
         let request = lane.head;
@@ -255,34 +255,14 @@ impl Engine {
                 break;
             }
             match scan {
-                Scan::Complete(len) if self.keeps_refused(index, &bytes[..len]) => {
-                    bytes = &bytes[len..];
+                Scan::Complete(_) if is_half_sent && self.is_shared_by_next(index) => {
+                    self.misfit_of_head(index, bytes);
+                    break;
                 }
                 Scan::Complete(len) => {
-                    match self.requests[request].role {
-                        Role::Flow { .. } if self.blocked_at(index).is_some() => {
-                            if let Some(batch) = self.lanes[index].batches.front_mut() {
-                                // What a client waited for is not the time that its server took.
-                                batch.at = self.now;
-                            }
-                        }
-                        // What no client asked for is in no statistics.
-                        Role::Probe { .. } => self.lanes[index].recorded += 1,
-                        _ => {}
-                    }
-                    self.observe_head(index, &bytes[..len]);
-                    if is_half_sent {
-                        self.leave_remnant(index);
-                    } else {
-                        self.pop_answered(index);
-                    }
-                    if self.requests[request].cache_mark.is_some() {
-                        self.settle_cache_mark(index, request, &bytes[..len]);
-                    }
-                    let tag = self.tag_of_reply(index, request);
-                    match tag.is_some() {
-                        true => self.deliver_tagged(index, request, tag, (&bytes[..len], true)),
-                        false => self.deliver(request, &bytes[..len]),
+                    self.end_reply(index, &bytes[..len], is_half_sent);
+                    while std::mem::take(&mut self.lanes[index].replays) {
+                        self.end_reply(index, &bytes[..len], false);
                     }
                     bytes = &bytes[len..];
                 }
@@ -290,7 +270,7 @@ impl Engine {
                     let tag = self.tag_of_reply(index, request);
                     match tag.is_some() {
                         true => self.deliver_tagged(index, request, tag, (bytes, false)),
-                        false => self.deliver_part(request, bytes),
+                        false => self.deliver_part_to_all(index, bytes),
                     }
                     break;
                 }
@@ -314,6 +294,63 @@ impl Engine {
             self.balance(index);
         }
         self.publish_lane_queues(index);
+    }
+
+    /// A whole reply to the lane's head, of which `end` are the last bytes. `is_half_sent` says that not all of the
+    /// request is written.
+    #[inline]
+    fn end_reply(&mut self, index: LaneId, end: &[u8], is_half_sent: bool) {
+        if self.keeps_refused(index, end) {
+            return;
+        }
+        let request = self.lanes[index].head;
+        match self.requests[request].role {
+            Role::Flow { .. } if self.blocked_at(index).is_some() => {
+                if let Some(batch) = self.lanes[index].batches.front_mut() {
+                    // What a client waited for is not the time that its server took.
+                    batch.at = self.now;
+                }
+            }
+            // What no client asked for is in no statistics.
+            Role::Probe { .. } => self.lanes[index].recorded += 1,
+            _ => {}
+        }
+        self.observe_head(index, end);
+        if is_half_sent {
+            self.leave_remnant(index);
+        } else {
+            self.pop_answered(index);
+        }
+        if self.requests[request].cache_mark.is_some() {
+            self.settle_cache_mark(index, request, end);
+        }
+        let tag = self.tag_of_reply(index, request);
+        match tag.is_some() {
+            true => self.deliver_tagged(index, request, tag, (end, true)),
+            false => self.deliver(request, end),
+        }
+    }
+
+    /// Whether the head of a lane is not the only one that gets its reply.
+    pub(crate) fn is_shared_by_next(&self, index: LaneId) -> bool {
+        let lane = self.lane(index);
+        let next = self.requests[lane.head].next_in_lane;
+        lane.followers > 0 && next != RequestId::NONE && self.requests[next].follows
+    }
+
+    /// Bytes of a reply that goes on, for the lane's head and for those that share it.
+    pub(crate) fn deliver_part_to_all(&mut self, index: LaneId, bytes: &[u8]) {
+        let mut at = self.lane(index).head;
+        let mut is_shared = self.lane(index).followers > 0;
+        loop {
+            let next = self.requests[at].next_in_lane;
+            is_shared = is_shared && next != RequestId::NONE && self.requests[next].follows;
+            self.deliver_part(at, bytes);
+            if !is_shared {
+                return;
+            }
+            at = next;
+        }
     }
 
     /// Whether a reply can be what is due to its request, by its start: to a fragment, or to what is
@@ -406,9 +443,14 @@ impl Engine {
     #[inline]
     pub(crate) fn pop_answered(&mut self, index: LaneId) {
         let lane = &mut self.lanes[index];
-        let request = &mut self.requests[lane.head];
+        let head = lane.head;
+        let request = &mut self.requests[head];
         request.in_lane = false;
-        lane.pop_head(request.next_in_lane, request.wire_len);
+        let (next, wire_len) = (request.next_in_lane, request.wire_len);
+        lane.replays = lane.hand_on(head, next, &mut self.requests);
+        // Its server was not asked for it.
+        lane.recorded += u64::from(lane.replays);
+        lane.pop_head(next, if lane.replays { 0 } else { wire_len });
         self.end_batch(index);
     }
 
@@ -664,6 +706,10 @@ impl Engine {
         let from = lane.hedged.max(lane.answered);
         let to = due.map_or(from, |batch| batch.end);
         lane.hedged = lane.hedged.max(to);
+        if lane.followers > 0 {
+            // From before a reload.
+            return;
+        }
         // What takes so long, and may take for ever, counts before it has come.
         let server = &mut backend.servers[lane.server];
         server.latency.is_overdue(2 * after_us);

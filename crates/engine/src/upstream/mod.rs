@@ -5,6 +5,7 @@ pub(crate) mod backend;
 pub(crate) mod bulk;
 pub(crate) mod connect_attempts;
 pub(crate) mod detach_large;
+pub(crate) mod equal_reads;
 pub(crate) mod exclusive;
 pub(crate) mod greeting;
 pub(crate) mod handshake;

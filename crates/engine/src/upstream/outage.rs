@@ -16,6 +16,7 @@ use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{ClientId, LaneId, RequestId};
 use crate::base::time::Time;
 use crate::engine::{Closed, Engine};
+use crate::request::slab::Requests;
 use crate::request::{Own, Request, Role};
 use crate::upstream::bulk::BULK_SIZE;
 use crate::upstream::health::{Reading, Servers};
@@ -478,9 +479,13 @@ impl Engine {
         let lane = &mut self.lanes[index];
         let mut at = lane.head;
         let mut goes_on = false;
-        while at != end || (goes_on && end != RequestId::NONE) {
+        let follows =
+            |requests: &Requests, end: RequestId| end != RequestId::NONE && requests[end].follows;
+        while at != end || (goes_on && end != RequestId::NONE) || follows(&self.requests, end) {
             let request = &self.requests[at];
-            goes_on = request.expect == Expect::Coalesced;
+            if !request.follows {
+                goes_on = request.expect == Expect::Coalesced;
+            }
             if at == end {
                 lane.output.advance(request.wire_len, &mut self.bufs);
                 lane.unsent -= 1;
@@ -492,9 +497,12 @@ impl Engine {
         end
     }
 
-    /// A request is about to leave the lane without its reply.
+    /// A request is about to leave the lane without its reply: if it shared another one's, nothing of it stays.
     pub(crate) fn forget_key(&mut self, index: LaneId, request: RequestId) {
-        if self.requests[request].expect.is_coalesced() && !self.requests[request].is_remnant() {
+        let slot = &mut self.requests[request];
+        if std::mem::take(&mut slot.follows) {
+            self.lanes[index].followers -= 1;
+        } else if slot.expect.is_coalesced() && !slot.is_remnant() {
             let lane = &mut self.lanes[index];
             lane.coalesced.pop_key(&self.requests[request], &mut self.bufs);
         }
@@ -554,11 +562,15 @@ impl Engine {
         let lane = &mut self.lanes[index];
         assert!(lane.in_flight == 0 && lane.partial == 0 && lane.head == lane.first_unsent);
         let mut text = self.bufs.take_for(size);
+        lane.close_gets(&mut self.bufs);
         lane.users = None;
         lane.output.copy_front(size, &mut text);
-        lane.output.advance(wire_len, &mut self.bufs);
+        let next = self.requests[request].next_in_lane;
+        if !lane.hand_on(request, next, &mut self.requests) {
+            lane.output.advance(wire_len, &mut self.bufs);
+        }
         lane.unsent -= 1;
-        lane.head = self.requests[request].next_in_lane;
+        lane.head = next;
         lane.first_unsent = lane.head;
         if lane.head == RequestId::NONE {
             lane.tail = RequestId::NONE;
@@ -632,7 +644,13 @@ impl Engine {
     /// are joined with it fail with it.
     pub(crate) fn fail_first_unsent(&mut self, index: LaneId, failure: Failure) {
         self.lanes[index].close_gets(&mut self.bufs);
-        while self.fail_unsent_head(index, failure) == Expect::Coalesced {}
+        loop {
+            let is_joined = self.fail_unsent_head(index, failure) == Expect::Coalesced;
+            let next = self.lanes[index].first_unsent;
+            if !is_joined && (next == RequestId::NONE || !self.requests[next].follows) {
+                return;
+            }
+        }
     }
 
     fn fail_unsent_head(&mut self, index: LaneId, failure: Failure) -> Expect {
@@ -641,9 +659,13 @@ impl Engine {
         assert!(lane.in_flight == 0 && lane.partial == 0 && lane.head == lane.first_unsent);
         let request = lane.first_unsent;
         lane.users = None;
-        lane.output.advance(self.requests[request].wire_len, &mut self.bufs);
+        let Request { wire_len, next_in_lane: next, expect, .. } = self.requests[request];
+        // Of a get of several keys none is good for another one.
+        if expect.is_coalesced() || !lane.hand_on(request, next, &mut self.requests) {
+            lane.output.advance(wire_len, &mut self.bufs);
+        }
         lane.unsent -= 1;
-        lane.head = self.requests[request].next_in_lane;
+        lane.head = next;
         lane.first_unsent = lane.head;
         if lane.head == RequestId::NONE {
             lane.tail = RequestId::NONE;
@@ -746,7 +768,7 @@ impl Engine {
         let unkept = lane.in_flight_size - lane.sent.len();
         let Lane { backend, head, in_flight, .. } = *lane;
         let protocol = self.backends[backend].protocol;
-        let mut in_flight_here = Vec::with_capacity(in_flight as usize);
+        let mut in_flight_here: Vec<(RequestId, Vec<u8>)> = Vec::with_capacity(in_flight as usize);
         let (mut at, mut place, mut keys) = (head, 0, 0);
         for _ in 0..in_flight {
             let request = &self.requests[at];
@@ -754,7 +776,10 @@ impl Engine {
             let mut bytes = self.bufs.take();
             let before = bytes.capacity();
             let lane = &self.lanes[index];
-            if request.expect.is_coalesced() {
+            if request.follows {
+                let same: &[u8] = in_flight_here.last().map_or(b"", |(_, bytes)| bytes);
+                bytes.extend_from_slice(same);
+            } else if request.expect.is_coalesced() {
                 lane.coalesced.write_get(request, &mut keys, &mut bytes);
             } else if let Some(start) = u64::checked_sub(place, unkept) {
                 lane.sent.copy_range(start as usize, wire_len as usize, &mut bytes);
@@ -816,9 +841,10 @@ impl Engine {
         self.forget_key(index, read.request);
         let request = &mut self.requests[read.request];
         request.is_retried = true;
+        // From here on it is a request of its own.
+        request.wire_len = read.bytes.len() as u64;
         if request.expect.is_coalesced() {
-            // From here on it is a get of its own.
-            (request.expect, request.wire_len) = (Expect::Values, read.bytes.len() as u64);
+            request.expect = Expect::Values;
         }
         self.lanes[index].keep_refused(why, read);
     }

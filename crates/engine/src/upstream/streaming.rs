@@ -304,6 +304,7 @@ impl Engine {
         lane.batches.clear();
         lane.close_gets(&mut self.bufs);
         lane.coalesced.reset();
+        lane.replays = false;
         lane.written = 0;
         lane.hedged = 0;
         lane.answered = 0;

@@ -341,6 +341,26 @@ impl Command {
         matches!(self.group, Group::Scripting) || self.id == CUSTOM_ID
     }
 
+    /// Whether the same data may be answered differently, more than by the order of what is in it: by the time, or by
+    /// chance.
+    pub const fn varies(&self) -> bool {
+        const TIP: &[u8] = b"nondeterministic_output";
+        let tips = self.facts.tips.as_bytes();
+        let mut at = 0;
+        while at + TIP.len() <= tips.len() {
+            let mut len = 0;
+            while len < TIP.len() && tips[at + len] == TIP[len] {
+                len += 1;
+            }
+            let end = at + len;
+            if len == TIP.len() && (end == tips.len() || tips[end] == b' ') {
+                return true;
+            }
+            at += 1;
+        }
+        false
+    }
+
     /// Whether it may refer to another database than its client's.
     #[inline]
     pub const fn names_database(&self) -> bool {

@@ -101,6 +101,8 @@ pub struct PlainCommand {
     args_min: u8,
     args_spare: u8,
     pub access: Access,
+    /// It reads, and who asks the same at the same time gets the same.
+    pub is_repeatable: bool,
 }
 
 impl PlainCommand {
@@ -154,8 +156,14 @@ const fn plain_slot(name: u64) -> usize {
 }
 
 const fn plain() -> [PlainCommand; PLAIN_SLOTS] {
-    let none =
-        PlainCommand { name: 0, command: EMPTY, args_min: 0, args_spare: 0, access: Access::None };
+    let none = PlainCommand {
+        name: 0,
+        command: EMPTY,
+        args_min: 0,
+        args_spare: 0,
+        access: Access::None,
+        is_repeatable: false,
+    };
     let mut slots = [none; PLAIN_SLOTS];
     let mut count = 0;
     let mut at = 0;
@@ -173,7 +181,15 @@ const fn plain() -> [PlainCommand; PLAIN_SLOTS] {
             let args_min = command.arity.unsigned_abs() as u8;
             let args_spare = if command.arity < 0 { u8::MAX - args_min } else { 0 };
             let access = command.access;
-            slots[slot] = PlainCommand { name, command: at as u16, args_min, args_spare, access };
+            let is_repeatable = matches!(access, Access::Read) && !command.varies();
+            slots[slot] = PlainCommand {
+                name,
+                command: at as u16,
+                args_min,
+                args_spare,
+                access,
+                is_repeatable,
+            };
             count += 1;
         }
         at += 1 + command.subcommands as usize;

@@ -466,6 +466,7 @@ impl Master {
                 users: self.user_statuses(index, pool),
                 hedges_sent: count(index, PoolCounter::HedgesSent),
                 hedges_won: count(index, PoolCounter::HedgesWon),
+                reads_coalesced: count(index, PoolCounter::ReadsCoalesced),
                 requests_retried: count(index, PoolCounter::RequestsRetried),
                 redirects_passed_on: count(index, PoolCounter::RedirectsPassedOn),
                 retries_denied: count(index, PoolCounter::RetriesDenied),
