@@ -155,6 +155,12 @@ impl User {
         Err(worst)
     }
 
+    /// Whether there is a selector that lets the user read the key, by whatever command.
+    pub fn may_read(&self, key: &[u8]) -> bool {
+        let reads = Touch { reads: true, writes: false };
+        self.all_selectors().any(|selector| selector.allows_key(key, reads))
+    }
+
     /// Whether the user may make a request of one key whose start is here, with that key in it, whatever follows.
     pub fn may_begin(&self, call: &Call<'_>) -> bool {
         let Some((at, touch)) = call.only_key() else { return false };

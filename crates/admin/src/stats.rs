@@ -39,7 +39,7 @@ pub(crate) enum ServerStat {
 }
 
 /// Twemproxy's names in its order ([`POOL_STATS_OF_TWEMPROXY`] of them), then ours.
-pub(crate) const POOL_STATS: [PoolStat; 68] = [
+pub(crate) const POOL_STATS: [PoolStat; 69] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
     PoolStat::Gauge(PoolGauge::ClientConnections),
@@ -95,6 +95,7 @@ pub(crate) const POOL_STATS: [PoolStat; 68] = [
     PoolStat::Counter(PoolCounter::RedirectsPassedOn),
     PoolStat::Counter(PoolCounter::RetriesDenied),
     PoolStat::Counter(PoolCounter::ReadsCoalesced),
+    PoolStat::Counter(PoolCounter::KeysInvalidated),
     PoolStat::Counter(PoolCounter::HedgesSent),
     PoolStat::Counter(PoolCounter::HedgesWon),
     PoolStat::Counter(PoolCounter::HedgesDenied),
@@ -735,6 +736,7 @@ gamma: {listen: 127.0.0.1:4, redis: true, servers: [127.0.0.1:3:1]}
             "hedges_denied",
             "hedges_sent",
             "hedges_won",
+            "keys_invalidated",
             "large_waits",
             "messages_delivered",
             "monitor_dropped",

@@ -803,6 +803,9 @@ section! {
         /// Whether [equal reads](#equal-reads-are-sent-once) that wait to be written to a server at the same time are
         /// sent once, and share the reply. Not together with `hedge`.
         coalesce_reads: Switch = "false",
+        /// So many keys each worker knows that clients with [`CLIENT TRACKING`](#clients-with-caches-of-their-own)
+        /// have read. Of one that falls out they are told that it may have changed. Redis pools only.
+        tracking_keys_max: Number<1, 16777216> = "100000",
         /// What servers are to forget while they cannot be reached is [kept on disk](#what-servers-are-to-forget): a
         /// section with `directory`, `max`, `overwrites`, `hold` and `ttl`.
         spool: SpoolText = none,

@@ -333,6 +333,9 @@ pub struct Pool {
     /// Equal reads that wait to be written are sent once.
     #[serde(default)]
     pub coalesce_reads: bool,
+    /// So many keys are known in each worker that clients with CLIENT TRACKING have read.
+    #[serde(default = "tracking_keys_max")]
+    pub tracking_keys_max: u32,
     /// What servers are to forget is kept while they cannot be reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spool: Option<Spool>,
@@ -516,6 +519,10 @@ impl Pool {
 }
 
 /// As in a snapshot of a version without the option.
+fn tracking_keys_max() -> u32 {
+    100_000
+}
+
 fn slow_log_ms() -> u64 {
     10
 }

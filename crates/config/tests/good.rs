@@ -98,6 +98,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         client_sources: ClientSources::default(),
         retry_reads: false,
         coalesce_reads: false,
+        tracking_keys_max: 100_000,
         slow_log_ms: 10,
         hot_keys: true,
         command_stats: false,

@@ -19,7 +19,8 @@ pub use epoch::{Epoch, PoolState};
 pub use message::{MoveAct, Rest, ToChild, ToMaster};
 pub use sealed::{SEALED_BYTES_MAX, seal, unseal};
 pub use session::{
-    SESSION_VERSION, SESSION_VERSION_MIN, SESSION_VERSION_SECURED, SecuredSession, Session,
+    SESSION_VERSION, SESSION_VERSION_MIN, SESSION_VERSION_SECURED, SESSION_VERSION_TRACKING,
+    SecuredSession, Session,
 };
 
 /// The master's end of the channel to one child.

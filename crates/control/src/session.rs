@@ -16,6 +16,9 @@ pub const SESSION_VERSION_MIN: u32 = 1;
 /// The version of sessions with TLS. Whoever does not know it must not take such a session for one without.
 pub const SESSION_VERSION_SECURED: u32 = 3;
 
+/// The version of sessions whose client is told of changes: whoever does not know of that must not take them.
+pub const SESSION_VERSION_TRACKING: u32 = 4;
+
 /// All state of a client's session, except for its pending bytes.
 ///
 /// Two binaries may have to understand it, during an upgrade: unknown fields are ignored, missing
@@ -50,6 +53,9 @@ pub struct Session {
     pub expires_in_us: Option<u64>,
     /// Set by CLIENT NO-EVICT.
     pub no_evict: bool,
+    /// Set by CLIENT TRACKING, in words; empty if it is off.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tracking: Vec<Vec<u8>>,
     /// Set by CLIENT READS, by name; empty if it is left to the pool.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reads: String,

@@ -50,7 +50,7 @@ fn names_are_kept_and_told_in_the_clients_own_version() {
         assert_eq!(ask(&mut world, client, request), reply, "{request}");
     }
     let refused = ask(&mut world, client, "CLIENT TRACKING ON");
-    assert!(refused.starts_with("-ERR CLIENT TRACKING is not supported"), "{refused}");
+    assert!(refused.starts_with("-ERR CLIENT TRACKING needs RESP3"), "{refused}");
     let refused = ask(&mut world, client, "CLIENT CACHING YES");
     assert!(refused.starts_with("-ERR CLIENT CACHING can be called only when"), "{refused}");
     world.wait_ms(12_345);

@@ -57,6 +57,7 @@ mod selections;
 mod sessions;
 mod silence;
 mod split;
+mod tracking;
 mod transactions;
 mod turns;
 mod uploads;

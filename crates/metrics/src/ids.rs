@@ -137,6 +137,8 @@ stats! {
             "Reads not sent again though their server failed, since the budget of the option retry_reads was spent";
         ReadsCoalesced => "reads_coalesced", "cashew_reads_coalesced_total",
             "Reads that were not sent, as an equal one was, whose reply they got";
+        KeysInvalidated => "keys_invalidated", "cashew_keys_invalidated_total",
+            "Keys that clients with CLIENT TRACKING were told of as they may have changed";
         HedgesSent => "hedges_sent", "cashew_hedges_sent_total",
             "Reads sent to a second server, since the first took long";
         HedgesWon => "hedges_won", "cashew_hedges_won_total",

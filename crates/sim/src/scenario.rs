@@ -865,6 +865,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         client_sources: ClientSources::default(),
         retry_reads: false,
         coalesce_reads: false,
+        tracking_keys_max: 100_000,
         slow_log_ms: 10,
         hot_keys: true,
         command_stats: index.is_multiple_of(2),

@@ -5,8 +5,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use cashew_control::{
-    ChildChannel, SESSION_VERSION, SESSION_VERSION_MIN, SESSION_VERSION_SECURED, SecuredSession,
-    SendError, Session, ToMaster, unseal,
+    ChildChannel, SESSION_VERSION, SESSION_VERSION_MIN, SESSION_VERSION_SECURED,
+    SESSION_VERSION_TRACKING, SecuredSession, SendError, Session, ToMaster, unseal,
 };
 use cashew_driver::Luggage;
 
@@ -142,6 +142,7 @@ pub(crate) struct Arrived {
 pub(crate) fn unpack(session: &Session, descriptors: Vec<OwnedFd>) -> io::Result<Arrived> {
     let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why);
     let is_known = match session.secured {
+        _ if !session.tracking.is_empty() => session.version == SESSION_VERSION_TRACKING,
         None => (SESSION_VERSION_MIN..=SESSION_VERSION).contains(&session.version),
         Some(_) => session.version == SESSION_VERSION_SECURED,
     };

@@ -15,6 +15,7 @@ use crate::base::time::Time;
 use crate::downstream::client::{Client, Dirty, Handoff, Parser, Profile, Session, Skip, State};
 use crate::downstream::listener::DestinationNumber;
 use crate::downstream::totals::Totals;
+use crate::downstream::tracking_mode::TrackingMode;
 use crate::engine::{Closed, Engine, shrink};
 use crate::upstream::session_params::WireProtocol;
 
@@ -40,6 +41,8 @@ pub struct SessionParts {
     pub expires_in_us: Option<u64>,
     /// Set by CLIENT NO-EVICT.
     pub no_evict: bool,
+    /// What it has asked for by CLIENT TRACKING, in words; empty if nothing.
+    pub tracking: Vec<Vec<u8>>,
     /// Set by CLIENT READS, READONLY and READWRITE.
     pub reads: Option<Reads>,
     /// Which requests are not answered, set by CLIENT REPLY.
@@ -362,7 +365,15 @@ impl Engine {
             (Skip::No | Skip::AfterThis, false) => Silence::None,
         };
         let Session {
-            id, authenticated, wire_protocol, database, profile, no_evict, since_us, ..
+            id,
+            authenticated,
+            wire_protocol,
+            database,
+            profile,
+            no_evict,
+            tracking,
+            since_us,
+            ..
         } = client.session;
         let expires_at = profile.as_ref().and_then(|profile| profile.expires_at);
         let parts = SessionParts {
@@ -374,6 +385,7 @@ impl Engine {
             profile: profile.map(|profile| *profile).unwrap_or_default(),
             expires_in_us: expires_at.map(|at| at.micros_since(now)),
             no_evict,
+            tracking: tracking.map(|mode| mode.words()).unwrap_or_default(),
             reads: client.reads,
             silence,
             is_observed: client.modes.is_observed,
@@ -413,6 +425,7 @@ impl Engine {
             authenticated: is_known,
             profile: (profile != Profile::default()).then(|| Box::new(profile)),
             no_evict: parts.no_evict,
+            tracking: TrackingMode::of_words(&parts.tracking).map(Box::new),
             since_us: now.as_micros() as i64 - parts.age_us as i64,
         };
         self.bufs.charge(session.profile_size());
@@ -463,6 +476,7 @@ impl Engine {
         if is_owed {
             self.mark_client(index);
         }
+        self.follow_tracking(index);
         // It could not be served as it has asked for: a worker has room for so many variants.
         if self.draining || !is_followed || authenticated && !is_known {
             self.finish(index);

@@ -19,6 +19,7 @@ pub(crate) mod shares;
 pub(crate) mod slow_clients;
 pub(crate) mod standpoints;
 pub(crate) mod totals;
+pub(crate) mod tracking_mode;
 pub(crate) mod upload;
 pub(crate) mod user_limits;
 pub(crate) mod window;

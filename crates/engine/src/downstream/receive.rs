@@ -544,6 +544,9 @@ impl Engine {
     pub(crate) fn put_back(&mut self, index: RequestId, request: Replay) {
         let client = self.requests[index].client;
         debug_assert_eq!(self.clients[client].head, index);
+        if self.clients[client].session.tracking.is_some() {
+            self.release_pushes(client);
+        }
         debug_assert_eq!(self.clients[client].requests, 1);
         let is_silent = self.requests[index].silent;
         let state = &mut self.clients[client];

@@ -229,6 +229,7 @@ impl Engine {
             self.meter(client);
             self.follow_destination(client);
             self.follow_user_reads(client, reads);
+            self.follow_tracking(client);
         }
     }
 
@@ -427,6 +428,10 @@ impl Engine {
         if let Some(name) = hello.name {
             self.set_name(client, name);
         }
+        if is_new {
+            // What it was not told in RESP2.
+            self.follow_tracking(client);
+        }
         let (id, resp) = (self.clients[client].session.id, wire_protocol.resp());
         let mode: &[u8] = if self.poses(client) { b"cluster" } else { b"standalone" };
         self.reply_with(client, |out| write_greeting(out, resp, id, mode))
@@ -485,6 +490,7 @@ impl Engine {
             (*noreply, *skip) = (false, Skip::No);
         }
         session.no_evict = false;
+        session.tracking = None;
         let listener = &self.listeners[*listener];
         session.wire_protocol =
             self.backends[listener.destination.backend].params_set[0].wire_protocol;

@@ -730,6 +730,7 @@ impl Engine {
             self.follow(backend, change);
             self.commit_topics(backend);
         }
+        self.renumber_tracking();
         self.follow_audit(audit);
         self.arm_probes();
         self.publish_all();

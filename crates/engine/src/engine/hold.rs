@@ -77,6 +77,7 @@ impl Engine {
         if is_other {
             self.place_topics(backend);
             self.forget_kept(backend);
+            self.tracked_servers_changed(backend);
         }
         self.unblock_clients(|of| of == backend);
     }

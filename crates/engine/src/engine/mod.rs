@@ -52,6 +52,7 @@ use crate::exchange::flow::Flows;
 use crate::memcached::{Invalidations, Notes, RequestCtx};
 use crate::observe::Observer;
 use crate::redis;
+use crate::redis::client_tracking::Tracking;
 use crate::redis::monitor::MonitorRelay;
 use crate::redis::redirects::Waiting;
 use crate::redis::script_replay::Call;
@@ -167,6 +168,8 @@ pub struct Engine {
     pub(crate) invalidations: Invalidations,
     /// What nodes of clusters have sent to others, and when it is looked at again.
     pub(crate) sent_on: SentOn<Waiting>,
+    /// Who is told of what has changed.
+    pub(crate) tracking: Tracking,
     pub(crate) sent_on_armed: Option<Time>,
     /// When lines for connections to oneself are looked at next.
     pub(crate) lines_due: Time,
@@ -296,6 +299,7 @@ impl Engine {
             flows: Flows::new(),
             invalidations: Invalidations::default(),
             sent_on: SentOn::default(),
+            tracking: Tracking::default(),
             sent_on_armed: None,
             lines_due: Time::NEVER,
             line_looks: 0,
@@ -362,6 +366,7 @@ impl Engine {
             authenticated: config.is_open(),
             profile: Profile::of_user(config.first_user()),
             no_evict: false,
+            tracking: None,
             since_us: now.as_micros() as i64,
         };
         config.clients += 1;
@@ -657,6 +662,7 @@ impl Engine {
                     self.maintain_streaming_lanes();
                     self.maintain_worker_queries();
                     self.maintain_feeds();
+                    self.maintain_tracking();
                     self.maintain_trackers();
                     self.maintain_caches();
                     self.maintain_strained();

@@ -64,32 +64,15 @@ impl Engine {
             },
             // It says what the client understands, none of which the gateway would say.
             "client|capa" => self.say(client, b"+OK\r\n"),
-            "client|tracking" => match on_or_off(arg(2)) {
-                Some(true) => self.reply_error(
-                    client,
-                    "ERR CLIENT TRACKING is not supported by this gateway: clients share \
-                     connections to servers, which would not know whom to tell of what has changed",
-                ),
-                Some(false) if args.len() == 3 => self.say(client, b"+OK\r\n"),
-                Some(false) | None => self.reply_error(client, SYNTAX),
-            },
-            "client|caching" => self.reply_error(
+            "client|tracking" => self.client_tracking(
                 client,
-                "ERR CLIENT CACHING can be called only when the client is in tracking mode with \
-                 OPTIN or OPTOUT mode enabled",
+                on_or_off(arg(2)),
+                bytes,
+                args.get(3..).unwrap_or_default(),
             ),
-            // Nobody is in tracking mode.
-            "client|getredir" => self.say(client, b":-1\r\n"),
-            "client|trackinginfo" => self.reply_with(client, |out| {
-                encode::write_map_header(out, resp, 3);
-                encode::write_bulk(out, b"flags");
-                encode::write_set_header(out, resp, 1);
-                encode::write_bulk(out, b"off");
-                encode::write_bulk(out, b"redirect");
-                encode::write_integer(out, -1);
-                encode::write_bulk(out, b"prefixes");
-                encode::write_array_header(out, 0);
-            }),
+            "client|caching" => self.client_caching(client, arg(2)),
+            "client|getredir" => self.client_getredir(client),
+            "client|trackinginfo" => self.client_trackinginfo(client),
             _ => self.reply_with(client, |out| table::unknown_command_error(out, bytes, args)),
         }
     }

@@ -7,6 +7,7 @@ pub(crate) mod client_command;
 pub(crate) mod client_list;
 pub(crate) mod client_pause;
 pub(crate) mod client_reads;
+pub(crate) mod client_tracking;
 pub(crate) mod cluster;
 pub(crate) mod command_discovery;
 pub(crate) mod cross_shard_copy;
@@ -221,6 +222,20 @@ impl Engine {
     /// The plan of a request, of which monitors are told.
     #[inline]
     fn plan_told(&mut self, client: ClientId, lookup: Lookup, bytes: &[u8], args: &[Span]) -> Plan {
+        if self.clients[client].off_fast_path && self.clients[client].session.tracking.is_some() {
+            return self.plan_tracked(client, lookup, bytes, args);
+        }
+        self.plan_seen(client, lookup, bytes, args)
+    }
+
+    #[inline]
+    pub(crate) fn plan_seen(
+        &mut self,
+        client: ClientId,
+        lookup: Lookup,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
         match self.listener_of(client).is_monitored {
             true => self.plan_observed(client, lookup, bytes, args),
             false => self.plan_redis(client, lookup, bytes, args),

@@ -50,12 +50,14 @@ pub(crate) enum Named {
 }
 
 /// What commands without keys may be called, besides COMMAND and its subcommands.
-const WITHOUT_NAMES: [&str; 26] = [
+const WITHOUT_NAMES: [&str; 30] = [
     "acl|cat",
     "acl|genpass",
     "acl|whoami",
     "auth",
+    "client|caching",
     "client|getname",
+    "client|getredir",
     "client|id",
     "client|info",
     "client|no-touch",
@@ -63,6 +65,8 @@ const WITHOUT_NAMES: [&str; 26] = [
     "client|reply",
     "client|setinfo",
     "client|setname",
+    "client|tracking",
+    "client|trackinginfo",
     "discard",
     "echo",
     "exec",

@@ -43,6 +43,20 @@ impl Engine {
     /// Something has changed at a server, by whomever. All who keep replies hear it from here.
     fn keys_changed(&mut self, place: (BackendId, ServerId), changed: Changed<'_>) {
         self.caches_hear(place, changed);
+        match changed {
+            // They are told of all keys of a message together.
+            Changed::Key(_) => {}
+            Changed::Everything => self.tell_of_all(place.0),
+        }
+    }
+
+    /// Of which keys a server is to tell. Clients that keep what they read may have it from replicas, too.
+    fn wanted_keys(&self, backend: BackendId, server: ServerId) -> Option<TrackedKeys> {
+        if self.wants_tracking(backend) && !self.backends[backend].servers[server].ejected {
+            return Some(TrackedKeys::default());
+        }
+        let keys = self.backends[backend].tracked.clone();
+        keys.filter(|_| self.is_tracker_wanted_of(backend, server))
     }
 
     /// Connects trackers that are missing, and closes those that nobody needs. To be called once a second, and when
@@ -50,6 +64,7 @@ impl Engine {
     pub(crate) fn maintain_trackers(&mut self) {
         for backend in self.backends.ids() {
             let is_concerned = self.backends[backend].tracked.is_some()
+                || self.wants_tracking(backend)
                 || self.redis_backends[backend].servers.iter().any(|it| it.tracker.is_some());
             if is_concerned {
                 self.maintain_trackers_of(backend);
@@ -57,10 +72,9 @@ impl Engine {
         }
     }
 
-    fn maintain_trackers_of(&mut self, backend: BackendId) {
+    pub(crate) fn maintain_trackers_of(&mut self, backend: BackendId) {
         for server in self.backends[backend].servers.ids() {
-            let keys = self.backends[backend].tracked.clone();
-            let keys = keys.filter(|_| self.is_tracker_wanted_of(backend, server));
+            let keys = self.wanted_keys(backend, server);
             let lane = self.tracker(backend, server).map(|tracker| tracker.lane);
             match (keys, lane) {
                 (Some(keys), None) => {
@@ -87,8 +101,7 @@ impl Engine {
     /// Whether a tracker's connection should be made again when it is lost.
     pub(crate) fn is_tracker_wanted(&self, lane: LaneId) -> bool {
         let Lane { backend, server, .. } = *self.lane(lane);
-        self.backends[backend].tracked.is_some()
-            && self.is_tracker_wanted_of(backend, server)
+        self.wanted_keys(backend, server).is_some()
             && self.tracker(backend, server).is_some_and(|it| !it.is_refused(self.now))
     }
 
@@ -150,9 +163,13 @@ impl Engine {
     pub(crate) fn tracker_lost(&mut self, lane: LaneId) {
         let Lane { backend, server, .. } = *self.lane(lane);
         self.lanes[lane].output.clear(&mut self.bufs);
+        let was_up = self.tracker_on(lane).is_up();
         let partial = self.tracker_on(lane).end();
         self.bufs.give(partial);
-        self.keys_changed((backend, server), Changed::Everything);
+        self.caches_hear((backend, server), Changed::Everything);
+        if was_up {
+            self.tell_of_all(backend);
+        }
     }
 
     /// When the server has to have said something.
@@ -202,16 +219,27 @@ impl Engine {
         let Some(tracker) = tracker else { return };
         match tracker.hear(message, now) {
             Heard::Keys(names) => {
-                for key in names {
+                for key in names.clone() {
                     self.keys_changed((backend, server), Changed::Key(key));
+                }
+                if self.wants_tracking(backend) {
+                    self.tell_of(backend, &names.collect::<Vec<&[u8]>>());
                 }
             }
             Heard::Everything => self.keys_changed((backend, server), Changed::Everything),
             Heard::Say(text) => self.say_on_tracker(lane, &text),
-            Heard::Up | Heard::Nothing => self.rearm(lane),
+            Heard::Up => {
+                self.rearm(lane);
+                // Of what clients have read before it has not told.
+                self.tell_of_all(backend);
+                self.wake_tracking();
+            }
+            Heard::Nothing => self.rearm(lane),
             Heard::Refused => {
+                tracker.note_refusal(message);
                 self.tracker_lost(lane);
                 self.disconnect(lane, Closed::ByUs);
+                self.wake_tracking();
             }
             Heard::Misfit => {
                 self.misfit(lane, "the answer to what was asked about changes", message);

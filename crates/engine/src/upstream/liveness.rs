@@ -228,7 +228,9 @@ impl Engine {
             }
         }
         // What is asked there is not waited for as long any more.
-        if let Some(feed) = self.backends[backend].servers[server].feed_lane() {
+        let state = &self.backends[backend].servers[server];
+        let feeds = [state.feed_lane(), state.tracker_lane()];
+        for feed in feeds.into_iter().flatten() {
             self.rearm(feed);
         }
         // Who waits for a lane of its own looks again.

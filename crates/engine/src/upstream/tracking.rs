@@ -106,6 +106,8 @@ pub(crate) struct Tracker {
     partial: Vec<u8>,
     /// What is coming is too large to be kept.
     is_oversized: bool,
+    /// Why it does not tell, in the server's words.
+    refusal: Box<str>,
 }
 
 /// What something that came on a tracker means.
@@ -162,7 +164,19 @@ impl Tracker {
             asked_at: None,
             partial: Vec::new(),
             is_oversized: false,
+            refusal: Box::default(),
         }
+    }
+
+    /// The server has answered that it does not tell.
+    pub(crate) fn note_refusal(&mut self, message: &[u8]) {
+        let text = message.strip_prefix(b"-").unwrap_or(message);
+        self.refusal = String::from_utf8_lossy(text).trim_end().into();
+    }
+
+    /// Why it has said that lately.
+    pub(crate) fn refusal(&self, now: Time) -> Option<&str> {
+        self.is_refused(now).then_some(&self.refusal)
     }
 
     /// Whether the server tells of changes now.

@@ -4,8 +4,8 @@ use std::os::fd::OwnedFd;
 
 use cashew_config::snapshot::Reads;
 use cashew_control::{
-    ChildChannel, SESSION_VERSION, SESSION_VERSION_SECURED, SecuredSession, SendError, Session,
-    ToMaster, seal,
+    ChildChannel, SESSION_VERSION, SESSION_VERSION_SECURED, SESSION_VERSION_TRACKING,
+    SecuredSession, SendError, Session, ToMaster, seal,
 };
 use cashew_driver::{CloseKind, Driver, Luggage, Token};
 use cashew_engine::{
@@ -65,6 +65,7 @@ impl<D: Driver> Worker<D> {
         });
         let session = Session {
             version: match secured {
+                _ if !parts.tracking.is_empty() => SESSION_VERSION_TRACKING,
                 Some(_) => SESSION_VERSION_SECURED,
                 None => SESSION_VERSION,
             },
@@ -84,6 +85,7 @@ impl<D: Driver> Worker<D> {
             library_version: parts.profile.library_version,
             expires_in_us: parts.expires_in_us,
             no_evict: parts.no_evict,
+            tracking: parts.tracking,
             reads: parts.reads.map(|reads| reads.to_string()).unwrap_or_default(),
             reply_off: parts.silence == Silence::All,
             reply_skip: parts.silence == Silence::Next,
@@ -183,6 +185,7 @@ impl<D: Driver> Worker<D> {
             },
             expires_in_us: session.expires_in_us,
             no_evict: session.no_evict,
+            tracking: session.tracking,
             reads: Reads::named(&session.reads),
             silence: match (session.reply_off, session.reply_skip) {
                 (true, _) => Silence::All,

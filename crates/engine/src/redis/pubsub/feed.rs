@@ -469,7 +469,7 @@ impl Engine {
     /// can perhaps be told.
     pub(crate) fn feed_settled(&mut self, index: LaneId) {
         if self.lanes[index].is_tracker {
-            return;
+            return self.wake_tracking();
         }
         let Source { home, server, is_preparing } = self.source_of(index);
         let topics = &mut self.redis_backends[home].pubsub.topics;

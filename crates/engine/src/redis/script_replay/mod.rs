@@ -110,7 +110,7 @@ impl Call {
     fn may_heal(&self, cx: &FlowContext<'_>) -> bool {
         let client = cx.client();
         client != ClientId::NONE
-            && cx.engine.clients[client].tail == cx.request
+            && cx.engine.is_asked_last(client, cx.request)
             && cx.engine.redis_backends[cx.backend()].walk == self.walk
     }
 

@@ -1,0 +1,151 @@
+//! Which clients have read which keys.
+
+use std::collections::BTreeMap;
+
+use crate::base::id::{BackendId, ConnId};
+use crate::base::rng::Rng;
+
+/// What an entry takes beside the key and its clients, about.
+const ENTRY_SIZE: usize = 96;
+
+/// A key of a backend. They are in the order of hashes, so that what makes room is any of them.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Known {
+    hash: u64,
+    backend: BackendId,
+    key: Box<[u8]>,
+}
+
+impl Known {
+    fn of(backend: BackendId, key: &[u8]) -> Self {
+        // FNV, and mixed, as its upper bits hardly know of the last bytes.
+        let hash = key.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, &byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        Self {
+            hash: (hash ^ hash >> 29).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+            backend,
+            key: key.into(),
+        }
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Table {
+    /// By key: the clients, in order.
+    readers: BTreeMap<Known, Vec<ConnId>>,
+    /// Bytes allocated, about.
+    size: usize,
+}
+
+impl Table {
+    pub(crate) fn len(&self) -> usize {
+        self.readers.len()
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The client has read the key, or is about to.
+    pub(crate) fn add(&mut self, backend: BackendId, key: &[u8], client: ConnId) {
+        let known = Known::of(backend, key);
+        let readers = self.readers.entry(known).or_insert_with(|| {
+            self.size += ENTRY_SIZE + key.len();
+            Vec::new()
+        });
+        if let Err(at) = readers.binary_search_by_key(&client.token(), |it| it.token()) {
+            let before = readers.capacity();
+            readers.insert(at, client);
+            self.size += (readers.capacity() - before) * size_of::<ConnId>();
+        }
+    }
+
+    /// Who has read the key. It is forgotten.
+    pub(crate) fn take(&mut self, backend: BackendId, key: &[u8]) -> Vec<ConnId> {
+        let known = Known::of(backend, key);
+        let readers = self.readers.remove(&known);
+        let Some(readers) = readers else { return Vec::new() };
+        self.forget(key.len(), &readers);
+        readers
+    }
+
+    /// Makes room: any key, whose it is, and who has read it.
+    pub(crate) fn take_any(
+        &mut self,
+        rng: &mut Rng,
+    ) -> Option<(BackendId, Box<[u8]>, Vec<ConnId>)> {
+        let from = Known { hash: rng.next(), backend: BackendId::new(0), key: Box::default() };
+        let found = self.readers.range(&from..).next().or_else(|| self.readers.iter().next());
+        let known = found.map(|(known, _)| known.clone())?;
+        let readers = self.readers.remove(&known)?;
+        self.forget(known.key.len(), &readers);
+        Some((known.backend, known.key, readers))
+    }
+
+    /// Forgets all keys of a backend.
+    pub(crate) fn clear(&mut self, backend: BackendId) {
+        let mut freed = 0;
+        self.readers.retain(|known, readers| {
+            let stays = known.backend != backend;
+            if !stays {
+                freed += ENTRY_SIZE + known.key.len() + readers.capacity() * size_of::<ConnId>();
+            }
+            stays
+        });
+        self.size -= freed;
+    }
+
+    pub(crate) fn clear_all(&mut self) {
+        self.readers.clear();
+        self.size = 0;
+    }
+
+    fn forget(&mut self, key_len: usize, readers: &Vec<ConnId>) {
+        self.size -= ENTRY_SIZE + key_len + readers.capacity() * size_of::<ConnId>();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::id::ClientId;
+
+    fn client(number: u32) -> ConnId {
+        ConnId::of_client(ClientId::new(number), 1)
+    }
+
+    #[test]
+    fn each_is_named_once_and_what_is_taken_is_forgotten() {
+        let (mut table, [a, b]) = (Table::default(), [BackendId::new(0), BackendId::new(1)]);
+        for number in [3, 1, 2, 1, 3] {
+            table.add(a, b"k", client(number));
+        }
+        table.add(b, b"k", client(4));
+        assert_eq!(table.len(), 2);
+        assert_eq!(table.take(a, b"k"), [1, 2, 3].map(client));
+        assert_eq!(table.take(a, b"k"), []);
+        table.clear(a);
+        assert_eq!(table.take(b, b"k"), [client(4)]);
+        assert_eq!((table.len(), table.size()), (0, 0));
+    }
+
+    #[test]
+    fn any_key_makes_room_until_there_is_none() {
+        let (mut table, backend) = (Table::default(), BackendId::new(0));
+        let mut rng = Rng::new(7);
+        for number in 0..100u32 {
+            table.add(backend, &number.to_le_bytes(), client(number));
+        }
+        for _ in 0..100 {
+            let (_, key, readers) = table.take_any(&mut rng).expect("there are some");
+            let number = u32::from_le_bytes((*key).try_into().expect("it is a number"));
+            assert_eq!(readers, [client(number)]);
+        }
+        assert!(table.take_any(&mut rng).is_none());
+        assert_eq!(table.size(), 0);
+        table.add(backend, b"k", client(1));
+        table.clear(backend);
+        assert_eq!(table.size(), 0);
+    }
+}
