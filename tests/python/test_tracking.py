@@ -313,7 +313,7 @@ def test_a_reload_a_resize_and_an_upgrade_keep_it(place, tracker):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_redis_py_with_its_cache(place, workers):
     server = place.redis()
-    gateway = place.cashew(pool([server]), {"worker_processes": workers})
+    gateway = place.cashew(pool([server], redis_version="7.4.0"), {"worker_processes": workers})
     host, port = gateway.address if isinstance(gateway.address, tuple) else (HOST, gateway.address)
     with redis.Redis(host=host, port=port, protocol=3, cache_config=CacheConfig()) as cached, \
             redis.Redis(host=host, port=port) as plain:

@@ -273,6 +273,7 @@ impl Difference {
             retry_reads,
             coalesce_reads,
             tracking_keys_max,
+            redis_version,
             spool,
             slow_log_ms,
             hot_keys,
@@ -408,6 +409,7 @@ impl Difference {
         option.changed("retry_reads", retry_reads, &new.retry_reads);
         option.changed("coalesce_reads", coalesce_reads, &new.coalesce_reads);
         option.changed("tracking_keys_max", tracking_keys_max, &new.tracking_keys_max);
+        option.changed("redis_version", redis_version, &new.redis_version);
         let spooled = |spool: &Option<Spool>| match spool {
             None => "none".to_owned(),
             Some(Spool { directory, max, overwrites, hold_ms, ttl_ms }) => format!(
@@ -1017,6 +1019,7 @@ mod tests {
             ("retry_reads: true", "retry_reads: false -> true"),
             ("coalesce_reads: true", "coalesce_reads: false -> true"),
             ("tracking_keys_max: 9", "tracking_keys_max: 100000 -> 9"),
+            ("redis_version: 8.2.1", "redis_version: 7.0.15 -> 8.2.1"),
             ("hedge: {after: 3ms}", "hedge: none -> after 3ms, budget 5%"),
             ("client_pause_max: 5", "client_pause_max: 60000 -> 5"),
             ("failover_wait: 500", "failover_wait: 0 -> 500"),

@@ -19,6 +19,7 @@ use crate::policy::{Entries, PolicyText, RenameList};
 use crate::pose::{Advertised, PoseText};
 use crate::prefixes::Prefixes;
 use crate::reads_by_class::ReadsByClass;
+use crate::redis_version::RedisVersion;
 use crate::replica_reads::Span;
 use crate::routes::{self, RouteSection};
 use crate::secret::Secret;
@@ -806,6 +807,9 @@ section! {
         /// So many keys each worker knows that clients with [`CLIENT TRACKING`](#clients-with-caches-of-their-own)
         /// have read. Of one that falls out they are told that it may have changed. Redis pools only.
         tracking_keys_max: Number<1, 16777216> = "100000",
+        /// The version of Redis that `HELLO` tells clients. Some do more if it is newer: with 7.4.0 redis-py has [a cache
+        /// of its own](#clients-with-caches-of-their-own). No newer one than that of the servers. Redis pools only.
+        redis_version: RedisVersion = "7.0.15",
         /// What servers are to forget while they cannot be reached is [kept on disk](#what-servers-are-to-forget): a
         /// section with `directory`, `max`, `overwrites`, `hold` and `ttl`.
         spool: SpoolText = none,

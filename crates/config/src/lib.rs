@@ -30,6 +30,7 @@ mod policy;
 mod pose;
 mod prefixes;
 mod reads_by_class;
+mod redis_version;
 mod replica_reads;
 mod resolve;
 mod routes;

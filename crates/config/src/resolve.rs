@@ -663,6 +663,7 @@ fn resolve_section(
         retry_reads: section.retry_reads.value.0,
         coalesce_reads: section.coalesce_reads.value.0,
         tracking_keys_max: section.tracking_keys_max.value.0 as u32,
+        redis_version: section.redis_version.value.0.clone(),
         spool: section.spool.as_ref().map(|spool| spool.value.0.clone()),
         slow_log_ms: section.slow_log.value.0,
         hot_keys: section.hot_keys.value.0,

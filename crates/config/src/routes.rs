@@ -26,7 +26,7 @@ use crate::value::Value;
 pub(crate) use self::keys::read_file as read_keys_file;
 
 /// Options of pools that concern clients, and so are those of routes as well.
-const CLIENT_OPTIONS: [&str; 41] = [
+const CLIENT_OPTIONS: [&str; 42] = [
     "listen",
     "redis",
     "backlog",
@@ -56,6 +56,7 @@ const CLIENT_OPTIONS: [&str; 41] = [
     "commands",
     "command_policy",
     "pose",
+    "redis_version",
     "advertise",
     "hide_topology",
     "slow_log",

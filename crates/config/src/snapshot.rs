@@ -336,6 +336,9 @@ pub struct Pool {
     /// So many keys are known in each worker that clients with CLIENT TRACKING have read.
     #[serde(default = "tracking_keys_max")]
     pub tracking_keys_max: u32,
+    /// As HELLO tells it.
+    #[serde(default = "redis_version")]
+    pub redis_version: String,
     /// What servers are to forget is kept while they cannot be reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spool: Option<Spool>,
@@ -519,6 +522,10 @@ impl Pool {
 }
 
 /// As in a snapshot of a version without the option.
+fn redis_version() -> String {
+    "7.0.15".to_owned()
+}
+
 fn tracking_keys_max() -> u32 {
     100_000
 }

@@ -99,6 +99,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         retry_reads: false,
         coalesce_reads: false,
         tracking_keys_max: 100_000,
+        redis_version: "7.0.15".to_owned(),
         slow_log_ms: 10,
         hot_keys: true,
         command_stats: false,

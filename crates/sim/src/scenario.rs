@@ -866,6 +866,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         retry_reads: false,
         coalesce_reads: false,
         tracking_keys_max: 100_000,
+        redis_version: "7.0.15".to_owned(),
         slow_log_ms: 10,
         hot_keys: true,
         command_stats: index.is_multiple_of(2),

@@ -434,7 +434,8 @@ impl Engine {
         }
         let (id, resp) = (self.clients[client].session.id, wire_protocol.resp());
         let mode: &[u8] = if self.poses(client) { b"cluster" } else { b"standalone" };
-        self.reply_with(client, |out| write_greeting(out, resp, id, mode))
+        let version = self.listener_of(client).config.redis_version.clone();
+        self.reply_with(client, |out| write_greeting(out, (resp, &version), id, mode))
     }
 
     /// Has the client speak a dialect and have a database from here on.
@@ -622,12 +623,12 @@ impl Engine {
     }
 }
 
-fn write_greeting(out: &mut Vec<u8>, resp: Version, id: u64, mode: &[u8]) {
+fn write_greeting(out: &mut Vec<u8>, (resp, version): (Version, &str), id: u64, mode: &[u8]) {
     encode::write_map_header(out, resp, 7);
     encode::write_bulk(out, b"server");
     encode::write_bulk(out, b"redis");
     encode::write_bulk(out, b"version");
-    encode::write_bulk(out, REDIS_VERSION.as_bytes());
+    encode::write_bulk(out, version.as_bytes());
     encode::write_bulk(out, b"proto");
     encode::write_integer(out, resp.number());
     encode::write_bulk(out, b"id");
