@@ -71,7 +71,7 @@ mod tests {
             library_version: Vec::new(),
             expires_in_us: None,
             no_evict: false,
-            tracking: Vec::new(),
+            tracking: None,
             reads: String::new(),
             reply_off: false,
             reply_skip: false,

@@ -20,7 +20,7 @@ pub use message::{MoveAct, Rest, ToChild, ToMaster};
 pub use sealed::{SEALED_BYTES_MAX, seal, unseal};
 pub use session::{
     SESSION_VERSION, SESSION_VERSION_MIN, SESSION_VERSION_SECURED, SESSION_VERSION_TRACKING,
-    SecuredSession, Session,
+    SecuredSession, Session, TrackingSession,
 };
 
 /// The master's end of the channel to one child.

@@ -53,9 +53,9 @@ pub struct Session {
     pub expires_in_us: Option<u64>,
     /// Set by CLIENT NO-EVICT.
     pub no_evict: bool,
-    /// Set by CLIENT TRACKING, in words; empty if it is off.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub tracking: Vec<Vec<u8>>,
+    /// Set by CLIENT TRACKING, if it is on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tracking: Option<Box<TrackingSession>>,
     /// Set by CLIENT READS, by name; empty if it is left to the pool.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reads: String,
@@ -95,4 +95,12 @@ pub struct SecuredSession {
     pub output: u64,
     /// The first byte of the session's output is the last that was encrypted.
     pub holds_byte: bool,
+}
+
+/// What a client is told of, of what has changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TrackingSession {
+    /// As CLIENT TRACKINGINFO names it, with the prefixes behind it.
+    pub words: Vec<Vec<u8>>,
 }

@@ -142,7 +142,7 @@ pub(crate) struct Arrived {
 pub(crate) fn unpack(session: &Session, descriptors: Vec<OwnedFd>) -> io::Result<Arrived> {
     let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why);
     let is_known = match session.secured {
-        _ if !session.tracking.is_empty() => session.version == SESSION_VERSION_TRACKING,
+        _ if session.tracking.is_some() => session.version == SESSION_VERSION_TRACKING,
         None => (SESSION_VERSION_MIN..=SESSION_VERSION).contains(&session.version),
         Some(_) => session.version == SESSION_VERSION_SECURED,
     };

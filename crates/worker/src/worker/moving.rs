@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use cashew_config::snapshot::Reads;
 use cashew_control::{
     ChildChannel, SESSION_VERSION, SESSION_VERSION_SECURED, SESSION_VERSION_TRACKING,
-    SecuredSession, SendError, Session, ToMaster, seal,
+    SecuredSession, SendError, Session, ToMaster, TrackingSession, seal,
 };
 use cashew_driver::{CloseKind, Driver, Luggage, Token};
 use cashew_engine::{
@@ -85,7 +85,8 @@ impl<D: Driver> Worker<D> {
             library_version: parts.profile.library_version,
             expires_in_us: parts.expires_in_us,
             no_evict: parts.no_evict,
-            tracking: parts.tracking,
+            tracking: (!parts.tracking.is_empty())
+                .then(|| Box::new(TrackingSession { words: parts.tracking })),
             reads: parts.reads.map(|reads| reads.to_string()).unwrap_or_default(),
             reply_off: parts.silence == Silence::All,
             reply_skip: parts.silence == Silence::Next,
@@ -185,7 +186,7 @@ impl<D: Driver> Worker<D> {
             },
             expires_in_us: session.expires_in_us,
             no_evict: session.no_evict,
-            tracking: session.tracking,
+            tracking: session.tracking.map(|it| it.words).unwrap_or_default(),
             reads: Reads::named(&session.reads),
             silence: match (session.reply_off, session.reply_skip) {
                 (true, _) => Silence::All,
