@@ -17,7 +17,6 @@ use crate::downstream::key_prefix::KeyPrefix;
 use crate::downstream::listener::DestinationNumber;
 use crate::downstream::session_modes::Modes;
 use crate::downstream::totals::Totals;
-use crate::downstream::tracking_mode::TrackingMode;
 use crate::downstream::upload::Upload;
 use crate::downstream::window::UNKNOWN;
 use crate::request::Request;
@@ -156,8 +155,6 @@ pub(crate) struct Session {
     pub(crate) profile: Option<Box<Profile>>,
     /// Set by CLIENT NO-EVICT: when memory is short, others are closed first.
     pub(crate) no_evict: bool,
-    /// Set by CLIENT TRACKING: it is told of what has changed.
-    pub(crate) tracking: Option<Box<TrackingMode>>,
     /// When the client connected, in microseconds of the engine's time: perhaps to another process,
     /// before that began.
     pub(crate) since_us: i64,
@@ -391,7 +388,7 @@ impl Client {
         let replies_oddly = self.noreply || self.skip != Skip::No;
         let is_restricted = self.session.restricted_user().is_some();
         has_mode
-            || self.session.tracking.is_some()
+            || modes.tracking.is_some()
             || self.undecided
             || replies_oddly
             || is_restricted
@@ -416,7 +413,6 @@ impl Client {
             authenticated: false,
             profile: None,
             no_evict: false,
-            tracking: None,
             since_us,
         };
         Self {

@@ -365,15 +365,7 @@ impl Engine {
             (Skip::No | Skip::AfterThis, false) => Silence::None,
         };
         let Session {
-            id,
-            authenticated,
-            wire_protocol,
-            database,
-            profile,
-            no_evict,
-            tracking,
-            since_us,
-            ..
+            id, authenticated, wire_protocol, database, profile, no_evict, since_us, ..
         } = client.session;
         let expires_at = profile.as_ref().and_then(|profile| profile.expires_at);
         let parts = SessionParts {
@@ -385,7 +377,7 @@ impl Engine {
             profile: profile.map(|profile| *profile).unwrap_or_default(),
             expires_in_us: expires_at.map(|at| at.micros_since(now)),
             no_evict,
-            tracking: tracking.map(|mode| mode.words()).unwrap_or_default(),
+            tracking: client.modes.tracking.as_ref().map(|mode| mode.words()).unwrap_or_default(),
             reads: client.reads,
             silence,
             is_observed: client.modes.is_observed,
@@ -425,7 +417,6 @@ impl Engine {
             authenticated: is_known,
             profile: (profile != Profile::default()).then(|| Box::new(profile)),
             no_evict: parts.no_evict,
-            tracking: TrackingMode::of_words(&parts.tracking).map(Box::new),
             since_us: now.as_micros() as i64 - parts.age_us as i64,
         };
         self.bufs.charge(session.profile_size());
@@ -448,6 +439,9 @@ impl Engine {
         };
         if parts.is_observed {
             client.modes.enter().is_observed = true;
+        }
+        if let Some(mode) = TrackingMode::of_words(&parts.tracking) {
+            client.modes.enter().tracking = Some(Box::new(mode));
         }
         client.asked_in = self.activity.period();
         self.bufs.charge(output.capacity());

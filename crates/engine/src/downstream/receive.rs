@@ -544,7 +544,7 @@ impl Engine {
     pub(crate) fn put_back(&mut self, index: RequestId, request: Replay) {
         let client = self.requests[index].client;
         debug_assert_eq!(self.clients[client].head, index);
-        if self.clients[client].session.tracking.is_some() {
+        if self.clients[client].modes.tracking.is_some() {
             self.release_pushes(client);
         }
         debug_assert_eq!(self.clients[client].requests, 1);

@@ -482,6 +482,7 @@ impl Engine {
     /// its library stays, as that does not change.
     pub(crate) fn reset_session(&mut self, client: ClientId) {
         self.end_monitor(client);
+        self.clients[client].modes.end_tracking();
         let Client { listener, session, requests, noreply, skip, reads, .. } =
             &mut self.clients[client];
         *reads = None;
@@ -491,7 +492,6 @@ impl Engine {
             (*noreply, *skip) = (false, Skip::No);
         }
         session.no_evict = false;
-        session.tracking = None;
         let listener = &self.listeners[*listener];
         session.wire_protocol =
             self.backends[listener.destination.backend].params_set[0].wire_protocol;

@@ -6,6 +6,7 @@ use std::ops::Deref;
 
 use crate::base::time::Time;
 use crate::downstream::external_auth::Question;
+use crate::downstream::tracking_mode::TrackingMode;
 use crate::memcached::{Many, Stripping};
 use crate::redis::blocking::{Blocking, Ending};
 use crate::redis::cluster::SentBack;
@@ -46,6 +47,8 @@ pub(crate) struct Rare {
     pub(crate) awaits_quota: bool,
     /// It waits to be told who it is, or has been.
     pub(crate) question: Option<Box<Question>>,
+    /// Set by CLIENT TRACKING: it is told of what has changed. It moves with the client.
+    pub(crate) tracking: Option<Box<TrackingMode>>,
     /// There while keys of memcached have its user's prefix.
     pub(crate) stripping: Option<Box<Stripping>>,
 }
@@ -68,6 +71,7 @@ impl Rare {
             slowed_until: None,
             awaits_quota: false,
             question: None,
+            tracking: None,
             stripping: None,
         }
     }
@@ -86,6 +90,7 @@ impl Rare {
             && self.slowed_until.is_none()
             && !self.awaits_quota
             && self.question.is_none()
+            && self.tracking.is_none()
             && self.stripping.is_none()
     }
 }
@@ -188,6 +193,14 @@ impl Modes {
 
     pub(crate) fn end_quota_wait(&mut self) {
         self.leave(|rare| Some(std::mem::take(&mut rare.awaits_quota)));
+    }
+
+    pub(crate) fn tracking(&mut self) -> Option<&mut TrackingMode> {
+        self.0.as_mut()?.tracking.as_deref_mut()
+    }
+
+    pub(crate) fn end_tracking(&mut self) -> Option<Box<TrackingMode>> {
+        self.leave(|rare| rare.tracking.take())
     }
 
     pub(crate) fn take_ending(&mut self) -> Option<Ending> {

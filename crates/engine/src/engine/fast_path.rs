@@ -694,7 +694,7 @@ impl Engine {
             && !backend.is_cached
             // There it is looked at whether a reply can be what is due.
             && !lane.is_session
-            && !(R::CHOOSES && lane.refused.is_some())
+            && (!R::CHOOSES || lane.refused.is_none())
             && !lane.scanner.is_push(b"");
         if !is_clear {
             return buf;

@@ -366,7 +366,6 @@ impl Engine {
             authenticated: config.is_open(),
             profile: Profile::of_user(config.first_user()),
             no_evict: false,
-            tracking: None,
             since_us: now.as_micros() as i64,
         };
         config.clients += 1;

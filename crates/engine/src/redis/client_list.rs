@@ -557,8 +557,8 @@ impl Engine {
             ('c', client.state == State::Closing),
             ('U', place.is_unix),
             ('e', client.session.no_evict),
-            ('t', client.session.tracking.is_some()),
-            ('B', client.session.tracking.as_ref().is_some_and(|it| !it.prefixes().is_empty())),
+            ('t', client.modes.tracking.is_some()),
+            ('B', client.modes.tracking.as_ref().is_some_and(|it| !it.prefixes().is_empty())),
         ];
         let flags: String = flags.iter().filter(|(_, has)| *has).map(|(flag, _)| flag).collect();
         if flags.is_empty() { "N".to_owned() } else { flags }

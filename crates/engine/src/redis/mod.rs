@@ -222,7 +222,7 @@ impl Engine {
     /// The plan of a request, of which monitors are told.
     #[inline]
     fn plan_told(&mut self, client: ClientId, lookup: Lookup, bytes: &[u8], args: &[Span]) -> Plan {
-        if self.clients[client].off_fast_path && self.clients[client].session.tracking.is_some() {
+        if self.clients[client].off_fast_path && self.clients[client].modes.tracking.is_some() {
             return self.plan_tracked(client, lookup, bytes, args);
         }
         self.plan_seen(client, lookup, bytes, args)

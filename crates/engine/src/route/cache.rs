@@ -205,7 +205,7 @@ impl Store {
 
     /// A fill is ready, and lives so long, from when it was asked for. Returns how many others leave for it.
     pub(crate) fn finish(&mut self, ticket: Ticket, key_lives_us: Option<u64>) -> u64 {
-        let Store { rules: CacheRules { ttl_us, negative_us, .. }, .. } = *self;
+        let Self { rules: CacheRules { ttl_us, negative_us, .. }, .. } = *self;
         let Some(slot) = self.filling(ticket) else { return 0 };
         let longest = if slot.reply.is_some() { ttl_us } else { negative_us };
         let lives_us = key_lives_us.map_or(longest, |key| key.min(longest));

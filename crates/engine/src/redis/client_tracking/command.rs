@@ -142,7 +142,7 @@ impl Engine {
             return self.reply_error(client, SYNTAX);
         };
         if !on {
-            self.clients[client].session.tracking = None;
+            self.clients[client].modes.end_tracking();
             self.update_off_fast_path(client);
             return self.say(client, b"+OK\r\n");
         }
@@ -150,7 +150,7 @@ impl Engine {
             return self.reply_error(client, NO_REDIRECT);
         }
         let session = &self.clients[client].session;
-        let mode = match options.mode(session.tracking.as_deref()) {
+        let mode = match options.mode(self.clients[client].modes.tracking.as_deref()) {
             Ok(mode) => mode,
             Err(text) => return self.reply_error(client, &text),
         };
@@ -162,7 +162,7 @@ impl Engine {
         }
         let backend = self.backend_of(client);
         // Until the first of them is answered it has none.
-        let is_new = self.clients[client].session.tracking.is_none();
+        let is_new = self.clients[client].modes.tracking.is_none();
         self.want_tracking(backend);
         if is_new && self.awaits_tracking(backend) {
             let conn = self.client_conn(client);
@@ -172,14 +172,14 @@ impl Engine {
         if let Some(text) = self.tracking_refused(backend) {
             return self.reply_error(client, &text);
         }
-        self.clients[client].session.tracking = Some(Box::new(mode));
+        self.clients[client].modes.enter().tracking = Some(Box::new(mode));
         self.begin_tracking(client);
         self.say(client, b"+OK\r\n")
     }
 
     /// CLIENT CACHING YES or NO.
     pub(crate) fn client_caching(&mut self, client: ClientId, word: &[u8]) -> Plan {
-        let Some(mode) = &mut self.clients[client].session.tracking else {
+        let Some(mode) = self.clients[client].modes.tracking() else {
             return self.reply_error(client, NO_CACHING);
         };
         let (is_yes, is_no) = (word.eq_ignore_ascii_case(b"yes"), word.eq_ignore_ascii_case(b"no"));
@@ -203,13 +203,13 @@ impl Engine {
 
     /// CLIENT GETREDIR: 0 where the client itself is told, -1 where nobody is.
     pub(crate) fn client_getredir(&mut self, client: ClientId) -> Plan {
-        let is_on = self.clients[client].session.tracking.is_some();
+        let is_on = self.clients[client].modes.tracking.is_some();
         self.reply_with(client, |out| encode::write_integer(out, if is_on { 0 } else { -1 }))
     }
 
     pub(crate) fn client_trackinginfo(&mut self, client: ClientId) -> Plan {
         let resp = self.resp_of(client);
-        let mode = self.clients[client].session.tracking.as_deref();
+        let mode = self.clients[client].modes.tracking.as_deref();
         let flags = mode.map_or_else(|| vec!["off"], TrackingMode::flags);
         // As Redis, which has none for one that stands for all.
         let prefixes = mode.map_or(&[][..], TrackingMode::prefixes).to_vec();

@@ -47,7 +47,7 @@ impl Engine {
     fn tracking_clients(&self, backend: BackendId) -> Vec<ClientId> {
         let is_there = |conn: &&ConnId| {
             self.clients.is_current(conn.client(), conn.generation())
-                && self.clients[conn.client()].session.tracking.is_some()
+                && self.clients[conn.client()].modes.tracking.is_some()
         };
         let clients = self.tracking.clients.iter().filter(is_there).map(|conn| conn.client());
         clients.filter(|&client| self.backend_of(client) == backend).collect()
@@ -74,7 +74,7 @@ impl Engine {
     /// The client is another user, speaks another dialect, has other servers, or has come from another process: if it
     /// is told of changes, what it has read so far counts as changed.
     pub(crate) fn follow_tracking(&mut self, client: ClientId) {
-        if self.clients[client].session.tracking.is_none() {
+        if self.clients[client].modes.tracking.is_none() {
             return;
         }
         if self.destination_of(client).choice == Choice::Backends {
@@ -94,7 +94,7 @@ impl Engine {
         let mut clients = std::mem::take(&mut self.tracking.clients);
         clients.retain(|conn| {
             self.clients.is_current(conn.client(), conn.generation())
-                && self.clients[conn.client()].session.tracking.is_some()
+                && self.clients[conn.client()].modes.tracking.is_some()
         });
         let is_there = |conn: &&ConnId| self.clients.is_current(conn.client(), conn.generation());
         let waiting = self.tracking.waiting.iter().filter(is_there);

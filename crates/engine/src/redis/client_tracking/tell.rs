@@ -38,7 +38,7 @@ impl Engine {
     fn note_read(&mut self, client: ClientId, lookup: Lookup, bytes: &[u8], args: &[Span]) {
         let Lookup::Found(command) = lookup else { return };
         let remembers =
-            self.clients[client].session.tracking.as_ref().is_some_and(|it| it.remembers());
+            self.clients[client].modes.tracking.as_ref().is_some_and(|it| it.remembers());
         if !remembers || !may_read(command) {
             return;
         }
@@ -57,7 +57,7 @@ impl Engine {
     /// The request is dispatched: CLIENT CACHING was about it, unless it is one of a transaction.
     fn end_caching(&mut self, client: ClientId, lookup: Lookup) {
         let is_queueing = self.is_queueing(client);
-        let Some(mode) = &mut self.clients[client].session.tracking else { return };
+        let Some(mode) = self.clients[client].modes.tracking() else { return };
         if let Lookup::Found(command) = lookup {
             let goes_on = match command.rule {
                 Rule::Local(_) => command.name.starts_with("client|"),
@@ -101,7 +101,8 @@ impl Engine {
         }
         for client in self.tracking_clients(backend) {
             let session = &self.clients[client].session;
-            let Some(Scope::Prefixes(prefixes)) = session.tracking.as_ref().map(|it| &it.scope)
+            let Some(Scope::Prefixes(prefixes)) =
+                self.clients[client].modes.tracking.as_ref().map(|it| &it.scope)
             else {
                 continue;
             };
@@ -143,7 +144,7 @@ impl Engine {
 
     /// All that a client has read may have changed, for it.
     pub(crate) fn tell_client_of_all(&mut self, client: ClientId) {
-        if self.clients[client].session.tracking.is_none() {
+        if self.clients[client].modes.tracking.is_none() {
             return;
         }
         let mut text = Vec::new();
@@ -160,7 +161,7 @@ impl Engine {
         }
         let client = conn.client();
         let session = &self.clients[client].session;
-        if session.tracking.is_none() {
+        if self.clients[client].modes.tracking.is_none() {
             return;
         }
         let own = session.key_prefix().map_or(&b""[..], |prefix| &prefix.0);
