@@ -127,7 +127,7 @@ def test_what_cannot_be_kept_apart_is_refused(place):
         for words in (["EVAL", "return redis.call('get', 'app2:a')", "0"], ["EVALSHA", "0" * 40, "0"], ["RANDOMKEY"],
                       ["FLUSHALL"], ["FLUSHDB"], ["SWAPDB", "0", "1"], ["SELECT", "1"], ["MOVE", "a", "1"],
                       ["MIGRATE", "h", "1", "a", "0", "1"], ["DBSIZE"], ["INFO"], ["MONITOR"], ["SLOWLOG", "GET"],
-                      ["CLIENT", "LIST"], ["CLIENT", "TRACKING", "ON"], ["PUBSUB", "CHANNELS"],
+                      ["CLIENT", "LIST"], ["PUBSUB", "CHANNELS"],
                       ["DEBUG", "OBJECT", "a"], ["CONFIG", "GET", "*"], ["SCRIPT", "LOAD", "return 1"],
                       ["HOTKEYS", "TOP"], ["ACL", "LIST"], ["FCALL", "f", "0"]):
             error = ann.error(*words)
