@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use cashew_config::snapshot::{FailoverOn, Listen, Pool, PrefixArm, Protocol, Route, Snapshot};
+use cashew_config::snapshot::{
+    FailoverOn, KeepRules, Listen, Pool, PrefixArm, Protocol, Route, Snapshot,
+};
 use cashew_config::{Context, Errors, MoveState, from_json, parse, to_json};
 
 const ROUTES: &str = include_str!("good/routes.yml");
@@ -44,7 +46,7 @@ fn a_route_is_a_pool_without_servers() {
     let names: Vec<_> = snapshot.pools.iter().map(|pool| &*pool.name).collect();
     assert_eq!(
         names,
-        ["eu", "us", "all", "hot", "main", "more", "cache", "plain", "users", "scratch", "users-b"]
+        ["eu", "us", "all", "hot", "kept", "main", "more", "cache", "plain", "users", "scratch", "users-b"]
     );
     let main = find(&snapshot, "main");
     assert_eq!(main.listen, Listen::Tcp("127.0.0.1:22121".parse().unwrap()));
@@ -142,6 +144,66 @@ fn every_node_is_read() {
     let route = find(&snapshot, "all").route.as_ref().unwrap();
     assert_eq!(*route, expected);
     assert_eq!(route.pools(), ["eu", "us", "hot"]);
+}
+
+#[test]
+fn a_cache_keeps_what_its_prefix_has_unless_it_names_keys() {
+    let snapshot = routes();
+    let keep = |bytes, ttl_ms, negative_ms, value_max, keys: &[&str]| KeepRules {
+        bytes,
+        ttl_ms,
+        negative_ms,
+        value_max,
+        keys: keys.iter().map(|&key| key.to_owned()).collect(),
+    };
+    let kept = find(&snapshot, "kept").route.as_ref().unwrap().kept();
+    let expected = [
+        keep(8 << 20, 30_000, 2000, 4 << 10, &["hot:"]),
+        keep(64 << 20, 10_000, 0, 64 << 10, &["hotter:a", "hotter:b"]),
+    ];
+    assert_eq!(kept, expected.iter().collect::<Vec<_>>());
+    // memcached tells nobody, so that less time is right.
+    let text = format!(
+        "{ONE}routes: {{r: {{listen: /r, route: {{cache: {{to: {{prefix: {{'': a, b: b}}}}}}}}}}}}"
+    );
+    let (snapshot, _) = judge(&text, "").unwrap();
+    let route = find(&snapshot, "r").route.as_ref().unwrap();
+    assert_eq!(route.kept(), [&keep(64 << 20, 1000, 0, 64 << 10, &[])]);
+    assert_eq!(route.title(), "cache, 64mb in all, ttl 1s, value_max 64kb");
+}
+
+#[test]
+fn a_cache_is_refused_where_it_could_not_be_right() {
+    let with = |route: &str| {
+        let text = format!("{ONE}routes: {{r: {{listen: /r, route: {route}}}}}");
+        refused(&text, "").join("; ")
+    };
+    for (route, message) in [
+        ("{all_sync: [{cache: {to: a}}, b]}", "\"cache\" stands below \"all_sync\""),
+        (
+            "{prefix: {'x:': {strip: true, to: {cache: {to: a}}}}}",
+            "\"cache\" stands below a prefix with \"strip\" or \"rewrite\"",
+        ),
+        ("{cache: {to: {failover: [a, b]}}}", "below \"cache\" there is \"failover\""),
+        ("{cache: {to: {cache: {to: a}}}}", "below \"cache\" there is another \"cache\""),
+        (
+            "{cache: {to: {key_split: {to: a, copies: 2}}}}",
+            "below \"cache\" there is \"key_split\"",
+        ),
+        ("{cache: {to: a, negative: 2s}}", "\"negative\" is longer than \"ttl\""),
+        ("{cache: {to: a, bytes: 64kb}}", "\"value_max\" is too much of \"bytes\""),
+        ("{cache: {to: a, keys: ['user:*']}}", "\"user:*\" is no start of a key"),
+        ("{cache: {to: a, keys: []}}", "option \"keys\" has 0 starts of keys"),
+        ("{cache: {to: a, ttl: 1ms}}", "option \"ttl\": 1ms is too short"),
+        ("{cache: {to: a, size: 1mb}}", "unknown option \"size\""),
+    ] {
+        let found = with(route);
+        assert!(found.contains(message), "{route}: {found}");
+    }
+    let text = "pools: {a: {redis: true, reads: prefer_replica, servers: [{name: g, primary: 'h:1', replicas: ['h:2']}]}}
+routes: {r: {listen: /r, redis: true, route: {cache: {to: a}}}}";
+    let message = "\"cache\" leads to pool \"a\", whose replicas answer reads";
+    assert_eq!(refused(text, ""), [message]);
 }
 
 fn refused(text: &str, keys: &str) -> Vec<String> {
