@@ -46,7 +46,10 @@ fn a_route_is_a_pool_without_servers() {
     let names: Vec<_> = snapshot.pools.iter().map(|pool| &*pool.name).collect();
     assert_eq!(
         names,
-        ["eu", "us", "all", "hot", "kept", "main", "more", "cache", "plain", "users", "scratch", "users-b"]
+        [
+            "eu", "us", "all", "hot", "kept", "main", "more", "cache", "plain", "users", "scratch",
+            "users-b"
+        ]
     );
     let main = find(&snapshot, "main");
     assert_eq!(main.listen, Listen::Tcp("127.0.0.1:22121".parse().unwrap()));

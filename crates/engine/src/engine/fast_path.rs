@@ -691,10 +691,9 @@ impl Engine {
         let backend = &self.backends[lane.backend];
         let is_clear = matches!(lane.link, Link::Ready { .. })
             && backend.large_replies.is_empty()
-            && !backend.is_cached
             // There it is looked at whether a reply can be what is due.
             && !lane.is_session
-            && (!R::CHOOSES || lane.refused.is_none())
+            && !(backend.is_cached || R::CHOOSES && lane.refused.is_some())
             && !lane.scanner.is_push(b"");
         if !is_clear {
             return buf;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{Pool, Protocol, Wire};
+use cashew_config::snapshot::{KeepRules, Pool, Protocol, Wire};
 use cashew_placement::Distribution;
 use cashew_protocol::{Span, memcached, resp};
 
@@ -34,6 +34,9 @@ const LANE: u64 = 1 << 10;
 /// What a client takes at rest, in the engine, the driver and the lists of both, and what of it is among its user's
 /// numbers.
 const CLIENT: u64 = 320;
+
+/// What a store of replies takes beside them: what it knows of keys that were missed.
+const STORE: u64 = 64 << 10;
 
 /// What TLS takes of a connection: its state, three or four records that are encrypted and not written, and what has
 /// come and is no whole record, or waits for its handshake.
@@ -101,7 +104,8 @@ impl MemoryBound {
         let by_files = pools.iter().any(|pool| pool.client_connections == 0) || by_limits > most;
         let clients = if by_files { most } else { by_limits };
         let scratch = pools.iter().map(scratch).max().unwrap_or(0);
-        let fixed = pools.iter().map(|pool| pool_at_rest(pool, workers)).sum::<u64>();
+        let kept = pools.iter().map(|pool| kept_by(pool, workers)).sum::<u64>();
+        let fixed = pools.iter().map(|pool| pool_at_rest(pool, workers)).sum::<u64>() + kept;
         let of_client = |pool| held_by_client(pool, driver.late);
         let per_client = pools.iter().map(of_client).max().unwrap_or(0);
         let session_lanes = |pool: &Pool| files.sessions().min(sessions_max(pool, 0, workers));
@@ -200,6 +204,13 @@ fn params_set(pool: &Pool) -> u64 {
 
 fn streaming_lanes(pool: &Pool) -> u64 {
     (PRIVATE_LANES_MAX * pool.servers.len()) as u64
+}
+
+/// What a worker's caches of a route's nodes take at most, with a fill each that is on its way.
+fn kept_by(pool: &Pool, workers: u32) -> u64 {
+    let routes = pool.route.iter().chain(pool.user_routes.iter().map(|it| &it.route));
+    let of_node = |keep: &KeepRules| keep.bytes / u64::from(workers) + STORE;
+    routes.flat_map(|route| route.kept()).map(of_node).sum()
 }
 
 fn pool_at_rest(pool: &Pool, workers: u32) -> u64 {
