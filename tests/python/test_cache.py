@@ -9,7 +9,7 @@ import pytest
 
 from cluster import Cluster
 from harness import ReplyError, newer_servers, server_lines, wait_until
-from test_sentinel import FAILOVER_MAX, Group, pools as sentinel_pools
+from test_sentinel import FAILOVER_MAX, Group, pools as sentinel_pools, role
 
 # Longer than any test: what drops a reply here is what is tested, not its age.
 FOR_EVER = "1h"
@@ -317,7 +317,8 @@ def test_a_failover_drops_what_the_old_primary_said(place):
             reads += 1
             assert reads < 10_000
         # And others' writes are told by the new one.
-        primary = group.server(group.sentinels[0].primary())
+        # The gateway may know it before all Sentinels do.
+        primary = wait_until(lambda: next((it for it in group.servers if role(it) == b"master"), None), "it leads")
         assert primary.call("SET", "k", "3") == "OK"
         wait_until(lambda: conn.call("GET", "k") == b"3", "the change is told")
 
