@@ -68,6 +68,9 @@ def printed(module_place):
         "caches": {"servers": server_lines([place.memcached()]), "spool": spool},
         "gamma": {"redis": True, "sentinels": group.addresses(),
                   "servers": [f"{{name: s1, sentinel: {MASTER}}}"]},
+        "mover": {"redis": True, "route": f"{{migrate: {{from: was, to: will, directory: {place.directory / 'move'}}}}}"},
+        "was": {"listen": None, "redis": True, "servers": server_lines([place.redis()])},
+        "will": {"listen": None, "redis": True, "servers": server_lines([place.redis()])},
         "delta": {"redis": True, "auto_eject_hosts": True, "timeout": 300, "fail_open": "50%",
                   "servers": server_lines([place.redis(), place.redis()])},
     }
@@ -92,7 +95,7 @@ def printed(module_place):
 
     late = ["cashew_server_lag_bytes", "cashew_replica_fit", "cashew_group_primary_info", "cashew_sentinel_up",
             "cashew_last_reload_success", "cashew_server_spool_depth", "cashew_pool_open",
-            "cashew_server_state_since_timestamp_seconds", "cashew_hot_key_share"]
+            "cashew_server_state_since_timestamp_seconds", "cashew_hot_key_share", "cashew_move_state_info"]
     wait_until(lambda: all(name in seen() for name in late), f"all of {late}", pause=0.2)
     return {**seen(), **UP}
 
@@ -281,6 +284,18 @@ CASES = {
         {f'cashew_hot_key_share{{{POOL}, key="k"}}': "0.1x60", f"cashew_requests_total{{{POOL}}}": "0+60000x60",
          f'cashew_hot_key_share{{{POOL_IDLE}, key="k"}}': "1x60",
          f"cashew_requests_total{{{POOL_IDLE}}}": "0+600x60"}),
+    # One that copies for an hour is no news, and neither is one that has nothing left to walk over.
+    "CashewMoveStuck": (
+        {f'cashew_move_state_info{{{POOL}, state="copying"}}': "1x60", f"cashew_move_keys_walked{{{POOL}}}": "7x60",
+         f"cashew_move_lag_seconds{{{POOL}}}": "0x60"},
+        {f'cashew_move_state_info{{{POOL}, state="copying"}}': "1x60", f"cashew_move_keys_walked{{{POOL}}}": GROWS,
+         f'cashew_move_state_info{{{POOL_IDLE}, state="in step"}}': "1x60",
+         f"cashew_move_keys_walked{{{POOL_IDLE}}}": "7x60", f"cashew_move_lag_seconds{{{POOL_IDLE}}}": "3x60"}),
+    "CashewMoveMismatch": one("cashew_move_mismatches_total", POOL, "0x55 2x5", "2x60"),
+    "CashewMovePaused": (
+        {f'cashew_move_state_info{{{POOL}, state="paused"}}': "1x60"},
+        {f'cashew_move_state_info{{{POOL}, state="paused"}}': "1x45 _x15",
+         f'cashew_move_state_info{{{POOL}, state="in step"}}': "_x45 1x15"}),
 }
 
 

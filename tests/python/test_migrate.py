@@ -12,6 +12,7 @@ import urllib.request
 import pytest
 
 from certificates import Authority
+from cluster import Cluster
 from harness import HOST, Crowd, ReplyError, children, free_port, resp, server_lines, wait_until
 
 #: Keys in CI; the test marked `long` has as many as the issue asks for.
@@ -20,6 +21,8 @@ KEYS_LONG = 200_000
 
 
 def backend(servers, kind, **options):
+    if isinstance(servers, Cluster):
+        return {"listen": None, "redis": True, "cluster": f"{{seeds: {servers.seeds()}}}", "timeout": 5000, **options}
     return {"listen": None, "redis": kind == "redis", "servers": server_lines(servers),
             "timeout": 5000, **options}
 
@@ -70,8 +73,8 @@ class Move:
     def wait_behind(self):
         wait_until(lambda: self.status()["keys_behind"] == 0 or self.kind == "memcached", "it has caught up",
                    pause=0.1)
-        # Of memcached a pass finds what the last one has not.
-        time.sleep(3 if self.kind == "memcached" else 0.5)
+        # Of memcached a pass finds what the last one has not, and another one may be under way.
+        time.sleep(3 + self.status()["lag_ms"] / 400 if self.kind == "memcached" else 0.5)
 
     def change(self, action, tries=1, seconds=60):
         """As an operator does who has to wait for a comparison. A server that was killed a moment ago may only be
@@ -98,18 +101,20 @@ def until(ttl_ms):
 
 def everything(servers, kind):
     """What servers have, key by key: values, and until when these live."""
-    found = {}
+    found, databases = {}, range(16)
+    if isinstance(servers, Cluster):
+        servers, databases = servers.primaries(), [0]
     for server in servers:
         with server.connect(timeout=60) as conn:
-            found.update(of_redis(conn) if kind == "redis" else of_memcached(conn))
+            found.update(of_redis(conn, databases) if kind == "redis" else of_memcached(conn))
     return found
 
 
-def of_redis(conn):
+def of_redis(conn, databases):
     found = {}
     read = {"string": ("GET",), "list": ("LRANGE", 0, -1), "set": ("SMEMBERS",), "hash": ("HGETALL",),
             "zset": ("ZRANGE", 0, -1, "WITHSCORES"), "stream": ("XRANGE", "-", "+")}
-    for database in range(16):
+    for database in databases:
         conn.call("SELECT", database)
         if not conn.call("DBSIZE"):
             continue
@@ -211,16 +216,16 @@ class Writers(Crowd):
 
     KINDS = {"redis": ["string", "counter", "list", "set", "hash", "zset"], "memcached": ["string", "counter"]}
 
-    def __init__(self, move, count=4, keys=60, pause=0):
+    def __init__(self, move, count=4, keys=60, pause=0, prefix="own"):
         super().__init__(self.run, count)
-        self.pause = pause
+        self.pause, self.prefix = pause, prefix
         self.move, self.count = move, keys
         self.models = [{} for _ in range(count)]
         self.wrong, self.done, self.errors = [], 0, 0
 
     def names(self, number):
         kinds = self.KINDS[self.move.kind]
-        return [(f"own:{number}:{kind}:{at}", kind) for at in range(self.count) for kind in kinds]
+        return [(f"{self.prefix}:{number}:{kind}:{at}", kind) for at in range(self.count) for kind in kinds]
 
     def run(self, number):
         rng, names, model = random.Random(number), self.names(number), self.models[number]
@@ -654,6 +659,8 @@ def test_keys_that_are_not_where_they_belong_are_told_of(place):
     said = move.order("cut-over", fails=True)
     assert "1 keys are not where their names place them" in said, said
     assert "1 keys are not where" in move.order("status") and move.status()["keys_misplaced"] == 1
+    assert 'cashew_move_keys_misplaced{pool="main"} 1' in metrics_of(move.gateway)
+    assert move.gateway.stats()["cashew"]["moves"][0]["keys_misplaced"] == 1
     assert "key:1" in move.events("move_key_refused")[0]["message"]
     # What comes later counts, too, and what goes does not.
     elsewhere.call("DEL", "key:1")
@@ -842,10 +849,14 @@ def test_what_is_changed_behind_its_back_is_found_and_repaired(place, kind):
         else:
             conn.send(b"set still:10 0 0 4\r\nelse\r\n")
             conn.expect(b"STORED\r\n")
-    said = move.order("verify", fails=True)
-    assert "1 key differed, and was copied again" in said, said
+    # Nobody has to ask for that.
+    wait_until(lambda: move.status()["mismatches"] == 1, "it is found", pause=0.1)
     found = move.events("move_mismatch")
     assert len(found) == 1 and "still:10" in found[0]["message"], found
+    wait_until(lambda: assert_alike(move), "it is copied again")
+    said = move.order("cut-over", fails=True)
+    assert "`cashew migrate verify` repeats it" in said, said
+    move.order("verify")
     move.wait_in_step()
     assert "500 compared" in move.order("verify") or kind == "memcached"
     assert_alike(move)
@@ -885,6 +896,9 @@ def test_it_goes_no_faster_than_it_may_and_pauses(place):
     metrics = metrics_of(move.gateway)
     assert 'cashew_move_in_step{pool="main"} 1' in metrics
     assert 'cashew_move_keys_refused{pool="main"} 0' in metrics
+    assert 'cashew_move_keys_compared{pool="main"} 2000' in metrics
+    assert 'cashew_move_state_info{pool="main",state="in step"} 1' in metrics
+    assert 'cashew_move_verified_timestamp_seconds{pool="main"} ' in metrics
 
 
 def metrics_of(gateway):
@@ -928,6 +942,30 @@ def test_servers_are_reached_by_tls_with_passwords_and_in_the_one_database_of_a_
     wait_until(lambda: "refuses the login" in (move.status()["last_error"] or ""), "it is told")
     assert "wrong" not in move.status()["last_error"]
     assert "not everything is copied yet" in move.order("roll-back", fails=True)
+
+
+def test_servers_that_evict_are_told_of(place):
+    limits = ("--maxmemory", "100mb", "--maxmemory-policy")
+    new = [place.redis(*limits, "allkeys-lru")]
+    move = Move(place, old=[place.redis(*limits, "volatile-ttl")], new=new)
+    fill(move, 100)
+    said = move.order("start", fails=True)
+    assert "of pool new evicts keys when its memory is full (maxmemory-policy allkeys-lru)" in said, said
+    assert "--evicting-target" in said and move.status()["state"] == "ready"
+    # One that is bounded and evicts nothing is well, and one that evicts is the operator's choice.
+    new[0].call("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    said = move.order("start")
+    assert "of pool old evicts keys" in said and "goes from the copy, too" in said and "pool new evicts" not in said, said
+    move.wait_in_step()
+    assert_alike(move)
+
+
+def test_a_copy_that_evicts_is_begun_only_if_that_is_said(place):
+    move = Move(place, new=[place.redis("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")])
+    move.order("start", fails=True)
+    said = move.order("start", "--evicting-target")
+    assert "what it evicts is lost once it serves" in said, said
+    move.wait_in_step()
 
 
 def test_a_full_copy_is_waited_for(place):
@@ -1029,6 +1067,82 @@ def test_a_server_that_both_pools_have_by_two_names_is_found_before_anything_is_
     assert "what is copied would be removed where it is" in said
     assert move.status()["state"] == "ready"
     assert len(everything(old, kind)) == 100
+
+
+def gateway_beside(move, servers):
+    """Another one in front of the same servers, which knows nothing of the move."""
+    other = move.place.cashew({"alpha": {"redis": move.kind == "redis", "timeout": 5000, "servers": server_lines(servers)}},
+                              {"worker_processes": 2})
+    other.wait_serving()
+    return other
+
+
+class Beside:
+    """What writers need to know of that one."""
+
+    def __init__(self, move, other):
+        self.gateway, self.kind = other, move.kind
+
+
+@pytest.mark.parametrize("kind", ["redis", "memcached"])
+def test_another_gateway_that_writes_beside_it_is_told_of(place, kind):
+    move = Move(place, kind)
+    fill(move, 500)
+    move.order("start")
+    move.wait_in_step()
+    other = gateway_beside(move, move.old)
+    key = b"still:11"
+
+    def write(value):
+        with other.connect() as conn:
+            if kind == "redis":
+                conn.call("SET", "still:11", value)
+            else:
+                conn.send(b"set still:11 0 0 %d\r\n%b\r\n" % (len(value), value.encode()))
+                conn.expect(b"STORED\r\n")
+
+    if kind == "redis":
+        # They would write on there.
+        with Writers(Beside(move, other), count=2, keys=20):
+            wait_until(lambda: "others than this gateway write to pool old" in move.gateway.order(
+                "migrate", "cut-over").stderr, "it is not cut over", pause=0.3)
+        assert not move.status()["is_cut_over"]
+        time.sleep(5)
+    move.change("cut-over", tries=3)
+    before = move.status()["mismatches"]
+    write("lost")
+    # What it writes to the copy is lost, which is told.
+    wait_until(lambda: move.status()["mismatches"] > before, "it is found", pause=0.1)
+    assert "still:11" in move.events("move_mismatch")[-1]["message"]
+    wait_until(lambda: [it for at, it in everything(move.old, kind).items()
+                        if key in (at, at[1]) and it[1] != b"lost"], "it is copied again")
+    assert "not everything" not in move.order("verify")
+    assert_alike(move)
+
+
+@pytest.mark.parametrize("kind", ["redis", "memcached"])
+def test_other_gateways_lead_to_the_one_that_moves_a_pool_until_it_is_over(place, kind):
+    move = Move(place, kind)
+    fill(move, 1000)
+    other = gateway_beside(move, move.old)
+    with Writers(move, count=2) as here, Writers(Beside(move, other), count=2, keys=40, prefix="there") as there:
+        wait_until(lambda: here.done > 100 and there.done > 100, "they write")
+        # First of all they write by way of it.
+        lines = [f"{HOST}:{move.gateway.address}:1"]
+        other.configure({"alpha": {**other.pools["alpha"], "servers": lines}})
+        other.reload()
+        move.order("start")
+        move.change("cut-over", tries=3)
+        done = there.done
+        wait_until(lambda: there.done > done + 200 or there.wrong, "they go on")
+        # When it is over they lead to where it has led them.
+        other.configure({"alpha": {**other.pools["alpha"], "servers": server_lines(move.new)}})
+        other.reload()
+        done = there.done
+        wait_until(lambda: there.done > done + 200 or there.wrong, "they go on")
+    assert here.wrong == [] and there.wrong == []
+    here.check_all()
+    there.check_all()
 
 
 def reload_pools(move, **changes):

@@ -612,7 +612,7 @@ fn moves(text: &mut Exposition, source: &Source) {
         return;
     }
     type Of = fn(&MoveStatus) -> u64;
-    let families: [(&str, &str, &str, Of); 12] = [
+    let families: [(&str, &str, &str, Of); 14] = [
         ("cashew_move_cut_over", "gauge", "Whether the pool that was the copy serves", |it| {
             it.is_cut_over.into()
         }),
@@ -638,6 +638,18 @@ fn moves(text: &mut Exposition, source: &Source) {
         ("cashew_move_keys_refused", "gauge", "Keys that the copy does not take", |it| {
             it.keys_refused
         }),
+        (
+            "cashew_move_keys_misplaced",
+            "gauge",
+            "Keys that are not where their names place them, and are not copied",
+            |it| it.keys_misplaced,
+        ),
+        (
+            "cashew_move_keys_compared",
+            "gauge",
+            "Keys compared in the last comparison, or in the one under way",
+            |it| it.keys_compared,
+        ),
         ("cashew_move_keys_copied_total", "counter", "Keys copied", |it| it.keys_copied),
         ("cashew_move_keys_removed_total", "counter", "Keys removed from the copy", |it| {
             it.keys_removed
@@ -662,6 +674,26 @@ fn moves(text: &mut Exposition, source: &Source) {
     for (name, kind, help, of) in families {
         text.family(name, kind, help);
         moves.iter().for_each(|it| text.sample(name, &label("pool", &it.route), of(it)));
+    }
+    let name = "cashew_move_state_info";
+    text.family(
+        name,
+        "gauge",
+        "What it does: ready, connecting, copying, comparing, in step, paused",
+    );
+    for it in &moves {
+        let labels = format!("{},{}", label("pool", &it.route), label("state", &it.state));
+        text.sample(name, &labels, 1);
+    }
+    let name = "cashew_move_eta_seconds";
+    text.family(name, "gauge", "How long the walk will take still, where that is known");
+    for (it, eta_s) in moves.iter().filter_map(|it| Some((it, it.eta_s?))) {
+        text.sample(name, &label("pool", &it.route), eta_s);
+    }
+    let name = "cashew_move_verified_timestamp_seconds";
+    text.family(name, "gauge", "When a comparison last found no difference, since 1970");
+    for (it, at) in moves.iter().filter_map(|it| Some((it, it.verified_at?))) {
+        text.sample(name, &label("pool", &it.route), at);
     }
     let name = "cashew_move_lag_seconds";
     text.family(name, "gauge", "How long the first key that has changed has waited to be copied");

@@ -426,6 +426,7 @@ fn move_of_pools<'a>(it: MoveStatus) -> Object<'a> {
     object.insert("serves", Some(it.from));
     object.insert("follows", Some(it.to));
     object.insert("state", Some(it.state));
+    object.insert("directory", Some(it.directory));
     // As Prometheus has it.
     object.insert("cut_over", u64::from(it.is_cut_over));
     for (name, number) in [
@@ -434,11 +435,13 @@ fn move_of_pools<'a>(it: MoveStatus) -> Object<'a> {
         ("keys_copied", it.keys_copied),
         ("keys_removed", it.keys_removed),
         ("bytes_copied", it.bytes_copied),
+        ("keys_per_second", it.keys_per_second),
         ("keys_behind", it.keys_behind),
         ("lag_ms", it.lag_ms),
         ("keys_compared", it.keys_compared),
         ("mismatches", it.mismatches),
         ("keys_refused", it.keys_refused),
+        ("keys_misplaced", it.keys_misplaced),
         ("walks", it.walks),
         ("errors", it.errors),
     ] {

@@ -237,11 +237,11 @@ pub(crate) struct DiscoverArguments {
 pub(crate) struct MigrateArguments {
     #[command(flatten)]
     pub(crate) instance: InstanceArguments,
-    /// status, start, pause, resume, verify, cut-over or roll-back
+    /// status, start, pause, resume, verify, cut-over, roll-back or keys
     #[arg(value_name = "ACTION", value_enum)]
     pub(crate) action: MigrateAction,
-    /// The route whose `migrate` node it is about, if there are several
-    #[arg(value_name = "ROUTE")]
+    /// The route whose `migrate` node it is about, if there are several. With keys: a file with a key on each line, or -
+    #[arg(value_name = "ROUTE|FILE")]
     pub(crate) route: Option<String>,
     /// With status: print JSON
     #[arg(long)]
@@ -249,12 +249,27 @@ pub(crate) struct MigrateArguments {
     /// With status: go on until nothing is left to copy or to compare
     #[arg(long)]
     pub(crate) watch: bool,
-    /// With start: remove what the other pool has
+    /// With start: remove what the other pool has. With keys: replace what it has by their names
     #[arg(long)]
     pub(crate) overwrite: bool,
     /// With cut-over and roll-back: leave keys behind that are not where their names place them
     #[arg(long)]
     pub(crate) ignore_misplaced: bool,
+    /// With start: also if servers of the other pool evict keys for lack of memory, which are missing then
+    #[arg(long)]
+    pub(crate) evicting_target: bool,
+    /// With keys: the pool that they are in
+    #[arg(long, value_name = "POOL")]
+    pub(crate) from: Option<String>,
+    /// With keys: the pool that they are to be in
+    #[arg(long, value_name = "POOL")]
+    pub(crate) to: Option<String>,
+    /// With keys: from --to to --from
+    #[arg(long)]
+    pub(crate) back: bool,
+    /// With keys: the route that lists them, if several list keys
+    #[arg(long, value_name = "ROUTE")]
+    pub(crate) listener: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -266,6 +281,7 @@ pub(crate) enum MigrateAction {
     Verify,
     CutOver,
     RollBack,
+    Keys,
 }
 
 #[derive(Args, Debug)]
@@ -381,6 +397,7 @@ const MIGRATE: &str = "\
   verify     compare all keys of both pools
   cut-over   have the other pool serve; clients wait for a moment
   roll-back  have the former pool serve again, with all that was written since
+  keys       carry single keys to another pool, and list them in the file of a `keys` node
 The pools are those of a `migrate` node that has a `directory`.";
 
 const DOCTOR: &str = "\

@@ -7,10 +7,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cashew_config::snapshot::TopologyState;
-use cashew_control::{ChildChannel, Epoch, MoveAct, ReceiveError, SendError, ToChild, ToMaster};
+use cashew_control::{
+    ChildChannel, Epoch, KeysCarried, MoveAct, ReceiveError, SendError, ToChild, ToMaster,
+};
 use cashew_discovery::{Finder, Members, News, Watch};
 use cashew_metrics::{Layout, Segments, Shared};
-use cashew_migration::Migrator;
+use cashew_migration::{Carriage, Carrier, Migrator};
 use cashew_process::drop_privileges;
 use cashew_spool::Replayer;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -66,6 +68,8 @@ struct Watching {
     replayer: Replayer,
     /// Copies pools to others.
     migrator: Migrator,
+    /// Carries single keys to others.
+    carrier: Carrier,
     /// What the master was told of that, and when.
     moves_told: String,
     moves_told_at: Option<Instant>,
@@ -111,6 +115,7 @@ impl Watching {
             finder,
             replayer: Replayer::default(),
             migrator: Migrator::default(),
+            carrier: Carrier::default(),
             moves_told: String::new(),
             moves_told_at: None,
         };
@@ -208,14 +213,16 @@ impl Child {
                 if let (Some((_, basis)), Some(watching)) = (prepared, &mut self.watching) {
                     cashew_process::log::set_format(basis.epoch.snapshot.global.log_format);
                     watching.put_into_effect(basis, Instant::now());
+                    watching.carrier.commit();
                 }
                 self.say(&ToMaster::Committed { epoch })?;
             }
             ToChild::Abort { .. } => {
                 self.prepared = None;
-                if let Some(Watching { members, migrator, .. }) = &mut self.watching {
+                if let Some(Watching { members, migrator, carrier, .. }) = &mut self.watching {
                     members.abort();
                     migrator.call_off();
+                    carrier.call_off();
                 }
             }
             ToChild::Release { pool, topology, .. } => {
@@ -242,7 +249,9 @@ impl Child {
             ToChild::Migrate { number, directory, act } => {
                 self.migrate(number, directory, act)?;
             }
-            ToChild::CatchUp { epoch, directories } => self.catch_up(epoch, &directories)?,
+            ToChild::CatchUp { epoch, directories, keys } => {
+                self.catch_up(epoch, &directories, keys)?;
+            }
             other => log_or_warn(other, descriptors),
         }
         Ok(())
@@ -250,14 +259,26 @@ impl Child {
 
     /// Does something about a move. What takes a while answers from a thread of its own.
     fn migrate(&mut self, number: u64, directory: PathBuf, act: MoveAct) -> Result<()> {
-        let migrated = move |failure: Option<String>| ToMaster::Migrated { number, failure };
+        let migrated = move |failure: Option<String>| ToMaster::Migrated {
+            number,
+            failure,
+            notes: Vec::new(),
+        };
         let Some(Watching { migrator, .. }) = &self.watching else {
             return self.say(&migrated(Some("it is being started: try again".to_owned())));
         };
         let failure = match act {
-            MoveAct::CheckStart { may_overwrite } => {
-                match migrator.check_start(&directory, may_overwrite) {
-                    Ok(check) => return self.answer_later(move || migrated(check().err())),
+            MoveAct::CheckStart { may_overwrite, may_evict } => {
+                match migrator.check_start(&directory, may_overwrite, may_evict) {
+                    Ok(check) => {
+                        return self.answer_later(move || {
+                            let (notes, failure) = match check() {
+                                Ok(notes) => (notes, None),
+                                Err(why) => (Vec::new(), Some(why)),
+                            };
+                            ToMaster::Migrated { number, failure, notes }
+                        });
+                    }
                     Err(why) => Some(why),
                 }
             }
@@ -270,13 +291,29 @@ impl Child {
         self.say(&migrated(failure))
     }
 
-    fn catch_up(&mut self, epoch: u64, directories: &[PathBuf]) -> Result<()> {
+    fn catch_up(
+        &mut self,
+        epoch: u64,
+        directories: &[PathBuf],
+        keys: Option<KeysCarried>,
+    ) -> Result<()> {
         let caught_up = move |failure: Option<String>| ToMaster::CaughtUp { epoch, failure };
         let next = self.prepared.as_ref().filter(|(number, _)| *number == epoch);
-        let (Some((_, next)), Some(Watching { migrator, .. })) = (next, &mut self.watching) else {
+        let (Some((_, next)), Some(Watching { migrator, carrier, .. })) =
+            (next, &mut self.watching)
+        else {
             return self
                 .say(&caught_up(Some("the epoch is not known where copies are made".into())));
         };
+        if let Some(KeysCarried { from, to, keys, may_overwrite }) = keys {
+            let carriage = Carriage { from, to, keys, may_overwrite };
+            let channel = ChildChannel::new(self.channel.as_fd().try_clone_to_owned()?);
+            let then = move |outcome: std::result::Result<(), String>| {
+                answer_on(&channel, &caught_up(outcome.err()));
+            };
+            carrier.carry((&next.epoch.snapshot, &next.states()), carriage, then);
+            return Ok(());
+        }
         let wait = migrator.catch_up(directories, next.moves());
         self.answer_later(move || caught_up(wait().err()))
     }
@@ -284,20 +321,17 @@ impl Child {
     fn answer_later(&self, answer: impl FnOnce() -> ToMaster + Send + 'static) -> Result<()> {
         let channel = ChildChannel::new(self.channel.as_fd().try_clone_to_owned()?);
         let thread = std::thread::Builder::new().name("move-answer".to_owned());
-        thread.spawn(move || {
-            if let Err(error) = say_on(&channel, &answer(), &[]) {
-                warn!("the master is not answered: {error}");
-            }
-        })?;
+        thread.spawn(move || answer_on(&channel, &answer()))?;
         Ok(())
     }
 
     /// Goes on watching, tells the master what has come about, and waits for more.
     fn watch(&mut self) -> Result<()> {
-        let Some(Watching { watch, members, .. }) = &mut self.watching else {
+        let Some(Watching { watch, members, migrator, .. }) = &mut self.watching else {
             return wait(&self.channel, PollFlags::IN);
         };
         let now = Instant::now();
+        migrator.take_doubts().iter().for_each(|pool| watch.doubt(pool, now));
         watch.advance(now);
         let (mut messages, mut maps) = (Vec::new(), Vec::new());
         while let Some(news) = watch.poll_news() {
@@ -351,6 +385,13 @@ impl Child {
 
     fn say_with(&self, message: &ToMaster, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
         say_on(&self.channel, message, descriptors)
+    }
+}
+
+/// From another thread than that which listens.
+fn answer_on(channel: &ChildChannel, message: &ToMaster) {
+    if let Err(error) = say_on(channel, message, &[]) {
+        warn!("the master is not answered: {error}");
     }
 }
 

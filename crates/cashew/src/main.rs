@@ -14,6 +14,7 @@ mod events;
 mod hot;
 mod layout;
 mod migrate;
+mod migrate_keys;
 mod operate;
 mod output;
 mod rehearse;

@@ -26,6 +26,7 @@ pub(crate) fn migrate(arguments: &MigrateArguments) -> ExitCode {
         MigrateAction::Verify => return finish(verify(arguments)),
         MigrateAction::CutOver => MoveAction::CutOver,
         MigrateAction::RollBack => MoveAction::RollBack,
+        MigrateAction::Keys => return finish(crate::migrate_keys::move_keys(arguments)),
     };
     finish(order(arguments, action))
 }
@@ -33,7 +34,8 @@ pub(crate) fn migrate(arguments: &MigrateArguments) -> ExitCode {
 fn order(arguments: &MigrateArguments, action: MoveAction) -> Result<(), String> {
     let (route, overwrite) = (arguments.route.clone(), arguments.overwrite);
     let ignore_misplaced = arguments.ignore_misplaced;
-    let command = Command::Migrate { action, route, overwrite, ignore_misplaced };
+    let evicting_target = arguments.evicting_target;
+    let command = Command::Migrate { action, route, overwrite, ignore_misplaced, evicting_target };
     ask(&arguments.instance, &command, |_| {})
 }
 
@@ -108,7 +110,7 @@ fn judge(before: &[MoveStatus], after: &[MoveStatus]) -> Result<(), String> {
 }
 
 /// The reader may be gone, as with `head`.
-fn say(text: &str) -> Result<(), String> {
+pub(crate) fn say(text: &str) -> Result<(), String> {
     writeln!(io::stdout(), "{text}").map_err(|error| error.to_string())
 }
 

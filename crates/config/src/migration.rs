@@ -71,7 +71,8 @@ impl MoveState {
 
 impl Pool {
     /// By shard, what tells its servers from others: where each of them is, or by which Sentinels it is found. They
-    /// stay the same when a replica becomes the primary. `with_databases` adds the databases that clients can use.
+    /// stay the same when a replica becomes the primary. All shards of a cluster have those of its seeds. `with_databases`
+    /// adds the databases that clients can use.
     pub fn shard_marks(&self, with_databases: bool) -> Vec<Vec<String>> {
         let databases = match (self.protocol, self.databases) {
             (Protocol::Redis, 0 | 1) if with_databases => format!(" database {}", self.redis_db),
@@ -79,6 +80,11 @@ impl Pool {
             _ => String::new(),
         };
         let shards = self.shards();
+        if let Some(cluster) = &self.cluster {
+            let of = |it: &Address| format!("server {}{databases}", mark(&it.host, it.port));
+            let seeds: Vec<String> = cluster.seeds.iter().map(of).collect();
+            return vec![seeds; shards.len().max(1)];
+        }
         let shards = shards.iter().map(|shard| {
             let primary = &self.servers[shard.primary as usize];
             let mut groups = self.sentinel.iter().flat_map(|it| &it.groups);

@@ -23,6 +23,7 @@ use crate::snapshot::{Pool, Protocol};
 use crate::tree::{Kind, Node};
 use crate::value::Value;
 
+pub(crate) use self::keys::lines;
 pub(crate) use self::keys::read_file as read_keys_file;
 
 /// Options of pools that concern clients, and so are those of routes as well.
@@ -275,6 +276,8 @@ pub(crate) struct Reach<'f> {
     is_partial: bool,
     /// Keys that are listed in all routes.
     keys: usize,
+    /// Protocols of routes that list keys in files.
+    lists: Vec<Protocol>,
 }
 
 impl<'f> Reach<'f> {
@@ -291,6 +294,7 @@ impl<'f> Reach<'f> {
             moves: Vec::new(),
             is_partial: false,
             keys: 0,
+            lists: Vec::new(),
         }
     }
 
@@ -405,7 +409,6 @@ impl<'f> Reach<'f> {
                     );
                 }
                 for (is_so, what) in [
-                    (pool.cluster.is_some(), "cluster"),
                     (pool.auto_eject_hosts.value.0, "auto_eject_hosts"),
                     (pool.spool.is_some(), "spool"),
                     (pool.distribution.value == Distribution::Random, "distribution: random"),
@@ -461,7 +464,13 @@ impl<'f> Reach<'f> {
         if self.is_partial || self.routes.is_empty() {
             return;
         }
-        for name in without_listen.iter().filter(|name| !self.reached.contains(&name.value)) {
+        // A list of keys may name any pool later on, and no pool again.
+        let is_listable = |name: &str| {
+            let pool = pools.iter().find(|pool| pool.name == name);
+            pool.is_some_and(|pool| self.lists.contains(&pool.protocol))
+        };
+        let unreached = without_listen.iter().filter(|name| !self.reached.contains(&name.value));
+        for name in unreached.filter(|name| !is_listable(&name.value)) {
             let message = format!("nobody can reach pool \"{}\"", name.value);
             let hint = "it lacks \"listen\", and no route or user leads to it";
             report.error(name.pos, Complaint::new(message).hint(hint));

@@ -6,6 +6,7 @@ mod audit_log;
 mod client_sources;
 mod cluster;
 mod external_auth;
+mod key_map;
 mod live;
 mod replica_reads;
 mod route;
@@ -32,6 +33,7 @@ pub use self::cluster::{
     Cluster, ClusterMap, ClusterNode, ClusterShard, MapChange, SLOTS, SlotRange,
 };
 pub use self::external_auth::{AuthSource, ExternalAuth};
+pub use self::key_map::KeysLed;
 pub use self::replica_reads::{Hedge, ReadYourWrites, ReplicaReads};
 pub use self::route::{FailoverOn, Follow, KeepRules, Move, PrefixArm, Route, SHARE_ALL, share_of};
 pub use self::server_auth::{Credentials, DEFAULT_USER, ServerAuth};

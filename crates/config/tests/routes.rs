@@ -89,6 +89,7 @@ fn prefixes_and_keys_are_sorted() {
             ("yonder".to_owned(), pool("scratch")),
         ],
         otherwise: Route::AllInitial(two("eu", "us")).into(),
+        file: Some("/run/keys".into()),
     };
     let on = FailoverOn { refused: true, timeout: true, error: false };
     let (from_else, with) = (boxed("users-b"), boxed("users"));
@@ -255,6 +256,42 @@ fn a_million_keys_are_read_and_no_more() {
     );
     let why = refused(&text.replace("/run/keys", "/run/gone"), "");
     assert_eq!(why, ["option \"file\": /run/gone cannot be read: entity not found"]);
+}
+
+#[test]
+fn a_pool_that_a_list_may_name_later_on_needs_no_listen() {
+    const FILE: &str = "\
+pools:
+  a: {redis: true, servers: [10.0.0.1:6379:1]}
+  b: {redis: true, servers: [10.0.0.2:6379:1]}
+  c: {servers: [10.0.0.3:11211:1]}
+routes:
+  main:
+    listen: 127.0.0.1:22121
+    redis: true
+    route: {keys: {file: /run/keys}, else: a}
+";
+    // The route is for Redis.
+    assert_eq!(refused(FILE, "k a\n"), ["nobody can reach pool \"c\""]);
+    let inline = FILE.replace("file: /run/keys", "exact: {k: a}");
+    assert_eq!(
+        refused(&inline, ""),
+        ["nobody can reach pool \"b\"", "nobody can reach pool \"c\""]
+    );
+}
+
+#[test]
+fn a_list_in_another_file_is_another_configuration() {
+    let text = format!(
+        "{ONE}routes:\n  main:\n    listen: /main\n    route: {{keys: {{file: /run/keys}}, else: b}}\n"
+    );
+    let (before, _) = judge(&text, "k a\n").unwrap_or_else(|errors| panic!("{errors}"));
+    let mut after = before.clone();
+    let route = after.pools.iter_mut().find_map(|pool| pool.route.as_mut()).unwrap();
+    let Route::Keys { file, .. } = route else { panic!() };
+    *file = Some("/run/other".into());
+    let lines = cashew_config::Difference::between(&before, &after).lines().join("\n");
+    assert!(lines.contains("keys listed in /run/other instead of /run/keys"), "{lines}");
 }
 
 #[test]

@@ -16,7 +16,7 @@ pub use channel::{
     Channel, DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, ReceiveError, SendError, VERSION, pair,
 };
 pub use epoch::{Epoch, PoolState};
-pub use message::{MoveAct, Rest, ToChild, ToMaster};
+pub use message::{KeysCarried, MoveAct, Rest, ToChild, ToMaster};
 pub use sealed::{SEALED_BYTES_MAX, seal, unseal};
 pub use session::{
     SESSION_VERSION, SESSION_VERSION_MIN, SESSION_VERSION_SECURED, SESSION_VERSION_TRACKING,

@@ -125,7 +125,13 @@ pub enum ToChild {
     Migrate { number: u64, directory: PathBuf, act: MoveAct },
     /// All workers have paused: make the copies complete that are to serve by that epoch, then answer
     /// [`ToMaster::CaughtUp`], and change nothing until it is committed or aborted. To discovery.
-    CatchUp { epoch: u64, directories: Vec<PathBuf> },
+    CatchUp {
+        epoch: u64,
+        directories: Vec<PathBuf>,
+        /// Single keys that are to be in another pool then.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        keys: Option<KeysCarried>,
+    },
     /// How all moves are, as JSON, as discovery has told: to the admin process.
     Moves { json: String },
     /// Set the log level (0..=11 as nutcracker's `-v`).
@@ -144,6 +150,9 @@ pub enum MoveAct {
     CheckStart {
         /// Also if the other pool has something, which will be removed.
         may_overwrite: bool,
+        /// Also if servers of the other pool evict keys for lack of memory.
+        #[serde(default)]
+        may_evict: bool,
     },
     /// Begin, pause or go on, as is kept.
     Obey,
@@ -154,6 +163,16 @@ pub enum MoveAct {
         /// Keys that are not where their names place them are left behind.
         ignore_misplaced: bool,
     },
+}
+
+/// Keys that go from one pool to another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeysCarried {
+    pub from: String,
+    pub to: String,
+    pub keys: Vec<String>,
+    /// Also if the other pool has something by their names.
+    pub may_overwrite: bool,
 }
 
 /// Which answers to a query are still to come.
@@ -329,6 +348,9 @@ pub enum ToMaster {
     Migrated {
         number: u64,
         failure: Option<String>,
+        /// What an operator should know though nothing fails.
+        #[serde(default)]
+        notes: Vec<String>,
     },
     /// The copies are complete that are to serve by that epoch, or why they are not.
     CaughtUp {

@@ -13,8 +13,6 @@ use crate::side::Access;
 const WAITING_SIZE_MAX: usize = 128 << 20;
 /// What a name takes beside its bytes, about.
 const NAME_SIZE: usize = 128;
-/// No key begins so.
-const NOBODYS_PREFIX: &[u8] = b"\0cashew-move\0";
 /// How long until a server is asked again that was busy.
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 /// How often the primary is asked whether it is there, while it tells nothing.
@@ -71,25 +69,21 @@ impl State {
 impl Feed {
     /// Once it returns, all that changes is told.
     pub(crate) fn open(access: &Access) -> io::Result<Self> {
-        Self::open_with(access, &[])
+        let mut link = connect(access)?;
+        track(&mut link, &[b"BCAST"])?;
+        Self::read_from(link)
     }
 
-    /// Tells of no key, and fails once the server is flushed or gone: of a flush Redis tells whoever listens to
-    /// anything.
-    pub(crate) fn of_flushes(access: &Access) -> io::Result<Self> {
-        Self::open_with(access, &[b"PREFIX", NOBODYS_PREFIX])
+    /// Tells of what others than this connection change, and of keys that expire or are evicted.
+    pub(crate) fn of_others(access: &Access, writer: &mut Link) -> io::Result<Self> {
+        let mut link = connect(access)?;
+        let id = link.demand(&[b"CLIENT", b"ID"])?.integer().unwrap_or_default().to_string();
+        let feed = Self::read_from(link)?;
+        track(writer, &[b"REDIRECT", id.as_bytes(), b"BCAST", b"NOLOOP"])?;
+        Ok(feed)
     }
 
-    fn open_with(access: &Access, options: &[&[u8]]) -> io::Result<Self> {
-        let mut link = Link::connect(access)?;
-        if let Reply::Error(why) = link.ask(&[b"HELLO", b"3"])? {
-            return Err(io::Error::other(format!("Redis 6 or later is needed: HELLO 3: {why}")));
-        }
-        let words = [&[b"CLIENT".as_slice(), b"TRACKING", b"ON", b"BCAST"], options].concat();
-        // Nobody is kept from waiting for its replicas by it, and it is not told of what it never reads itself.
-        if let Reply::Error(why) = link.ask(&words)? {
-            return Err(io::Error::other(format!("it does not tell what changes: {why}")));
-        }
+    fn read_from(mut link: Link) -> io::Result<Self> {
         let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new() });
         let its = Arc::clone(&shared);
         std::thread::Builder::new().name("move-feed".to_owned()).spawn(move || {
@@ -160,6 +154,23 @@ impl Feed {
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(())
+    }
+}
+
+fn connect(access: &Access) -> io::Result<Link> {
+    let mut link = Link::connect(access)?;
+    match link.ask(&[b"HELLO", b"3"])? {
+        Reply::Error(why) => {
+            Err(io::Error::other(format!("Redis 6 or later is needed: HELLO 3: {why}")))
+        }
+        _ => Ok(link),
+    }
+}
+
+fn track(link: &mut Link, options: &[&[u8]]) -> io::Result<()> {
+    match link.ask(&[&[b"CLIENT".as_slice(), b"TRACKING", b"ON"], options].concat())? {
+        Reply::Error(why) => Err(io::Error::other(format!("it does not tell what changes: {why}"))),
+        _ => Ok(()),
     }
 }
 

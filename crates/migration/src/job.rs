@@ -1,6 +1,6 @@
 //! A move that is under way: what it is to do, and how far it is.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
 use crate::bucket::Bucket;
+use crate::memcached::Inventory;
 use crate::migrator::Task;
 
 /// How a move is, for operators.
@@ -78,6 +79,10 @@ pub(crate) struct Part {
     pub(crate) compared: u64,
     /// How long a pause for cutting over would be, about.
     pub(crate) pause: Duration,
+    /// Of a cluster: why nobody can say which keys it has, such as slots that are being moved.
+    pub(crate) unsettled: Option<String>,
+    /// When others than this gateway were last seen to write while its clients waited, and a key of theirs.
+    pub(crate) foreign: Option<(Instant, Vec<u8>)>,
     /// Keys that are here though their names place them elsewhere.
     misplaced: u64,
     /// What its server was when it was last looked at.
@@ -133,6 +138,8 @@ pub(crate) struct Control {
     verified_at: Option<u64>,
     /// How often it has compared by itself.
     tries: u32,
+    /// Pools of clusters that have told of other owners of slots.
+    doubts: BTreeSet<String>,
     /// Keys that are not where they belong need not be copied.
     pub(crate) ignores_misplaced: bool,
     /// The last whole second, what was copied by then, and how much that was in a second.
@@ -145,6 +152,8 @@ pub(crate) struct Job {
     control: Mutex<Control>,
     changed: Condvar,
     bucket: Mutex<Bucket>,
+    /// Of memcached: what the source of this one has, or at a barrier that of the one that goes the other way.
+    inventory: Mutex<Option<Inventory>>,
     /// Nanoseconds since 1970.
     since: u64,
     /// Those that it takes the place of. Nothing is copied before they have ended.
@@ -155,6 +164,11 @@ pub(crate) struct Job {
 const REFUSED_MAX: usize = 10_000;
 /// Comparisons that it makes by itself, until one finds nothing.
 const TRIES_MAX: u32 = 3;
+
+/// Mismatches that are each told of; of those beyond it is one of as many.
+const MISMATCHES_TOLD: u64 = 1000;
+/// For how long it is an obstacle that others were seen to write.
+const FOREIGN_FOR: Duration = Duration::from_secs(5);
 
 /// The job is over for whoever works at it.
 pub(crate) struct Ended;
@@ -181,7 +195,15 @@ impl Job {
         let parts = (0..parts).map(|_| Part::default()).collect();
         let control = Mutex::new(Control { parts, ..control });
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-        Self { task, control, changed: Condvar::new(), bucket, since: since as u64, before }
+        Self {
+            task,
+            control,
+            changed: Condvar::new(),
+            bucket,
+            inventory: Mutex::default(),
+            since: since as u64,
+            before,
+        }
     }
 
     pub(crate) fn control(&self) -> MutexGuard<'_, Control> {
@@ -232,6 +254,14 @@ impl Job {
         }
     }
 
+    pub(crate) fn leave_inventory(&self, inventory: Inventory) {
+        *self.inventory.lock().unwrap_or_else(PoisonError::into_inner) = Some(inventory);
+    }
+
+    pub(crate) fn take_inventory(&self) -> Option<Inventory> {
+        self.inventory.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     pub(crate) fn is_ended(&self) -> bool {
         self.control().is_ended
     }
@@ -270,12 +300,16 @@ impl Job {
             control.refused.insert(key.to_vec());
         }
         drop(control);
+        self.warn_of_key(key, server, &format!("cannot be copied: {why}"));
+    }
+
+    fn warn_of_key(&self, key: &[u8], server: &str, what: &str) {
         let Task { route, .. } = &self.task;
         warn!(
             kind = EventKind::MoveKeyRefused.name(),
             pool = route,
             server,
-            "route {route}: key \"{}\" cannot be copied: {why}",
+            "route {route}: key \"{}\" {what}",
             key.escape_ascii()
         );
     }
@@ -295,8 +329,31 @@ impl Job {
         self.control().refused.retain(is_there);
     }
 
+    /// Somebody else has written to the copy: what was compared holds no more.
+    pub(crate) fn unverified(&self) {
+        let mut control = self.control();
+        (control.clean, control.verified_at) = (0, None);
+    }
+
+    /// The map that a cluster was found by may be out of date.
+    pub(crate) fn doubt(&self, pool: &str) {
+        self.control().doubts.insert(pool.to_owned());
+    }
+
+    pub(crate) fn take_doubts(&self) -> BTreeSet<String> {
+        std::mem::take(&mut self.control().doubts)
+    }
+
     pub(crate) fn mismatch(&self, key: &[u8]) {
-        self.control().total_mismatches += 1;
+        let mut control = self.control();
+        control.total_mismatches += 1;
+        // Who writes to the copy all the time is not to fill the log.
+        let is_told = control.total_mismatches <= MISMATCHES_TOLD
+            || control.total_mismatches.is_multiple_of(MISMATCHES_TOLD);
+        drop(control);
+        if !is_told {
+            return;
+        }
         let Task { route, .. } = &self.task;
         warn!(
             kind = EventKind::MoveMismatch.name(),
@@ -357,14 +414,8 @@ impl Job {
         let before = std::mem::replace(&mut control.parts[part].misplaced, count);
         drop(control);
         if let Some(key) = example.filter(|_| before == 0 && count > 0) {
-            let Task { route, .. } = &self.task;
-            warn!(
-                kind = EventKind::MoveKeyRefused.name(),
-                pool = route,
-                server,
-                "route {route}: key \"{}\" is not where its name places it, and is not copied",
-                key.escape_ascii()
-            );
+            let what = "is not where its name places it, and is not copied";
+            self.warn_of_key(key, server, what);
         }
     }
 
@@ -444,7 +495,7 @@ impl Job {
 
     /// A part has made a comparison.
     pub(crate) fn compared(&self, part: usize, number: u64, mismatches: u64) {
-        let Task { route, .. } = &self.task;
+        let Task { route, from, to, .. } = &self.task;
         let mut control = self.control();
         (control.parts[part].comparison, control.parts[part].mismatches) = (number, mismatches);
         let is_over = control.parts.iter().all(|it| it.comparison >= control.comparison);
@@ -464,7 +515,12 @@ impl Job {
             info!(
                 kind = EventKind::MoveCompared.name(),
                 pool = route,
-                "route {route}: {keys} keys are compared: {found} differ"
+                "route {route}: {keys} keys are compared: {found} differ{}",
+                if from.is_cluster() || to.is_cluster() {
+                    ", or are on their way between nodes"
+                } else {
+                    ""
+                }
             );
         }
         drop(control);
@@ -488,6 +544,19 @@ impl Job {
         if !control.parts.iter().all(|it| it.is_in_step) {
             let what = "not everything is copied yet: `cashew migrate status` tells how far it is";
             return Some(format!("{what}{}", lost()));
+        }
+        let is_late = |at: Instant| at.elapsed() < FOREIGN_FOR;
+        let foreign = control.parts.iter().filter_map(|it| it.foreign.as_ref());
+        if let Some((_, key)) = foreign.into_iter().find(|(at, _)| is_late(*at)) {
+            return Some(format!(
+                "others than this gateway write to pool {}, such as key \"{}\": they would go on doing so; stop them, or have \
+                 them lead here",
+                self.task.from.pool,
+                key.escape_ascii()
+            ));
+        }
+        if let Some(why) = control.parts.iter().find_map(|it| it.unsettled.clone()) {
+            return Some(format!("{why}: wait until that is over"));
         }
         if control.parts.iter().any(|it| it.is_stuck) {
             return Some(format!("the copy takes nothing for now{}", lost()));

@@ -26,6 +26,7 @@
 
 mod apart;
 mod bucket;
+mod carrier;
 mod feed;
 mod job;
 mod link;
@@ -36,5 +37,6 @@ mod reply;
 mod side;
 mod value;
 
+pub use carrier::{Carriage, Carrier};
 pub use job::MoveStatus;
 pub use migrator::{Migrator, Task, tasks};

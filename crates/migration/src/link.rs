@@ -264,6 +264,25 @@ impl Link {
         }
     }
 
+    /// Calls with each line, without its end, until that returns `false`.
+    pub(crate) fn each_line(&mut self, mut with: impl FnMut(&[u8]) -> bool) -> io::Result<()> {
+        self.flush()?;
+        loop {
+            while let Some(end) = self.input[self.taken..].iter().position(|&byte| byte == b'\n') {
+                let line = &self.input[self.taken..self.taken + end];
+                let is_over = !with(line.strip_suffix(b"\r").unwrap_or(line));
+                self.taken += end + 1;
+                if is_over {
+                    return Ok(());
+                }
+            }
+            if self.input.len() - self.taken > LINE_MAX {
+                return Err(io::Error::other("it does not speak memcached's protocol"));
+            }
+            self.wait()?;
+        }
+    }
+
     /// A value of memcached, behind its line.
     pub(crate) fn data(&mut self, len: usize) -> io::Result<Vec<u8>> {
         while self.input.len() - self.taken < len + 2 {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use cashew_protocol::memcached::encode_key;
 
+use crate::carrier::Step;
 use crate::job::Job;
 use crate::link::Link;
 use crate::side::{Access, Side};
@@ -23,8 +24,11 @@ const PASS_INTERVAL: Duration = Duration::from_millis(500);
 const PASS_SHARE: u32 = 4;
 /// It is in step if a pass copies no more.
 const IN_STEP_MAX: usize = 1000;
-/// Passes while clients wait, until one finds nothing.
+/// Passes while clients wait, until one has lost nothing.
 const LAST_PASSES_MAX: usize = 8;
+/// What `stats` counts of items that a server has given up though nobody has deleted them one by one.
+const LOSSES: [&str; 4] =
+    ["evictions", "slab_reassign_evictions_nomem", "slab_reassign_busy_deletes", "cmd_flush"];
 /// Times to live beyond this many seconds are dates.
 const RELATIVE_MAX: i64 = 60 * 60 * 24 * 30;
 /// How far two times to live may be apart, in seconds.
@@ -45,10 +49,22 @@ pub(crate) struct Passes<'j> {
     sources: Vec<Source>,
     targets: Vec<Server>,
     hasher: RandomState,
+    /// What the targets have: as it was listed last, and as it was written since. Also for who goes the other way.
+    there: Prints,
     passed_at: Option<Instant>,
     took: Duration,
     /// How long the last passes took.
     durations: [Duration; 5],
+}
+
+/// Of each server, by the hashes of keys.
+pub(crate) type Prints = Vec<HashMap<u64, Print>>;
+
+/// What the servers of a side have, where nobody writes.
+#[derive(Debug)]
+pub(crate) struct Inventory {
+    hasher: RandomState,
+    prints: Prints,
 }
 
 struct Server {
@@ -63,6 +79,22 @@ struct Source {
     copied: HashMap<u64, Print>,
     /// What is out of date and was not copied, as it was listed last. The last passes look at it again.
     stale: HashMap<u64, Print>,
+}
+
+/// What a source has.
+#[derive(Default)]
+struct Here {
+    here: HashSet<u64>,
+    changed: Vec<Listed>,
+    /// More has changed than is kept of one pass.
+    has_more: bool,
+}
+
+/// What a target has too much.
+#[derive(Default)]
+struct Surplus {
+    keys: Vec<Vec<u8>>,
+    has_more: bool,
 }
 
 /// An item of a list.
@@ -95,10 +127,24 @@ struct Found {
 }
 
 impl Found {
-    /// Both sides had the same before.
-    fn is_nothing(&self) -> bool {
-        self.copied == 0 && self.removed == 0 && self.failed == 0 && !self.has_more
+    /// Both sides have the same since, if nobody writes and nothing was lost.
+    fn is_all(&self) -> bool {
+        self.failed == 0 && !self.has_more
     }
+}
+
+/// Does the same with each of some servers, at once. The first error counts.
+fn at_once<S: Send, T: Send>(
+    servers: impl Iterator<Item = S>,
+    with: impl Fn(usize, S) -> io::Result<T> + Sync,
+) -> io::Result<Vec<T>> {
+    std::thread::scope(|scope| {
+        let with = &with;
+        let threads: Vec<_> =
+            servers.enumerate().map(|(at, it)| scope.spawn(move || with(at, it))).collect();
+        let panicked = |_| Err(io::Error::other("a thread that lists keys has panicked"));
+        threads.into_iter().map(|it| it.join().unwrap_or_else(panicked)).collect()
+    })
 }
 
 fn named(error: &io::Error, pool: &str, server: &str) -> io::Error {
@@ -116,32 +162,63 @@ impl Server {
         let since = Instant::now();
         loop {
             self.lists.say(b"lru_crawler metadump hash\r\n");
-            let mut line = self.lists.line()?;
-            if line.starts_with(b"BUSY") && since.elapsed() < BUSY_MAX {
-                std::thread::sleep(BUSY_PAUSE);
-                continue;
-            }
-            while line != b"END" {
-                let listed = parse_listed(&line).ok_or_else(|| {
-                    let line = String::from_utf8_lossy(&line).into_owned();
-                    io::Error::other(format!(
-                        "memcached 1.6 with -o lru_crawler is needed: it answers {line:?}"
-                    ))
-                })?;
-                if listed.print.0 == 0 {
-                    return Err(io::Error::other("it was started with -C: it has no uniques"));
+            let (mut is_busy, mut failure) = (false, None);
+            self.lists.each_line(|line| {
+                is_busy |= line.starts_with(b"BUSY");
+                if line == b"END" || is_busy || failure.is_some() {
+                    return false;
                 }
-                with(listed);
-                line = self.lists.line()?;
+                match parse_listed(line) {
+                    Some(listed) if listed.print.0 == 0 => {
+                        failure = Some("it was started with -C: it has no uniques".to_owned());
+                    }
+                    Some(listed) => with(listed),
+                    None => {
+                        let line = String::from_utf8_lossy(line);
+                        failure = Some(format!(
+                            "memcached 1.6 with -o lru_crawler is needed: it answers {line:?}"
+                        ));
+                    }
+                }
+                failure.is_none()
+            })?;
+            match failure {
+                Some(why) => return Err(io::Error::other(why)),
+                None if is_busy && since.elapsed() < BUSY_MAX => std::thread::sleep(BUSY_PAUSE),
+                None if is_busy => {
+                    return Err(io::Error::other("others list its keys all the time"));
+                }
+                None => return Ok(()),
             }
-            return Ok(());
         }
     }
 
+    /// Items that it has had to give up, or has been told to, since it was started.
+    fn losses(&mut self) -> io::Result<u64> {
+        self.link.say(b"stats\r\n");
+        let (mut losses, mut is_known) = (0u64, false);
+        self.link.each_line(|line| {
+            let text = std::str::from_utf8(line).unwrap_or_default();
+            let mut words = text.split(' ').skip(1);
+            if let (Some(name), Some(count)) = (words.next(), words.next())
+                && LOSSES.contains(&name)
+            {
+                is_known = true;
+                losses = losses.wrapping_add(count.parse().unwrap_or(0));
+            }
+            line != b"END" && !line.starts_with(b"ERROR")
+        })?;
+        is_known
+            .then_some(losses)
+            .ok_or_else(|| io::Error::other("it does not tell what it evicts"))
+    }
+
     fn ask_for(&mut self, keys: &[&Listed]) {
-        for listed in keys {
-            self.link.say(&named_key(b"mg ", &listed.key, b" v f t c"));
-        }
+        keys.iter().for_each(|listed| self.ask_for_key(&listed.key));
+    }
+
+    fn ask_for_key(&mut self, key: &[u8]) {
+        self.link.say(&named_key(b"mg ", key, b" v f t c"));
     }
 
     fn item(&mut self) -> io::Result<Option<Item>> {
@@ -207,39 +284,51 @@ fn invalidation(key: &[u8], unique: u64) -> Vec<u8> {
     named_key(b"md ", key, format!(" I C{unique}").as_bytes())
 }
 
-/// What `me` tells.
-fn unique_of(about: &[u8]) -> Option<u64> {
+/// What `me` tells, as it would be listed.
+fn print_of(about: &[u8], now: i64) -> Option<Print> {
     let text = std::str::from_utf8(about.strip_prefix(b"ME ")?).ok()?;
-    text.split(' ').find_map(|word| word.strip_prefix("cas=")?.parse().ok())
+    let field = |name: &str| text.split(' ').find_map(|word| word.strip_prefix(name));
+    let left: i64 = field("exp=")?.parse().ok()?;
+    Some((field("cas=")?.parse().ok()?, if left < 0 { left } else { now + left }))
+}
+
+/// What `ms` tells of what it has stored, if it does.
+fn unique_of(line: &[u8]) -> Option<u64> {
+    line.strip_prefix(b"HD c").and_then(number)
 }
 
 fn parse_listed(line: &[u8]) -> Option<Listed> {
-    let text = std::str::from_utf8(line).ok()?;
     let (mut key, mut expires, mut unique) = (None, None, None);
-    for word in text.split(' ') {
-        match word.split_once('=') {
-            Some(("key", value)) => key = Some(unescape(value)?),
-            Some(("exp", value)) => expires = value.parse().ok(),
-            Some(("cas", value)) => unique = value.parse().ok(),
-            _ => {}
+    for word in line.split(|&byte| byte == b' ') {
+        if let Some(value) = word.strip_prefix(b"key=") {
+            key = Some(unescape(value)?);
+        } else if let Some(value) = word.strip_prefix(b"exp=") {
+            expires = number(value);
+        } else if let Some(value) = word.strip_prefix(b"cas=") {
+            unique = number(value);
+        }
+        if let (Some(unique), Some(expires)) = (unique, expires) {
+            return Some(Listed { key: key?, print: (unique, expires) });
         }
     }
-    Some(Listed { key: key?, print: (unique?, expires?) })
+    None
+}
+
+fn number<N: std::str::FromStr>(digits: &[u8]) -> Option<N> {
+    std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
 /// As in URLs.
-fn unescape(text: &str) -> Option<Vec<u8>> {
+fn unescape(text: &[u8]) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(text.len());
-    let mut bytes = text.bytes();
-    while let Some(byte) = bytes.next() {
-        out.push(match byte {
-            b'%' => {
-                let digit = |byte: u8| char::from(byte).to_digit(16);
-                (digit(bytes.next()?)? * 16 + digit(bytes.next()?)?) as u8
-            }
-            byte => byte,
-        });
+    let mut rest = text;
+    while let Some(at) = rest.iter().position(|&byte| byte == b'%') {
+        out.extend_from_slice(&rest[..at]);
+        let digit = |at: usize| char::from(*rest.get(at)?).to_digit(16);
+        out.push((digit(at + 1)? * 16 + digit(at + 2)?) as u8);
+        rest = &rest[at + 3..];
     }
+    out.extend_from_slice(rest);
     Some(out)
 }
 
@@ -260,7 +349,10 @@ impl<'j> Passes<'j> {
     /// Connects to all. `has_all` is set where both sides are alike and stay so until it runs.
     pub(crate) fn open(job: &'j Job, has_all: bool) -> io::Result<Self> {
         let (from, to) = (&job.task.from, &job.task.to);
-        let hasher = RandomState::new();
+        let (hasher, mut prints) = match job.take_inventory().filter(|_| has_all) {
+            Some(Inventory { hasher, prints }) => (hasher, Some(prints)),
+            None => (RandomState::new(), None),
+        };
         let mut sources = Vec::new();
         for access in &from.shards {
             let server = Server::connect(access, &from.pool)?;
@@ -268,22 +360,25 @@ impl<'j> Passes<'j> {
         }
         let targets = to.shards.iter().map(|access| Server::connect(access, &to.pool));
         let targets = targets.collect::<io::Result<_>>()?;
-        if !has_all {
-            std::thread::sleep(SETTLE);
-        }
-        if has_all {
-            for source in &mut sources {
-                let Source { server, copied, .. } = source;
-                server.list(|it| {
-                    copied.insert(hasher.hash_one(&it.key), it.print);
+        match prints.take_if(|it| it.len() == sources.len()) {
+            Some(prints) => {
+                sources.iter_mut().zip(prints).for_each(|(source, its)| source.copied = its);
+            }
+            None if has_all => {
+                at_once(sources.iter_mut(), |_, Source { server, copied, .. }| {
+                    server.list(|it| {
+                        copied.insert(hasher.hash_one(&it.key), it.print);
+                    })
                 })?;
             }
+            None => std::thread::sleep(SETTLE),
         }
         Ok(Self {
             job,
             sources,
             targets,
             hasher,
+            there: Vec::new(),
             passed_at: None,
             took: Duration::ZERO,
             durations: [Duration::ZERO; 5],
@@ -304,6 +399,8 @@ impl<'j> Passes<'j> {
             }
             if let Some(number) = self.job.wanted_barrier(0).filter(|_| is_in_step) {
                 self.pass_finally()?;
+                let prints = std::mem::take(&mut self.there);
+                self.job.leave_inventory(Inventory { hasher: self.hasher.clone(), prints });
                 self.job.part(0, |it| it.barrier = number);
                 while self.job.is_held(number) {
                     self.job.wait(IDLE);
@@ -330,7 +427,7 @@ impl<'j> Passes<'j> {
                 self.durations[0] = took;
                 let least = self.durations.iter().min().copied().unwrap_or_default();
                 self.job.part(0, |it| {
-                    it.pause = least * 3;
+                    it.pause = least + least / 2;
                     it.lag = pause + took;
                     it.keys_behind = copied;
                 });
@@ -347,88 +444,88 @@ impl<'j> Passes<'j> {
         Ok(())
     }
 
-    /// Nobody writes any more: passes until nothing is left to copy.
+    /// Nobody writes any more: one pass, and others if the other side has lost something meanwhile.
     fn pass_finally(&mut self) -> io::Result<()> {
         for _ in 0..LAST_PASSES_MAX {
             // A client may have renewed what was out of date when it was last looked at.
             self.sources.iter_mut().for_each(|it| it.stale.clear());
+            let before = self.losses()?;
             let found = self.pass(true)?;
             let refused = self.job.control().refused_count();
             if refused > 0 {
                 return Err(io::Error::other(format!("{refused} keys cannot be copied")));
             }
-            if found.is_nothing() {
+            if found.is_all() && before == self.losses()? {
                 return Ok(());
             }
         }
         Err(io::Error::other("the sides do not become alike: is there room enough for all keys?"))
     }
 
-    /// Which keys the other side has, by their hashes, and whether it has some where they do not belong.
-    fn list_targets(&mut self) -> io::Result<(HashSet<u64>, bool)> {
-        let (mut there, mut has_misplaced) = (HashSet::new(), false);
-        let (hasher, to): (_, &Side) = (&self.hasher, &self.job.task.to);
-        for (at, target) in self.targets.iter_mut().enumerate() {
-            target.list(|it| match to.place(&it.key) == at {
-                true => {
-                    there.insert(hasher.hash_one(&it.key));
-                }
-                false => has_misplaced = true,
-            })?;
-        }
-        Ok((there, has_misplaced))
+    fn losses(&mut self) -> io::Result<Vec<u64>> {
+        let to = &self.job.task.to.pool;
+        let losses =
+            |it: &mut Server| it.losses().map_err(|error| named(&error, to, it.link.name()));
+        self.targets.iter_mut().map(losses).collect()
     }
 
     /// Copies what has changed since the last pass, and removes what is gone.
     fn pass(&mut self, is_last: bool) -> io::Result<Found> {
         let began = Instant::now();
         let job = self.job;
-        let from: &Side = &job.task.from;
-        let (there, has_misplaced) = self.list_targets()?;
-        let mut found = Found::default();
-        let (mut here, mut total) = (HashSet::new(), 0);
-        let mut changed: Vec<Vec<Listed>> = Vec::new();
-        let mut size = 0;
-        for (at, Source { server, copied, stale }) in self.sources.iter_mut().enumerate() {
-            let mut of_this = Vec::new();
-            let hasher = &self.hasher;
-            server.list(|it| {
-                if from.place(&it.key) != at {
-                    return;
-                }
-                total += 1;
-                let hash = hasher.hash_one(&it.key);
-                here.insert(hash);
-                let is_copied = copied.get(&hash) == Some(&it.print) && there.contains(&hash);
-                let is_stale = stale.get(&hash) == Some(&it.print) && !there.contains(&hash);
-                if is_copied || is_stale {
-                    return;
-                }
-                size += it.key.len() + size_of::<Listed>();
-                match size <= NAMES_SIZE_MAX {
-                    true => of_this.push(it),
-                    false => found.has_more = true,
-                }
-            })?;
-            if here.len() > KEYS_MAX {
-                let message = format!("more than {KEYS_MAX} keys are too many to follow");
-                return Err(io::Error::other(message));
-            }
-            copied.retain(|hash, _| here.contains(hash));
-            stale.retain(|hash, _| here.contains(hash));
-            changed.push(of_this);
+        let (mut changed, mut has_more) = self.list_sources(&HashSet::new())?;
+        // Clients wait already: it begins anew as the last one.
+        if !is_last && self.is_awaited() {
+            return Ok(Found { has_more: true, ..Found::default() });
         }
+        let here: HashSet<u64> = changed.iter().flat_map(|it| it.here.iter().copied()).collect();
+        let total = here.len();
+        if total > KEYS_MAX {
+            let message = format!("more than {KEYS_MAX} keys are too many to follow");
+            return Err(io::Error::other(message));
+        }
+        for (Source { copied, stale, .. }, list) in self.sources.iter_mut().zip(&changed) {
+            copied.retain(|hash, _| list.here.contains(hash));
+            stale.retain(|hash, _| list.here.contains(hash));
+        }
+        let (surplus, there) = self.list_targets(&here)?;
+        let mut lost = self.lost(&there, total);
+        let foreign = self.foreign(&there);
+        lost.extend(&foreign);
+        self.there = there;
+        // Those that have changed here have been listed by their names.
+        for listed in changed.iter().flat_map(|it| &it.changed) {
+            lost.remove(&self.hasher.hash_one(&listed.key));
+        }
+        if !lost.is_empty() {
+            (changed, has_more) = self.list_sources(&lost)?;
+        }
+        if !foreign.is_empty() {
+            job.unverified();
+            for listed in changed.iter().flat_map(|it| &it.changed) {
+                if foreign.contains(&self.hasher.hash_one(&listed.key)) {
+                    job.mismatch(&listed.key);
+                }
+            }
+        }
+        let changed: Vec<Vec<Listed>> = changed.into_iter().map(|it| it.changed).collect();
+        let mut found = Found { has_more, ..Found::default() };
         let behind: usize = changed.iter().map(Vec::len).sum();
         self.took = began.elapsed();
-        job.part(0, |it| (it.keys, it.keys_walked) = (total, total - behind as u64));
+        job.part(0, |it| {
+            (it.keys, it.keys_walked) = (total as u64, total.saturating_sub(behind) as u64);
+        });
         for (at, changed) in changed.iter().enumerate() {
             for batch in changed.chunks(BATCH) {
-                if !is_last && !self.pace() {
+                if !is_last && (self.is_awaited() || !self.pace()) {
                     return Ok(found);
                 }
                 let (copied, failed) = self.copy(at, batch)?;
                 found.copied += copied;
                 found.failed += failed;
+                if is_last {
+                    self.note_there(batch)?;
+                }
                 job.part(0, |it| {
                     it.keys_walked = (it.keys_walked + batch.len() as u64).min(it.keys)
                 });
@@ -436,11 +533,133 @@ impl<'j> Passes<'j> {
         }
         job.part(0, |it| it.is_stuck = found.failed > 0);
         job.forget_refused(|key| here.contains(&self.hasher.hash_one(key)));
-        if has_misplaced || there.iter().any(|hash| !here.contains(hash)) {
-            found.removed = self.remove_surplus(&here)?;
-        }
+        found.has_more |= surplus.iter().any(|it| it.has_more);
+        found.removed = self.remove(&surplus)?;
         self.passed_at = Some(Instant::now());
         Ok(found)
+    }
+
+    /// Whether clients wait for it.
+    fn is_awaited(&self) -> bool {
+        let is_in_step = self.job.control().parts[0].is_in_step;
+        is_in_step && self.job.wanted_barrier(0).is_some()
+    }
+
+    /// What has changed at the other side, where only the copier writes: what was copied and is gone, and what was
+    /// removed, as it is out of date, and is there. These have no names yet.
+    fn lost(&self, there: &Prints, total: usize) -> HashSet<u64> {
+        let mut lost = HashSet::new();
+        if there.iter().map(HashMap::len).sum::<usize>() == total {
+            // All that is here is there.
+            let stale = self.sources.iter().flat_map(|it| it.stale.keys());
+            lost.extend(stale);
+            return lost;
+        }
+        let is_there = |hash: &&u64| there.iter().any(|it| it.contains_key(hash));
+        for Source { copied, stale, .. } in &self.sources {
+            let gone = copied.keys().filter(|it| !stale.contains_key(it) && !is_there(it));
+            lost.extend(gone.chain(stale.keys().filter(is_there)));
+        }
+        lost
+    }
+
+    /// What others have written to the targets, where only the copier writes.
+    fn foreign(&self, there: &Prints) -> HashSet<u64> {
+        let mut foreign = HashSet::new();
+        for (before, now) in self.there.iter().zip(there) {
+            let is_foreign =
+                |(hash, print): &(&u64, &Print)| before.get(hash).is_some_and(|it| it.0 != print.0);
+            foreign.extend(now.iter().filter(is_foreign).map(|(hash, _)| *hash));
+        }
+        foreign
+    }
+
+    /// What the targets have of these now, as it would be listed. What is not known for sure is copied back once more.
+    fn note_there(&mut self, batch: &[Listed]) -> io::Result<()> {
+        let to: &Side = &self.job.task.to;
+        for listed in batch {
+            let link = &mut self.targets[to.place(&listed.key)].link;
+            link.say(&named_key(b"me ", &listed.key, b""));
+            link.flush_some()?;
+        }
+        for listed in batch {
+            let (place, hash) = (to.place(&listed.key), self.hasher.hash_one(&listed.key));
+            let line = self.targets[place].link.line()?;
+            match print_of(&line, unix_now()) {
+                Some(print) => drop(self.there[place].insert(hash, print)),
+                None => drop(self.there[place].remove(&hash)),
+            }
+        }
+        Ok(())
+    }
+
+    /// What the sources have, and what of it is to be copied: what has changed since it was, and these.
+    /// Whether there is more of it than can be kept.
+    fn list_sources(&mut self, lost: &HashSet<u64>) -> io::Result<(Vec<Here>, bool)> {
+        let (hasher, from): (_, &Side) = (&self.hasher, &self.job.task.from);
+        let size_max = NAMES_SIZE_MAX / self.sources.len().max(1);
+        let list = |at: usize, Source { server, copied, stale }: &mut Source| {
+            let (mut list, mut size) = (Here::default(), 0);
+            server.list(|it| {
+                if from.place(&it.key) != at {
+                    return;
+                }
+                let hash = hasher.hash_one(&it.key);
+                list.here.insert(hash);
+                let is_known = |prints: &HashMap<u64, Print>| prints.get(&hash) == Some(&it.print);
+                if (is_known(copied) || is_known(stale)) && !lost.contains(&hash) {
+                    return;
+                }
+                size += it.key.len() + size_of::<Listed>();
+                match size <= size_max {
+                    true => list.changed.push(it),
+                    false => list.has_more = true,
+                }
+            })?;
+            Ok(list)
+        };
+        let lists = at_once(self.sources.iter_mut(), list)?;
+        let has_more = lists.iter().any(|it| it.has_more);
+        Ok((lists, has_more))
+    }
+
+    /// What the targets have that none of these keys is, or that is where it does not belong; and all that they have.
+    fn list_targets(&mut self, here: &HashSet<u64>) -> io::Result<(Vec<Surplus>, Prints)> {
+        let (hasher, to): (_, &Side) = (&self.hasher, &self.job.task.to);
+        let size_max = NAMES_SIZE_MAX / self.targets.len().max(1);
+        let list = |at: usize, target: &mut Server| {
+            let (mut surplus, mut there, mut size) = (Surplus::default(), HashMap::new(), 0);
+            target.list(|it| {
+                let hash = hasher.hash_one(&it.key);
+                if here.contains(&hash) && to.place(&it.key) == at {
+                    there.insert(hash, it.print);
+                    return;
+                }
+                size += it.key.len() + size_of::<Listed>();
+                match size <= size_max {
+                    true => surplus.keys.push(it.key),
+                    false => surplus.has_more = true,
+                }
+            })?;
+            Ok((surplus, there))
+        };
+        Ok(at_once(self.targets.iter_mut(), list)?.into_iter().unzip())
+    }
+
+    /// Removes what the targets have too much. Returns how much that was.
+    fn remove(&mut self, surplus: &[Surplus]) -> io::Result<usize> {
+        let mut removed = 0;
+        for (Server { link, .. }, Surplus { keys, .. }) in self.targets.iter_mut().zip(surplus) {
+            for batch in keys.chunks(BATCH) {
+                batch.iter().for_each(|key| link.say(&named_key(b"md ", key, b"")));
+                for _ in batch {
+                    link.line()?;
+                }
+                self.job.copied(0, 0, batch.len() as u64);
+                removed += batch.len();
+            }
+        }
+        Ok(removed)
     }
 
     /// Waits as the rate says. `false` once it is over, or paused.
@@ -470,11 +689,13 @@ impl<'j> Passes<'j> {
             let item = source.server.item()?;
             let place = to.place(&listed.key);
             let link = &mut self.targets[place].link;
+            let hash = self.hasher.hash_one(&listed.key);
+            source.stale.remove(&hash);
             // A second that has begun is over when it arrives.
             match item.filter(|it| it.ttl != 0) {
                 Some(item) if !item.is_stale => {
                     let ttl = exptime(item.ttl, unix_now());
-                    let flags = format!(" {} F{} T{ttl}", item.data.len(), item.flags);
+                    let flags = format!(" {} F{} T{ttl} c", item.data.len(), item.flags);
                     size += item.data.len() as u64;
                     link.say(&named_key(b"ms ", &listed.key, flags.as_bytes()));
                     link.say(&item.data);
@@ -494,6 +715,12 @@ impl<'j> Passes<'j> {
             for listed in sent {
                 let line = target.link.line()?;
                 let hash = self.hasher.hash_one(&listed.key);
+                if let Some(there) = self.there.get_mut(to.place(&listed.key)) {
+                    match unique_of(&line) {
+                        Some(unique) => drop(there.insert(hash, (unique, listed.print.1))),
+                        None => drop(there.remove(&hash)),
+                    }
+                }
                 if line.starts_with(b"HD") {
                     source.copied.insert(hash, listed.print);
                     job.accepted([&listed.key[..]].into_iter());
@@ -521,7 +748,8 @@ impl<'j> Passes<'j> {
         for (listed, _) in &stale {
             let (outcome, about) = (source.server.link.line()?, source.server.link.line()?);
             // It has another unique by that, and is not asked for again because of it.
-            if let Some(unique) = unique_of(&about).filter(|_| outcome.starts_with(b"HD")) {
+            let print = print_of(&about, unix_now()).filter(|_| outcome.starts_with(b"HD"));
+            if let Some((unique, _)) = print {
                 let hash = self.hasher.hash_one(&listed.key);
                 source.stale.insert(hash, (unique, listed.print.1));
             }
@@ -532,34 +760,6 @@ impl<'j> Passes<'j> {
             job.wait(PASS_INTERVAL);
         }
         Ok((done, failed))
-    }
-
-    /// Removes what the other side has, and none of these keys is.
-    fn remove_surplus(&mut self, here: &HashSet<u64>) -> io::Result<usize> {
-        let mut removed = 0;
-        let (hasher, to): (_, &Side) = (&self.hasher, &self.job.task.to);
-        for (at, target) in self.targets.iter_mut().enumerate() {
-            let mut surplus = Vec::new();
-            let mut size = 0;
-            target.list(|it| {
-                size += it.key.len();
-                let is_surplus = !here.contains(&hasher.hash_one(&it.key));
-                if (is_surplus || to.place(&it.key) != at) && size <= NAMES_SIZE_MAX {
-                    surplus.push(it.key);
-                }
-            })?;
-            for batch in surplus.chunks(BATCH) {
-                for key in batch {
-                    target.link.say(&named_key(b"md ", key, b""));
-                }
-                for _ in batch {
-                    target.link.line()?;
-                }
-                self.job.copied(0, 0, batch.len() as u64);
-                removed += batch.len();
-            }
-        }
-        Ok(removed)
     }
 
     /// Compares all keys of both sides. Returns how many differ though nothing has changed them.
@@ -639,7 +839,11 @@ impl<'j> Passes<'j> {
                     if !is_alike && !is_gone && !is_touched {
                         job.mismatch(&listed.key);
                         found += 1;
-                        copied.remove(&self.hasher.hash_one(&listed.key));
+                        let hash = self.hasher.hash_one(&listed.key);
+                        copied.remove(&hash);
+                        if let Some(there) = self.there.get_mut(to.place(&listed.key)) {
+                            there.remove(&hash);
+                        }
                     }
                 }
                 job.spend(batch.len() as u64, size);
@@ -648,6 +852,74 @@ impl<'j> Passes<'j> {
         }
         Ok(Some(found))
     }
+}
+
+fn connect_all(side: &Side) -> io::Result<Vec<Server>> {
+    side.shards.iter().map(|access| Server::connect(access, &side.pool)).collect()
+}
+
+/// Has `to` have what `from` has of the keys of a step, where nobody writes.
+pub(crate) fn carry(step: &Step) -> io::Result<()> {
+    let Step { from, to, .. } = step;
+    let (mut sources, mut targets) = (connect_all(from)?, connect_all(to)?);
+    for key in &step.keys {
+        step.check()?;
+        let (source, target) = (&mut sources[from.place(key)], &mut targets[to.place(key)]);
+        let name = target.link.name().to_owned();
+        carry_key(step, source, target, key).map_err(|error| {
+            let key = key.escape_ascii();
+            io::Error::other(format!("key \"{key}\": {error} (to server {name})"))
+        })?;
+    }
+    Ok(())
+}
+
+fn carry_key(step: &Step, source: &mut Server, target: &mut Server, key: &[u8]) -> io::Result<()> {
+    let ask = |server: &mut Server| {
+        server.ask_for_key(key);
+        server.item()
+    };
+    if !step.may_overwrite && ask(target)?.is_some() {
+        let why =
+            "the other pool has such a key, which would be lost; remove it, or say --overwrite";
+        return Err(io::Error::other(why));
+    }
+    let found = ask(source)?;
+    if let Some(item) = found.as_ref().filter(|it| it.has_won) {
+        // Whoever asks next is to renew it, as if nobody had asked here.
+        source.link.say(&invalidation(key, item.unique));
+        source.link.line()?;
+    }
+    step.write(key);
+    let Some(item) = found.filter(|it| !it.is_stale && it.ttl != 0) else {
+        target.link.say(&named_key(b"md ", key, b""));
+        return target.link.line().map(drop);
+    };
+    let ttl = exptime(item.ttl, unix_now());
+    let flags = format!(" {} F{} T{ttl}", item.data.len(), item.flags);
+    target.link.say(&named_key(b"ms ", key, flags.as_bytes()));
+    target.link.say(&item.data);
+    target.link.say(b"\r\n");
+    let line = target.link.line()?;
+    if !line.starts_with(b"HD") {
+        return Err(io::Error::other(String::from_utf8_lossy(&line).into_owned()));
+    }
+    match ask(target)? {
+        Some(there) if there.data == item.data && there.flags == item.flags => Ok(()),
+        None if (0..TTL_SLACK).contains(&item.ttl) => Ok(()),
+        _ => Err(io::Error::other("it is another one in the other pool once it is copied")),
+    }
+}
+
+/// Removes keys from a side.
+pub(crate) fn remove(side: &Side, keys: &[Vec<u8>]) -> io::Result<()> {
+    let mut servers = connect_all(side)?;
+    for key in keys {
+        let link = &mut servers[side.place(key)].link;
+        link.say(&named_key(b"md ", key, b""));
+        link.line()?;
+    }
+    Ok(())
 }
 
 /// Why a side is not empty, if it is not, or cannot be listed.
@@ -680,9 +952,13 @@ mod tests {
             parse_listed(b"key=a exp=-1 la=1 cas=9 fetch=no cls=1 size=7").unwrap().print,
             (9, -1)
         );
-        for line in
-            [&b"ERROR"[..], b"BUSY currently processing", b"key=%2 exp=1 cas=2", b"key=a exp=1"]
-        {
+        for line in [
+            &b"ERROR"[..],
+            b"BUSY currently processing",
+            b"key=%2 exp=1 cas=2",
+            b"key=a exp=1",
+            b"exp=1 cas=2",
+        ] {
             assert!(parse_listed(line).is_none());
         }
     }
@@ -696,9 +972,14 @@ mod tests {
 
     #[test]
     fn what_was_renewed_is_not_said_to_be_out_of_date() {
+        assert_eq!(
+            (unique_of(b"HD c17"), unique_of(b"HD"), unique_of(b"NF")),
+            (Some(17), None, None)
+        );
         assert_eq!(invalidation(b"a", 7), b"md a I C7\r\n");
         let about = b"ME a exp=-1 la=3 cas=42 fetch=yes cls=1 size=64";
-        assert_eq!((unique_of(about), unique_of(b"EN")), (Some(42), None));
+        assert_eq!((print_of(about, 7), print_of(b"EN", 7)), (Some((42, -1)), None));
+        assert_eq!(print_of(b"ME a exp=30 la=3 cas=42", 7), Some((42, 37)));
     }
 
     #[test]
@@ -712,10 +993,25 @@ mod tests {
     }
 
     #[test]
-    fn the_last_pass_has_found_nothing_only_if_nothing_failed() {
-        assert!(Found::default().is_nothing());
-        assert!(!Found { failed: 1, ..Found::default() }.is_nothing());
-        assert!(!Found { has_more: true, ..Found::default() }.is_nothing());
+    fn the_last_pass_has_all_only_if_nothing_failed() {
+        assert!(Found { copied: 7, removed: 3, ..Found::default() }.is_all());
+        assert!(!Found { failed: 1, ..Found::default() }.is_all());
+        assert!(!Found { has_more: true, ..Found::default() }.is_all());
+    }
+
+    #[test]
+    fn servers_are_asked_at_once_and_the_first_error_counts() {
+        let barrier = std::sync::Barrier::new(3);
+        let found = at_once([5, 6, 7].into_iter(), |at, it| {
+            barrier.wait();
+            Ok(at * 10 + it)
+        });
+        assert_eq!(found.unwrap(), [5, 16, 27]);
+        let failed = at_once([true, false].into_iter(), |_, is_well| match is_well {
+            true => Ok(()),
+            false => Err(io::Error::other("it is down")),
+        });
+        assert_eq!(failed.unwrap_err().to_string(), "it is down");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The threads that copy: one for each primary of Redis, one for each move of memcached.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -53,6 +53,11 @@ impl PartialEq for Task {
 }
 
 impl Task {
+    /// Why nobody can say where keys are; `None` if that is known of both sides.
+    fn gap(&self) -> Option<String> {
+        self.from.gap().or_else(|| self.to.gap())
+    }
+
     /// Why this copy, proven complete, would not be what serves by these tasks; `None` if it would.
     fn is_not_reverse(&self, next: &[Self]) -> Option<String> {
         let Some(next) = next.iter().find(|task| task.directory == self.directory) else {
@@ -75,16 +80,19 @@ pub fn tasks(snapshot: &Snapshot, states: &[TopologyState]) -> Vec<Task> {
         let pool: &Pool = &snapshot.pools[at];
         let state = states.get(at).filter(|state| state.is_of(pool)).cloned();
         let state = state.unwrap_or_else(|| TopologyState::whole(pool));
-        Some((Arc::new(Side::new(pool, &state)), pool.protocol))
+        Some((Side::new(pool, &state), pool.protocol))
     };
     let task = |(route, it): (&str, cashew_config::snapshot::Move<'_>)| {
         let (served, copy) = if it.is_cut_over { (it.to, it.from) } else { (it.from, it.to) };
-        let ((from, protocol), (to, _)) = (find(served)?, find(copy)?);
+        let ((mut from, protocol), (mut to, _)) = (find(served)?, find(copy)?);
+        // Clients of the route cannot use others.
+        from.limit(&to.databases);
+        to.limit(&from.databases);
         Some(Task {
             route: route.to_owned(),
             directory: it.follow.directory.clone(),
-            from,
-            to,
+            from: Arc::new(from),
+            to: Arc::new(to),
             is_cut_over: it.is_cut_over,
             protocol,
             keys_per_second: it.follow.keys_per_second,
@@ -146,6 +154,11 @@ impl Migrator {
         before.values().chain(&standby).for_each(|job| end(job));
     }
 
+    /// Pools of clusters whose maps may be out of date, as their nodes have told since this was called last.
+    pub fn take_doubts(&self) -> BTreeSet<String> {
+        self.jobs.values().flat_map(|job| job.take_doubts()).collect()
+    }
+
     /// How all moves are.
     pub fn status(&self) -> Vec<MoveStatus> {
         self.jobs.values().map(|job| job.status()).collect()
@@ -155,16 +168,20 @@ impl Migrator {
         self.jobs.get(directory).ok_or_else(|| "there is no such move".to_owned())
     }
 
-    /// Whether a move can begin. It looks at all servers, which may take some seconds: call what is returned where
-    /// nobody waits.
+    /// Whether a move can begin, and what an operator should know if so. It looks at all servers, which may take some
+    /// seconds: call what is returned where nobody waits.
     pub fn check_start(
         &self,
         directory: &Path,
         may_overwrite: bool,
-    ) -> Result<impl FnOnce() -> Result<(), String> + Send + use<>, String> {
+        may_evict: bool,
+    ) -> Result<impl FnOnce() -> Result<Vec<String>, String> + Send + use<>, String> {
         let job = Arc::clone(self.job(directory)?);
         if job.control().is_started {
             return Err("it has begun already".to_owned());
+        }
+        if let Some(why) = job.task.gap() {
+            return Err(why);
         }
         // Of those that it was begun with, what they have is a copy.
         let known = MoveState::load(directory)?.filter(|state| state.is_started);
@@ -177,12 +194,16 @@ impl Migrator {
         let check = move || match job.task.protocol {
             Protocol::Redis => {
                 redis::check_source(&job.task.from)?;
-                if may_overwrite { Ok(()) } else { redis::check_empty(&strangers) }
+                if !may_overwrite {
+                    redis::check_empty(&strangers)?;
+                }
+                redis::check_eviction(&job.task.from, &job.task.to, may_evict)
             }
             Protocol::Memcached => {
                 memcached::check(&job.task.from, false)?;
                 memcached::check(&job.task.to, false)?;
-                memcached::check(&strangers, !may_overwrite)
+                memcached::check(&strangers, !may_overwrite)?;
+                Ok(Vec::new())
             }
         };
         Ok(move || {
@@ -253,7 +274,7 @@ impl Migrator {
         let mut reverse = Vec::new();
         if failure.is_none() {
             for task in next.into_iter().filter(|task| directories.contains(&task.directory)) {
-                // Of memcached the list of what is there has to be that of the end.
+                // Of memcached it has to know what is there in the end.
                 let is_late = task.protocol == Protocol::Memcached;
                 match is_late {
                     true => reverse.push(prepare(task, Control::standby(), Vec::new())),
@@ -270,7 +291,10 @@ impl Migrator {
             let wait = |what: &str, is_done: &dyn Fn() -> bool| {
                 while !is_done() {
                     if Instant::now() >= deadline {
-                        return Err(format!("{what} within {} s", PAUSE_MAX.as_secs()));
+                        let seconds = PAUSE_MAX.as_secs();
+                        let why = jobs.iter().find_map(|(job, _)| job.obstacle());
+                        let why = why.map_or_else(String::new, |why| format!(": {why}"));
+                        return Err(format!("{what} within {seconds} s{why}"));
                     }
                     thread::sleep(LOOK_INTERVAL);
                 }
@@ -281,6 +305,10 @@ impl Migrator {
                 wait("the last changes could not be copied", &is_done)?;
             }
             for job in reverse.iter().filter(|job| job.task.protocol == Protocol::Memcached) {
+                let forth = jobs.iter().find(|(it, _)| it.task.directory == job.task.directory);
+                if let Some(inventory) = forth.and_then(|(it, _)| it.take_inventory()) {
+                    job.leave_inventory(inventory);
+                }
                 spawn(job);
             }
             for job in &reverse {
@@ -321,12 +349,13 @@ fn prepare(task: Task, control: Control, before: Vec<Arc<Job>>) -> Arc<Job> {
 /// Takes over what is kept. Servers of the copy that it was not begun with may have something that nobody has looked at.
 fn learn(task: &Task, control: &mut Control, state: &MoveState) {
     let strangers = task.to.strangers(&state.servers);
-    control.held = strangers.first().filter(|_| state.is_started).map(|&at| {
+    let stranger = strangers.first().map(|&at| {
         let (server, pool) = (&task.to.shards[at].name, &task.to.pool);
         format!(
             "server {server} of pool {pool} is none of those that it was begun with: `cashew migrate start` looks at what it has, and begins"
         )
     });
+    control.held = stranger.or_else(|| task.gap()).filter(|_| state.is_started);
     control.is_started = state.is_started && control.held.is_none();
     control.is_paused = state.is_paused;
 }

@@ -8,6 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cashew_config::snapshot::SlotRange;
+
+use crate::carrier::Step;
 use crate::feed::Feed;
 use crate::job::{Job, Known};
 use crate::link::Link;
@@ -27,6 +30,10 @@ const BY_TYPE_MAX: usize = 128 << 20;
 /// Streams of one primary, and keys that are where they do not belong.
 const STREAMS_MAX: usize = 1_000_000;
 const MISPLACED_MAX: usize = 10_000;
+/// Keys that have changed at the other side, and are to be compared.
+const SUSPECTS_MAX: usize = 100_000;
+/// How long it is looked whether others write while clients wait.
+const ALONE_FOR: Duration = Duration::from_millis(50);
 /// How many a server is asked to list at once.
 const SCAN_COUNT: &[u8] = b"256";
 /// Bytes behind the value in what DUMP tells: a version and a checksum.
@@ -59,6 +66,8 @@ pub(crate) struct Follower<'j> {
     streams: HashSet<Vec<u8>>,
     /// Keys of this server that their names do not place here, with their databases.
     misplaced: HashSet<(u32, Vec<u8>)>,
+    /// Keys that have changed at the other side, and not by this.
+    suspects: HashSet<Vec<u8>>,
     /// Values that are asked for at once.
     window: usize,
     pause: Duration,
@@ -66,7 +75,7 @@ pub(crate) struct Follower<'j> {
 
 struct Target {
     link: Link,
-    /// It tells when it is flushed, which nobody does who is in step.
+    /// It tells when it is flushed, which nobody does who is in step, and what others write there, or what expires.
     watch: Feed,
     about: About,
     /// It does not take what the source dumps.
@@ -120,9 +129,31 @@ impl About {
 
 /// What a server says when it takes nothing from anybody for a while.
 fn is_passing(why: &str) -> bool {
-    ["OOM", "LOADING", "BUSY ", "MISCONF", "NOREPLICAS", "TRYAGAIN"]
-        .iter()
-        .any(|it| why.starts_with(it))
+    ["OOM", "LOADING", "BUSY ", "MISCONF", "NOREPLICAS"].iter().any(|it| why.starts_with(it))
+        || is_elsewhere(why)
+}
+
+/// What a node of a cluster says of a key that it does not have now. The next map tells who does.
+fn is_elsewhere(why: &str) -> bool {
+    ["MOVED ", "ASK ", "TRYAGAIN", "CLUSTERDOWN"].iter().any(|it| why.starts_with(it))
+}
+
+/// Why a node's word (`CLUSTER NODES`) is not that it owns these slots, all of each; `None` if it is.
+fn unsettled(nodes: &str, slots: &[SlotRange], name: &str) -> Option<String> {
+    let its = nodes.lines().find(|line| {
+        line.split(' ').nth(2).is_some_and(|flags| flags.split(',').any(|it| it == "myself"))
+    });
+    let words: Vec<&str> = its.unwrap_or_default().split(' ').skip(8).collect();
+    if let Some(open) = words.iter().find(|it| it.starts_with('[')) {
+        return Some(format!("slots are being moved from or to {name}, such as {open}"));
+    }
+    let range = |word: &&str| {
+        let (first, last) = word.split_once('-').unwrap_or((word, word));
+        Some(SlotRange { first: first.parse().ok()?, last: last.parse().ok()? })
+    };
+    let mut told: Vec<SlotRange> = words.iter().filter_map(range).collect();
+    told.sort_unstable();
+    (told != slots).then(|| format!("{name} owns other slots than is known yet"))
 }
 
 /// What it says about RESTORE rather than the key.
@@ -154,8 +185,8 @@ impl<'j> Follower<'j> {
             let mut link = connect(access, &to.pool)?;
             has_ended |= end_others(&mut link, &name)?;
             link.ask(&[b"CLIENT", b"SETNAME", name.as_bytes()])?;
-            let watch =
-                Feed::of_flushes(access).map_err(|error| named(&error, &to.pool, &access.name))?;
+            let watch = Feed::of_others(access, &mut link)
+                .map_err(|error| named(&error, &to.pool, &access.name))?;
             let about = About::ask(&mut link, &to.databases)?;
             targets.push(Target { link, watch, about, is_foreign: false });
         }
@@ -175,6 +206,7 @@ impl<'j> Follower<'j> {
             databases: BTreeSet::new(),
             streams: HashSet::new(),
             misplaced: HashSet::new(),
+            suspects: HashSet::new(),
             window: WINDOW_MIN,
             pause: PAUSE_MIN,
         })
@@ -230,8 +262,10 @@ impl<'j> Follower<'j> {
             return Ok(());
         }
         self.job.in_step(self.part);
+        self.suspects.clear();
         while !self.job.is_ended() {
             self.tend()?;
+            self.compare_suspects()?;
             if let Some(number) = self.job.wanted_comparison(self.part) {
                 // So long it would take while clients wait, about.
                 let began = Instant::now();
@@ -314,7 +348,8 @@ impl<'j> Follower<'j> {
     /// Counts keys that are here though their names place them elsewhere: scripts have written them that do not name
     /// their keys. No client but such a script sees them, and they are not copied.
     fn note_misplaced(&mut self, database: u32, keys: &[&[u8]]) -> io::Result<()> {
-        if keys.is_empty() {
+        // A node of a cluster lets nobody write what is not its own. What is on its way to it is looked at later.
+        if keys.is_empty() || self.job.task.from.is_cluster() {
             return Ok(());
         }
         self.source.select(database)?;
@@ -346,9 +381,23 @@ impl<'j> Follower<'j> {
     /// has gone is missed, and none ends an idle connection.
     fn look(&mut self) -> io::Result<()> {
         self.feed.take(0)?;
-        let to = &self.job.task.to.pool;
+        let (from, to) = (&self.job.task.from, &self.job.task.to.pool);
         for target in &self.targets {
-            target.watch.take(0).map_err(|error| named(&error, to, target.link.name()))?;
+            loop {
+                let told = target.watch.take(BATCH);
+                let told = told.map_err(|error| named(&error, to, target.link.name()))?;
+                if told.is_empty() {
+                    break;
+                }
+                // The others are written by those who copy other primaries.
+                let own = told.iter().filter(|key| from.place(key) == self.part);
+                self.suspects.extend(own.map(|key| key.to_vec()));
+            }
+        }
+        // While nothing is in step a comparison is to come.
+        if self.suspects.len() > SUSPECTS_MAX {
+            self.suspects.clear();
+            self.job.unverified();
         }
         if self.looked_at.elapsed() >= LOOK_INTERVAL { self.look_now() } else { Ok(()) }
     }
@@ -356,7 +405,22 @@ impl<'j> Follower<'j> {
     fn look_now(&mut self) -> io::Result<()> {
         let known = self.look_at_all()?;
         self.job.know(self.part, known);
+        self.is_settled()?;
         Ok(())
+    }
+
+    /// Whether this primary has all keys that it has by the map: no slot of it is being moved, and none has another
+    /// owner since. Always, if it is none of a cluster.
+    fn is_settled(&mut self) -> io::Result<bool> {
+        let Some(slots) = self.job.task.from.slots_of(self.part) else { return Ok(true) };
+        let nodes = self.source.demand(&[b"CLUSTER", b"NODES"])?.bytes().unwrap_or_default();
+        let found = unsettled(&String::from_utf8_lossy(&nodes), slots, self.source.name());
+        let is_settled = found.is_none();
+        if !is_settled {
+            self.job.doubt(&self.job.task.from.pool);
+        }
+        self.job.part(self.part, |it| it.unsettled = found);
+        Ok(is_settled)
     }
 
     /// Returns what the source is.
@@ -383,6 +447,43 @@ impl<'j> Follower<'j> {
         Ok(known)
     }
 
+    /// Looks at what others have changed at the other side, where nobody else writes. Returns whether that is all well.
+    fn compare_suspects(&mut self) -> io::Result<bool> {
+        if self.suspects.is_empty() {
+            return Ok(true);
+        }
+        let keys: Vec<Vec<u8>> = std::mem::take(&mut self.suspects).into_iter().collect();
+        let compared = self.job.control().parts[self.part].compared;
+        let mut found = 0;
+        for database in self.databases.clone() {
+            found += self.compare_some(database, &keys)?;
+        }
+        self.job.part(self.part, |it| it.compared = compared);
+        if found > 0 {
+            self.job.unverified();
+        }
+        Ok(found == 0)
+    }
+
+    /// Whether anybody writes to the source though all clients of this gateway wait. What expires is copied.
+    fn is_alone(&mut self) -> io::Result<bool> {
+        self.job.wait(ALONE_FOR);
+        self.feed.sync()?;
+        let keys = self.feed.take(usize::MAX)?;
+        let names: Vec<Vec<u8>> = keys.iter().map(|key| key.to_vec()).collect();
+        for database in self.databases.clone() {
+            let missing = self.missing(database, &names)?;
+            if let Some(key) = names.iter().find(|key| !missing.contains(key)) {
+                let foreign = Some((Instant::now(), key.clone()));
+                self.job.part(self.part, |it| it.foreign = foreign);
+                self.feed.put_back(names);
+                return Ok(false);
+            }
+        }
+        self.copy_changed(&keys)?;
+        Ok(true)
+    }
+
     /// Copies what has changed, and passes a barrier if there is one.
     fn tend(&mut self) -> io::Result<()> {
         // A lost feed is noticed also while it tells nothing.
@@ -390,6 +491,12 @@ impl<'j> Follower<'j> {
         let is_in_step = self.job.control().parts[self.part].is_in_step;
         let barrier = self.job.wanted_barrier(self.part).filter(|_| is_in_step);
         if barrier.is_some() {
+            // If a slot were moved between this look and the next one, the second one would see it: it has another
+            // owner then.
+            if !self.is_settled()? {
+                self.job.wait(IDLE);
+                return Ok(());
+            }
             self.feed.sync()?;
             self.put_back_streams();
             self.copy_functions()?;
@@ -423,11 +530,18 @@ impl<'j> Follower<'j> {
             self.copy_changed(&keys)?;
         }
         if let Some(number) = barrier {
+            if !self.is_alone()? {
+                return Ok(());
+            }
             // Whoever is to serve has to be there, and to have what it was given.
             for target in &self.targets {
                 target.watch.sync()?;
             }
+            self.look()?;
             self.look_now()?;
+            if !self.compare_suspects()? || !self.is_settled()? {
+                return Ok(());
+            }
             self.job.part(self.part, |it| it.barrier = number);
             // Keys expire here still, which is nothing to the side that may be serving by now.
             while self.job.is_held(number) {
@@ -478,6 +592,9 @@ impl<'j> Follower<'j> {
             // What cannot be read is not what is gone.
             if let Some((command, why)) = refusal_of(&dump, &ttl) {
                 if is_passing(&why) {
+                    if is_elsewhere(&why) {
+                        self.job.doubt(&from.pool);
+                    }
                     self.job.failed(self.source.name(), &why);
                     again.push(key.to_vec());
                 } else {
@@ -519,6 +636,9 @@ impl<'j> Follower<'j> {
             for (key, is_value) in sent {
                 match target.link.reply()? {
                     Reply::Error(why) if is_passing(&why) => {
+                        if is_elsewhere(&why) {
+                            self.job.doubt(&to.pool);
+                        }
                         self.job.failed(target.link.name(), &why);
                         again.push(key.to_vec());
                     }
@@ -642,8 +762,11 @@ impl<'j> Follower<'j> {
             let missing = it.missing(database, &keys)?;
             let missing: Vec<&[u8]> = missing.iter().map(Vec::as_slice).collect();
             it.copy(database, &missing)?;
-            // No client of this pool sees what is where it does not belong.
+            // No client of this pool sees what is where it does not belong. A cluster has no such keys.
             let to = &it.job.task.to;
+            if to.is_cluster() {
+                return Ok(());
+            }
             let misplaced: Vec<&[u8]> =
                 keys.iter().map(Vec::as_slice).filter(|key| to.place(key) != at).collect();
             let link = &mut it.targets[at].link;
@@ -665,6 +788,8 @@ impl<'j> Follower<'j> {
         for key in keys {
             match self.source.reply()? {
                 Reply::Integer(0) => missing.push(key.clone()),
+                // Nobody can say yet.
+                Reply::Error(why) if is_elsewhere(&why) => {}
                 Reply::Error(why) => return Err(io::Error::other(why)),
                 _ => {}
             }
@@ -752,6 +877,7 @@ impl<'j> Follower<'j> {
             }
         }
         let (mut suspects, mut unread, mut size) = (Vec::new(), None, 0);
+        let mut elsewhere = 0;
         for key in &keys {
             let target = &mut self.targets[to.place(key)].link;
             let here = (self.source.reply()?, self.source.reply()?);
@@ -760,44 +886,25 @@ impl<'j> Follower<'j> {
                 size += dump.len() as u64;
                 self.window = fitting(self.window, dump.len());
             }
-            for (dump, ttl) in [&here, &there] {
-                if let Some((command, why)) = refusal_of(dump, ttl) {
-                    unread.get_or_insert(format!("{command}: {why}"));
-                }
+            let refusals = [&here, &there].map(|(dump, ttl)| refusal_of(dump, ttl));
+            if refusals.iter().flatten().any(|(_, why)| is_elsewhere(why)) {
+                // It is on its way from one node to another: this comparison proves nothing.
+                elsewhere += 1;
+                self.feed.put_back([key.to_vec()]);
+                continue;
+            }
+            if let Some((command, why)) = refusals.into_iter().flatten().next() {
+                unread.get_or_insert(format!("{command}: {why}"));
             }
             if !are_alike(&here, &there) {
-                suspects.push(*key);
+                suspects.push(&key[..]);
             }
         }
         if let Some(why) = unread {
             return Err(io::Error::other(why));
         }
-        let mut differ = Vec::new();
-        for key in suspects {
-            // Equal values may be kept in different ways.
-            let target = &mut self.targets[to.place(key)].link;
-            let here = (Value::read(&mut self.source, key)?, self.source.demand(&[b"PTTL", key])?);
-            let there = (Value::read(target, key)?, target.demand(&[b"PTTL", key])?);
-            let is_about_to_expire =
-                here.1.integer().is_some_and(|left| (0..TTL_SLACK_MS).contains(&left));
-            let is_alike = here.0 == there.0 && !matches!(here.0, Some(Value::Other(_)));
-            // Of what is read and acknowledged nobody tells: these are copied at the end, whatever they are now.
-            if let (Some(Value::Stream(one)), Some(Value::Stream(other))) = (&here.0, &there.0)
-                && !is_alike
-                && one.has_entries_of(other)
-                && ttls_alike(&here.1, &there.1)
-            {
-                self.feed.put_back([key.clone()]);
-                continue;
-            }
-            if !(is_alike && ttls_alike(&here.1, &there.1)
-                || here.0.is_none() && there.0.is_none()
-                || is_about_to_expire && there.0.is_none())
-            {
-                differ.push(key.clone());
-            }
-        }
-        let mut found = 0;
+        let differ = self.differing(&suspects)?;
+        let mut found = elsewhere;
         if !differ.is_empty() {
             // What has changed since is told by now, and is copied anyway.
             self.feed.sync()?;
@@ -813,6 +920,142 @@ impl<'j> Follower<'j> {
         self.job.part(self.part, |it| it.compared += keys.len() as u64);
         Ok(found)
     }
+
+    /// Those of the keys whose values are not the same on both sides. Equal ones may be kept in different ways.
+    fn differing(&mut self, keys: &[&[u8]]) -> io::Result<Vec<Vec<u8>>> {
+        let to = &self.job.task.to;
+        let all_here = read_with_ttl(&mut self.source, keys)?;
+        let mut by_target: Vec<Vec<usize>> = vec![Vec::new(); self.targets.len()];
+        keys.iter().enumerate().for_each(|(at, key)| by_target[to.place(key)].push(at));
+        let mut differ = Vec::new();
+        for (target, ats) in self.targets.iter_mut().zip(by_target) {
+            let its: Vec<&[u8]> = ats.iter().map(|&at| keys[at]).collect();
+            let all_there = read_with_ttl(&mut target.link, &its)?;
+            for (at, there) in ats.into_iter().zip(all_there) {
+                match verdict(&all_here[at], &there) {
+                    Verdict::Alike => {}
+                    // Of what is read and acknowledged nobody tells: these are copied at the end, whatever they are now.
+                    Verdict::ReadOnly => self.feed.put_back([keys[at].to_vec()]),
+                    Verdict::Differ => differ.push(keys[at].to_vec()),
+                }
+            }
+        }
+        Ok(differ)
+    }
+}
+
+enum Verdict {
+    Alike,
+    /// The same entries of a stream, which others have been read of.
+    ReadOnly,
+    Differ,
+}
+
+fn verdict(here: &(Option<Value>, Reply), there: &(Option<Value>, Reply)) -> Verdict {
+    let is_alike = here.0 == there.0 && !matches!(here.0, Some(Value::Other(_)));
+    let (is_same_ttl, is_gone) = (ttls_alike(&here.1, &there.1), there.0.is_none());
+    let is_about_to_expire = here.1.integer().is_some_and(|left| (0..TTL_SLACK_MS).contains(&left));
+    if let (Some(Value::Stream(one)), Some(Value::Stream(other))) = (&here.0, &there.0)
+        && !is_alike
+        && one.has_entries_of(other)
+        && is_same_ttl
+    {
+        return Verdict::ReadOnly;
+    }
+    match is_alike && is_same_ttl || is_gone && (here.0.is_none() || is_about_to_expire) {
+        true => Verdict::Alike,
+        false => Verdict::Differ,
+    }
+}
+
+/// The values and times to live of these keys.
+fn read_with_ttl(link: &mut Link, keys: &[&[u8]]) -> io::Result<Vec<(Option<Value>, Reply)>> {
+    let values = Value::read_all(link, keys)?;
+    keys.iter().for_each(|key| link.send(&[b"PTTL", key]));
+    let with_ttl = |(value, key): (Option<Value>, &&[u8])| match link.reply()? {
+        Reply::Error(_) => Ok((value, link.demand(&[b"PTTL", key])?)),
+        ttl => Ok((value, ttl)),
+    };
+    values.into_iter().zip(keys).map(with_ttl).collect()
+}
+
+fn connect_all(side: &Side) -> io::Result<Vec<Link>> {
+    side.shards.iter().map(|access| connect(access, &side.pool)).collect()
+}
+
+/// Has `to` have what `from` has of the keys of a step, in all databases, where nobody writes.
+pub(crate) fn carry(step: &Step) -> io::Result<()> {
+    let Step { from, to, .. } = step;
+    let (mut sources, mut targets) = (connect_all(from)?, connect_all(to)?);
+    let mut there = Vec::new();
+    for link in sources.iter_mut().chain(&mut targets) {
+        there.extend(databases(link, &from.databases)?.0);
+    }
+    for database in BTreeSet::from_iter(there) {
+        for key in &step.keys {
+            step.check()?;
+            let (source, target) = (&mut sources[from.place(key)], &mut targets[to.place(key)]);
+            source.select(database)?;
+            target.select(database)?;
+            let name = target.name().to_owned();
+            carry_key(step, source, target, key).map_err(|error| {
+                let key = key.escape_ascii();
+                io::Error::other(format!("key \"{key}\": {error} (to server {name})"))
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn carry_key(step: &Step, source: &mut Link, target: &mut Link, key: &[u8]) -> io::Result<()> {
+    if !step.may_overwrite && target.demand(&[b"EXISTS", key])? != Reply::Integer(0) {
+        let why =
+            "the other pool has such a key, which would be lost; remove it, or say --overwrite";
+        return Err(io::Error::other(why));
+    }
+    let asked_at = Instant::now();
+    let (dump, ttl) = (source.demand(&[b"DUMP", key])?, source.demand(&[b"PTTL", key])?);
+    let (Reply::Bulk(dump), Some(ttl_ms)) = (dump, ttl_left(&ttl, asked_at.elapsed())) else {
+        step.write(key);
+        return target.demand(&[b"DEL", key]).map(drop);
+    };
+    step.write(key);
+    let ttl = ttl_ms.to_string();
+    match target.ask(&[b"RESTORE", key, ttl.as_bytes(), &dump, b"REPLACE"])? {
+        Reply::Error(why) if is_foreign(&why) => {
+            if dump.first().is_some_and(|kind| HASHES_WITH_TTL.contains(kind)) {
+                return Err(io::Error::other(
+                    "its fields expire, and the other side does not take its DUMP",
+                ));
+            }
+            if let Some(value) = Value::read(source, key)? {
+                value.write(target, key, ttl_ms)?.map_err(io::Error::other)?;
+            }
+        }
+        Reply::Error(why) => return Err(io::Error::other(why)),
+        _ => {}
+    }
+    let here = (Value::read(source, key)?, source.demand(&[b"PTTL", key])?);
+    let there = (Value::read(target, key)?, target.demand(&[b"PTTL", key])?);
+    // What only DUMP tells was taken as it is.
+    match (verdict(&here, &there), &here.0, &there.0) {
+        (Verdict::Alike, ..) | (_, Some(Value::Other(_)), Some(Value::Other(_))) => Ok(()),
+        _ => Err(io::Error::other("it is another one in the other pool once it is copied")),
+    }
+}
+
+/// Removes keys from a side, in all databases.
+pub(crate) fn remove(side: &Side, keys: &[Vec<u8>]) -> io::Result<()> {
+    let mut links = connect_all(side)?;
+    for (at, link) in links.iter_mut().enumerate() {
+        for database in databases(link, &side.databases)?.0 {
+            link.select(database)?;
+            for key in keys.iter().filter(|key| side.place(key) == at) {
+                link.demand(&[b"UNLINK", key])?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// What a DUMP begins with that may be one of a stream: of the types that are known, or a later one.
@@ -942,6 +1185,48 @@ pub(crate) fn check_empty(side: &Side) -> Result<(), String> {
     Ok(())
 }
 
+/// What there is to know of servers that evict keys for lack of memory. An error if the copy does, unless it may.
+pub(crate) fn check_eviction(
+    from: &Side,
+    to: &Side,
+    may_evict: bool,
+) -> Result<Vec<String>, String> {
+    let mut notes = Vec::new();
+    for (side, is_copy) in [(from, false), (to, true)] {
+        for access in &side.shards {
+            let describe = |error: io::Error| named(&error, &side.pool, &access.name).to_string();
+            let mut link = Link::connect(access).map_err(describe)?;
+            let text = link.demand(&[b"INFO", b"memory"]).map_err(describe)?.bytes();
+            let Some(policy) = evicting(&String::from_utf8_lossy(&text.unwrap_or_default())) else {
+                continue;
+            };
+            let server = format!("server {} of pool {}", access.name, side.pool);
+            let what =
+                format!("{server} evicts keys when its memory is full (maxmemory-policy {policy})");
+            if is_copy && !may_evict {
+                return Err(format!(
+                    "{what}: what it evicts is lost once it serves; set its policy to noeviction, or say --evicting-target"
+                ));
+            }
+            notes.push(match is_copy {
+                true => format!("{what}: what it evicts is lost once it serves"),
+                false => format!("{what}: what it evicts goes from the copy, too, and after a cut-over it is the copy"),
+            });
+        }
+    }
+    Ok(notes)
+}
+
+/// The policy by which a server evicts keys, of what it says of its memory; `None` if it evicts none.
+fn evicting(info: &str) -> Option<String> {
+    let field = |name: &str| {
+        let value = |line: &str| line.strip_prefix(name)?.strip_prefix(':').map(str::to_owned);
+        info.lines().find_map(|line| value(line.trim_end()))
+    };
+    let is_bounded = field("maxmemory").is_some_and(|bytes| bytes != "0");
+    field("maxmemory_policy").filter(|policy| is_bounded && policy != "noeviction")
+}
+
 /// Whether all servers of the side that serves can be asked, and tell what changes.
 pub(crate) fn check_source(side: &Side) -> Result<(), String> {
     for access in &side.shards {
@@ -953,6 +1238,35 @@ pub(crate) fn check_source(side: &Side) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_evicts_if_its_memory_is_bounded_and_its_policy_says_so() {
+        let of = |max, policy| {
+            evicting(&format!(
+                "# Memory\r\nmaxmemory:{max}\r\nmaxmemory_human:x\r\nmaxmemory_policy:{policy}\r\n"
+            ))
+        };
+        assert_eq!(of(100, "allkeys-lru").as_deref(), Some("allkeys-lru"));
+        assert_eq!(of(100, "volatile-ttl").as_deref(), Some("volatile-ttl"));
+        assert_eq!((of(0, "allkeys-lru"), of(100, "noeviction"), evicting("")), (None, None, None));
+    }
+
+    #[test]
+    fn slots_that_are_being_moved_are_seen_and_so_are_others() {
+        let slots = [SlotRange { first: 0, last: 5460 }, SlotRange { first: 6000, last: 6000 }];
+        let nodes = |its: &str| {
+            format!(
+                "07c3 127.0.0.1:7001@17001 slave 6ec2 0 1 3 connected\n6ec2 127.0.0.1:7000@17000,h myself,master - 0 0 1 connected{its}\n"
+            )
+        };
+        let of = |its: &str| unsettled(&nodes(its), &slots, "node 7000");
+        assert_eq!(of(" 0-5460 6000"), None);
+        assert!(of(" 0-5460 6000 [93-<-07c3]").unwrap().contains("[93-<-07c3]"));
+        assert!(of(" 0-5460").unwrap().contains("other slots"));
+        assert!(of("").is_some() && unsettled("", &slots, "n").is_some());
+        assert_eq!(unsettled(&nodes(""), &[], "n"), None);
+        assert!(is_passing("MOVED 3 127.0.0.1:7001") && !is_elsewhere("OOM"));
+    }
 
     #[test]
     fn what_a_server_refuses_to_tell_is_not_gone() {

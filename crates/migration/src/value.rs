@@ -40,6 +40,9 @@ const CHUNK: usize = 512;
 /// Deliveries that are pending in a group; those beyond are not copied, and the key is told of.
 const PENDING_MAX: usize = 1_000_000;
 
+/// How often a key is read anew whose type changes meanwhile.
+const TRIES_MAX: u32 = 3;
+
 fn odd() -> io::Error {
     io::Error::other("it answers what fits no type")
 }
@@ -64,37 +67,87 @@ fn field(about: &[Reply], name: &str) -> Option<Reply> {
     about.chunks(2).find(|pair| is_named(&pair[0])).and_then(|pair| pair.get(1)).cloned()
 }
 
+/// What tells all of a key of this type, if one question does.
+fn question<'k>(kind: &[u8], key: &'k [u8]) -> Option<Vec<&'k [u8]>> {
+    Some(match kind {
+        b"string" => vec![b"GET", key],
+        b"list" => vec![b"LRANGE", key, b"0", b"-1"],
+        b"set" => vec![b"SMEMBERS", key],
+        b"hash" => vec![b"HGETALL", key],
+        b"zset" => vec![b"ZRANGE", key, b"0", b"-1", b"WITHSCORES"],
+        _ => return None,
+    })
+}
+
 impl Value {
     /// What the key has; `None` if it is not there.
     pub(crate) fn read(link: &mut Link, key: &[u8]) -> io::Result<Option<Self>> {
-        // The type may change between two questions, which the feed tells: it is read again then.
-        let kind = link.demand(&[b"TYPE", key])?.bytes().ok_or_else(odd)?;
-        let value = match &kind[..] {
-            b"none" => return Ok(None),
-            b"string" => match link.demand(&[b"GET", key])? {
+        let mut tries = TRIES_MAX;
+        loop {
+            tries -= 1;
+            let kind = link.demand(&[b"TYPE", key])?.bytes().ok_or_else(odd)?;
+            let Some(words) = question(&kind, key) else {
+                return Self::without_question(link, &kind, key);
+            };
+            match link.demand(&words) {
+                // It has another type since it was asked for that.
+                Err(why) if why.to_string().starts_with("WRONGTYPE") && tries > 0 => {}
+                reply => return Self::of(&kind, reply?),
+            }
+        }
+    }
+
+    /// As [`Value::read`] of each, with two waits for all of them but streams.
+    pub(crate) fn read_all(link: &mut Link, keys: &[&[u8]]) -> io::Result<Vec<Option<Self>>> {
+        keys.iter().for_each(|key| link.send(&[b"TYPE", key]));
+        let mut kinds = Vec::with_capacity(keys.len());
+        for _ in keys {
+            kinds.push(link.reply()?.bytes().unwrap_or_default());
+        }
+        let questions = || kinds.iter().zip(keys).map(|(kind, key)| question(kind, key));
+        questions().flatten().for_each(|words| link.send(&words));
+        let mut replies = Vec::with_capacity(keys.len());
+        for words in questions() {
+            replies.push(words.map(|_| link.reply()).transpose()?);
+        }
+        let all = keys.iter().zip(kinds.iter().zip(replies));
+        let value = |(key, (kind, reply)): (&&[u8], (&Vec<u8>, Option<Reply>))| match reply {
+            Some(Reply::Error(_)) => Self::read(link, key),
+            Some(reply) => Self::of(kind, reply),
+            None if kind.is_empty() => Self::read(link, key),
+            None => Self::without_question(link, kind, key),
+        };
+        all.map(value).collect()
+    }
+
+    /// Of the types that one question does not tell all of.
+    fn without_question(link: &mut Link, kind: &[u8], key: &[u8]) -> io::Result<Option<Self>> {
+        Ok(match kind {
+            b"none" => None,
+            b"stream" => Stream::read(link, key)?.map(Self::Stream),
+            other => Some(Self::Other(String::from_utf8_lossy(other).into_owned())),
+        })
+    }
+
+    /// What a server has answered to [`question`].
+    fn of(kind: &[u8], reply: Reply) -> io::Result<Option<Self>> {
+        let value = match kind {
+            b"string" => match reply {
                 Reply::Nil => return Ok(None),
-                reply => Self::Text(reply.bytes().ok_or_else(odd)?),
+                reply => return Ok(Some(Self::Text(reply.bytes().ok_or_else(odd)?))),
             },
-            b"list" => Self::List(texts(link.demand(&[b"LRANGE", key, b"0", b"-1"])?)?),
+            b"list" => Self::List(texts(reply)?),
             b"set" => {
-                let mut all = texts(link.demand(&[b"SMEMBERS", key])?)?;
+                let mut all = texts(reply)?;
                 all.sort_unstable();
                 Self::Set(all)
             }
             b"hash" => {
-                let mut all = pairs(link.demand(&[b"HGETALL", key])?)?;
+                let mut all = pairs(reply)?;
                 all.sort_unstable();
                 Self::Hash(all)
             }
-            b"zset" => {
-                let range: [&[u8]; 5] = [b"ZRANGE", key, b"0", b"-1", b"WITHSCORES"];
-                Self::SortedSet(pairs(link.demand(&range)?)?)
-            }
-            b"stream" => match Stream::read(link, key)? {
-                Some(stream) => Self::Stream(stream),
-                None => return Ok(None),
-            },
-            other => Self::Other(String::from_utf8_lossy(other).into_owned()),
+            _ => Self::SortedSet(pairs(reply)?),
         };
         let is_empty = match &value {
             Self::List(all) | Self::Set(all) => all.is_empty(),

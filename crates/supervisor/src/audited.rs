@@ -114,6 +114,9 @@ fn deed_of(command: &Command) -> Option<String> {
             let route = route.as_ref().map_or_else(String::new, |route| format!(" {route}"));
             format!("migrate {}{route}", action.name())
         }
+        Command::MoveKeys { from, to, keys, .. } => {
+            format!("migrate keys: {} from {from} to {to}", keys.len())
+        }
         Command::LogLevel { level } => format!("log level {level}"),
     })
 }

@@ -63,6 +63,21 @@ pub enum Command {
         /// With those that change who serves: keys are left behind that are not where their names place them.
         #[serde(default)]
         ignore_misplaced: bool,
+        /// With [`MoveAction::Start`]: servers of the other pool may evict keys for lack of memory.
+        #[serde(default)]
+        evicting_target: bool,
+    },
+    /// Has keys go to another pool, by the list of keys of a route, with what they have.
+    MoveKeys {
+        /// `None` where one route lists keys.
+        #[serde(default)]
+        route: Option<String>,
+        from: String,
+        to: String,
+        keys: Vec<String>,
+        /// What the other pool has by these names is lost.
+        #[serde(default)]
+        overwrite: bool,
     },
     /// Log more or less: 0..=11 as nutcracker's `-v`.
     LogLevel {
@@ -100,9 +115,10 @@ impl Command {
     pub fn answer_timeout(&self) -> Duration {
         match self {
             // Requests in flight may be waited for as long as `reload_drain_timeout` can be.
-            Self::Reload { .. } | Self::Upgrade { .. } | Self::Migrate { .. } => {
-                Duration::from_secs(3600 + 120)
-            }
+            Self::Reload { .. }
+            | Self::Upgrade { .. }
+            | Self::Migrate { .. }
+            | Self::MoveKeys { .. } => Duration::from_secs(3600 + 120),
             Self::Status | Self::Events { .. } | Self::LogLevel { .. } => Duration::from_secs(30),
             // The server is asked for its role, and workers have five seconds.
             Self::Failover { .. } => Duration::from_secs(15),
@@ -116,6 +132,7 @@ impl Command {
             Self::Reload { .. }
             | Self::Upgrade { .. }
             | Self::Migrate { .. }
+            | Self::MoveKeys { .. }
             | Self::Status
             | Self::Events { .. }
             | Self::LogLevel { .. } => "the command may still be carried out",

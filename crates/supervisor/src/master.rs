@@ -5,6 +5,7 @@ mod children;
 mod clients;
 mod discovery;
 mod failover;
+mod key_moves;
 mod log;
 mod monitors;
 mod moves;
@@ -60,6 +61,7 @@ use crate::watchdog::Watchdog;
 use crate::worker_queries::{Asker, WorkerQueries};
 use crate::{CommandLine, Error, Options, Program, Step, TakeOver};
 use failover::Failovers;
+use key_moves::KeyMoves;
 use log::Log;
 use moves::Moves;
 use operators::Operators;
@@ -124,6 +126,7 @@ struct Master {
     watchdog: Watchdog,
     reload: Reload,
     moves: Moves,
+    key_moves: KeyMoves,
     upgrade: Upgrade,
     operators: Operators,
     failovers: Failovers,
@@ -253,6 +256,7 @@ impl Master {
             watchdog,
             reload: Reload::default(),
             moves: Moves::default(),
+            key_moves: KeyMoves::default(),
             upgrade: Upgrade::default(),
             operators,
             failovers: Failovers::default(),
@@ -540,8 +544,8 @@ impl Master {
                 self.found_told(descriptors.unwrap_or_default(), now);
             }
             (ToMaster::Source { json }, Role::Discovery) => self.source_told(json, now),
-            (ToMaster::Migrated { number, failure }, Role::Discovery) => {
-                self.migrated(number, failure, now);
+            (ToMaster::Migrated { number, failure, notes }, Role::Discovery) => {
+                self.migrated(number, (failure, notes), now);
             }
             (ToMaster::CaughtUp { epoch, failure }, Role::Discovery) => {
                 self.caught_up(epoch, failure, now);

@@ -1,6 +1,7 @@
 //! What is new about the tree of a route, and which keys it sends elsewhere.
 
 use std::collections::{BTreeSet, HashMap};
+use std::path::PathBuf;
 
 use crate::snapshot::{Operation, PrefixArm, Reach, Route};
 
@@ -41,9 +42,16 @@ fn nodes(old: &Route, new: &Route, path: &str, lines: &mut Vec<String>) {
     match (old, new) {
         (Route::Prefix(old), Route::Prefix(new)) => prefixes(old, new, path, lines),
         (
-            Route::Keys { exact: old, otherwise: old_rest },
-            Route::Keys { exact: new, otherwise: new_rest },
+            Route::Keys { exact: old, otherwise: old_rest, file: old_file },
+            Route::Keys { exact: new, otherwise: new_rest, file: new_file },
         ) => {
+            if old_file != new_file {
+                let name = |file: &Option<PathBuf>| {
+                    file.as_ref().map_or("no file".to_owned(), |it| it.display().to_string())
+                };
+                let (old, new) = (name(old_file), name(new_file));
+                lines.push(format!("{path}keys listed in {new} instead of {old}"));
+            }
             lines.extend(keys(old, new).map(|what| format!("{path}{what}")));
             nodes(old_rest, new_rest, &below("other keys: "), lines);
         }

@@ -12,14 +12,14 @@ const KEYS_FILE_SIZE_MAX: u64 = 128 << 20;
 
 /// A line of a file with keys.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Line<'t> {
-    pub(super) number: usize,
-    pub(super) key: &'t str,
-    pub(super) target: &'t str,
+pub(crate) struct Line<'t> {
+    pub(crate) number: usize,
+    pub(crate) key: &'t str,
+    pub(crate) target: &'t str,
 }
 
 /// The lines that list keys; those that cannot be read by their numbers. A key may have spaces in it.
-pub(super) fn lines(text: &str) -> impl Iterator<Item = Result<Line<'_>, usize>> {
+pub(crate) fn lines(text: &str) -> impl Iterator<Item = Result<Line<'_>, usize>> {
     (1..).zip(text.lines()).filter_map(|(number, line)| {
         let line = line.trim();
         if line.is_empty() || line.starts_with('#') {

@@ -781,6 +781,7 @@ impl<'a, 'f, 'r> Reader<'a, 'f, 'r> {
             is_good &= self.are_single(&mut found, None, table.pos);
         }
         if let Some(file) = &section.file {
+            self.reach.lists.push(self.protocol);
             is_good &= self.keys_of_file(&file.value.0, file.pos, depth, &mut found);
         }
         self.reach.keys += found.len();
@@ -796,7 +797,8 @@ impl<'a, 'f, 'r> Reader<'a, 'f, 'r> {
         }
         let exact = found.into_iter().map(|(key, route, _)| (key, route)).collect();
         let otherwise = otherwise??;
-        is_good.then(|| Route::Keys { exact, otherwise: otherwise.into() })
+        let file = section.file.as_ref().map(|it| it.value.0.clone());
+        is_good.then(|| Route::Keys { exact, otherwise: otherwise.into(), file })
     }
 
     /// Sorts keys; false if one is there twice.

@@ -46,8 +46,8 @@ pub enum ReadYourWrites {
 }
 
 impl Snapshot {
-    /// Whether there is something for discovery: Sentinels, replicas, or servers that are told later what to
-    /// forget.
+    /// Whether there is something for discovery: Sentinels, replicas, servers that are told later what to forget, or
+    /// keys that are copied to other pools, or may be.
     pub fn needs_discovery(&self) -> bool {
         let has_spool = self.pools.iter().any(|pool| pool.spool.is_some());
         has_spool
@@ -56,6 +56,7 @@ impl Snapshot {
             || self.has_sources()
             || self.pools.iter().any(Pool::has_replicas)
             || self.moves().next().is_some()
+            || !self.key_routes().is_empty()
     }
 
     /// The pools that are copied to others, each with the route that they belong to.

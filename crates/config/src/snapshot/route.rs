@@ -22,6 +22,9 @@ pub enum Route {
         /// Sorted by the keys' bytes, without duplicates.
         exact: Vec<(String, Self)>,
         otherwise: Box<Self>,
+        /// Where those that are not in the configuration itself are listed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        file: Option<PathBuf>,
     },
     /// By what the command does.
     Operation { read: Box<Self>, write: Box<Self>, delete: Box<Self> },
@@ -181,7 +184,7 @@ impl Route {
         match self {
             Self::Pool(_) => Vec::new(),
             Self::Prefix(arms) => arms.iter().map(|arm| &arm.to).collect(),
-            Self::Keys { exact, otherwise } => {
+            Self::Keys { exact, otherwise, .. } => {
                 exact.iter().map(|(_, route)| route).chain([&**otherwise]).collect()
             }
             Self::Operation { read, write, delete } => vec![read, write, delete],
@@ -268,7 +271,7 @@ impl Route {
         match self {
             Self::Pool(_) => Vec::new(),
             Self::Prefix(arms) => arms.iter_mut().map(|arm| &mut arm.to).collect(),
-            Self::Keys { exact, otherwise } => {
+            Self::Keys { exact, otherwise, .. } => {
                 exact.iter_mut().map(|(_, route)| route).chain([&mut **otherwise]).collect()
             }
             Self::Operation { read, write, delete } => vec![read, write, delete],

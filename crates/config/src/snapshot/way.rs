@@ -188,7 +188,7 @@ impl Route {
                     }
                 }
             }
-            Self::Keys { exact, otherwise } => {
+            Self::Keys { exact, otherwise, .. } => {
                 match exact.binary_search_by(|(it, _)| it.as_bytes().cmp(key)) {
                     Ok(at) => ("the key is listed".to_owned(), one(&exact[at].1)),
                     Err(_) => ("the key is not listed".to_owned(), one(otherwise)),
@@ -563,7 +563,7 @@ mod tests {
         let exact = (0..20).map(|number| (format!("k{number:02}"), pool("hot"))).collect();
         let on = FailoverOn { error: false, ..FailoverOn::default() };
         let failover = Route::Failover { to: two(), on, ttl_ms: Some(90_000) };
-        let keys = Route::Keys { exact, otherwise: failover.into() };
+        let keys = Route::Keys { exact, otherwise: failover.into(), file: None };
         let migrate = Route::Migrate {
             from: pool("a").into(),
             to: pool("b").into(),

@@ -188,7 +188,7 @@ impl Tree {
                 };
                 Node::Prefix(arms.iter().map(arm).collect())
             }
-            Route::Keys { exact, otherwise } => {
+            Route::Keys { exact, otherwise, .. } => {
                 // A file may list a million keys, most of them for the same few nodes.
                 let mut known: HashMap<String, NodeId> = HashMap::new();
                 let entry = |(key, route): &(String, Route)| {

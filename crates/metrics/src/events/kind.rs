@@ -160,6 +160,7 @@ kinds! {
     MoveCutOver Instance "move_cut_over": "Clients of the route are served by the pool that was the copy",
     MoveRolledBack Instance "move_rolled_back": "They are served by the former pool again",
     MoveNotChanged Instance "move_not_changed": "They were to be served by the other pool, and are not. The text says why",
+    KeysMoved Instance "keys_moved": "Keys go to another pool by the list of a route. The text says how many",
 }
 
 const _: () = assert!(EventKind::ALL.len() <= KINDS_MAX);

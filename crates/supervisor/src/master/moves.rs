@@ -43,6 +43,14 @@ struct Place {
     servers: Vec<String>,
 }
 
+/// What an operator puts up with.
+#[derive(Clone, Copy)]
+pub(super) struct May {
+    pub(super) overwrite: bool,
+    pub(super) ignore_misplaced: bool,
+    pub(super) evict: bool,
+}
+
 impl Place {
     fn serves(&self) -> &str {
         if self.is_cut_over { &self.to } else { &self.from }
@@ -106,7 +114,7 @@ pub(super) fn sides_changed(before: &Snapshot, after: &Snapshot) -> Vec<PathBuf>
 impl Master {
     pub(super) fn migrate(
         &mut self,
-        (action, may): (MoveAction, bool),
+        (action, may): (MoveAction, May),
         route: Option<&str>,
         reply: Box<dyn Reply>,
         now: Instant,
@@ -132,7 +140,8 @@ impl Master {
         };
         match action {
             MoveAction::Start => {
-                let act = MoveAct::CheckStart { may_overwrite: may };
+                let act =
+                    MoveAct::CheckStart { may_overwrite: may.overwrite, may_evict: may.evict };
                 self.ask_copier(act, action, at, Some(reply), now);
             }
             MoveAction::Pause | MoveAction::Resume => self.set_paused(action, at, reply, now),
@@ -146,7 +155,7 @@ impl Master {
                 reply.failed(&format!("pool {} serves: nothing was cut over", at.from));
             }
             MoveAction::CutOver | MoveAction::RollBack => {
-                let act = MoveAct::CheckChange { ignore_misplaced: may };
+                let act = MoveAct::CheckChange { ignore_misplaced: may.ignore_misplaced };
                 self.ask_copier(act, action, at, Some(reply), now);
             }
         }
@@ -200,7 +209,12 @@ impl Master {
     }
 
     /// Discovery has done something about a move, or cannot.
-    pub(super) fn migrated(&mut self, number: u64, failure: Option<String>, now: Instant) {
+    pub(super) fn migrated(
+        &mut self,
+        number: u64,
+        (failure, notes): (Option<String>, Vec<String>),
+        now: Instant,
+    ) {
         let Some(Asked { action, at, reply }) = self.moves.asked.remove(&number) else { return };
         let Some(mut reply) = reply else {
             if let Some(why) = failure {
@@ -210,6 +224,10 @@ impl Master {
         };
         if let Some(why) = failure {
             return reply.failed(&why);
+        }
+        for note in &notes {
+            warn!("route {}: {note}", at.route);
+            reply.line(note);
         }
         match action {
             MoveAction::Start => {
@@ -285,7 +303,8 @@ impl Master {
         if self.members.get(&Role::Discovery).is_none_or(|it| it.running.is_none()) {
             return self.epochs.abort("the process that copies does not run".to_owned());
         }
-        self.post(Role::Discovery, ToChild::CatchUp { epoch, directories }, Vec::new(), now);
+        let keys = self.key_moves.carried();
+        self.post(Role::Discovery, ToChild::CatchUp { epoch, directories, keys }, Vec::new(), now);
     }
 
     /// The copies are complete, and nobody writes. First it is kept who serves: whoever starts from here on without
@@ -312,7 +331,7 @@ impl Master {
                 kept.push(at);
             }
         }
-        match outcome {
+        match outcome.and_then(|()| self.key_moves.decide()) {
             Ok(()) => self.epochs.caught_up(epoch, now),
             Err(why) => {
                 for at in &mut kept {

@@ -15,12 +15,14 @@ use cashew_metrics::EventKind;
 use tracing::{error, info, warn};
 
 use super::discovery::MOVE_DRAIN_MS;
+use super::key_moves::KeyWish;
+use super::moves::May;
 use super::sources::FOUND_DRAIN_MS;
 use super::{Master, Phase, workers_of};
 use crate::CommandLine;
 use crate::background_task::BackgroundTask;
 use crate::child::{Role, Spawn};
-use crate::command::{self, Command, MoveAction, Nobody, Reply};
+use crate::command::{self, Command, Nobody, Reply};
 use crate::discovered::Move;
 use crate::maps::MapMove;
 use crate::names::Names;
@@ -71,9 +73,16 @@ const NOTHING_CHANGES: &str = "nothing changes";
 
 struct Asker {
     dry_run: bool,
-    /// A move that is kept in this directory is to be served by the other pool, or by the first one.
-    side: Option<(PathBuf, bool)>,
+    wish: Wish,
     reply: Box<dyn Reply>,
+}
+
+enum Wish {
+    /// The file is to be in effect.
+    File,
+    /// A move that is kept in this directory is to be served by the other pool, or by the first one.
+    Side(PathBuf, bool),
+    Keys(KeyWish),
 }
 
 struct Loaded {
@@ -168,8 +177,8 @@ impl Reload {
     /// Commands that wait for the next reload, for the next program.
     pub(super) fn wanted(&self, pack: &mut Pack) -> io::Result<WantedReload> {
         let mut wanted = WantedReload::default();
-        // Whoever wants another side asks the next program again.
-        let askers = self.waiting.iter().filter(|asker| asker.side.is_none());
+        // Whoever wants another side, or keys elsewhere, asks the next program again.
+        let askers = self.waiting.iter().filter(|asker| matches!(asker.wish, Wish::File));
         for Asker { dry_run, reply, .. } in askers {
             match reply.socket() {
                 Some(socket) => {
@@ -185,12 +194,12 @@ impl Reload {
     pub(super) fn resume(wanted: WantedReload, descriptors: &Unpack) -> Result<Self, String> {
         let asker = |asker: ReloadAsker| {
             let reply = command::resume(descriptors.copy(asker.socket)?);
-            Ok(Asker { dry_run: asker.dry_run, side: None, reply })
+            Ok(Asker { dry_run: asker.dry_run, wish: Wish::File, reply })
         };
         let askers = wanted.reload_askers.into_iter().map(asker);
         let mut waiting = askers.collect::<Result<Vec<_>, String>>()?;
         if wanted.reload_wanted {
-            waiting.push(Asker { dry_run: false, side: None, reply: Box::new(Nobody) });
+            waiting.push(Asker { dry_run: false, wish: Wish::File, reply: Box::new(Nobody) });
         }
         Ok(Self { waiting, ..Self::default() })
     }
@@ -225,7 +234,7 @@ impl Master {
                 reply.failed("the instance is stopping");
             }
             Command::Reload { dry_run } => {
-                self.reload.waiting.push(Asker { dry_run, side: None, reply })
+                self.reload.waiting.push(Asker { dry_run, wish: Wish::File, reply })
             }
             Command::Status => self.publish_status(reply),
             Command::Events { since, kind } => self.publish_events(since, kind.as_deref(), reply),
@@ -239,9 +248,15 @@ impl Master {
             Command::Migrate { .. } if self.phase != Phase::Serving => {
                 reply.failed("the instance is starting, or is stopping");
             }
-            Command::Migrate { action, route, overwrite, ignore_misplaced } => {
-                let may = if action == MoveAction::Start { overwrite } else { ignore_misplaced };
+            Command::Migrate { action, route, overwrite, ignore_misplaced, evicting_target } => {
+                let may = May { overwrite, ignore_misplaced, evict: evicting_target };
                 self.migrate((action, may), route.as_deref(), reply, now);
+            }
+            Command::MoveKeys { .. } if self.phase != Phase::Serving => {
+                reply.failed("the instance is starting, or is stopping");
+            }
+            Command::MoveKeys { route, from, to, keys, overwrite } => {
+                self.move_keys(route, KeyWish::new((from, to), keys, overwrite), reply);
             }
             Command::Upgrade { binary } => self.begin_upgrade(binary, reply, now),
         }
@@ -259,8 +274,13 @@ impl Master {
         is_cut_over: bool,
         reply: Box<dyn Reply>,
     ) {
-        let side = Some((directory, is_cut_over));
-        self.reload.waiting.push(Asker { dry_run: false, side, reply });
+        let wish = Wish::Side(directory, is_cut_over);
+        self.reload.waiting.push(Asker { dry_run: false, wish, reply });
+    }
+
+    /// Has keys be in another pool, by another epoch.
+    pub(super) fn want_keys(&mut self, wish: KeyWish, reply: Box<dyn Reply>) {
+        self.reload.waiting.push(Asker { dry_run: false, wish: Wish::Keys(wish), reply });
     }
 
     pub(super) fn advance_reload(&mut self, now: Instant) {
@@ -379,17 +399,28 @@ impl Master {
         self.advance_reload(now);
     }
 
-    /// Has another pool of a move serve: what is in effect, with nothing else changed. The file may be another one by
-    /// now, and nobody has proven a copy to be like what that says.
-    fn begin_side(&mut self, mut asker: Asker, now: Instant) {
-        let Some((directory, is_cut_over)) = asker.side.clone() else { return };
+    /// Has another pool of a move serve, or keys be in another pool: what is in effect, with nothing else changed. The
+    /// file may be another one by now, and nobody has proven a copy to be like what that says.
+    fn begin_wish(&mut self, mut asker: Asker, now: Instant) {
         let mut snapshot = Snapshot::clone(&self.current.snapshot);
-        snapshot.set_cut_over(&directory, is_cut_over);
+        match &asker.wish {
+            Wish::File => return,
+            Wish::Side(directory, is_cut_over) => snapshot.set_cut_over(directory, *is_cut_over),
+            Wish::Keys(wish) => match self.key_moves.begin(wish, &mut snapshot) {
+                Ok(true) => {}
+                Ok(false) => {
+                    asker.reply.line("all of these keys are there already");
+                    return asker.reply.done();
+                }
+                Err(why) => return self.fail(vec![asker], &why),
+            },
+        }
         let pools = 0..snapshot.pools.len() as u32;
         let states: Vec<TopologyState> = pools.map(|pool| self.rings.topology(pool)).collect();
         let difference =
             Difference::in_force((&self.current.snapshot, &states), (&snapshot, &states));
         if difference.is_empty() {
+            self.key_moves.call_off();
             let why = "the move is over by another configuration, or that pool serves already";
             return self.fail(vec![asker], why);
         }
@@ -408,9 +439,11 @@ impl Master {
     }
 
     fn load(&mut self, now: Instant) {
-        if let Some(at) = self.reload.waiting.iter().position(|asker| asker.side.is_some()) {
+        if let Some(at) =
+            self.reload.waiting.iter().position(|asker| !matches!(asker.wish, Wish::File))
+        {
             let asker = self.reload.waiting.remove(at);
-            return self.begin_side(asker, now);
+            return self.begin_wish(asker, now);
         }
         let askers = std::mem::take(&mut self.reload.waiting);
         info!("loading {}", self.conf_file.display());
@@ -521,6 +554,7 @@ impl Master {
             self.found_done(&moves.found, &before);
             self.moves_done(moves.primaries, &before, now);
             self.tell_of_sides(&before);
+            self.key_moves.done();
             self.tell_joined(&before);
         }
         self.joining.changed(&self.current.snapshot, now);
@@ -558,6 +592,7 @@ impl Master {
     }
 
     pub(super) fn reload_failed(&mut self, why: &str, now: Instant) {
+        self.key_moves.call_off();
         let (askers, cause, moves) = self.take_change();
         for it in &moves.primaries {
             let Move { pool, server, to, .. } = it;

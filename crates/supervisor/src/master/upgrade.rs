@@ -22,6 +22,7 @@ use rustix::fs::{Mode, OFlags};
 use tracing::{error, info, warn};
 
 use super::failover::Failovers;
+use super::key_moves::KeyMoves;
 use super::log::Log;
 use super::moves::Moves;
 use super::operators::Operators;
@@ -555,6 +556,7 @@ impl Master {
             watchdog: Watchdog::new(heartbeat_timeout_ms, now),
             reload,
             moves: Moves::default(),
+            key_moves: KeyMoves::default(),
             upgrade: Upgrade::default(),
             // As at the first start: the environment survives an exec.
             notify: Notify::from_env(now),

@@ -1,0 +1,238 @@
+//! Lists of keys that lead keys to other pools, and are changed while the instance runs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use super::{Pool, Route, Snapshot};
+
+/// What has to change so that keys lead to another pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeysLed {
+    /// The file that lists them.
+    pub file: PathBuf,
+    /// Its text from then on.
+    pub text: String,
+    /// Those that led elsewhere before.
+    pub keys: Vec<String>,
+}
+
+impl Snapshot {
+    /// Has keys of a pool's or a route's clients lead to the pool `to` that lead to the pool `from`, by its list of keys,
+    /// which is read anew. Those that lead to `to` already are left out. Nothing is changed if there is an error.
+    pub fn lead_keys(
+        &mut self,
+        listener: &str,
+        keys: &[String],
+        (from, to): (&str, &str),
+    ) -> Result<KeysLed, String> {
+        let find = |name: &str| {
+            let pool = self.pools.iter().find(|pool| pool.name == name);
+            pool.ok_or_else(|| format!("there is no pool {name}"))
+        };
+        for name in [from, to] {
+            let pool = find(name)?;
+            if pool.route.is_some() {
+                return Err(format!("{name} is a route: no route leads to another one"));
+            }
+            if let Some(why) = pool.is_uncertain() {
+                return Err(format!(
+                    "pool {name} with {why}: which server has a key has to be known, and to stay"
+                ));
+            }
+            if self.moves().any(|(_, it)| it.from == name || it.to == name) {
+                return Err(format!("pool {name} is one of a move"));
+            }
+        }
+        let databases = |pool: &Pool| (pool.protocol, pool.redis_db, pool.databases.max(1));
+        if databases(find(from)?) != databases(find(to)?) {
+            return Err(format!(
+                "pools {from} and {to} differ in their protocol or their databases"
+            ));
+        }
+        let route = self.pools.iter_mut().find(|pool| pool.name == listener);
+        let Some(route) = route.and_then(|it| it.route.as_mut()) else {
+            return Err(format!("there is no route {listener}"));
+        };
+        let read = |path: &Path| {
+            crate::routes::read_keys_file(path)
+                .map_err(|error| format!("{}: {error}", path.display()))
+        };
+        route.lead(keys, (from, to), read).map_err(|why| format!("route {listener}: {why}"))
+    }
+
+    /// The routes whose first node lists keys in a file.
+    pub fn key_routes(&self) -> Vec<&str> {
+        let lists = |pool: &&Pool| pool.route.as_ref().is_some_and(Route::lists_keys);
+        self.pools.iter().filter(lists).map(|pool| &*pool.name).collect()
+    }
+}
+
+impl Pool {
+    /// What of it has keys be elsewhere at times.
+    fn is_uncertain(&self) -> Option<&'static str> {
+        match () {
+            () if self.auto_eject_hosts => Some("auto_eject_hosts"),
+            () if self.distribution == cashew_placement::Distribution::Random => {
+                Some("distribution: random")
+            }
+            () if self.spool.is_some() => Some("spool"),
+            () => None,
+        }
+    }
+}
+
+impl Route {
+    fn lists_keys(&self) -> bool {
+        match self {
+            Self::Limit { to, .. } | Self::Outstanding { to, .. } => to.lists_keys(),
+            node => matches!(node, Self::Keys { file: Some(_), .. }),
+        }
+    }
+
+    /// As [`Snapshot::lead_keys`]. `read` reads the list as it is now.
+    ///
+    /// The `keys` node with a `file` has to be the first one, so that servers know the keys by the same names.
+    fn lead(
+        &mut self,
+        keys: &[String],
+        (from, to): (&str, &str),
+        read: impl FnOnce(&Path) -> Result<String, String>,
+    ) -> Result<KeysLed, String> {
+        let node = match self {
+            Self::Limit { to: child, .. } | Self::Outstanding { to: child, .. } => {
+                return child.lead(keys, (from, to), read);
+            }
+            node => node,
+        };
+        let Self::Keys { exact, otherwise, file: Some(file) } = node else {
+            return Err("its first node is no `keys` node with a `file`".to_owned());
+        };
+        let text = read(file)?;
+        let mut listed: BTreeMap<&str, &str> = BTreeMap::new();
+        for line in crate::routes::lines(&text) {
+            let line = line.map_err(|number| {
+                format!("{}:{number}: this is no key with a target", file.display())
+            })?;
+            listed.insert(line.key, line.target);
+        }
+        let (mut next, mut led) = (exact.clone(), Vec::new());
+        for key in keys {
+            check(key)?;
+            let at = next.binary_search_by(|(it, _)| it.as_bytes().cmp(key.as_bytes()));
+            let place = at.map_or(&**otherwise, |at| &next[at].1).clone();
+            match (at.is_ok(), listed.get(&**key)) {
+                (true, None) => {
+                    return Err(format!("key \"{key}\" is not listed in {}", file.display()));
+                }
+                (false, Some(_)) => {
+                    return Err(format!("{} was changed: reload it first", file.display()));
+                }
+                (true, Some(target)) if place != Self::Pool((*target).to_owned()) => {
+                    return Err(format!(
+                        "key \"{key}\" leads to {target}, which is no pool, or the file was changed"
+                    ));
+                }
+                _ => {}
+            }
+            if place == Self::Pool(to.to_owned()) {
+                continue;
+            }
+            if place != Self::Pool(from.to_owned()) {
+                return Err(format!("key \"{key}\" does not lead to pool {from}"));
+            }
+            let needs_no_line = **otherwise == Self::Pool(to.to_owned());
+            match (at, needs_no_line) {
+                (Ok(at), true) => drop(next.remove(at)),
+                (Ok(at), false) => next[at].1 = Self::Pool(to.to_owned()),
+                (Err(_), true) => {}
+                (Err(at), false) => next.insert(at, (key.clone(), Self::Pool(to.to_owned()))),
+            }
+            led.push(key.clone());
+        }
+        let target = (**otherwise != Self::Pool(to.to_owned())).then_some(to);
+        let text = relist(&text, &led, target);
+        *exact = next;
+        Ok(KeysLed { file: file.clone(), text, keys: led })
+    }
+}
+
+/// Whether a file can list a key.
+fn check(key: &str) -> Result<(), String> {
+    let is_well = !key.is_empty()
+        && key.trim() == key
+        && !key.starts_with('#')
+        && !key.contains(['\n', '\r']);
+    is_well.then_some(()).ok_or_else(|| format!("key {key:?} cannot be listed in a file"))
+}
+
+/// A list of keys in which these have another target, or none. All else is as it was.
+fn relist(text: &str, keys: &[String], target: Option<&str>) -> String {
+    let keys: BTreeSet<&str> = keys.iter().map(String::as_str).collect();
+    let is_kept = |line: &&str| {
+        let of_line = crate::routes::lines(line).next();
+        !matches!(of_line, Some(Ok(line)) if keys.contains(line.key))
+    };
+    let mut out = String::new();
+    for line in text.lines().filter(is_kept) {
+        out += line;
+        out.push('\n');
+    }
+    if let Some(target) = target {
+        for key in keys {
+            out += &format!("{key} {target}\n");
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(words: &str) -> Vec<String> {
+        words.split(' ').map(str::to_owned).collect()
+    }
+
+    fn pool(name: &str) -> Route {
+        Route::Pool(name.to_owned())
+    }
+
+    fn route(listed: &[(&str, &str)]) -> Route {
+        let exact = listed.iter().map(|(key, to)| ((*key).to_owned(), pool(to))).collect();
+        Route::Keys { exact, otherwise: pool("a").into(), file: Some("/f".into()) }
+    }
+
+    #[test]
+    fn keys_are_listed_and_taken_off_the_list_again() {
+        let mut it = route(&[("k", "b")]);
+        let read = |text: &'static str| move |_: &Path| Ok(text.to_owned());
+        let led = it.lead(&keys("n k m"), ("a", "b"), read("# hot\nk b\n")).unwrap();
+        assert_eq!((&led.text[..], led.keys), ("# hot\nk b\nm b\nn b\n", keys("n m")));
+        assert_eq!(it, route(&[("k", "b"), ("m", "b"), ("n", "b")]));
+        let led = it.lead(&keys("n k z"), ("b", "a"), read("# hot\nk b\nm b\nn b\n")).unwrap();
+        assert_eq!((&led.text[..], led.keys), ("# hot\nm b\n", keys("n k")));
+        assert_eq!(it, route(&[("m", "b")]));
+        let mut limited = Route::Limit { to: it.into(), per_second: 1, burst: 1 };
+        assert_eq!(limited.lead(&keys("m"), ("b", "c"), read("m b\n")).unwrap().text, "m c\n");
+    }
+
+    #[test]
+    fn what_is_not_as_it_is_in_effect_is_refused() {
+        let refused = |listed: &[(&str, &str)], key: &str, text: &'static str| {
+            let (mut it, before) = (route(listed), route(listed));
+            let why = it.lead(&[key.to_owned()], ("a", "b"), |_| Ok(text.to_owned())).unwrap_err();
+            assert_eq!(it, before);
+            why
+        };
+        assert!(refused(&[("k", "c")], "k", "k c\n").contains("does not lead to pool a"));
+        assert!(refused(&[("k", "b")], "k", "").contains("is not listed in /f"));
+        assert!(refused(&[], "k", "k b\n").contains("reload it first"));
+        assert!(refused(&[("k", "b")], "k", "k c\n").contains("the file was changed"));
+        assert!(refused(&[], "k", "alone\n").contains("/f:1"));
+        for key in ["", " k", "#k", "a\nb"] {
+            assert!(refused(&[], key, "").contains("cannot be listed"), "{key:?}");
+        }
+        let mut it = Route::Keys { exact: Vec::new(), otherwise: pool("a").into(), file: None };
+        assert!(it.lead(&[], ("a", "b"), |_| Ok(String::new())).is_err());
+    }
+}
