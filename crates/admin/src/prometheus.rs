@@ -268,6 +268,9 @@ fn reloads(text: &mut Exposition, source: &Source) {
     text.family(name, "counter", "Reloads of the configuration");
     text.sample(name, &label("result", "ok"), reloads.ok);
     text.sample(name, &label("result", "failed"), reloads.failed);
+    let name = "cashew_draining";
+    text.family(name, "gauge", "Whether the instance drains: it is not ready, and is to stop");
+    text.sample(name, "", u64::from(source.is_draining()));
     let Some(last) = reloads.last else { return };
     let name = "cashew_last_reload_timestamp_seconds";
     text.family(name, "gauge", "When the last reload was over, since 1970");
@@ -978,6 +981,7 @@ mod tests {
         let ejected_at = value(&samples, "cashew_server_ejected_timestamp_seconds", &server);
         assert_eq!(ejected_at, 1_700_000_000.5);
         assert_eq!(value(&samples, "cashew_config_epoch", &[]), 3.0);
+        assert_eq!(value(&samples, "cashew_draining", &[]), 0.0);
         for result in ["ok", "failed"] {
             assert_eq!(value(&samples, "cashew_reloads_total", &[("result", result)]), 1.0);
         }

@@ -11,6 +11,9 @@ pub(crate) fn reasons_against(source: &Source) -> Vec<String> {
     if source.is_stopping() {
         reasons.push("the instance is stopping".to_owned());
     }
+    if source.is_draining() {
+        reasons.push("the instance is draining".to_owned());
+    }
     let global = &source.snapshot().global;
     let serves = |age: u64| age <= SERVES_AGE_MAX_MS;
     let serving =
@@ -91,6 +94,15 @@ mod tests {
         let (source, _) = beating(checked(), 1);
         source.stops();
         assert_eq!(reasons_against(&source), ["the instance is stopping"]);
+    }
+
+    #[test]
+    fn an_instance_that_drains_is_not_ready_until_it_stays() {
+        let (source, _) = beating(checked(), 1);
+        source.shared().drains();
+        assert_eq!(reasons_against(&source), ["the instance is draining"]);
+        source.shared().stays();
+        assert_eq!(reasons_against(&source), [""; 0]);
     }
 
     #[test]

@@ -289,6 +289,11 @@ impl Source {
         ages.peek().is_none() || ages.any(|age| age <= HEARTBEAT_AGE_MAX_MS)
     }
 
+    /// Whether the instance is to stop, and is not ready until then.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.shared.is_draining()
+    }
+
     /// Whether the instance stops.
     pub(crate) fn is_stopping(&self) -> bool {
         self.shared.is_stopping()

@@ -39,7 +39,7 @@ pub(crate) enum ServerStat {
 }
 
 /// Twemproxy's names in its order ([`POOL_STATS_OF_TWEMPROXY`] of them), then ours.
-pub(crate) const POOL_STATS: [PoolStat; 69] = [
+pub(crate) const POOL_STATS: [PoolStat; 70] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
     PoolStat::Gauge(PoolGauge::ClientConnections),
@@ -51,6 +51,7 @@ pub(crate) const POOL_STATS: [PoolStat; 69] = [
     PoolStat::Counter(PoolCounter::ClientsOverflowed),
     PoolStat::Counter(PoolCounter::ClientsShed),
     PoolStat::Counter(PoolCounter::CommandsRefused),
+    PoolStat::Counter(PoolCounter::MaintenanceNotices),
     PoolStat::Counter(PoolCounter::AuthFailures),
     PoolStat::Counter(PoolCounter::ExternalAuthAsked),
     PoolStat::Counter(PoolCounter::ExternalAuthRefused),
@@ -741,6 +742,7 @@ gamma: {listen: 127.0.0.1:4, redis: true, servers: [127.0.0.1:3:1]}
             "hedges_won",
             "keys_invalidated",
             "large_waits",
+            "maintenance_notices",
             "messages_delivered",
             "monitor_dropped",
             "pipelines_paused",

@@ -8,7 +8,7 @@ use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
 
 use cashew_config::snapshot::LogFormat;
 use cashew_process::log;
-use cashew_supervisor::CommandLine;
+use cashew_supervisor::{CommandLine, DRAIN_MAX_SECONDS};
 
 /// A gateway in front of Redis and memcached
 ///
@@ -132,6 +132,21 @@ pub(crate) enum CommandArguments {
         /// Do not ask the server whether it is a master
         #[arg(long)]
         force: bool,
+    },
+    /// Stop the instance when load balancers and clients have had time to notice: until then it serves,
+    /// and says that it is not ready. Returns when it accepts no more
+    Drain {
+        #[command(flatten)]
+        instance: InstanceArguments,
+        /// How long that is [default: `drain_delay` of the configuration, or 10 if that is 0]
+        #[arg(long, value_name = "SECONDS",
+              value_parser = RangedU64ValueParser::<u64>::new().range(0..=DRAIN_MAX_SECONDS))]
+        delay: Option<u64>,
+    },
+    /// Take a drain back: the instance is ready again, and stays
+    Undrain {
+        #[command(flatten)]
+        instance: InstanceArguments,
     },
     /// Print the status of the running instance
     Status {
@@ -406,7 +421,8 @@ Exit status: 0 nothing is found but notes, 1 warnings, 2 errors, 3 it could not 
 
 const SIGNALS: &str = "\
 Signals:
-  TERM        Stop when what is in flight is answered; at once the second time
+  TERM        Drain for drain_delay, then stop when what is in flight is answered; at once the
+              second time
   INT         Stop at once
   HUP         Reopen the log file and read the configuration file again
   USR1        Reopen the log file

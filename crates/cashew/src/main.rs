@@ -51,6 +51,8 @@ fn main() -> ExitCode {
             operate::fail_over(&instance, pool, (first, second), force)
         }
         Some(CommandArguments::Discover(arguments)) => discover::discover(&arguments),
+        Some(CommandArguments::Drain { instance, delay }) => operate::drain(&instance, delay),
+        Some(CommandArguments::Undrain { instance }) => operate::undrain(&instance),
         Some(CommandArguments::Migrate(arguments)) => migrate::migrate(&arguments),
         Some(CommandArguments::Events(arguments)) => events::events(&arguments),
         Some(CommandArguments::Slowlog(arguments)) => slowlog::slowlog(&arguments),

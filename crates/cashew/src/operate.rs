@@ -1,4 +1,4 @@
-//! Commands for a running instance: `reload`, `upgrade`, `failover`, `status` and `log-level`.
+//! Commands for a running instance: `reload`, `upgrade`, `failover`, `drain`, `status` and `log-level`.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
@@ -12,8 +12,8 @@ use cashew_admin::{HotListing, SlowListing};
 use cashew_config::snapshot::SLOTS as ALL_SLOTS;
 use cashew_process::log::in_one_line;
 use cashew_supervisor::{
-    Answer, AskError, ClusterStatus, Command, ExternalAuthStatus, Outcome, PoolStatus, Status,
-    TracingStatus,
+    Answer, AskError, ClusterStatus, Command, DrainStatus, ExternalAuthStatus, Outcome, PoolStatus,
+    Status, TracingStatus,
 };
 use chrono::{DateTime, Local};
 
@@ -79,6 +79,14 @@ fn summary(statistics: SocketAddr) -> Vec<String> {
     let slow = slow.and_then(|slow| slowlog::summary(&slow, now.as_micros() as u64));
     let hot = hot.map(|hot: HotListing| hot::summary(&hot));
     slow.into_iter().chain(hot.unwrap_or_default()).collect()
+}
+
+pub(crate) fn drain(instance: &InstanceArguments, seconds: Option<u64>) -> ExitCode {
+    finish(ask(instance, &Command::Drain { seconds }, |_| {}))
+}
+
+pub(crate) fn undrain(instance: &InstanceArguments) -> ExitCode {
+    finish(ask(instance, &Command::Undrain, |_| {}))
 }
 
 pub(crate) fn log_level(instance: &InstanceArguments, level: u8) -> ExitCode {
@@ -281,6 +289,11 @@ fn describe(status: &Status) -> String {
             text += &format!("; {} lines could not be written", status.log_lines_lost);
         }
         text += "\n";
+    }
+    if let Some(DrainStatus { seconds_left, to }) = &status.drain {
+        let to =
+            to.as_ref().map_or_else(String::new, |to| format!("; clients are told to go to {to}"));
+        text += &format!("draining: stops in {seconds_left} s{to}\n");
     }
     text += &describe_exports(status);
     for (what, outcome) in [("reload", &status.last_reload), ("upgrade", &status.last_upgrade)] {
@@ -881,6 +894,7 @@ mod tests {
             tracing: None,
             access_log: None,
             audit_log: None,
+            drain: None,
             last_reload: None,
             last_upgrade: None,
         };
@@ -975,6 +989,7 @@ alpha  0.0.0.0:6380  /etc/cert.pem  a.test, 10.0.0.1  {at}
         let line = "\nlog: /var/log/cashew.log, level 5; 7 lines could not be written\n";
         assert!(describe(&lost).contains(line));
         let reloaded = |failed: Option<&str>| Status {
+            drain: None,
             last_reload: Some(Outcome { at: 0, failed: failed.map(str::to_owned) }),
             ..status.clone()
         };

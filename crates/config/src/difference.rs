@@ -126,6 +126,8 @@ impl Difference {
             log_format,
             ready_workers,
             ready_needs_primaries,
+            drain_delay_ms,
+            drain_to,
             tracing,
             access_log,
             audit_log,
@@ -199,6 +201,8 @@ impl Difference {
         option.changed("log_format", &log_format.name(), &new.log_format.name());
         option.changed("ready_workers", ready_workers, &new.ready_workers);
         option.changed("ready_needs_primaries", ready_needs_primaries, &new.ready_needs_primaries);
+        option.changed("drain_delay", &(drain_delay_ms / 1000), &(new.drain_delay_ms / 1000));
+        option.changed("drain_to", &or_none(drain_to), &or_none(&new.drain_to));
         let shown = (tracing::shown(tracing), tracing::shown(&new.tracing));
         option.changed("tracing", &shown.0, &shown.1);
         if shown.0 == shown.1 && *tracing != new.tracing {
@@ -953,6 +957,8 @@ mod tests {
             ("log_format: json", "log_format: plain -> json"),
             ("ready_workers: 2", "ready_workers: 1 -> 2"),
             ("ready_needs_primaries: true", "ready_needs_primaries: false -> true"),
+            ("drain_delay: 20", "drain_delay: 0 -> 20"),
+            ("drain_to: other", "drain_to: none -> other"),
             (
                 "tracing: {endpoint: 'http://c', headers: {x-token: secret}}",
                 "tracing: none -> http://c:4318/v1/traces, share 1%, service_name cashew, keys hash, \

@@ -20,6 +20,7 @@ use crate::pose::{Advertised, PoseText};
 use crate::prefixes::Prefixes;
 use crate::reads_by_class::ReadsByClass;
 use crate::redis_version::RedisVersion;
+use crate::refuge::RefugeText;
 use crate::replica_reads::Span;
 use crate::routes::{self, RouteSection};
 use crate::secret::Secret;
@@ -136,6 +137,14 @@ section! {
         /// all gateways have these servers in common, all of them leave together. Servers of a pool with
         /// `server_check_interval: 0` count as up, since nobody would notice that they are back.
         ready_needs_primaries: Switch = "false",
+        /// Seconds that the instance goes on serving after SIGTERM or `cashew drain`, for load balancers to
+        /// notice that `/readyz` says no, and for [clients that want to
+        /// know](operations.md#maintenance-notifications) to connect elsewhere. With 0, SIGTERM stops it at
+        /// once, as it stops nutcracker, and `cashew drain` takes 10.
+        drain_delay: Number<0, 3600> = "0",
+        /// Where those clients connect to meanwhile: another gateway, with a port or with that of their pool here.
+        /// Without it they connect to the address that they know, when half of the time is over.
+        drain_to: RefugeText = none,
         /// [Spans](operations.md#tracing) of slow requests and of samples are sent to an OpenTelemetry
         /// collector. Its options are [below](#tracing).
         tracing: TracingText = none,

@@ -31,6 +31,7 @@ mod pose;
 mod prefixes;
 mod reads_by_class;
 mod redis_version;
+mod refuge;
 mod replica_reads;
 mod resolve;
 mod routes;

@@ -269,6 +269,8 @@ fn resolve_global(
         log_format: section.log_format.value,
         ready_workers: section.ready_workers.value.0 as u32,
         ready_needs_primaries: section.ready_needs_primaries.value.0,
+        drain_delay_ms: section.drain_delay.value.0 * 1000,
+        drain_to: section.drain_to.map(|to| to.value.0),
         tracing: section.tracing.map(|tracing| tracing.value.0),
         access_log: section.access_log.map(|access_log| access_log.value.log),
         audit_log: section.audit_log.map(|audit_log| audit_log.value.log),

@@ -8,6 +8,7 @@ mod cluster;
 mod external_auth;
 mod key_map;
 mod live;
+mod maintenance;
 mod replica_reads;
 mod route;
 mod server_auth;
@@ -34,6 +35,7 @@ pub use self::cluster::{
 };
 pub use self::external_auth::{AuthSource, ExternalAuth};
 pub use self::key_map::KeysLed;
+pub use self::maintenance::{Maintenance, Notified, Refuge};
 pub use self::replica_reads::{Hedge, ReadYourWrites, ReplicaReads};
 pub use self::route::{FailoverOn, Follow, KeepRules, Move, PrefixArm, Route, SHARE_ALL, share_of};
 pub use self::server_auth::{Credentials, DEFAULT_USER, ServerAuth};
@@ -120,6 +122,12 @@ pub struct Global {
     /// An instance is not ready while no server of some pool can take writes.
     #[serde(default)]
     pub ready_needs_primaries: bool,
+    /// How long an instance that drains goes on; 0 = it stops at once.
+    #[serde(default)]
+    pub drain_delay_ms: u64,
+    /// Where clients go that are told of it; `None` is to the address that they know.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain_to: Option<Refuge>,
     /// Requests are exported as spans.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tracing: Option<Tracing>,

@@ -72,6 +72,7 @@ mod tests {
             expires_in_us: None,
             no_evict: false,
             tracking: None,
+            notified: 0,
             reads: String::new(),
             reply_off: false,
             reply_skip: false,

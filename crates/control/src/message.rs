@@ -15,7 +15,7 @@
 
 use std::path::PathBuf;
 
-use cashew_config::snapshot::{Address, Lineage, TopologyState};
+use cashew_config::snapshot::{Address, Lineage, Maintenance, TopologyState};
 use serde::{Deserialize, Serialize};
 
 use crate::session::Session;
@@ -134,6 +134,8 @@ pub enum ToChild {
     },
     /// How all moves are, as JSON, as discovery has told: to the admin process.
     Moves { json: String },
+    /// Tell clients of it that want to know: those whose requests may go to that pool, or all.
+    Maintenance { pool: Option<u32>, event: Maintenance },
     /// Set the log level (0..=11 as nutcracker's `-v`).
     LogLevel { level: u8 },
     /// Carries the newly opened log file, which replaces the current one.

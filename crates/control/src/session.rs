@@ -56,6 +56,8 @@ pub struct Session {
     /// Set by CLIENT TRACKING, if it is on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tracking: Option<Box<TrackingSession>>,
+    /// Set by CLIENT MAINT_NOTIFICATIONS, by its number; 0 if it wants to know nothing.
+    pub notified: u8,
     /// Set by CLIENT READS, by name; empty if it is left to the pool.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reads: String,

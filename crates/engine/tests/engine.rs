@@ -31,6 +31,7 @@ mod joined_parts;
 mod keyless;
 mod large_requests;
 mod leases;
+mod maintenance;
 mod memcached;
 mod memcached_binary;
 mod memcached_cas_tags;

@@ -95,6 +95,8 @@ stats! {
             "Client connections closed because a worker's buffers took all of its memory_max";
         CommandsRefused => "commands_refused", "cashew_commands_refused_total",
             "Requests refused by command_policy";
+        MaintenanceNotices => "maintenance_notices", "cashew_maintenance_notices_total",
+            "Maintenance notifications sent to clients";
         AuthFailures => "auth_failures", "cashew_auth_failures_total",
             "Attempts of clients to log in with a wrong password";
         ExternalAuthAsked => "external_auth_asked", "cashew_external_auth_asked_total",

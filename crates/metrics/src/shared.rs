@@ -38,6 +38,10 @@ const READS_MAX: u32 = 1000;
 const VERSION: u64 = 1;
 const MAGIC: u64 = u64::from_le_bytes(*b"csh-all\0") | VERSION << 56;
 
+/// What the word of an instance that stops says.
+const STOPS: u64 = 1;
+const DRAINS: u64 = 2;
+
 mod word {
     pub(super) const MAGIC: usize = 0;
     /// Entries that are 0 are free.
@@ -47,7 +51,7 @@ mod word {
     /// heartbeat.
     pub(super) const ADMIN_BEAT: usize = 24;
     pub(super) const LOG_LINES_LOST: usize = 25;
-    /// 1 since the instance stops.
+    /// 1 since the instance stops, 2 while it drains before.
     pub(super) const STOPPING: usize = 26;
     /// One for each kind of child.
     pub(super) const RESTARTS: usize = 27;
@@ -239,12 +243,27 @@ impl Shared {
 
     /// The instance stops. For the master.
     pub fn stops(&self) {
-        self.mapping.words()[word::STOPPING].store(1, Relaxed);
+        self.mapping.words()[word::STOPPING].store(STOPS, Relaxed);
     }
 
     /// Whether the instance stops.
     pub fn is_stopping(&self) -> bool {
-        self.mapping.words()[word::STOPPING].load(Relaxed) != 0
+        self.mapping.words()[word::STOPPING].load(Relaxed) == STOPS
+    }
+
+    /// The instance is to stop, and not ready meanwhile. For the master.
+    pub fn drains(&self) {
+        self.mapping.words()[word::STOPPING].store(DRAINS, Relaxed);
+    }
+
+    /// It is not to stop after all. For the master.
+    pub fn stays(&self) {
+        self.mapping.words()[word::STOPPING].store(0, Relaxed);
+    }
+
+    /// Whether the instance drains. A process of a version without this takes it for one that stops.
+    pub fn is_draining(&self) -> bool {
+        self.mapping.words()[word::STOPPING].load(Relaxed) == DRAINS
     }
 
     /// Counts lines that a process could not write to its log.
@@ -451,9 +470,13 @@ mod tests {
         other.add_restart(ChildKind::Worker);
         other.add_restart(ChildKind::Worker);
         assert_eq!(ChildKind::ALL.map(|child| shared.restarts(child)), [2, 0, 1]);
-        assert!(!other.is_stopping());
+        assert!(!other.is_stopping() && !other.is_draining());
+        shared.drains();
+        assert!(!other.is_stopping() && other.is_draining());
+        shared.stays();
+        assert!(!other.is_stopping() && !other.is_draining());
         shared.stops();
-        assert!(other.is_stopping());
+        assert!(other.is_stopping() && !other.is_draining());
         assert_eq!(other.next_client_id(), id + 1);
         assert!((0..QUOTAS_MAX).all(|quota| shared.taken(quota) == 0));
         assert!((0..QUOTAS_MAX).all(|quota| shared.pause(quota, 0).is_none()));

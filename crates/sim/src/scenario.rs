@@ -198,6 +198,8 @@ impl Scenario {
                 discovery_state: None,
                 ready_workers: 1,
                 ready_needs_primaries: false,
+                drain_delay_ms: 0,
+                drain_to: None,
                 tracing: None,
                 access_log: None,
                 // No draw of its own, as those that follow would be others.

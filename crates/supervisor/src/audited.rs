@@ -117,6 +117,9 @@ fn deed_of(command: &Command) -> Option<String> {
         Command::MoveKeys { from, to, keys, .. } => {
             format!("migrate keys: {} from {from} to {to}", keys.len())
         }
+        Command::Drain { seconds: None } => "drain".to_owned(),
+        Command::Drain { seconds: Some(seconds) } => format!("drain {seconds} s"),
+        Command::Undrain => "undrain".to_owned(),
         Command::LogLevel { level } => format!("log level {level}"),
     })
 }

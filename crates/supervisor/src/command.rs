@@ -14,6 +14,9 @@ use tracing::debug;
 
 use crate::status::Status;
 
+/// The longest that an instance may be asked to drain, as `drain_delay`.
+pub const DRAIN_MAX_SECONDS: u64 = 3600;
+
 /// A command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "snake_case", deny_unknown_fields)]
@@ -79,6 +82,14 @@ pub enum Command {
         #[serde(default)]
         overwrite: bool,
     },
+    /// Stop when load balancers and clients have had time to notice.
+    Drain {
+        /// How long that is; `None` is `drain_delay`.
+        #[serde(default)]
+        seconds: Option<u64>,
+    },
+    /// Take that back.
+    Undrain,
     /// Log more or less: 0..=11 as nutcracker's `-v`.
     LogLevel {
         level: u8,
@@ -119,7 +130,10 @@ impl Command {
             | Self::Upgrade { .. }
             | Self::Migrate { .. }
             | Self::MoveKeys { .. } => Duration::from_secs(3600 + 120),
-            Self::Status | Self::Events { .. } | Self::LogLevel { .. } => Duration::from_secs(30),
+            Self::Drain { .. } => Duration::from_secs(DRAIN_MAX_SECONDS + 30),
+            Self::Status | Self::Events { .. } | Self::LogLevel { .. } | Self::Undrain => {
+                Duration::from_secs(30)
+            }
             // The server is asked for its role, and workers have five seconds.
             Self::Failover { .. } => Duration::from_secs(15),
         }
@@ -133,6 +147,8 @@ impl Command {
             | Self::Upgrade { .. }
             | Self::Migrate { .. }
             | Self::MoveKeys { .. }
+            | Self::Drain { .. }
+            | Self::Undrain
             | Self::Status
             | Self::Events { .. }
             | Self::LogLevel { .. } => "the command may still be carried out",

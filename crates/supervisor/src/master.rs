@@ -4,9 +4,11 @@
 mod children;
 mod clients;
 mod discovery;
+mod drain;
 mod failover;
 mod key_moves;
 mod log;
+mod maintenance;
 mod monitors;
 mod moves;
 mod operators;
@@ -60,9 +62,11 @@ use crate::signals::{Request, Signals};
 use crate::watchdog::Watchdog;
 use crate::worker_queries::{Asker, WorkerQueries};
 use crate::{CommandLine, Error, Options, Program, Step, TakeOver};
+use drain::Drain;
 use failover::Failovers;
 use key_moves::KeyMoves;
 use log::Log;
+use maintenance::MaintenanceNotices;
 use moves::Moves;
 use operators::Operators;
 use reload::Reload;
@@ -130,6 +134,9 @@ struct Master {
     upgrade: Upgrade,
     operators: Operators,
     failovers: Failovers,
+    maintenance: MaintenanceNotices,
+    /// The instance is to stop.
+    drain: Option<Drain>,
     joining: Joining,
     maps: Maps,
     found: Found,
@@ -260,6 +267,8 @@ impl Master {
             upgrade: Upgrade::default(),
             operators,
             failovers: Failovers::default(),
+            maintenance: MaintenanceNotices::default(),
+            drain: None,
             joining: Joining::default(),
             maps: Maps::default(),
             found: Found::default(),
@@ -364,6 +373,7 @@ impl Master {
             .chain(self.upgrade.poll_timeout())
             .chain(self.operators.poll_timeout())
             .chain(self.failovers.poll_timeout())
+            .chain(self.drain.as_ref().map(Drain::ends_at))
             .chain(self.notify.poll_timeout())
             .chain(self.watchdog.poll_timeout())
             .chain(self.worker_queries.poll_timeout())
@@ -378,6 +388,7 @@ impl Master {
         let has_served = |slot| running(slot).is_some_and(|running| running.is_ready);
         self.epochs.handle_timeout(has_served, now);
         self.operators.handle_timeout(now);
+        self.end_drain(now);
         self.joining.handle_timeout(now);
         self.end_worker_queries(now);
         self.show_life(now);
@@ -517,6 +528,7 @@ impl Master {
                 ToMaster::Group { pool, server, state, config_epoch, primary, lineage },
                 Role::Discovery,
             ) => {
+                self.tell_of_group(&pool, &server, &state, now);
                 self.discovered.group(pool.clone(), server.clone(), state, config_epoch);
                 self.publish_group(&pool, &server, now);
                 // A discovery of an older version does not tell.
@@ -688,10 +700,11 @@ impl Master {
     fn handle_requests(&mut self, requests: Vec<Request>, now: Instant) {
         for request in requests {
             match request {
-                Request::Stop if self.phase == Phase::Stopping => self.stop_now(now, "SIGTERM"),
                 Request::Stop => {
-                    audited::signalled(&self.shared.audit(), "SIGTERM", "stop");
-                    self.stop(now);
+                    if self.phase != Phase::Stopping {
+                        audited::signalled(&self.shared.audit(), "SIGTERM", "stop");
+                    }
+                    self.stop_by_signal(now);
                 }
                 Request::StopNow => {
                     audited::signalled(&self.shared.audit(), "SIGINT", "stop at once");
@@ -713,15 +726,20 @@ impl Master {
 
     /// Sends the rings' messages to the workers.
     fn deliver_rings(&mut self, now: Instant) {
-        let mut released = BTreeSet::new();
+        let (mut held, mut released) = (BTreeSet::new(), BTreeSet::new());
         while let Some((slot, message)) = self.rings.poll_message() {
-            if let ToChild::Release { pool, .. } = &message {
-                released.insert(*pool);
+            match &message {
+                ToChild::Hold { pool, .. } if held.insert(*pool) => {
+                    self.tell_of_promotions(*pool, now);
+                }
+                ToChild::Release { pool, .. } => drop(released.insert(*pool)),
+                _ => {}
             }
             self.post(Role::Worker { slot }, message, Vec::new(), now);
         }
         for pool in released {
             self.publish_topology(pool, now);
+            self.tell_of_promoted(pool, now);
         }
         self.publish_open();
     }

@@ -193,6 +193,13 @@ impl Rings {
         self.advance(pool as usize, now);
     }
 
+    /// The groups of a pool that get other primaries by the change that is under way, by name.
+    pub(crate) fn promoting(&self, pool: u32) -> Vec<String> {
+        let ring = &self.pools[pool as usize];
+        let shards = ring.change.iter().flat_map(|change| change.promotions.keys());
+        shards.map(|shard| ring.config.groups[shard].name.clone()).collect()
+    }
+
     /// The group of several servers that a server is of, by the number of its shard.
     pub(crate) fn group_of(&self, pool: u32, server: u32) -> Option<u32> {
         self.pools[pool as usize].group_of(server)

@@ -42,8 +42,20 @@ pub struct Status {
     pub tracing: Option<TracingStatus>,
     pub access_log: Option<AccessLogStatus>,
     pub audit_log: Option<AuditLogStatus>,
+    /// It is to stop.
+    pub drain: Option<DrainStatus>,
     pub last_reload: Option<Outcome>,
     pub last_upgrade: Option<Outcome>,
+}
+
+/// An instance that drains.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DrainStatus {
+    /// Until it stops.
+    pub seconds_left: u64,
+    /// Where clients are told to go; `None` is to the address that they know.
+    pub to: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

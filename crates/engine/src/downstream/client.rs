@@ -4,7 +4,7 @@ use std::num::NonZero;
 use std::sync::Arc;
 
 use cashew_acl::User;
-use cashew_config::snapshot::{Protocol, Reads};
+use cashew_config::snapshot::{Notified, Protocol, Reads};
 use cashew_protocol::redis::CommandId;
 use cashew_protocol::{memcached, resp};
 
@@ -155,6 +155,8 @@ pub(crate) struct Session {
     pub(crate) profile: Option<Box<Profile>>,
     /// Set by CLIENT NO-EVICT: when memory is short, others are closed first.
     pub(crate) no_evict: bool,
+    /// Set by CLIENT MAINT_NOTIFICATIONS.
+    pub(crate) notified: Notified,
     /// When the client connected, in microseconds of the engine's time: perhaps to another process,
     /// before that began.
     pub(crate) since_us: i64,
@@ -393,6 +395,7 @@ impl Client {
             || replies_oddly
             || is_restricted
             || self.session.key_prefix().is_some()
+            || modes.has_announcements()
     }
 
     /// Whether it asks nothing more and is owed nothing.
@@ -413,6 +416,7 @@ impl Client {
             authenticated: false,
             profile: None,
             no_evict: false,
+            notified: Notified::No,
             since_us,
         };
         Self {

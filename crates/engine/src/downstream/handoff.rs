@@ -5,7 +5,7 @@
 //! and it is exported with what it has sent and what it has not been sent yet. The start of a
 //! request is parsed again where it goes to, from its first byte.
 
-use cashew_config::snapshot::Reads;
+use cashew_config::snapshot::{Notified, Reads};
 use cashew_metrics::PoolGauge;
 use cashew_protocol::redis;
 
@@ -43,6 +43,8 @@ pub struct SessionParts {
     pub no_evict: bool,
     /// What it has asked for by CLIENT TRACKING, in words; empty if nothing.
     pub tracking: Vec<Vec<u8>>,
+    /// Set by CLIENT MAINT_NOTIFICATIONS.
+    pub notified: Notified,
     /// Set by CLIENT READS, READONLY and READWRITE.
     pub reads: Option<Reads>,
     /// Which requests are not answered, set by CLIENT REPLY.
@@ -305,6 +307,10 @@ impl Engine {
             || client.modes.transaction.is_some()
             || client.modes.many.is_some()
             || client.modes.ending.is_some();
+        debug_assert!(
+            client.head != RequestId::NONE || !client.modes.has_announcements(),
+            "they wait for the end of a reply"
+        );
         if client.head != RequestId::NONE || is_amidst {
             return false;
         }
@@ -365,7 +371,15 @@ impl Engine {
             (Skip::No | Skip::AfterThis, false) => Silence::None,
         };
         let Session {
-            id, authenticated, wire_protocol, database, profile, no_evict, since_us, ..
+            id,
+            authenticated,
+            wire_protocol,
+            database,
+            profile,
+            no_evict,
+            notified,
+            since_us,
+            ..
         } = client.session;
         let expires_at = profile.as_ref().and_then(|profile| profile.expires_at);
         let parts = SessionParts {
@@ -378,6 +392,7 @@ impl Engine {
             expires_in_us: expires_at.map(|at| at.micros_since(now)),
             no_evict,
             tracking: client.modes.tracking.as_ref().map(|mode| mode.words()).unwrap_or_default(),
+            notified,
             reads: client.reads,
             silence,
             is_observed: client.modes.is_observed,
@@ -417,6 +432,7 @@ impl Engine {
             authenticated: is_known,
             profile: (profile != Profile::default()).then(|| Box::new(profile)),
             no_evict: parts.no_evict,
+            notified: parts.notified,
             since_us: now.as_micros() as i64 - parts.age_us as i64,
         };
         self.bufs.charge(session.profile_size());
@@ -476,6 +492,7 @@ impl Engine {
             self.finish(index);
         } else {
             self.throttle_new(index);
+            self.announce_move(index);
             if is_asking {
                 // What it asked is looked at in its turn.
                 self.pause(index);

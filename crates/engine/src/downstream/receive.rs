@@ -604,6 +604,7 @@ impl Engine {
             if is_off_fast_path {
                 self.settle_in_flight(index);
                 self.release_held(index);
+                self.release_announcements(index);
             }
         }
     }

@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use cashew_acl::User;
+use cashew_config::snapshot::Notified;
 use cashew_metrics::PoolCounter;
 use cashew_protocol::Span;
 use cashew_protocol::redis::Command;
@@ -492,6 +493,7 @@ impl Engine {
             (*noreply, *skip) = (false, Skip::No);
         }
         session.no_evict = false;
+        session.notified = Notified::No;
         let listener = &self.listeners[*listener];
         session.wire_protocol =
             self.backends[listener.destination.backend].params_set[0].wire_protocol;

@@ -51,6 +51,8 @@ pub(crate) struct Rare {
     pub(crate) tracking: Option<Box<TrackingMode>>,
     /// There while keys of memcached have its user's prefix.
     pub(crate) stripping: Option<Box<Stripping>>,
+    /// Pushes that wait for the end of a reply that the client has half of.
+    pub(crate) announcements: Vec<u8>,
 }
 
 static NONE: Rare = Rare::new();
@@ -73,6 +75,7 @@ impl Rare {
             question: None,
             tracking: None,
             stripping: None,
+            announcements: Vec::new(),
         }
     }
 
@@ -92,6 +95,7 @@ impl Rare {
             && self.question.is_none()
             && self.tracking.is_none()
             && self.stripping.is_none()
+            && self.announcements.is_empty()
     }
 }
 
@@ -201,6 +205,16 @@ impl Modes {
 
     pub(crate) fn end_tracking(&mut self) -> Option<Box<TrackingMode>> {
         self.leave(|rare| rare.tracking.take())
+    }
+
+    #[inline]
+    pub(crate) fn has_announcements(&self) -> bool {
+        !self.announcements.is_empty()
+    }
+
+    /// Nothing if none wait.
+    pub(crate) fn take_announcements(&mut self) -> Vec<u8> {
+        self.leave(|rare| Some(std::mem::take(&mut rare.announcements))).unwrap_or_default()
     }
 
     pub(crate) fn take_ending(&mut self) -> Option<Ending> {

@@ -5,12 +5,11 @@
 
 use std::collections::VecDeque;
 
-use cashew_config::snapshot::Reads;
-use cashew_config::snapshot::{Protocol, UserOptions};
+use cashew_config::snapshot::{Maintenance, Notified, Protocol, Reads, UserOptions};
 use cashew_metrics::{PoolCounter, UserCounter, UserStat};
-use cashew_protocol::Outcome;
 use cashew_protocol::redis::{self, Lookup};
 use cashew_protocol::resp::{Parsed, RequestParser};
+use cashew_protocol::{Outcome, Span};
 
 use crate::base::action::{Action, Notice};
 use crate::base::buffer::LARGE;
@@ -26,6 +25,7 @@ use crate::downstream::user_limits::{
     LOOK_EVERY_US, Meter, SHARE, TURNS_MORE, UserLimits, YieldsTo,
 };
 use crate::engine::Engine;
+use crate::redis::maintenance::{MovingAway, frame, may_be_told, notified};
 use crate::upstream::session_params::WireProtocol;
 
 /// What is let in without room: it ends something, or says who the client is.
@@ -34,6 +34,10 @@ const ALWAYS: [&str; 8] =
     ["auth", "hello", "quit", "reset", "exec", "discard", "unwatch", "client|reply"];
 /// Longer requests are none of these.
 const LET_IN_SIZE_MAX: usize = 16 * 1024;
+/// Bytes of pushes that wait for the end of one reply. Those beyond it are left out.
+const ANNOUNCEMENTS_MAX: usize = 4096;
+const SYNTAX: &str = "ERR syntax error";
+const NEEDS_RESP3: &str = "ERR CLIENT MAINT_NOTIFICATIONS needs RESP3: say HELLO 3 before";
 /// Of a reply in memcached's binary protocol.
 const BINARY_HEADER: usize = 24;
 
@@ -723,5 +727,109 @@ impl Engine {
             }
         }
         false
+    }
+}
+
+/// Tells clients of maintenance that want to know: see [`crate::redis::maintenance`].
+///
+/// A push stands between any two replies: while part of one is with the client, it waits.
+impl Engine {
+    /// Tells clients of it that want to know: all of them, or those whose requests may go to the backend.
+    /// Returns how many there are.
+    pub fn handle_maintenance(
+        &mut self,
+        backend: Option<BackendId>,
+        event: &Maintenance,
+        now: Time,
+    ) -> usize {
+        self.now = now;
+        match event {
+            Maintenance::Moving { seq, seconds, to } => {
+                let until = now.plus_millis(seconds.saturating_mul(1000));
+                self.moving_away = Some(MovingAway { seq: *seq, until, to: to.clone() });
+            }
+            Maintenance::Staying => self.moving_away = None,
+            Maintenance::FailingOver { .. } | Maintenance::FailedOver { .. } => {}
+        }
+        let concerned = |engine: &Self, client: ClientId| {
+            backend.is_none_or(|backend| engine.listener_of(client).leads_to(backend))
+        };
+        let clients = self.clients.indices().collect::<Vec<ClientId>>().into_iter();
+        clients.filter(|&it| concerned(self, it) && self.announce(it, event)).count()
+    }
+
+    /// CLIENT MAINT_NOTIFICATIONS ON|OFF [MOVING-ENDPOINT-TYPE type]
+    pub(crate) fn client_maint_notifications(
+        &mut self,
+        client: ClientId,
+        bytes: &[u8],
+        args: &[Span],
+    ) -> Plan {
+        let notified = match notified(args[2..].iter().map(|arg| arg.of(bytes))) {
+            Some(notified) => notified,
+            None => return self.reply_error(client, SYNTAX),
+        };
+        let session = &mut self.clients[client].session;
+        if notified != Notified::No && session.wire_protocol != WireProtocol::Resp3 {
+            return self.reply_error(client, NEEDS_RESP3);
+        }
+        session.notified = notified;
+        let plan = self.say(client, b"+OK\r\n");
+        self.announce_move(client);
+        plan
+    }
+
+    /// Tells a client that comes while the instance is about to go: it has less time than others.
+    pub(crate) fn announce_move(&mut self, client: ClientId) {
+        if let Some(MovingAway { seq, until, to }) = self.moving_away.clone() {
+            let seconds = until.micros_since(self.now).div_ceil(1_000_000).max(1);
+            self.announce(client, &Maintenance::Moving { seq, seconds, to });
+        }
+    }
+
+    /// Tells one client, if it wants to know and may be told. Returns whether it is told.
+    fn announce(&mut self, client: ClientId, event: &Maintenance) -> bool {
+        let owner = &self.clients[client];
+        let notified = owner.session.notified;
+        if notified == Notified::No || !may_be_told(owner) {
+            return false;
+        }
+        let config = &self.listeners[owner.listener].config;
+        let Some(frame) = frame(event, notified, config) else { return false };
+        let metrics = self.listeners[owner.listener].metrics;
+        let is_amid_reply = owner.head != RequestId::NONE && self.requests[owner.head].streaming;
+        let owner = &mut self.clients[client];
+        if is_amid_reply {
+            if owner.modes.announcements.len() + frame.len() > ANNOUNCEMENTS_MAX {
+                return false;
+            }
+            owner.modes.enter().announcements.extend_from_slice(&frame);
+            self.update_off_fast_path(client);
+        } else {
+            owner.output.push(&frame, &mut self.bufs);
+            self.mark_client(client);
+        }
+        self.metrics.add_pool(metrics, PoolCounter::MaintenanceNotices, 1);
+        true
+    }
+
+    /// Writes the pushes that waited for the end of a reply, if it has come.
+    #[inline]
+    pub(crate) fn release_announcements(&mut self, client: ClientId) {
+        if self.clients[client].modes.has_announcements() {
+            self.release_waiting_announcements(client);
+        }
+    }
+
+    #[cold]
+    fn release_waiting_announcements(&mut self, client: ClientId) {
+        let owner = &mut self.clients[client];
+        if owner.head != RequestId::NONE && self.requests[owner.head].streaming {
+            return;
+        }
+        let announcements = owner.modes.take_announcements();
+        owner.output.push(&announcements, &mut self.bufs);
+        self.mark_client(client);
+        self.update_off_fast_path(client);
     }
 }

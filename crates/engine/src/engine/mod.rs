@@ -14,7 +14,7 @@ pub(crate) mod open_files;
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
 
-use cashew_config::snapshot::{self, Protocol};
+use cashew_config::snapshot::{self, Notified, Protocol};
 use cashew_metrics::{
     Generations, Passages, PoolCounter, PoolGauge, RequestRing, ServerCounter, Writer,
 };
@@ -209,6 +209,8 @@ pub struct Engine {
     pub(crate) clients_seen: u64,
     pub(crate) monitor_relay: MonitorRelay,
     pub(crate) draining: bool,
+    /// What clients are told that want to know, and until when.
+    pub(crate) moving_away: Option<redis::maintenance::MovingAway>,
     pub(crate) work_budget: WorkBudget,
 }
 
@@ -332,6 +334,7 @@ impl Engine {
             clients_seen: 0,
             monitor_relay: MonitorRelay::default(),
             draining: false,
+            moving_away: None,
             work_budget: WorkBudget::default(),
         };
         engine.timers.arm(now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);
@@ -366,6 +369,7 @@ impl Engine {
             authenticated: config.is_open(),
             profile: Profile::of_user(config.first_user()),
             no_evict: false,
+            notified: Notified::No,
             since_us: now.as_micros() as i64,
         };
         config.clients += 1;

@@ -44,6 +44,7 @@ impl Engine {
             "client|setinfo" => self.client_setinfo(client, arg(2), arg(3)),
             "client|info" | "client|list" | "client|kill" | "client|pause" | "client|unpause"
             | "client|unblock" => self.inquire(client, command, bytes, args),
+            "client|maint_notifications" => self.client_maint_notifications(client, bytes, args),
             "client|reads" => self.client_reads(client, arg(2)),
             "client|reply" => self.client_reply(client, arg(2)),
             "client|no-evict" => match on_or_off(arg(2)) {

@@ -13,6 +13,7 @@ pub(crate) mod command_discovery;
 pub(crate) mod cross_shard_copy;
 pub(crate) mod exec_effects;
 pub(crate) mod keyless;
+pub(crate) mod maintenance;
 pub(crate) mod monitor;
 pub(crate) mod own_logs;
 pub(crate) mod pose;

@@ -50,7 +50,7 @@ pub(crate) enum Named {
 }
 
 /// What commands without keys may be called, besides COMMAND and its subcommands.
-const WITHOUT_NAMES: [&str; 30] = [
+const WITHOUT_NAMES: [&str; 31] = [
     "acl|cat",
     "acl|genpass",
     "acl|whoami",
@@ -60,6 +60,7 @@ const WITHOUT_NAMES: [&str; 30] = [
     "client|getredir",
     "client|id",
     "client|info",
+    "client|maint_notifications",
     "client|no-touch",
     "client|reads",
     "client|reply",

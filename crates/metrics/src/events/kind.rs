@@ -161,6 +161,8 @@ kinds! {
     MoveRolledBack Instance "move_rolled_back": "They are served by the former pool again",
     MoveNotChanged Instance "move_not_changed": "They were to be served by the other pool, and are not. The text says why",
     KeysMoved Instance "keys_moved": "Keys go to another pool by the list of a route. The text says how many",
+    InstanceDrains Instance "instance_drains": "The instance is not ready any more, and is to stop when clients have had time to leave",
+    InstanceStays Instance "instance_stays": "It is not to stop after all",
 }
 
 const _: () = assert!(EventKind::ALL.len() <= KINDS_MAX);

@@ -530,7 +530,7 @@ pub static COMMANDS: &[Command] = &numbered([
     command("watch", -2, NO_DATA, ALL_KEYS, "RO", session(SessionRule::Watch), Transactions, "noscript loading stale fast allow_busy"),
 
     command("auth", -2, NO_DATA, NONE, "", local(Local::Auth), Connection, "noscript loading stale fast no_auth allow_busy"),
-    command("client", -2, NO_DATA, NONE, "", Unsupported, Connection, "").containing(21),
+    command("client", -2, NO_DATA, NONE, "", Unsupported, Connection, "").containing(22),
     command("client|caching", 3, NO_DATA, NONE, "", local(Local::Client), Connection, "noscript loading stale"),
     command("client|capa", -3, NO_DATA, NONE, "", local(Local::Client), Connection, "noscript loading stale allow_busy").since("Valkey 8.0"),
     command("client|getname", 2, NO_DATA, NONE, "", local(Local::Client), Connection, "noscript loading stale"),
@@ -541,6 +541,7 @@ pub static COMMANDS: &[Command] = &numbered([
     command("client|info", 2, NO_DATA, NONE, "", local(Local::Client), Connection, "noscript loading stale").tips("nondeterministic_output"),
     command("client|kill", -3, NO_DATA, NONE, "", local(Local::Client), Connection, "admin noscript loading stale"),
     command("client|list", -2, NO_DATA, NONE, "", local(Local::Client), Connection, "admin noscript loading stale").tips("nondeterministic_output"),
+    command("client|maint_notifications", -3, NO_DATA, NONE, "", local(Local::Client), Connection, "noscript loading stale").since("Cashew"),
     command("client|no-evict", 3, NO_DATA, NONE, "", local(Local::Client), Connection, "admin noscript loading stale").needs(Admin),
     command("client|no-touch", 3, NO_DATA, NONE, "", local(Local::Client), Connection, "noscript loading stale").since("7.2"),
     command("client|pause", -3, NO_DATA, NONE, "", local(Local::Client), Connection, "admin noscript loading stale").needs(Admin),

@@ -143,7 +143,10 @@ impl Master {
         }
         self.post(role, ToChild::Start, Vec::new(), now);
         match role {
-            Role::Worker { slot } => self.notify_of_monitors(slot, now),
+            Role::Worker { slot } => {
+                self.notify_of_monitors(slot, now);
+                self.notify_of_drain(slot, now);
+            }
             Role::Admin => self.publish_discovered(now),
             Role::Discovery => {}
         }

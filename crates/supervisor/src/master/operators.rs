@@ -424,6 +424,7 @@ impl Master {
         let state = match self.phase {
             Phase::Starting => "starting",
             Phase::Stopping => "stopping",
+            Phase::Serving if self.drain.is_some() => "draining",
             Phase::Serving if self.reload.is_under_way() => "reloading",
             Phase::Serving if self.upgrade.is_under_way() => "upgrading",
             Phase::Serving => "serving",
@@ -526,6 +527,7 @@ impl Master {
             tracing: self.tracing_status(),
             access_log: self.access_log_status(),
             audit_log: self.audit_log_status(),
+            drain: self.drain.as_ref().map(|drain| drain.status(Instant::now())),
             last_reload: self.operators.last_reload.clone(),
             last_upgrade: self.upgrade.last.clone(),
         }

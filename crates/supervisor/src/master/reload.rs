@@ -22,7 +22,7 @@ use super::{Master, Phase, workers_of};
 use crate::CommandLine;
 use crate::background_task::BackgroundTask;
 use crate::child::{Role, Spawn};
-use crate::command::{self, Command, Nobody, Reply};
+use crate::command::{self, Command, DRAIN_MAX_SECONDS, Nobody, Reply};
 use crate::discovered::Move;
 use crate::maps::MapMove;
 use crate::names::Names;
@@ -259,6 +259,11 @@ impl Master {
                 self.move_keys(route, KeyWish::new((from, to), keys, overwrite), reply);
             }
             Command::Upgrade { binary } => self.begin_upgrade(binary, reply, now),
+            Command::Drain { seconds: Some(seconds) } if seconds > DRAIN_MAX_SECONDS => {
+                reply.failed(&format!("a drain takes at most {DRAIN_MAX_SECONDS} s"));
+            }
+            Command::Drain { seconds } => self.drain_for(seconds, reply, now),
+            Command::Undrain => self.undrain(reply, now),
         }
     }
 

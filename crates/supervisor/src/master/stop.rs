@@ -14,7 +14,8 @@ impl Master {
     pub(super) fn stop(&mut self, now: Instant) {
         let timeout = self.current.snapshot.global.worker_shutdown_timeout_ms;
         let timeout = Duration::from_millis(timeout);
-        info!(kind = EventKind::InstanceStops.name(), "SIGTERM: stopping, for at most {timeout:?}");
+        let why = if self.drain.is_some() { "drained" } else { "SIGTERM" };
+        info!(kind = EventKind::InstanceStops.name(), "{why}: stopping, for at most {timeout:?}");
         self.begin_stop(now);
         // Workers observe the timeout themselves; the grace lets them exit.
         let deadline = now + timeout + KILL_GRACE;
@@ -36,6 +37,7 @@ impl Master {
     fn begin_stop(&mut self, now: Instant) {
         self.phase = Phase::Stopping;
         self.shared.stops();
+        self.drain_is_over();
         self.cancel_upgrade("the instance is stopping", now);
         self.notify.stopping();
         self.epochs.abort("the instance is stopping".into());

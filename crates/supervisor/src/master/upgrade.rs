@@ -24,6 +24,7 @@ use tracing::{error, info, warn};
 use super::failover::Failovers;
 use super::key_moves::KeyMoves;
 use super::log::Log;
+use super::maintenance::MaintenanceNotices;
 use super::moves::Moves;
 use super::operators::Operators;
 use super::reload::Reload;
@@ -205,6 +206,9 @@ impl Master {
         }
         if self.phase != Phase::Serving {
             return refuse(reply, "the instance is starting or stopping");
+        }
+        if self.drain.is_some() {
+            return refuse(reply, "the instance drains");
         }
         if !matches!(self.upgrade.stage, Stage::Idle) {
             return refuse(reply, "an upgrade is under way already");
@@ -579,6 +583,8 @@ impl Master {
             started,
             operators: Operators::resume(state.operators, operators),
             failovers: Failovers::default(),
+            maintenance: MaintenanceNotices::default(),
+            drain: None,
             joining: Joining::default(),
             maps: Maps::default(),
             found: Found::default(),

@@ -273,6 +273,7 @@ impl Worker {
                 unreachable!("none are configured")
             }
             ToChild::NotPrimary { .. } | ToChild::MapDoubted { .. } => {}
+            ToChild::Maintenance { .. } => {}
             ToChild::Shutdown => {}
         }
     }

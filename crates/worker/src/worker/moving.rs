@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use cashew_config::snapshot::Reads;
+use cashew_config::snapshot::{Notified, Reads};
 use cashew_control::{
     ChildChannel, SESSION_VERSION, SESSION_VERSION_SECURED, SESSION_VERSION_TRACKING,
     SecuredSession, SendError, Session, ToMaster, TrackingSession, seal,
@@ -87,6 +87,7 @@ impl<D: Driver> Worker<D> {
             no_evict: parts.no_evict,
             tracking: (!parts.tracking.is_empty())
                 .then(|| Box::new(TrackingSession { words: parts.tracking })),
+            notified: parts.notified.number(),
             reads: parts.reads.map(|reads| reads.to_string()).unwrap_or_default(),
             reply_off: parts.silence == Silence::All,
             reply_skip: parts.silence == Silence::Next,
@@ -187,6 +188,7 @@ impl<D: Driver> Worker<D> {
             expires_in_us: session.expires_in_us,
             no_evict: session.no_evict,
             tracking: session.tracking.map(|it| it.words).unwrap_or_default(),
+            notified: Notified::numbered(session.notified),
             reads: Reads::named(&session.reads),
             silence: match (session.reply_off, session.reply_skip) {
                 (true, _) => Silence::All,

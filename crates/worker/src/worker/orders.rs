@@ -122,6 +122,11 @@ impl<D: Driver> Worker<D> {
                 self.answer(number, &pool, by, &descriptors);
             }
             ToChild::Answer { ticket, rest } => self.take_answer(ticket, rest, &descriptors),
+            ToChild::Maintenance { pool, event } => {
+                let pool = pool.map(BackendId::new);
+                let told = self.core.engine.handle_maintenance(pool, &event, now);
+                tracing::debug!("{told} clients are told: {event:?}");
+            }
             ToChild::LogLevel { level } => cashew_process::log::set_level(level),
             ToChild::LogReopen => reopen_log(descriptors),
             ToChild::Shutdown => self.begin_shutdown(),
