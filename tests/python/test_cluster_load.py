@@ -245,6 +245,9 @@ def test_replicas_answer_reads(place):
         for number in range(300):
             assert conn.call("SET", f"k:{number}", str(number)) == "OK"
         cluster.wait_ok()
+        # A replica that follows may still be some writes behind.
+        for primary in cluster.primaries():
+            assert primary.call("WAIT", "1", "20000") >= 1
         replicas = [replica for primary in cluster.primaries() for replica in cluster.replicas_of(primary)]
 
         def reads(servers):
