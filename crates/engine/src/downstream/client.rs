@@ -153,13 +153,42 @@ pub(crate) struct Session {
     pub(crate) authenticated: bool,
     /// If it has said anything about itself, or is one of several users.
     pub(crate) profile: Option<Box<Profile>>,
-    /// Set by CLIENT NO-EVICT: when memory is short, others are closed first.
-    pub(crate) no_evict: bool,
-    /// Set by CLIENT MAINT_NOTIFICATIONS.
-    pub(crate) notified: Notified,
+    pub(crate) wishes: Wishes,
     /// When the client connected, in microseconds of the engine's time: perhaps to another process,
     /// before that began.
     pub(crate) since_us: i64,
+}
+
+/// What few clients ask for, in one byte, as each has one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Wishes(u8);
+
+impl Wishes {
+    const NO_EVICT: u8 = 1 << 7;
+
+    pub(crate) fn new(no_evict: bool, notified: Notified) -> Self {
+        let mut wishes = Self(notified.number());
+        wishes.set_no_evict(no_evict);
+        wishes
+    }
+
+    /// Set by CLIENT NO-EVICT: when memory is short, others are closed first.
+    pub(crate) fn no_evict(self) -> bool {
+        self.0 & Self::NO_EVICT != 0
+    }
+
+    pub(crate) fn set_no_evict(&mut self, on: bool) {
+        self.0 = self.0 & !Self::NO_EVICT | if on { Self::NO_EVICT } else { 0 };
+    }
+
+    /// Set by CLIENT MAINT_NOTIFICATIONS.
+    pub(crate) fn notified(self) -> Notified {
+        Notified::numbered(self.0 & !Self::NO_EVICT)
+    }
+
+    pub(crate) fn set_notified(&mut self, notified: Notified) {
+        *self = Self::new(self.no_evict(), notified);
+    }
 }
 
 /// The database that a client has selected, if it has: as long as it has not it is to have its pool's.
@@ -415,8 +444,7 @@ impl Client {
             database,
             authenticated: false,
             profile: None,
-            no_evict: false,
-            notified: Notified::No,
+            wishes: Wishes::default(),
             since_us,
         };
         Self {

@@ -12,7 +12,9 @@ use cashew_protocol::redis;
 use crate::base::action::Action;
 use crate::base::id::{ClientId, ConnId, ListenerId, RequestId};
 use crate::base::time::Time;
-use crate::downstream::client::{Client, Dirty, Handoff, Parser, Profile, Session, Skip, State};
+use crate::downstream::client::{
+    Client, Dirty, Handoff, Parser, Profile, Session, Skip, State, Wishes,
+};
 use crate::downstream::listener::DestinationNumber;
 use crate::downstream::totals::Totals;
 use crate::downstream::tracking_mode::TrackingMode;
@@ -371,15 +373,7 @@ impl Engine {
             (Skip::No | Skip::AfterThis, false) => Silence::None,
         };
         let Session {
-            id,
-            authenticated,
-            wire_protocol,
-            database,
-            profile,
-            no_evict,
-            notified,
-            since_us,
-            ..
+            id, authenticated, wire_protocol, database, profile, wishes, since_us, ..
         } = client.session;
         let expires_at = profile.as_ref().and_then(|profile| profile.expires_at);
         let parts = SessionParts {
@@ -390,9 +384,9 @@ impl Engine {
             database: database.number(),
             profile: profile.map(|profile| *profile).unwrap_or_default(),
             expires_in_us: expires_at.map(|at| at.micros_since(now)),
-            no_evict,
+            no_evict: wishes.no_evict(),
             tracking: client.modes.tracking.as_ref().map(|mode| mode.words()).unwrap_or_default(),
-            notified,
+            notified: wishes.notified(),
             reads: client.reads,
             silence,
             is_observed: client.modes.is_observed,
@@ -431,8 +425,7 @@ impl Engine {
             database: database.into(),
             authenticated: is_known,
             profile: (profile != Profile::default()).then(|| Box::new(profile)),
-            no_evict: parts.no_evict,
-            notified: parts.notified,
+            wishes: Wishes::new(parts.no_evict, parts.notified),
             since_us: now.as_micros() as i64 - parts.age_us as i64,
         };
         self.bufs.charge(session.profile_size());

@@ -294,7 +294,7 @@ impl Engine {
         let rank = |index: ClientId| {
             let client = &self.clients[index];
             let bytes = client.holding(&self.lanes);
-            let is_evictable = !client.session.no_evict;
+            let is_evictable = !client.session.wishes.no_evict();
             let priority = u8::from(self.is_low(index)) + u8::from(!self.is_high(index));
             (priority, shares.is_over(client.listener), is_evictable, bytes, index)
         };

@@ -8,7 +8,6 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use cashew_acl::User;
-use cashew_config::snapshot::Notified;
 use cashew_metrics::PoolCounter;
 use cashew_protocol::Span;
 use cashew_protocol::redis::Command;
@@ -16,7 +15,7 @@ use cashew_protocol::resp::{self, Version, encode};
 
 use crate::base::id::{BackendId, ClientId, ConnId, LaneId};
 use crate::base::time::Time;
-use crate::downstream::client::{Client, Profile, Selected, Session, Skip, State};
+use crate::downstream::client::{Client, Profile, Selected, Session, Skip, State, Wishes};
 use crate::downstream::external_auth::Outside;
 use crate::downstream::listener::Destination;
 use crate::downstream::receive::Plan;
@@ -492,8 +491,7 @@ impl Engine {
         if *skip != Skip::This {
             (*noreply, *skip) = (false, Skip::No);
         }
-        session.no_evict = false;
-        session.notified = Notified::No;
+        session.wishes = Wishes::default();
         let listener = &self.listeners[*listener];
         session.wire_protocol =
             self.backends[listener.destination.backend].params_set[0].wire_protocol;

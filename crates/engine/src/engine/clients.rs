@@ -773,7 +773,7 @@ impl Engine {
         if notified != Notified::No && session.wire_protocol != WireProtocol::Resp3 {
             return self.reply_error(client, NEEDS_RESP3);
         }
-        session.notified = notified;
+        session.wishes.set_notified(notified);
         let plan = self.say(client, b"+OK\r\n");
         self.announce_move(client);
         plan
@@ -790,7 +790,7 @@ impl Engine {
     /// Tells one client, if it wants to know and may be told. Returns whether it is told.
     fn announce(&mut self, client: ClientId, event: &Maintenance) -> bool {
         let owner = &self.clients[client];
-        let notified = owner.session.notified;
+        let notified = owner.session.wishes.notified();
         if notified == Notified::No || !may_be_told(owner) {
             return false;
         }

@@ -14,7 +14,7 @@ pub(crate) mod open_files;
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
 
-use cashew_config::snapshot::{self, Notified, Protocol};
+use cashew_config::snapshot::{self, Protocol};
 use cashew_metrics::{
     Generations, Passages, PoolCounter, PoolGauge, RequestRing, ServerCounter, Writer,
 };
@@ -38,7 +38,7 @@ use crate::base::timers::{Timer, Timers};
 use crate::base::work_budget::WorkBudget;
 use crate::downstream::activity::Activity;
 use crate::downstream::audit::AuditQueue;
-use crate::downstream::client::{Client, Dirty, Profile, Selected, Session, State};
+use crate::downstream::client::{Client, Dirty, Profile, Selected, Session, State, Wishes};
 use crate::downstream::handoff::Moving;
 use crate::downstream::listener::{Destination, DestinationNumber, Listener};
 use crate::downstream::pressure::Pressure;
@@ -368,8 +368,7 @@ impl Engine {
             database: Selected::NONE,
             authenticated: config.is_open(),
             profile: Profile::of_user(config.first_user()),
-            no_evict: false,
-            notified: Notified::No,
+            wishes: Wishes::default(),
             since_us: now.as_micros() as i64,
         };
         config.clients += 1;

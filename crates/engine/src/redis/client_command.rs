@@ -49,7 +49,7 @@ impl Engine {
             "client|reply" => self.client_reply(client, arg(2)),
             "client|no-evict" => match on_or_off(arg(2)) {
                 Some(on) => {
-                    self.clients[client].session.no_evict = on;
+                    self.clients[client].session.wishes.set_no_evict(on);
                     self.say(client, b"+OK\r\n")
                 }
                 None => self.reply_error(client, SYNTAX),

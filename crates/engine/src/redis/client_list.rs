@@ -556,7 +556,7 @@ impl Engine {
             ('b', waits),
             ('c', client.state == State::Closing),
             ('U', place.is_unix),
-            ('e', client.session.no_evict),
+            ('e', client.session.wishes.no_evict()),
             ('t', client.modes.tracking.is_some()),
             ('B', client.modes.tracking.as_ref().is_some_and(|it| !it.prefixes().is_empty())),
         ];
