@@ -95,6 +95,10 @@ class Cluster:
         nodes = self.nodes(server)
         return tuple(sorted((node.id, node.primary, len(node.slots)) for node in nodes))
 
+    def epochs(self, server):
+        """The configuration epochs of all primaries, as one of them knows them."""
+        return {node.id: node.epoch for node in self.nodes(server) if "master" in node.flags}
+
     def replicate(self, replica, primary):
         replica.call("CLUSTER", "REPLICATE", self.id(primary))
 
@@ -156,6 +160,9 @@ class Cluster:
 
     def move(self, slots, source, target):
         """Slots with all their keys, one by one, as `redis-cli --cluster reshard` does."""
+        # Who takes a slot gives itself an epoch above all that it has heard of. Had it not heard of the newest,
+        # the others would go on to believe the owner before, for ever.
+        wait_until(lambda: self.epochs(source) == self.epochs(target), "both know all epochs", pause=0.01)
         here, there = self.id(source), self.id(target)
         with source.connect() as giver, target.connect() as taker:
             for slot in slots:
