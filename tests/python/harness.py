@@ -294,6 +294,14 @@ class Redis:
         with self.connect() as conn:
             return conn.call(*words)
 
+    def wait_replicated(self, count=1):
+        """Until so many replicas have what was written so far. WAIT would tell of its own connection's writes."""
+        written = self.call("ROLE")[1]
+
+        def have_it():
+            return sum(int(replica[2]) >= written for replica in self.call("ROLE")[2]) >= count
+        wait_until(have_it, f"{count} replicas have all writes", pause=0.02)
+
     def stat(self, command):
         """How often the server ran a command since `reset`."""
         text = self.call("INFO", "commandstats").decode()

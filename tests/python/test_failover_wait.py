@@ -53,7 +53,7 @@ def test_transactions_and_calls_that_begin_meanwhile_wait_for_the_new_primary(pl
     gateway.wait_serving()
     wait_until(lambda: group_status(gateway)["state"] == "stable", "the group is stable")
     gateway.call("SET", "counter", "41")
-    group.servers[0].call("WAIT", "2", "5000")
+    group.servers[0].wait_replicated(2)
     group.servers[0].process.kill()
     # Each by a client of its own, when nobody knows yet of another primary.
     transaction, watcher, caller = (gateway.connect(timeout=30.0) for _ in range(3))

@@ -84,7 +84,7 @@ def test_a_cluster_is_copied_to_another_and_a_primary_is_killed(place):
     assert assert_alike(move) == count
     # What it has is at its replica by now.
     primary = old.primaries()[0]
-    assert primary.call("WAIT", 1, 5000) == 1
+    primary.wait_replicated()
     primary.process.kill()
     wait_until(lambda: primary.port not in {it.port for it in old.primaries()}, "a replica takes over", seconds=30)
     change(move, "cut-over")

@@ -408,7 +408,7 @@ def test_a_group_is_told_whoever_takes_its_writes(place):
     with gateway.connect() as conn:
         for number in range(50):
             conn.call("SET", f"k{number}", "v")
-        conn.call("WAIT", "1", "1000")
+        primary.wait_replicated()
         primary.process.kill()
         gone(conn)
         assert conn.call("DEL", *(f"k{number}" for number in range(25))) == 0
