@@ -7,6 +7,8 @@ import ssl
 import pymemcache
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from certificates import Authority
 from harness import HOST, PATIENCE, free_port, server_lines, wait_until
@@ -45,7 +47,7 @@ class Gateway:
         if pair:
             more |= {"ssl_certfile": str(pair.certificate), "ssl_keyfile": str(pair.key)}
         return redis.Redis("localhost", self.ports["alpha"], ssl=True, ssl_ca_certs=str(self.authority.ca),
-                           single_connection_client=True, **more)
+                           single_connection_client=True, retry=Retry(NoBackoff(), 0), **more)
 
 
 @pytest.fixture(scope="module", params=["TLSv1_2", "TLSv1_3"])

@@ -13,6 +13,8 @@ import time
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from cluster import Cluster
 from harness import newer_servers, wait_until
@@ -30,7 +32,7 @@ class Client(threading.Thread):
         self.number, self.stop = number, stop
         self.random = random.Random(number)
         self.redis = redis.Redis(port=gateway.address, decode_responses=True, socket_timeout=20,
-                                 protocol=2 + number % 2)
+                                 protocol=2 + number % 2, retry=Retry(NoBackoff(), 0))
         self.values, self.counts = {}, {}
         self.wrong, self.errors, self.done, self.slowest = [], [], 0, 0
         self.is_over = False
@@ -165,7 +167,7 @@ def program(request):
 
 
 def serve(place, cluster, **options):
-    options = {"timeout": 10000, "failover_wait": 6000, **options}
+    options = {"timeout": 20000, "failover_wait": 15000, **options}
     return place.cashew(cluster.pools(**options), {"worker_processes": 2})
 
 
@@ -179,7 +181,10 @@ def test_slots_move(place, program):
     gateway = serve(place, cluster)
     with Load(gateway) as load:
         source, target, _ = cluster.servers
-        for _ in range(2):
+        for at in range(10):
+            # Where the machine is busy, clients may ask for none of them in time.
+            if at >= 2 and moved(gateway):
+                break
             slots = sorted(cluster.node(source).slots)[:150]
             cluster.move(slots, source, target)
             source, target = target, source

@@ -179,6 +179,7 @@ def test_a_primary_is_killed(place):
     wait_shape(gateway, cluster, "it is back as a replica")
 
 
+@pytest.mark.long
 def test_a_node_that_does_not_know_of_a_failover_is_not_followed(place):
     """As a node that was cut off, which goes on to answer."""
     cluster = Cluster(place)

@@ -233,6 +233,7 @@ def test_an_outage_changes_nothing_and_a_new_token_is_used(place, api, pods):
     wait_in_use(gateway, names(range(5)), "the new token is used")
 
 
+@pytest.mark.long
 def test_a_service_without_endpoints_keeps_its_servers_for_half_a_minute(place, api, pods):
     port, _ = pods
     api.set("cache-a", ready(range(3)), port)

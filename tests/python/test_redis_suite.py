@@ -21,7 +21,7 @@ RUN = Path(__file__).resolve().parents[1] / "redis" / "run"
         ("one", "2"),
         pytest.param("one", "3", marks=pytest.mark.long),
         pytest.param("three", "2", marks=pytest.mark.long),
-        ("three", "3"),
+        pytest.param("three", "3", marks=pytest.mark.long),
         ("cluster", "2"),
         pytest.param("cluster", "3", marks=pytest.mark.long),
     ],

@@ -285,6 +285,7 @@ def test_a_failure_is_a_status(place):
     assert root["attributes"]["error.type"] == root["message"]
 
 
+@pytest.mark.long
 def test_a_collector_that_is_away_harms_nobody(place):
     port = free_port()
     gateway = start(place, f"{{{endpoint(port)}, share: 100%}}")
