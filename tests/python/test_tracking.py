@@ -188,6 +188,13 @@ def test_nothing_that_a_client_keeps_is_older_than_what_it_was_told(place, track
     assert problems == []
 
 
+def feeds(server):
+    """The numbers of the connections on which a server tells."""
+    lines = server.call("CLIENT", "LIST").decode().splitlines()
+    words = [dict(word.split("=", 1) for word in line.split()) for line in lines]
+    return [it["id"] for it in words if "B" in it["flags"]]
+
+
 def test_a_feed_that_is_killed_and_a_server_that_is_restarted_cost_nothing_but_what_is_kept(place, tracker):
     server = place.redis()
     gateway = place.cashew(pool([server], failover_wait=3000))
@@ -196,13 +203,8 @@ def test_a_feed_that_is_killed_and_a_server_that_is_restarted_cost_nothing_but_w
     assert reader.call("GET", "a") == b"1"
     reader.told = []
 
-    def feed():
-        lines = server.call("CLIENT", "LIST").decode().splitlines()
-        found = [line for line in lines if "B" in line.split(" flags=")[1].split(" ")[0]]
-        return dict(word.split("=", 1) for word in found[0].split())["id"] if found else None
-
     def told_of_all_and_then_of_a(value):
-        wait_until(feed, "the server tells")
+        wait_until(lambda: feeds(server), "the server tells")
         wait_until(lambda: gateway.call("SET", "a", value) == "OK", "it can be written")
         reader.heard(None) if None not in reader.told else None
         time.sleep(0.2)
@@ -211,12 +213,38 @@ def test_a_feed_that_is_killed_and_a_server_that_is_restarted_cost_nothing_but_w
         gateway.call("SET", "a", value + "!")
         reader.heard(b"a")
 
-    server.call("CLIENT", "KILL", "ID", feed())
+    server.call("CLIENT", "KILL", "ID", feeds(server)[0])
     told_of_all_and_then_of_a("2")
     server.stop()
     reader.heard(None)
     server.start()
     told_of_all_and_then_of_a("3")
+
+
+def test_what_no_server_tells_of_is_not_kept(place, tracker):
+    server = place.redis()
+    gateway = place.cashew(pool([server]))
+    reader, other = tracker(gateway), tracker(gateway, "BCAST", "PREFIX", "a")
+    gateway.call("SET", "a", "1")
+    other.heard(b"a")
+    reader.call("GET", "a")
+    reader.told = []
+    # The lanes go on, and who would tell is refused.
+    server.call("ACL", "SETUSER", "default", "-client|tracking")
+    for feed in feeds(server):
+        server.call("CLIENT", "KILL", "ID", feed)
+    for client in (reader, other):
+        client.heard(None)
+    time.sleep(0.5)
+    for client in (reader, other):
+        client.told = []
+        for _ in range(3):
+            assert client.call("GET", "a") == b"1"
+            client.call("PING")
+            assert client.told.count(b"a") >= 1
+            client.told = []
+    gateway.call("SET", "a", "2")
+    assert reader.call("GET", "a") == b"2"
 
 
 def test_replicas_tell_what_they_have_got(place, tracker):

@@ -262,8 +262,11 @@ fn all_may_have_changed_if_the_server_says_so_or_does_not_tell_any_more() {
     world.close(feed, CloseReason::Reset);
     world.expect(client, ALL);
     let feed = world.accept(0);
-    // What was read meanwhile nobody has told of.
-    read(&mut world, (client, lane), "a");
+    // What is read meanwhile nobody tells of.
+    world.send(client, redis("GET a"));
+    world.expect(lane, redis("GET a"));
+    world.send(lane, VALUE);
+    world.expect(client, format!("{VALUE}{}", told(&["a"])));
     tell(&mut world, feed);
     world.expect(client, ALL);
     read(&mut world, (client, lane), "a");
@@ -459,4 +462,116 @@ fn without_clients_there_is_no_feed() {
     world.wait_ms(2500);
     assert!(world.closed.contains(&feed));
     world.assert_idle();
+}
+
+/// Nobody would tell of a change: what a client reads then it is not to keep.
+#[test]
+fn what_is_read_while_the_server_does_not_tell_is_told_at_once() {
+    let (mut world, client, feed, lane) = tracker("", "");
+    read(&mut world, (client, lane), "a");
+    world.wait_ms(2000);
+    world.close(feed, CloseReason::Reset);
+    world.expect(client, ALL);
+    let feed = world.accept(0);
+    world.expect(feed, redis("HELLO 3"));
+    world.send(feed, "-NOPERM not any more\r\n");
+    world.expect(client, "");
+    for _ in 0..2 {
+        world.send(client, all(&["GET a", "PING", "MGET b c", "SET d x"]));
+        world.received(lane);
+        world.send(lane, format!("{VALUE}*2\r\n{VALUE}{VALUE}{OK}"));
+        let got = String::from_utf8(world.received(client)).unwrap();
+        let told = [told(&["a"]), told(&["b", "c"])];
+        let expected = format!("{VALUE}{}+PONG\r\n*2\r\n{VALUE}{VALUE}{}{OK}", told[0], told[1]);
+        assert_eq!(got, expected);
+    }
+}
+
+#[test]
+fn who_is_told_by_prefixes_is_told_of_what_it_reads_while_the_server_does_not_tell() {
+    let (mut world, client, feed, lane) = tracker("", "BCAST PREFIX a");
+    world.close(feed, CloseReason::Reset);
+    world.expect(client, ALL);
+    world.send(client, redis("MGET ab b"));
+    world.received(lane);
+    world.send(lane, format!("*2\r\n{VALUE}{VALUE}"));
+    world.expect(client, format!("*2\r\n{VALUE}{VALUE}{}", told(&["ab"])));
+}
+
+/// As long as the lanes answer the server is there: only who could tell of a key counts.
+#[test]
+fn servers_that_have_the_key_tell_of_it_whoever_else_is_gone() {
+    let options = "redis: true\npreconnect: true\ntimeout: 400";
+    let (mut world, [_, _]): (World, [ConnId; 2]) = World::connected(&pool(options, 2));
+    let client = resp3(&mut world);
+    world.send(client, redis("CLIENT TRACKING ON"));
+    let feeds = [world.accept(0), world.accept(1)];
+    feeds.iter().for_each(|&feed| tell(&mut world, feed));
+    world.expect(client, OK);
+    world.close(feeds[0], CloseReason::Reset);
+    world.expect(client, ALL);
+    let (mut lanes, mut told_of) = ([None; 2], [0; 2]);
+    for number in 0..40 {
+        let key = format!("key{number}");
+        world.send(client, redis(&format!("GET {key}")));
+        for server in 0..2 {
+            if lanes[server].is_none() && world.connects_to(server as u32) {
+                let lane = world.accept(server as u32);
+                if world.received(lane) == redis("HELLO 3").as_bytes() {
+                    world.send(lane, HELLO);
+                }
+                lanes[server] = Some(lane);
+            }
+            let Some(lane) = lanes[server] else { continue };
+            if world.received(lane).is_empty() {
+                continue;
+            }
+            world.send(lane, VALUE);
+            let got = String::from_utf8(world.received(client)).unwrap();
+            let expected = if server == 0 { told(&[&key]) } else { String::new() };
+            assert_eq!(got, format!("{VALUE}{expected}"), "{key} at {server}");
+            told_of[server] += 1;
+        }
+    }
+    assert!(told_of.iter().all(|&count| count > 5), "{told_of:?}");
+}
+
+/// What was read in a transaction was read when that ended.
+#[test]
+fn a_transaction_while_the_server_does_not_tell_is_told_of_at_its_end() {
+    let (mut world, client, feed, _lane) = tracker("", "");
+    world.wait_ms(2000);
+    world.close(feed, CloseReason::Reset);
+    world.expect(client, ALL);
+    let feed = world.accept(0);
+    world.expect(feed, redis("HELLO 3"));
+    world.send(client, all(&["MULTI", "GET a"]));
+    let session = world.accept(0);
+    world.received(session);
+    world.send(session, HELLO);
+    world.received(session);
+    world.send(session, format!("{OK}+QUEUED\r\n"));
+    world.received(client);
+    world.send(client, redis("EXEC"));
+    world.received(session);
+    world.send(session, format!("*1\r\n{VALUE}"));
+    world.expect(client, format!("*1\r\n{VALUE}{ALL}"));
+}
+
+/// A reply that is on its way is not cut by what a blocking call behind it is told of.
+#[test]
+fn a_push_is_not_put_into_a_reply_before_a_blocking_call() {
+    let (mut world, client, feed, lane) = tracker("", "");
+    read(&mut world, (client, lane), "a");
+    world.send(client, all(&["GET big", "BLPOP list 0"]));
+    world.received(lane);
+    let size = 300_000;
+    world.send(lane, format!("${size}\r\n{}", "v".repeat(size / 2)));
+    for session in world.accept_all::<1>().into_iter().flatten() {
+        world.send(session, HELLO);
+    }
+    world.send(feed, changed(&["a"]));
+    world.send(lane, format!("{}\r\n", "v".repeat(size / 2)));
+    let expected = format!("${size}\r\n{}\r\n{}", "v".repeat(size), told(&["a"]));
+    world.expect(client, expected);
 }

@@ -9,7 +9,8 @@
 //! tells of while a reply is owed to the client may be about a value that is on its way, so that the client hears
 //! of it behind all that it is owed at that time; else it hears at once. In both cases the key is forgotten then, but
 //! for one that a transaction may still read. Where a tracker was lost, or comes, or servers change their roles or places,
-//! clients hear that all may have changed. So they do of a key that falls out of the table at its limit.
+//! clients hear that all may have changed. So they do of a key that falls out of the table at its limit. What is read from
+//! a server that does not tell is told of at once, behind the reply.
 //!
 //! NOLOOP changes nothing: who has changed a key is not told there, and to be told of a change of one's own is
 //! harmless.
@@ -24,10 +25,11 @@ mod command;
 mod table;
 mod tell;
 
-use crate::base::id::{BackendId, ClientId, ConnId};
+use crate::base::id::{BackendId, ClientId, ConnId, LaneId, ServerId};
 use crate::downstream::listener::Choice;
 use crate::engine::Engine;
 use crate::upstream::lane::Link;
+use crate::upstream::tracking::Tracker;
 use table::Table;
 
 /// What one worker has to do with it.
@@ -133,6 +135,35 @@ impl Engine {
                 Link::Idle | Link::Backoff { .. } => false,
             }
         })
+    }
+
+    /// Whether all servers of the backend tell.
+    fn all_tell(&self, backend: BackendId) -> bool {
+        self.backends[backend].servers.ids().all(|server| self.tells(backend, server))
+    }
+
+    fn tells(&self, backend: BackendId, server: ServerId) -> bool {
+        self.tracker(backend, server).is_some_and(Tracker::is_up)
+    }
+
+    /// Whether servers tell of a key: all that may be about to answer a read of it.
+    fn is_told_of(&mut self, backend: BackendId, key: &[u8]) -> bool {
+        let topology = &self.backends[backend].topology;
+        let Some(shard) = topology.shard(key, &mut self.rng) else { return true };
+        let tells = |server| self.tells(backend, server) || !self.may_answer(backend, server);
+        match topology.is_random() || topology.has_moving() {
+            true => self.backends[backend].servers.ids().all(tells),
+            false => topology.members(topology.head(shard)).all(tells),
+        }
+    }
+
+    /// Whether requests are on their way to a server, or could be at once. So it is not where another one has to answer.
+    fn may_answer(&self, backend: BackendId, server: ServerId) -> bool {
+        let is_used = |lane: LaneId| {
+            let lane = self.lane(lane);
+            !lane.is_tracker && (matches!(lane.link, Link::Ready { .. }) || lane.unsent > 0)
+        };
+        self.backends[backend].servers[server].all_lanes().any(is_used)
     }
 
     /// Why a server of the backend does not tell, with its name.

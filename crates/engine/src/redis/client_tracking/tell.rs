@@ -28,6 +28,7 @@ impl Engine {
         self.note_read(client, lookup, bytes, args);
         let plan = self.plan_seen(client, lookup, bytes, args);
         if !matches!(plan, Plan::Wait) {
+            self.tell_of_untold(client, lookup, bytes, args);
             self.end_caching(client, lookup);
         }
         // Now that the request has its place: one of its own keys may be what falls out.
@@ -52,6 +53,56 @@ impl Engine {
         }
         keys.clear();
         self.scratch.keys = keys;
+    }
+
+    /// The request is dispatched. Where no server would tell that its keys change, the client is told so right behind the
+    /// reply, so that it does not keep what it reads.
+    fn tell_of_untold(&mut self, client: ClientId, lookup: Lookup, bytes: &[u8], args: &[Span]) {
+        let Lookup::Found(command) = lookup else { return };
+        let backend = self.backend_of(client);
+        if self.clients[client].modes.tracking.is_none() || self.all_tell(backend) {
+            return;
+        }
+        if command.name == "exec" {
+            // What it has read is not known any more.
+            return self.tell_client_of_all(client);
+        }
+        if !may_read(command) || self.is_queueing(client) {
+            return;
+        }
+        let mut spans = std::mem::take(&mut self.scratch.keys);
+        spans.clear();
+        if command.keys(bytes, args, &mut spans).is_ok() {
+            let keys = spans.iter().map(|key| key.of(bytes));
+            let keys: Vec<&[u8]> = keys.filter(|key| !self.is_told_of(backend, key)).collect();
+            let keys = self.kept_by(client, &keys);
+            if !keys.is_empty() {
+                let conn = self.client_conn(client);
+                self.tell(conn, &keys);
+            }
+        }
+        spans.clear();
+        self.scratch.keys = spans;
+    }
+
+    /// The keys that a client may keep once it has read them, by what it has asked for.
+    fn kept_by<'k>(&self, client: ClientId, keys: &[&'k [u8]]) -> Vec<&'k [u8]> {
+        let state = &self.clients[client];
+        match state.modes.tracking.as_deref() {
+            Some(mode) => match &mode.scope {
+                Scope::Prefixes(prefixes) => {
+                    let own = state.session.key_prefix().map_or(&b""[..], |prefix| &prefix.0);
+                    let is_meant = |key: &&&[u8]| {
+                        let Some(rest) = key.strip_prefix(own) else { return false };
+                        prefixes.iter().any(|prefix| rest.starts_with(prefix))
+                    };
+                    keys.iter().filter(is_meant).copied().collect()
+                }
+                _ if mode.remembers() => keys.to_vec(),
+                _ => Vec::new(),
+            },
+            None => Vec::new(),
+        }
     }
 
     /// The request is dispatched: CLIENT CACHING was about it, unless it is one of a transaction.
@@ -100,18 +151,11 @@ impl Engine {
             }
         }
         for client in self.tracking_clients(backend) {
-            let session = &self.clients[client].session;
-            let Some(Scope::Prefixes(prefixes)) =
-                self.clients[client].modes.tracking.as_ref().map(|it| &it.scope)
-            else {
+            let mode = self.clients[client].modes.tracking.as_deref();
+            if !mode.is_some_and(|it| matches!(it.scope, Scope::Prefixes(_))) {
                 continue;
-            };
-            let own = session.key_prefix().map_or(&b""[..], |prefix| &prefix.0);
-            let is_meant = |key: &&&[u8]| {
-                let Some(rest) = key.strip_prefix(own) else { return false };
-                prefixes.iter().any(|prefix| rest.starts_with(prefix))
-            };
-            let meant: Vec<&[u8]> = keys.iter().filter(is_meant).copied().collect();
+            }
+            let meant = self.kept_by(client, keys);
             if !meant.is_empty() {
                 told.insert(self.client_conn(client).token(), meant);
             }
