@@ -575,3 +575,31 @@ fn a_push_is_not_put_into_a_reply_before_a_blocking_call() {
     let expected = format!("${size}\r\n{}\r\n{}", "v".repeat(size), told(&["a"]));
     world.expect(client, expected);
 }
+
+/// A server that cannot be reached, or says nothing, is not waited for without end.
+#[test]
+fn who_asks_for_it_does_not_wait_for_a_server_that_is_gone() {
+    for is_frozen in [false, true] {
+        let (mut world, [_lane]): (World, [ConnId; 1]) = World::connected(&pool(OPTIONS, 1));
+        let client = resp3(&mut world);
+        world.send(client, redis("CLIENT TRACKING ON"));
+        if is_frozen {
+            let feed = world.accept(0);
+            world.expect(feed, redis("HELLO 3"));
+        } else {
+            world.refuse(0);
+        }
+        let mut got = Vec::new();
+        for _ in 0..50 {
+            world.wait_ms(100);
+            if is_frozen && world.connects_to(0) {
+                world.accept(0);
+            }
+            if !is_frozen && world.connects_to(0) {
+                world.refuse(0);
+            }
+            got.extend(world.received(client));
+        }
+        assert_eq!(String::from_utf8(got).unwrap(), OK, "{is_frozen}");
+    }
+}

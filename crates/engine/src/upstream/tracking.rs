@@ -104,6 +104,8 @@ pub(crate) struct Tracker {
     asked_at: Option<Time>,
     /// The start of what is coming.
     partial: Vec<u8>,
+    /// It was lost before the server told: since then it never has.
+    has_failed: bool,
     /// What is coming is too large to be kept.
     is_oversized: bool,
     /// Why it does not tell, in the server's words.
@@ -163,6 +165,7 @@ impl Tracker {
             heard_at: Time::ZERO,
             asked_at: None,
             partial: Vec::new(),
+            has_failed: false,
             is_oversized: false,
             refusal: Box::default(),
         }
@@ -182,6 +185,11 @@ impl Tracker {
     /// Whether the server tells of changes now.
     pub(crate) fn is_up(&self) -> bool {
         self.progress == Progress::Up
+    }
+
+    /// Whether it was lost before the server told, and has not been up since: it may take long.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed
     }
 
     /// By which it is known whether something may have been missed since.
@@ -213,6 +221,7 @@ impl Tracker {
 
     /// The connection is lost: whatever was read before may have changed. Returns what was kept of a message.
     pub(crate) fn end(&mut self) -> Vec<u8> {
+        self.has_failed = !self.is_up();
         if !matches!(self.progress, Progress::Refused { .. }) {
             self.progress = Progress::Away;
         }
@@ -267,7 +276,7 @@ impl Tracker {
                 Heard::Say(text)
             }
             (Progress::Asking, _) if message == b"+OK\r\n" => {
-                (self.progress, self.asked_at) = (Progress::Up, None);
+                (self.progress, self.asked_at, self.has_failed) = (Progress::Up, None, false);
                 Heard::Up
             }
             (Progress::Greeting | Progress::Asking, _) if is_error => {

@@ -112,6 +112,7 @@ impl Engine {
             }
         }
         wanted.into_iter().for_each(|backend| self.maintain_trackers_of(backend));
+        self.wake_tracking();
     }
 
     /// Whether clients of the backend are told of what changes.
@@ -125,10 +126,12 @@ impl Engine {
         self.unblock_all(waiting);
     }
 
-    /// Whether servers of the backend have yet to say that they tell, or that they do not.
+    /// Whether servers of the backend have yet to say that they tell, or that they do not. Who could not be asked the
+    /// first time is not waited for: what is read there is told of at once.
     fn awaits_tracking(&self, backend: BackendId) -> bool {
         let servers = self.backends[backend].servers.ids();
-        servers.into_iter().filter_map(|server| self.tracker(backend, server)).any(|tracker| {
+        let trackers = servers.into_iter().filter_map(|server| self.tracker(backend, server));
+        trackers.filter(|tracker| !tracker.has_failed()).any(|tracker| {
             match self.lane(tracker.lane).link {
                 Link::Ready { .. } => !tracker.is_up(),
                 Link::Connecting { .. } | Link::Handshaking { .. } => true,
