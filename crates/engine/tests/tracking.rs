@@ -603,3 +603,22 @@ fn who_asks_for_it_does_not_wait_for_a_server_that_is_gone() {
         assert_eq!(String::from_utf8(got).unwrap(), OK, "{is_frozen}");
     }
 }
+
+/// Connections come and go, and read the same keys.
+#[test]
+fn clients_that_are_gone_take_no_room() {
+    let (mut world, client, _feed, lane) = tracker("", "");
+    let mut held = Vec::new();
+    for round in 0..600 {
+        let other = resp3(&mut world);
+        world.send(other, redis("CLIENT TRACKING ON"));
+        world.expect(other, OK);
+        read(&mut world, (other, lane), "a");
+        world.close(other, CloseReason::Eof);
+        if round % 200 == 199 {
+            held.push(world.engine.held_bytes());
+        }
+    }
+    assert!(held[2] <= held[0] + 256, "{held:?}");
+    read(&mut world, (client, lane), "a");
+}

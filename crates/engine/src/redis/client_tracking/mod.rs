@@ -189,6 +189,19 @@ impl Engine {
         result
     }
 
+    /// The client has read the key, or is about to.
+    fn note_reader(&mut self, backend: BackendId, key: &[u8], conn: ConnId) {
+        let Self { clients, tracking: Tracking { table, .. }, bufs, .. } = self;
+        let is_there = |it: ConnId| {
+            clients.is_current(it.client(), it.generation())
+                && clients[it.client()].modes.tracking.is_some()
+        };
+        let before = table.size();
+        table.add(backend, key, conn, is_there);
+        bufs.discharge(before);
+        bufs.charge(table.size());
+    }
+
     /// Servers may be others, or other ones may have the keys: all that clients have read may have changed.
     pub(crate) fn tracked_servers_changed(&mut self, backend: BackendId) {
         if self.tracking.backends.contains(&backend) {

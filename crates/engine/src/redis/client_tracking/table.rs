@@ -47,15 +47,32 @@ impl Table {
         self.size
     }
 
-    /// The client has read the key, or is about to.
-    pub(crate) fn add(&mut self, backend: BackendId, key: &[u8], client: ConnId) {
+    /// The client has read the key, or is about to. `is_there` is whether another one wants to hear of it still: those
+    /// that do not make room before others take more.
+    pub(crate) fn add(
+        &mut self,
+        backend: BackendId,
+        key: &[u8],
+        client: ConnId,
+        is_there: impl Fn(ConnId) -> bool,
+    ) {
         let known = Known::of(backend, key);
         let readers = self.readers.entry(known).or_insert_with(|| {
             self.size += ENTRY_SIZE + key.len();
             Vec::new()
         });
-        if let Err(at) = readers.binary_search_by_key(&client.token(), |it| it.token()) {
+        let place =
+            |readers: &[ConnId]| readers.binary_search_by_key(&client.token(), |it| it.token());
+        if let Err(mut at) = place(readers) {
             let before = readers.capacity();
+            if readers.len() == before && before > 0 {
+                readers.retain(|&reader| is_there(reader));
+                // So that the next one who comes need not look at all of them again.
+                if readers.len() > before / 4 * 3 {
+                    readers.reserve(before);
+                }
+                at = place(readers).unwrap_or_else(|at| at);
+            }
             readers.insert(at, client);
             self.size += (readers.capacity() - before) * size_of::<ConnId>();
         }
@@ -119,9 +136,9 @@ mod tests {
     fn each_is_named_once_and_what_is_taken_is_forgotten() {
         let (mut table, [a, b]) = (Table::default(), [BackendId::new(0), BackendId::new(1)]);
         for number in [3, 1, 2, 1, 3] {
-            table.add(a, b"k", client(number));
+            table.add(a, b"k", client(number), |_| true);
         }
-        table.add(b, b"k", client(4));
+        table.add(b, b"k", client(4), |_| true);
         assert_eq!(table.len(), 2);
         assert_eq!(table.take(a, b"k"), [1, 2, 3].map(client));
         assert_eq!(table.take(a, b"k"), []);
@@ -131,11 +148,34 @@ mod tests {
     }
 
     #[test]
+    fn who_does_not_want_to_hear_of_it_takes_no_room() {
+        let (mut table, backend) = (Table::default(), BackendId::new(0));
+        // The first stay, of all others only the newest does.
+        for number in 0..10_000 {
+            let is_there = |it: ConnId| it.client().number() < 5;
+            table.add(backend, b"k", client(number), is_there);
+        }
+        assert!(table.size() < 512, "{}", table.size());
+        let readers = table.take(backend, b"k");
+        assert!((0..5).all(|number| readers.contains(&client(number))));
+        assert_eq!(table.size(), 0);
+        let looks = std::cell::Cell::new(0);
+        for number in 0..10_000 {
+            let is_there = |it: ConnId| {
+                looks.set(looks.get() + 1);
+                !it.client().number().is_multiple_of(10)
+            };
+            table.add(backend, b"k", client(number), is_there);
+        }
+        assert!(looks.get() < 100_000, "{}", looks.get());
+    }
+
+    #[test]
     fn any_key_makes_room_until_there_is_none() {
         let (mut table, backend) = (Table::default(), BackendId::new(0));
         let mut rng = Rng::new(7);
         for number in 0..100u32 {
-            table.add(backend, &number.to_le_bytes(), client(number));
+            table.add(backend, &number.to_le_bytes(), client(number), |_| true);
         }
         for _ in 0..100 {
             let (_, key, readers) = table.take_any(&mut rng).expect("there are some");
@@ -144,7 +184,7 @@ mod tests {
         }
         assert!(table.take_any(&mut rng).is_none());
         assert_eq!(table.size(), 0);
-        table.add(backend, b"k", client(1));
+        table.add(backend, b"k", client(1), |_| true);
         table.clear(backend);
         assert_eq!(table.size(), 0);
     }

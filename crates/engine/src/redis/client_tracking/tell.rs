@@ -47,9 +47,7 @@ impl Engine {
         let mut keys = std::mem::take(&mut self.scratch.keys);
         keys.clear();
         if command.keys(bytes, args, &mut keys).is_ok() {
-            self.change_table(|table| {
-                keys.iter().for_each(|key| table.add(backend, key.of(bytes), conn));
-            });
+            keys.iter().for_each(|key| self.note_reader(backend, key.of(bytes), conn));
         }
         keys.clear();
         self.scratch.keys = keys;
@@ -145,7 +143,7 @@ impl Engine {
             for conn in readers {
                 if self.is_in_transaction(conn) {
                     // It may be read yet.
-                    self.change_table(|table| table.add(backend, key, conn));
+                    self.note_reader(backend, key, conn);
                 }
                 told.entry(conn.token()).or_default().push(key);
             }
