@@ -622,3 +622,31 @@ fn clients_that_are_gone_take_no_room() {
     assert!(held[2] <= held[0] + 256, "{held:?}");
     read(&mut world, (client, lane), "a");
 }
+
+/// What is known of reads goes when memory is short, and those who have read hear of it.
+#[test]
+fn what_is_known_of_reads_does_not_fill_the_memory() {
+    let mut snapshot = pool(OPTIONS, 1);
+    snapshot.global.worker_memory_max = Some(8 << 20);
+    let (mut world, [_lane]): (World, [ConnId; 1]) = World::connected(&snapshot);
+    let client = resp3(&mut world);
+    let lane = lane_of(&mut world, client);
+    world.send(client, redis("CLIENT TRACKING ON"));
+    let feed = world.accept(0);
+    tell(&mut world, feed);
+    world.expect(client, OK);
+    let mut flushes = 0;
+    for number in 0..200 {
+        let key = format!("{number}{}", "k".repeat(100_000));
+        let request = redis(&format!("GET {key}"));
+        for piece in request.as_bytes().chunks(16_384) {
+            world.send(client, piece);
+        }
+        assert!(world.received(lane) == request.as_bytes(), "request {number} is held back");
+        world.send(lane, VALUE);
+        let got = String::from_utf8(world.received(client)).unwrap();
+        assert!(got.contains(VALUE), "{got}");
+        flushes += usize::from(got.contains(ALL));
+    }
+    assert!(flushes > 1, "{flushes}");
+}

@@ -119,6 +119,9 @@ impl Engine {
         if self.drop_kept() && self.held_bytes() <= self.pressure.mark {
             return;
         }
+        if self.forget_reads(max / 16) && self.held_bytes() <= self.pressure.mark {
+            return;
+        }
         let is_full = self.held_bytes() > max;
         if is_full {
             self.shed(max / 8 * 7, 1);

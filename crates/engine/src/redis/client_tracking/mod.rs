@@ -202,6 +202,31 @@ impl Engine {
         bufs.charge(table.size());
     }
 
+    /// Memory is short: what is known of reads goes if it takes so many bytes, and who has read hears that all may have
+    /// changed. Returns whether anything went.
+    pub(crate) fn forget_reads(&mut self, size_min: usize) -> bool {
+        let before = self.tracking.table.size();
+        if before == 0 || before < size_min {
+            return false;
+        }
+        let Self { clients, tracking: Tracking { table, .. }, .. } = self;
+        // It may be read yet: see `tell_of`.
+        table.forget_readers(|it| {
+            clients.is_current(it.client(), it.generation())
+                && clients[it.client()].modes.transaction.is_some()
+        });
+        let after = table.size();
+        self.bufs.discharge(before);
+        self.bufs.charge(after);
+        self.bufs.note_released(before - after);
+        for conn in self.tracking.clients.clone() {
+            if self.clients.is_current(conn.client(), conn.generation()) {
+                self.tell_client_of_all(conn.client());
+            }
+        }
+        after < before
+    }
+
     /// Servers may be others, or other ones may have the keys: all that clients have read may have changed.
     pub(crate) fn tracked_servers_changed(&mut self, backend: BackendId) {
         if self.tracking.backends.contains(&backend) {

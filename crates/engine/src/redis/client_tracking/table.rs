@@ -113,6 +113,20 @@ impl Table {
         self.size -= freed;
     }
 
+    /// Forgets who has read what, but for those of whom `stays` says so.
+    pub(crate) fn forget_readers(&mut self, stays: impl Fn(ConnId) -> bool) {
+        let mut size = 0;
+        self.readers.retain(|known, readers| {
+            readers.retain(|&reader| stays(reader));
+            readers.shrink_to_fit();
+            if !readers.is_empty() {
+                size += ENTRY_SIZE + known.key.len() + readers.capacity() * size_of::<ConnId>();
+            }
+            !readers.is_empty()
+        });
+        self.size = size;
+    }
+
     pub(crate) fn clear_all(&mut self) {
         self.readers.clear();
         self.size = 0;
@@ -184,7 +198,13 @@ mod tests {
         }
         assert!(table.take_any(&mut rng).is_none());
         assert_eq!(table.size(), 0);
-        table.add(backend, b"k", client(1), |_| true);
+        for number in 1..3 {
+            table.add(backend, b"k", client(number), |_| true);
+            table.add(backend, &[number as u8], client(number), |_| true);
+        }
+        table.forget_readers(|it| it == client(2));
+        assert_eq!(table.len(), 2);
+        assert_eq!(table.take(backend, b"k"), [client(2)]);
         table.clear(backend);
         assert_eq!(table.size(), 0);
     }
