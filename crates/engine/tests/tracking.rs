@@ -1,6 +1,6 @@
 //! CLIENT TRACKING: clients that keep what they read are told when it may have changed.
 
-use crate::world::{World, all, pool, redis};
+use crate::world::{World, all, pool, redis, snapshot};
 use cashew_engine::{CloseReason, ConnId};
 use cashew_metrics::PoolCounter;
 
@@ -649,4 +649,42 @@ fn what_is_known_of_reads_does_not_fill_the_memory() {
         flushes += usize::from(got.contains(ALL));
     }
     assert!(flushes > 1, "{flushes}");
+}
+
+/// The limit is each pool's.
+#[test]
+fn the_table_of_a_pool_is_not_that_of_another() {
+    let many = format!("{OPTIONS}\ntracking_keys_max: 100");
+    let few = format!("{OPTIONS}\ntracking_keys_max: 1").replace('\n', "\n  ");
+    let yaml = format!(
+        "a:\n  listen: 127.0.0.1:1\n  {}\n  servers: [127.0.0.1:11:1]\n\
+         b:\n  listen: 127.0.0.1:2\n  {few}\n  servers: [127.0.0.1:12:1]\n",
+        many.replace('\n', "\n  ")
+    );
+    // Each has a server 0.
+    let mut world = World::new(&snapshot(&yaml));
+    world.accept_all::<1>();
+    let mut clients = Vec::new();
+    for pool in 0..2 {
+        let client = world.client_of(pool);
+        world.send(client, redis("HELLO 3"));
+        world.received(client);
+        world.send(client, redis("PFCOUNT warm"));
+        let lane = world.accept(0);
+        world.received(lane);
+        world.send(lane, HELLO);
+        world.received(lane);
+        world.send(lane, ":0\r\n");
+        world.received(client);
+        world.send(client, redis("CLIENT TRACKING ON"));
+        let feed = world.accept(0);
+        tell(&mut world, feed);
+        world.expect(client, OK);
+        clients.push((client, lane));
+    }
+    for key in ["a", "b", "c", "d"] {
+        read(&mut world, clients[0], key);
+    }
+    read(&mut world, clients[1], "e");
+    world.expect(clients[0].0, "");
 }

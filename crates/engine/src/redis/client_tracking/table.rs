@@ -8,11 +8,11 @@ use crate::base::rng::Rng;
 /// What an entry takes beside the key and its clients, about.
 const ENTRY_SIZE: usize = 96;
 
-/// A key of a backend. They are in the order of hashes, so that what makes room is any of them.
+/// A key of a backend. Of each they are in the order of hashes, so that what makes room is any of them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Known {
-    hash: u64,
     backend: BackendId,
+    hash: u64,
     key: Box<[u8]>,
 }
 
@@ -23,8 +23,8 @@ impl Known {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
         Self {
-            hash: (hash ^ hash >> 29).wrapping_mul(0x9e37_79b9_7f4a_7c15),
             backend,
+            hash: (hash ^ hash >> 29).wrapping_mul(0x9e37_79b9_7f4a_7c15),
             key: key.into(),
         }
     }
@@ -34,13 +34,16 @@ impl Known {
 pub(crate) struct Table {
     /// By key: the clients, in order.
     readers: BTreeMap<Known, Vec<ConnId>>,
+    /// How many keys of each backend there are.
+    counts: BTreeMap<BackendId, usize>,
     /// Bytes allocated, about.
     size: usize,
 }
 
 impl Table {
-    pub(crate) fn len(&self) -> usize {
-        self.readers.len()
+    /// How many keys of a backend there are.
+    pub(crate) fn keys_of(&self, backend: BackendId) -> usize {
+        self.counts.get(&backend).copied().unwrap_or_default()
     }
 
     pub(crate) fn size(&self) -> usize {
@@ -59,6 +62,7 @@ impl Table {
         let known = Known::of(backend, key);
         let readers = self.readers.entry(known).or_insert_with(|| {
             self.size += ENTRY_SIZE + key.len();
+            *self.counts.entry(backend).or_default() += 1;
             Vec::new()
         });
         let place =
@@ -83,21 +87,25 @@ impl Table {
         let known = Known::of(backend, key);
         let readers = self.readers.remove(&known);
         let Some(readers) = readers else { return Vec::new() };
-        self.forget(key.len(), &readers);
+        self.forget(backend, key.len(), &readers);
         readers
     }
 
-    /// Makes room: any key, whose it is, and who has read it.
+    /// Makes room: any key of a backend, and who has read it.
     pub(crate) fn take_any(
         &mut self,
+        backend: BackendId,
         rng: &mut Rng,
-    ) -> Option<(BackendId, Box<[u8]>, Vec<ConnId>)> {
-        let from = Known { hash: rng.next(), backend: BackendId::new(0), key: Box::default() };
-        let found = self.readers.range(&from..).next().or_else(|| self.readers.iter().next());
+    ) -> Option<(Box<[u8]>, Vec<ConnId>)> {
+        let first = |hash| Known { backend, hash, key: Box::default() };
+        let behind = |from: Known| self.readers.range(from..).next();
+        let is_its = |(known, _): &(&Known, &Vec<ConnId>)| known.backend == backend;
+        let found = behind(first(rng.next())).filter(is_its);
+        let found = found.or_else(|| behind(first(0)).filter(is_its));
         let known = found.map(|(known, _)| known.clone())?;
         let readers = self.readers.remove(&known)?;
-        self.forget(known.key.len(), &readers);
-        Some((known.backend, known.key, readers))
+        self.forget(backend, known.key.len(), &readers);
+        Some((known.key, readers))
     }
 
     /// Forgets all keys of a backend.
@@ -110,16 +118,19 @@ impl Table {
             }
             stays
         });
+        self.counts.remove(&backend);
         self.size -= freed;
     }
 
     /// Forgets who has read what, but for those of whom `stays` says so.
     pub(crate) fn forget_readers(&mut self, stays: impl Fn(ConnId) -> bool) {
         let mut size = 0;
+        self.counts.clear();
         self.readers.retain(|known, readers| {
             readers.retain(|&reader| stays(reader));
             readers.shrink_to_fit();
             if !readers.is_empty() {
+                *self.counts.entry(known.backend).or_default() += 1;
                 size += ENTRY_SIZE + known.key.len() + readers.capacity() * size_of::<ConnId>();
             }
             !readers.is_empty()
@@ -129,10 +140,14 @@ impl Table {
 
     pub(crate) fn clear_all(&mut self) {
         self.readers.clear();
+        self.counts.clear();
         self.size = 0;
     }
 
-    fn forget(&mut self, key_len: usize, readers: &Vec<ConnId>) {
+    fn forget(&mut self, backend: BackendId, key_len: usize, readers: &Vec<ConnId>) {
+        if let Some(count) = self.counts.get_mut(&backend) {
+            *count -= 1;
+        }
         self.size -= ENTRY_SIZE + key_len + readers.capacity() * size_of::<ConnId>();
     }
 }
@@ -153,12 +168,12 @@ mod tests {
             table.add(a, b"k", client(number), |_| true);
         }
         table.add(b, b"k", client(4), |_| true);
-        assert_eq!(table.len(), 2);
+        assert_eq!([a, b].map(|it| table.keys_of(it)), [1, 1]);
         assert_eq!(table.take(a, b"k"), [1, 2, 3].map(client));
         assert_eq!(table.take(a, b"k"), []);
         table.clear(a);
         assert_eq!(table.take(b, b"k"), [client(4)]);
-        assert_eq!((table.len(), table.size()), (0, 0));
+        assert_eq!((table.keys_of(a), table.keys_of(b), table.size()), (0, 0, 0));
     }
 
     #[test]
@@ -185,6 +200,20 @@ mod tests {
     }
 
     #[test]
+    fn room_is_made_among_the_keys_of_one_backend() {
+        let (mut table, mut rng) = (Table::default(), Rng::new(7));
+        let [a, b, c] = [1, 2, 3].map(BackendId::new);
+        for number in 0..100u32 {
+            table.add(a, &number.to_le_bytes(), client(1), |_| true);
+            table.add(c, &number.to_le_bytes(), client(3), |_| true);
+        }
+        assert!(table.take_any(b, &mut rng).is_none());
+        table.add(b, b"k", client(2), |_| true);
+        assert_eq!(table.take_any(b, &mut rng), Some(((*b"k").into(), vec![client(2)])));
+        assert_eq!([a, b, c].map(|it| table.keys_of(it)), [100, 0, 100]);
+    }
+
+    #[test]
     fn any_key_makes_room_until_there_is_none() {
         let (mut table, backend) = (Table::default(), BackendId::new(0));
         let mut rng = Rng::new(7);
@@ -192,18 +221,18 @@ mod tests {
             table.add(backend, &number.to_le_bytes(), client(number), |_| true);
         }
         for _ in 0..100 {
-            let (_, key, readers) = table.take_any(&mut rng).expect("there are some");
+            let (key, readers) = table.take_any(backend, &mut rng).expect("there are some");
             let number = u32::from_le_bytes((*key).try_into().expect("it is a number"));
             assert_eq!(readers, [client(number)]);
         }
-        assert!(table.take_any(&mut rng).is_none());
+        assert!(table.take_any(backend, &mut rng).is_none());
         assert_eq!(table.size(), 0);
         for number in 1..3 {
             table.add(backend, b"k", client(number), |_| true);
             table.add(backend, &[number as u8], client(number), |_| true);
         }
         table.forget_readers(|it| it == client(2));
-        assert_eq!(table.len(), 2);
+        assert_eq!(table.keys_of(backend), 2);
         assert_eq!(table.take(backend, b"k"), [client(2)]);
         table.clear(backend);
         assert_eq!(table.size(), 0);

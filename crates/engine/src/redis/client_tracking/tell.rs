@@ -122,13 +122,13 @@ impl Engine {
 
     /// Keeps the table within its limit: who has read what falls out is told that it may have changed.
     fn make_room_for_tracked(&mut self, client: ClientId) {
-        let limits = &self.backends[self.backend_of(client)].config;
-        let max = limits.tracking_keys_max as usize;
-        while self.tracking.table.len() > max {
+        let backend = self.backend_of(client);
+        let max = self.backends[backend].config.tracking_keys_max as usize;
+        while self.tracking.table.keys_of(backend) > max {
             let before = self.tracking.table.size();
-            let taken = self.tracking.table.take_any(&mut self.rng);
+            let taken = self.tracking.table.take_any(backend, &mut self.rng);
             self.bufs.discharge(before - self.tracking.table.size());
-            let Some((_, key, readers)) = taken else { return };
+            let Some((key, readers)) = taken else { return };
             for conn in readers {
                 self.tell(conn, &[&key]);
             }
