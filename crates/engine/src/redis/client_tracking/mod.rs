@@ -27,6 +27,7 @@ mod tell;
 
 use crate::base::id::{BackendId, ClientId, ConnId, LaneId, ServerId};
 use crate::downstream::listener::Choice;
+use crate::downstream::tracking_mode::Scope;
 use crate::engine::Engine;
 use crate::upstream::lane::Link;
 use crate::upstream::tracking::Tracker;
@@ -38,6 +39,9 @@ pub(crate) struct Tracking {
     table: Table,
     /// Clients that have asked for it; some may have gone, or want it no more.
     clients: Vec<ConnId>,
+    /// Those of them that want to hear of all keys that begin so, whoever has read them: each key that changes is
+    /// compared with what they want. They are few.
+    broadcast: Vec<ConnId>,
     /// Whose servers tell for them.
     backends: Vec<BackendId>,
     /// Clients that wait until all servers of one tell.
@@ -45,14 +49,15 @@ pub(crate) struct Tracking {
 }
 
 impl Engine {
-    /// The clients at a backend that are told of changes.
-    fn tracking_clients(&self, backend: BackendId) -> Vec<ClientId> {
-        let is_there = |conn: &&ConnId| {
-            self.clients.is_current(conn.client(), conn.generation())
-                && self.clients[conn.client()].modes.tracking.is_some()
-        };
-        let clients = self.tracking.clients.iter().filter(is_there).map(|conn| conn.client());
+    /// Those of these clients that are at a backend, and are told of changes.
+    fn tracked_at(&self, backend: BackendId, clients: &[ConnId]) -> Vec<ClientId> {
+        let clients = clients.iter().filter(|&&it| self.is_told(it)).map(|conn| conn.client());
         clients.filter(|&client| self.backend_of(client) == backend).collect()
+    }
+
+    fn is_told(&self, conn: ConnId) -> bool {
+        self.clients.is_current(conn.client(), conn.generation())
+            && self.clients[conn.client()].modes.tracking.is_some()
     }
 
     /// The client is told of changes from here on.
@@ -60,6 +65,11 @@ impl Engine {
         let conn = self.client_conn(client);
         if !self.tracking.clients.contains(&conn) {
             self.tracking.clients.push(conn);
+        }
+        let mode = self.clients[client].modes.tracking.as_deref();
+        let is_broadcast = mode.is_some_and(|it| matches!(it.scope, Scope::Prefixes(_)));
+        if is_broadcast && !self.tracking.broadcast.contains(&conn) {
+            self.tracking.broadcast.push(conn);
         }
         self.update_off_fast_path(client);
         self.want_tracking(self.backend_of(client));
@@ -94,10 +104,10 @@ impl Engine {
             return;
         }
         let mut clients = std::mem::take(&mut self.tracking.clients);
-        clients.retain(|conn| {
-            self.clients.is_current(conn.client(), conn.generation())
-                && self.clients[conn.client()].modes.tracking.is_some()
-        });
+        clients.retain(|&conn| self.is_told(conn));
+        let mut broadcast = std::mem::take(&mut self.tracking.broadcast);
+        broadcast.retain(|&conn| self.is_told(conn));
+        self.tracking.broadcast = broadcast;
         let is_there = |conn: &&ConnId| self.clients.is_current(conn.client(), conn.generation());
         let waiting = self.tracking.waiting.iter().filter(is_there);
         let mut wanted: Vec<BackendId> =

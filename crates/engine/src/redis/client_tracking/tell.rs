@@ -148,7 +148,7 @@ impl Engine {
                 told.entry(conn.token()).or_default().push(key);
             }
         }
-        for client in self.tracking_clients(backend) {
+        for client in self.tracked_at(backend, &self.tracking.broadcast) {
             let mode = self.clients[client].modes.tracking.as_deref();
             if !mode.is_some_and(|it| matches!(it.scope, Scope::Prefixes(_))) {
                 continue;
@@ -173,7 +173,7 @@ impl Engine {
         if self.tracking.clients.is_empty() {
             return;
         }
-        let clients = self.tracking_clients(backend);
+        let clients = self.tracked_at(backend, &self.tracking.clients);
         // Who is in a transaction may read what it has named so far.
         let in_transaction = clients.iter().any(|&it| self.clients[it].modes.transaction.is_some());
         if !in_transaction {
