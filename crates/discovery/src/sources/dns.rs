@@ -118,7 +118,8 @@ fn servers_of(records: Vec<Record>) -> Result<Vec<Server>, String> {
     let lowest = services.iter().map(|(priority, ..)| *priority).min();
     let mut found = BTreeMap::new();
     for (_, weight, port, target) in services.into_iter().filter(|it| Some(it.0) == lowest) {
-        let address = format!("{target}:{port}");
+        // Servers of DNS may write a name in other letters each time, and it is the server's.
+        let address = format!("{}:{port}", target.to_ascii_lowercase());
         let name = Some(address.clone());
         found.insert(address.clone(), server_at(&address, name, Some(weight.max(1).into()), None)?);
     }
@@ -238,6 +239,20 @@ mod tests {
         let servers = servers_of(records).unwrap();
         let shown: Vec<_> = servers.iter().map(|it| (&*it.name, it.weight)).collect();
         assert_eq!(shown, [("a.b:6379", 1), ("b.b:6379", 3)]);
+    }
+
+    #[test]
+    fn letters_of_targets_make_no_other_servers() {
+        let shown = |targets: [&str; 2]| {
+            let records = targets.map(|target| Record {
+                ttl: 0,
+                data: Data::Service { priority: 1, weight: 1, port: 6379, target: target.into() },
+            });
+            let servers = servers_of(records.into()).unwrap();
+            servers.iter().map(|it| format!("{} {}", it.name, it.endpoint)).collect::<Vec<_>>()
+        };
+        assert_eq!(shown(["s1.A.b", "S2.a.B"]), shown(["S1.a.b", "s2.a.b"]));
+        assert_eq!(shown(["s1.a.b", "S1.A.B"]), ["s1.a.b:6379 s1.a.b:6379"]);
     }
 
     #[test]
