@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -98,6 +99,30 @@ def test_without_a_delay_it_stops_as_ever(place):
     conn.expect_closed()
     assert exit_code(gateway, 10) == 0
     assert "draining" not in gateway.log()
+
+
+def test_systemd_waits_for_as_long_as_it_takes(place, monkeypatch):
+    path = os.path.join(place.directory, "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(path)
+        systemd.settimeout(PATIENCE)
+        monkeypatch.setenv("NOTIFY_SOCKET", path)
+        gateway = start(place, drain_delay=2, worker_shutdown_timeout=90)
+
+        def extended(line):
+            while True:
+                lines = systemd.recv(4096).decode().splitlines()
+                if line in lines:
+                    words = dict(it.split("=", 1) for it in lines)
+                    return int(words["EXTEND_TIMEOUT_USEC"]) / 1e6
+
+        conn = gateway.connect()
+        gateway.process.signal(signal.SIGTERM)
+        # More than TimeoutStopSec of the unit may be.
+        assert 92 < extended("STATUS=draining") < 120
+        assert conn.call("PING") == "PONG"
+        assert 90 < extended("STOPPING=1") < 120
+        assert exit_code(gateway) == 0
 
 
 def test_a_second_signal_ends_it_at_once(place):

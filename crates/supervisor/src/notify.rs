@@ -72,8 +72,18 @@ impl Notify {
         self.send(&format!("RELOADING=1\nMONOTONIC_USEC={usec}\nSTATUS=reloading\n"));
     }
 
-    pub(crate) fn stopping(&self) {
-        self.send("STOPPING=1\nSTATUS=finishing what is in flight\n");
+    /// The instance ends within that time. systemd waits for so long, whatever `TimeoutStopSec` its unit has.
+    pub(crate) fn stopping(&self, within: Duration) {
+        let usec = within.as_micros();
+        self.send(&format!(
+            "STOPPING=1\nEXTEND_TIMEOUT_USEC={usec}\nSTATUS=finishing what is in flight\n"
+        ));
+    }
+
+    /// The same of one that serves for a while before it stops.
+    pub(crate) fn draining(&self, within: Duration) {
+        let usec = within.as_micros();
+        self.send(&format!("EXTEND_TIMEOUT_USEC={usec}\nSTATUS=draining\n"));
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
@@ -136,8 +146,11 @@ mod tests {
         let usec = text.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").unwrap();
         let (usec, rest) = usec.split_once('\n').unwrap();
         assert!(usec.parse::<u64>().unwrap() > 0 && rest == "STATUS=reloading\n");
-        notify.stopping();
-        assert!(heard(&systemd).starts_with("STOPPING=1\n"));
+        let within = Duration::from_millis(1500);
+        notify.draining(within);
+        assert_eq!(heard(&systemd), "EXTEND_TIMEOUT_USEC=1500000\nSTATUS=draining\n");
+        notify.stopping(within);
+        assert!(heard(&systemd).starts_with("STOPPING=1\nEXTEND_TIMEOUT_USEC=1500000\n"));
     }
 
     #[test]

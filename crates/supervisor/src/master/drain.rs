@@ -60,6 +60,7 @@ impl Master {
             Some(drain) if drain.is_signalled => self.stop_now(now, "SIGTERM"),
             None if self.phase == Phase::Serving && !delay.is_zero() => {
                 self.begin_drain(delay, "SIGTERM", now);
+                self.notify.draining(delay + self.stop_max());
                 self.drain.as_mut().expect("it has begun").is_signalled = true;
             }
             Some(_) | None => self.stop(now),

@@ -10,7 +10,16 @@ use super::{Master, Phase};
 use crate::child::Role;
 use crate::slots::KILL_GRACE;
 
+/// What else a stop may take: the other processes end after the workers.
+const STOP_GRACE: Duration = Duration::from_secs(10);
+
 impl Master {
+    /// How long a stop may take.
+    pub(super) fn stop_max(&self) -> Duration {
+        let timeout = self.current.snapshot.global.worker_shutdown_timeout_ms;
+        Duration::from_millis(timeout).saturating_add(KILL_GRACE + STOP_GRACE)
+    }
+
     pub(super) fn stop(&mut self, now: Instant) {
         let timeout = self.current.snapshot.global.worker_shutdown_timeout_ms;
         let timeout = Duration::from_millis(timeout);
@@ -39,7 +48,7 @@ impl Master {
         self.shared.stops();
         self.drain_is_over();
         self.cancel_upgrade("the instance is stopping", now);
-        self.notify.stopping();
+        self.notify.stopping(self.stop_max());
         self.epochs.abort("the instance is stopping".into());
         self.act_on_epochs(now);
         self.reload.cancel("the instance is stopping");
