@@ -17,6 +17,9 @@ fn one_server() -> (World, ConnId, ConnId) {
     (world, client, lane)
 }
 
+/// What a server answers to a call that it was told to end.
+const ENDED: &str = "-UNBLOCKED client unblocked via CLIENT UNBLOCK\r\n";
+
 /// What a server says before the reply to WAIT.
 const WAITS: &str = "+PONG\r\n:0\r\n:77\r\n";
 
@@ -215,9 +218,9 @@ fn a_change_of_the_ring_sends_the_call_where_its_key_is_now() {
     let lane = blocked(&mut world, client, "BLPOP c 0", 0);
     let mut next = pool(OPTIONS, 3);
     prepare(&mut world, &mut next);
-    world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
+    world.expect(shared, redis("CLIENT UNBLOCK 77 ERROR"));
     assert!(!is_paused(&world));
-    world.send(lane, "*-1\r\n");
+    world.send(lane, ENDED);
     assert!(!is_paused(&world));
     world.send(shared, ":1\r\n");
     assert!(is_paused(&world));
@@ -242,8 +245,8 @@ fn a_call_that_clients_have_another_name_for_is_asked_anew_by_that() {
     world.send(lane, ":77\r\n");
     let mut next = pool(&options, 3);
     prepare(&mut world, &mut next);
-    world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
-    world.send(lane, "*-1\r\n");
+    world.expect(shared, redis("CLIENT UNBLOCK 77 ERROR"));
+    world.send(lane, ENDED);
     world.send(shared, ":1\r\n");
     assert!(is_paused(&world));
     world.commit(&next);
@@ -294,7 +297,7 @@ fn a_server_that_is_removed_does_not_fail_the_call() {
     let lane = blocked(&mut world, client, "BLPOP b 0", 1);
     let mut next = pool(OPTIONS, 1);
     prepare(&mut world, &mut next);
-    world.expect(other, redis("CLIENT UNBLOCK 77 TIMEOUT"));
+    world.expect(other, redis("CLIENT UNBLOCK 77 ERROR"));
     // It does not answer, and time is up.
     world.commit(&next);
     assert!(world.closed.contains(&lane));
@@ -313,8 +316,8 @@ fn an_ejection_sends_calls_anew() {
     let lane = blocked(&mut world, client, "BLPOP a 0", 0);
     world.engine.handle_hold(BackendId::new(0), 1, 60_000, world.now);
     world.tick();
-    world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
-    world.send(lane, "*-1\r\n");
+    world.expect(shared, redis("CLIENT UNBLOCK 77 ERROR"));
+    world.send(lane, ENDED);
     world.send(shared, ":1\r\n");
     world.engine.handle_release(BackendId::new(0), 1, vec![false, true].into(), world.now, 1);
     world.tick();
@@ -325,6 +328,74 @@ fn an_ejection_sends_calls_anew() {
     world.assert_idle();
 }
 
+/// How often the server is told to end a call.
+fn unblocks(world: &mut World, shared: ConnId) -> usize {
+    String::from_utf8(world.received(shared)).unwrap().matches("UNBLOCK").count()
+}
+
+/// A server that holds writes back has not blocked a call that has come since: it ends no such call. Newer ones say so.
+#[test]
+fn a_server_that_has_ended_nothing_is_told_again() {
+    let (mut world, client, shared) = one_server();
+    let lane = blocked(&mut world, client, "BLPOP a 0", 0);
+    world.engine.handle_leave(client, world.now);
+    world.tick();
+    for _ in 0..3 {
+        world.expect(shared, redis("CLIENT UNBLOCK 77 ERROR"));
+        world.send(shared, ":0\r\n");
+        assert_eq!(unblocks(&mut world, shared), 0);
+        world.wait_ms(1000);
+    }
+    world.expect(shared, redis("CLIENT UNBLOCK 77 ERROR"));
+    world.send(lane, ENDED);
+    world.send(shared, ":1\r\n");
+    assert!(world.is_handed_off(client) && world.closed.contains(&lane));
+    world.wait_ms(2000);
+    assert_eq!(unblocks(&mut world, shared), 0);
+    // Nor is it told again for a call that was over just before, or for one of later.
+    let (mut world, client, shared) = one_server();
+    let lane = blocked(&mut world, client, "BLPOP a 0", 0);
+    world.engine.handle_hold(BackendId::new(0), 1, 60_000, world.now);
+    world.tick();
+    world.expect(shared, redis("CLIENT UNBLOCK 77 ERROR"));
+    world.send(shared, ":0\r\n");
+    world.send(lane, "*2\r\n$1\r\na\r\n$1\r\n1\r\n");
+    world.expect(client, "*2\r\n$1\r\na\r\n$1\r\n1\r\n");
+    world.engine.handle_release(BackendId::new(0), 1, vec![true].into(), world.now, 0);
+    world.tick();
+    world.send(client, redis("BLPOP a 0"));
+    world.wait_ms(2000);
+    assert_eq!(unblocks(&mut world, shared), 0);
+}
+
+/// Up to Redis 7.0 a call is executed after its error if it was held back. A connection that the client keeps, as it
+/// watches keys, must not give that reply to what comes next.
+#[test]
+fn a_reply_after_the_end_of_a_call_is_nobodys() {
+    let (mut world, client, shared) = one_server();
+    world.send(client, redis("WATCH a"));
+    let lane = world.accept(0);
+    world.expect(lane, redis("WATCH a"));
+    world.send(lane, "+OK\r\n");
+    world.expect(client, "+OK\r\n");
+    world.send(client, redis("BLPOP a 0"));
+    world.expect(lane, all(&["CLIENT ID", "BLPOP a 0"]));
+    world.send(lane, ":77\r\n");
+    world.engine.handle_hold(BackendId::new(0), 1, 60_000, world.now);
+    world.tick();
+    world.expect(shared, redis("CLIENT UNBLOCK 77 ERROR"));
+    world.send(shared, ":1\r\n");
+    world.send(lane, ENDED);
+    world.expect(lane, redis("PING"));
+    world.engine.handle_release(BackendId::new(0), 1, vec![true].into(), world.now, 0);
+    world.tick();
+    world.expect(client, "");
+    world.expect(lane, redis("BLPOP a 0"));
+    world.send(lane, "*2\r\n$1\r\na\r\n$1\r\n1\r\n");
+    assert!(world.closed.contains(&lane), "that is no answer to PING");
+    assert!(!world.received(client).starts_with(b"*2"));
+}
+
 #[test]
 fn who_is_to_leave_takes_the_call_along() {
     let (mut world, client, shared) = one_server();
@@ -332,9 +403,9 @@ fn who_is_to_leave_takes_the_call_along() {
     world.send(client, redis("GET a"));
     world.engine.handle_leave(client, world.now);
     world.tick();
-    world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
+    world.expect(shared, redis("CLIENT UNBLOCK 77 ERROR"));
     assert!(!world.is_handed_off(client));
-    world.send(lane, "*-1\r\n");
+    world.send(lane, ENDED);
     assert!(world.is_handed_off(client));
     let left = world.engine.export(client, world.now).expect("it was handed off");
     assert_eq!(String::from_utf8_lossy(&left.input), all(&["BLPOP a 0", "GET a"]));
@@ -350,8 +421,8 @@ fn a_worker_that_stops_keeps_nobody_waiting() {
     world.engine.handle_drain(world.now);
     world.tick();
     assert!(world.closed.contains(&other) && !world.closed.contains(&client));
-    world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
-    world.send(lane, "*-1\r\n");
+    world.expect(shared, redis("CLIENT UNBLOCK 77 ERROR"));
+    world.send(lane, ENDED);
     world.expect(client, "");
     assert!(world.closed.contains(&client) && world.engine.is_drained());
 }
@@ -471,8 +542,8 @@ fn a_connection_is_waited_for_that_has_not_said_its_name() {
     assert!(!is_paused(&world));
     world.expect(shared, "");
     world.send(lane, ":77\r\n");
-    world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
-    world.send(lane, "*-1\r\n");
+    world.expect(shared, redis("CLIENT UNBLOCK 77 ERROR"));
+    world.send(lane, ENDED);
     world.send(shared, ":1\r\n");
     assert!(is_paused(&world));
     world.expect(client, "");
@@ -495,8 +566,8 @@ fn a_change_waits_for_the_rest_of_a_call_that_is_written_in_part() {
     world.write(lane);
     world.tick();
     world.expect(lane, redis("BLPOP c 0"));
-    world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
-    world.send(lane, "*-1\r\n");
+    world.expect(shared, redis("CLIENT UNBLOCK 77 ERROR"));
+    world.send(lane, ENDED);
     world.send(shared, ":1\r\n");
     assert!(is_paused(&world));
     world.expect(client, "");

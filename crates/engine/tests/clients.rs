@@ -428,9 +428,9 @@ fn a_blocked_call_is_ended_at_its_server() {
     world.expect(lane, all(&["CLIENT ID", "BLPOP a 0"]));
     world.send(lane, ":78\r\n");
     assert_eq!(world.answer(0, 99, redis("CLIENT UNBLOCK 2 TIMEOUT").as_bytes()), b"1");
-    world.expect(shared, redis("CLIENT UNBLOCK 78 TIMEOUT"));
+    world.expect(shared, redis("CLIENT UNBLOCK 78 ERROR"));
     world.send(shared, ":1\r\n");
-    world.send(lane, "*-1\r\n");
+    world.send(lane, UNBLOCKED);
     world.expect(waiting, "*-1\r\n");
     world.assert_idle();
 }
@@ -562,9 +562,9 @@ fn a_call_that_was_ended_is_not_asked_anew_after_a_change() {
         world.send(lane, ":77\r\n");
         assert_eq!(ask(&mut world, client, &unblock), ":1\r\n");
         hold(&mut world);
-        world.expect(shared, redis(&format!("CLIENT UNBLOCK 77 {how}")));
+        world.expect(shared, redis("CLIENT UNBLOCK 77 ERROR"));
         world.send(shared, ":1\r\n");
-        world.send(lane, answer);
+        world.send(lane, UNBLOCKED);
         world.expect(waiting, answer);
         release(&mut world);
         assert!(!world.connects_to(0));
@@ -574,9 +574,9 @@ fn a_call_that_was_ended_is_not_asked_anew_after_a_change() {
         assert_eq!(ask(&mut world, client, &unblock), ":1\r\n");
         hold(&mut world);
         world.send(lane, ":77\r\n");
-        world.expect(shared, redis(&format!("CLIENT UNBLOCK 77 {how}")));
+        world.expect(shared, redis("CLIENT UNBLOCK 77 ERROR"));
         world.send(shared, ":1\r\n");
-        world.send(lane, answer);
+        world.send(lane, UNBLOCKED);
         world.expect(waiting, answer);
         release(&mut world);
         world.assert_idle();
@@ -587,7 +587,7 @@ fn a_call_that_was_ended_is_not_asked_anew_after_a_change() {
         hold(&mut world);
         world.received(shared);
         release(&mut world);
-        world.send(lane, answer);
+        world.send(lane, UNBLOCKED);
         world.expect(waiting, answer);
         assert!(!world.connects_to(0));
     }
@@ -605,15 +605,15 @@ fn a_call_that_is_to_be_asked_anew_is_ended_instead() {
             let lane = world.accept(0);
             world.send(lane, ":77\r\n");
             hold(&mut world);
-            world.expect(shared, redis("CLIENT UNBLOCK 77 TIMEOUT"));
+            world.expect(shared, redis("CLIENT UNBLOCK 77 ERROR"));
             world.send(shared, ":1\r\n");
             if is_put_back {
-                world.send(lane, "*-1\r\n");
+                world.send(lane, UNBLOCKED);
             }
             assert_eq!(world.answer(0, 99, unblock.as_bytes()), b"1");
             assert_eq!(world.answer(0, 99, unblock.as_bytes()), b"");
             if !is_put_back {
-                world.send(lane, "*-1\r\n");
+                world.send(lane, UNBLOCKED);
             }
             // It is not to be asked by another worker, either.
             world.engine.handle_leave(waiting, world.now);

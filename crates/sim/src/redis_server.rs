@@ -104,7 +104,7 @@ impl RedisServer {
                 });
             }
             (b"CLIENT", [b"ID"]) => return simple(format!(":{}\r\n", session.id).as_bytes()),
-            (b"CLIENT", [b"UNBLOCK", id, b"TIMEOUT"]) => {
+            (b"CLIENT", [b"UNBLOCK", id, b"ERROR"]) => {
                 let id = std::str::from_utf8(id).ok().and_then(|text| text.parse().ok());
                 let unblocks = Some(id.expect("the engine has it from here"));
                 return Some(Done { unblocks, ..Done::new(used, &tag, "") });

@@ -14,6 +14,9 @@ use crate::request::{Outcome, SessionParams};
 use crate::surprise::Surprise;
 use crate::world::Fabric;
 
+/// The reply to a call that CLIENT UNBLOCK has ended with ERROR.
+const ENDED: &[u8] = b"-UNBLOCKED client unblocked via CLIENT UNBLOCK\r\n";
+
 /// Whether and how a server can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Health {
@@ -273,15 +276,14 @@ impl Server {
         }
     }
 
-    /// CLIENT UNBLOCK: the call ends without a result.
+    /// CLIENT UNBLOCK with ERROR: the call ends without a result.
     fn unblock(&mut self, conn: u32, fabric: &mut Fabric) -> bool {
         let Some(session) = self.sessions.get_mut(&conn) else { return false };
         if session.blocked.take().is_none() {
             return false;
         }
         fabric.oracle.counts.withdrawals += 1;
-        let nil = session.nil();
-        session.output.extend_from_slice(nil);
+        session.output.extend_from_slice(ENDED);
         self.flush(conn, fabric);
         self.notice(conn, fabric);
         true

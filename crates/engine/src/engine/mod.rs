@@ -163,6 +163,8 @@ pub struct Engine {
     pub(crate) users_share: Option<u32>,
     /// By client, which waits for several servers.
     pub(crate) tours: HashMap<ClientId, WaitAll>,
+    /// Clients whose calls servers have not ended when they were told to: see `end_again`.
+    pub(crate) not_ended: Vec<ConnId>,
     pub(crate) requests: Requests,
     pub(crate) flows: Flows,
     pub(crate) invalidations: Invalidations,
@@ -297,6 +299,7 @@ impl Engine {
             users_wake_at: Time::NEVER,
             users_share: None,
             tours: HashMap::new(),
+            not_ended: Vec::new(),
             requests: Requests::new(),
             flows: Flows::new(),
             invalidations: Invalidations::default(),
@@ -663,6 +666,7 @@ impl Engine {
                     self.maintain_draining();
                     self.maintain_streaming_lanes();
                     self.maintain_worker_queries();
+                    self.end_again();
                     self.maintain_feeds();
                     self.maintain_tracking();
                     self.maintain_trackers();

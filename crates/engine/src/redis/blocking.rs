@@ -8,6 +8,12 @@
 //! its keys may get another server. If the server had nothing to give until then, the request is put
 //! back in front of what the client has sent since, and asked anew where it belongs. When the client
 //! goes, the connection is closed, so that nothing is taken out of a list for nobody.
+//!
+//! The word is ERROR, not TIMEOUT, wherever nothing is lost by it. A call that came while the server held
+//! writes back (CLIENT PAUSE, FAILOVER) is not blocked by its own rule yet, and TIMEOUT ends servers by an
+//! assertion then: Redis 6.2 up to 8.0, Valkey up to 8.1. Newer ones refuse both words, so that they are told
+//! again until the call is over. Up to Redis 7.0 such a call is executed after its error: its connection is
+//! closed as soon as the error is here.
 
 use std::sync::Arc;
 
@@ -17,7 +23,7 @@ use cashew_protocol::redis::{self, Access, Command, Fan, Lookup, Rule, Wait};
 use cashew_protocol::resp::{self, Parsed, Reply, RequestParser, encode};
 
 use crate::base::failure::{Failure, NamedFailure};
-use crate::base::id::{BackendId, ClientId, LaneId, RequestId};
+use crate::base::id::{BackendId, ClientId, ConnId, LaneId, RequestId};
 use crate::base::time::Time;
 use crate::downstream::client::{Handoff, State};
 use crate::downstream::key_prefix::KeyPrefix;
@@ -61,6 +67,8 @@ pub(crate) struct Blocking {
     is_due: bool,
     /// The server may still be about to do as it was told, so that nobody else may wait there.
     is_marked: bool,
+    /// It is answered a number of replicas, also when it is ended.
+    counts: bool,
 }
 
 /// How a call ends at somebody's wish.
@@ -70,6 +78,9 @@ pub(crate) enum Ending {
     TimeOver,
     Error,
 }
+
+/// What the reply to a call begins with that was ended by ERROR.
+const ENDED: &[u8] = b"-UNBLOCKED client unblocked";
 
 /// As Redis says it.
 const UNBLOCKED: &str = "UNBLOCKED client unblocked via CLIENT UNBLOCK";
@@ -125,8 +136,8 @@ impl Engine {
             if !engine.tours.is_empty() {
                 engine.tours.remove(&client);
             }
-            let (wait, due) = (command.wait(bytes, args), Due::of_wait(command.name));
-            engine.block_on(client, lane, (wait, due, named_by(command)), bytes, bytes);
+            let wait = command.wait(bytes, args);
+            engine.block_on(client, lane, (wait, command, named_by(command)), bytes, bytes);
             if engine.leased(client, server).is_none() {
                 // Until it is answered nobody else gets the lane.
                 engine.release(lane);
@@ -148,7 +159,7 @@ impl Engine {
         &mut self,
         client: ClientId,
         lane: LaneId,
-        (wait, due, named): (Wait, Due, Named),
+        (wait, command, named): (Wait, &'static Command, Named),
         bytes: &[u8],
         sent: &[u8],
     ) {
@@ -168,7 +179,7 @@ impl Engine {
         let request = self.new_request(client);
         let slot = &mut self.requests[request];
         slot.expect = Expect::Line;
-        slot.due = due;
+        slot.due = Due::of_wait(command.name);
         let prefix = self.clients[client].session.key_prefix().cloned();
         self.watch_reply(request, Box::new(Waiting { prefix, named }), None);
         let blocking = Blocking {
@@ -182,6 +193,7 @@ impl Engine {
             ending: None,
             is_due: false,
             is_marked: false,
+            counts: matches!(command.name, "wait" | "waitaof"),
         };
         let state = &mut self.clients[client];
         state.modes.enter().blocking = Some(Box::new(blocking));
@@ -325,6 +337,8 @@ impl Engine {
     fn tell_to_end(&mut self, client: ClientId, ending: Ending) -> bool {
         let Some(blocking) = &self.clients[client].modes.blocking else { return false };
         let (lane, is_told) = (self.lane(blocking.lane), blocking.is_marked);
+        // Only TIMEOUT gets the number out of it. It writes nothing, so that nobody holds it back alone.
+        let by_timeout = blocking.counts && ending == Ending::TimeOver;
         let (peer, pool, server) = (lane.peer_id, lane.backend, lane.server);
         let is_sent = lane.in_flight > 0 && matches!(lane.link, Link::Ready { .. });
         let messenger = self.backends[pool].servers[server].lane(0, 0);
@@ -340,16 +354,42 @@ impl Engine {
             self.connect(messenger);
         }
         let peer = peer.to_string();
-        let how = match ending {
-            Ending::TimeOver => "TIMEOUT",
-            Ending::Error => "ERROR",
-        };
+        let how = if by_timeout { "TIMEOUT" } else { "ERROR" };
         let words = ["CLIENT", "UNBLOCK", &peer, how];
-        self.ask(messenger, Own::Whatever, Due::Integer, &words);
+        let client_conn = self.client_conn(client);
+        self.ask(messenger, Own::Unblock { client: client_conn }, Due::Integer, &words);
         if let Some(blocking) = self.clients[client].modes.blocking() {
             blocking.is_marked = true;
         }
         true
+    }
+
+    /// The server has answered that it has ended no call: it is over, with its reply on the way, or is held back.
+    pub(crate) fn note_not_ended(&mut self, client: ConnId, reply: &[u8]) {
+        if reply == b":0\r\n" {
+            self.not_ended.push(client);
+        }
+    }
+
+    /// Tells servers again to end calls that they held back when they were told. To be called once a second.
+    pub(crate) fn end_again(&mut self) {
+        for conn in std::mem::take(&mut self.not_ended) {
+            let client = conn.client();
+            if !self.clients.is_current(client, conn.generation()) {
+                continue;
+            }
+            let Some(blocking) = self.clients[client].modes.blocking() else { continue };
+            if !std::mem::take(&mut blocking.is_marked) {
+                continue;
+            }
+            let ending = blocking.ending.unwrap_or(Ending::TimeOver);
+            if !self.tell_to_end(client, ending) {
+                self.not_ended.push(conn);
+            }
+            if let Some(blocking) = self.clients[client].modes.blocking() {
+                blocking.is_marked = true;
+            }
+        }
     }
 
     /// The server has said, or not, what to call the connection where the next request waits, or has got all
@@ -400,35 +440,40 @@ impl Engine {
         blocking.filter(|blocking| blocking.request == lane.head)
     }
 
-    /// The request of a client has waited, and got this reply. Returns it if it is to be asked anew.
-    fn wait_over(&mut self, request: RequestId, reply: &[u8]) -> Option<Replay> {
+    /// The request of a client has waited, and got this reply.
+    fn wait_over(&mut self, request: RequestId, reply: &[u8]) -> Over {
         let client = self.requests[request].client;
         let blocking = self.clients[client].modes.end_blocking();
         let mut blocking = blocking.expect("a request that waits is its client's blocking one");
         debug_assert_eq!(blocking.request, request);
         self.activity.come_back();
         let lane = self.lane(blocking.lane);
-        if blocking.is_marked
-            && lane.has_connection()
-            && lane.is_free()
-            && lane.lease == ClientId::NONE
-        {
-            self.disconnect(blocking.lane, Closed::ByUs);
+        if blocking.is_marked && lane.has_connection() {
+            if lane.is_free() && lane.lease == ClientId::NONE {
+                self.disconnect(blocking.lane, Closed::ByUs);
+            } else if reply.starts_with(ENDED) {
+                // Nothing that follows may get the reply to the call, if there is one after all.
+                self.ask(blocking.lane, Own::Whatever, Due::Status, &["PING"]);
+            }
         }
         // The wait is not counted among the times that answers take.
         self.requests[request].started = self.now;
         // One that is to ask nothing more has to make do with it.
         let may_ask = self.clients[client].state != State::Closing;
         let may_go_on = may_ask && blocking.ending != Some(Ending::TimeOver);
+        let is_ended = reply.starts_with(ENDED);
         let is_vain = blocking.is_withdrawn
-            && (is_nil(reply) || (may_go_on && blocking.is_cut_short(reply, self.now)));
+            && (is_nil(reply) || is_ended || (may_go_on && blocking.is_cut_short(reply, self.now)));
         let is_elsewhere =
             may_ask && blocking.ending.is_none() && self.call_goes_on(client, &blocking, reply);
         if is_vain || is_elsewhere || self.end_stop(client, reply) {
-            return Some(self.asked_anew(client, *blocking));
+            return Over::AskAnew(self.asked_anew(client, *blocking));
         }
         blocking.text.give_back(&mut self.bufs);
-        None
+        if is_ended && blocking.ending == Some(Ending::TimeOver) {
+            return Over::Null;
+        }
+        Over::Reply
     }
 
     /// Whether a node of a cluster has not run a call, which is to be asked of another.
@@ -487,6 +532,15 @@ impl Engine {
     }
 }
 
+/// What becomes of a request that has waited.
+enum Over {
+    AskAnew(Replay),
+    /// It is answered as if its time were up.
+    Null,
+    /// The reply is the client's.
+    Reply,
+}
+
 /// The request that [`Blocking`] is about: it is answered, or asked anew.
 #[derive(Debug)]
 struct Waiting {
@@ -499,15 +553,20 @@ struct Waiting {
 impl Flow for Waiting {
     fn on_reply(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, reply: &[u8]) -> Step {
         match cx.engine.wait_over(cx.request, reply) {
-            Some(replay) => Step::TakeBack(replay),
-            None if cx.engine.backends[cx.engine.requests[cx.request].backend]
-                .topology
-                .has_slots()
-                && is_redirect(reply) =>
+            Over::AskAnew(replay) => Step::TakeBack(replay),
+            Over::Null => {
+                let version = cx.engine.resp_of(cx.engine.requests[cx.request].client);
+                cx.reply(0, |out| encode::write_null_array(out, version))
+            }
+            Over::Reply
+                if cx.engine.backends[cx.engine.requests[cx.request].backend]
+                    .topology
+                    .has_slots()
+                    && is_redirect(reply) =>
             {
                 Step::Fail(Failure::ClusterDown.into())
             }
-            None => stripped(cx, self.prefix.as_ref(), self.named, reply),
+            Over::Reply => stripped(cx, self.prefix.as_ref(), self.named, reply),
         }
     }
 
@@ -529,7 +588,10 @@ impl Flow for Waiting {
         }
         let mut error = Vec::new();
         why.write_reply(engine.backends[pool].protocol, &mut error);
-        engine.wait_over(*request, &error).map_or(Step::Fail(why), Step::TakeBack)
+        match engine.wait_over(*request, &error) {
+            Over::AskAnew(replay) => Step::TakeBack(replay),
+            Over::Null | Over::Reply => Step::Fail(why),
+        }
     }
 }
 

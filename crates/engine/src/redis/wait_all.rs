@@ -16,7 +16,6 @@ use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::redis::keyless::{self, Walk};
 use crate::redis::tenant::Named;
-use crate::request::Due;
 use crate::upstream::exclusive::Lease;
 
 /// A client's way from server to server.
@@ -88,8 +87,7 @@ impl Engine {
             }
         };
         self.catch_up(lane);
-        let due = Due::of_wait(command.name);
-        self.block_on(client, lane, (wait, due, Named::Nowhere), bytes, &stop);
+        self.block_on(client, lane, (wait, command, Named::Nowhere), bytes, &stop);
         if self.leased(client, server).is_none() {
             // Until it is answered nobody else gets the lane.
             self.release(lane);

@@ -12,7 +12,7 @@ use cashew_protocol::memcached::{Expect, Reticence};
 
 use crate::base::buffer::BufPool;
 use crate::base::cache_mark::CacheMark;
-use crate::base::id::{BackendId, ClientId, FlowId, HedgeId, LaneId, RequestId, ServerId};
+use crate::base::id::{BackendId, ClientId, ConnId, FlowId, HedgeId, LaneId, RequestId, ServerId};
 use crate::base::mark::Mark;
 use crate::base::time::Time;
 use crate::request::seal::Seal;
@@ -120,6 +120,8 @@ pub(crate) enum Own {
     Demand { lane: LaneId },
     /// CLIENT ID.
     PeerId { lane: LaneId },
+    /// CLIENT UNBLOCK, for that client's call.
+    Unblock { client: ConnId },
     /// ECHO behind a request: see [`crate::request::seal`].
     Seal(Seal),
     /// A copy is to forget a key: see [`crate::memcached::Invalidations`].

@@ -289,6 +289,7 @@ impl Engine {
                 }
                 self.withdraw_due(lane);
             }
+            Own::Unblock { client } => self.note_not_ended(client, reply),
         }
     }
 
