@@ -102,6 +102,134 @@ fn what_happens_to_keys_each_node_tells() {
     world.expect(subscriber, array("psubscribe __keyspace@0__:* :1"));
 }
 
+/// The nodes are asked for a pattern, and have it.
+fn subscribed(world: &mut World, pattern: &str, nodes: std::ops::Range<u32>) -> Vec<ConnId> {
+    let feeds = nodes.map(|node| {
+        let asked = redis(&format!("psubscribe {pattern}"));
+        // A node that is not known yet gets connections for requests, too.
+        let feed = loop {
+            let lane = world.accept(node);
+            let mut text = world.received(lane);
+            // To what has been a replica so far.
+            if text == redis("READONLY").as_bytes() {
+                world.send(lane, "+OK\r\n");
+                text = world.received(lane);
+            }
+            match String::from_utf8(text).unwrap() {
+                text if text == asked => break lane,
+                text => assert_eq!(text, ""),
+            }
+        };
+        world.send(feed, array(&format!("psubscribe {pattern} :1")));
+        feed
+    });
+    feeds.collect()
+}
+
+/// A pattern that all nodes have, for events, may hear more than these: any node hears what is published.
+#[test]
+fn what_any_node_hears_comes_from_one_also_by_a_pattern_of_key_events() {
+    let (mut world, _) = three();
+    let subscriber = world.client();
+    world.send(subscriber, redis("PSUBSCRIBE __key*"));
+    let feeds = subscribed(&mut world, "__key*", 0..3);
+    world.expect(subscriber, array("psubscribe __key* :1"));
+    for feed in &feeds {
+        world.send(*feed, array("pmessage __key* __keynote hello"));
+    }
+    world.expect(subscriber, array("pmessage __key* __keynote hello"));
+    for channel in ["__keyspace@0__:a", "__keyevent@0__:set"] {
+        let event = array(&format!("pmessage __key* {channel} x"));
+        for feed in &feeds {
+            world.send(*feed, event.clone());
+        }
+        world.expect(subscriber, event.repeat(3));
+    }
+}
+
+/// Four nodes, of which this one is the replica of that one.
+fn with_replica(primary: u32, replica: u32) -> Snapshot {
+    let [a, b, c] = &THIRDS;
+    let by_group = [a, b, c].map(std::slice::from_ref);
+    let mut snapshot = cluster(&[by_group[0], by_group[1], by_group[2], &[]]);
+    let pool = &mut snapshot.pools[0];
+    pool.cluster.as_mut().unwrap().slots.truncate(3);
+    let Topology::Groups(groups) = &mut pool.topology else { unreachable!() };
+    groups.truncate(3);
+    (groups[0].primary, groups[0].replicas) = (primary, vec![replica]);
+    snapshot
+}
+
+/// A replica says what happens to keys, too: it counts from when the primary is another.
+#[test]
+fn events_come_once_while_a_replica_takes_over() {
+    let (mut world, _): (World, [ConnId; 3]) = World::connected(&with_replica(0, 3));
+    let subscriber = world.client();
+    world.send(subscriber, redis("PSUBSCRIBE __key*"));
+    let feeds = subscribed(&mut world, "__key*", 0..3);
+    world.expect(subscriber, array("psubscribe __key* :1"));
+    let mut next = with_replica(3, 0);
+    next.epoch += 1;
+    next.pools[0].cluster.as_mut().unwrap().changes += 1;
+    world.prepare(&next);
+    let [after] = subscribed(&mut world, "__key*", 3..4)[..] else { unreachable!() };
+    let event = |number: u32| array(&format!("pmessage __key* __keyspace@0__:a {number}"));
+    world.send(feeds[0], event(1));
+    world.send(after, event(1));
+    world.expect(subscriber, event(1));
+    world.pause(1000);
+    world.commit(&next);
+    world.send(after, event(2));
+    world.send(feeds[0], event(2));
+    world.expect(subscriber, event(2));
+    world.expect(feeds[0], redis("punsubscribe __key*"));
+}
+
+/// The same where the primary is lost: the next one is all that says anything, also before the change.
+#[test]
+fn events_of_the_next_primary_count_at_once_where_the_former_one_is_lost() {
+    let (mut world, lanes): (World, [ConnId; 3]) = World::connected(&with_replica(0, 3));
+    let subscriber = world.client();
+    world.send(subscriber, redis("PSUBSCRIBE __key*"));
+    let feeds = subscribed(&mut world, "__key*", 0..3);
+    world.expect(subscriber, array("psubscribe __key* :1"));
+    world.close(lanes[0], CloseReason::Reset);
+    world.close(feeds[0], CloseReason::Reset);
+    let mut next = with_replica(3, 0);
+    next.epoch += 1;
+    next.pools[0].cluster.as_mut().unwrap().changes += 1;
+    world.prepare(&next);
+    let [after] = subscribed(&mut world, "__key*", 3..4)[..] else { unreachable!() };
+    let event = array("pmessage __key* __keyspace@0__:a 1");
+    world.send(after, event.clone());
+    world.expect(subscriber, event);
+}
+
+/// Slots go to a node that has just been added: it says what happens to their keys before the change.
+#[test]
+fn events_of_a_node_that_is_added_count_at_once() {
+    let (mut world, _) = three();
+    let subscriber = world.client();
+    world.send(subscriber, redis("PSUBSCRIBE __key*"));
+    let feeds = subscribed(&mut world, "__key*", 0..3);
+    world.expect(subscriber, array("psubscribe __key* :1"));
+    let [a, b, c] = THIRDS;
+    let mut next = cluster(&[&[(0, 5000)], &[b], &[c], &[(5001, a.1)]]);
+    next.epoch += 1;
+    next.pools[0].cluster.as_mut().unwrap().changes += 1;
+    world.prepare(&next);
+    let [added] = subscribed(&mut world, "__key*", 3..4)[..] else { unreachable!() };
+    let event = |key: &str| array(&format!("pmessage __key* __keyspace@0__:{key} set"));
+    world.send(added, event("x") + &array("pmessage __key* __keynote hello"));
+    world.send(feeds[0], event("y"));
+    world.expect(subscriber, event("x") + &event("y"));
+    world.pause(1000);
+    world.commit(&next);
+    world.send(added, event("z"));
+    world.send(feeds[0], event("w"));
+    world.expect(subscriber, event("z") + &event("w"));
+}
+
 #[test]
 fn subscriptions_leave_a_node_that_is_lost() {
     let (mut world, lanes) = three();

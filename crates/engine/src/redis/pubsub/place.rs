@@ -27,18 +27,23 @@ pub(crate) struct Next {
     /// The pool that has the topology to come, and the servers that are not known yet.
     pub(crate) preparing: BackendId,
     /// By server to come: which of those in use it is.
-    kept: Vec<Option<ServerId>>,
+    pub(super) kept: Vec<Option<ServerId>>,
 }
 
 /// Each server publishes what happens to its own keys. Else nodes of a cluster tell each other what is published,
 /// so that one of them has it all.
-fn is_of_every_server(kind: Kind, name: &[u8], of_cluster: bool) -> bool {
+pub(super) fn is_of_every_server(kind: Kind, name: &[u8], of_cluster: bool) -> bool {
     match kind {
         Kind::Pattern if of_cluster => name.starts_with(b"__key"),
         Kind::Pattern => true,
-        Kind::Channel => name.starts_with(b"__keyspace@") || name.starts_with(b"__keyevent@"),
+        Kind::Channel => is_of_key(name),
         Kind::Shard => false,
     }
+}
+
+/// Whether servers say there what happens to their keys (`notify-keyspace-events`).
+pub(super) fn is_of_key(channel: &[u8]) -> bool {
+    channel.starts_with(b"__keyspace@") || channel.starts_with(b"__keyevent@")
 }
 
 impl Engine {

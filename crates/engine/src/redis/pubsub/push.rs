@@ -7,11 +7,12 @@
 use cashew_metrics::PoolCounter;
 use cashew_protocol::resp::{self, Reply};
 
-use crate::base::id::{ClientId, ConnId, LaneId, RequestId, TopicSlot};
+use crate::base::id::{ClientId, ConnId, LaneId, RequestId, ServerId, TopicSlot};
 use crate::base::time::Time;
 use crate::engine::Engine;
 use crate::redis::pubsub::feed::Source;
-use crate::redis::pubsub::topics::{Kind, Standing};
+use crate::redis::pubsub::place::{is_of_every_server, is_of_key};
+use crate::redis::pubsub::topics::{Kind, Place, Standing};
 use crate::upstream::session_params::WireProtocol;
 
 /// What comes on a feed.
@@ -74,6 +75,9 @@ impl Engine {
     /// Copies a message to all who are subscribed to the topic.
     pub(crate) fn spread(&mut self, lane: LaneId, kind: Kind, topic: &[u8], message: &[u8]) {
         let source = self.source_of(lane);
+        if self.is_of_other_node(source, (kind, topic), message) {
+            return;
+        }
         let topics = &self.redis_backends[source.home].pubsub.topics;
         let named = topics.find(kind, topic);
         let is_left_here = |&index: &TopicSlot| {
@@ -235,6 +239,45 @@ fn topic_of_start(start: &[u8]) -> Option<(Kind, &[u8])> {
 }
 
 impl Engine {
+    /// Whether the message comes by a pattern that all nodes of a cluster have, for what happens to their keys, and is
+    /// one that any node hears. It counts where the other channels and patterns are.
+    fn is_of_other_node(
+        &mut self,
+        source: Source,
+        (kind, topic): (Kind, &[u8]),
+        message: &[u8],
+    ) -> bool {
+        let of_all = kind == Kind::Pattern
+            && self.backends[source.home].topology.has_slots()
+            && is_of_every_server(kind, topic, true);
+        of_all
+            && !channel_of_pattern(message).is_some_and(is_of_key)
+            && (source.is_preparing || self.classic_node(source.home) != Some(source.server))
+    }
+
+    /// Whether a server of the next epoch is of a shard of which another one has the topic now: a replica says what
+    /// happens to keys, as its primary does.
+    fn is_of_heard_shard(&self, source: Source, topic: TopicSlot) -> bool {
+        let pubsub = &self.redis_backends[source.home].pubsub;
+        let Some(next) = &pubsub.next else { return false };
+        let topology = &self.backends[next.preparing].topology;
+        let same = || next.kept.iter().position(|&old| old == Some(source.server));
+        let server = match source.is_preparing {
+            true => Some(source.server),
+            false => same().map(|at| ServerId::new(at as u32)),
+        };
+        let Some(server) = server else { return false };
+        let mut members = topology.members(server);
+        let places = &pubsub.topics.get(topic).places;
+        members.any(|member| {
+            let is_it = |place: &&Place| {
+                Some(place.server) == next.kept[member.index()] && !place.is_preparing
+            };
+            let place = places.iter().find(is_it);
+            place.is_some_and(|it| !it.is_next && it.standing == Standing::Subscribed)
+        })
+    }
+
     /// Whether the message also comes on another feed: a server that the topic moves to may be the
     /// one it is on, by another name or another password.
     fn is_heard_twice(&self, source: Source, topic: TopicSlot) -> bool {
@@ -242,14 +285,16 @@ impl Engine {
         let pubsub = &self.redis_backends[source.home].pubsub;
         let Some(next) = &pubsub.next else { return false };
         let places = &pubsub.topics.get(topic).places;
-        let is_next = |place: &&crate::redis::pubsub::topics::Place| {
-            place.is_next && place.is_at(source.server, source.is_preparing)
-        };
+        let is_next =
+            |place: &&Place| place.is_next && place.is_at(source.server, source.is_preparing);
         if places.iter().find(is_next).is_none() {
             return false;
         }
         let state = pubsub.topics.get(topic);
         if backend.topology.has_slots() && state.kind != Kind::Shard {
+            if is_of_every_server(state.kind, &state.name, true) {
+                return self.is_of_heard_shard(source, topic);
+            }
             // Both hear everything.
             return places.iter().any(|it| !it.is_next && it.standing == Standing::Subscribed);
         }
@@ -261,6 +306,15 @@ impl Engine {
             .iter()
             .filter(|place| !place.is_next)
             .any(|place| backend.config.servers[place.server.index()].endpoint == endpoint.endpoint)
+    }
+}
+
+/// The channel of a message that came by a pattern.
+fn channel_of_pattern(message: &[u8]) -> Option<&[u8]> {
+    let Some(Reply::Array(mut elements)) = resp::reply(message) else { return None };
+    match resp::reply(elements.nth(2)?) {
+        Some(Reply::Bulk(channel)) => Some(channel),
+        _ => None,
     }
 }
 
