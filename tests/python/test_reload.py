@@ -296,11 +296,15 @@ def test_an_invalid_file_in_the_middle(place):
         settled = gateway.epoch()
         good = gateway.config_path.read_text()
         for text, reason in [(good.replace("redis:", "reddis:"), "reddis"),
-                             (good + "nonsense: [\n", ""),
+                             (good + "nonsense: [\n", "nonsense: ["),
                              (good.replace("servers:", "srvrs:"), "srvrs")]:
             gateway.write_config(text)
             said = gateway.refused_reload()
-            assert reason in said and gateway.config_path.name in said, said
+            assert reason.rstrip(": [") in said or "sequence" in said, said
+            # It names the line.
+            line = next(at for at, line in enumerate(text.splitlines(), 1) if reason in line)
+            assert re.search(rf"{re.escape(gateway.config_path.name)}:{line}[:.]", said), said
+            reason = gateway.config_path.name
             assert reason in gateway.log()
             lines = len(gateway.log())
             gateway.process.signal(signal.SIGHUP)
