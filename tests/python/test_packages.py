@@ -274,12 +274,14 @@ def test_the_bill_of_materials_names_what_is_in_the_program(place):
     assert str(ROOT) not in text
 
 
-def test_systemd_accepts_the_unit(place):
+@pytest.mark.parametrize("unit", ["cashew.service", "cashew-health.service"])
+def test_systemd_accepts_the_unit(place, unit):
     """But for the program, which is not installed here."""
-    done = subprocess.run(["systemd-analyze", "verify", UNIT], capture_output=True, text=True, timeout=60)
+    unit = ROOT / "contrib" / unit
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60)
     complaints = [line for line in done.stderr.splitlines() if "is not executable" not in line]
     assert complaints == []
-    broken = place.directory / "broken.service"
-    broken.write_text(UNIT.read_text().replace("KillMode=mixed", "KillMode=mixt"))
+    broken = place.directory / unit.name
+    broken.write_text(unit.read_text().replace("LockPersonality=true", "LockPersonality=perhaps"))
     done = subprocess.run(["systemd-analyze", "verify", broken], capture_output=True, text=True, timeout=60)
-    assert "mixt" in done.stderr
+    assert "perhaps" in done.stderr

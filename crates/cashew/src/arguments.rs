@@ -2,6 +2,7 @@
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
@@ -156,6 +157,8 @@ pub(crate) enum CommandArguments {
         #[arg(long)]
         json: bool,
     },
+    /// Ask a port of clients whether the instance serves them: exit with 0 if it answers, else with 1
+    Health(HealthArguments),
     /// Look for what is wrong, or will be: in the file, on this machine, with the servers, with the
     /// instance if it runs
     #[command(after_help = DOCTOR)]
@@ -234,6 +237,42 @@ pub(crate) struct LogArguments {
     pub(crate) log_level: u8,
     #[arg(long, value_parser = log_format)]
     pub(crate) log_format: LogFormat,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct HealthArguments {
+    /// The configuration file that the instance was started with
+    #[arg(short, long, value_name = "FILE", default_value = CONF_FILE)]
+    pub(crate) conf_file: PathBuf,
+    /// The pool or route that is asked [default: that with the shortest name, of those with a port
+    /// without TLS]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) pool: Option<String>,
+    /// How long an answer may take
+    #[arg(long, value_name = "MS", default_value_t = 500,
+          value_parser = RangedU64ValueParser::<u64>::new().range(10..=60_000))]
+    timeout: u64,
+    /// Go on asking, and keep 0 in this file while it serves and 1 while it does not, as keepalived's `track_file` wants
+    #[arg(long, value_name = "PATH")]
+    pub(crate) track: Option<PathBuf>,
+    /// With --track: time from one question to the next. What it says changes after 2 answers that are missing, and after
+    /// 3 that come
+    #[arg(long, value_name = "MS", default_value_t = 100,
+          value_parser = RangedU64ValueParser::<u64>::new().range(10..=60_000))]
+    interval: u64,
+    /// Print this help and exit
+    #[arg(short, long, short_alias = '?', action = ArgAction::Help)]
+    help: Option<bool>,
+}
+
+impl HealthArguments {
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::from_millis(self.timeout)
+    }
+
+    pub(crate) fn interval(&self) -> Duration {
+        Duration::from_millis(self.interval)
+    }
 }
 
 #[derive(Args, Debug)]
@@ -595,6 +634,11 @@ mod tests {
             CommandArguments::Upgrade { binary: Some(_), .. }
         ));
         assert!(matches!(command("status --json"), CommandArguments::Status { json: true, .. }));
+        let CommandArguments::Health(health) = command("health -c f --pool p --track /t") else {
+            panic!()
+        };
+        assert_eq!((health.pool.as_deref(), health.track), (Some("p"), Some("/t".into())));
+        assert!(parse("health --timeout 0").is_err() && parse("health --interval 1").is_err());
         assert!(matches!(command("doctor --json"), CommandArguments::Doctor { json: true, .. }));
         let CommandArguments::Events(events) = command("events --json --follow --since 7 -c f")
         else {

@@ -11,6 +11,7 @@ mod discover;
 mod discovery;
 mod doctor;
 mod events;
+mod health;
 mod hot;
 mod layout;
 mod migrate;
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
         }
         Some(CommandArguments::Route(arguments)) => route::route(&arguments),
         Some(CommandArguments::Status { instance, json }) => operate::status(&instance, json),
+        Some(CommandArguments::Health(arguments)) => health::health(&arguments),
         Some(CommandArguments::Doctor { instance, json }) => doctor::doctor(&instance, json),
         Some(CommandArguments::Top { instance, url, once }) => {
             top::top(&instance, url.as_deref(), once)
