@@ -832,7 +832,7 @@ mod tests {
             restarts: 2,
         };
         let status = Status {
-            version: "0.1.0".to_owned(),
+            version: "0.2.0".to_owned(),
             pid: 70,
             state: "serving".to_owned(),
             configuration: "/etc/cashew.yml".into(),
@@ -900,7 +900,7 @@ mod tests {
         };
         assert_eq!(
             describe(&status),
-            "cashew-0.1.0 serving for 1d 2h: process 70, epoch 3, /etc/cashew.yml
+            "cashew-0.2.0 serving for 1d 2h: process 70, epoch 3, /etc/cashew.yml
 statistics: 127.0.0.1:22222
 log: /var/log/cashew.log, level 5
 
