@@ -27,6 +27,8 @@ go_tool() {
 
 nfpm() { go_tool nfpm github.com/goreleaser/nfpm/v2/cmd/nfpm; }
 helm() { go_tool helm helm.sh/helm/v3/cmd/helm; }
+# Reads a ServiceMonitor strictly.
+strict() { go_tool strict ./strict; }
 
 # The path of cargo-cyclonedx, built once.
 cyclonedx() {

@@ -74,7 +74,7 @@ def test_dead_servers_matter_only_if_the_option_says_so(place):
     gateway.configure(ready_needs_primaries="true")
     gateway.reload()
     wait_for(gateway, 503, "pool alpha: no primary is up")
-    assert get(gateway, "/healthz") == (200, ["ok"])
+    assert get(gateway, "/healthz") == get(gateway, "/livez") == (200, ["ok"])
     three.stop()
     wait_for(gateway, 503, "pool beta: no primary is up", "pool alpha: no primary is up")
     three.start()
@@ -96,7 +96,7 @@ def test_it_is_not_ready_while_requests_keep_it_from_stopping(place):
         wait_until(lambda: gateway.under_way() == 1, "the request waits for its reply")
         gateway.process.signal(signal.SIGTERM)
         wait_for(gateway, 503, STOPPING)
-        assert get(gateway, "/healthz") == (200, ["ok"])
+        assert get(gateway, "/healthz") == get(gateway, "/livez") == (200, ["ok"])
         assert gateway.process.running()
     finally:
         server.process.signal(signal.SIGCONT)

@@ -75,7 +75,7 @@ pub(crate) fn respond<B: HttpBody>(
     let source = hub.source();
     let global = &source.snapshot().global;
     let role = Role::of(request.headers(), global);
-    let is_open = matches!(asked.uri.path(), "/healthz" | "/readyz");
+    let is_open = matches!(asked.uri.path(), "/healthz" | "/livez" | "/readyz");
     if role == Role::Impostor && !is_open && has_tokens(global) {
         hub.token_is_wrong(peer, asked.uri.path());
     }
@@ -205,8 +205,8 @@ fn answer(asked: &Asked<'_>, source: &Source, history: &History) -> Response<Vec
             prometheus::CONTENT_TYPE,
             prometheus::exposition(source).into_bytes(),
         ),
-        "/healthz" if source.is_healthy() => text(StatusCode::OK, "ok\n"),
-        "/healthz" => text(StatusCode::SERVICE_UNAVAILABLE, "no worker shows that it runs\n"),
+        "/healthz" | "/livez" if source.is_healthy() => text(StatusCode::OK, "ok\n"),
+        "/healthz" | "/livez" => text(StatusCode::SERVICE_UNAVAILABLE, "no worker shows that it runs\n"),
         "/readyz" => match readiness::reasons_against(source) {
             reasons if reasons.is_empty() => text(StatusCode::OK, "ready\n"),
             reasons => text(StatusCode::SERVICE_UNAVAILABLE, &(reasons.join("\n") + "\n")),
@@ -214,7 +214,7 @@ fn answer(asked: &Asked<'_>, source: &Source, history: &History) -> Response<Vec
         _ => text(
             StatusCode::NOT_FOUND,
             "/stats, /workers, /state.json, /history.json, /events.json, /slow.json, /hot.json, \
-             /operate.json, /metrics, /healthz and /readyz are here, and / for browsers\n",
+             /operate.json, /metrics, /healthz, /livez and /readyz are here, and / for browsers\n",
         ),
     }
 }
