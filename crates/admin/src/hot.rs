@@ -110,6 +110,9 @@ pub struct HotRecord {
     pub weight: u64,
     /// By so much the weight may be higher.
     pub unseen: u64,
+    /// By what replies to reads of it are kept, if they are: `rule` or `command`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub kept: String,
 }
 
 #[derive(Default)]
@@ -131,6 +134,8 @@ fn keys<'a>(
     pools.flat_map(move |pool| {
         source.beat();
         let HotKeys { keys, total } = source.hot_keys(pool.id, ranking);
+        let mut acts = source.shared().hot_acts().all();
+        acts.retain(|act| act.is_of_pool(pool.name));
         let record = move |key: HotKey| {
             let server = pool.servers.get(key.server as usize);
             HotRecord {
@@ -143,6 +148,10 @@ fn keys<'a>(
                     .map(|share| (share * 10_000.0).round() / 100.0),
                 weight: key.weight,
                 unseen: key.unseen,
+                kept: acts
+                    .iter()
+                    .find(|act| act.is_about_hot(&key))
+                    .map_or_else(String::new, |act| act.cause.name().to_owned()),
             }
         };
         keys.into_iter()
@@ -195,6 +204,16 @@ pub(crate) fn json(source: &Source, query: &str) -> Result<Vec<u8>, String> {
     Ok(line)
 }
 
+/// Pools, and of how many keys of each replies are kept.
+pub(crate) fn kept(source: &Source) -> Vec<(String, u64)> {
+    let acts = source.shared().hot_acts().all();
+    let pools = source.observed_pools().into_iter().map(|pool| {
+        let own = acts.iter().filter(|act| act.is_of_pool(pool.name)).count();
+        (pool.name.to_owned(), own as u64)
+    });
+    pools.filter(|(_, own)| *own > 0).collect()
+}
+
 /// Pool, key and share of those that `/metrics` has: few, and each once.
 pub(crate) fn shares(source: &Source) -> Vec<(String, String, f64)> {
     let mut found = Vec::new();
@@ -218,7 +237,7 @@ pub(crate) fn shares(source: &Source) -> Vec<(String, String, f64)> {
 mod tests {
     use std::sync::Arc;
 
-    use cashew_metrics::{HotSample, PoolCounter, Segments, monotonic_ms};
+    use cashew_metrics::{HotAct, HotCause, HotSample, PoolCounter, Segments, monotonic_ms};
 
     use super::*;
     use crate::testing::{snapshot, source_of};
@@ -264,6 +283,12 @@ mod tests {
         let HotRecord { pool, server, share_percent, weight, .. } = &listing.keys[0];
         assert_eq!((pool.as_str(), server.as_str()), ("alpha", "two"));
         assert_eq!((*share_percent, *weight), (Some(30.0), 30));
+        assert!(kept(&source).is_empty());
+        let act = HotAct::of_key("alpha", b"one:c", HotCause::Command);
+        source.shared().hot_acts().set(&[act]);
+        let all = listed(&source, "limit=3").keys;
+        assert_eq!((all[1].kept.as_str(), all[2].kept.as_str()), ("", "command"));
+        assert_eq!(kept(&source), [("alpha".to_owned(), 1)]);
         let size = listed(&source, "by=size&pool=beta").keys.remove(0);
         assert_eq!((size.share_percent, size.weight, size.key_bytes), (None, 1000, 3));
         for (query, why) in [

@@ -60,7 +60,8 @@ mod tests {
 
     #[test]
     fn the_rest_of_a_long_key_is_told_of() {
-        let named = |len| HotKey { key: vec![b'k'; 48], len, server: 0, weight: 1, unseen: 0 };
+        let named =
+            |len| HotKey { key: vec![b'k'; 48], len, hash: 1, server: 0, weight: 1, unseen: 0 };
         assert_eq!(key(&named(48)), "k".repeat(48));
         assert_eq!(key(&named(49)), "k".repeat(48) + "…");
     }

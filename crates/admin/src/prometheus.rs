@@ -827,6 +827,15 @@ fn slow_requests(text: &mut Exposition, source: &Source) {
 
 /// Nothing where no key has much.
 fn hot_keys(text: &mut Exposition, source: &Source) {
+    let kept = hot::kept(source);
+    if !kept.is_empty() {
+        let name = "cashew_hot_keys_kept";
+        let help = "Hot keys of the pool of which replies are kept, by rule or by command";
+        text.family(name, "gauge", help);
+        for (pool, keys) in kept {
+            text.sample(name, &label("pool", &pool), keys);
+        }
+    }
     let shares = hot::shares(source);
     if shares.is_empty() {
         return;

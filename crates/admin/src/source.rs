@@ -254,11 +254,20 @@ impl Source {
     pub(crate) fn observed_pools(&self) -> Vec<ObservedPool<'_>> {
         let numbers = self.total();
         let pools = self.snapshot.pools.iter().enumerate();
-        let pools = pools.map(|(at, pool)| (self.layout().pool(at), pool));
+        let layout = self.layout();
+        // Requests that come by a route are counted there, and at the servers.
+        let is_asked = |at: usize, servers: usize| {
+            let requests = |server| {
+                numbers.server_counter(layout.server(at, server), ServerCounter::Requests)
+            };
+            (0..servers).any(|server| requests(server) > 0)
+        };
         pools
-            .filter(|(id, pool)| {
-                pool.hot_keys && numbers.pool_counter(*id, PoolCounter::Requests) > 0
+            .filter(|(at, pool)| {
+                let own = numbers.pool_counter(layout.pool(*at), PoolCounter::Requests);
+                pool.hot_keys && (own > 0 || is_asked(*at, pool.servers.len()))
             })
+            .map(|(at, pool)| (layout.pool(at), pool))
             .map(|(id, pool)| ObservedPool { id, name: &pool.name, servers: &pool.servers })
             .collect()
     }

@@ -1,5 +1,6 @@
 //! Command-line arguments: nutcracker's options with its defaults, and cashew's commands.
 
+use std::ffi::OsString;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -399,6 +400,16 @@ pub(crate) struct HotArguments {
     /// Go on, and print them again every second
     #[arg(long)]
     pub(crate) watch: bool,
+    /// Do something about the key: `cache` has nodes with `hot_only` keep replies to reads of it
+    #[arg(long = "do", value_name = "WHAT", value_parser = ["cache"], requires = "key",
+          conflicts_with_all = ["undo", "by", "server", "number", "json", "watch"])]
+    pub(crate) action: Option<String>,
+    /// Take back what is done about the key
+    #[arg(long, requires = "key", conflicts_with_all = ["by", "server", "number", "json", "watch"])]
+    pub(crate) undo: bool,
+    /// The key, for --do and --undo: as it is printed, with `\\x00` for a byte and `\\\\` for a backslash
+    #[arg(value_name = "KEY")]
+    pub(crate) key: Option<OsString>,
 }
 
 #[derive(Args, Debug)]
@@ -520,6 +531,8 @@ fn log_format(text: &str) -> Result<LogFormat, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+
     use std::path::Path;
 
     use cashew_config::snapshot::LOG_LEVEL;
@@ -653,6 +666,20 @@ mod tests {
             panic!()
         };
         assert_eq!((hot.number, hot.by.as_str(), hot.server.as_deref()), (10, "size", Some("s")));
+        let CommandArguments::Hot(hot) = command("hot --do cache --pool p user:1") else {
+            panic!()
+        };
+        assert_eq!((hot.action.as_deref(), hot.undo), (Some("cache"), false));
+        assert_eq!(hot.key.as_deref(), Some(OsStr::new("user:1")));
+        for line in [
+            "hot --do cache",
+            "hot --do split k",
+            "hot --undo",
+            "hot --do cache --undo k",
+            "hot --undo --json k",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
         for line in ["hot --by luck", "hot -n 0", "hot -n 101", "slowlog -n 513", "slowlog x"] {
             assert!(parse(line).is_err(), "{line}");
         }

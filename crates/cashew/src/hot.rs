@@ -1,15 +1,18 @@
 //! `cashew hot`: which keys are asked for most, or are the largest.
 
+use std::ffi::OsStr;
 use std::io::{self, IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
 use cashew_admin::{HotListing, HotRecord};
+use cashew_supervisor::{Command, HotAction};
 
 use crate::arguments::HotArguments;
 use crate::layout::{Cell, bytes, count, lines, micros, number, room, table, text};
-use crate::operate::finish;
+use crate::operate::{ask, finish};
 use crate::stats_port::{address, encoded, get};
 
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -19,7 +22,50 @@ const CLEAR: &str = "\x1b[H\x1b[2J";
 const HOT_MIN: f64 = 5.0;
 
 pub(crate) fn hot(arguments: &HotArguments) -> ExitCode {
-    finish(show(arguments))
+    finish(match (&arguments.action, &arguments.key) {
+        (None, None) => show(arguments),
+        (None, Some(_)) if !arguments.undo => {
+            Err("what is to be done about the key: --do cache, or --undo?".to_owned())
+        }
+        (action, key) => act(arguments, action.is_some(), key.as_deref().unwrap_or_default()),
+    })
+}
+
+fn act(arguments: &HotArguments, is_to_be_kept: bool, key: &OsStr) -> Result<(), String> {
+    let key =
+        unescaped(key.as_bytes()).ok_or("the key ends within an escape, or has an unknown one")?;
+    let action = if is_to_be_kept { HotAction::Cache } else { HotAction::Undo };
+    let command = Command::HotKey { pool: arguments.pool.clone(), key, action };
+    ask(&arguments.instance, &command, |_| {})
+}
+
+/// The bytes of a key that is shown with escapes.
+fn unescaped(text: &[u8]) -> Option<Vec<u8>> {
+    let (mut key, mut rest) = (Vec::new(), text);
+    while let Some((&byte, after)) = rest.split_first() {
+        rest = after;
+        if byte != b'\\' {
+            key.push(byte);
+            continue;
+        }
+        let (&kind, after) = rest.split_first()?;
+        rest = after;
+        key.push(match kind {
+            b'\\' | b'"' | b'\'' => kind,
+            b'n' => b'\n',
+            b'r' => b'\r',
+            b't' => b'\t',
+            b'a' => 0x07,
+            b'b' => 0x08,
+            b'x' => {
+                let (digits, after) = rest.split_at_checked(2)?;
+                rest = after;
+                u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?
+            }
+            _ => return None,
+        });
+    }
+    Some(key)
 }
 
 fn show(arguments: &HotArguments) -> Result<(), String> {
@@ -63,6 +109,8 @@ fn for_people(listing: &HotListing, width: usize) -> Vec<String> {
     let mut columns = vec![text("POOL"), text("SERVER")];
     columns.extend((!is_size).then(|| number("SHARE")));
     columns.push(number(&listing.by.to_uppercase()));
+    let is_any_kept = listing.keys.iter().any(|key| !key.kept.is_empty());
+    columns.extend(is_any_kept.then(|| text("KEPT BY")));
     columns.push(text("KEY"));
     let weight = |weight| match listing.unit.as_str() {
         "bytes" => bytes(weight),
@@ -73,6 +121,7 @@ fn for_people(listing: &HotListing, width: usize) -> Vec<String> {
         let mut row: Vec<Cell> = vec![key.pool.as_str().into(), key.server.as_str().into()];
         row.extend((!is_size).then(|| Cell::from(percent(key.share_percent))));
         row.push(weight(key.weight).into());
+        row.extend(is_any_kept.then(|| Cell::from(key.kept.as_str())));
         row.push(key.key.as_str().into());
         row
     };
@@ -122,6 +171,25 @@ mod tests {
         assert!(size[2].ends_with(&"k".repeat(90)));
         let time = for_people(&listing("time", "us"), 80);
         assert_eq!(time[1], "alpha one    31.2% 123ms user:1");
+    }
+
+    #[test]
+    fn keys_that_are_kept_are_told() {
+        let mut listing = listing("requests", "requests");
+        listing.keys[0].kept = "rule".into();
+        let shown = for_people(&listing, 80);
+        assert_eq!(shown[0], "POOL  SERVER SHARE REQUESTS KEPT BY KEY");
+        assert_eq!(shown[1], "alpha one    31.2%   123.5k rule    user:1");
+    }
+
+    #[test]
+    fn keys_are_read_as_they_are_shown() {
+        let bytes = b"a \\ \" \n\r\t\x07\x08 \x1b\xc3\xa4\0";
+        let text = br#"a \\ \" \n\r\t\a\b \x1b\xc3\xa4\x00"#;
+        assert_eq!(unescaped(text).as_deref(), Some(&bytes[..]));
+        for bad in [&br"a\"[..], br"\q", br"\x0", br"\xzz"] {
+            assert_eq!(unescaped(bad), None);
+        }
     }
 
     #[test]

@@ -12,14 +12,14 @@ use cashew_admin::{HotListing, SlowListing};
 use cashew_config::snapshot::SLOTS as ALL_SLOTS;
 use cashew_process::log::in_one_line;
 use cashew_supervisor::{
-    Answer, AskError, ClusterStatus, Command, DrainStatus, ExternalAuthStatus, Outcome, PoolStatus,
-    Status, TracingStatus,
+    Answer, AskError, CacheStatus, ClusterStatus, Command, DrainStatus, ExternalAuthStatus,
+    Outcome, PoolStatus, Status, TracingStatus,
 };
 use chrono::{DateTime, Local};
 
 use crate::arguments::InstanceArguments;
 use crate::output::print_line;
-use crate::{hot, slowlog, stats_port};
+use crate::{hot, layout, slowlog, stats_port};
 
 const SLOTS: u32 = ALL_SLOTS as u32;
 
@@ -676,6 +676,7 @@ fn describe_permissions(pool: &PoolStatus) -> String {
             pool.reads_coalesced
         );
     }
+    text += &describe_kept(pool);
     if pool.hedges_sent + pool.hedges_denied > 0 {
         let PoolStatus { hedges_sent: sent, hedges_won: won, hedges_denied: denied, .. } = pool;
         text += &format!(
@@ -704,6 +705,28 @@ fn describe_outcome(outcome: &Outcome) -> String {
 /// Of seconds since 1970.
 fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// What nodes `cache` keep.
+fn describe_kept(pool: &PoolStatus) -> String {
+    let (name, mut text) = (&pool.name, String::new());
+    if let Some(CacheStatus { hits, misses, bytes, replies, bytes_max }) = pool.cache {
+        let reads = hits + misses;
+        let rate = match reads {
+            0 => "no reads yet".to_owned(),
+            _ => format!("{:.1}% hits of {reads} reads", hits as f64 / reads as f64 * 100.0),
+        };
+        let (bytes, bytes_max) = (layout::bytes(bytes), layout::bytes(bytes_max));
+        text += &format!("pool {name}: cache: {rate}, {replies} replies, {bytes} of {bytes_max}\n");
+    }
+    for hot in &pool.hot_keys {
+        let share = hot.share_ppm.map_or_else(
+            || "too few requests to tell its share".to_owned(),
+            |ppm| format!("{:.1}% of the requests", f64::from(ppm) / 10_000.0),
+        );
+        text += &format!("pool {name}: hot key {} is kept by {}: {share}\n", hot.key, hot.cause);
+    }
+    text
 }
 
 fn time(at: u64) -> String {
@@ -750,9 +773,9 @@ mod tests {
     use std::os::unix::net::{UnixListener, UnixStream};
 
     use cashew_supervisor::{
-        AdminStatus, CertificateStatus, ClusterStatus, GroupStatus, HeldStatus, MemberStatus,
-        SeedStatus, SentinelStatus, ServerStatus, ShardSlotsStatus, SourceChange, SourceStatus,
-        SwitchStatus, WorkerStatus,
+        AdminStatus, CertificateStatus, ClusterStatus, GroupStatus, HeldStatus, HotKeyStatus,
+        MemberStatus, SeedStatus, SentinelStatus, ServerStatus, ShardSlotsStatus, SourceChange,
+        SourceStatus, SwitchStatus, WorkerStatus,
     };
 
     use super::*;
@@ -869,6 +892,19 @@ mod tests {
                 hedges_won: 7,
                 hedges_denied: 1,
                 reads_coalesced: 6,
+                cache: Some(CacheStatus {
+                    hits: 90,
+                    misses: 30,
+                    bytes: 3 << 20,
+                    replies: 12,
+                    bytes_max: 64 << 20,
+                }),
+                hot_keys: vec![HotKeyStatus {
+                    key: "\"user:1\"".into(),
+                    cause: "rule".into(),
+                    since: 0,
+                    share_ppm: Some(123_456),
+                }],
                 requests_retried: 4,
                 retries_denied: 2,
                 redirects_passed_on: 5,
@@ -921,6 +957,8 @@ pool alpha: MOVED, ASK and CLUSTERDOWN passed on to clients: 5; its servers are 
 \"cluster: {seeds: [host:port]}\" in the place of \"servers\" follows
 pool alpha: requests sent again: 4, reads not sent again for want of budget: 2
 pool alpha: reads that got the reply to an equal one: 6
+pool alpha: cache: 75.0% hits of 120 reads, 12 replies, 3.0MiB of 64.0MiB
+pool alpha: hot key "user:1" is kept by rule: 12.3% of the requests
 pool alpha: reads sent to a second server: 9, answered by it first: 7, not sent for want of budget: 1
 pool alpha: CLIENT PAUSE holds clients that write back for 1500 ms more"
         );

@@ -20,9 +20,10 @@ use crate::replica_reads::SpanText;
 use crate::resolve::WORKER_MEMORY_MIN;
 use crate::snapshot::{
     Address, Affinity, CasUniques, ClientSources, Cluster, Credentials, CustomCommand, Endpoint,
-    Global, Hedge, IoEngine, Limits, Listen, Memcached, OnFailure, OverLimit, Pool, Priority,
-    Protocol, ProxyProtocol, Reads, ReplicaReads, Sentinel, Server, ServerAuth, ServerGroup,
-    ServersFrom, Snapshot, Spool, StatsFormat, Topology, TopologyState, UserOptions, Wire, Writes,
+    Global, Hedge, HotRule, IoEngine, Limits, Listen, Memcached, OnFailure, OverLimit, Pool,
+    Priority, Protocol, ProxyProtocol, Reads, ReplicaReads, Sentinel, Server, ServerAuth,
+    ServerGroup, ServersFrom, Snapshot, Spool, StatsFormat, Topology, TopologyState, UserOptions,
+    Wire, Writes,
 };
 use crate::tracing;
 use crate::users::name_of;
@@ -281,6 +282,7 @@ impl Difference {
             spool,
             slow_log_ms,
             hot_keys,
+            hot_rule,
             command_stats,
             prefixes,
             tls,
@@ -426,7 +428,11 @@ impl Difference {
         };
         option.changed("spool", &spooled(spool), &spooled(&new.spool));
         option.changed("slow_log", &SpanText(*slow_log_ms), &SpanText(new.slow_log_ms));
-        option.changed("hot_keys", hot_keys, &new.hot_keys);
+        let hot = |is_on: &bool, rule: &Option<HotRule>| match rule {
+            Some(rule) => rule.to_string(),
+            None => is_on.to_string(),
+        };
+        option.changed("hot_keys", &hot(hot_keys, hot_rule), &hot(&new.hot_keys, &new.hot_rule));
         option.changed("command_stats", command_stats, &new.command_stats);
         option.changed("prefixes", &listed(prefixes), &listed(&new.prefixes));
         option.tls(tls.as_ref(), new.tls.as_ref());

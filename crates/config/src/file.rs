@@ -15,6 +15,7 @@ use crate::diagnostic::{At, Complaint, Pos, Report, nearest};
 use crate::external_auth::{AuthUrl, ExternalAuthText};
 use crate::groups::{Member, MemberAddress, Members};
 use crate::hedge::HedgeText;
+use crate::hot_keys::{HotAction, HotKeysText};
 use crate::policy::{Entries, PolicyText, RenameList};
 use crate::pose::{Advertised, PoseText};
 use crate::prefixes::Prefixes;
@@ -358,6 +359,19 @@ section! {
         after: Span<1, 60000> = required,
         /// How many reads more there may be, as a share of those that servers answer.
         budget: Share = "5%",
+    }
+}
+
+section! {
+    /// What is done about hot keys.
+    HotKeysSection {
+        /// The share of the pool's requests above which a key is hot. It is no more when it has had less than half of
+        /// that for a minute.
+        above: Share = required,
+        /// `cache`: nodes `cache` with `hot_only` keep replies to reads of it.
+        r#do: HotAction = required,
+        /// So many keys at a time, at most.
+        most: Number<1, 32> = "8",
     }
 }
 
@@ -785,8 +799,9 @@ section! {
         /// Requests that take longer are recorded in the [slow log](operations.md#slow-requests), with where their
         /// time went. 0 turns it off.
         slow_log: Span<0, 3600000> = "10ms",
-        /// Whether samples of requests tell [which keys are hot](operations.md#hot-keys), and which are big.
-        hot_keys: Switch = "true",
+        /// Whether samples of requests tell [which keys are hot](operations.md#hot-keys), and which are big. With a section
+        /// the gateway [answers the hot ones itself](how-to.md#a-key-is-hot), as long as they are.
+        hot_keys: HotKeysText = "true",
         /// Whether requests, hits, misses, errors, bytes and latency are counted
         /// [by class of commands](operations.md#commands-and-prefixes). `true` where there are `prefixes`.
         command_stats: Switch = none,

@@ -23,6 +23,7 @@ mod file;
 mod foreign;
 mod groups;
 mod hedge;
+mod hot_keys;
 mod loops;
 mod memory;
 mod migration;

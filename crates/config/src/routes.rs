@@ -306,6 +306,12 @@ impl<'f> Reach<'f> {
         context: &Context<'_>,
         report: &mut Report<'_>,
     ) -> bool {
+        let hot_keys = &section.clients.hot_keys;
+        if hot_keys.value.rule.is_some() {
+            let complaint = Complaint::new("a route has no hot keys of its own");
+            let hint = "give this to the pool that it leads to; here \"hot_keys\" is true or false";
+            report.error(hot_keys.pos, complaint.hint(hint));
+        }
         let nodes = section.nodes.as_ref().map_or(&[][..], |nodes| &nodes.value.0);
         self.check_names(nodes, report);
         let Some(route) = &section.route else {
@@ -452,6 +458,23 @@ impl<'f> Reach<'f> {
         }
     }
 
+    /// Reports rules about hot keys that nobody follows.
+    fn check_hot(&self, pools: &[Pool], report: &mut Report<'_>) {
+        let routes = pools.iter().filter_map(|pool| pool.route.as_ref());
+        for pool in pools.iter().filter(|it| it.hot_rule.is_some() && it.route.is_none()) {
+            let pos = self.pools.get(pool.name.as_str()).map_or(Pos::NONE, |it| it.hot_keys.pos);
+            if !routes.clone().any(|route| route.keeps_hot_of(&pool.name)) {
+                let message =
+                    format!("nothing keeps replies of the hot keys of pool \"{}\"", pool.name);
+                let hint = format!(
+                    "have a route lead to it by {{cache: {{to: {}, hot_only: true}}}}, and clients connect there",
+                    pool.name
+                );
+                report.error(pos, Complaint::new(message).hint(hint));
+            }
+        }
+    }
+
     /// Reports those of the pools without `listen` that no client can reach.
     pub(crate) fn check_pools(
         &self,
@@ -461,6 +484,9 @@ impl<'f> Reach<'f> {
     ) {
         self.check_moves(report);
         self.check_apart(pools, report);
+        if !self.is_partial {
+            self.check_hot(pools, report);
+        }
         if self.is_partial || self.routes.is_empty() {
             return;
         }

@@ -106,6 +106,11 @@ pub(crate) fn prose(doc: &str) -> String {
     doc.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
+/// The name of an option that is a word of Rust as well, and has a mark there.
+pub(crate) fn plain(name: &'static str) -> &'static str {
+    name.strip_prefix("r#").unwrap_or(name)
+}
+
 /// Declares a [`Section`]: `key: Type = "default"` always has a value, `key: Type = none` may have
 /// none, `key: Type = required` must be in the file.
 macro_rules! section {
@@ -127,7 +132,7 @@ macro_rules! section {
 
             fn options() -> Vec<OptionInfo> {
                 vec![$( OptionInfo {
-                    key: stringify!($key),
+                    key: $crate::section::plain(stringify!($key)),
                     doc: concat!($($doc, "\n"),+),
                     default: section!(@default $default),
                     required: section!(@required $default),
@@ -143,7 +148,7 @@ macro_rules! section {
 
             fn set(&mut self, key: &str, node: &Node, report: &mut Report<'_>) -> bool {
                 match key {
-                    $( stringify!($key) => {
+                    $( name if name == $crate::section::plain(stringify!($key)) => {
                         if let Some(value) = <$ty as Value>::read(key, node, report) {
                             self.$key = At { value, pos: node.pos }.into();
                         }

@@ -358,6 +358,9 @@ pub struct Pool {
     /// Samples tell which keys are asked for most.
     #[serde(default = "hot_keys")]
     pub hot_keys: bool,
+    /// What is done about them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hot_rule: Option<HotRule>,
     /// Requests are counted by class of commands.
     #[serde(default)]
     pub command_stats: bool,
@@ -547,6 +550,22 @@ fn slow_log_ms() -> u64 {
 /// As in a snapshot of a version without the option.
 fn hot_keys() -> bool {
     true
+}
+
+/// When replies to reads of a key are kept, where nodes `cache` keep hot ones only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HotRule {
+    /// Of a hundred requests of the pool, those for the key.
+    pub above_percent: u32,
+    /// Keys at a time.
+    pub keys_max: u32,
+}
+
+impl Snapshot {
+    /// Whether there is a node that keeps replies to reads of a pool's hot keys.
+    pub fn keeps_hot_of(&self, pool: &str) -> bool {
+        self.pools.iter().filter_map(|it| it.route.as_ref()).any(|route| route.keeps_hot_of(pool))
+    }
 }
 
 /// Where it is kept what servers are to forget.

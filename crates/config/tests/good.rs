@@ -102,6 +102,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         redis_version: "7.0.15".to_owned(),
         slow_log_ms: 10,
         hot_keys: true,
+        hot_rule: None,
         command_stats: false,
         prefixes: Vec::new(),
     }

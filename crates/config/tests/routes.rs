@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use cashew_config::snapshot::{
-    FailoverOn, KeepRules, Listen, Pool, PrefixArm, Protocol, Route, Snapshot,
+    FailoverOn, HotRule, KeepRules, Listen, Pool, PrefixArm, Protocol, Route, Snapshot,
 };
 use cashew_config::{Context, Errors, MoveState, from_json, parse, to_json};
 
@@ -159,6 +159,7 @@ fn a_cache_keeps_what_its_prefix_has_unless_it_names_keys() {
         negative_ms,
         value_max,
         keys: keys.iter().map(|&key| key.to_owned()).collect(),
+        hot_only: false,
     };
     let kept = find(&snapshot, "kept").route.as_ref().unwrap().kept();
     let expected = [
@@ -208,6 +209,51 @@ fn a_cache_is_refused_where_it_could_not_be_right() {
 routes: {r: {listen: /r, redis: true, route: {cache: {to: a}}}}";
     let message = "\"cache\" leads to pool \"a\", whose replicas answer reads";
     assert_eq!(refused(text, ""), [message]);
+}
+
+#[test]
+fn what_is_hot_is_kept_where_a_node_keeps_it() {
+    let with = |hot_keys: &str, node: &str| {
+        format!(
+            "pools:\n  a: {{redis: true, hot_keys: {hot_keys}, servers: ['h:1:1']}}\n\
+             routes: {{r: {{listen: /r, redis: true, route: {{cache: {{to: a, {node}}}}}}}}}"
+        )
+    };
+    let (snapshot, _) =
+        judge(&with("{above: 5%, do: cache, most: 3}", "hot_only: true"), "").unwrap();
+    let rule = HotRule { above_percent: 5, keys_max: 3 };
+    assert_eq!(find(&snapshot, "a").hot_rule, Some(rule));
+    assert!(snapshot.keeps_hot_of("a") && !snapshot.keeps_hot_of("r"));
+    assert_eq!(from_json(&to_json(&snapshot)).unwrap(), snapshot);
+    let route = find(&snapshot, "r").route.as_ref().unwrap();
+    assert_eq!(route.title(), "cache of hot keys, 64mb in all, ttl 10s, value_max 64kb");
+    // By command alone.
+    let (snapshot, _) = judge(&with("true", "hot_only: true, keys: 'u:'"), "").unwrap();
+    assert!(find(&snapshot, "a").hot_rule.is_none() && snapshot.keeps_hot_of("a"));
+    let cache = "hot_only: true";
+    for (hot_keys, node, message) in [
+        (
+            "{above: 5%, do: cache}",
+            "ttl: 5s",
+            "nothing keeps replies of the hot keys of pool \"a\"",
+        ),
+        ("false", cache, "\"hot_only\" with pool \"a\", whose hot keys nobody knows"),
+        ("{above: 0%, do: cache}", cache, "all keys have more than 0% of the requests"),
+        ("{above: 101%, do: cache}", cache, "101% is more than all"),
+        ("{above: 5%, do: magic}", cache, "there is nothing called \"magic\" to do"),
+        ("{above: 5%}", cache, "lacks the option \"do\""),
+        ("{do: cache}", cache, "lacks the option \"above\""),
+        ("{above: 5%, do: cache, most: 33}", cache, "option \"most\""),
+        ("{above: 5%, do: cache, below: 2%}", cache, "unknown option \"below\""),
+        ("maybe", cache, "\"maybe\" is not \"true\" or \"false\""),
+        ("[5%]", cache, "option \"hot_keys\" has no value"),
+    ] {
+        let found = refused(&with(hot_keys, node), "").join("; ");
+        assert!(found.contains(message), "{hot_keys}, {node}: {found}");
+    }
+    let text = "pools: {a: {redis: true, servers: ['h:1:1']}}
+routes: {r: {listen: /r, redis: true, hot_keys: {above: 5%, do: cache}, route: {cache: {to: a, hot_only: true}}}}";
+    assert_eq!(refused(text, ""), ["a route has no hot keys of its own"]);
 }
 
 fn refused(text: &str, keys: &str) -> Vec<String> {

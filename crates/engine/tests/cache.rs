@@ -2,7 +2,7 @@
 
 use cashew_config::Snapshot;
 use cashew_engine::{CloseReason, ConnId};
-use cashew_metrics::PoolCounter;
+use cashew_metrics::{HotAct, HotActs, HotCause, PoolCounter, Ranking};
 
 use crate::world::{World, redis, snapshot};
 
@@ -142,6 +142,101 @@ fn a_key_that_is_read_again_is_answered_without_its_server() {
     it.rest(9_000);
     it.hit("k", X);
     it.rest(1_001);
+    it.ask_to_keep("k");
+}
+
+/// What a node with `hot_only` keeps is on a list that all workers read.
+#[test]
+fn only_what_is_hot_is_kept_as_long_as_it_is() {
+    let mut world = World::new(&config(", hot_only: true", ""));
+    let lane = world.accept(0);
+    world.wait_ms(3000);
+    assert!(!world.connects_to(0), "there is nothing that a server should tell of");
+    let acts = HotActs::private();
+    world.engine.set_hot_acts(acts.clone());
+    let main = world.engine.listener_named("main").unwrap();
+    let client = world.client_of(main.number());
+    let mut it = Played { world, lane, tracker: lane, client };
+    for _ in 0..3 {
+        it.read("k", X);
+    }
+    let act = |key: &[u8]| HotAct::of_key("a", key, HotCause::Command);
+    let elsewhere = HotAct::of_key("b", b"other", HotCause::Command);
+    acts.set(&[act(b"k"), elsewhere]);
+    it.world.wait_ms(1000);
+    it.tracker = it.world.accept(0);
+    it.world.expect(it.tracker, redis("HELLO 3"));
+    // What is asked for before the server tells of it is not kept.
+    it.read("k", X);
+    it.read("k", X);
+    it.world.send(it.tracker, PROTO);
+    it.world.expect(it.tracker, redis("CLIENT TRACKING ON BCAST PREFIX k"));
+    it.world.send(it.tracker, "+OK\r\n");
+    it.ask_to_keep("k");
+    it.world.send(it.lane, format!("{X}:-1\r\n"));
+    it.world.expect(it.client, X);
+    for _ in 0..2000 {
+        it.hit("k", X);
+    }
+    for _ in 0..3 {
+        it.read("other", Y);
+        it.read("kk", Y);
+    }
+    // What is answered here is in the sketch as if its server had answered.
+    let pool = it.world.engine.listener_named("a").unwrap().number() as usize;
+    let pool = it.world.metrics.pool(pool);
+    let now_us = it.world.now.as_micros();
+    let hot = it.world.metrics.hot_keys(pool, Ranking::Requests, now_us);
+    assert_eq!(hot.keys[0].key, b"k");
+    assert!(hot.keys[0].weight > 1000, "{hot:?}");
+    // Writes are heeded as everywhere.
+    let writer = it.another();
+    it.world.send(writer, redis("SET k y"));
+    it.world.expect(it.lane, redis("SET k y"));
+    it.world.send(it.lane, "+OK\r\n");
+    it.world.expect(writer, "+OK\r\n");
+    it.ask_to_keep("k");
+    it.world.send(it.lane, format!("{Y}:-1\r\n"));
+    it.world.expect(it.client, Y);
+    it.hit("k", Y);
+    // It is cool.
+    acts.set(&[]);
+    it.world.wait_ms(1000);
+    it.read("k", Y);
+    it.read("k", Y);
+    it.world.wait_ms(3000);
+    assert!(!it.world.connects_to(0));
+}
+
+/// A write that was on its way before the key was hot is heeded, too.
+#[test]
+fn a_write_from_before_a_key_was_hot_is_heeded() {
+    let mut world = World::new(&config(", hot_only: true", ""));
+    let lane = world.accept(0);
+    let acts = HotActs::private();
+    world.engine.set_hot_acts(acts.clone());
+    let main = world.engine.listener_named("main").unwrap();
+    let client = world.client_of(main.number());
+    let mut it = Played { world, lane, tracker: lane, client };
+    let writer = it.another();
+    it.world.send(writer, redis("SET k y"));
+    it.world.expect(it.lane, redis("SET k y"));
+    acts.set(&[HotAct::of_key("a", b"k", HotCause::Rule)]);
+    it.world.wait_ms(1000);
+    it.tracker = it.world.accept(0);
+    it.world.expect(it.tracker, redis("HELLO 3"));
+    it.world.send(it.tracker, PROTO);
+    it.world.expect(it.tracker, redis("CLIENT TRACKING ON BCAST PREFIX k"));
+    it.world.send(it.tracker, "+OK\r\n");
+    it.world.send(it.client, redis("GET k"));
+    it.world.send(it.client, redis("GET k"));
+    let asked = redis("GET k") + &redis("GET k") + &redis("PTTL k");
+    it.world.expect(it.lane, asked);
+    it.world.send(it.lane, "+OK\r\n");
+    it.world.expect(writer, "+OK\r\n");
+    it.world.send(it.lane, format!("{X}{X}:-1\r\n"));
+    it.world.expect(it.client, format!("{X}{X}"));
+    // It may be older than what was acknowledged.
     it.ask_to_keep("k");
 }
 

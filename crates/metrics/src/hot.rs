@@ -104,6 +104,8 @@ pub struct HotKey {
     pub key: Vec<u8>,
     /// Bytes of the whole key.
     pub len: usize,
+    /// Of the whole key.
+    pub hash: u64,
     pub server: u32,
     /// In the ranking's unit, decayed: what was surely seen of it.
     pub weight: u64,
@@ -121,7 +123,7 @@ pub struct HotKeys {
 }
 
 /// By what a key is known; never 0.
-fn hash(key: &[u8]) -> u64 {
+pub(crate) fn hash(key: &[u8]) -> u64 {
     fnv1a(key) | 1
 }
 
@@ -297,6 +299,7 @@ fn read(entry: &[AtomicU64]) -> Option<(u64, HotKey)> {
         HotKey {
             key,
             len,
+            hash: words[word::HASH],
             server: (words[word::PLACE] >> 32) as u32,
             weight: words[word::WEIGHT].saturating_sub(words[word::EXCESS]),
             unseen: words[word::EXCESS],

@@ -28,6 +28,7 @@ mod exports;
 mod generations;
 mod histogram;
 mod hot;
+mod hot_acts;
 mod ids;
 mod layout;
 mod mapping;
@@ -55,6 +56,7 @@ pub use exports::{ExportCounter, ExportKind, Exports};
 pub use generations::{Generations, KeyWord, Stamp};
 pub use histogram::Histogram;
 pub use hot::{HALF_LIFE_US, HotKey, HotKeys, HotSample, KEY_SIZE_MAX, Ranking};
+pub use hot_acts::{HOT_ACTS_MAX, HotAct, HotActs, HotCause};
 pub use ids::{
     CommandCounter, CommandCounts, PoolCounter, PoolGauge, ServerCounter, ServerGauge, Stat,
     UserCounter,

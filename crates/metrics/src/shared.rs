@@ -18,6 +18,7 @@ use crate::audit::AuditTrail;
 use crate::events::Events;
 use crate::exports::Exports;
 use crate::generations::Generations;
+use crate::hot_acts::HotActs;
 use crate::mapping::Mapping;
 use crate::passages::Passages;
 use crate::requests::RequestRing;
@@ -80,7 +81,9 @@ mod word {
     pub(super) const AUDIT: usize = EXPORTS + crate::exports::WORDS;
     /// Up to here it was in versions without caches.
     pub(super) const GENERATIONS: usize = (AUDIT + crate::audit::WORDS).next_multiple_of(512);
-    pub(super) const COUNT: usize = GENERATIONS + crate::generations::WORDS;
+    /// Up to here it was in versions that did nothing about hot keys.
+    pub(super) const HOT_ACTS: usize = GENERATIONS + crate::generations::WORDS;
+    pub(super) const COUNT: usize = HOT_ACTS + crate::hot_acts::WORDS;
 }
 
 /// The processes that the master starts.
@@ -199,6 +202,11 @@ impl Shared {
     /// What tells that keys were written. Nothing in memory that an older version made.
     pub fn generations(&self) -> Generations {
         Generations::new(&self.mapping, word::GENERATIONS)
+    }
+
+    /// What is done about hot keys. Nothing in memory that an older version made.
+    pub fn hot_acts(&self) -> HotActs {
+        HotActs::new(&self.mapping, word::HOT_ACTS)
     }
 
     /// What has changed lately. Nothing in memory that an older version made.

@@ -871,6 +871,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         redis_version: "7.0.15".to_owned(),
         slow_log_ms: 10,
         hot_keys: true,
+        hot_rule: None,
         command_stats: index.is_multiple_of(2),
         prefixes: if index.is_multiple_of(4) { vec!["k".to_owned()] } else { Vec::new() },
     };

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use cashew_metrics::{AuditTrail, DeedOutcome, NewDeed};
 use cashew_process::log::EventRecord;
 
-use crate::command::{Command, Reply};
+use crate::command::{Command, HotAction, Reply};
 use crate::status::Status;
 
 /// Who asks.
@@ -116,6 +116,14 @@ fn deed_of(command: &Command) -> Option<String> {
         }
         Command::MoveKeys { from, to, keys, .. } => {
             format!("migrate keys: {} from {from} to {to}", keys.len())
+        }
+        Command::HotKey { pool, key, action } => {
+            let action = match action {
+                HotAction::Cache => "cache",
+                HotAction::Undo => "undo",
+            };
+            let pool = pool.as_ref().map_or_else(String::new, |pool| format!(" of pool {pool}"));
+            format!("hot key {action} \"{}\"{pool}", key.escape_ascii())
         }
         Command::Drain { seconds: None } => "drain".to_owned(),
         Command::Drain { seconds: Some(seconds) } => format!("drain {seconds} s"),

@@ -82,6 +82,14 @@ pub enum Command {
         #[serde(default)]
         overwrite: bool,
     },
+    /// Something about a hot key.
+    HotKey {
+        /// `None` where one pool has a node that keeps its hot keys.
+        #[serde(default)]
+        pool: Option<String>,
+        key: Vec<u8>,
+        action: HotAction,
+    },
     /// Stop when load balancers and clients have had time to notice.
     Drain {
         /// How long that is; `None` is `drain_delay`.
@@ -94,6 +102,16 @@ pub enum Command {
     LogLevel {
         level: u8,
     },
+}
+
+/// What an operator does about a hot key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HotAction {
+    /// Replies to reads of it are kept.
+    Cache,
+    /// They are not any more.
+    Undo,
 }
 
 /// What an operator does about a move.
@@ -131,9 +149,11 @@ impl Command {
             | Self::Migrate { .. }
             | Self::MoveKeys { .. } => Duration::from_secs(3600 + 120),
             Self::Drain { .. } => Duration::from_secs(DRAIN_MAX_SECONDS + 30),
-            Self::Status | Self::Events { .. } | Self::LogLevel { .. } | Self::Undrain => {
-                Duration::from_secs(30)
-            }
+            Self::Status
+            | Self::Events { .. }
+            | Self::LogLevel { .. }
+            | Self::HotKey { .. }
+            | Self::Undrain => Duration::from_secs(30),
             // The server is asked for its role, and workers have five seconds.
             Self::Failover { .. } => Duration::from_secs(15),
         }
@@ -147,6 +167,7 @@ impl Command {
             | Self::Upgrade { .. }
             | Self::Migrate { .. }
             | Self::MoveKeys { .. }
+            | Self::HotKey { .. }
             | Self::Drain { .. }
             | Self::Undrain
             | Self::Status

@@ -58,16 +58,16 @@ use cashew_process::explain_limit;
 
 pub use cashew_discovery::{HeldStatus, SourceStatus};
 pub use child::{Role, Serve, Spawn};
-pub use command::{Answer, Command, DRAIN_MAX_SECONDS, MoveAction};
+pub use command::{Answer, Command, DRAIN_MAX_SECONDS, HotAction, MoveAction};
 pub use command_line::CommandLine;
 pub use control_socket::{AskError, ControlSocketError, ask, default_paths};
 pub use listeners::ListenError;
 pub use rehearsal::{Rehearsal, rehearse};
 pub use status::{
-    AccessLogStatus, AdminStatus, AuditLogStatus, CertificateStatus, ClusterStatus, DrainStatus,
-    ExternalAuthStatus, GroupStatus, MemberStatus, Outcome, PoolStatus, SeedStatus, SentinelStatus,
-    ServerStatus, ShardSlotsStatus, ShardStatus, SourceChange, Status, SwitchStatus, TracingStatus,
-    UserStatus, WorkerStatus,
+    AccessLogStatus, AdminStatus, AuditLogStatus, CacheStatus, CertificateStatus, ClusterStatus,
+    DrainStatus, ExternalAuthStatus, GroupStatus, HotKeyStatus, MemberStatus, Outcome, PoolStatus,
+    SeedStatus, SentinelStatus, ServerStatus, ShardSlotsStatus, ShardStatus, SourceChange, Status,
+    SwitchStatus, TracingStatus, UserStatus, WorkerStatus,
 };
 pub use trial::{Program, Verdict};
 

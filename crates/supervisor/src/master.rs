@@ -6,6 +6,7 @@ mod clients;
 mod discovery;
 mod drain;
 mod failover;
+mod hot_keys;
 mod key_moves;
 mod log;
 mod maintenance;
@@ -64,6 +65,7 @@ use crate::worker_queries::{Asker, WorkerQueries};
 use crate::{CommandLine, Error, Options, Program, Step, TakeOver};
 use drain::Drain;
 use failover::Failovers;
+use hot_keys::Cooling;
 use key_moves::KeyMoves;
 use log::Log;
 use maintenance::MaintenanceNotices;
@@ -153,6 +155,7 @@ struct Master {
     is_unsettled: bool,
     /// When loads and quotas are checked next.
     look_at: Instant,
+    cooling: Cooling,
     phase: Phase,
     /// The instance's start, not this program's.
     started: SystemTime,
@@ -282,6 +285,7 @@ impl Master {
             generation: 0,
             is_unsettled: true,
             look_at: now,
+            cooling: Cooling::default(),
             phase: Phase::Starting,
             started: SystemTime::now(),
             command_line,
@@ -398,6 +402,7 @@ impl Master {
             self.look_at = now + crate::balance::INTERVAL;
             self.rebalance(now);
             self.repair_quotas(now);
+            self.look_at_hot_keys(now);
             self.retry_pid_file();
         }
         self.handle_slots(now)

@@ -194,6 +194,12 @@ pub struct PoolStatus {
     /// Reads that got the reply to an equal one.
     #[serde(default)]
     pub reads_coalesced: u64,
+    /// Where nodes `cache` keep replies.
+    #[serde(default)]
+    pub cache: Option<CacheStatus>,
+    /// Keys of which replies are kept as they are hot.
+    #[serde(default)]
+    pub hot_keys: Vec<HotKeyStatus>,
     pub retries_denied: u64,
     /// Errors of nodes of a cluster that clients got, of a pool that does not know of the cluster.
     pub redirects_passed_on: u64,
@@ -219,6 +225,34 @@ pub struct PoolStatus {
     pub source_changes: u32,
     /// Since the master was started.
     pub source_change: Option<SourceChange>,
+}
+
+/// What a route's nodes `cache` keep, over all workers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CacheStatus {
+    /// Reads that were answered from there, and those that were not.
+    pub hits: u64,
+    pub misses: u64,
+    /// Bytes that it takes, and replies.
+    pub bytes: u64,
+    pub replies: u64,
+    /// Bytes that it may take.
+    pub bytes_max: u64,
+}
+
+/// A key of which replies are kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HotKeyStatus {
+    /// In quotes, with escapes.
+    pub key: String,
+    /// `rule` or `command`.
+    pub cause: String,
+    /// In seconds since 1970.
+    pub since: u64,
+    /// Its share of the pool's requests, in millionths. `None` where there are too few.
+    pub share_ppm: Option<u32>,
 }
 
 /// A change of the servers that a source names.

@@ -155,6 +155,7 @@ impl<D: Driver> Worker<D> {
         let noise = RandomState::new();
         engine.set_passages(shared.passages());
         engine.set_generations(shared.generations());
+        engine.set_hot_acts(shared.hot_acts());
         engine.set_slow_log(shared.slow_requests());
         engine.set_secret([noise.hash_one(0), noise.hash_one(1)]);
         let mut pools = BTreeMap::new();

@@ -406,6 +406,16 @@ impl<'a, 'f, 'r> Reader<'a, 'f, 'r> {
             self.error(pos, Complaint::new(message).hint(hint));
             return None;
         }
+        let hot_only = section.hot_only.value.0;
+        let without_samples = to.pools().into_iter().find(|&pool| {
+            self.reach.pools.get(pool).is_some_and(|pool| !pool.hot_keys.value.is_on)
+        });
+        if let Some(pool) = without_samples.filter(|_| hot_only) {
+            let message = format!("\"hot_only\" with pool \"{pool}\", whose hot keys nobody knows");
+            let hint = format!("take \"hot_keys: false\" out of pool \"{pool}\"");
+            self.error(section.hot_only.pos, Complaint::new(message).hint(hint));
+            return None;
+        }
         let ttl_ms = section.ttl.as_ref().map(|ttl| ttl.value.0);
         let ttl_ms = ttl_ms.unwrap_or(match self.protocol {
             Protocol::Redis => REDIS_KEPT_FOR_MS,
@@ -430,7 +440,7 @@ impl<'a, 'f, 'r> Reader<'a, 'f, 'r> {
             None if self.prefix.is_empty() => Vec::new(),
             None => vec![self.prefix.clone()],
         };
-        let keep = KeepRules { bytes, ttl_ms, negative_ms, value_max, keys };
+        let keep = KeepRules { bytes, ttl_ms, negative_ms, value_max, keys, hot_only };
         Some(Route::Cache { to: to.into(), keep })
     }
 

@@ -177,6 +177,9 @@ section! {
         value_max: Size<64, 1048576> = "64kb",
         /// What keys begin with that may be kept. All that come here unless it is set; below a prefix those with it.
         keys: KeyStarts = none,
+        /// Whether only those are kept that are hot: by the [`hot_keys`](configuration.md) of their pool, or since
+        /// [`cashew hot --do cache`](how-to.md#a-key-is-hot) said so.
+        hot_only: Switch = "false",
     }
 }
 

@@ -113,6 +113,11 @@ pub enum Route {
     },
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes it so")]
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
 /// What a node keeps of replies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeepRules {
@@ -126,6 +131,9 @@ pub struct KeepRules {
     pub value_max: u64,
     /// What keys begin with that may be kept; all if it is empty. Sorted, without duplicates.
     pub keys: Vec<String>,
+    /// Only keys that are hot.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub hot_only: bool,
 }
 
 /// How what one pool has is copied to another.
@@ -224,6 +232,14 @@ impl Route {
             kept.push(keep);
         }
         kept
+    }
+
+    /// Whether a node keeps replies to reads of a pool's hot keys.
+    pub fn keeps_hot_of(&self, pool: &str) -> bool {
+        match self {
+            Self::Cache { to, keep } if keep.hot_only => to.pools().contains(&pool),
+            _ => self.children().into_iter().any(|child| child.keeps_hot_of(pool)),
+        }
     }
 
     /// Why reads of a key do not go straight to one pool by the name that the key has here, if they do not: the node

@@ -116,7 +116,7 @@ impl<'r> Visit<'r> {
 
 impl KeepRules {
     fn title(&self) -> String {
-        let Self { bytes, ttl_ms, negative_ms, value_max, keys } = self;
+        let Self { bytes, ttl_ms, negative_ms, value_max, keys, hot_only } = self;
         let negative = match negative_ms {
             0 => String::new(),
             ms => format!(", negative {}", span_text(*ms)),
@@ -127,7 +127,8 @@ impl KeepRules {
             [one, ..] => format!(", keys \"{}\" and {} more", one.escape_debug(), keys.len() - 1),
         };
         format!(
-            "cache, {} in all, ttl {}{negative}, value_max {}{keys}",
+            "cache{}, {} in all, ttl {}{negative}, value_max {}{keys}",
+            if *hot_only { " of hot keys" } else { "" },
             SizeText(*bytes),
             span_text(*ttl_ms),
             SizeText(*value_max)

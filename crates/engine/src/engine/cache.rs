@@ -12,13 +12,15 @@
 //! - Of what others write, Redis tells ([`crate::redis::tracking`]), and what may have been missed is dropped. In any
 //!   case a reply lives no longer than the node's `ttl`, from when it was asked for, and no longer than its key.
 //!
-//! A node's store is one worker's. It is empty after every change of the configuration.
+//! A node's store is one worker's. It is empty after every change of the configuration. Where a node keeps hot keys
+//! only, which ones these are is looked up once a second ([`cashew_metrics::HotActs`]); a key that is new is kept when
+//! its server is known to tell of it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use cashew_config::snapshot::Protocol;
-use cashew_metrics::{Generations, KeyWord, PoolCounter, PoolGauge};
+use cashew_metrics::{Generations, HotActs, KeyWord, PoolCounter, PoolGauge};
 use cashew_protocol::Span;
 use cashew_protocol::memcached::{self, Expect};
 use cashew_protocol::redis::Command;
@@ -53,6 +55,9 @@ const TRANSACTION_KEYS_MAX: usize = 4096;
 #[derive(Default)]
 pub(crate) struct Caches {
     pub(crate) generations: Generations,
+    /// Which keys are hot, and the version of it that has been taken up.
+    pub(crate) acts: HotActs,
+    acts_version: u64,
     /// By the numbers that nodes have.
     stores: Vec<StoreOf>,
     /// Another one whenever `stores` are made anew.
@@ -75,6 +80,7 @@ struct StoreOf {
     store: Store,
     /// Whose node it is.
     listener: ListenerId,
+    tree: Arc<Tree>,
 }
 
 /// What the reply to a request means to caches.
@@ -248,14 +254,15 @@ impl Engine {
         let Some(number) = tree.cache_of(key) else { return false };
         let word = KeyWord::of(key);
         let Some(stamp) = self.caches.generations.stamp(word) else { return false };
-        let Some(StoreOf { store, listener }) = self.caches.stores.get_mut(number as usize) else {
+        let Some(StoreOf { store, listener, .. }) = self.caches.stores.get_mut(number as usize)
+        else {
             return false;
         };
         if !store.takes(key) {
             return false;
         }
         let metrics = self.listeners[*listener].metrics;
-        let before = store.size();
+        let (before, start) = (store.size(), out.len());
         let is_found = match store.find(key, stamp, self.now) {
             Found::Reply(reply) => {
                 out.extend_from_slice(reply);
@@ -275,10 +282,14 @@ impl Engine {
             }
             Found::Nothing => false,
         };
+        let source = store.source(key).filter(|_| is_found);
         let counter = if is_found { PoolCounter::CacheHits } else { PoolCounter::CacheMisses };
         self.metrics.add_pool(metrics, counter, 1);
         if store.size() != before {
             self.recharge_caches();
+        }
+        if let Some(place) = source {
+            self.observe_kept(place, key, (out.len() - start) as u64);
         }
         is_found
     }
@@ -528,7 +539,7 @@ impl Engine {
     }
 
     fn finish_fill(&mut self, fill: Fill, key_lives_us: Option<u64>) {
-        let Some(StoreOf { store, listener }) = self.caches.store(fill) else { return };
+        let Some(StoreOf { store, listener, .. }) = self.caches.store(fill) else { return };
         let left = store.finish(fill.ticket, key_lives_us);
         let metrics = self.listeners[*listener].metrics;
         self.metrics.add_pool(metrics, PoolCounter::CacheFills, 1);
@@ -560,7 +571,7 @@ impl Engine {
     /// Something has changed at a server, by whomever.
     pub(crate) fn caches_hear(&mut self, place: (BackendId, ServerId), changed: Changed<'_>) {
         for at in 0..self.caches.stores.len() {
-            let StoreOf { store, listener } = &mut self.caches.stores[at];
+            let StoreOf { store, listener, .. } = &mut self.caches.stores[at];
             let dropped = match changed {
                 Changed::Key(key) => u64::from(store.drop_key(place.0, key)),
                 Changed::Everything => store.drop_where(|it| (it.backend, it.server) == place),
@@ -578,7 +589,7 @@ impl Engine {
         if !self.backends[backend].is_cached {
             return;
         }
-        for StoreOf { store, listener } in &mut self.caches.stores {
+        for StoreOf { store, listener, .. } in &mut self.caches.stores {
             let dropped = store.drop_where(|it| it.backend == backend);
             let metrics = self.listeners[*listener].metrics;
             self.metrics.add_pool(metrics, PoolCounter::CacheInvalidations, dropped);
@@ -590,7 +601,7 @@ impl Engine {
     /// Memory is short: what is kept is what is needed least. Returns whether there was anything.
     pub(crate) fn drop_kept(&mut self) -> bool {
         let mut is_any = false;
-        for StoreOf { store, listener } in &mut self.caches.stores {
+        for StoreOf { store, listener, .. } in &mut self.caches.stores {
             let dropped = store.drop_where(|_| true);
             is_any |= dropped > 0;
             let metrics = self.listeners[*listener].metrics;
@@ -607,6 +618,10 @@ impl Engine {
         if self.caches.stores.is_empty() {
             return;
         }
+        if self.caches.acts.version() != self.caches.acts_version {
+            self.take_hot_acts();
+            self.track_kept();
+        }
         let now = self.now;
         self.caches.stores.iter_mut().for_each(|it| it.store.sweep(now));
         self.recharge_caches();
@@ -615,7 +630,7 @@ impl Engine {
 
     fn publish_caches(&self) {
         let mut sums: HashMap<ListenerId, [u64; 3]> = HashMap::new();
-        for StoreOf { store, listener } in &self.caches.stores {
+        for StoreOf { store, listener, .. } in &self.caches.stores {
             let [entries, bytes, bound] = sums.entry(*listener).or_default();
             *entries += store.entries();
             *bytes += store.size() as u64;
@@ -648,7 +663,7 @@ impl Engine {
         caches.round = caches.round.wrapping_add(1);
         caches.wanted = None;
         caches.stores.clear();
-        let mut tracked: HashMap<BackendId, TrackedKeys> = HashMap::new();
+        let mut cached: HashSet<BackendId> = HashSet::new();
         for listener in self.listeners.ids() {
             let routes = self.listeners[listener].destinations();
             let routes: Vec<Arc<Tree>> = routes.filter_map(|it| it.route.clone()).collect();
@@ -657,30 +672,67 @@ impl Engine {
                 let first = self.caches.stores.len() as u32;
                 for mut rules in tree.number_caches(first) {
                     rules.bytes /= workers;
-                    let prefixes = rules.prefixes.iter().map(|prefix| &**prefix);
-                    let keys = TrackedKeys::new(prefixes);
-                    for &backend in tree.backends() {
-                        let all = tracked.entry(backend).or_insert_with(|| keys.clone());
-                        *all = all.with(&keys);
-                    }
-                    self.caches.stores.push(StoreOf { store: Store::new(rules), listener });
+                    cached.extend(tree.backends());
+                    let (store, tree) = (Store::new(rules), Arc::clone(tree));
+                    self.caches.stores.push(StoreOf { store, listener, tree });
                 }
             }
         }
         let mut is_other = false;
         for backend in self.backends.ids() {
-            let keys = tracked.remove(&backend);
-            is_other |= keys.is_some() != self.backends[backend].is_cached;
-            self.backends[backend].is_cached = keys.is_some();
-            let keys = keys.filter(|_| self.backends[backend].protocol == Protocol::Redis);
-            if keys.is_some() || self.backends[backend].tracked.is_some() {
-                self.track(backend, keys);
-            }
+            // Where only hot keys are kept, too, while there are none: a write that is on its way when there is one has
+            // to be known.
+            let is_cached = cached.contains(&backend);
+            is_other |= is_cached != self.backends[backend].is_cached;
+            self.backends[backend].is_cached = is_cached;
         }
+        self.take_hot_acts();
+        self.track_kept();
         if is_other {
             self.listeners.ids().for_each(|listener| self.update_held(listener));
         }
         self.recharge_caches();
         self.publish_caches();
+    }
+
+    /// Other keys are hot.
+    fn take_hot_acts(&mut self) {
+        let caches = &mut self.caches;
+        caches.acts_version = caches.acts.version();
+        let acts = caches.acts.all();
+        for StoreOf { store, listener, tree } in &mut caches.stores {
+            if !store.rules.hot_only {
+                continue;
+            }
+            let pools = || tree.backends().iter().map(|&it| &self.backends[it].config.name);
+            let own = acts.iter().filter(|act| pools().any(|pool| act.is_of_pool(pool)));
+            let dropped = store.set_hot(own.cloned().collect());
+            let metrics = self.listeners[*listener].metrics;
+            self.metrics.add_pool(metrics, PoolCounter::CacheEvictions, dropped);
+        }
+        self.recharge_caches();
+    }
+
+    /// Has servers tell of the keys whose replies are kept.
+    fn track_kept(&mut self) {
+        let mut tracked: HashMap<BackendId, TrackedKeys> = HashMap::new();
+        for StoreOf { store, tree, .. } in &self.caches.stores {
+            let starts = store.starts();
+            if starts.is_empty() {
+                continue;
+            }
+            let keys = TrackedKeys::new(starts);
+            for &backend in tree.backends() {
+                let all = tracked.entry(backend).or_insert_with(|| keys.clone());
+                *all = all.with(&keys);
+            }
+        }
+        for backend in self.backends.ids() {
+            let keys = tracked.remove(&backend);
+            let keys = keys.filter(|_| self.backends[backend].protocol == Protocol::Redis);
+            if keys.is_some() || self.backends[backend].tracked.is_some() {
+                self.track(backend, keys);
+            }
+        }
     }
 }

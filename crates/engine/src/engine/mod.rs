@@ -16,7 +16,7 @@ use std::io::IoSlice;
 
 use cashew_config::snapshot::{self, Protocol};
 use cashew_metrics::{
-    Generations, Passages, PoolCounter, PoolGauge, RequestRing, ServerCounter, Writer,
+    Generations, HotActs, Passages, PoolCounter, PoolGauge, RequestRing, ServerCounter, Writer,
 };
 use cashew_protocol::{Span, memcached, resp};
 use cashew_spool::Queue;
@@ -607,6 +607,11 @@ impl Engine {
     /// Workers tell each other there that keys are written. Without it no node keeps replies.
     pub fn set_generations(&mut self, generations: Generations) {
         self.caches.generations = generations;
+    }
+
+    /// Which keys are hot is known from there. Without it none is.
+    pub fn set_hot_acts(&mut self, acts: HotActs) {
+        self.caches.acts = acts;
     }
 
     /// Slow requests are shown from there. Without it there are none to show.

@@ -120,6 +120,29 @@ impl Engine {
         text
     }
 
+    /// A read is answered by what is kept of a server's replies. Such reads are sampled as those are that servers
+    /// answer, so that a hot key stays one.
+    #[inline]
+    pub(crate) fn observe_kept(
+        &mut self,
+        place: (BackendId, ServerId),
+        key: &[u8],
+        reply_bytes: u64,
+    ) {
+        if self.observer.left > 1 {
+            self.observer.left -= 1;
+            return;
+        }
+        let weight = self.observer.draw();
+        let backend = &self.backends[place.0];
+        if backend.config.hot_keys {
+            let (server, request_bytes) = (place.1.number(), key.len() as u64);
+            let sample =
+                HotSample { key, server, weight, request_bytes, reply_bytes, server_us: 0 };
+            self.metrics.note_hot(backend.metrics, &sample, self.now.as_micros());
+        }
+    }
+
     /// Tells the sketch of the pool's hot keys of a sample.
     fn note_hot(&mut self, subject: &Subject, weight: u64, text: &[u8]) {
         let backend = &self.backends[subject.place.0];

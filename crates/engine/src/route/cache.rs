@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use cashew_metrics::{KeyWord, Stamp};
+use cashew_metrics::{HotAct, KeyWord, Stamp};
 
 use crate::base::id::{BackendId, ConnId, ServerId};
 use crate::base::time::Time;
@@ -82,6 +82,8 @@ pub(crate) enum Found<'s> {
 #[derive(Debug)]
 pub(crate) struct Store {
     pub(crate) rules: CacheRules,
+    /// Where only hot keys are kept: those.
+    hot: Box<[HotAct]>,
     places: HashMap<Arc<[u8]>, u32>,
     slots: Vec<Option<Slot>>,
     free: Vec<u32>,
@@ -98,6 +100,7 @@ impl Store {
     pub(crate) fn new(rules: CacheRules) -> Self {
         Self {
             rules,
+            hot: Box::default(),
             places: HashMap::new(),
             slots: Vec::new(),
             free: Vec::new(),
@@ -121,8 +124,49 @@ impl Store {
 
     /// Whether replies to reads of a key may be kept.
     pub(crate) fn takes(&self, key: &[u8]) -> bool {
+        if self.rules.hot_only && !self.hot.iter().any(|act| act.is_about(key)) {
+            return false;
+        }
         let prefixes = &self.rules.prefixes;
         prefixes.is_empty() || prefixes.iter().any(|prefix| key.starts_with(prefix))
+    }
+
+    /// What keys begin with of which changes must be known. No prefix is no key; an empty one is all.
+    pub(crate) fn starts(&self) -> Vec<&[u8]> {
+        if self.rules.hot_only {
+            return self.hot.iter().map(|act| &*act.key).collect();
+        }
+        match self.rules.prefixes.is_empty() {
+            true => vec![&b""[..]],
+            false => self.rules.prefixes.iter().map(|prefix| &**prefix).collect(),
+        }
+    }
+
+    /// Keeps these keys only, from here on, where only hot ones are kept. Returns how many replies were dropped.
+    pub(crate) fn set_hot(&mut self, hot: Vec<HotAct>) -> u64 {
+        self.hot = hot.into();
+        let before = self.ready;
+        for place in 0..self.slots.len() {
+            let Some(slot) = &self.slots[place] else { continue };
+            if self.takes(&slot.key) {
+                continue;
+            }
+            match slot.state {
+                State::Ready => self.remove(place as u32),
+                State::Filling | State::Spoilt => {
+                    let slot = self.slots[place].as_mut().expect("it was just looked at");
+                    slot.state = State::Spoilt;
+                }
+            }
+        }
+        self.shrink();
+        before - self.ready
+    }
+
+    /// Whose reply is kept of a key.
+    pub(crate) fn source(&self, key: &[u8]) -> Option<(BackendId, ServerId)> {
+        let slot = self.slots[*self.places.get(key)? as usize].as_ref()?;
+        Some((slot.origin.backend, slot.origin.server))
     }
 
     /// What is known of a key whose stamp is this now.
@@ -317,6 +361,7 @@ mod tests {
             negative_us: 100 * MS,
             value_max: 4096,
             prefixes: Box::default(),
+            hot_only: false,
         })
     }
 
@@ -369,6 +414,28 @@ mod tests {
             assert_eq!(find(&mut store, key, at_ms), Found::Nothing);
         }
         assert_eq!((store.entries(), store.size), (0, 0));
+    }
+
+    #[test]
+    fn only_what_is_hot_is_taken_as_long_as_it_is() {
+        let act = |key: &[u8]| HotAct::of_key("p", key, cashew_metrics::HotCause::Rule);
+        let mut store = store(1 << 20);
+        store.rules.hot_only = true;
+        assert!(!store.takes(b"a") && store.starts().is_empty());
+        assert_eq!(store.set_hot(vec![act(b"a"), act(b"b")]), 0);
+        assert!(store.takes(b"a") && !store.takes(b"ab"));
+        assert_eq!(store.starts(), [b"a", b"b"]);
+        fill(&mut store, b"a", Some(b"x"), None);
+        fill(&mut store, b"b", Some(b"y"), None);
+        let ticket = store.begin(b"c", origin(b"c", Time::ZERO));
+        assert_eq!(store.set_hot(vec![act(b"b")]), 1);
+        assert!(store.origin(ticket).is_none(), "what is on its way is not kept");
+        assert_eq!(find(&mut store, b"a", 1), Found::Nothing);
+        assert_eq!(find(&mut store, b"b", 1), Found::Reply(b"y"));
+        assert_eq!(store.source(b"b"), Some((BackendId::new(0), ServerId::new(0))));
+        // Prefixes hold besides.
+        store.rules.prefixes = Box::new([b"u:"[..].into()]);
+        assert!(!store.takes(b"b"));
     }
 
     #[test]

@@ -15,17 +15,20 @@ pub(crate) struct CacheRules {
     pub(crate) value_max: usize,
     /// What keys begin with that may be kept; all if it is empty.
     pub(crate) prefixes: Box<[Box<[u8]>]>,
+    /// Only keys that are hot.
+    pub(crate) hot_only: bool,
 }
 
 impl CacheRules {
     pub(crate) fn of(keep: &KeepRules) -> Self {
-        let KeepRules { bytes, ttl_ms, negative_ms, value_max, keys } = keep;
+        let KeepRules { bytes, ttl_ms, negative_ms, value_max, keys, hot_only } = keep;
         Self {
             bytes: *bytes,
             ttl_us: ttl_ms.saturating_mul(1000),
             negative_us: negative_ms.saturating_mul(1000),
             value_max: usize::try_from(*value_max).unwrap_or(usize::MAX),
             prefixes: keys.iter().map(|prefix| prefix.as_bytes().into()).collect(),
+            hot_only: *hot_only,
         }
     }
 }

@@ -163,6 +163,8 @@ kinds! {
     KeysMoved Instance "keys_moved": "Keys go to another pool by the list of a route. The text says how many",
     InstanceDrains Instance "instance_drains": "The instance is not ready any more, and is to stop when clients have had time to leave",
     InstanceStays Instance "instance_stays": "It is not to stop after all",
+    HotKeyCached Instance "hot_key_cached": "Replies to reads of a hot key are kept from here on, by rule or by command. The text says which key",
+    HotKeyReleased Instance "hot_key_released": "They are not any more. The text says why",
 }
 
 const _: () = assert!(EventKind::ALL.len() <= KINDS_MAX);

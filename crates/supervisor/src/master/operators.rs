@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{Pool, Server, ServerGroup, TopologyState};
+use cashew_config::snapshot::{Pool, Route, Server, ServerGroup, TopologyState};
 use cashew_control::ToChild;
 use cashew_metrics::{
     EventKind, ExportCounter, ExportKind, MemberState, PoolCounter, PoolGauge, ServerCounter,
@@ -36,9 +36,9 @@ use crate::listeners::Listeners;
 use crate::member::Member;
 use crate::state::{OperatorsState, Pack};
 use crate::status::{
-    AccessLogStatus, AdminStatus, AuditLogStatus, CertificateStatus, ExternalAuthStatus,
-    MemberStatus, Outcome, PoolStatus, ServerStatus, ShardStatus, Status, TracingStatus,
-    UserStatus, WorkerStatus,
+    AccessLogStatus, AdminStatus, AuditLogStatus, CacheStatus, CertificateStatus,
+    ExternalAuthStatus, MemberStatus, Outcome, PoolStatus, ServerStatus, ShardStatus, Status,
+    TracingStatus, UserStatus, WorkerStatus,
 };
 use crate::unix_socket::UnixSocket;
 use crate::watchdog::STARVED_MAX;
@@ -397,6 +397,23 @@ impl Master {
         pool.servers.iter().enumerate().map(member).collect()
     }
 
+    /// Of what a route's nodes keep of replies.
+    fn cache_status(&self, index: u32, pool: &Pool) -> Option<CacheStatus> {
+        let kept = pool.route.as_ref().map_or_else(Vec::new, Route::kept);
+        if kept.is_empty() {
+            return None;
+        }
+        let segments = &self.current.segments;
+        let id = segments.layout().pool(index as usize);
+        Some(CacheStatus {
+            hits: segments.sum_pool_counter(id, PoolCounter::CacheHits),
+            misses: segments.sum_pool_counter(id, PoolCounter::CacheMisses),
+            bytes: segments.sum_pool_gauge(id, PoolGauge::CacheBytes),
+            replies: segments.sum_pool_gauge(id, PoolGauge::CacheEntries),
+            bytes_max: kept.iter().map(|keep| keep.bytes).sum(),
+        })
+    }
+
     /// Of users who have limits.
     fn user_statuses(&self, index: u32, pool: &cashew_config::snapshot::Pool) -> Vec<UserStatus> {
         let segments = &self.current.segments;
@@ -468,6 +485,8 @@ impl Master {
                 hedges_sent: count(index, PoolCounter::HedgesSent),
                 hedges_won: count(index, PoolCounter::HedgesWon),
                 reads_coalesced: count(index, PoolCounter::ReadsCoalesced),
+                cache: self.cache_status(index, pool),
+                hot_keys: self.hot_key_statuses(index, pool),
                 requests_retried: count(index, PoolCounter::RequestsRetried),
                 redirects_passed_on: count(index, PoolCounter::RedirectsPassedOn),
                 retries_denied: count(index, PoolCounter::RetriesDenied),

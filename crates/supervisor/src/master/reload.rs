@@ -258,6 +258,12 @@ impl Master {
             Command::MoveKeys { route, from, to, keys, overwrite } => {
                 self.move_keys(route, KeyWish::new((from, to), keys, overwrite), reply);
             }
+            Command::HotKey { .. } if self.phase != Phase::Serving => {
+                reply.failed("the instance is starting, or is stopping");
+            }
+            Command::HotKey { pool, key, action } => {
+                self.act_on_hot_key((pool, &key), action, reply);
+            }
             Command::Upgrade { binary } => self.begin_upgrade(binary, reply, now),
             Command::Drain { seconds: Some(seconds) } if seconds > DRAIN_MAX_SECONDS => {
                 reply.failed(&format!("a drain takes at most {DRAIN_MAX_SECONDS} s"));

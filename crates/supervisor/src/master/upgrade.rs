@@ -22,6 +22,7 @@ use rustix::fs::{Mode, OFlags};
 use tracing::{error, info, warn};
 
 use super::failover::Failovers;
+use super::hot_keys::Cooling;
 use super::key_moves::KeyMoves;
 use super::log::Log;
 use super::maintenance::MaintenanceNotices;
@@ -574,6 +575,7 @@ impl Master {
             generation: state.generation,
             is_unsettled: true,
             look_at: now,
+            cooling: Cooling::default(),
             phase: Phase::Serving,
             command_line,
             log,

@@ -1,0 +1,325 @@
+//! What is done about hot keys: by the rules of their pools, and by operators.
+//!
+//! The list itself is in memory that all processes share ([`cashew_metrics::HotActs`]), and so outlives this program.
+
+use std::time::{Duration, Instant};
+
+use cashew_config::snapshot::{HotRule, Pool};
+use cashew_metrics::{
+    EventKind, HOT_ACTS_MAX, HotAct, HotCause, HotKey, HotKeys, KEY_SIZE_MAX, Ranking, WallClock,
+    monotonic_ms,
+};
+use tracing::info;
+
+use super::Master;
+use crate::command::{HotAction, Reply};
+use crate::status::HotKeyStatus;
+
+/// So long a key has to be cool until it is taken for that.
+const COOLING: Duration = Duration::from_secs(60);
+/// Of fewer requests, as the sketch counts them, shares mean nothing. They are those of some 15 seconds.
+const SEEN_MIN: u64 = 1000;
+const PPM: u128 = 1_000_000;
+
+/// Since when keys that something is done about have been cool.
+#[derive(Default)]
+pub(super) struct Cooling(Vec<(HotAct, Instant)>);
+
+impl Cooling {
+    /// How long a key has been cool, if it is.
+    fn note(&mut self, act: &HotAct, is_cool: bool, now: Instant) -> Duration {
+        let known = self.0.iter().position(|(it, _)| it.is_like(act));
+        match (known, is_cool) {
+            (None, false) => Duration::ZERO,
+            (Some(at), false) => {
+                self.0.swap_remove(at);
+                Duration::ZERO
+            }
+            (None, true) => {
+                self.0.push((act.clone(), now));
+                Duration::ZERO
+            }
+            (Some(at), true) => now.saturating_duration_since(self.0[at].1),
+        }
+    }
+
+    fn forget_others(&mut self, acts: &[HotAct]) {
+        self.0.retain(|(it, _)| acts.iter().any(|act| act.is_like(it)));
+    }
+}
+
+/// The share of a key of all that its pool does, in millionths. `None` where too little is known.
+fn share_ppm(hot: &HotKeys, is_it: impl Fn(&HotKey) -> bool) -> Option<u32> {
+    if hot.total < SEEN_MIN {
+        return None;
+    }
+    let weight = hot.keys.iter().find(|key| is_it(key)).map_or(0, |key| key.weight);
+    Some((u128::from(weight) * PPM / u128::from(hot.total)).min(PPM) as u32)
+}
+
+fn shown(key: &[u8], len: usize) -> String {
+    let rest = if len > KEY_SIZE_MAX { "…" } else { "" };
+    format!("\"{}\"{rest}", key.escape_ascii())
+}
+
+fn percent(ppm: u32) -> String {
+    format!("{:.1}%", f64::from(ppm) / 10_000.0)
+}
+
+/// Those of a pool that its rule wants, besides those that are there.
+fn wanted(rule: HotRule, hot: &HotKeys, pool: &str, acts: &[HotAct]) -> Vec<(HotAct, u32)> {
+    let own = acts.iter().filter(|act| act.is_of_pool(pool));
+    let by_rule = own.clone().filter(|act| act.cause == HotCause::Rule).count();
+    let above_ppm = rule.above_percent * (PPM as u32 / 100);
+    let is_new = |key: &&HotKey| !own.clone().any(|act| act.is_about_hot(key));
+    let share = |key: &HotKey| share_ppm(hot, |it| it.hash == key.hash && it.len == key.len);
+    let found = hot.keys.iter().filter(is_new).filter_map(|key| {
+        let share = share(key).filter(|&share| share > above_ppm)?;
+        let act = HotAct::of_sketch(pool, key, HotCause::Rule);
+        Some((HotAct { limit_ppm: above_ppm / 2, ..act }, share))
+    });
+    found.take((rule.keys_max as usize).saturating_sub(by_rule)).collect()
+}
+
+impl Master {
+    fn hot_keys_of(&self, index: usize) -> HotKeys {
+        let segments = &self.current.segments;
+        let pool = segments.layout().pool(index);
+        segments.hot_keys(pool, Ranking::Requests, monotonic_ms() * 1000)
+    }
+
+    fn now_unix_s() -> u64 {
+        WallClock::now().unix_ms(monotonic_ms()) / 1000
+    }
+
+    /// Does what the rules say. To be called once a second.
+    pub(super) fn look_at_hot_keys(&mut self, now: Instant) {
+        let list = self.shared.hot_acts();
+        let pools = &self.current.snapshot.pools;
+        let before = list.all();
+        if !list.is_there() || before.is_empty() && pools.iter().all(|it| it.hot_rule.is_none()) {
+            return;
+        }
+        let mut acts = before.clone();
+        for (index, pool) in self.current.snapshot.pools.iter().enumerate() {
+            if pool.hot_rule.is_none() && !acts.iter().any(|act| act.is_of_pool(&pool.name)) {
+                continue;
+            }
+            let hot = self.hot_keys_of(index);
+            let cooling = &mut self.cooling;
+            acts.retain(|act| {
+                !act.is_of_pool(&pool.name) || is_kept(act, pool, &hot, (&mut *cooling, now))
+            });
+            for (act, share) in pool
+                .hot_rule
+                .iter()
+                .flat_map(|&rule| wanted(rule, &hot, &pool.name, &acts))
+                .collect::<Vec<_>>()
+            {
+                if acts.len() >= HOT_ACTS_MAX {
+                    break;
+                }
+                let key = shown(&act.key, act.len);
+                info!(
+                    kind = EventKind::HotKeyCached.name(),
+                    pool = pool.name,
+                    "pool {}: replies to reads of key {key} are kept: it has {} of the requests",
+                    pool.name,
+                    percent(share)
+                );
+                acts.push(HotAct { since: Self::now_unix_s(), ..act });
+            }
+        }
+        let snapshot = &self.current.snapshot;
+        acts.retain(|act| {
+            let pool = snapshot.pools.iter().find(|pool| act.is_of_pool(&pool.name));
+            let is_kept = pool.is_some_and(|pool| snapshot.keeps_hot_of(&pool.name));
+            if !is_kept {
+                let name = pool.map_or("", |pool| &pool.name);
+                say_released(name, act, "no node keeps hot keys of its pool any more");
+            }
+            is_kept
+        });
+        self.cooling.forget_others(&acts);
+        if acts != before {
+            list.set(&acts);
+        }
+    }
+
+    /// What an operator wants to be done about a key.
+    pub(super) fn act_on_hot_key(
+        &mut self,
+        (pool, key): (Option<String>, &[u8]),
+        action: HotAction,
+        mut reply: Box<dyn Reply>,
+    ) {
+        let snapshot = &self.current.snapshot;
+        let able: Vec<&str> = snapshot.pools.iter().map(|pool| &*pool.name).collect();
+        let able: Vec<&str> = able.into_iter().filter(|pool| snapshot.keeps_hot_of(pool)).collect();
+        let pool = match (pool, &able[..]) {
+            (Some(pool), _) if !snapshot.pools.iter().any(|it| it.name == pool) => {
+                return reply.failed(&format!("there is no pool '{pool}'"));
+            }
+            (Some(pool), able) if !able.contains(&&*pool) => {
+                return reply.failed(&format!(
+                    "no node `cache` with `hot_only: true` leads to pool '{pool}'"
+                ));
+            }
+            (Some(pool), _) => pool,
+            (None, [pool]) => (*pool).to_owned(),
+            (None, []) => {
+                return reply.failed("no route has a node `cache` with `hot_only: true`");
+            }
+            (None, several) => {
+                return reply.failed(&format!("name one of the pools {}", several.join(", ")));
+            }
+        };
+        let list = self.shared.hot_acts();
+        if !list.is_there() {
+            return reply.failed("the instance was started by a version without this: restart it");
+        }
+        let mut acts = list.all();
+        let mut act = HotAct::of_key(&pool, key, HotCause::Command);
+        let known = acts.iter().position(|it| it.is_like(&act));
+        let name = shown(&act.key, act.len);
+        match (action, known) {
+            (HotAction::Cache, Some(_)) => reply.line(&format!("key {name} is kept already")),
+            (HotAction::Cache, None) if acts.len() >= HOT_ACTS_MAX => {
+                return reply.failed(&format!("there are {HOT_ACTS_MAX} keys already"));
+            }
+            (HotAction::Cache, None) => {
+                let index = self.current.snapshot.pools.iter().position(|it| it.name == pool);
+                let hot = self.hot_keys_of(index.expect("it has been looked for"));
+                let share = share_ppm(&hot, |it| act.is_about_hot(it)).unwrap_or(0);
+                act.limit_ppm = share / 2;
+                act.since = Self::now_unix_s();
+                let until = match share {
+                    0 => "until it is undone".to_owned(),
+                    _ => format!("until it has had less than {} for a minute", percent(share / 2)),
+                };
+                let text = format!(
+                    "pool {pool}: replies to reads of key {name} are kept: an operator wants it; it has {} of the \
+                     requests",
+                    percent(share)
+                );
+                info!(kind = EventKind::HotKeyCached.name(), pool, "{text}");
+                reply.line(&format!("{text}; {until}"));
+                acts.push(act);
+                list.set(&acts);
+            }
+            (HotAction::Undo, None) => {
+                return reply.failed(&format!("pool '{pool}': nothing is done about key {name}"));
+            }
+            (HotAction::Undo, Some(at)) => {
+                let act = acts.remove(at);
+                say_released(&pool, &act, "an operator wants it");
+                reply.line(&format!(
+                    "pool {pool}: replies to reads of key {name} are not kept any more"
+                ));
+                list.set(&acts);
+            }
+        }
+        reply.done();
+    }
+
+    pub(super) fn hot_key_statuses(&self, index: u32, pool: &Pool) -> Vec<HotKeyStatus> {
+        let acts = self.shared.hot_acts().all();
+        let mut own = acts.into_iter().filter(|act| act.is_of_pool(&pool.name)).peekable();
+        if own.peek().is_none() {
+            return Vec::new();
+        }
+        let hot = self.hot_keys_of(index as usize);
+        let status = |act: HotAct| HotKeyStatus {
+            key: shown(&act.key, act.len),
+            cause: act.cause.name().to_owned(),
+            since: act.since,
+            share_ppm: share_ppm(&hot, |key| act.is_about_hot(key)),
+        };
+        own.map(status).collect()
+    }
+}
+
+/// Whether something is still to be done about a key of a pool.
+fn is_kept(
+    act: &HotAct,
+    pool: &Pool,
+    hot: &HotKeys,
+    (cooling, now): (&mut Cooling, Instant),
+) -> bool {
+    if act.cause == HotCause::Rule && pool.hot_rule.is_none() {
+        say_released(&pool.name, act, "the pool has no rule any more");
+        return false;
+    }
+    let share = share_ppm(hot, |key| act.is_about_hot(key)).unwrap_or(0);
+    let is_cool = share < act.limit_ppm;
+    let is_kept = cooling.note(act, is_cool, now) < COOLING;
+    if !is_kept {
+        let why =
+            format!("it has had less than {} of the requests for a minute", percent(act.limit_ppm));
+        say_released(&pool.name, act, &why);
+    }
+    is_kept
+}
+
+fn say_released(pool: &str, act: &HotAct, why: &str) {
+    let key = shown(&act.key, act.len);
+    info!(
+        kind = EventKind::HotKeyReleased.name(),
+        pool, "pool {pool}: replies to reads of key {key} are not kept any more: {why}"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hot(weights: &[(&str, u64)], total: u64) -> HotKeys {
+        let key = |&(key, weight): &(&str, u64)| HotKey {
+            key: key.into(),
+            len: key.len(),
+            hash: key.bytes().map(u64::from).sum(),
+            server: 0,
+            weight,
+            unseen: 0,
+        };
+        HotKeys { keys: weights.iter().map(key).collect(), total }
+    }
+
+    const RULE: HotRule = HotRule { above_percent: 5, keys_max: 2 };
+
+    #[test]
+    fn a_rule_wants_the_hottest_and_no_more_than_it_may() {
+        let names = |hot: &HotKeys, acts: &[HotAct]| -> Vec<String> {
+            let found = wanted(RULE, hot, "p", acts);
+            assert!(found.iter().all(|(act, _)| act.limit_ppm == 25_000));
+            found.iter().map(|(act, _)| String::from_utf8(act.key.clone()).unwrap()).collect()
+        };
+        let three = hot(&[("a", 400), ("b", 300), ("c", 200), ("d", 50)], 1000);
+        assert_eq!(names(&three, &[]), ["a", "b"]);
+        let acts: Vec<HotAct> =
+            wanted(RULE, &three, "p", &[]).into_iter().map(|(act, _)| act).collect();
+        assert!(names(&three, &acts).is_empty(), "it has as many as it may have");
+        assert_eq!(names(&three, &acts[..1]), ["b"]);
+        // What an operator wants, and what other pools have, takes no room.
+        let by_command = HotAct { cause: HotCause::Command, ..acts[0].clone() };
+        assert_eq!(names(&three, &[by_command]), ["b", "c"]);
+        assert_eq!(wanted(RULE, &three, "q", &acts).len(), 2);
+        assert!(names(&hot(&[("a", 50)], 1000), &[]).is_empty(), "no more than the limit");
+        assert!(names(&hot(&[("a", 900)], 999), &[]).is_empty(), "too little is known");
+    }
+
+    #[test]
+    fn a_key_is_cool_when_it_has_been_for_a_minute_without_a_break() {
+        let mut cooling = Cooling::default();
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let act = wanted(RULE, &hot(&[("a", 400)], 1000), "p", &[]).remove(0).0;
+        assert_eq!(cooling.note(&act, true, at(0)), Duration::ZERO);
+        assert_eq!(cooling.note(&act, true, at(59)), Duration::from_secs(59));
+        assert_eq!(cooling.note(&act, false, at(60)), Duration::ZERO);
+        assert_eq!(cooling.note(&act, true, at(61)), Duration::ZERO);
+        assert_eq!(cooling.note(&act, true, at(121)), COOLING);
+        cooling.forget_others(&[]);
+        assert_eq!(cooling.note(&act, true, at(122)), Duration::ZERO);
+    }
+}
