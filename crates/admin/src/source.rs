@@ -257,9 +257,8 @@ impl Source {
         let layout = self.layout();
         // Requests that come by a route are counted there, and at the servers.
         let is_asked = |at: usize, servers: usize| {
-            let requests = |server| {
-                numbers.server_counter(layout.server(at, server), ServerCounter::Requests)
-            };
+            let requests =
+                |server| numbers.server_counter(layout.server(at, server), ServerCounter::Requests);
             (0..servers).any(|server| requests(server) > 0)
         };
         pools

@@ -1,12 +1,14 @@
 //! The cache of a route in two workers, in front of one server that others write to as well: seeds choose who does
-//! what when, what is on its way for how long, and what is lost. An oracle knows how old a reply may be.
+//! what when, what is on its way for how long, and what is lost. An oracle knows how old a reply may be. It plays a cache
+//! of hot keys only, too, which become hot and cool, and equal reads that are sent once, without a cache.
 
 use std::collections::HashMap;
 
 use cashew_engine::{CloseReason, ConnId};
-use cashew_metrics::{Generations, PoolCounter};
+use cashew_metrics::{Generations, HotAct, HotActs, HotCause, PoolCounter};
 use cashew_protocol::resp::{Parsed, ReplyScanner, RequestParser, Scan};
 
+use crate::world::gets::together;
 use crate::world::{World, redis, snapshot};
 
 const CONFIG: &str = "global: {worker_processes: 1}
@@ -14,6 +16,11 @@ pools:
   a: {redis: true, preconnect: true, timeout: 60000, servers: ['127.0.0.1:7000:1'], hide_topology: true}
 routes:
   main: {redis: true, listen: '127.0.0.1:6000', route: {cache: {to: a, ttl: 2s, negative: 1s, bytes: 64kb, value_max: 1kb}}}
+";
+const SHARING: &str = "global: {worker_processes: 1}
+pools:
+  main: {redis: true, listen: '127.0.0.1:6000', preconnect: true, timeout: 60000, coalesce_reads: true,
+    servers: ['127.0.0.1:7000:1'], hide_topology: true}
 ";
 const TTL_US: u64 = 2_000_000;
 const KEYS: usize = 4;
@@ -29,12 +36,30 @@ impl Random {
     }
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Cache,
+    /// Only hot keys are kept, and which ones these are changes.
+    HotOnly,
+    /// There is no cache, and equal reads are sent once.
+    Sharing,
+}
+
 /// A connection from a worker, as the server has it.
 #[derive(Default)]
 struct Peer {
     input: Vec<u8>,
     output: Vec<u8>,
     tracks: bool,
+    /// What keys begin with of which it is told; all if there is none.
+    prefixes: Vec<String>,
+}
+
+impl Peer {
+    fn is_told_of(&self, key: &str) -> bool {
+        let is_wanted = |prefix: &String| key.starts_with(prefix);
+        self.tracks && (self.prefixes.is_empty() || self.prefixes.iter().any(is_wanted))
+    }
 }
 
 /// What a client has asked and not been answered.
@@ -64,6 +89,8 @@ struct Client {
 }
 
 struct Play {
+    kind: Kind,
+    acts: HotActs,
     random: Random,
     workers: [World; 2],
     peers: [HashMap<ConnId, Peer>; 2],
@@ -84,15 +111,23 @@ struct Play {
 }
 
 impl Play {
-    fn new(seed: u64) -> Self {
-        let config = snapshot(CONFIG);
+    fn new(kind: Kind, seed: u64) -> Self {
+        let config = match kind {
+            Kind::Cache => snapshot(CONFIG),
+            Kind::HotOnly => snapshot(&CONFIG.replace("ttl: 2s", "ttl: 2s, hot_only: true")),
+            Kind::Sharing => snapshot(SHARING),
+        };
+        let acts = HotActs::private();
         let generations = Generations::private();
         let workers = [(); 2].map(|()| {
             let mut world = World::new(&config);
             world.engine.set_generations(generations.clone());
+            world.engine.set_hot_acts(acts.clone());
             world
         });
         let mut play = Self {
+            kind,
+            acts,
             random: Random(seed),
             workers,
             peers: Default::default(),
@@ -117,7 +152,9 @@ impl Play {
 
     fn step(&mut self) {
         match self.random.below(100) {
+            0..30 if self.kind == Kind::Sharing => self.ask_together(),
             0..30 => self.ask(),
+            30 if self.kind == Kind::HotOnly => self.heat(),
             30..55 => self.serve(),
             55..88 => self.deliver(),
             88..92 => self.write_elsewhere(),
@@ -157,9 +194,37 @@ impl Play {
 
     fn ask(&mut self) {
         let at = self.random.below(self.clients.len());
-        if !self.clients[at].asked.is_empty() {
-            return;
+        if self.clients[at].asked.is_empty() {
+            let text = self.question(at);
+            let Client { worker, conn, .. } = self.clients[at];
+            self.workers[worker].send(conn, text);
         }
+    }
+
+    /// All clients of a worker that wait for nothing ask before it writes to the server.
+    fn ask_together(&mut self) {
+        let worker = self.random.below(2);
+        let mut texts = Vec::new();
+        for at in 0..self.clients.len() {
+            let Client { worker: its, conn, .. } = self.clients[at];
+            if its == worker && self.clients[at].asked.is_empty() {
+                texts.push((conn, self.question(at)));
+            }
+        }
+        let texts: Vec<(ConnId, &str)> =
+            texts.iter().map(|(conn, text)| (*conn, text.as_str())).collect();
+        together(&mut self.workers[worker], &texts);
+    }
+
+    /// Other keys are hot.
+    fn heat(&mut self) {
+        let hot = self.random.below(1 << KEYS);
+        let hot = (0..KEYS).filter(|key| hot >> key & 1 == 1);
+        let act = |key| HotAct::of_key("a", format!("k{key}").as_bytes(), HotCause::Rule);
+        self.acts.set(&hot.map(act).collect::<Vec<_>>());
+    }
+
+    fn question(&mut self, at: usize) -> String {
         let mut text = String::new();
         // Of its own pipeline: what it has written there it reads.
         for _ in 0..=self.random.below(3) {
@@ -186,12 +251,15 @@ impl Play {
                 }
             }
         }
-        let Client { worker, conn, .. } = self.clients[at];
-        self.workers[worker].send(conn, text);
+        text
     }
 
     /// How new a reply to a read has to be that is sent now.
     fn least(&self, worker: usize, key: usize) -> u64 {
+        if self.kind == Kind::Sharing {
+            // It is asked for from here on.
+            return self.data[key].1;
+        }
         let long_ago = |&&(at, _): &&(u64, u64)| at + TTL_US < self.now_us;
         let foreign = self.foreign[key].iter().rev().find(long_ago).map_or(0, |it| it.1);
         foreign.max(self.acknowledged[key]).max(self.told[worker][key])
@@ -252,8 +320,9 @@ impl Play {
         let reply = match words[..] {
             ["HELLO", "3"] => "%1\r\n+proto\r\n:3\r\n".to_owned(),
             ["PING"] => "+PONG\r\n".to_owned(),
-            ["CLIENT", "TRACKING", "ON", "BCAST"] => {
+            ["CLIENT", "TRACKING", "ON", "BCAST", ref prefixes @ ..] => {
                 peer.tracks = true;
+                peer.prefixes = prefixes.chunks(2).map(|words| words[1].to_owned()).collect();
                 "+OK\r\n".to_owned()
             }
             ["GET", name] => match self.data[key(name)].0 {
@@ -307,7 +376,7 @@ impl Play {
         self.writes.insert(value, number);
         let push = format!(">2\r\n$10\r\ninvalidate\r\n*1\r\n$2\r\nk{key}\r\n");
         for peers in &mut self.peers {
-            for peer in peers.values_mut().filter(|peer| peer.tracks) {
+            for peer in peers.values_mut().filter(|peer| peer.is_told_of(&format!("k{key}"))) {
                 peer.output.extend(push.bytes());
             }
         }
@@ -374,25 +443,43 @@ impl Play {
     }
 }
 
-#[test]
-fn no_reply_is_older_than_it_may_be() {
-    let mut sums = [0; 4];
-    for seed in 0..60 {
-        let mut play = Play::new(seed);
+fn played<const N: usize>(kind: Kind, seeds: u64, counters: [PoolCounter; N]) -> [u64; N] {
+    let mut sums = [0; N];
+    for seed in 0..seeds {
+        let mut play = Play::new(kind, seed);
         play.connect();
         for _ in 0..STEPS {
             play.step();
         }
-        let counters = [
-            PoolCounter::CacheHits,
-            PoolCounter::CacheFills,
-            PoolCounter::CacheWritten,
-            PoolCounter::CacheInvalidations,
-        ];
         for (sum, counter) in sums.iter_mut().zip(counters) {
             *sum += play.count(counter);
         }
     }
+    sums
+}
+
+const OF_CACHES: [PoolCounter; 4] = [
+    PoolCounter::CacheHits,
+    PoolCounter::CacheFills,
+    PoolCounter::CacheWritten,
+    PoolCounter::CacheInvalidations,
+];
+
+#[test]
+fn no_reply_is_older_than_it_may_be() {
+    let sums = played(Kind::Cache, 60, OF_CACHES);
     // All of it was played.
     assert!(sums.iter().all(|&sum| sum > 100), "{sums:?}");
+}
+
+#[test]
+fn no_reply_is_older_than_it_may_be_where_keys_become_hot_and_cool() {
+    let sums = played(Kind::HotOnly, 60, OF_CACHES);
+    assert!(sums.iter().all(|&sum| sum > 50), "{sums:?}");
+}
+
+#[test]
+fn no_reply_that_is_shared_is_older_than_it_may_be() {
+    let [shared] = played(Kind::Sharing, 60, [PoolCounter::ReadsCoalesced]);
+    assert!(shared > 1000, "{shared}");
 }
