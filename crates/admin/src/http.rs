@@ -206,7 +206,9 @@ fn answer(asked: &Asked<'_>, source: &Source, history: &History) -> Response<Vec
             prometheus::exposition(source).into_bytes(),
         ),
         "/healthz" | "/livez" if source.is_healthy() => text(StatusCode::OK, "ok\n"),
-        "/healthz" | "/livez" => text(StatusCode::SERVICE_UNAVAILABLE, "no worker shows that it runs\n"),
+        "/healthz" | "/livez" => {
+            text(StatusCode::SERVICE_UNAVAILABLE, "no worker shows that it runs\n")
+        }
         "/readyz" => match readiness::reasons_against(source) {
             reasons if reasons.is_empty() => text(StatusCode::OK, "ready\n"),
             reasons => text(StatusCode::SERVICE_UNAVAILABLE, &(reasons.join("\n") + "\n")),

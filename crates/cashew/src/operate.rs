@@ -958,7 +958,7 @@ pool alpha: MOVED, ASK and CLUSTERDOWN passed on to clients: 5; its servers are 
 pool alpha: requests sent again: 4, reads not sent again for want of budget: 2
 pool alpha: reads that got the reply to an equal one: 6
 pool alpha: cache: 75.0% hits of 120 reads, 12 replies, 3.0MiB of 64.0MiB
-pool alpha: hot key "user:1" is kept by rule: 12.3% of the requests
+pool alpha: hot key \"user:1\" is kept by rule: 12.3% of the requests
 pool alpha: reads sent to a second server: 9, answered by it first: 7, not sent for want of budget: 1
 pool alpha: CLIENT PAUSE holds clients that write back for 1500 ms more"
         );
