@@ -1,7 +1,6 @@
 //! One connection to the stats port, from its first byte to its close. Each phase has a time limit.
 
 use std::convert::Infallible;
-use std::future::ready;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -13,6 +12,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use tokio::net::TcpStream;
 
+use crate::api;
 use crate::body::Body;
 use crate::http::{self, Speech};
 use crate::place::{Over, Phase, Place};
@@ -74,11 +74,19 @@ async fn serve_http(
     peer: Option<SocketAddr>,
 ) -> Option<Stream> {
     let service = service_fn(|request: Request<Incoming>| {
-        place.enter(Phase::Responding);
-        let response = http::respond(&request, hub, peer);
-        let response = response.map(|bytes| Body::new(bytes, Rc::clone(place)));
-        hub.bound_output(place);
-        ready(Ok::<_, Infallible>(response))
+        Box::pin(async move {
+            let response = match api::is_at(request.uri().path()) {
+                true => {
+                    place.enter(Phase::Waiting);
+                    api::respond(request, hub, peer).await
+                }
+                false => http::respond(&request, hub, peer),
+            };
+            place.enter(Phase::Responding);
+            let response = response.map(|bytes| Body::new(bytes, Rc::clone(place)));
+            hub.bound_output(place);
+            Ok::<_, Infallible>(response)
+        })
     });
     let mut connection = http1::Builder::new()
         .half_close(true)
@@ -93,6 +101,7 @@ async fn serve_http(
         (Err(Over), Phase::Reading) => respond(stream, http::request_timeout(), place, hub).await,
         // The client has ended its side within a request.
         (Ok(_), Phase::Reading) => respond(stream, http::bad_request(), place, hub).await,
+        (Err(Over), Phase::Waiting) => respond(stream, http::left(), place, hub).await,
         (Err(Over), Phase::Responding) => None,
         _ => Some(stream),
     }

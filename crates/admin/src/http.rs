@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use cashew_api::{Failure, FailureKind};
 use cashew_config::snapshot::Global;
 use hyper::body::Body as HttpBody;
 use hyper::header::{self, HeaderMap, HeaderValue};
@@ -20,7 +21,7 @@ pub(crate) const REQUEST_SIZE_MAX: usize = 8192;
 const METHOD_SIZE_MAX: usize = 16;
 
 const TEXT: &str = "text/plain; charset=utf-8";
-const JSON: &str = "application/json";
+pub(crate) const JSON: &str = "application/json";
 
 /// What a client's first bytes look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,10 +52,23 @@ pub(crate) fn request_timeout() -> Vec<u8> {
     refusal("408 Request Timeout", "request timeout\n")
 }
 
+/// To a client of the API whose connection is needed, or whose server ends.
+pub(crate) fn left() -> Vec<u8> {
+    let cause = "the connection is needed for others, or the statistics go to another process";
+    let remedy = "What was begun goes on: GET /api/v1/status and the audit log say how it ends";
+    let failure = Failure::new(FailureKind::Busy, cause, remedy);
+    let body = serde_json::to_string(&failure).unwrap_or_default() + "\n";
+    refusal_of("503 Service Unavailable", JSON, &body)
+}
+
 fn refusal(status: &str, body: &str) -> Vec<u8> {
+    refusal_of(status, TEXT, body)
+}
+
+fn refusal_of(status: &str, content_type: &str, body: &str) -> Vec<u8> {
     let size = body.len();
     format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {TEXT}\r\nContent-Length: {size}\r\n\
+        "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {size}\r\n\
          Cache-Control: no-store\r\nConnection: close\r\n\r\n{body}"
     )
     .into_bytes()
@@ -74,11 +88,11 @@ pub(crate) fn respond<B: HttpBody>(
     };
     let source = hub.source();
     let global = &source.snapshot().global;
-    let role = Role::of(request.headers(), global);
     let is_open = matches!(asked.uri.path(), "/healthz" | "/livez" | "/readyz");
-    if role == Role::Impostor && !is_open && has_tokens(global) {
-        hub.token_is_wrong(peer, asked.uri.path());
-    }
+    let role = match is_open {
+        true => Role::of(request.headers(), global),
+        false => role_of(request.headers(), asked.uri.path(), hub, peer),
+    };
     let mut response = match asked.uri.path().starts_with("/operate/") {
         true => operate(&asked, role, global, hub, peer),
         false if is_open || global.stats_token.is_none() || role >= Role::Read => {
@@ -93,12 +107,36 @@ pub(crate) fn respond<B: HttpBody>(
         }
         false => unauthorized(),
     };
-    let keeps = request.version() == Version::HTTP_11
-        && request.body().is_end_stream()
-        && has(request.headers(), header::CONNECTION, "keep-alive");
+    let keeps =
+        wants_to_stay(request.version(), request.headers()) && request.body().is_end_stream();
+    keep_or_close(&mut response, keeps);
+    response
+}
+
+/// Whether the client asks for more by this connection.
+pub(crate) fn wants_to_stay(version: Version, headers: &HeaderMap) -> bool {
+    version == Version::HTTP_11 && has(headers, header::CONNECTION, "keep-alive")
+}
+
+pub(crate) fn keep_or_close(response: &mut Response<Vec<u8>>, keeps: bool) {
     let connection = if keeps { "keep-alive" } else { "close" };
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static(connection));
-    response
+}
+
+/// What somebody has shown. A token that is none is told of.
+pub(crate) fn role_of(
+    headers: &HeaderMap,
+    path: &str,
+    hub: &Hub,
+    peer: Option<SocketAddr>,
+) -> Role {
+    let source = hub.source();
+    let global = &source.snapshot().global;
+    let role = Role::of(headers, global);
+    if role == Role::Impostor && has_tokens(global) {
+        hub.token_is_wrong(peer, path);
+    }
+    role
 }
 
 fn has_tokens(global: &Global) -> bool {
@@ -216,7 +254,8 @@ fn answer(asked: &Asked<'_>, source: &Source, history: &History) -> Response<Vec
         _ => text(
             StatusCode::NOT_FOUND,
             "/stats, /workers, /state.json, /history.json, /events.json, /slow.json, /hot.json, \
-             /operate.json, /metrics, /healthz, /livez and /readyz are here, and / for browsers\n",
+             /operate.json, /metrics, /healthz, /livez and /readyz are here, / for browsers, and the API \
+             that /api/v1/openapi.json describes\n",
         ),
     }
 }
@@ -248,7 +287,11 @@ fn html(page: Page) -> Response<Vec<u8>> {
     response
 }
 
-fn response(status: StatusCode, content_type: &'static str, body: Vec<u8>) -> Response<Vec<u8>> {
+pub(crate) fn response(
+    status: StatusCode,
+    content_type: &'static str,
+    body: Vec<u8>,
+) -> Response<Vec<u8>> {
     let mut response = Response::new(body);
     *response.status_mut() = status;
     let headers = response.headers_mut();

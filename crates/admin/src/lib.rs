@@ -7,6 +7,7 @@
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
 mod access_log;
+mod api;
 mod audit_log;
 mod body;
 mod collector;

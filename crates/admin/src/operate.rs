@@ -1,12 +1,15 @@
 //! What operators do by HTTP: the master carries it out, and what it says of that is kept here to be asked for.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use cashew_api::ActionState;
 use cashew_process::log::rfc3339_us;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 
 use crate::query;
 
@@ -26,12 +29,31 @@ pub struct Said {
     pub text: String,
     /// Set at the end.
     pub is_ok: Option<bool>,
+    /// At the end: there was nothing to change.
+    pub unchanged: bool,
+    /// What was asked for, as JSON.
+    pub document: Option<Vec<u8>>,
 }
+
+/// The document that was asked for, or why there is none.
+pub(crate) type Answered = Result<Rc<Vec<u8>>, String>;
 
 pub(crate) struct Operations {
     send: SendCommand,
     last: u64,
     actions: VecDeque<Action>,
+    /// By number.
+    questions: BTreeMap<u64, Question>,
+    /// Whoever waits is woken when the master has said something.
+    told: Rc<Notify>,
+}
+
+/// What is only to be answered. Those who ask the same at one time get one answer.
+struct Question {
+    command: String,
+    waiting: usize,
+    last_line: String,
+    answer: Option<Answered>,
 }
 
 struct Action {
@@ -41,6 +63,7 @@ struct Action {
     by: String,
     lines: Vec<String>,
     is_ok: Option<bool>,
+    unchanged: bool,
 }
 
 /// Why nothing is done.
@@ -54,7 +77,8 @@ pub(crate) enum Refusal {
 
 impl Operations {
     pub(crate) fn new(send: SendCommand) -> Self {
-        Self { send, last: 0, actions: VecDeque::new() }
+        let (actions, questions) = (VecDeque::new(), BTreeMap::new());
+        Self { send, last: 0, actions, questions, told: Rc::default() }
     }
 
     /// Has something done that is asked for at this path. Returns what is known of it.
@@ -65,20 +89,88 @@ impl Operations {
         peer: Option<SocketAddr>,
     ) -> Result<Value, Refusal> {
         let (name, command) = command(path, query)?;
-        self.last = self.last.max(now_us()) + 1;
-        let by = peer.map_or_else(|| "an address that is gone".to_owned(), |peer| peer.to_string());
-        (self.send)(self.last, command.to_string(), by.clone()).map_err(|_| Refusal::Busy)?;
+        let number = self.act(name, command.to_string(), peer)?;
+        Ok(self.find(number).map_or(Value::Null, Action::shown))
+    }
+
+    /// Has a command carried out. Returns the number of the action.
+    pub(crate) fn act(
+        &mut self,
+        name: &'static str,
+        command: String,
+        peer: Option<SocketAddr>,
+    ) -> Result<u64, Refusal> {
+        let by = self.send(command, peer)?;
         if self.actions.len() == ACTIONS_MAX {
             self.actions.pop_front();
         }
         let (number, at_us) = (self.last, now_us());
-        let action = Action { number, at_us, name, by, lines: Vec::new(), is_ok: None };
-        let shown = action.shown();
-        self.actions.push_back(action);
-        Ok(shown)
+        let (lines, is_ok, unchanged) = (Vec::new(), None, false);
+        self.actions.push_back(Action { number, at_us, name, by, lines, is_ok, unchanged });
+        Ok(number)
+    }
+
+    /// Has a command answered. Returns the number of the question, to be [given up](Self::give_up).
+    pub(crate) fn ask(
+        &mut self,
+        command: String,
+        peer: Option<SocketAddr>,
+    ) -> Result<u64, Refusal> {
+        let is_same = |it: &Question| it.command == command && it.answer.is_none();
+        if let Some((&number, question)) = self.questions.iter_mut().find(|(_, it)| is_same(it)) {
+            question.waiting += 1;
+            return Ok(number);
+        }
+        self.send(command.clone(), peer)?;
+        let question = Question { command, waiting: 1, last_line: String::new(), answer: None };
+        self.questions.insert(self.last, question);
+        Ok(self.last)
+    }
+
+    pub(crate) fn answer(&self, number: u64) -> Option<Answered> {
+        self.questions.get(&number)?.answer.clone()
+    }
+
+    /// One of those who have asked it waits no more.
+    pub(crate) fn give_up(&mut self, number: u64) {
+        if let Some(question) = self.questions.get_mut(&number) {
+            question.waiting -= 1;
+            if question.waiting == 0 {
+                self.questions.remove(&number);
+            }
+        }
+    }
+
+    pub(crate) fn told(&self) -> Rc<Notify> {
+        Rc::clone(&self.told)
+    }
+
+    pub(crate) fn action(&self, number: u64) -> Option<cashew_api::Action> {
+        self.find(number).map(Action::described)
+    }
+
+    /// The newest first.
+    pub(crate) fn actions(&self) -> Vec<cashew_api::Action> {
+        self.actions.iter().rev().map(Action::described).collect()
+    }
+
+    fn find(&self, number: u64) -> Option<&Action> {
+        self.actions.iter().find(|it| it.number == number)
+    }
+
+    /// Under the next number. Returns who has asked.
+    fn send(&mut self, command: String, peer: Option<SocketAddr>) -> Result<String, Refusal> {
+        self.last = self.last.max(now_us()) + 1;
+        let by = peer.map_or_else(|| "an address that is gone".to_owned(), |peer| peer.to_string());
+        (self.send)(self.last, command, by.clone()).map_err(|_| Refusal::Busy)?;
+        Ok(by)
     }
 
     pub(crate) fn said(&mut self, said: Said) {
+        self.told.notify_waiters();
+        if let Some(question) = self.questions.get_mut(&said.number) {
+            return question.said(said);
+        }
         let Some(action) = self.actions.iter_mut().find(|it| it.number == said.number) else {
             return;
         };
@@ -88,6 +180,7 @@ impl Operations {
             action.lines.push(said.text.chars().take(LINE_SIZE_MAX).collect());
         }
         action.is_ok = action.is_ok.or(said.is_ok);
+        action.unchanged |= said.unchanged;
     }
 
     /// The newest first, or only that of a number.
@@ -106,7 +199,37 @@ impl Operations {
     }
 }
 
+impl Question {
+    fn said(&mut self, said: Said) {
+        if !said.text.is_empty() {
+            self.last_line = said.text;
+        }
+        self.answer = match (said.is_ok, said.document) {
+            (None, _) => return,
+            (Some(true), Some(document)) => Some(Ok(Rc::new(document))),
+            (Some(true), None) => Some(Err("the answer is empty".to_owned())),
+            (Some(false), _) => Some(Err(std::mem::take(&mut self.last_line))),
+        };
+    }
+}
+
 impl Action {
+    fn described(&self) -> cashew_api::Action {
+        cashew_api::Action {
+            id: self.number,
+            time: rfc3339_us(self.at_us),
+            operation: self.name.to_owned(),
+            by: self.by.clone(),
+            state: match self.is_ok {
+                None => ActionState::Running,
+                Some(true) => ActionState::Done,
+                Some(false) => ActionState::Failed,
+            },
+            changed: self.is_ok.map(|is_ok| is_ok && !self.unchanged),
+            lines: self.lines.clone(),
+        }
+    }
+
     fn shown(&self) -> Value {
         let state = match self.is_ok {
             None => "running",
@@ -192,9 +315,16 @@ mod tests {
         assert_eq!((begun["id"].as_u64(), by.as_str()), (Some(number), "127.0.0.1:5"));
         assert_eq!(command, r#"{"command":"reload","dry_run":false}"#);
         assert_eq!(begun["state"], "running");
-        operations.said(Said { number, text: "a: b".into(), is_ok: None });
-        operations.said(Said { number, text: "no".into(), is_ok: Some(false) });
-        operations.said(Said { number: 1, text: "of another".into(), is_ok: Some(true) });
+        let said = |number, text: &str, is_ok| Said {
+            number,
+            text: text.into(),
+            is_ok,
+            unchanged: false,
+            document: None,
+        };
+        operations.said(said(number, "a: b", None));
+        operations.said(said(number, "no", Some(false)));
+        operations.said(said(1, "of another", Some(true)));
         let listing = operations.listing(&format!("id={number}")).unwrap();
         let action = &listing["actions"][0];
         assert_eq!(
@@ -224,10 +354,49 @@ mod tests {
     }
 
     #[test]
+    fn those_who_ask_the_same_at_one_time_get_one_answer() {
+        let sent = Rc::new(RefCell::new(0));
+        let count = Rc::clone(&sent);
+        let mut operations = Operations::new(Box::new(move |_, _, _| {
+            *count.borrow_mut() += 1;
+            Ok(())
+        }));
+        let mut ask = |operations: &mut Operations, command: &str| {
+            operations.ask(command.to_owned(), None).unwrap()
+        };
+        let number = ask(&mut operations, "status");
+        assert_eq!(ask(&mut operations, "status"), number);
+        let other = ask(&mut operations, "events");
+        assert!(other > number && *sent.borrow() == 2);
+        let (unchanged, is_ok) = (false, Some(true));
+        let document = Some(b"{}".to_vec());
+        operations.said(Said { number, text: String::new(), is_ok, unchanged, document });
+        operations.said(Said {
+            number: other,
+            text: "no such kind".into(),
+            is_ok: Some(false),
+            unchanged,
+            document: None,
+        });
+        assert_eq!(operations.answer(number), Some(Ok(Rc::new(b"{}".to_vec()))));
+        assert_eq!(operations.answer(other), Some(Err("no such kind".to_owned())));
+        // What has been answered is asked anew.
+        assert!(ask(&mut operations, "status") > other);
+        operations.give_up(number);
+        assert!(operations.answer(number).is_some());
+        operations.give_up(number);
+        assert_eq!(operations.answer(number), None);
+        assert!(operations.actions().is_empty());
+    }
+
+    #[test]
     fn why_it_has_failed_is_kept_whatever_was_said_before() {
         let mut operations = Operations::new(Box::new(|_, _, _| Ok(())));
         let number = operations.begin("/operate/reload", "", None).unwrap()["id"].as_u64().unwrap();
-        let mut say = |text: String, is_ok| operations.said(Said { number, text, is_ok });
+        let mut say = |text: String, is_ok| {
+            let (unchanged, document) = (false, None);
+            operations.said(Said { number, text, is_ok, unchanged, document });
+        };
         (0..2 * LINES_MAX).for_each(|at| say(at.to_string(), None));
         say("no".into(), Some(false));
         let lines = operations.listing("").unwrap()["actions"][0]["lines"].clone();

@@ -14,6 +14,8 @@ use tokio::time::{Instant, Sleep, sleep_until};
 const DETECT_TIMEOUT: Duration = Duration::from_millis(100);
 /// From the connection, or from the first byte of a further request, to the end of the request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+/// For the master to do what is asked for, and a moment more.
+const WAITING_TIMEOUT: Duration = Duration::from_secs(cashew_api::WAIT_MAX + 10);
 /// For the client to read the whole response.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// For a client that keeps its connection to send another request.
@@ -27,6 +29,8 @@ pub(crate) enum Phase {
     /// It is not known yet what the client speaks.
     Detecting,
     Reading,
+    /// The master is waited for.
+    Waiting,
     Responding,
     /// The response is sent, and the client may ask again.
     Resting,
@@ -82,6 +86,7 @@ impl Place {
             (Phase::Detecting, _) => now + DETECT_TIMEOUT,
             (Phase::Reading, Phase::Detecting) => self.opened + REQUEST_TIMEOUT,
             (Phase::Reading, _) => now + REQUEST_TIMEOUT,
+            (Phase::Waiting, _) => now + WAITING_TIMEOUT,
             (Phase::Responding, _) => now + RESPONSE_TIMEOUT,
             (Phase::Resting, _) => now + REST_TIMEOUT,
             (Phase::Lingering, _) => now + LINGER_TIMEOUT,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use cashew_admin::{Change, Changer, Discovery, GroupState, Said, Source};
 use cashew_config::Snapshot;
-use cashew_control::{ChildChannel, Epoch, ReceiveError, SendError, ToChild, ToMaster};
+use cashew_control::{ChildChannel, Epoch, ReceiveError, SendError, ToChild, ToMaster, unseal};
 use cashew_metrics::{Layout, Segments, Shared};
 use cashew_process::{drop_privileges, log, memory};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -219,8 +219,17 @@ impl Control {
                 }
                 Ok(())
             }
-            ToChild::Operated { number, text, is_ok } => {
-                Ok(self.changer.change(Change::Said(Said { number, text, is_ok }))?)
+            ToChild::Operated { number, text, is_ok, unchanged } => {
+                let document = match descriptors.pop().map(unseal) {
+                    None => None,
+                    Some(Ok(document)) => Some(document),
+                    Some(Err(error)) => {
+                        warn!("an answer of the master cannot be read: {error}");
+                        None
+                    }
+                };
+                let said = Said { number, text, is_ok, unchanged, document };
+                Ok(self.changer.change(Change::Said(said))?)
             }
             ToChild::LogReopen => {
                 log_or_warn(ToChild::LogReopen, descriptors);

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use cashew_admin::{HotListing, HotRecord};
+use cashew_api::key::{NOT_A_KEY, unescaped};
 use cashew_supervisor::{Command, HotAction};
 
 use crate::arguments::HotArguments;
@@ -32,40 +33,10 @@ pub(crate) fn hot(arguments: &HotArguments) -> ExitCode {
 }
 
 fn act(arguments: &HotArguments, is_to_be_kept: bool, key: &OsStr) -> Result<(), String> {
-    let key =
-        unescaped(key.as_bytes()).ok_or("the key ends within an escape, or has an unknown one")?;
+    let key = unescaped(key.as_bytes()).ok_or(NOT_A_KEY)?;
     let action = if is_to_be_kept { HotAction::Cache } else { HotAction::Undo };
     let command = Command::HotKey { pool: arguments.pool.clone(), key, action };
     ask(&arguments.instance, &command, |_| {})
-}
-
-/// The bytes of a key that is shown with escapes.
-fn unescaped(text: &[u8]) -> Option<Vec<u8>> {
-    let (mut key, mut rest) = (Vec::new(), text);
-    while let Some((&byte, after)) = rest.split_first() {
-        rest = after;
-        if byte != b'\\' {
-            key.push(byte);
-            continue;
-        }
-        let (&kind, after) = rest.split_first()?;
-        rest = after;
-        key.push(match kind {
-            b'\\' | b'"' | b'\'' => kind,
-            b'n' => b'\n',
-            b'r' => b'\r',
-            b't' => b'\t',
-            b'a' => 0x07,
-            b'b' => 0x08,
-            b'x' => {
-                let (digits, after) = rest.split_at_checked(2)?;
-                rest = after;
-                u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?
-            }
-            _ => return None,
-        });
-    }
-    Some(key)
 }
 
 fn show(arguments: &HotArguments) -> Result<(), String> {

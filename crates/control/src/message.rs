@@ -117,9 +117,16 @@ pub enum ToChild {
     Seed { pool: String, address: String, is_answering: Option<bool> },
     /// How the source of a pool is, as JSON, as discovery has told: to the admin process.
     Source { json: String },
-    /// What becomes of the command of that number, [`ToMaster::Operate`]: a line, and at the end how it went. To the
-    /// admin process.
-    Operated { number: u64, text: String, is_ok: Option<bool> },
+    /// What becomes of the command of that number, [`ToMaster::Operate`]: a line, and at the end how it went, with a
+    /// sealed memfd if a document was asked for. To the admin process.
+    Operated {
+        number: u64,
+        text: String,
+        is_ok: Option<bool>,
+        /// At the end: there was nothing to change.
+        #[serde(default)]
+        unchanged: bool,
+    },
     /// Do something about the move that is kept in that directory, and answer [`ToMaster::Migrated`] with that number.
     /// To discovery.
     Migrate { number: u64, directory: PathBuf, act: MoveAct },

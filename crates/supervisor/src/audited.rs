@@ -8,6 +8,9 @@ use cashew_process::log::EventRecord;
 use crate::command::{Command, HotAction, Reply};
 use crate::status::Status;
 
+/// The reason of what was done without changing anything.
+const UNCHANGED: &str = "nothing changed";
+
 /// Who asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Principal {
@@ -148,6 +151,11 @@ impl Reply for Audited {
     fn done(mut self: Box<Self>) {
         self.outcome.record(DeedOutcome::Done, "");
         self.reply.done();
+    }
+
+    fn unchanged(mut self: Box<Self>) {
+        self.outcome.record(DeedOutcome::Done, UNCHANGED);
+        self.reply.unchanged();
     }
 
     fn failed(mut self: Box<Self>, why: &str) {

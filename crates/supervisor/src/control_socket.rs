@@ -404,6 +404,10 @@ impl Reply for Mailbox {
         self.push(Answer::Done(true));
     }
 
+    fn unchanged(self: Box<Self>) {
+        self.push(Answer::Done(false));
+    }
+
     fn failed(self: Box<Self>, why: &str) {
         self.push(Answer::Failed(why.into()));
     }

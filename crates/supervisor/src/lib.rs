@@ -43,7 +43,6 @@ mod signals;
 mod slots;
 mod state;
 mod state_file;
-mod status;
 mod trial;
 mod unix_socket;
 mod watchdog;
@@ -53,6 +52,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
+use cashew_api::status;
 use cashew_config::Snapshot;
 use cashew_process::explain_limit;
 

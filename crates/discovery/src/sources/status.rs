@@ -1,9 +1,10 @@
 //! How it is with a source, for operators.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Of one pool.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct SourceStatus {
     pub pool: String,
@@ -23,7 +24,7 @@ pub struct SourceStatus {
 }
 
 /// Servers that stay in use although the source does not name them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct HeldStatus {
     /// Some of them.

@@ -2,9 +2,10 @@
 
 use cashew_metrics::Event;
 use chrono::{DateTime, Local, TimeZone};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EventRecord {
     /// Later events have higher numbers.
     pub number: u64,

@@ -120,7 +120,7 @@ impl Master {
                 return reply.failed(STOPPING);
             }
             reply.line("the instance does not drain");
-            return reply.done();
+            return reply.unchanged();
         };
         info!(kind = EventKind::InstanceStays.name(), "the instance stays, and is ready again");
         self.shared.stays();

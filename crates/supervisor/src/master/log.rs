@@ -83,8 +83,14 @@ impl Master {
 
     /// For an operator.
     pub(super) fn order_level(&mut self, level: u8, mut reply: Box<dyn Reply>, now: Instant) {
-        self.change_level("an operator's order", level, now);
+        let is_same = self.log.level == level;
+        if !is_same {
+            self.change_level("an operator's order", level, now);
+        }
         reply.line(&format!("log level is {}", self.log.level));
+        if is_same {
+            return reply.unchanged();
+        }
         reply.done();
     }
 

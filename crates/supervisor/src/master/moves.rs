@@ -183,9 +183,20 @@ impl Master {
         self.post(Role::Discovery, message, Vec::new(), now);
     }
 
-    fn set_paused(&mut self, action: MoveAction, at: Place, reply: Box<dyn Reply>, now: Instant) {
+    fn set_paused(
+        &mut self,
+        action: MoveAction,
+        at: Place,
+        mut reply: Box<dyn Reply>,
+        now: Instant,
+    ) {
         let is_paused = action == MoveAction::Pause;
         let state = match MoveState::load(&at.directory) {
+            Ok(Some(state)) if state.is_started && state.is_paused == is_paused => {
+                let is = if is_paused { "paused" } else { "under way" };
+                reply.line(&format!("the copying is {is} already"));
+                return reply.unchanged();
+            }
             Ok(Some(state)) if state.is_started => state,
             Ok(_) => {
                 return reply.failed("nothing is copied yet: begin with `cashew migrate start`");

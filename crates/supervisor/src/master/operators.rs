@@ -11,9 +11,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use cashew_api::{self as api, EventList, Operation};
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Pool, Route, Server, ServerGroup, TopologyState};
-use cashew_control::ToChild;
+use cashew_control::{ToChild, seal};
 use cashew_metrics::{
     EventKind, ExportCounter, ExportKind, MemberState, PoolCounter, PoolGauge, ServerCounter,
     UserStat, WallClock, monotonic_ms,
@@ -21,6 +22,7 @@ use cashew_metrics::{
 use cashew_process::log::EventRecord;
 use cashew_tls::Identity;
 use rustix::event::PollFlags;
+use serde::Serialize;
 use tracing::{error, info, warn};
 
 use super::{Master, Phase, Source, workers_of};
@@ -58,7 +60,7 @@ pub(super) struct Operators {
     last_digesting: u64,
     pub(super) last_reload: Option<Outcome>,
     /// Answers to those who ask by HTTP.
-    to_http: Rc<RefCell<VecDeque<ToChild>>>,
+    to_http: Rc<RefCell<VecDeque<HttpAnswer>>>,
 }
 
 /// A status without its digests, which take a while for pools with many servers.
@@ -210,18 +212,28 @@ fn certificates_of(pool: &Pool) -> Vec<CertificateStatus> {
     identities.map(status).collect()
 }
 
+/// A line or an outcome for somebody who asks by HTTP, and what was asked for in a sealed memfd.
+type HttpAnswer = (ToChild, Option<Rc<OwnedFd>>);
+
 /// The reply to somebody who asks by HTTP, by way of the admin process.
 struct ByHttp {
     number: u64,
     lines: usize,
-    answers: Rc<RefCell<VecDeque<ToChild>>>,
+    answers: Rc<RefCell<VecDeque<HttpAnswer>>>,
+    /// Of an answer that has more than lines.
+    document: Option<io::Result<OwnedFd>>,
 }
 
 impl ByHttp {
-    fn push(&self, text: &str, is_ok: Option<bool>) {
+    fn push(&self, text: &str, is_ok: Option<bool>, unchanged: bool, memfd: Option<OwnedFd>) {
         let text = text.chars().take(HTTP_LINE_SIZE_MAX).collect();
-        let message = ToChild::Operated { number: self.number, text, is_ok };
-        self.answers.borrow_mut().push_back(message);
+        let message = ToChild::Operated { number: self.number, text, is_ok, unchanged };
+        self.answers.borrow_mut().push_back((message, memfd.map(Rc::new)));
+    }
+
+    fn keep<T: Serialize>(&mut self, document: &T) {
+        let json = serde_json::to_vec(document).map_err(io::Error::from);
+        self.document = Some(json.and_then(|json| seal(&json)));
     }
 }
 
@@ -229,20 +241,31 @@ impl Reply for ByHttp {
     fn line(&mut self, text: &str) {
         self.lines += 1;
         if self.lines <= HTTP_LINES_MAX {
-            self.push(text, None);
+            self.push(text, None, false, None);
         }
     }
 
-    fn status(&mut self, _: Status) {}
+    fn status(&mut self, status: Status) {
+        self.keep(&status);
+    }
 
-    fn events(&mut self, _: Vec<EventRecord>) {}
+    fn events(&mut self, events: Vec<EventRecord>) {
+        self.keep(&EventList { events });
+    }
 
-    fn done(self: Box<Self>) {
-        self.push("", Some(true));
+    fn done(mut self: Box<Self>) {
+        match self.document.take().transpose() {
+            Ok(memfd) => self.push("", Some(true), false, memfd),
+            Err(error) => self.failed(&format!("the answer cannot be handed on: {error}")),
+        }
+    }
+
+    fn unchanged(self: Box<Self>) {
+        self.push("", Some(true), true, None);
     }
 
     fn failed(self: Box<Self>, why: &str) {
-        self.push(why, Some(false));
+        self.push(why, Some(false), false, None);
     }
 }
 
@@ -266,14 +289,11 @@ impl Master {
     /// Does what somebody asks by HTTP.
     pub(super) fn operate(&mut self, number: u64, command: &str, place: String, now: Instant) {
         let answers = Rc::clone(&self.operators.to_http);
-        let reply = Box::new(ByHttp { number, lines: 0, answers });
+        let reply = Box::new(ByHttp { number, lines: 0, answers, document: None });
         // The admin process has seen the token. What it may have done is for the master to say all the same.
-        let command = match serde_json::from_str(command) {
-            Ok(
-                command @ (Command::Reload { .. }
-                | Command::Failover { .. }
-                | Command::LogLevel { .. }),
-            ) if self.current.snapshot.global.operate_token.is_some() => command,
+        let may_operate = self.current.snapshot.global.operate_token.is_some();
+        let command = match serde_json::from_str::<Command>(command) {
+            Ok(command) if may_be_by_http(&command, may_operate) => command,
             Ok(_) | Err(_) => return reply.failed("this cannot be done by HTTP"),
         };
         let asker = Principal { place, user: "role operate".to_owned() };
@@ -289,9 +309,9 @@ impl Master {
             return;
         }
         while self.members[&Role::Admin].reads()
-            && let Some(message) = answers.pop_front()
+            && let Some((message, memfd)) = answers.pop_front()
         {
-            self.post(Role::Admin, message, Vec::new(), now);
+            self.post(Role::Admin, message, memfd.into_iter().collect(), now);
         }
         self.operators.to_http.replace(answers);
     }
@@ -642,6 +662,15 @@ impl Master {
     }
 }
 
+/// Whether somebody may ask for it who has come by HTTP.
+fn may_be_by_http(command: &Command, may_operate: bool) -> bool {
+    match Operation::of(command).map(|(operation, _)| operation.role()) {
+        None => false,
+        Some(api::Role::Read) => true,
+        Some(api::Role::Operate) => may_operate,
+    }
+}
+
 /// `None` if it is a thread.
 fn pid(member: &Member) -> Option<u32> {
     member.running.as_ref()?.child.pid()
@@ -663,20 +692,49 @@ mod tests {
 
     use super::*;
 
+    fn reply(answers: &Rc<RefCell<VecDeque<HttpAnswer>>>) -> Box<ByHttp> {
+        Box::new(ByHttp { number: 7, lines: 0, answers: Rc::clone(answers), document: None })
+    }
+
     #[test]
     fn answers_by_http_are_cut_to_what_is_kept_of_them() {
-        let answers: Rc<RefCell<VecDeque<ToChild>>> = Rc::default();
-        let mut reply = Box::new(ByHttp { number: 7, lines: 0, answers: Rc::clone(&answers) });
+        let answers: Rc<RefCell<VecDeque<HttpAnswer>>> = Rc::default();
+        let mut reply = reply(&answers);
         // Each character takes six bytes on the way.
         let long = "\u{1}".repeat(MESSAGE_BYTES_MAX);
         (0..2 * HTTP_LINES_MAX).for_each(|_| reply.line(&long));
         reply.failed(&long);
         let answers = answers.take();
         assert_eq!(answers.len(), HTTP_LINES_MAX + 1);
-        for answer in &answers {
+        for (answer, _) in &answers {
             assert!(serde_json::to_vec(answer).unwrap().len() <= MESSAGE_BYTES_MAX);
         }
         let is_last = |it: &ToChild| matches!(it, ToChild::Operated { is_ok: Some(false), .. });
-        assert!(answers.back().is_some_and(is_last));
+        assert!(answers.back().is_some_and(|(answer, _)| is_last(answer)));
+    }
+
+    #[test]
+    fn what_is_asked_for_by_http_comes_in_a_memfd() {
+        let answers: Rc<RefCell<VecDeque<HttpAnswer>>> = Rc::default();
+        let mut reply = reply(&answers);
+        reply.status(Status { epoch: 7, ..Status::default() });
+        reply.done();
+        let (last, memfd) = answers.borrow_mut().pop_front().unwrap();
+        assert!(matches!(last, ToChild::Operated { is_ok: Some(true), unchanged: false, .. }));
+        let json = cashew_control::unseal(memfd.unwrap()).unwrap();
+        let status: Status = serde_json::from_slice(&json).unwrap();
+        assert_eq!(status.epoch, 7);
+    }
+
+    #[test]
+    fn another_program_is_not_for_those_who_come_by_http() {
+        for (command, may_read, may_operate) in [
+            (Command::Status, true, true),
+            (Command::Reload { dry_run: true }, false, true),
+            (Command::Upgrade { binary: None }, false, false),
+        ] {
+            assert_eq!(may_be_by_http(&command, false), may_read, "{command:?}");
+            assert_eq!(may_be_by_http(&command, true), may_operate, "{command:?}");
+        }
     }
 }

@@ -421,7 +421,7 @@ impl Master {
                 Ok(true) => {}
                 Ok(false) => {
                     asker.reply.line("all of these keys are there already");
-                    return asker.reply.done();
+                    return asker.reply.unchanged();
                 }
                 Err(why) => return self.fail(vec![asker], &why),
             },
@@ -501,7 +501,7 @@ impl Master {
         if let Err(why) = allowed {
             return self.fail(dry.into_iter().chain(askers).collect(), &why);
         }
-        finish(dry);
+        unchanged(dry);
         if askers.is_empty() {
             return;
         }
@@ -599,7 +599,7 @@ impl Master {
     fn nothing_changes(&mut self, mut askers: Vec<Asker>) {
         info!(kind = EventKind::ReloadNeedless.name(), "the configuration has not changed");
         askers.iter_mut().for_each(|asker| asker.reply.line(NOTHING_CHANGES));
-        self.succeed(askers);
+        self.end_well(askers, unchanged);
     }
 
     pub(super) fn reload_failed(&mut self, why: &str, now: Instant) {
@@ -656,12 +656,16 @@ impl Master {
         }
     }
 
-    fn succeed(&mut self, mut askers: Vec<Asker>) {
+    fn succeed(&mut self, askers: Vec<Asker>) {
+        self.end_well(askers, finish);
+    }
+
+    fn end_well(&mut self, mut askers: Vec<Asker>, end: impl FnOnce(Vec<Asker>)) {
         let serves = format!("epoch {} serves", self.current.snapshot.epoch);
         askers.iter_mut().for_each(|asker| asker.reply.line(&serves));
         self.note_reload(None);
         self.notify.ready(&self.summary());
-        finish(askers);
+        end(askers);
         // The file, the former snapshot and the comparison are not needed any more.
         cashew_process::memory::trim();
     }
@@ -733,6 +737,10 @@ fn in_one_line(changes: &[String]) -> String {
 
 fn finish(askers: Vec<Asker>) {
     askers.into_iter().for_each(|asker| asker.reply.done());
+}
+
+fn unchanged(askers: Vec<Asker>) {
+    askers.into_iter().for_each(|asker| asker.reply.unchanged());
 }
 
 fn fail(askers: Vec<Asker>, why: &str) {

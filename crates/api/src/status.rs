@@ -8,10 +8,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use cashew_discovery::SourceStatus;
 use cashew_migration::MoveStatus;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The state of the instance.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Status {
     pub version: String,
@@ -49,7 +50,7 @@ pub struct Status {
 }
 
 /// An instance that drains.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct DrainStatus {
     /// Until it stops.
@@ -58,7 +59,7 @@ pub struct DrainStatus {
     pub to: Option<String>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TracingStatus {
     pub endpoint: String,
@@ -72,7 +73,7 @@ pub struct TracingStatus {
     pub last_error_at: Option<u64>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct AccessLogStatus {
     pub file: PathBuf,
@@ -83,7 +84,7 @@ pub struct AccessLogStatus {
     pub last_error_at: Option<u64>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct AuditLogStatus {
     pub file: PathBuf,
@@ -94,7 +95,7 @@ pub struct AuditLogStatus {
     pub last_error_at: Option<u64>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct WorkerStatus {
     pub slot: u32,
@@ -112,7 +113,7 @@ pub struct WorkerStatus {
     pub restarts: u64,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct AdminStatus {
     pub pid: Option<u32>,
@@ -121,7 +122,7 @@ pub struct AdminStatus {
 }
 
 /// What a user with limits uses.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct UserStatus {
     pub name: String,
@@ -137,7 +138,7 @@ pub struct UserStatus {
 }
 
 /// How it goes with whoever is asked who clients are.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ExternalAuthStatus {
     /// Where it is.
     pub source: String,
@@ -151,7 +152,7 @@ pub struct ExternalAuthStatus {
     pub lost_at: u64,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct PoolStatus {
     pub name: String,
@@ -228,7 +229,7 @@ pub struct PoolStatus {
 }
 
 /// What a route's nodes `cache` keep, over all workers.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct CacheStatus {
     /// Reads that were answered from there, and those that were not.
@@ -242,7 +243,7 @@ pub struct CacheStatus {
 }
 
 /// A key of which replies are kept.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct HotKeyStatus {
     /// In quotes, with escapes.
@@ -256,7 +257,7 @@ pub struct HotKeyStatus {
 }
 
 /// A change of the servers that a source names.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct SourceChange {
     /// In seconds since 1970.
@@ -265,7 +266,7 @@ pub struct SourceChange {
 }
 
 /// The map that a pool in front of a cluster goes by.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ClusterStatus {
     /// The highest config epoch of it.
@@ -283,7 +284,7 @@ pub struct ClusterStatus {
 }
 
 /// A primary of a cluster with its replicas, by the names of servers.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ShardSlotsStatus {
     pub primary: String,
@@ -291,7 +292,7 @@ pub struct ShardSlotsStatus {
     pub slots: u32,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct SeedStatus {
     pub address: String,
@@ -301,7 +302,7 @@ pub struct SeedStatus {
 }
 
 /// A certificate that clients are shown.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct CertificateStatus {
     pub file: String,
@@ -311,7 +312,7 @@ pub struct CertificateStatus {
 }
 
 /// A group of servers that hold the same keys.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ShardStatus {
     pub name: String,
@@ -320,7 +321,7 @@ pub struct ShardStatus {
     pub replicas: Vec<String>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ServerStatus {
     pub name: String,
@@ -345,7 +346,7 @@ pub struct ServerStatus {
     pub to_forget: u64,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct GroupStatus {
     pub server: String,
@@ -362,7 +363,7 @@ pub struct GroupStatus {
 }
 
 /// A server as discovery sees it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct MemberStatus {
     pub server: String,
@@ -378,7 +379,7 @@ pub struct MemberStatus {
     pub link_down_s: Option<u64>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct SwitchStatus {
     /// Seconds since 1970.
@@ -390,7 +391,7 @@ pub struct SwitchStatus {
     pub switches: u64,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct SentinelStatus {
     pub address: String,
@@ -400,7 +401,7 @@ pub struct SentinelStatus {
 }
 
 /// The outcome of a reload or an upgrade.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Outcome {
     /// Seconds since 1970.
@@ -410,12 +411,13 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    pub(crate) fn new(failed: Option<String>) -> Self {
+    /// Of something that has ended just now.
+    pub fn new(failed: Option<String>) -> Self {
         Self { at: now(), failed }
     }
 }
 
 /// Seconds since 1970.
-pub(crate) fn now() -> u64 {
+pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
