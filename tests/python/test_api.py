@@ -3,7 +3,9 @@ does no harm."""
 
 import http.client
 import json
+import os
 import re
+import subprocess
 import time
 
 import jsonschema
@@ -18,7 +20,7 @@ BASE = "/api/v1"
 
 def start(place, pools=None, **settings):
     path = place.directory / "audit.log"
-    pools = pools or {"alpha": {"redis": True, "servers": server_lines([place.redis()])}}
+    pools = pools or {"alpha": {"redis": True, "servers": server_lines([place.redis(), place.redis()], ["one", "two"])}}
     gateway = place.cashew(pools, {"worker_processes": 2, "audit_log": f"{{file: {path}}}", **settings})
     gateway.wait_serving()
     gateway.audit_path = path
@@ -141,7 +143,20 @@ def test_every_answer_is_as_described(place):
     assert api.call("GET", f"/actions/{begun['id']}")["state"] == "running"
     assert api.call("POST", "/undrain")["changed"] is True
     assert api.call("GET", f"/actions/{begun['id']}")["state"] == "failed"
+    two = {"pool": "alpha", "server": "two"}
+    done = api.call("POST", "/drain-server", {**two, "steps": 2, "every": 1})
+    assert done["changed"] is True and "server 'two' has 50 % of its keys" in done["lines"]
+    assert api.call("POST", "/drain-server", two)["changed"] is False
+    states = {it["name"]: it for it in api.call("GET", "/status")["pools"][0]["server_states"]}
+    assert (states["one"]["drained_permille"], states["two"]["drained_permille"]) == (0, 1000)
+    assert api.call("PUT", "/weight", {**two, "percent": 40})["changed"] is True
+    assert api.call("PUT", "/weight", {**two, "percent": 40})["changed"] is False
+    assert api.call("POST", "/undrain-server", {**two, "steps": 1})["changed"] is True
+    assert api.call("POST", "/undrain-server", two)["changed"] is False
     # What cannot be done.
+    for path in ("/drain-server", "/undrain-server"):
+        assert "no server 'x'" in api.call("POST", path, {**two, "server": "x"}, expected=409)["cause"]
+    assert "beta" in api.call("PUT", "/weight", {**two, "pool": "beta", "percent": 1}, expected=409)["cause"]
     gateway.configure(worker_processes="x")
     refused = api.call("POST", "/reload", expected=409)
     assert refused["error"] == "failed" and refused["action"]["state"] == "failed"
@@ -168,6 +183,9 @@ def test_every_answer_is_as_described(place):
         ("POST", "/drain", {"seconds": 3601}, "", "3600"),
         ("POST", "/undrain", {"seconds": 1}, "", "seconds"),
         ("PUT", "/log-level", {"level": 12}, "", "0 to 11"),
+        ("POST", "/drain-server", {**two, "steps": 0}, "", "1 to 100"),
+        ("PUT", "/weight", {**two, "percent": 101}, "", "0 to 100"),
+        ("PUT", "/weight", two, "", "percent"),
         ("PUT", "/log-level", None, "", "level"),
         ("GET", "/events", None, "?since=x", "since"),
         ("GET", "/events", None, "?kind=nosuch", "nosuch"),
@@ -268,3 +286,49 @@ def test_one_process_answers_as_well(place, workers):
     api = Api(gateway)
     assert api.call("GET", "/status")["state"] == "serving"
     assert api.call("POST", "/reload")["changed"] is False
+
+
+def test_the_command_line_goes_by_it(place):
+    gateway = start(place, **TOKENS)
+    token = place.directory / "token"
+    token.write_text(OPERATE + "\n")
+    url = f"http://{HOST}:{gateway.stats_port}"
+
+    def order(*words, fails=False, token=token, env=None):
+        there = ["--api", url] + (["--token-file", token] if token else [])
+        done = subprocess.run([gateway.binary, *words, *there], capture_output=True, text=True, timeout=60,
+                              env={**os.environ, **(env or {})})
+        assert (done.returncode != 0) == fails, done
+        return done.stdout + done.stderr
+
+    assert "process " in order("status") and f"epoch {epoch_of(gateway)}" in order("status")
+    shown, local = (json.loads(it) for it in (order("status", "--json"), gateway.order("status", "--json").stdout))
+    assert set(shown) == set(local) and shown["pid"] == local["pid"]
+    assert "nothing changes" in order("reload")
+    gateway.configure(worker_processes=1)
+    assert "worker_processes: 2 -> 1" in order("reload", "--dry-run")
+    assert "epoch 2 serves" in order("reload", token=None, env={"CASHEW_STATS_TOKEN": OPERATE})
+    assert "log level is 7" in order("log-level", "7")
+    assert "the instance does not drain" in order("undrain")
+    assert "instance_serves" in order("events", "--json")
+    said = order("failover", "alpha", "nosuch", fails=True)
+    assert "nosuch" in said and "GET /api/v1/status" in said
+    assert "correct the file" not in said
+    assert "--token-file" in order("reload", fails=True, token=None)
+    assert "control socket alone" in order("upgrade", fails=True)
+    token.write_text("wrong")
+    assert "stats_token" in order("status", fails=True)
+
+
+def test_a_long_command_is_followed_from_elsewhere(place):
+    gateway = start(place, **TOKENS)
+    words = [gateway.binary, "drain", "--delay", "3", "--api", f"{HOST}:{gateway.stats_port}"]
+    env = {**os.environ, "CASHEW_STATS_TOKEN": OPERATE}
+    waiting = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    try:
+        wait_until(lambda: json.loads(gateway.order("status", "--json").stdout)["drain"], "it drains")
+        assert gateway.order("undrain").returncode == 0
+        assert "drain is taken back" in waiting.communicate(timeout=20)[0] and waiting.returncode == 1
+    finally:
+        waiting.kill()
+        waiting.wait()

@@ -361,7 +361,7 @@ mod tests {
             *count.borrow_mut() += 1;
             Ok(())
         }));
-        let mut ask = |operations: &mut Operations, command: &str| {
+        let ask = |operations: &mut Operations, command: &str| {
             operations.ask(command.to_owned(), None).unwrap()
         };
         let number = ask(&mut operations, "status");

@@ -461,9 +461,13 @@ impl Numbers<'_> {
     pub(crate) fn server_gauge(self, server: ServerId, gauge: ServerGauge) -> u64 {
         match (self.slot, gauge) {
             (Some(slot), _) => self.segments.server_gauge(slot, server, gauge),
-            (None, ServerGauge::EjectedAt | ServerGauge::Ejected | ServerGauge::Silent) => {
-                self.segments.max_server_gauge(server, gauge)
-            }
+            (
+                None,
+                ServerGauge::EjectedAt
+                | ServerGauge::Ejected
+                | ServerGauge::Silent
+                | ServerGauge::Drained,
+            ) => self.segments.max_server_gauge(server, gauge),
             (
                 None,
                 ServerGauge::ServerConnections

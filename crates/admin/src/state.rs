@@ -134,6 +134,7 @@ fn server<'a>(
     object.insert("last_error_at", status.last_error.map(|(_, ms)| ms / 1000));
     object.insert("ejected", gauge(ServerGauge::Ejected));
     object.insert("silent", gauge(ServerGauge::Silent));
+    object.insert("drained_permille", gauge(ServerGauge::Drained));
     object.insert("connections", gauge(ServerGauge::ServerConnections));
     object.insert("sessions", gauge(ServerGauge::Sessions));
     object.insert("queue", gauge(ServerGauge::InQueue) + gauge(ServerGauge::OutQueue));

@@ -114,7 +114,7 @@ pub(crate) const POOL_STATS: [PoolStat; 70] = [
 pub(crate) const POOL_STATS_OF_TWEMPROXY: usize = 6;
 
 /// Twemproxy's names in its order ([`SERVER_STATS_OF_TWEMPROXY`] of them), then ours.
-pub(crate) const SERVER_STATS: [ServerStat; 28] = [
+pub(crate) const SERVER_STATS: [ServerStat; 29] = [
     ServerStat::Counter(ServerCounter::ServerEof),
     ServerStat::Counter(ServerCounter::ServerErr),
     ServerStat::Counter(ServerCounter::ServerTimedout),
@@ -140,6 +140,7 @@ pub(crate) const SERVER_STATS: [ServerStat; 28] = [
     ServerStat::Gauge(ServerGauge::Silent),
     ServerStat::Gauge(ServerGauge::Sessions),
     ServerStat::Gauge(ServerGauge::InLine),
+    ServerStat::Gauge(ServerGauge::Drained),
     ServerStat::Counter(ServerCounter::TlsHandshakes),
     ServerStat::Counter(ServerCounter::TlsResumed),
     ServerStat::Counter(ServerCounter::TlsFailures),
@@ -779,6 +780,7 @@ gamma: {listen: 127.0.0.1:4, redis: true, servers: [127.0.0.1:3:1]}
             "connect_errors",
             "connects",
             "connects_paced",
+            "drained",
             "ejected",
             "in_line",
             "invalidated",

@@ -12,6 +12,20 @@ use crate::status::Status;
 /// The longest that an instance may be asked to drain, as `drain_delay`.
 pub const DRAIN_MAX_SECONDS: u64 = 3600;
 
+/// In how many steps a server is drained, and how many seconds are between two.
+pub const STEPS_DEFAULT: u16 = 4;
+pub const EVERY_DEFAULT: u64 = 15;
+pub const STEPS_MAX: u16 = 100;
+pub const EVERY_MAX: u64 = 3600;
+
+fn steps_default() -> u16 {
+    STEPS_DEFAULT
+}
+
+fn every_default() -> u64 {
+    EVERY_DEFAULT
+}
+
 /// A command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "command", rename_all = "snake_case", deny_unknown_fields)]
@@ -102,6 +116,43 @@ pub enum Command {
     },
     /// Take that back.
     Undrain,
+    /// Take the keys of a server away in steps, until it has none.
+    DrainServer {
+        pool: String,
+        /// By its name or address.
+        server: String,
+        /// In how many steps.
+        #[serde(default = "steps_default")]
+        #[schemars(range(min = 1, max = 100))]
+        steps: u16,
+        /// Seconds from each step to the next.
+        #[serde(default = "every_default")]
+        #[schemars(range(min = 1, max = 3600))]
+        every: u64,
+    },
+    /// Give the server its keys again, in steps.
+    UndrainServer {
+        pool: String,
+        /// By its name or address.
+        server: String,
+        /// In how many steps.
+        #[serde(default = "steps_default")]
+        #[schemars(range(min = 1, max = 100))]
+        steps: u16,
+        /// Seconds from each step to the next.
+        #[serde(default = "every_default")]
+        #[schemars(range(min = 1, max = 3600))]
+        every: u64,
+    },
+    /// Have a server have a share of its keys, at once.
+    Weight {
+        pool: String,
+        /// By its name or address.
+        server: String,
+        /// Of the keys that it has by its weight in the configuration. With 0 it is drained, with 100 it has them all.
+        #[schemars(range(min = 0, max = 100))]
+        percent: u16,
+    },
     /// Log more or less.
     LogLevel {
         /// 0 to 3 are errors, 4 warnings, 5 and 6 information, 7 debugging, 8 to 11 everything.
@@ -155,6 +206,16 @@ impl Command {
             Self::Drain { seconds: Some(seconds) } if *seconds > DRAIN_MAX_SECONDS => {
                 Err(format!("a drain takes at most {DRAIN_MAX_SECONDS} s"))
             }
+            Self::DrainServer { steps, every, .. } | Self::UndrainServer { steps, every, .. }
+                if !(1..=STEPS_MAX).contains(steps) || !(1..=EVERY_MAX).contains(every) =>
+            {
+                Err(format!(
+                    "steps are from 1 to {STEPS_MAX}, and every is from 1 to {EVERY_MAX} s"
+                ))
+            }
+            Self::Weight { percent, .. } if *percent > 100 => {
+                Err("percent is a number from 0 to 100".to_owned())
+            }
             _ => Ok(()),
         }
     }
@@ -168,9 +229,16 @@ impl Command {
             | Self::Migrate { .. }
             | Self::MoveKeys { .. } => Duration::from_secs(3600 + 120),
             Self::Drain { .. } => Duration::from_secs(DRAIN_MAX_SECONDS + 30),
-            Self::Status | Self::Events { .. } | Self::LogLevel { .. } | Self::HotKey { .. } | Self::Undrain => {
-                Duration::from_secs(30)
+            // Each step has a line.
+            Self::DrainServer { every, .. } | Self::UndrainServer { every, .. } => {
+                Duration::from_secs(every + 3600 + 120)
             }
+            Self::Weight { .. } => Duration::from_secs(3600 + 120),
+            Self::Status
+            | Self::Events { .. }
+            | Self::LogLevel { .. }
+            | Self::HotKey { .. }
+            | Self::Undrain => Duration::from_secs(30),
             // The server is asked for its role, and workers have five seconds.
             Self::Failover { .. } => Duration::from_secs(15),
         }
@@ -187,6 +255,9 @@ impl Command {
             | Self::HotKey { .. }
             | Self::Drain { .. }
             | Self::Undrain
+            | Self::DrainServer { .. }
+            | Self::UndrainServer { .. }
+            | Self::Weight { .. }
             | Self::Status
             | Self::Events { .. }
             | Self::LogLevel { .. } => "the command may still be carried out",

@@ -14,7 +14,10 @@ mod operation;
 pub mod status;
 
 pub use action::{Action, ActionList, ActionState};
-pub use command::{Answer, Command, DRAIN_MAX_SECONDS, HotAction, MoveAction};
+pub use command::{
+    Answer, Command, DRAIN_MAX_SECONDS, EVERY_DEFAULT, EVERY_MAX, HotAction, MoveAction,
+    STEPS_DEFAULT, STEPS_MAX,
+};
 pub use failure::{Failure, FailureKind};
 pub use openapi::{is_integer, openapi};
 pub use operation::{BASE, Does, Misfit, OPERATIONS, Operation, Role, WAIT_DEFAULT, WAIT_MAX};

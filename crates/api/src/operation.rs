@@ -147,6 +147,36 @@ pub const OPERATIONS: &[Operation] = &[
         remedy: "GET /api/v1/status says in `state` and `drain` what the instance does",
     },
     Operation {
+        method: "POST",
+        path: "/drain-server",
+        id: "drain-server",
+        summary: "Take the keys of a server away in steps, until it has none",
+        description: "Data does not move: caches miss keys that go to another server until they are written again. A \
+                      server that has none gets no requests, reads or subscriptions, and stays so over reloads. If it \
+                      is drained already nothing changes.",
+        does: Does::Act("drain_server"),
+        remedy: "GET /api/v1/status names the pools and servers, and has `drained_permille` of each",
+    },
+    Operation {
+        method: "POST",
+        path: "/undrain-server",
+        id: "undrain-server",
+        summary: "Give a server that is drained its keys again, in steps",
+        description: "What it has from before is served again, unless it has expired. If the server has all its keys \
+                      nothing changes.",
+        does: Does::Act("undrain_server"),
+        remedy: "GET /api/v1/status names the pools and servers, and has `drained_permille` of each",
+    },
+    Operation {
+        method: "PUT",
+        path: "/weight",
+        id: "weight",
+        summary: "Have a server have a share of its keys, at once",
+        description: "A part of a drain, or all of it, by hand. What is under way for the server ends.",
+        does: Does::Act("weight"),
+        remedy: "GET /api/v1/status names the pools and servers, and has `drained_permille` of each",
+    },
+    Operation {
         method: "PUT",
         path: "/log-level",
         id: "log-level",
@@ -305,6 +335,7 @@ mod tests {
             Command::Drain { seconds: None },
             Command::Undrain,
             Command::LogLevel { level: 11 },
+            Command::Weight { pool: "p".into(), server: "s".into(), percent: 40 },
         ] {
             let (operation, parameters) = Operation::of(&command).unwrap();
             assert_eq!(operation.command(parameters).unwrap(), command);
@@ -322,6 +353,8 @@ mod tests {
             ("/log-level", json!({"level": 12}), "0 to 11"),
             ("/log-level", json!({"level": -1}), "-1"),
             ("/drain", json!({"seconds": 3601}), "3600"),
+            ("/drain-server", json!({"pool": "p", "server": "s", "steps": 0}), "1 to 100"),
+            ("/weight", json!({"pool": "p", "server": "s", "percent": 101}), "0 to 100"),
             ("/reload", json!({"command": "upgrade"}), "command"),
             ("/undrain", json!({"seconds": 1}), "no parameter seconds"),
             ("/hot-key", json!({"key": "a\\", "action": "cache"}), "within an escape"),

@@ -344,6 +344,8 @@ pub struct ServerStatus {
     pub writes_missed: u64,
     /// Keys that it has yet to be told to forget.
     pub to_forget: u64,
+    /// How much of its keys it does not have, since it is drained, in thousandths: 1000 if it has none.
+    pub drained_permille: u32,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

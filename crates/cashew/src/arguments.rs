@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::builder::RangedU64ValueParser;
 use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
 
+use cashew_api::{EVERY_DEFAULT, EVERY_MAX, STEPS_DEFAULT, STEPS_MAX};
 use cashew_config::snapshot::LogFormat;
 use cashew_process::log;
 use cashew_supervisor::{CommandLine, DRAIN_MAX_SECONDS};
@@ -150,6 +151,27 @@ pub(crate) enum CommandArguments {
         #[command(flatten)]
         instance: InstanceArguments,
     },
+    /// Take the keys of a server away in steps, until it has none and gets no requests. Returns when that is so
+    #[command(override_usage = "cashew drain-server [OPTIONS] POOL SERVER")]
+    DrainServer(ServerDrainArguments),
+    /// Give a server that is drained its keys again, in steps
+    #[command(override_usage = "cashew undrain-server [OPTIONS] POOL SERVER")]
+    UndrainServer(ServerDrainArguments),
+    /// Have a server have a share of its keys, at once: 0 drains it, 100 gives it all of them
+    #[command(override_usage = "cashew weight [OPTIONS] POOL SERVER PERCENT")]
+    Weight {
+        #[command(flatten)]
+        instance: InstanceArguments,
+        /// The pool
+        #[arg(value_name = "POOL")]
+        pool: String,
+        /// The server, by its name or address
+        #[arg(value_name = "SERVER")]
+        server: String,
+        /// Of the keys that it has by its weight in the configuration
+        #[arg(value_name = "PERCENT", value_parser = RangedU64ValueParser::<u16>::new().range(0..=100))]
+        percent: u16,
+    },
     /// Print the status of the running instance
     Status {
         #[command(flatten)]
@@ -274,6 +296,26 @@ impl HealthArguments {
     pub(crate) fn interval(&self) -> Duration {
         Duration::from_millis(self.interval)
     }
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ServerDrainArguments {
+    #[command(flatten)]
+    pub(crate) instance: InstanceArguments,
+    /// The pool
+    #[arg(value_name = "POOL")]
+    pub(crate) pool: String,
+    /// The server, by its name or address
+    #[arg(value_name = "SERVER")]
+    pub(crate) server: String,
+    /// In how many steps; each takes keys from this server alone. Without `ketama` it is one
+    #[arg(long, value_name = "N", default_value_t = STEPS_DEFAULT,
+          value_parser = RangedU64ValueParser::<u16>::new().range(1..=u64::from(STEPS_MAX)))]
+    pub(crate) steps: u16,
+    /// From each step to the next
+    #[arg(long, value_name = "SECONDS", default_value_t = EVERY_DEFAULT,
+          value_parser = RangedU64ValueParser::<u64>::new().range(1..=EVERY_MAX))]
+    pub(crate) every: u64,
 }
 
 #[derive(Args, Debug)]
@@ -446,6 +488,14 @@ pub(crate) struct InstanceArguments {
     /// The instance's control socket, if the configuration file does not set it
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
+
+    /// Ask an instance elsewhere, by its control API, such as `http://gateway-1:22222`
+    #[arg(long, value_name = "URL", conflicts_with = "control")]
+    pub(crate) api: Option<String>,
+
+    /// With --api: a file with the token [default: what CASHEW_STATS_TOKEN has]
+    #[arg(long, value_name = "FILE", requires = "api")]
+    pub(crate) token_file: Option<PathBuf>,
 
     /// Print this help and exit
     #[arg(short, long, short_alias = '?', action = ArgAction::Help)]

@@ -4,6 +4,7 @@
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
 mod admin;
+mod api;
 mod arguments;
 mod children;
 mod daemon;
@@ -54,6 +55,11 @@ fn main() -> ExitCode {
         Some(CommandArguments::Discover(arguments)) => discover::discover(&arguments),
         Some(CommandArguments::Drain { instance, delay }) => operate::drain(&instance, delay),
         Some(CommandArguments::Undrain { instance }) => operate::undrain(&instance),
+        Some(CommandArguments::DrainServer(arguments)) => operate::drain_server(arguments),
+        Some(CommandArguments::UndrainServer(arguments)) => operate::undrain_server(arguments),
+        Some(CommandArguments::Weight { instance, pool, server, percent }) => {
+            operate::weight(&instance, pool, server, percent)
+        }
         Some(CommandArguments::Migrate(arguments)) => migrate::migrate(&arguments),
         Some(CommandArguments::Events(arguments)) => events::events(&arguments),
         Some(CommandArguments::Slowlog(arguments)) => slowlog::slowlog(&arguments),

@@ -17,9 +17,9 @@ use cashew_supervisor::{
 };
 use chrono::{DateTime, Local};
 
-use crate::arguments::InstanceArguments;
+use crate::arguments::{InstanceArguments, ServerDrainArguments};
 use crate::output::print_line;
-use crate::{hot, layout, slowlog, stats_port};
+use crate::{api, hot, layout, slowlog, stats_port};
 
 const SLOTS: u32 = ALL_SLOTS as u32;
 
@@ -59,8 +59,9 @@ pub(crate) fn status(instance: &InstanceArguments, json: bool) -> ExitCode {
         }
         Answer::Status(status) => {
             print(&describe(&status));
+            let statistics = status.statistics.filter(|_| instance.api.is_none());
             stats_port::find_token(Some(instance));
-            let summary = status.statistics.map(summary).unwrap_or_default();
+            let summary = statistics.map(summary).unwrap_or_default();
             if !summary.is_empty() {
                 print(&format!("\n{}", summary.join("\n")));
             }
@@ -89,6 +90,25 @@ pub(crate) fn undrain(instance: &InstanceArguments) -> ExitCode {
     finish(ask(instance, &Command::Undrain, |_| {}))
 }
 
+pub(crate) fn drain_server(arguments: ServerDrainArguments) -> ExitCode {
+    let ServerDrainArguments { instance, pool, server, steps, every } = arguments;
+    finish(ask(&instance, &Command::DrainServer { pool, server, steps, every }, |_| {}))
+}
+
+pub(crate) fn undrain_server(arguments: ServerDrainArguments) -> ExitCode {
+    let ServerDrainArguments { instance, pool, server, steps, every } = arguments;
+    finish(ask(&instance, &Command::UndrainServer { pool, server, steps, every }, |_| {}))
+}
+
+pub(crate) fn weight(
+    instance: &InstanceArguments,
+    pool: String,
+    server: String,
+    percent: u16,
+) -> ExitCode {
+    finish(ask(instance, &Command::Weight { pool, server, percent }, |_| {}))
+}
+
 pub(crate) fn log_level(instance: &InstanceArguments, level: u8) -> ExitCode {
     finish(ask(instance, &Command::LogLevel { level }, |_| {}))
 }
@@ -109,6 +129,10 @@ impl fmt::Display for NoStatus {
 
 /// The status of the instance.
 pub(crate) fn status_if_running(instance: &InstanceArguments) -> Result<Status, NoStatus> {
+    if let Some(url) = &instance.api {
+        return api::status(url, instance.token_file.as_deref())
+            .map_err(|why| NoStatus { why, may_run: true });
+    }
     let (mut status, mut why, mut may_run) = (None, Vec::new(), false);
     for path in sockets(instance).map_err(|why| NoStatus { why, may_run: false })? {
         let mut failed = None;
@@ -162,6 +186,10 @@ pub(crate) fn ask(
         Answer::Done(_) => {}
         Answer::Failed(why) => result = Err(why),
     };
+    if let Some(url) = &instance.api {
+        api::ask(url, instance.token_file.as_deref(), command, &mut on_answer)?;
+        return result;
+    }
     let mut tried = Vec::new();
     for path in sockets(instance)? {
         match ask_until_answered(&path, command, CUT_RETRY, &mut on_answer) {
@@ -400,6 +428,11 @@ fn describe_server_states(pools: &[PoolStatus]) -> String {
                 0 => state,
                 1 => format!("{state}; missed 1 write"),
                 missed => format!("{state}; missed {missed} writes"),
+            };
+            let state = match server.drained_permille {
+                0 => state,
+                1000 => format!("{state}; drained"),
+                part => format!("{state}; drained by {} %", f64::from(part) / 10.0),
             };
             let state = match server.to_forget {
                 0 => state,
@@ -975,6 +1008,7 @@ pool alpha: CLIENT PAUSE holds clients that write back for 1500 ms more"
             role: String::new(),
             writes_missed: 0,
             to_forget: 0,
+            drained_permille: 0,
         };
         known.pools[0].server_states = vec![
             server("a", "well", "", Some("Connection timed out")),
@@ -1020,6 +1054,16 @@ alpha  0.0.0.0:6380  /etc/cert.pem  a.test, 10.0.0.1  {at}
         let row = "\nalpha  a       10.0.0.1:6379  primary  well; missed 7 writes ";
         assert!(text.contains(row), "{text}");
         known.pools[0].server_states[0].writes_missed = 0;
+        for (part, words) in [
+            (250, "well; drained by 25 % "),
+            (667, "well; drained by 66.7 % "),
+            (1000, "well; drained "),
+        ] {
+            known.pools[0].server_states[0].drained_permille = part;
+            let text = describe(&known);
+            assert!(text.contains(&format!("10.0.0.1:6379  primary  {words}")), "{text}");
+        }
+        known.pools[0].server_states[0].drained_permille = 0;
         known.pools[0].server_states[0].to_forget = 12;
         let row = "\nalpha  a       10.0.0.1:6379  primary  well; 12 keys to forget ";
         assert!(describe(&known).contains(row));

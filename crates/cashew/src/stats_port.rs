@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
+use crate::api;
 use crate::arguments::InstanceArguments;
 use crate::operate::status_if_running;
 
@@ -16,7 +17,7 @@ const RESPONSE_MAX: u64 = 64 << 20;
 /// What the stats port is shown, if it wants anything.
 static TOKEN: OnceLock<Option<String>> = OnceLock::new();
 /// Has the token of an instance elsewhere.
-const TOKEN_VARIABLE: &str = "CASHEW_STATS_TOKEN";
+pub(crate) const TOKEN_VARIABLE: &str = "CASHEW_STATS_TOKEN";
 
 /// Takes the token from the environment, or else from the instance's file.
 pub(crate) fn find_token(instance: Option<&InstanceArguments>) {
@@ -32,6 +33,11 @@ pub(crate) fn find_token(instance: Option<&InstanceArguments>) {
 
 /// Where the statistics are, as `host:port`: where the instance says, or else its file.
 pub(crate) fn address(instance: &InstanceArguments, url: Option<&str>) -> Result<String, String> {
+    if let Some(url) = &instance.api {
+        let token = api::token(instance.token_file.as_deref())?;
+        TOKEN.get_or_init(|| token);
+        return address_of(url);
+    }
     if let Some(url) = url {
         // Another instance must not get this one's token.
         find_token(None);

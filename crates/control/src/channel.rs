@@ -316,7 +316,12 @@ mod tests {
         let (master, mut worker) = channels();
         let live: Vec<bool> = (0..65_536).map(|server| server % 5 != 0).collect();
         let primaries = vec![Promoted { shard: 0, server: u32::MAX }];
-        let topology = TopologyState { live, primaries, reigns: vec![(7, 1)] };
+        let topology = TopologyState {
+            live,
+            primaries,
+            reigns: vec![(7, 1)],
+            shares: vec![(u32::MAX, 999); 100],
+        };
         let message = ToChild::Release { pool: u32::MAX, version: u64::MAX, topology };
         master.send(&message, &[]).unwrap();
         assert_eq!(worker.receive().unwrap().unwrap().0, message);

@@ -289,6 +289,8 @@ stats! {
             "Requests written to the server and waiting for responses";
         OutQueueBytes => "out_queue_bytes", "cashew_server_out_queue_bytes",
             "Bytes of requests written to the server and waiting for responses";
+        Drained => "drained", "cashew_server_drained_permille",
+            "Thousandths of its keys that the server does not have since it is drained";
     }
 }
 

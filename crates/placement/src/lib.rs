@@ -10,6 +10,6 @@ mod slot;
 mod tag;
 
 pub use hash::Hash;
-pub use ring::{Distribution, Node, Ring, server_order};
+pub use ring::{Distribution, Node, Ring, SHARE_WHOLE, server_order};
 pub use slot::{SLOTS, slot_of};
 pub use tag::HashTag;

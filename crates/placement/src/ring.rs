@@ -67,14 +67,27 @@ pub struct Ring {
 impl Ring {
     /// `nodes` are in `server_order`; `live` says which of them take part.
     pub fn build(distribution: Distribution, nodes: &[Node<'_>], live: &[bool]) -> Self {
+        Self::build_with_shares(distribution, nodes, live, |_| SHARE_WHOLE)
+    }
+
+    /// As [`Ring::build`], where nodes, by their indices, may have a share of their points only, in thousandths. With
+    /// `ketama` a smaller share takes keys from that node alone, and gives them to others; with none it takes no part.
+    /// The others have what they have without shares, so a node with none is as if it were not live. Other
+    /// distributions know all or nothing.
+    pub fn build_with_shares(
+        distribution: Distribution,
+        nodes: &[Node<'_>],
+        live: &[bool],
+        share: impl Fn(u32) -> u16,
+    ) -> Self {
         assert_eq!(nodes.len(), live.len());
-        let members: Vec<Member<'_>> = nodes
-            .iter()
-            .zip(live)
-            .enumerate()
-            .filter(|&(_, (_, &live))| live)
-            .map(|(index, (&node, _))| Member { index: index as u32, node })
-            .collect();
+        let mut members = Vec::with_capacity(nodes.len());
+        for ((index, &node), &live) in (0..).zip(nodes).zip(live) {
+            let share = share(index).min(SHARE_WHOLE);
+            if live && share > 0 {
+                members.push(Member { index, node, share });
+            }
+        }
         let (modulus, values, indexes) = match distribution {
             Distribution::Ketama => ketama(&members),
             Distribution::Modula => slots(&members, |node| node.weight),
@@ -235,11 +248,16 @@ impl Starts {
     }
 }
 
+/// All of its points: thousandths.
+pub const SHARE_WHOLE: u16 = 1000;
+
 /// A live server and its index among all servers.
 #[derive(Clone, Copy)]
 struct Member<'a> {
     index: u32,
     node: Node<'a>,
+    /// Of its points, in thousandths: at least 1.
+    share: u16,
 }
 
 /// Modulus, values and indexes of a ring.
@@ -257,7 +275,8 @@ fn ketama(members: &[Member<'_>]) -> Parts {
     let mut points = Vec::with_capacity(members.len() * KETAMA_POINTS_PER_SERVER as usize);
     let mut name = Vec::new();
     for member in members {
-        for number in 0..ketama_hashes(member.node.weight, weight_total, members.len()) {
+        let whole = ketama_hashes(member.node.weight, weight_total, members.len());
+        for number in 0..part_of(whole, member.share) {
             name.clear();
             name.extend_from_slice(member.node.name);
             write!(name, "-{number}").expect("a vector takes everything");
@@ -282,6 +301,17 @@ fn ketama_hashes(weight: u32, weight_total: u64, live: usize) -> u32 {
     let share = weight as f32 / weight_total as f32;
     let hashes = share * KETAMA_POINTS_PER_SERVER / KETAMA_POINTS_PER_HASH as f32 * live as f32;
     (f64::from(hashes) + 1e-10) as f32 as u32
+}
+
+/// At least one of them, unless there is none: who has a share has keys.
+fn part_of(hashes: u32, share: u16) -> u32 {
+    match share {
+        SHARE_WHOLE => hashes,
+        _ => {
+            let part = u64::from(hashes) * u64::from(share) / u64::from(SHARE_WHOLE);
+            (part as u32).max(1).min(hashes)
+        }
+    }
 }
 
 /// As many slots in a row for each server as `share` says. Only the last slot of each is stored,
@@ -324,6 +354,55 @@ mod tests {
     use serde::de::value::{Error, StrDeserializer};
 
     use super::*;
+
+    #[test]
+    fn a_smaller_share_takes_keys_from_that_server_alone() {
+        let names: Vec<String> = (0..7).map(|number| format!("server{number}")).collect();
+        let weights = [1, 1, 3, 2, 1, 5, 1];
+        let nodes: Vec<Node<'_>> = names
+            .iter()
+            .zip(weights)
+            .map(|(name, weight)| Node { name: name.as_bytes(), weight })
+            .collect();
+        let live = [true; 7];
+        let with = |share| {
+            let of = |node| if node == 2 { share } else { SHARE_WHOLE };
+            Ring::build_with_shares(Distribution::Ketama, &nodes, &live, of)
+        };
+        let points: Vec<u32> = (0..20_000u32).map(|at| at.wrapping_mul(2_654_435_761)).collect();
+        let owners = |ring: &Ring| -> Vec<u32> {
+            points.iter().map(|&point| ring.select(point).unwrap()).collect()
+        };
+        let whole = Ring::build(Distribution::Ketama, &nodes, &live);
+        assert_eq!(with(SHARE_WHOLE).digest(), whole.digest());
+        let count = |owners: &[u32]| owners.iter().filter(|&&owner| owner == 2).count();
+        let (mut before, all) = (owners(&whole), count(&owners(&whole)));
+        for share in [900, 750, 500, 250, 1] {
+            let now = owners(&with(share));
+            assert!(now.iter().zip(&before).all(|(now, was)| now == was || *was == 2), "{share}");
+            assert!(count(&now) > 0, "{share}");
+            let off = count(&now) as f64 / all as f64 - f64::from(share) / 1000.0;
+            assert!(off.abs() < 0.1, "{share}: {off}");
+            before = now;
+        }
+        let mut without = live;
+        without[2] = false;
+        let gone = Ring::build(Distribution::Ketama, &nodes, &without);
+        assert_eq!(with(0).digest(), gone.digest());
+    }
+
+    #[test]
+    fn other_distributions_know_all_or_nothing() {
+        let nodes = [Node { name: b"a", weight: 2 }, Node { name: b"b", weight: 3 }];
+        for distribution in [Distribution::Modula, Distribution::Random] {
+            let with = |share| {
+                let of = |node| if node == 1 { share } else { SHARE_WHOLE };
+                Ring::build_with_shares(distribution, &nodes, &[true; 2], of).digest()
+            };
+            assert_eq!(with(1), Ring::build(distribution, &nodes, &[true; 2]).digest());
+            assert_eq!(with(0), Ring::build(distribution, &nodes, &[true, false]).digest());
+        }
+    }
 
     const KEYS: [&[u8]; 9] = [
         b"apple",

@@ -131,6 +131,11 @@ fn deed_of(command: &Command) -> Option<String> {
         Command::Drain { seconds: None } => "drain".to_owned(),
         Command::Drain { seconds: Some(seconds) } => format!("drain {seconds} s"),
         Command::Undrain => "undrain".to_owned(),
+        Command::DrainServer { pool, server, .. } => format!("drain server {server} of {pool}"),
+        Command::UndrainServer { pool, server, .. } => format!("undrain server {server} of {pool}"),
+        Command::Weight { pool, server, percent } => {
+            format!("weight of server {server} of {pool}: {percent} %")
+        }
         Command::LogLevel { level } => format!("log level {level}"),
     })
 }

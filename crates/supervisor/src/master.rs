@@ -14,6 +14,7 @@ mod monitors;
 mod moves;
 mod operators;
 mod reload;
+mod server_drains;
 mod sources;
 mod stop;
 mod switch;
@@ -378,6 +379,7 @@ impl Master {
             .chain(self.operators.poll_timeout())
             .chain(self.failovers.poll_timeout())
             .chain(self.drain.as_ref().map(Drain::ends_at))
+            .chain(self.operators.server_drains.poll_timeout())
             .chain(self.notify.poll_timeout())
             .chain(self.watchdog.poll_timeout())
             .chain(self.worker_queries.poll_timeout())
@@ -393,6 +395,7 @@ impl Master {
         self.epochs.handle_timeout(has_served, now);
         self.operators.handle_timeout(now);
         self.end_drain(now);
+        self.advance_server_drains(now);
         self.joining.handle_timeout(now);
         self.end_worker_queries(now);
         self.show_life(now);

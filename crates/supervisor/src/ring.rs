@@ -31,6 +31,7 @@ use cashew_config::Snapshot;
 use cashew_config::snapshot::TopologyState;
 use cashew_control::ToChild;
 use cashew_metrics::EventKind;
+use cashew_placement::SHARE_WHOLE;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
@@ -205,6 +206,27 @@ impl Rings {
         self.pools[pool as usize].group_of(server)
     }
 
+    /// The share of its keys that a server has if it is live, in thousandths.
+    pub(crate) fn share(&self, pool: u32, server: u32) -> u16 {
+        self.pools[pool as usize].servers[server as usize].share
+    }
+
+    /// The share that a server is to have by a change under way or to come.
+    pub(crate) fn wanted_share(&self, pool: u32, server: u32) -> Option<u16> {
+        let ring = &self.pools[pool as usize];
+        let changed = ring.change.as_ref().and_then(|change| change.shares.get(&server));
+        ring.wanted_shares.get(&server).or(changed).copied()
+    }
+
+    /// Has a server have that share of its keys from the next change on.
+    pub(crate) fn set_share(&mut self, pool: u32, server: u32, share: u16, now: Instant) {
+        if self.halted {
+            return;
+        }
+        self.pools[pool as usize].wanted_shares.insert(server, share.min(SHARE_WHOLE));
+        self.advance(pool as usize, now);
+    }
+
     /// Whether all servers of a pool are used, although too many are down.
     pub(crate) fn is_open(&self, pool: u32) -> bool {
         self.pools[pool as usize].is_open()
@@ -351,6 +373,7 @@ impl Rings {
         for pool in 0..self.pools.len() {
             self.pools[pool].wanted.clear();
             self.pools[pool].promotions.clear();
+            self.pools[pool].wanted_shares.clear();
             if self.pools[pool].change.take().is_some() {
                 self.release(pool);
             }
@@ -401,6 +424,7 @@ impl Rings {
         ring.change = Some(Change {
             servers: std::mem::take(&mut ring.wanted),
             promotions: std::mem::take(&mut ring.promotions),
+            shares: std::mem::take(&mut ring.wanted_shares),
             waiting: self.workers.clone(),
             deadline: now + HOLD_TIMEOUT,
         });
@@ -414,12 +438,15 @@ impl Rings {
         for (server, wanted) in change.servers {
             ring.change_server(server, wanted, now);
         }
+        for (server, share) in change.shares {
+            ring.servers[server as usize].share = share;
+        }
         for (shard, promotion) in change.promotions {
             ring.promote(shard, promotion);
         }
         // Who is a primary no more is not missed.
         ring.weigh_and_tell();
-        if !ring.servers.iter().any(|server| server.live) {
+        if !ring.live().contains(&true) {
             warn!(
                 kind = EventKind::PoolEmpty.name(),
                 pool = ring.config.name,
@@ -458,6 +485,9 @@ impl Rings {
         // The latest order counts.
         for (shard, promotion) in change.promotions {
             ring.promotions.entry(shard).or_insert(promotion);
+        }
+        for (server, share) in change.shares {
+            ring.wanted_shares.entry(server).or_insert(share);
         }
         self.release(pool);
     }
@@ -540,6 +570,47 @@ mod tests {
         rings.server_up(0, 1, now);
         rings.held(0, 0, 3, now);
         assert_eq!(messages(&mut rings).last(), Some(&(0, release(0, 3, "01"))));
+    }
+
+    #[test]
+    fn a_share_is_agreed_on_by_all_and_stays() {
+        let (mut rings, now) = running([0, 1]);
+        let topology = |live: &[bool], shares: &[(u32, u16)]| TopologyState {
+            shares: shares.to_vec(),
+            ..live.to_vec().into()
+        };
+        rings.set_share(1, 2, 250, now);
+        assert_eq!(rings.wanted_share(1, 2), Some(250));
+        assert_eq!(messages(&mut rings), [(0, hold(1, 1)), (1, hold(1, 1))]);
+        // It is tried again if a worker does not hold in time.
+        rings.handle_timeout(now + HOLD_TIMEOUT);
+        assert_eq!(rings.share(1, 2), SHARE_WHOLE);
+        let again = now + HOLD_TIMEOUT + RETRY_PAUSE;
+        rings.handle_timeout(again);
+        (0..2).for_each(|slot| rings.held(slot, 1, 2, again));
+        assert_eq!((rings.share(1, 2), rings.wanted_share(1, 2)), (250, None));
+        assert_eq!(rings.topology(1), topology(&[true; 3], &[(2, 250)]));
+        // Nothing is left of it, and it is not ejected: it may come and go.
+        rings.set_share(1, 2, 0, again);
+        (0..2).for_each(|slot| rings.held(slot, 1, 3, again));
+        let drained = topology(&[true, true, false], &[(2, 0)]);
+        assert_eq!(rings.topology(1), drained);
+        rings.server_up(1, 2, again);
+        assert_eq!(rings.topology(1), drained);
+        messages(&mut rings);
+        // A worker that joins, and the next program, know it.
+        rings.joined(2);
+        let told = |message: &ToChild| matches!(message, ToChild::Release { topology, .. } if *topology == drained);
+        assert!(messages(&mut rings).iter().any(|(slot, message)| *slot == 2 && told(message)));
+        let configs: Vec<RingConfig> = rings.pools.iter().map(|it| it.config.clone()).collect();
+        let state = rings.state(again);
+        let next = Rings::from_state(state, &configs, |_| true, again);
+        assert_eq!(next.topology(1), drained);
+        // As does another epoch, unless no other server has keys.
+        assert_eq!(rings.switched_while_frozen(configs.clone()).topology(1), drained);
+        let mut alone = configs;
+        alone[1].servers.drain(..2);
+        assert_eq!(rings.switched_while_frozen(alone).topology(1), topology(&[true], &[]));
     }
 
     #[test]
@@ -820,6 +891,14 @@ mod tests {
 
     fn configs() -> Vec<RingConfig> {
         vec![pool("alpha", ["a", "b"]), pool("beta", ["a", "b", "c"])]
+    }
+
+    impl Rings {
+        fn switched_while_frozen(&self, pools: Vec<RingConfig>) -> Self {
+            let mut next = self.clone();
+            next.freeze();
+            next.switched(pools)
+        }
     }
 
     fn rings() -> Rings {

@@ -122,6 +122,16 @@ pub(crate) struct Head {
 pub(crate) struct OperatorsState {
     pub(crate) socket: Option<UnixSocketState>,
     pub(crate) last_reload: Option<Outcome>,
+    pub(crate) server_drains: Vec<ServerDrainState>,
+}
+
+/// A server that is drained, or gets its keys again, in steps.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ServerDrainState {
+    pub(crate) pool: String,
+    pub(crate) server: String,
+    pub(crate) shares: Vec<u16>,
+    pub(crate) every_ms: u64,
 }
 
 /// One child, or the place for one.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Address, Endpoint, Operation, Pool, TopologyState};
-use cashew_placement::Ring;
+use cashew_placement::{Ring, SHARE_WHOLE};
 use cashew_supervisor::{PoolStatus, ServerStatus};
 
 use super::{Place, Route, of, ring_of, take_primaries, tree};
@@ -110,7 +110,16 @@ impl Pools {
             self.not_by_instance[at] = None;
             let shards = status.shards.iter().map(|shard| (&*shard.name, &*shard.primary));
             take_primaries(pool, &mut self.states[at], &status.primary, shards);
-            let ejected = status.servers - status.live;
+            let states = (0..).zip(&pool.servers).filter_map(|(index, server)| {
+                let state = status.server_states.iter().find(|it| it.name == server.name)?;
+                Some((index, state.drained_permille)).filter(|(_, drained)| *drained > 0)
+            });
+            let drained: Vec<(u32, u32)> = states.collect();
+            let share = |drained: u32| SHARE_WHOLE - (drained as u16).min(SHARE_WHOLE);
+            self.states[at].shares =
+                drained.iter().map(|&(index, drained)| (index, share(drained))).collect();
+            let off = drained.iter().filter(|(_, drained)| *drained == 1000).count() as u32;
+            let ejected = (status.servers - status.live).saturating_sub(off);
             if ejected > 0 && is_said {
                 print_line(format_args!(
                     "cashew: pool '{}': {ejected} of its servers are ejected now: keys of these are \

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use cashew_placement::{Node, Ring};
+use cashew_placement::{Node, Ring, SHARE_WHOLE};
 use serde::{Deserialize, Serialize};
 
 use super::{Address, Endpoint, Pool, Server, live};
@@ -110,6 +110,10 @@ pub struct TopologyState {
     /// Sentinels: the shard, and the number. Shards where that never happened are left out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reigns: Vec<(u32, u32)>,
+    /// Servers that are drained: each with the share of its keys that it still has, in thousandths. One that has none
+    /// is not `live`, and is well all the same. All others have the whole.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shares: Vec<(u32, u16)>,
 }
 
 /// A server that takes the writes of a shard in the place of the configured one, by their indices.
@@ -136,7 +140,17 @@ impl TopologyState {
                 groups.get(shard as usize).is_some_and(|group| group.has(server))
             }
         } && (server as usize) < servers;
-        self.live.len() == servers && self.primaries.iter().all(is_member)
+        let is_server =
+            |(server, share): &(u32, u16)| (*server as usize) < servers && *share < SHARE_WHOLE;
+        self.live.len() == servers
+            && self.primaries.iter().all(is_member)
+            && self.shares.iter().all(is_server)
+    }
+
+    /// The share of its keys that a server has, in thousandths.
+    pub fn share_of(&self, server: u32) -> u16 {
+        let share = self.shares.iter().find(|(its, _)| *its == server);
+        share.map_or(SHARE_WHOLE, |&(_, share)| share)
     }
 
     /// How often another server has begun to take the writes of a shard.
@@ -154,7 +168,7 @@ impl TopologyState {
 impl From<Vec<bool>> for TopologyState {
     /// With the configured primaries.
     fn from(live: Vec<bool>) -> Self {
-        Self { live, primaries: Vec::new(), reigns: Vec::new() }
+        Self { live, primaries: Vec::new(), reigns: Vec::new(), shares: Vec::new() }
     }
 }
 
@@ -303,6 +317,8 @@ impl Pool {
     /// The ring over the shards whose primaries are live; with one master, over its replicas.
     pub fn ring(&self, state: &TopologyState) -> Ring {
         let shards = self.shards();
+        // By their indices among the nodes.
+        let mut writers: Vec<u32> = (0..self.servers.len() as u32).collect();
         let (nodes, on_ring): (Vec<Node<'_>>, Vec<bool>) = match self.topology {
             Topology::MasterReplica { master } => {
                 let mut replicas = state.live.clone();
@@ -317,6 +333,9 @@ impl Pool {
                     .iter()
                     .map(|shard| Node { name: shard.name.as_bytes(), weight: shard.weight });
                 let writes_to_all = self.writes_to_all();
+                let writer =
+                    |(number, shard): (u32, &ServerGroup)| state.primary_of(number, shard.primary);
+                writers = (0..).zip(shards.iter()).map(writer).collect();
                 let is_live = |(number, shard): (u32, &ServerGroup)| {
                     let live = |server: u32| state.live[server as usize];
                     match writes_to_all {
@@ -327,6 +346,7 @@ impl Pool {
                 (nodes.collect(), (0..).zip(shards.iter()).map(is_live).collect())
             }
         };
-        Ring::build(self.distribution, &nodes, &on_ring)
+        let share = |node: u32| state.share_of(writers[node as usize]);
+        Ring::build_with_shares(self.distribution, &nodes, &on_ring, share)
     }
 }

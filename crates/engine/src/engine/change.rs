@@ -1291,7 +1291,8 @@ impl Engine {
     fn follow_ring(&mut self, index: BackendId) {
         for server in self.backends[index].servers.ids() {
             let backend = &mut self.backends[index];
-            let ejected = !backend.topology.live()[server.index()];
+            let ejected =
+                !backend.topology.live()[server.index()] && !backend.topology.is_drained(server);
             let state = &mut backend.servers[server];
             // Who is in charge of it has perhaps forgotten what was asked.
             state.ask_at = Time::ZERO;
@@ -1330,7 +1331,9 @@ impl Engine {
         for backend in self.backends.iter_mut().take(self.backends_in_use) {
             let ring_version = backend.ring_version;
             self.metrics.set_pool(backend.metrics, PoolGauge::RingVersion, ring_version);
-            for server in &mut backend.servers {
+            for (at, server) in (0..).map(ServerId::new).zip(&mut backend.servers) {
+                let drained = u64::from(backend.topology.drained(at));
+                self.metrics.set_server(server.metrics, ServerGauge::Drained, drained);
                 let ejected = u64::from(server.ejected);
                 let sessions = u64::from(server.sessions);
                 self.metrics.set_server(server.metrics, ServerGauge::Sessions, sessions);

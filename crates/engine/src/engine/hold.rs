@@ -57,9 +57,14 @@ impl Engine {
         self.metrics.set_pool(state.metrics, PoolGauge::RingVersion, version);
         let live = topology.live.clone();
         let is_other = *state.topology.state() != topology;
+        let mut drained = Vec::new();
         if is_other {
             let before: Vec<ServerId> = state.topology.primaries().collect();
+            let was_drained: Vec<bool> =
+                state.servers.ids().map(|it| state.topology.is_drained(it)).collect();
             state.topology.set_state(topology);
+            let is_new = |it: &ServerId| state.topology.is_drained(*it) && !was_drained[it.index()];
+            drained = state.servers.ids().filter(is_new).collect();
             state.distrust_replicas(&self.metrics, now);
             let moved: Vec<(ServerId, ServerId)> = before
                 .into_iter()
@@ -72,7 +77,14 @@ impl Engine {
             self.invalidate_leases(|of| of == backend);
         }
         for (server, live) in (0..).map(ServerId::new).zip(live) {
-            self.set_ejected(backend, server, !live, wall_us);
+            let state = &self.backends[backend];
+            let is_drained = state.topology.is_drained(server);
+            let drained = u64::from(state.topology.drained(server));
+            self.metrics.set_server(state.servers[server].metrics, ServerGauge::Drained, drained);
+            self.set_ejected(backend, server, !live && !is_drained, wall_us);
+        }
+        for server in drained {
+            self.fail_waiting(backend, server);
         }
         if is_other {
             self.place_topics(backend);

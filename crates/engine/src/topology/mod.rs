@@ -10,7 +10,7 @@ mod slots;
 use std::cell::Cell;
 
 use cashew_config::snapshot::{self, Promoted, Reads, ServerGroup, SlotRange, TopologyState};
-use cashew_placement::{Distribution, Hash, HashTag, Node, Ring, SLOTS, slot_of};
+use cashew_placement::{Distribution, Hash, HashTag, Node, Ring, SHARE_WHOLE, SLOTS, slot_of};
 use cashew_protocol::redis::{Access, CommandId};
 
 pub(crate) use self::health::Health;
@@ -240,6 +240,16 @@ impl Topology {
         !self.is_one_shard() || self.shards.iter().all(|shard| shard.primary != server)
     }
 
+    /// Whether the server is left out since it is drained. It may be well.
+    pub(crate) fn is_drained(&self, server: ServerId) -> bool {
+        self.state.share_of(server.number()) == 0
+    }
+
+    /// Thousandths of its keys that the server does not have since it is drained.
+    pub(crate) fn drained(&self, server: ServerId) -> u16 {
+        SHARE_WHOLE - self.state.share_of(server.number()).min(SHARE_WHOLE)
+    }
+
     /// Takes what the whole instance has agreed on.
     ///
     /// # Panics
@@ -268,12 +278,14 @@ impl Topology {
             ReadPolicy::RingOfReplicas => {
                 let mut on_ring = self.state.live.clone();
                 on_ring[primary_of(0).index()] = false;
-                Ring::build(self.distribution, &nodes, &on_ring)
+                let share = |server: u32| self.state.share_of(server);
+                Ring::build_with_shares(self.distribution, &nodes, &on_ring, share)
             }
             ReadPolicy::By(_) => {
                 let primaries = self.shards.iter().map(|shard| shard.primary);
                 let on_ring: Vec<bool> = primaries.map(|it| self.is_on_ring(it)).collect();
-                Ring::build(self.distribution, &nodes, &on_ring)
+                let share = |shard: u32| self.state.share_of(primary_of(shard).number());
+                Ring::build_with_shares(self.distribution, &nodes, &on_ring, share)
                     .with_indices(|shard| primary_of(shard).number())
             }
         };

@@ -257,7 +257,7 @@ impl Master {
 
     /// Where a pool and its server are in the snapshot. An error says what there is instead. A server
     /// of a group may be given by its address alone, where it is known which group is meant.
-    fn place_of(
+    pub(super) fn place_of(
         &self,
         pool: &str,
         group: Option<&str>,

@@ -19,12 +19,14 @@ use cashew_metrics::{
     EventKind, ExportCounter, ExportKind, MemberState, PoolCounter, PoolGauge, ServerCounter,
     UserStat, WallClock, monotonic_ms,
 };
+use cashew_placement::SHARE_WHOLE;
 use cashew_process::log::EventRecord;
 use cashew_tls::Identity;
 use rustix::event::PollFlags;
 use serde::Serialize;
 use tracing::{error, info, warn};
 
+use super::server_drains::ServerDrains;
 use super::{Master, Phase, Source, workers_of};
 use crate::Error;
 use crate::audited::{Principal, audited};
@@ -59,6 +61,7 @@ pub(super) struct Operators {
     digesting: BTreeMap<u64, Digesting>,
     last_digesting: u64,
     pub(super) last_reload: Option<Outcome>,
+    pub(super) server_drains: ServerDrains,
     /// Answers to those who ask by HTTP.
     to_http: Rc<RefCell<VecDeque<HttpAnswer>>>,
 }
@@ -105,6 +108,7 @@ impl Operators {
             digesting: BTreeMap::new(),
             last_digesting: 0,
             last_reload: None,
+            server_drains: ServerDrains::default(),
             to_http,
         })
     }
@@ -112,7 +116,8 @@ impl Operators {
     /// For the next program.
     pub(super) fn state(&self, pack: &mut Pack) -> io::Result<OperatorsState> {
         let socket = self.socket.as_ref().map(|socket| socket.state(pack)).transpose()?;
-        Ok(OperatorsState { socket, last_reload: self.last_reload.clone() })
+        let last_reload = self.last_reload.clone();
+        Ok(OperatorsState { socket, last_reload, server_drains: self.server_drains.state() })
     }
 
     /// `socket` is the descriptor of the socket in the state.
@@ -124,6 +129,7 @@ impl Operators {
             digesting: BTreeMap::new(),
             last_digesting: 0,
             last_reload: state.last_reload,
+            server_drains: ServerDrains::resume(state.server_drains, Instant::now()),
             to_http: Rc::default(),
         }
     }
@@ -628,10 +634,12 @@ impl Master {
         let status = |(at, server): (u32, &cashew_config::snapshot::Server)| {
             let id = segments.layout().server(index as usize, at as usize);
             let (state, error) = (segments.server_state(id), segments.last_error(id));
+            let share = self.rings.share(index, at);
             ServerStatus {
                 name: server.name.clone(),
                 address: server.endpoint.to_string(),
                 role: role_of(&server.name).to_owned(),
+                drained_permille: u32::from(SHARE_WHOLE - share),
                 state: state.health.name().to_owned(),
                 is_up: state.health.is_up(),
                 since: Some(state.since_ms).filter(|&ms| ms > 0).map(unix_s),

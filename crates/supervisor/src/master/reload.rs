@@ -12,6 +12,7 @@ use cashew_config::snapshot::TopologyState;
 use cashew_config::{Difference, Snapshot};
 use cashew_discovery::FoundServers;
 use cashew_metrics::EventKind;
+use cashew_placement::SHARE_WHOLE;
 use tracing::{error, info, warn};
 
 use super::discovery::MOVE_DRAIN_MS;
@@ -22,7 +23,7 @@ use super::{Master, Phase, workers_of};
 use crate::CommandLine;
 use crate::background_task::BackgroundTask;
 use crate::child::{Role, Spawn};
-use crate::command::{self, Command, DRAIN_MAX_SECONDS, Nobody, Reply};
+use crate::command::{self, Command, Nobody, Reply};
 use crate::discovered::Move;
 use crate::maps::MapMove;
 use crate::names::Names;
@@ -229,6 +230,9 @@ impl Reload {
 
 impl Master {
     pub(super) fn command(&mut self, command: Command, reply: Box<dyn Reply>, now: Instant) {
+        if let Err(why) = command.check() {
+            return reply.failed(&why);
+        }
         match command {
             Command::Reload { .. } if self.phase == Phase::Stopping => {
                 reply.failed("the instance is stopping");
@@ -258,16 +262,30 @@ impl Master {
             Command::MoveKeys { route, from, to, keys, overwrite } => {
                 self.move_keys(route, KeyWish::new((from, to), keys, overwrite), reply);
             }
-            Command::HotKey { .. } if self.phase != Phase::Serving => {
+            Command::HotKey { .. }
+            | Command::DrainServer { .. }
+            | Command::UndrainServer { .. }
+            | Command::Weight { .. }
+                if self.phase != Phase::Serving =>
+            {
                 reply.failed("the instance is starting, or is stopping");
             }
             Command::HotKey { pool, key, action } => {
                 self.act_on_hot_key((pool, &key), action, reply);
             }
-            Command::Upgrade { binary } => self.begin_upgrade(binary, reply, now),
-            Command::Drain { seconds: Some(seconds) } if seconds > DRAIN_MAX_SECONDS => {
-                reply.failed(&format!("a drain takes at most {DRAIN_MAX_SECONDS} s"));
+            Command::DrainServer { pool, server, steps, every } => {
+                let every = Duration::from_secs(every);
+                self.share_out((pool, server), (0, steps, every), reply, now);
             }
+            Command::UndrainServer { pool, server, steps, every } => {
+                let every = Duration::from_secs(every);
+                self.share_out((pool, server), (SHARE_WHOLE, steps, every), reply, now);
+            }
+            Command::Weight { pool, server, percent } => {
+                let share = percent * (SHARE_WHOLE / 100);
+                self.share_out((pool, server), (share, 1, Duration::ZERO), reply, now);
+            }
+            Command::Upgrade { binary } => self.begin_upgrade(binary, reply, now),
             Command::Drain { seconds } => self.drain_for(seconds, reply, now),
             Command::Undrain => self.undrain(reply, now),
         }

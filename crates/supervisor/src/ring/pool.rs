@@ -7,6 +7,7 @@ use cashew_config::Snapshot;
 use cashew_config::snapshot::{Endpoint, Pool, Promoted, ServerGroup, TopologyState};
 use cashew_control::ToChild;
 use cashew_metrics::EventKind;
+use cashew_placement::SHARE_WHOLE;
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
@@ -75,11 +76,19 @@ pub(super) struct RingState {
     reigns: BTreeMap<u32, u32>,
     #[serde(default)]
     down_while_open: Option<BTreeMap<u32, String>>,
+    #[serde(default)]
+    wanted_shares: BTreeMap<u32, u16>,
+}
+
+fn whole() -> u16 {
+    SHARE_WHOLE
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct ServerState {
     live: bool,
+    #[serde(default = "whole")]
+    share: u16,
     pause_ms: u64,
     changed_ms_ago: Option<u64>,
 }
@@ -105,11 +114,15 @@ pub(super) struct Ring {
     pub(super) not_before: Option<Instant>,
     /// The pool is [open](super::open): who is down all the same, and why.
     pub(super) down_while_open: Option<BTreeMap<u32, String>>,
+    /// The shares of their keys that servers are to have by the next change.
+    pub(super) wanted_shares: BTreeMap<u32, u16>,
 }
 
 #[derive(Clone, Copy)]
 pub(super) struct Server {
     pub(super) live: bool,
+    /// Of its keys, in thousandths, if it is live. Less than all of one that is drained.
+    pub(super) share: u16,
     pub(super) flaps: Flaps,
 }
 
@@ -118,6 +131,7 @@ pub(super) struct Server {
 pub(super) struct Change {
     pub(super) servers: BTreeMap<u32, Wanted>,
     pub(super) promotions: BTreeMap<u32, Promotion>,
+    pub(super) shares: BTreeMap<u32, u16>,
     /// Workers that may still dispatch by the old ring.
     pub(super) waiting: BTreeSet<Slot>,
     pub(super) deadline: Instant,
@@ -192,7 +206,10 @@ impl Ring {
     pub(super) fn new(config: RingConfig) -> Self {
         Self {
             version: 0,
-            servers: vec![Server { live: true, flaps: Flaps::default() }; config.servers.len()],
+            servers: vec![
+                Server { live: true, share: SHARE_WHOLE, flaps: Flaps::default() };
+                config.servers.len()
+            ],
             primaries: config.configured(),
             config,
             change: None,
@@ -201,6 +218,7 @@ impl Ring {
             reigns: BTreeMap::new(),
             not_before: None,
             down_while_open: None,
+            wanted_shares: BTreeMap::new(),
         }
     }
 
@@ -241,6 +259,8 @@ impl Ring {
             let Some(&before) = old.get(&(&*server.group, &server.endpoint)) else { continue };
             let state = self.servers[before as usize];
             ring.servers[index as usize] = state;
+            let share = self.wanted_shares.remove(&before);
+            ring.wanted_shares.extend(share.map(|share| (index, share)));
             let wanted = self.wanted.remove(&before);
             let is_only = ring.is_only_primary(index);
             if server.may_eject && !is_only {
@@ -254,8 +274,22 @@ impl Ring {
             let place = |(before, why)| Some((*new.get(&before)?, why));
             down.into_iter().filter_map(place).collect()
         });
+        ring.keep_one_undrained();
         ring.weigh();
         ring
+    }
+
+    /// A file may leave no servers but those that are drained, or make one of them the primary of others: these have
+    /// their keys again.
+    fn keep_one_undrained(&mut self) {
+        let has_keys = self.servers.iter().any(|server| server.share > 0);
+        for index in 0..self.servers.len() {
+            let is_primary = self.primaries.values().any(|&primary| primary == index as u32);
+            if is_primary || !has_keys {
+                self.servers[index].share = SHARE_WHOLE;
+                self.wanted_shares.remove(&(index as u32));
+            }
+        }
     }
 
     /// The reigns of the groups of the next ring. Another primary by the file is another one, too.
@@ -282,6 +316,7 @@ impl Ring {
         let millis = |span: Duration| span.as_millis().try_into().unwrap_or(u64::MAX);
         let of_server = |server: &Server| ServerState {
             live: server.live,
+            share: server.share,
             pause_ms: millis(server.flaps.pause),
             changed_ms_ago: server.flaps.changed_at.map(|at| millis(now - at)),
         };
@@ -294,6 +329,7 @@ impl Ring {
             promotions: self.promotions.clone(),
             reigns: self.reigns.clone(),
             down_while_open: self.down_while_open.clone(),
+            wanted_shares: self.wanted_shares.clone(),
         }
     }
 
@@ -304,7 +340,7 @@ impl Ring {
                 pause: Duration::from_millis(server.pause_ms),
                 changed_at: ago.and_then(|ago| now.checked_sub(ago)),
             };
-            Server { live: server.live, flaps }
+            Server { live: server.live, share: server.share.min(SHARE_WHOLE), flaps }
         };
         Self {
             primaries: config.configured().into_iter().chain(state.primaries).collect(),
@@ -317,6 +353,7 @@ impl Ring {
             wanted: state.wanted,
             not_before: None,
             down_while_open: state.down_while_open,
+            wanted_shares: state.wanted_shares,
         }
     }
 
@@ -324,7 +361,10 @@ impl Ring {
         let promoted = self.promoted().into_iter();
         let primaries = promoted.map(|(shard, server)| Promoted { shard, server }).collect();
         let reigns = self.reigns.iter().map(|(&shard, &reign)| (shard, reign)).collect();
-        TopologyState { live: self.live(), primaries, reigns }
+        let is_drained = |(_, server): &(u32, &Server)| server.share < SHARE_WHOLE;
+        let drained = (0..).zip(&self.servers).filter(is_drained);
+        let shares = drained.map(|(index, server)| (index, server.share)).collect();
+        TopologyState { live: self.live(), primaries, reigns, shares }
     }
 
     /// The shards whose primary is not the configured one.
@@ -407,16 +447,18 @@ impl Ring {
     }
 
     pub(super) fn live(&self) -> Vec<bool> {
-        self.servers.iter().map(|server| server.live).collect()
+        self.servers.iter().map(|server| server.live && server.share > 0).collect()
     }
 
     /// Whether the pause of a flapping server is over. It is while no other server is live: a
     /// flapping server is better than none.
     pub(super) fn may_return(&self, server: u32, now: Instant) -> bool {
-        let Some(Server { live, flaps }) = self.servers.get(server as usize) else { return false };
+        let Some(Server { live, flaps, .. }) = self.servers.get(server as usize) else {
+            return false;
+        };
         *live
             || flaps.changed_at.is_none_or(|ejected_at| now >= ejected_at + flaps.pause)
-            || !self.servers.iter().any(|server| server.live)
+            || !self.servers.iter().any(|server| server.live && server.share > 0)
     }
 
     /// Has the next change eject or readmit a server, unless it is so already or soon will be.
@@ -509,10 +551,12 @@ impl Ring {
         self.primaries.insert(shard, server);
         self.begin_reign(shard);
         self.servers[server as usize].live = true;
+        self.servers[server as usize].share = SHARE_WHOLE;
+        self.wanted_shares.remove(&server);
     }
 
     pub(super) fn has_wishes(&self) -> bool {
-        !self.wanted.is_empty() || !self.promotions.is_empty()
+        !self.wanted.is_empty() || !self.promotions.is_empty() || !self.wanted_shares.is_empty()
     }
 
     pub(super) fn hold(&self, pool: u32) -> ToChild {
