@@ -509,8 +509,14 @@ mod tests {
     #[test]
     fn what_is_not_plain_resp_is_encoded_again() {
         let plain: &[u8] = b"*2\r\n$4\r\nECHO\r\n$3\r\na b\r\n";
-        let inputs: [&[u8]; 3] =
-            [b"ECHO 'a b'\r\n", b"ECHO \"a\\x20b\"\n", b"*2\r\n$4\rxECHO\r\n$3\r\na b\n\n"];
+        let inputs: [&[u8]; 6] = [
+            b"ECHO 'a b'\r\n",
+            b"ECHO \"a\\x20b\"\n",
+            b"*2\r\n$4\rxECHO\r\n$3\r\na b\n\n",
+            b"*2\r\n$4\rxECHO\r\n$3\r\na b\r\n",
+            b"*2\r\n$4\r\nECHOx\n$3\r\na b\r\n",
+            b"*2\r\n$4\r\nECHO\r\n$3\r\na b\rx",
+        ];
         for input in inputs {
             let mut parser = RequestParser::default();
             assert_eq!(parser.parse(input, MAX), Parsed::Complete { len: input.len() });
