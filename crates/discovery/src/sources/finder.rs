@@ -5,7 +5,7 @@ use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -24,6 +24,8 @@ const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How often it is told how a source is. Whether it answers is told at once.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
+/// Answers that may wait, of all sources together: each may have thousands of servers. Who has another one waits.
+const ANSWERS_MAX: usize = 16;
 /// Names of servers that are told of.
 const NAMES_SHOWN_MAX: usize = 10;
 
@@ -41,7 +43,7 @@ pub struct Finder {
     pace: Pace,
     /// The last number of a watch.
     numbers: u64,
-    sender: Sender<(u64, Told)>,
+    sender: SyncSender<(u64, Told)>,
     receiver: Receiver<(u64, Told)>,
     /// Readable when there is something to receive.
     bell: Bell,
@@ -93,7 +95,7 @@ impl Finder {
         for fd in [waking.as_fd(), bell.as_fd()] {
             rustix::io::ioctl_fionbio(fd, true)?;
         }
-        let (sender, receiver) = channel();
+        let (sender, receiver) = sync_channel(ANSWERS_MAX);
         let mut finder = Self {
             pools: Vec::new(),
             pace: Pace::new(now),
@@ -130,17 +132,9 @@ impl Finder {
     fn follow(&mut self, pool: &Pool, source: &ServerSource) -> PoolFinder {
         self.numbers += 1;
         let (number, is_over) = (self.numbers, Arc::new(AtomicBool::new(false)));
-        let (sender, bell, ends) = (self.sender.clone(), self.bell.clone(), Arc::clone(&is_over));
+        let tell = self.teller(number, &is_over);
         let opened = source.clone();
-        let follow = move || {
-            let tell = |answer| {
-                let is_heard = sender.send((number, Told::Answer(answer))).is_ok();
-                bell.ring();
-                is_heard && !ends.load(Ordering::Relaxed)
-            };
-            follow(&mut *open(&opened), tell);
-        };
-        spawn(follow);
+        spawn(move || follow(&mut *open(&opened), tell));
         let status = SourceStatus {
             pool: pool.name.clone(),
             kind: source.kind().to_owned(),
@@ -158,6 +152,21 @@ impl Finder {
             status,
             told_at: None,
             held_told: Vec::new(),
+        }
+    }
+
+    /// What tells of answers until it is over; false then.
+    fn teller(
+        &self,
+        number: u64,
+        is_over: &Arc<AtomicBool>,
+    ) -> impl Fn(Result<Vec<Server>, String>) -> bool + use<> {
+        let (sender, bell, ends) = (self.sender.clone(), self.bell.clone(), Arc::clone(is_over));
+        move |answer| {
+            // Full, somebody is about to look: all that is there has rung.
+            let is_heard = sender.send((number, Told::Answer(answer))).is_ok();
+            bell.ring();
+            is_heard && !ends.load(Ordering::Relaxed)
         }
     }
 
@@ -270,7 +279,7 @@ impl PoolFinder {
         Some(FoundServers { pool: self.pool.name.clone(), source: self.source.clone(), servers })
     }
 
-    fn check(&mut self, sender: Sender<(u64, Told)>, bell: Bell, now: Instant) {
+    fn check(&mut self, sender: SyncSender<(u64, Told)>, bell: Bell, now: Instant) {
         self.damper.checking(now);
         if std::mem::replace(&mut self.is_checking, true) {
             return;
@@ -416,5 +425,51 @@ fn shown(names: &[String]) -> String {
     match names.len().saturating_sub(NAMES_SHOWN_MAX) {
         0 => list,
         more => format!("{list} and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    /// It says something else all the time.
+    struct Restless(Arc<AtomicUsize>);
+
+    impl Source for Restless {
+        fn list(&mut self) -> Result<Vec<Server>, String> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Ok(Vec::new())
+        }
+
+        fn wait(&mut self) -> Result<Option<Vec<Server>>, String> {
+            self.list().map(Some)
+        }
+    }
+
+    #[test]
+    fn who_changes_all_the_time_fills_no_memory_and_ends_with_those_who_listen() {
+        let yaml = "a: {listen: 127.0.0.1:1, servers: [127.0.0.1:2:1]}\n";
+        let loaded = cashew_config::parse("t.yml", yaml, &cashew_config::Context::of_system());
+        let snapshot = loaded.unwrap_or_else(|errors| panic!("{errors}")).snapshot;
+        let mut finder = Finder::new(&snapshot, Instant::now()).unwrap();
+        let (said, is_over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        let (tell, mut source) = (finder.teller(1, &is_over), Restless(Arc::clone(&said)));
+        let thread = thread::spawn(move || follow(&mut source, tell));
+        let until_said = |count: usize| {
+            let until = Instant::now() + Duration::from_secs(20);
+            while said.load(Ordering::Relaxed) < count {
+                assert!(Instant::now() < until, "{} of {count}", said.load(Ordering::Relaxed));
+                thread::sleep(Duration::from_millis(1));
+            }
+        };
+        until_said(ANSWERS_MAX + 1);
+        thread::sleep(Duration::from_millis(100));
+        assert_eq!(said.load(Ordering::Relaxed), ANSWERS_MAX + 1);
+        finder.advance(Instant::now());
+        until_said(ANSWERS_MAX + 2);
+        drop(finder);
+        thread.join().unwrap();
     }
 }
