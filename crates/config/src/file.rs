@@ -891,7 +891,8 @@ pub(crate) fn read(root: &Node, report: &mut Report<'_>) -> Option<File> {
             return None;
         }
         Kind::Scalar { .. } | Kind::List(_) => {
-            report.error(root.pos, Complaint::new("the file must be a section of pools"));
+            let complaint = Complaint::new("the file must be a section of pools");
+            report.error(root.pos, complaint.hint(POOLS_HINT));
             return None;
         }
     };
@@ -1035,8 +1036,10 @@ fn unknown_section(name: &str, node: &Node) -> Complaint {
     }
 }
 
+const POOLS_HINT: &str = "write \"pools:\", and below it a name with \"listen\" and \"servers\"";
+
 fn no_pools() -> Complaint {
-    Complaint::new("the file has no pools")
+    Complaint::new("the file has no pools").hint(POOLS_HINT)
 }
 
 fn read_pools(

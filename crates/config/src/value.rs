@@ -741,7 +741,9 @@ impl Value for Servers {
 
     fn read(key: &str, node: &Node, report: &mut Report<'_>) -> Option<Self> {
         let refusal = match &node.kind {
-            Kind::List(items) if items.is_empty() => Complaint::new("the pool has no servers"),
+            Kind::List(items) if items.is_empty() => {
+                Complaint::new("the pool has no servers").hint(SERVERS_HINT)
+            }
             Kind::List(items) if items.len() > SERVERS_MAX => {
                 Complaint::new(format!("{} servers are too many for one pool", items.len()))
                     .hint(format!("at most {SERVERS_MAX}"))

@@ -4,6 +4,7 @@
 //! `CASHEW_BLESS=1 cargo test -p cashew-config --test bad` rewrites the expected output; check the
 //! difference.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
@@ -95,6 +96,86 @@ fn bad_files_are_refused_with_every_reason() {
     check("bad.txt", "-------- refused:\n", |title, text| {
         refuse(text).unwrap_or_else(|| panic!("{title}: accepted")).to_string()
     });
+}
+
+/// Messages that are their own remedy: of two one goes, of a list of words one is right, what cannot be read is named
+/// with the reason, a rule of an ACL is refused in Redis's words.
+const SELF_EVIDENT: &[&str] = &[
+    " twice",
+    "did you mean",
+    "is not \"true\" or \"false\"",
+    "cannot be read: ",
+    "cannot be resolved: ",
+    "there is no directory ",
+    " is a directory",
+    " already listens there",
+    "is an empty list",
+    "two commands would have this name",
+    "unknown option ",
+    "rule ",
+    "selector definition",
+    "Duplicate user found",
+    "user keyword",
+    "usernames can't contain",
+    " lacks \"",
+    " go together",
+    " either ",
+    " cannot be denied",
+    " cannot be renamed",
+    " is not the key of the certificate",
+    "has no certificate in PEM form",
+    "two \"else\" beside it",
+    ": a name is one word ",
+    "the arity",
+    "the last key is in front of the first",
+    "Redis itself has ",
+    " has no users",
+    " does not hold what is wanted: expected ",
+    " is empty",
+    ": no server is named ",
+    " is no name of a server",
+    " has an empty name",
+    " has a control character",
+    "a command of this name already",
+    "nothing to strip of the prefix",
+];
+
+/// A message without what is particular of a file: quoted words, numbers and paths.
+fn kind(message: &str) -> String {
+    let mut kind = String::new();
+    let mut quoted = false;
+    for word in message.split(' ') {
+        quoted ^= word.matches('"').count() % 2 == 1;
+        let particular = quoted || word.contains(['"', '/']) || word.contains(char::is_numeric);
+        kind += if particular { " X" } else { " " };
+        kind += if particular { "" } else { word };
+    }
+    kind
+}
+
+/// What whoever reads a message needs: where it is, what is wrong, and what to do.
+#[test]
+fn messages_name_line_cause_and_remedy() {
+    let written = include_str!("bad.txt");
+    let (mut with_hint, mut bare) = (BTreeSet::new(), BTreeSet::new());
+    for case in written.split(CASE).skip(1) {
+        let (title, rest) = case.split_once('\n').unwrap();
+        let text = rest.split("-------- refused:\n").next().unwrap();
+        for found in refuse(text).unwrap_or_else(|| panic!("{title}: accepted")).0 {
+            assert!(found.line > 0 && found.column > 0, "{title}: {found}");
+            assert!(
+                !found.message.is_empty() && found.hint.as_deref() != Some(""),
+                "{title}: {found}"
+            );
+            if found.hint.is_some() {
+                with_hint.insert(kind(&found.message));
+            } else if !SELF_EVIDENT.iter().any(|words| found.message.contains(words)) {
+                bare.insert(kind(&found.message));
+            }
+        }
+    }
+    assert!(with_hint.len() >= 52, "only {} kinds: {with_hint:#?}", with_hint.len());
+    assert!(bare.is_empty(), "nothing says what to do about {bare:#?}");
 }
 
 #[test]
