@@ -134,6 +134,46 @@ def test_a_second_signal_ends_it_at_once(place):
     assert "SIGTERM: stopping at once" in gateway.log()
 
 
+@pytest.fixture
+def waiting(place):
+    """A gateway that is owed a reply, which the server gives when it goes on."""
+    server = place.redis()
+    gateway = start(place, server=server, worker_shutdown_timeout=20_000)
+    conn = gateway.connect()
+    assert conn.call("SET", "a", "1") == "OK"
+    server.process.signal(signal.SIGSTOP)
+    conn.send(resp("GET", "a"))
+
+    def is_owed():
+        servers = [it for it in gateway.stats()["alpha"].values() if isinstance(it, dict)]
+        return sum(it["in_queue"] + it["out_queue"] for it in servers) == 1
+
+    wait_until(is_owed, "it waits")
+    yield gateway, conn, lambda: server.process.signal(signal.SIGCONT)
+    server.process.signal(signal.SIGCONT)
+
+
+def test_a_signal_after_an_operators_drain_cuts_nothing(waiting):
+    """As where a container is drained before it is ended."""
+    gateway, conn, go_on = waiting
+    assert gateway.order("drain", "--delay", 0).returncode == 0
+    gateway.process.signal(signal.SIGTERM)
+    wait_until(lambda: "SIGTERM: stopping already" in gateway.log(), "the signal is seen")
+    go_on()
+    assert conn.raw_reply() == b"$1\r\n1\r\n"
+    assert exit_code(gateway) == 0
+    assert "stopping at once" not in gateway.log()
+
+
+def test_a_second_signal_after_an_operators_drain_ends_it_at_once(waiting):
+    gateway, _, _ = waiting
+    assert gateway.order("drain", "--delay", 0).returncode == 0
+    for said in ("SIGTERM: stopping already", "SIGTERM: stopping at once"):
+        gateway.process.signal(signal.SIGTERM)
+        wait_until(lambda: said in gateway.log(), said)
+    assert exit_code(gateway, 10) == 0
+
+
 def test_an_operator_drains_and_takes_it_back(place):
     gateway = start(place, drain_to="other-gateway")
     conn = notified(gateway)

@@ -140,6 +140,8 @@ struct Master {
     maintenance: MaintenanceNotices,
     /// The instance is to stop.
     drain: Option<Drain>,
+    /// It stops, as an operator's drain is over, and no signal has said so yet.
+    stops_unsignalled: bool,
     joining: Joining,
     maps: Maps,
     found: Found,
@@ -273,6 +275,7 @@ impl Master {
             failovers: Failovers::default(),
             maintenance: MaintenanceNotices::default(),
             drain: None,
+            stops_unsignalled: false,
             joining: Joining::default(),
             maps: Maps::default(),
             found: Found::default(),

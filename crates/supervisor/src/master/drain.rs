@@ -1,6 +1,7 @@
 //! The instance drains: it says that it is not ready, tells clients that want to know, goes on for a while,
 //! then stops.
 
+use std::mem;
 use std::time::{Duration, Instant};
 
 use cashew_config::snapshot::{Maintenance, Refuge};
@@ -54,8 +55,13 @@ impl Drain {
 impl Master {
     /// SIGTERM.
     pub(super) fn stop_by_signal(&mut self, now: Instant) {
+        if mem::take(&mut self.stops_unsignalled) {
+            // A service manager's first word, after `cashew drain`: what is in flight has its time all the same.
+            info!("SIGTERM: stopping already");
+            return;
+        }
         let delay = Duration::from_millis(self.current.snapshot.global.drain_delay_ms);
-        match &self.drain {
+        match &mut self.drain {
             _ if self.phase == Phase::Stopping => self.stop_now(now, "SIGTERM"),
             Some(drain) if drain.is_signalled => self.stop_now(now, "SIGTERM"),
             None if self.phase == Phase::Serving && !delay.is_zero() => {
@@ -63,7 +69,11 @@ impl Master {
                 self.notify.draining(delay + self.stop_max());
                 self.drain.as_mut().expect("it has begun").is_signalled = true;
             }
-            Some(_) | None => self.stop(now),
+            Some(drain) => {
+                drain.is_signalled = true;
+                self.stop(now);
+            }
+            None => self.stop(now),
         }
     }
 
@@ -139,6 +149,7 @@ impl Master {
     /// Operators who wait for the stop learn of it.
     pub(super) fn drain_is_over(&mut self) {
         if let Some(drain) = self.drain.take() {
+            self.stops_unsignalled = !drain.is_signalled;
             for mut waiting in drain.waiting {
                 waiting.line("no more clients are accepted; the instance stops");
                 waiting.done();

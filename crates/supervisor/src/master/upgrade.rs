@@ -587,6 +587,7 @@ impl Master {
             failovers: Failovers::default(),
             maintenance: MaintenanceNotices::default(),
             drain: None,
+            stops_unsignalled: false,
             joining: Joining::default(),
             maps: Maps::default(),
             found: Found::default(),
