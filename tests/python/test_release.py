@@ -1,5 +1,6 @@
 """packaging/release: all that names the version names the same, and a release lacks nothing."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -98,3 +99,43 @@ def test_the_workflow_runs_what_is_here():
         assert set(job.get("needs", []) if isinstance(job.get("needs"), list) else [job.get("needs")]) - {None} <= set(workflow["jobs"])
     # Nobody but those who publish may write.
     assert workflow["permissions"] == {"contents": "read"}
+
+
+CARGO = """#!/bin/sh
+# Builds what is already there; with CASHEW_TEST_DIFFERS no two are the same.
+case $1 in
+--version) echo 'cargo 99.0.0' ;;
+build)
+    mkdir -p "$CARGO_TARGET_DIR/debug" && cp "$CASHEW_TEST_PROGRAM" "$CARGO_TARGET_DIR/debug/cashew"
+    [ -z "$CASHEW_TEST_DIFFERS" ] || pwd >>"$CARGO_TARGET_DIR/debug/cashew" ;;
+run)
+    for last; do :; done
+    mkdir -p "$last/man" "$last/completions" && echo page >"$last/man/cashew.1" ;;
+*) exit 1 ;;
+esac
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not all(map(shutil.which, ["git", "objcopy", "xz", "cc"])), reason="needs git, gcc, binutils and xz")
+@pytest.mark.parametrize("differs", ["", "yes"])
+def test_two_builds_that_differ_are_no_release(place, differs):
+    """By a compiler that takes no time."""
+    cargo = place.directory / "cargo"
+    cargo.write_text(CARGO)
+    cargo.chmod(0o755)
+    program = place.directory / "program"
+    subprocess.run(["cc", "-x", "c", "-o", program, "-"], input="#include <stdlib.h>\nint main() { exit(3); }", text=True,
+                   check=True)
+    output = place.directory / "made"
+    done = subprocess.run([ROOT / "packaging/reproduce", "--profile", "dev", "--only", "archive", "--output", output],
+                          capture_output=True, text=True, timeout=110,
+                          env={**os.environ, "PATH": f"{place.directory}:{os.environ['PATH']}",
+                               "CASHEW_TEST_PROGRAM": str(program), "CASHEW_TEST_DIFFERS": differs})
+    if differs:
+        assert done.returncode == 1 and "two builds of one commit are not the same" in done.stderr, done.stderr
+        assert not output.exists()
+    else:
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"{output}\n"
+        assert {it.suffix for it in output.iterdir()} == {".xz", ""} and (output / "SHA256SUMS").exists()
