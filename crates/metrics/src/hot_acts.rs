@@ -58,7 +58,9 @@ impl HotCause {
 /// A key whose replies may be kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HotAct {
+    /// Of the pool's name.
     pub pool_hash: u64,
+    /// Of the whole key, as in the sketch.
     pub key_hash: u64,
     /// The first [`KEY_SIZE_MAX`] bytes.
     pub key: Vec<u8>,

@@ -113,11 +113,6 @@ pub enum Route {
     },
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes it so")]
-fn is_false(value: &bool) -> bool {
-    !value
-}
-
 /// What a node keeps of replies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeepRules {
@@ -132,7 +127,7 @@ pub struct KeepRules {
     /// What keys begin with that may be kept; all if it is empty. Sorted, without duplicates.
     pub keys: Vec<String>,
     /// Only keys that are hot.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default)]
     pub hot_only: bool,
 }
 

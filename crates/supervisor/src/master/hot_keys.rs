@@ -119,14 +119,7 @@ impl Master {
                 if acts.len() >= HOT_ACTS_MAX {
                     break;
                 }
-                let key = shown(&act.key, act.len);
-                info!(
-                    kind = EventKind::HotKeyCached.name(),
-                    pool = pool.name,
-                    "pool {}: replies to reads of key {key} are kept: it has {} of the requests",
-                    pool.name,
-                    percent(share)
-                );
+                say_kept(&pool.name, &act, share);
                 acts.push(HotAct { since: Self::now_unix_s(), ..act });
             }
         }
@@ -153,73 +146,81 @@ impl Master {
         action: HotAction,
         mut reply: Box<dyn Reply>,
     ) {
+        let done = self.able_pool(pool).and_then(|pool| match action {
+            HotAction::Cache => self.keep_hot_key(&pool, key),
+            HotAction::Undo => self.release_hot_key(&pool, key),
+        });
+        match done {
+            Ok(line) => {
+                reply.line(&line);
+                reply.done();
+            }
+            Err(why) => reply.failed(&why),
+        }
+    }
+
+    /// The pool whose hot keys a node keeps: that of this name, or the only one.
+    fn able_pool(&self, pool: Option<String>) -> Result<String, String> {
+        if !self.shared.hot_acts().is_there() {
+            return Err("the instance was started by a version without this: restart it".to_owned());
+        }
         let snapshot = &self.current.snapshot;
-        let able: Vec<&str> = snapshot.pools.iter().map(|pool| &*pool.name).collect();
-        let able: Vec<&str> = able.into_iter().filter(|pool| snapshot.keeps_hot_of(pool)).collect();
-        let pool = match (pool, &able[..]) {
-            (Some(pool), _) if !snapshot.pools.iter().any(|it| it.name == pool) => {
-                return reply.failed(&format!("there is no pool '{pool}'"));
+        let names = || snapshot.pools.iter().map(|pool| &*pool.name);
+        let able: Vec<&str> = names().filter(|pool| snapshot.keeps_hot_of(pool)).collect();
+        match (pool, &able[..]) {
+            (Some(pool), able) if able.contains(&&*pool) => Ok(pool),
+            (Some(pool), _) if names().all(|name| name != pool) => {
+                Err(format!("there is no pool '{pool}'"))
             }
-            (Some(pool), able) if !able.contains(&&*pool) => {
-                return reply.failed(&format!(
-                    "no node `cache` with `hot_only: true` leads to pool '{pool}'"
-                ));
+            (Some(pool), _) => {
+                Err(format!("no node `cache` with `hot_only: true` leads to pool '{pool}'"))
             }
-            (Some(pool), _) => pool,
-            (None, [pool]) => (*pool).to_owned(),
-            (None, []) => {
-                return reply.failed("no route has a node `cache` with `hot_only: true`");
-            }
-            (None, several) => {
-                return reply.failed(&format!("name one of the pools {}", several.join(", ")));
-            }
-        };
+            (None, [pool]) => Ok((*pool).to_owned()),
+            (None, []) => Err("no route has a node `cache` with `hot_only: true`".to_owned()),
+            (None, several) => Err(format!("name one of the pools {}", several.join(", "))),
+        }
+    }
+
+    fn keep_hot_key(&self, pool: &str, key: &[u8]) -> Result<String, String> {
         let list = self.shared.hot_acts();
-        if !list.is_there() {
-            return reply.failed("the instance was started by a version without this: restart it");
-        }
         let mut acts = list.all();
-        let mut act = HotAct::of_key(&pool, key, HotCause::Command);
-        let known = acts.iter().position(|it| it.is_like(&act));
+        let mut act = HotAct::of_key(pool, key, HotCause::Command);
         let name = shown(&act.key, act.len);
-        match (action, known) {
-            (HotAction::Cache, Some(_)) => reply.line(&format!("key {name} is kept already")),
-            (HotAction::Cache, None) if acts.len() >= HOT_ACTS_MAX => {
-                return reply.failed(&format!("there are {HOT_ACTS_MAX} keys already"));
-            }
-            (HotAction::Cache, None) => {
-                let index = self.current.snapshot.pools.iter().position(|it| it.name == pool);
-                let hot = self.hot_keys_of(index.expect("it has been looked for"));
-                let share = share_ppm(&hot, |it| act.is_about_hot(it)).unwrap_or(0);
-                act.limit_ppm = share / 2;
-                act.since = Self::now_unix_s();
-                let until = match share {
-                    0 => "until it is undone".to_owned(),
-                    _ => format!("until it has had less than {} for a minute", percent(share / 2)),
-                };
-                let text = format!(
-                    "pool {pool}: replies to reads of key {name} are kept: an operator wants it; it has {} of the \
-                     requests",
-                    percent(share)
-                );
-                info!(kind = EventKind::HotKeyCached.name(), pool, "{text}");
-                reply.line(&format!("{text}; {until}"));
-                acts.push(act);
-                list.set(&acts);
-            }
-            (HotAction::Undo, None) => {
-                return reply.failed(&format!("pool '{pool}': nothing is done about key {name}"));
-            }
-            (HotAction::Undo, Some(at)) => {
-                let act = acts.remove(at);
-                say_released(&pool, &act, "an operator wants it");
-                reply.line(&format!(
-                    "pool {pool}: replies to reads of key {name} are not kept any more"
-                ));
-                list.set(&acts);
-            }
+        if acts.iter().any(|it| it.is_like(&act)) {
+            return Ok(format!("key {name} is kept already"));
         }
-        reply.done();
+        if acts.len() >= HOT_ACTS_MAX {
+            return Err(format!("there are {HOT_ACTS_MAX} keys already"));
+        }
+        let index = self.current.snapshot.pools.iter().position(|it| it.name == pool);
+        let hot = self.hot_keys_of(index.ok_or("the pool has gone")?);
+        let share = share_ppm(&hot, |it| act.is_about_hot(it)).unwrap_or(0);
+        (act.limit_ppm, act.since) = (share / 2, Self::now_unix_s());
+        let text = format!(
+            "pool {pool}: replies to reads of key {name} are kept: an operator wants it; it has {} of the requests",
+            percent(share)
+        );
+        info!(kind = EventKind::HotKeyCached.name(), pool, "{text}");
+        acts.push(act);
+        list.set(&acts);
+        let until = match share {
+            0 => "until it is undone".to_owned(),
+            _ => format!("until it has had less than {} for a minute", percent(share / 2)),
+        };
+        Ok(format!("{text}; {until}"))
+    }
+
+    fn release_hot_key(&self, pool: &str, key: &[u8]) -> Result<String, String> {
+        let list = self.shared.hot_acts();
+        let mut acts = list.all();
+        let wanted = HotAct::of_key(pool, key, HotCause::Command);
+        let name = shown(&wanted.key, wanted.len);
+        let Some(at) = acts.iter().position(|it| it.is_like(&wanted)) else {
+            return Err(format!("pool '{pool}': nothing is done about key {name}"));
+        };
+        say_released(pool, &acts.remove(at), "an operator wants it");
+        list.set(&acts);
+        Ok(format!("pool {pool}: replies to reads of key {name} are not kept any more"))
     }
 
     pub(super) fn hot_key_statuses(&self, index: u32, pool: &Pool) -> Vec<HotKeyStatus> {
@@ -259,6 +260,14 @@ fn is_kept(
         say_released(&pool.name, act, &why);
     }
     is_kept
+}
+
+fn say_kept(pool: &str, act: &HotAct, share: u32) {
+    let (key, share) = (shown(&act.key, act.len), percent(share));
+    info!(
+        kind = EventKind::HotKeyCached.name(),
+        pool, "pool {pool}: replies to reads of key {key} are kept: it has {share} of the requests"
+    );
 }
 
 fn say_released(pool: &str, act: &HotAct, why: &str) {
