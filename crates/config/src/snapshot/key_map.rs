@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use super::{Pool, Route, Snapshot};
+use super::{Listen, Pool, Route, Snapshot, UserRoute};
 
 /// What has to change so that keys lead to another pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,21 +43,48 @@ impl Snapshot {
                 return Err(format!("pool {name} is one of a move"));
             }
         }
+        let is_asked = |pool: &Pool| pool.name == listener && pool.route.is_some();
+        let at = self.pools.iter().position(is_asked);
+        let at = at.ok_or_else(|| format!("there is no route {listener}"))?;
+        for name in [from, to] {
+            if let Some(way) = self.other_way(listener, name) {
+                return Err(format!(
+                    "{way} leads to pool {name}, too: its clients would look for the keys where they are not"
+                ));
+            }
+        }
         let databases = |pool: &Pool| (pool.protocol, pool.redis_db, pool.databases.max(1));
         if databases(find(from)?) != databases(find(to)?) {
             return Err(format!(
                 "pools {from} and {to} differ in their protocol or their databases"
             ));
         }
-        let route = self.pools.iter_mut().find(|pool| pool.name == listener);
-        let Some(route) = route.and_then(|it| it.route.as_mut()) else {
-            return Err(format!("there is no route {listener}"));
-        };
+        let route = self.pools[at].route.as_mut().expect("it is a route");
         let read = |path: &Path| {
             crate::routes::read_keys_file(path)
                 .map_err(|error| format!("{}: {error}", path.display()))
         };
         route.lead(keys, (from, to), read).map_err(|why| format!("route {listener}: {why}"))
+    }
+
+    /// By what else clients come to a pool than by this listener's route for all: what they ask for goes by no list that
+    /// changes with that one.
+    fn other_way(&self, listener: &str, name: &str) -> Option<String> {
+        let leads = |route: &Route| route.pools().contains(&name);
+        self.pools.iter().find_map(|pool| {
+            let is_open = pool.listen != Listen::Nowhere || pool.tls_listen.is_some();
+            let by_users = |it: &UserRoute| leads(&it.route);
+            match () {
+                () if pool.name == name && is_open => Some("its own \"listen\"".to_owned()),
+                () if pool.name != listener && pool.route.as_ref().is_some_and(leads) => {
+                    Some(format!("route {}", pool.name))
+                }
+                () if pool.user_routes.iter().any(by_users) => {
+                    Some(format!("the route of a user of {}", pool.name))
+                }
+                () => None,
+            }
+        })
     }
 
     /// The routes whose first node lists keys in a file.
@@ -214,6 +241,42 @@ mod tests {
         assert_eq!(it, route(&[("m", "b")]));
         let mut limited = Route::Limit { to: it.into(), per_second: 1, burst: 1 };
         assert_eq!(limited.lead(&keys("m"), ("b", "c"), read("m b\n")).unwrap().text, "m c\n");
+    }
+
+    #[test]
+    fn pools_that_clients_reach_by_another_way_keep_their_keys() {
+        let directory = std::env::temp_dir().join(format!("cashew-lead-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let file = directory.join("keys");
+        std::fs::write(&file, "").unwrap();
+        let lead = |pools: &str, routes: &str, users: &str| {
+            let yaml = format!(
+                "pools:\n  a: {{redis: true, servers: [127.0.0.1:1:1]}}\n  b: {{redis: true, servers: [127.0.0.1:2:1]{pools}}}\n\
+                 routes:\n  main: {{listen: 127.0.0.1:3, redis: true, route: {{keys: {{file: {0}}}, else: a}}{users}}}\n{routes}",
+                file.display()
+            );
+            let loaded = crate::parse("t.yml", &yaml, &crate::Context::of_system());
+            let mut snapshot = loaded.unwrap_or_else(|errors| panic!("{errors}")).snapshot;
+            let led = snapshot.lead_keys("main", &keys("k"), ("a", "b"));
+            (led.map(|it| it.keys), snapshot.lead_keys("main", &[], ("b", "a")).is_ok())
+        };
+        assert_eq!(lead("", "", ""), (Ok(keys("k")), true));
+        let refused = |pools: &str, routes: &str, users: &str| match lead(pools, routes, users) {
+            (Err(why), false) => why,
+            other => panic!("{other:?}"),
+        };
+        let why = refused(", listen: \"127.0.0.1:4\"", "", "");
+        assert!(why.starts_with("its own \"listen\" leads to pool b, too"), "{why}");
+        let other = format!(
+            "  other: {{listen: 127.0.0.1:4, redis: true, route: {{keys: {{file: {}}}, else: a}}}}\n",
+            file.display()
+        );
+        let why = refused("", &other, "");
+        assert!(why.starts_with("route other leads to pool a, too"), "{why}");
+        let users = ", users: {ann: {rules: \"on >x ~* +@all\", route: b}}";
+        let why = refused("", "", users);
+        assert!(why.starts_with("the route of a user of main leads to pool b, too"), "{why}");
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]
