@@ -192,9 +192,9 @@ impl Master {
     ) {
         let is_paused = action == MoveAction::Pause;
         let state = match MoveState::load(&at.directory) {
-            Ok(Some(state)) if state.is_started && state.is_paused == is_paused => {
-                let is = if is_paused { "paused" } else { "under way" };
-                reply.line(&format!("the copying is {is} already"));
+            // What is to go on may be held by the copier itself, which has to hear of it.
+            Ok(Some(state)) if state.is_started && state.is_paused && is_paused => {
+                reply.line("the copying is paused already");
                 return reply.unchanged();
             }
             Ok(Some(state)) if state.is_started => state,
