@@ -2,12 +2,11 @@
 
 import json
 import random
-import threading
 import time
 
 import pytest
 
-from harness import resp, server_lines, wait_until
+from harness import Crowd, resp, server_lines, wait_until
 from test_events import events
 from test_slow_hot import hot, metrics
 
@@ -41,15 +40,15 @@ class Answered:
         return [it["message"] for it in events(self.gateway, f"?kind={kind}")]
 
 
-class Load:
+class Load(Crowd):
     """Clients who ask for one key in `share` of their reads, and for any other in the rest."""
 
     def __init__(self, gateway, share, clients=4, key="hot"):
         self.gateway, self.share, self.key = gateway, share, key
-        self.failures, self.asked, self.ended = [], 0, threading.Event()
-        self.threads = [threading.Thread(target=self.run) for _ in range(clients)]
+        self.failures, self.asked = [], 0
+        super().__init__(self.run, clients)
 
-    def run(self):
+    def run(self, _):
         try:
             with self.gateway.connect(timeout=60) as conn:
                 while not self.ended.is_set():
@@ -64,15 +63,8 @@ class Load:
         except Exception as error:
             self.failures.append(error)
 
-    def __enter__(self):
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.ended.set()
-        for thread in self.threads:
-            thread.join()
+    def __exit__(self, *error):
+        super().__exit__(*error)
         assert not self.failures, self.failures[:3]
 
 
