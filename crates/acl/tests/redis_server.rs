@@ -6,7 +6,7 @@ mod server;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
-use cashew_acl::{Call, User, categories, commands_of, split_rules};
+use cashew_acl::{Call, User, Users, categories, commands_of, split_rules};
 use cashew_protocol::redis::{COMMANDS, Keys, Lookup, find};
 use cashew_protocol::resp::{Elements, Parsed, Reply, RequestParser, encode, reply};
 use proptest::prelude::*;
@@ -260,6 +260,38 @@ fn request(names: Vec<String>) -> impl Strategy<Value = Vec<String>> {
                 .collect()
         },
     )
+}
+
+#[test]
+fn logins_are_those_of_redis() {
+    let server = Server::start();
+    let (connection, client) = (server.connect(), server.connect());
+    let mut taken = 0;
+    for rules in [
+        "on >one",
+        "off >one",
+        "off nopass",
+        "on nopass",
+        "on",
+        "on >one >two",
+        "on >one >two <one",
+        "off >one on",
+    ] {
+        let rules: Vec<String> = rules.split(' ').map(ToOwned::to_owned).collect();
+        connection.set_user("u", &rules).unwrap();
+        let user = User::with_rules("u", rules.iter().map(String::as_str)).unwrap();
+        let users = Users::new([user]);
+        for (name, password) in
+            [("u", "one"), ("u", "two"), ("u", ""), ("u", "One"), ("nobody", "one")]
+        {
+            let ours = users.authenticate(name.as_bytes(), password.as_bytes()).is_some();
+            let answer = client.call(&["AUTH", name, password]);
+            let theirs = matches!(reply(&answer), Some(Reply::Status(b"OK")));
+            assert_eq!(ours, theirs, "{rules:?}: {name} {password}");
+            taken += u32::from(ours);
+        }
+    }
+    assert!(taken > 5, "{taken}");
 }
 
 #[test]
