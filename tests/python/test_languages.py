@@ -98,9 +98,9 @@ def test_node(gateway, program, sections):
         NODE_PATH=node_modules())
 
 
-@pytest.mark.parametrize("program", ["Jedis", "Lettuce"])
-def test_java(gateway, program):
-    run(gateway, "java", "-cp", java_classes(), f"cashew.{program}Client", sections=11)
+@pytest.mark.parametrize(("program", "sections"), [("Jedis", 11), ("Lettuce", 12)])
+def test_java(gateway, program, sections):
+    run(gateway, "java", "-cp", java_classes(), f"cashew.{program}Client", sections=sections)
 
 
 def test_rust(gateway):

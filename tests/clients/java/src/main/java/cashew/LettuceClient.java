@@ -15,17 +15,21 @@ import io.lettuce.core.ScanArgs;
 import io.lettuce.core.ScanIterator;
 import io.lettuce.core.ScoredValue;
 import io.lettuce.core.ScriptOutputType;
+import io.lettuce.core.TrackingArgs;
 import io.lettuce.core.XReadArgs;
 import io.lettuce.core.XAddArgs;
 import io.lettuce.core.api.StatefulRedisConnection;
 import io.lettuce.core.protocol.ProtocolVersion;
 import io.lettuce.core.pubsub.RedisPubSubAdapter;
+import io.lettuce.core.support.caching.CacheAccessor;
+import io.lettuce.core.support.caching.ClientSideCaching;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
 import java.util.TreeSet;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
 
 /** Lettuce: https://github.com/redis/lettuce */
@@ -69,6 +73,7 @@ public final class LettuceClient {
             .add("scan", both(LettuceClient::scan))
             .add("databases", both(LettuceClient::databases))
             .add("errors", both(LettuceClient::errors))
+            .add("tracking", both(LettuceClient::tracking))
             .run(chosen);
     }
 
@@ -276,6 +281,50 @@ public final class LettuceClient {
         equal(zero.sync().get(at + ":db"), "3");
         zero.close();
         three.close();
+    }
+
+    /** Its client-side cache, which is told of what others write. */
+    private static void tracking(RedisClient client, String at) throws Exception {
+        if (at.equals("l2")) {
+            try (var connection = client.connect()) {
+                fails("needs RESP3", () -> connection.sync()
+                    .clientTracking(TrackingArgs.Builder.enabled()));
+            }
+            return;
+        }
+        keeps(client, at + ":default:", TrackingArgs.Builder.enabled());
+        keeps(client, at + ":all:", TrackingArgs.Builder.enabled().bcast().prefixes(at + ":all:"));
+        keeps(client, at + ":others:", TrackingArgs.Builder.enabled().noloop());
+    }
+
+    private static void keeps(RedisClient client, String at, TrackingArgs how) throws Exception {
+        var kept = new ConcurrentHashMap<String, String>();
+        try (var reader = client.connect(); var writing = client.connect()) {
+            var writer = writing.sync();
+            var keys = Sections.keys(at, 30);
+            for (var key : keys) {
+                writer.set(key, "0");
+            }
+            var cache = ClientSideCaching.enable(CacheAccessor.forMap(kept), reader, how);
+            for (var round = 1; round < 20; round++) {
+                for (var key : keys) {
+                    equal(cache.get(key), Integer.toString(round - 1));
+                    // What was written before the first read may be told of after it.
+                    waitUntil(key + " is kept", () -> cache.get(key) != null && kept.containsKey(key));
+                }
+                for (var key : keys) {
+                    equal(writer.set(key, Integer.toString(round)), "OK");
+                    waitUntil(key + " is dropped", () -> !kept.containsKey(key));
+                }
+            }
+            var key = keys[0];
+            equal(cache.get(key), "19");
+            writer.pexpire(key, 20);
+            waitUntil("it expires", () -> !kept.containsKey(key) && writer.exists(key) == 0);
+            equal(cache.get(key, () -> "loaded"), "loaded");
+            waitUntil("it is stored", () -> "loaded".equals(writer.get(key)));
+            cache.close();
+        }
     }
 
     private static void errors(RedisClient client, String at) throws Exception {
