@@ -164,7 +164,7 @@ def test_an_operator_has_a_key_answered_and_takes_it_back(place):
     for words, why in [
         (("--undo", HOSTILE_SHOWN), "nothing is done about key"),
         (("--do", "cache", "--pool", "nowhere", "k"), "there is no pool 'nowhere'"),
-        (("--do", "cache", "--pool", "alpha", "k"), "no node `cache` with `hot_only: true` leads to pool 'alpha'"),
+        (("--do", "cache", "--pool", "alpha", "k"), "no route has a node `cache` with `hot_only: true` for pool 'alpha'"),
         (("--do", "cache", "k\\"), "ends within an escape"),
         (("k",), "what is to be done about the key"),
     ]:

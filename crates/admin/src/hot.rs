@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cashew_metrics::{HotKey, HotKeys, Ranking};
+use cashew_metrics::{HotAct, HotDeed, HotKey, HotKeys, Ranking};
 use serde::{Deserialize, Serialize};
 
 use crate::printable;
@@ -135,7 +135,7 @@ fn keys<'a>(
         source.beat();
         let HotKeys { keys, total } = source.hot_keys(pool.id, ranking);
         let mut acts = source.shared().hot_acts().all();
-        acts.retain(|act| act.is_of_pool(pool.name));
+        acts.retain(|act| act.is_of_pool(pool.name) && act.deed == HotDeed::Cache);
         let record = move |key: HotKey| {
             let server = pool.servers.get(key.server as usize);
             HotRecord {
@@ -204,11 +204,12 @@ pub(crate) fn json(source: &Source, query: &str) -> Result<Vec<u8>, String> {
     Ok(line)
 }
 
-/// Pools, and of how many keys of each replies are kept.
-pub(crate) fn kept(source: &Source) -> Vec<(String, u64)> {
+/// Pools, and of how many keys of each replies are kept, or how many are in another pool.
+pub(crate) fn counts(source: &Source, deed: HotDeed) -> Vec<(String, u64)> {
     let acts = source.shared().hot_acts().all();
     let pools = source.observed_pools().into_iter().map(|pool| {
-        let own = acts.iter().filter(|act| act.is_of_pool(pool.name)).count();
+        let is_one = |act: &&HotAct| act.deed == deed && act.is_of_pool(pool.name);
+        let own = acts.iter().filter(is_one).count();
         (pool.name.to_owned(), own as u64)
     });
     pools.filter(|(_, own)| *own > 0).collect()
@@ -237,7 +238,7 @@ pub(crate) fn shares(source: &Source) -> Vec<(String, String, f64)> {
 mod tests {
     use std::sync::Arc;
 
-    use cashew_metrics::{HotAct, HotCause, HotSample, PoolCounter, Segments, monotonic_ms};
+    use cashew_metrics::{HotCause, HotSample, PoolCounter, Segments, monotonic_ms};
 
     use super::*;
     use crate::testing::{snapshot, source_of};
@@ -283,12 +284,13 @@ mod tests {
         let HotRecord { pool, server, share_percent, weight, .. } = &listing.keys[0];
         assert_eq!((pool.as_str(), server.as_str()), ("alpha", "two"));
         assert_eq!((*share_percent, *weight), (Some(30.0), 30));
-        assert!(kept(&source).is_empty());
+        assert!(counts(&source, HotDeed::Cache).is_empty());
         let act = HotAct::of_key("alpha", b"one:c", HotCause::Command);
         source.shared().hot_acts().set(&[act]);
         let all = listed(&source, "limit=3").keys;
         assert_eq!((all[1].kept.as_str(), all[2].kept.as_str()), ("", "command"));
-        assert_eq!(kept(&source), [("alpha".to_owned(), 1)]);
+        assert_eq!(counts(&source, HotDeed::Cache), [("alpha".to_owned(), 1)]);
+        assert!(counts(&source, HotDeed::Move).is_empty());
         let size = listed(&source, "by=size&pool=beta").keys.remove(0);
         assert_eq!((size.share_percent, size.weight, size.key_bytes), (None, 1000, 3));
         for (query, why) in [

@@ -4,9 +4,9 @@ use std::fmt::{Display, Write};
 
 use cashew_config::snapshot::{Pool, ServerSource};
 use cashew_metrics::{
-    ChildKind, CommandCounter, EventKind, ExportCounter, Histogram, MemberRole, PoolCounter,
-    PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId, SlotHeader, UserCounter, UserId,
-    UserStat,
+    ChildKind, CommandCounter, EventKind, ExportCounter, Histogram, HotDeed, MemberRole,
+    PoolCounter, PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId, SlotHeader, UserCounter,
+    UserId, UserStat,
 };
 
 use crate::counted;
@@ -827,12 +827,17 @@ fn slow_requests(text: &mut Exposition, source: &Source) {
 
 /// Nothing where no key has much.
 fn hot_keys(text: &mut Exposition, source: &Source) {
-    let kept = hot::kept(source);
-    if !kept.is_empty() {
-        let name = "cashew_hot_keys_kept";
-        let help = "Hot keys of the pool of which replies are kept, by rule or by command";
-        text.family(name, "gauge", help);
-        for (pool, keys) in kept {
+    let kept = "Hot keys of the pool of which replies are kept, by rule or by command";
+    let moved = "Hot keys of the pool that are in another pool, by rule or by command";
+    for (deed, name, help) in [
+        (HotDeed::Cache, "cashew_hot_keys_kept", kept),
+        (HotDeed::Move, "cashew_hot_keys_moved", moved),
+    ] {
+        let counts = hot::counts(source, deed);
+        if !counts.is_empty() {
+            text.family(name, "gauge", help);
+        }
+        for (pool, keys) in counts {
             text.sample(name, &label("pool", &pool), keys);
         }
     }

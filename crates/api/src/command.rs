@@ -106,6 +106,9 @@ pub enum Command {
         #[schemars(with = "String")]
         key: Vec<u8>,
         action: HotAction,
+        /// The pool that it goes to. It may be left out where `hot_keys` names one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        to: Option<String>,
     },
     /// Stop when load balancers and clients have had time to notice.
     Drain {
@@ -167,7 +170,9 @@ pub enum Command {
 pub enum HotAction {
     /// Replies to reads of it are kept.
     Cache,
-    /// They are not any more.
+    /// It goes to another pool, by the list of keys of a route.
+    Move,
+    /// Neither is so any more.
     Undo,
 }
 

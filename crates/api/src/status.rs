@@ -242,12 +242,14 @@ pub struct CacheStatus {
     pub bytes_max: u64,
 }
 
-/// A key of which replies are kept.
+/// A hot key that something is done about.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct HotKeyStatus {
     /// In quotes, with escapes.
     pub key: String,
+    /// `cache` if replies to reads of it are kept, `move` if it is in another pool.
+    pub action: String,
     /// `rule` or `command`.
     pub cause: String,
     /// In seconds since 1970.

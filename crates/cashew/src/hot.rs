@@ -26,16 +26,24 @@ pub(crate) fn hot(arguments: &HotArguments) -> ExitCode {
     finish(match (&arguments.action, &arguments.key) {
         (None, None) => show(arguments),
         (None, Some(_)) if !arguments.undo => {
-            Err("what is to be done about the key: --do cache, or --undo?".to_owned())
+            Err("what is to be done about the key: --do cache, --do move, or --undo?".to_owned())
         }
-        (action, key) => act(arguments, action.is_some(), key.as_deref().unwrap_or_default()),
+        (action, key) => act(arguments, action.as_deref(), key.as_deref().unwrap_or_default()),
     })
 }
 
-fn act(arguments: &HotArguments, is_to_be_kept: bool, key: &OsStr) -> Result<(), String> {
+fn act(arguments: &HotArguments, action: Option<&str>, key: &OsStr) -> Result<(), String> {
     let key = unescaped(key.as_bytes()).ok_or(NOT_A_KEY)?;
-    let action = if is_to_be_kept { HotAction::Cache } else { HotAction::Undo };
-    let command = Command::HotKey { pool: arguments.pool.clone(), key, action };
+    let action = match action {
+        Some("move") => HotAction::Move,
+        Some(_) => HotAction::Cache,
+        None => HotAction::Undo,
+    };
+    if arguments.to.is_some() && action != HotAction::Move {
+        return Err("only keys that move go --to a pool".to_owned());
+    }
+    let (pool, to) = (arguments.pool.clone(), arguments.to.clone());
+    let command = Command::HotKey { pool, key, action, to };
     ask(&arguments.instance, &command, |_| {})
 }
 

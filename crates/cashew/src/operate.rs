@@ -757,7 +757,8 @@ fn describe_kept(pool: &PoolStatus) -> String {
             || "too few requests to tell its share".to_owned(),
             |ppm| format!("{:.1}% of the requests", f64::from(ppm) / 10_000.0),
         );
-        text += &format!("pool {name}: hot key {} is kept by {}: {share}\n", hot.key, hot.cause);
+        let done = if hot.action == "move" { "is elsewhere" } else { "is kept" };
+        text += &format!("pool {name}: hot key {} {done} by {}: {share}\n", hot.key, hot.cause);
     }
     text
 }
@@ -934,6 +935,7 @@ mod tests {
                 }),
                 hot_keys: vec![HotKeyStatus {
                     key: "\"user:1\"".into(),
+                    action: "cache".into(),
                     cause: "rule".into(),
                     since: 0,
                     share_ppm: Some(123_456),

@@ -368,8 +368,11 @@ section! {
         /// The share of the pool's requests above which a key is hot. It is no more when it has had less than half of
         /// that for a minute.
         above: Share = required,
-        /// `cache`: nodes `cache` with `hot_only` keep replies to reads of it.
+        /// `cache`: nodes `cache` with `hot_only` keep replies to reads of it. `move`: it goes to the pool that `to` names,
+        /// by the list of keys of the route that leads here.
         r#do: HotAction = required,
+        /// The pool that hot keys go to, with `do: move`.
+        to: Text = none,
         /// So many keys at a time, at most.
         most: Number<1, 32> = "8",
     }

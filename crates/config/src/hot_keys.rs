@@ -12,7 +12,7 @@ use crate::tree::{Kind, Node};
 use crate::value::Value;
 
 /// Whether samples of requests tell which keys are hot, and by what rule something is done about them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct HotKeysText {
     pub(crate) is_on: bool,
     pub(crate) rule: Option<HotRule>,
@@ -53,9 +53,9 @@ impl Value for HotKeysText {
             return parsed.map_err(|complaint| report.error(node.pos, complaint)).ok();
         };
         let what = format!("option \"{key}\"");
-        let HotKeysSection { above, r#do, most } = section::read(&what, node.pos, node, report);
+        let HotKeysSection { above, r#do, to, most } = section::read(&what, node.pos, node, report);
         // That it is there has been found wanting already, if it is not.
-        r#do?;
+        let act = r#do?.value;
         let above_percent = above?.value.0;
         let keys_max = most.value.0 as u32;
         if above_percent == 0 {
@@ -63,36 +63,59 @@ impl Value for HotKeysText {
             report.error(node.pos, complaint.hint("expected \"above\" to be 1% to 100%"));
             return None;
         }
-        Some(Self { is_on: true, rule: Some(HotRule { above_percent, keys_max }) })
+        let moves_to = to.as_ref().map(|to| to.value.0.clone());
+        let is_wrong = match (act, &moves_to) {
+            (HotAction::Cache, Some(_)) => {
+                Some(("only keys that move go \"to\" a pool", "do: move"))
+            }
+            (HotAction::Move, None) => Some(("keys that move have to go somewhere", "to: POOL")),
+            _ => None,
+        };
+        if let Some((message, hint)) = is_wrong {
+            report.error(node.pos, Complaint::new(message).hint(format!("expected \"{hint}\"")));
+            return None;
+        }
+        Some(Self { is_on: true, rule: Some(HotRule { above_percent, keys_max, moves_to }) })
     }
 }
 
 /// What is done about a hot key.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct HotAction;
+pub(crate) enum HotAction {
+    Cache,
+    Move,
+}
 
 impl Value for HotAction {
     fn parse(text: &str) -> Result<Self, Complaint> {
         match text {
-            "cache" => Ok(Self),
+            "cache" => Ok(Self::Cache),
+            "move" => Ok(Self::Move),
+            "split" => Err(Complaint::new(
+                "copies of a key that clients write differ in the end, unless all its writers are known",
+            )
+            .hint("use \"do: cache\", whose copies are right, or a node key_split for keys that one client writes at a time")),
             _ => Err(Complaint::new(format!("there is nothing called \"{text}\" to do"))
                 .hint(Self::expected())),
         }
     }
 
     fn schema() -> Schema {
-        json_schema!({ "enum": ["cache"] })
+        json_schema!({ "enum": ["cache", "move"] })
     }
 
     fn describe() -> String {
-        "`cache`".to_owned()
+        "`cache` or `move`".to_owned()
     }
 }
 
 /// As in a file.
 impl fmt::Display for HotRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { above_percent, keys_max } = self;
-        write!(f, "above {above_percent}% do cache, most {keys_max}")
+        let Self { above_percent, keys_max, moves_to } = self;
+        match moves_to {
+            None => write!(f, "above {above_percent}% do cache, most {keys_max}"),
+            Some(to) => write!(f, "above {above_percent}% do move to {to}, most {keys_max}"),
+        }
     }
 }

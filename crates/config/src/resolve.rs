@@ -669,7 +669,7 @@ fn resolve_section(
         spool: section.spool.as_ref().map(|spool| spool.value.0.clone()),
         slow_log_ms: section.slow_log.value.0,
         hot_keys: section.hot_keys.value.is_on,
-        hot_rule: section.hot_keys.value.rule,
+        hot_rule: section.hot_keys.value.rule.clone(),
         command_stats: prefixes::counts(section, report),
         prefixes: section.prefixes.as_ref().map_or_else(Vec::new, |it| it.value.0.clone()),
         tls: tls::resolve(section, context, report),

@@ -19,7 +19,7 @@ use crate::diagnostic::{At, Complaint, Pos, Report};
 use crate::file::PoolSection;
 use crate::resolve::{Context, databases};
 use crate::section::{self, OptionInfo, Section};
-use crate::snapshot::{Pool, Protocol};
+use crate::snapshot::{Pool, Protocol, route_of_hot};
 use crate::tree::{Kind, Node};
 use crate::value::Value;
 
@@ -463,6 +463,17 @@ impl<'f> Reach<'f> {
         let routes = pools.iter().filter_map(|pool| pool.route.as_ref());
         for pool in pools.iter().filter(|it| it.hot_rule.is_some() && it.route.is_none()) {
             let pos = self.pools.get(pool.name.as_str()).map_or(Pos::NONE, |it| it.hot_keys.pos);
+            if let Some(to) = pool.hot_rule.as_ref().and_then(|rule| rule.moves_to.as_ref()) {
+                if let Err(why) = route_of_hot(pools, (&pool.name, to)) {
+                    let message = format!("hot keys of pool \"{}\" cannot move: {why}", pool.name);
+                    let hint = format!(
+                        "have a route lead to it by {{keys: {{file: PATH}}, else: {}}}",
+                        pool.name
+                    );
+                    report.error(pos, Complaint::new(message).hint(hint));
+                }
+                continue;
+            }
             if !routes.clone().any(|route| route.keeps_hot_of(&pool.name)) {
                 let message =
                     format!("nothing keeps replies of the hot keys of pool \"{}\"", pool.name);

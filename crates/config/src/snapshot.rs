@@ -34,7 +34,8 @@ pub use self::cluster::{
     Cluster, ClusterMap, ClusterNode, ClusterShard, MapChange, SLOTS, SlotRange,
 };
 pub use self::external_auth::{AuthSource, ExternalAuth};
-pub use self::key_map::KeysLed;
+pub(crate) use self::key_map::route_of_hot;
+pub use self::key_map::{KeysLed, is_listable};
 pub use self::maintenance::{Maintenance, Notified, Refuge};
 pub use self::replica_reads::{Hedge, ReadYourWrites, ReplicaReads};
 pub use self::route::{FailoverOn, Follow, KeepRules, Move, PrefixArm, Route, SHARE_ALL, share_of};
@@ -552,13 +553,17 @@ fn hot_keys() -> bool {
     true
 }
 
-/// When replies to reads of a key are kept, where nodes `cache` keep hot ones only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// When something is done about a key: replies to reads of it are kept where nodes `cache` keep hot ones only, or it goes
+/// to another pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HotRule {
     /// Of a hundred requests of the pool, those for the key.
     pub above_percent: u32,
     /// Keys at a time.
     pub keys_max: u32,
+    /// The pool that they go to, if they do. Otherwise replies are kept.
+    #[serde(default)]
+    pub moves_to: Option<String>,
 }
 
 impl Snapshot {

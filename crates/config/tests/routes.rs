@@ -221,8 +221,8 @@ fn what_is_hot_is_kept_where_a_node_keeps_it() {
     };
     let (snapshot, _) =
         judge(&with("{above: 5%, do: cache, most: 3}", "hot_only: true"), "").unwrap();
-    let rule = HotRule { above_percent: 5, keys_max: 3 };
-    assert_eq!(find(&snapshot, "a").hot_rule, Some(rule));
+    let rule = HotRule { above_percent: 5, keys_max: 3, moves_to: None };
+    assert_eq!(find(&snapshot, "a").hot_rule.as_ref(), Some(&rule));
     assert!(snapshot.keeps_hot_of("a") && !snapshot.keeps_hot_of("r"));
     assert_eq!(from_json(&to_json(&snapshot)).unwrap(), snapshot);
     let route = find(&snapshot, "r").route.as_ref().unwrap();
@@ -241,6 +241,14 @@ fn what_is_hot_is_kept_where_a_node_keeps_it() {
         ("{above: 0%, do: cache}", cache, "all keys have more than 0% of the requests"),
         ("{above: 101%, do: cache}", cache, "101% is more than all"),
         ("{above: 5%, do: magic}", cache, "there is nothing called \"magic\" to do"),
+        ("{above: 5%, do: move}", cache, "keys that move have to go somewhere"),
+        ("{above: 5%, do: cache, to: b}", cache, "only keys that move go \"to\" a pool"),
+        ("{above: 5%, do: split}", cache, "copies of a key that clients write differ in the end"),
+        (
+            "{above: 5%, do: move, to: b}",
+            cache,
+            "no route lists keys in a file and has all others in pool a",
+        ),
         ("{above: 5%}", cache, "lacks the option \"do\""),
         ("{do: cache}", cache, "lacks the option \"above\""),
         ("{above: 5%, do: cache, most: 33}", cache, "option \"most\""),

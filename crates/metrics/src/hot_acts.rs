@@ -23,7 +23,7 @@ const READS_MAX: u32 = 1000;
 mod word {
     pub(super) const KEY_HASH: usize = 0;
     pub(super) const POOL_HASH: usize = 1;
-    /// The length of the key, above it 1 if an operator wanted it.
+    /// The length of the key, above it a bit if an operator wanted it, and one if the key goes elsewhere.
     pub(super) const PLACE: usize = 2;
     pub(super) const SINCE: usize = 3;
     pub(super) const LIMIT_PPM: usize = 4;
@@ -55,7 +55,25 @@ impl HotCause {
     }
 }
 
-/// A key whose replies may be kept.
+/// What is done about a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HotDeed {
+    /// Replies to reads of it may be kept.
+    Cache,
+    /// It is in another pool, by the list of keys of a route.
+    Move,
+}
+
+impl HotDeed {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cache => "cache",
+            Self::Move => "move",
+        }
+    }
+}
+
+/// A key that something is done about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HotAct {
     /// Of the pool's name.
@@ -66,6 +84,7 @@ pub struct HotAct {
     pub key: Vec<u8>,
     /// Bytes of the whole key.
     pub len: usize,
+    pub deed: HotDeed,
     pub cause: HotCause,
     /// In seconds since 1970.
     pub since: u64,
@@ -87,7 +106,16 @@ impl HotAct {
 
     fn of_hot(pool: &str, (key, len, key_hash): (&[u8], usize, u64), cause: HotCause) -> Self {
         let pool_hash = fnv1a(pool.as_bytes());
-        Self { pool_hash, key_hash, key: key.into(), len, cause, since: 0, limit_ppm: 0 }
+        Self {
+            pool_hash,
+            key_hash,
+            key: key.into(),
+            len,
+            deed: HotDeed::Cache,
+            cause,
+            since: 0,
+            limit_ppm: 0,
+        }
     }
 
     pub fn is_of_pool(&self, pool: &str) -> bool {
@@ -114,9 +142,10 @@ impl HotAct {
 
     fn write(&self, entry: &[AtomicU64]) {
         let by_command = u64::from(self.cause == HotCause::Command);
+        let flags = by_command | u64::from(self.deed == HotDeed::Move) << 1;
         entry[word::KEY_HASH].store(self.key_hash, Relaxed);
         entry[word::POOL_HASH].store(self.pool_hash, Relaxed);
-        entry[word::PLACE].store(by_command << 32 | self.len as u64 & 0xffff_ffff, Relaxed);
+        entry[word::PLACE].store(flags << 32 | self.len as u64 & 0xffff_ffff, Relaxed);
         entry[word::SINCE].store(self.since, Relaxed);
         entry[word::LIMIT_PPM].store(u64::from(self.limit_ppm), Relaxed);
         for (word, bytes) in entry[word::KEY..].iter().zip(self.key.chunks(8)) {
@@ -137,7 +166,11 @@ impl HotAct {
             key_hash: words[word::KEY_HASH],
             key,
             len,
-            cause: match words[word::PLACE] >> 32 {
+            deed: match words[word::PLACE] >> 33 & 1 {
+                0 => HotDeed::Cache,
+                _ => HotDeed::Move,
+            },
+            cause: match words[word::PLACE] >> 32 & 1 {
                 0 => HotCause::Rule,
                 _ => HotCause::Command,
             },
@@ -225,7 +258,8 @@ mod tests {
         assert!(acts.all().is_empty());
         let long = [b'k'; 100];
         let written = [act(b"", HotCause::Rule), act(b"a\0b", HotCause::Command)];
-        let written = [&written[..], &[act(&long, HotCause::Rule)]].concat();
+        let moved = HotAct { deed: HotDeed::Move, ..act(&long, HotCause::Rule) };
+        let written = [&written[..], &[moved]].concat();
         let before = acts.version();
         acts.set(&written);
         assert!(acts.version() != before && acts.all() == written);

@@ -56,7 +56,7 @@ pub use exports::{ExportCounter, ExportKind, Exports};
 pub use generations::{Generations, KeyWord, Stamp};
 pub use histogram::Histogram;
 pub use hot::{HALF_LIFE_US, HotKey, HotKeys, HotSample, KEY_SIZE_MAX, Ranking};
-pub use hot_acts::{HOT_ACTS_MAX, HotAct, HotActs, HotCause};
+pub use hot_acts::{HOT_ACTS_MAX, HotAct, HotActs, HotCause, HotDeed};
 pub use ids::{
     CommandCounter, CommandCounts, PoolCounter, PoolGauge, ServerCounter, ServerGauge, Stat,
     UserCounter,

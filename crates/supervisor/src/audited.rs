@@ -120,13 +120,15 @@ fn deed_of(command: &Command) -> Option<String> {
         Command::MoveKeys { from, to, keys, .. } => {
             format!("migrate keys: {} from {from} to {to}", keys.len())
         }
-        Command::HotKey { pool, key, action } => {
+        Command::HotKey { pool, key, action, to } => {
             let action = match action {
                 HotAction::Cache => "cache",
+                HotAction::Move => "move",
                 HotAction::Undo => "undo",
             };
             let pool = pool.as_ref().map_or_else(String::new, |pool| format!(" of pool {pool}"));
-            format!("hot key {action} \"{}\"{pool}", key.escape_ascii())
+            let to = to.as_ref().map_or_else(String::new, |to| format!(" to pool {to}"));
+            format!("hot key {action} \"{}\"{pool}{to}", key.escape_ascii())
         }
         Command::Drain { seconds: None } => "drain".to_owned(),
         Command::Drain { seconds: Some(seconds) } => format!("drain {seconds} s"),

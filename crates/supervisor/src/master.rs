@@ -7,6 +7,7 @@ mod discovery;
 mod drain;
 mod failover;
 mod hot_keys;
+mod hot_moves;
 mod key_moves;
 mod log;
 mod maintenance;
@@ -67,6 +68,7 @@ use crate::{CommandLine, Error, Options, Program, Step, TakeOver};
 use drain::Drain;
 use failover::Failovers;
 use hot_keys::Cooling;
+use hot_moves::HotMoves;
 use key_moves::KeyMoves;
 use log::Log;
 use maintenance::MaintenanceNotices;
@@ -159,6 +161,7 @@ struct Master {
     /// When loads and quotas are checked next.
     look_at: Instant,
     cooling: Cooling,
+    hot_moves: HotMoves,
     phase: Phase,
     /// The instance's start, not this program's.
     started: SystemTime,
@@ -290,6 +293,7 @@ impl Master {
             is_unsettled: true,
             look_at: now,
             cooling: Cooling::default(),
+            hot_moves: HotMoves::default(),
             phase: Phase::Starting,
             started: SystemTime::now(),
             command_line,

@@ -25,40 +25,9 @@ impl Snapshot {
         keys: &[String],
         (from, to): (&str, &str),
     ) -> Result<KeysLed, String> {
-        let find = |name: &str| {
-            let pool = self.pools.iter().find(|pool| pool.name == name);
-            pool.ok_or_else(|| format!("there is no pool {name}"))
-        };
-        for name in [from, to] {
-            let pool = find(name)?;
-            if pool.route.is_some() {
-                return Err(format!("{name} is a route: no route leads to another one"));
-            }
-            if let Some(why) = pool.is_uncertain() {
-                return Err(format!(
-                    "pool {name} with {why}: which server has a key has to be known, and to stay"
-                ));
-            }
-            if self.moves().any(|(_, it)| it.from == name || it.to == name) {
-                return Err(format!("pool {name} is one of a move"));
-            }
-        }
+        check_ways(&self.pools, listener, (from, to))?;
         let is_asked = |pool: &Pool| pool.name == listener && pool.route.is_some();
-        let at = self.pools.iter().position(is_asked);
-        let at = at.ok_or_else(|| format!("there is no route {listener}"))?;
-        for name in [from, to] {
-            if let Some(way) = self.other_way(listener, name) {
-                return Err(format!(
-                    "{way} leads to pool {name}, too: its clients would look for the keys where they are not"
-                ));
-            }
-        }
-        let databases = |pool: &Pool| (pool.protocol, pool.redis_db, pool.databases.max(1));
-        if databases(find(from)?) != databases(find(to)?) {
-            return Err(format!(
-                "pools {from} and {to} differ in their protocol or their databases"
-            ));
-        }
+        let at = self.pools.iter().position(is_asked).expect("it was found");
         let route = self.pools[at].route.as_mut().expect("it is a route");
         let read = |path: &Path| {
             crate::routes::read_keys_file(path)
@@ -67,31 +36,120 @@ impl Snapshot {
         route.lead(keys, (from, to), read).map_err(|why| format!("route {listener}: {why}"))
     }
 
-    /// By what else clients come to a pool than by this listener's route for all: what they ask for goes by no list that
-    /// changes with that one.
-    fn other_way(&self, listener: &str, name: &str) -> Option<String> {
-        let leads = |route: &Route| route.pools().contains(&name);
-        self.pools.iter().find_map(|pool| {
-            let is_open = pool.listen != Listen::Nowhere || pool.tls_listen.is_some();
-            let by_users = |it: &UserRoute| leads(&it.route);
-            match () {
-                () if pool.name == name && is_open => Some("its own \"listen\"".to_owned()),
-                () if pool.name != listener && pool.route.as_ref().is_some_and(leads) => {
-                    Some(format!("route {}", pool.name))
-                }
-                () if pool.user_routes.iter().any(by_users) => {
-                    Some(format!("the route of a user of {}", pool.name))
-                }
-                () => None,
-            }
-        })
-    }
-
     /// The routes whose first node lists keys in a file.
     pub fn key_routes(&self) -> Vec<&str> {
         let lists = |pool: &&Pool| pool.route.as_ref().is_some_and(Route::lists_keys);
         self.pools.iter().filter(lists).map(|pool| &*pool.name).collect()
     }
+
+    /// The route by whose list of keys hot keys of the pool `from` can go to the pool `to`.
+    pub fn route_of_hot(&self, way: (&str, &str)) -> Result<&str, String> {
+        route_of_hot(&self.pools, way)
+    }
+
+    /// The route whose list of keys has all others in this pool, if there is one.
+    pub fn list_of(&self, pool: &str) -> Option<&str> {
+        list_of(&self.pools, pool).ok()
+    }
+
+    /// The pool that a route's list of keys leads a key to. `None` if that is no pool, or the route has no list.
+    pub fn led_to(&self, route: &str, key: &str) -> Option<&str> {
+        let pool = self.pools.iter().find(|pool| pool.name == route)?;
+        let (exact, otherwise) = pool.route.as_ref()?.key_list()?;
+        let listed = exact.binary_search_by(|(it, _)| it.as_bytes().cmp(key.as_bytes()));
+        match listed.map_or(otherwise, |at| &exact[at].1) {
+            Route::Pool(name) => Some(name),
+            _ => None,
+        }
+    }
+}
+
+/// See [`Snapshot::route_of_hot`].
+pub(crate) fn route_of_hot<'p>(
+    pools: &'p [Pool],
+    (from, to): (&str, &str),
+) -> Result<&'p str, String> {
+    let route = list_of(pools, from)?;
+    if from == to {
+        return Err(format!("they are in pool {to}"));
+    }
+    check_ways(pools, route, (from, to))?;
+    match pools.iter().any(|pool| pool.name == to && !pool.hot_keys) {
+        true => Err(format!("nobody knows when keys of pool {to} are cool: \"hot_keys\" is off")),
+        false => Ok(route),
+    }
+}
+
+/// See [`Snapshot::list_of`].
+fn list_of<'p>(pools: &'p [Pool], from: &str) -> Result<&'p str, String> {
+    let lists = |pool: &&Pool| {
+        let list = pool.route.as_ref().and_then(Route::key_list);
+        list.is_some_and(|(_, otherwise)| *otherwise == Route::Pool(from.to_owned()))
+    };
+    let found: Vec<&str> = pools.iter().filter(lists).map(|pool| &*pool.name).collect();
+    match found[..] {
+        [route] => Ok(route),
+        [] => Err(format!("no route lists keys in a file and has all others in pool {from}")),
+        _ => Err(format!("the routes {} all list its keys", found.join(", "))),
+    }
+}
+
+/// Whether a route's list of keys may lead keys from one pool to the other.
+fn check_ways(pools: &[Pool], listener: &str, (from, to): (&str, &str)) -> Result<(), String> {
+    let find = |name: &str| {
+        let pool = pools.iter().find(|pool| pool.name == name);
+        pool.ok_or_else(|| format!("there is no pool {name}"))
+    };
+    let moves = || pools.iter().filter_map(|pool| pool.route.as_ref()).flat_map(Route::moves);
+    for name in [from, to] {
+        let pool = find(name)?;
+        if pool.route.is_some() {
+            return Err(format!("{name} is a route: no route leads to another one"));
+        }
+        if let Some(why) = pool.is_uncertain() {
+            return Err(format!(
+                "pool {name} with {why}: which server has a key has to be known, and to stay"
+            ));
+        }
+        if moves().any(|it| it.from == name || it.to == name) {
+            return Err(format!("pool {name} is one of a move"));
+        }
+    }
+    if !pools.iter().any(|pool| pool.name == listener && pool.route.is_some()) {
+        return Err(format!("there is no route {listener}"));
+    }
+    for name in [from, to] {
+        if let Some(way) = other_way(pools, listener, name) {
+            return Err(format!(
+                "{way} leads to pool {name}, too: its clients would look for the keys where they are not"
+            ));
+        }
+    }
+    let databases = |pool: &Pool| (pool.protocol, pool.redis_db, pool.databases.max(1));
+    if databases(find(from)?) != databases(find(to)?) {
+        return Err(format!("pools {from} and {to} differ in their protocol or their databases"));
+    }
+    Ok(())
+}
+
+/// By what else clients come to a pool than by this listener's route for all: what they ask for goes by no list that
+/// changes with that one.
+fn other_way(pools: &[Pool], listener: &str, name: &str) -> Option<String> {
+    let leads = |route: &Route| route.pools().contains(&name);
+    pools.iter().find_map(|pool| {
+        let is_open = pool.listen != Listen::Nowhere || pool.tls_listen.is_some();
+        let by_users = |it: &UserRoute| leads(&it.route);
+        match () {
+            () if pool.name == name && is_open => Some("its own \"listen\"".to_owned()),
+            () if pool.name != listener && pool.route.as_ref().is_some_and(leads) => {
+                Some(format!("route {}", pool.name))
+            }
+            () if pool.user_routes.iter().any(by_users) => {
+                Some(format!("the route of a user of {}", pool.name))
+            }
+            () => None,
+        }
+    })
 }
 
 impl Pool {
@@ -110,9 +168,15 @@ impl Pool {
 
 impl Route {
     fn lists_keys(&self) -> bool {
+        self.key_list().is_some()
+    }
+
+    /// The keys that are listed in its file, and where all others are.
+    fn key_list(&self) -> Option<(&[(String, Self)], &Self)> {
         match self {
-            Self::Limit { to, .. } | Self::Outstanding { to, .. } => to.lists_keys(),
-            node => matches!(node, Self::Keys { file: Some(_), .. }),
+            Self::Limit { to, .. } | Self::Outstanding { to, .. } => to.key_list(),
+            Self::Keys { exact, otherwise, file: Some(_) } => Some((exact, otherwise)),
+            _ => None,
         }
     }
 
@@ -184,6 +248,11 @@ impl Route {
 }
 
 /// Whether a file can list a key.
+pub fn is_listable(key: &str) -> bool {
+    check(key).is_ok()
+}
+
+/// As [`is_listable`], in words.
 fn check(key: &str) -> Result<(), String> {
     let is_well = !key.is_empty()
         && key.trim() == key

@@ -20,7 +20,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use cashew_config::snapshot::Protocol;
-use cashew_metrics::{Generations, HotActs, KeyWord, PoolCounter, PoolGauge};
+use cashew_metrics::{Generations, HotAct, HotActs, HotDeed, KeyWord, PoolCounter, PoolGauge};
 use cashew_protocol::Span;
 use cashew_protocol::memcached::{self, Expect};
 use cashew_protocol::redis::Command;
@@ -705,7 +705,8 @@ impl Engine {
                 continue;
             }
             let pools = || tree.backends().iter().map(|&it| &self.backends[it].config.name);
-            let own = acts.iter().filter(|act| pools().any(|pool| act.is_of_pool(pool)));
+            let is_own = |act: &&HotAct| pools().any(|pool| act.is_of_pool(pool));
+            let own = acts.iter().filter(|act| act.deed == HotDeed::Cache).filter(is_own);
             let dropped = store.set_hot(own.cloned().collect());
             let metrics = self.listeners[*listener].metrics;
             self.metrics.add_pool(metrics, PoolCounter::CacheEvictions, dropped);

@@ -164,10 +164,11 @@ kinds! {
     InstanceDrains Instance "instance_drains": "The instance is not ready any more, and is to stop when clients have had time to leave",
     InstanceStays Instance "instance_stays": "It is not to stop after all",
     HotKeyCached Instance "hot_key_cached": "Replies to reads of a hot key are kept from here on, by rule or by command. The text says which key",
-    HotKeyReleased Instance "hot_key_released": "They are not any more. The text says why",
+    HotKeyReleased Instance "hot_key_released": "Nothing is done about a hot key any more: replies are not kept, or it is in its own pool again. The text says why",
     ServerDrains Instance "server_drains": "An operator takes keys away from a server, or gives it its keys again, in steps. The text says how many",
     ServerDrained Instance "server_drained": "It has none any more: it gets no requests, reads or subscriptions",
     ServerUndrained Instance "server_undrained": "It has all its keys again",
+    HotKeyMoved Instance "hot_key_moved": "A hot key is in another pool from here on, by rule or by command. The text says which key",
 }
 
 const _: () = assert!(EventKind::ALL.len() <= KINDS_MAX);

@@ -2,16 +2,19 @@
 //!
 //! The list itself is in memory that all processes share ([`cashew_metrics::HotActs`]), and so outlives this program.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cashew_config::Snapshot;
 use cashew_config::snapshot::{HotRule, Pool};
 use cashew_metrics::{
-    EventKind, HOT_ACTS_MAX, HotAct, HotCause, HotKey, HotKeys, KEY_SIZE_MAX, Ranking, WallClock,
-    monotonic_ms,
+    EventKind, HOT_ACTS_MAX, HotAct, HotCause, HotDeed, HotKey, HotKeys, KEY_SIZE_MAX, Ranking,
+    WallClock, monotonic_ms,
 };
 use tracing::info;
 
 use super::Master;
+use super::hot_moves::HotMove;
 use crate::command::{HotAction, Reply};
 use crate::status::HotKeyStatus;
 
@@ -57,17 +60,23 @@ fn share_ppm(hot: &HotKeys, is_it: impl Fn(&HotKey) -> bool) -> Option<u32> {
     Some((u128::from(weight) * PPM / u128::from(hot.total)).min(PPM) as u32)
 }
 
-fn shown(key: &[u8], len: usize) -> String {
+pub(super) fn shown(key: &[u8], len: usize) -> String {
     let rest = if len > KEY_SIZE_MAX { "…" } else { "" };
     format!("\"{}\"{rest}", key.escape_ascii())
 }
 
-fn percent(ppm: u32) -> String {
+pub(super) fn percent(ppm: u32) -> String {
     format!("{:.1}%", f64::from(ppm) / 10_000.0)
 }
 
 /// Those of a pool that its rule wants, besides those that are there.
-fn wanted(rule: HotRule, hot: &HotKeys, pool: &str, acts: &[HotAct]) -> Vec<(HotAct, u32)> {
+fn wanted(
+    rule: &HotRule,
+    hot: &HotKeys,
+    pool: &str,
+    acts: &[HotAct],
+    is_able: impl Fn(&HotAct) -> bool,
+) -> Vec<(HotAct, u32)> {
     let own = acts.iter().filter(|act| act.is_of_pool(pool));
     let by_rule = own.clone().filter(|act| act.cause == HotCause::Rule).count();
     let above_ppm = rule.above_percent * (PPM as u32 / 100);
@@ -76,19 +85,25 @@ fn wanted(rule: HotRule, hot: &HotKeys, pool: &str, acts: &[HotAct]) -> Vec<(Hot
     let found = hot.keys.iter().filter(is_new).filter_map(|key| {
         let share = share(key).filter(|&share| share > above_ppm)?;
         let act = HotAct::of_sketch(pool, key, HotCause::Rule);
-        Some((HotAct { limit_ppm: above_ppm / 2, ..act }, share))
+        let act = HotAct { limit_ppm: above_ppm / 2, ..act };
+        is_able(&act).then_some((act, share))
     });
     found.take((rule.keys_max as usize).saturating_sub(by_rule)).collect()
 }
 
 impl Master {
-    fn hot_keys_of(&self, index: usize) -> HotKeys {
+    pub(super) fn hot_keys_of(&self, index: usize) -> HotKeys {
         let segments = &self.current.segments;
         let pool = segments.layout().pool(index);
         segments.hot_keys(pool, Ranking::Requests, monotonic_ms() * 1000)
     }
 
-    fn now_unix_s() -> u64 {
+    /// The share of a key of a pool of all that the pool does. `None` where too little is known.
+    pub(super) fn hot_share(&self, index: usize, act: &HotAct) -> Option<u32> {
+        share_ppm(&self.hot_keys_of(index), |it| act.is_about_hot(it))
+    }
+
+    pub(super) fn now_unix_s() -> u64 {
         WallClock::now().unix_ms(monotonic_ms()) / 1000
     }
 
@@ -100,36 +115,60 @@ impl Master {
         if !list.is_there() || before.is_empty() && pools.iter().all(|it| it.hot_rule.is_none()) {
             return;
         }
-        let mut acts = before.clone();
-        for (index, pool) in self.current.snapshot.pools.iter().enumerate() {
+        let (mut acts, mut going) = (before.clone(), Vec::new());
+        let snapshot = Arc::clone(&self.current.snapshot);
+        for (index, pool) in snapshot.pools.iter().enumerate() {
             if pool.hot_rule.is_none() && !acts.iter().any(|act| act.is_of_pool(&pool.name)) {
                 continue;
             }
-            let hot = self.hot_keys_of(index);
+            let hot = self.hot_keys_with_moved(index, &acts);
             let cooling = &mut self.cooling;
             acts.retain(|act| {
-                !act.is_of_pool(&pool.name) || is_kept(act, pool, &hot, (&mut *cooling, now))
+                let is_own = act.is_of_pool(&pool.name);
+                let why = is_own.then(|| reason_to_end(act, pool, &hot, (&mut *cooling, now)));
+                let Some(why) = why.flatten() else { return true };
+                let back = (act.deed == HotDeed::Move)
+                    .then(|| HotMove::back(&snapshot, &pool.name, act.clone(), &why))
+                    .flatten();
+                let is_kept = back.is_some();
+                going.extend(back);
+                if !is_kept {
+                    say_released(&pool.name, act, &why);
+                }
+                is_kept
             });
-            for (act, share) in pool
-                .hot_rule
-                .iter()
-                .flat_map(|&rule| wanted(rule, &hot, &pool.name, &acts))
-                .collect::<Vec<_>>()
-            {
+            let Some(rule) = &pool.hot_rule else { continue };
+            let is_able = |act: &HotAct| match rule.moves_to {
+                Some(_) => HotMove::is_able(act) && !self.hot_moves.has_failed(act, now),
+                None => true,
+            };
+            for (act, share) in wanted(rule, &hot, &pool.name, &acts, is_able) {
                 if acts.len() >= HOT_ACTS_MAX {
                     break;
                 }
-                say_kept(&pool.name, &act, share);
-                acts.push(HotAct { since: Self::now_unix_s(), ..act });
+                let Some(to) = &rule.moves_to else {
+                    say_kept(&pool.name, &act, share);
+                    acts.push(HotAct { since: Self::now_unix_s(), ..act });
+                    continue;
+                };
+                let why = format!("it has {} of the requests", percent(share));
+                // What somebody has led elsewhere stays there.
+                going.extend(HotMove::forth(&snapshot, (&pool.name, to), act, &why));
             }
         }
-        let snapshot = &self.current.snapshot;
         acts.retain(|act| {
             let pool = snapshot.pools.iter().find(|pool| act.is_of_pool(&pool.name));
-            let is_kept = pool.is_some_and(|pool| snapshot.keeps_hot_of(&pool.name));
+            let is_kept = pool.is_some_and(|pool| is_followed(&snapshot, &pool.name, act.deed));
             if !is_kept {
                 let name = pool.map_or("", |pool| &pool.name);
-                say_released(name, act, "no node keeps hot keys of its pool any more");
+                say_released(
+                    name,
+                    act,
+                    match act.deed {
+                        HotDeed::Cache => "no node keeps hot keys of its pool any more",
+                        HotDeed::Move => "no route lists keys of its pool any more",
+                    },
+                );
             }
             is_kept
         });
@@ -137,19 +176,31 @@ impl Master {
         if acts != before {
             list.set(&acts);
         }
+        let next = going.into_iter().find(|it| !self.hot_moves.has_failed(&it.act, now));
+        if let Some(it) = next.filter(|_| !self.hot_moves.is_under_way()) {
+            self.begin_hot_move(it, None);
+        }
     }
 
     /// What an operator wants to be done about a key.
     pub(super) fn act_on_hot_key(
         &mut self,
         (pool, key): (Option<String>, &[u8]),
-        action: HotAction,
+        (action, to): (HotAction, Option<String>),
         mut reply: Box<dyn Reply>,
     ) {
-        let done = self.able_pool(pool).and_then(|pool| match action {
+        let pool = match self.able_pool(pool, action) {
+            Ok(pool) => pool,
+            Err(why) => return reply.failed(&why),
+        };
+        let done = match action {
+            HotAction::Move => return self.move_hot_key((&pool, key), to, reply),
             HotAction::Cache => self.keep_hot_key(&pool, key),
-            HotAction::Undo => self.release_hot_key(&pool, key),
-        });
+            HotAction::Undo => match self.hot_move_back(&pool, key) {
+                Some(it) => return self.begin_hot_move(it, Some(reply)),
+                None => self.release_hot_key(&pool, key),
+            },
+        };
         match done {
             Ok(line) => {
                 reply.line(&line);
@@ -159,24 +210,43 @@ impl Master {
         }
     }
 
-    /// The pool whose hot keys a node keeps: that of this name, or the only one.
-    fn able_pool(&self, pool: Option<String>) -> Result<String, String> {
+    /// What takes a key back that is in another pool.
+    fn hot_move_back(&self, pool: &str, key: &[u8]) -> Option<HotMove> {
+        let act = HotAct::of_key(pool, key, HotCause::Command);
+        let known = self.shared.hot_acts().all().into_iter().find(|it| it.is_like(&act));
+        let is_kept = known.is_some_and(|it| it.deed == HotDeed::Cache);
+        let back = HotMove::back(&self.current.snapshot, pool, act, "an operator wants it");
+        back.filter(|_| !is_kept)
+    }
+
+    /// The pool whose hot keys something can be done about: that of this name, or the only one.
+    fn able_pool(&self, pool: Option<String>, action: HotAction) -> Result<String, String> {
         if !self.shared.hot_acts().is_there() {
             return Err("the instance was started by a version without this: restart it".to_owned());
         }
         let snapshot = &self.current.snapshot;
         let names = || snapshot.pools.iter().map(|pool| &*pool.name);
-        let able: Vec<&str> = names().filter(|pool| snapshot.keeps_hot_of(pool)).collect();
+        let is_able = |pool: &&str| match action {
+            HotAction::Cache => is_followed(snapshot, pool, HotDeed::Cache),
+            HotAction::Move => is_followed(snapshot, pool, HotDeed::Move),
+            HotAction::Undo => {
+                is_followed(snapshot, pool, HotDeed::Cache)
+                    || is_followed(snapshot, pool, HotDeed::Move)
+            }
+        };
+        let what = match action {
+            HotAction::Move => "lists keys in a file and has all others in",
+            HotAction::Cache | HotAction::Undo => "has a node `cache` with `hot_only: true` for",
+        };
+        let able: Vec<&str> = names().filter(is_able).collect();
         match (pool, &able[..]) {
             (Some(pool), able) if able.contains(&&*pool) => Ok(pool),
             (Some(pool), _) if names().all(|name| name != pool) => {
                 Err(format!("there is no pool '{pool}'"))
             }
-            (Some(pool), _) => {
-                Err(format!("no node `cache` with `hot_only: true` leads to pool '{pool}'"))
-            }
+            (Some(pool), _) => Err(format!("no route {what} pool '{pool}'")),
             (None, [pool]) => Ok((*pool).to_owned()),
-            (None, []) => Err("no route has a node `cache` with `hot_only: true`".to_owned()),
+            (None, []) => Err(format!("no route {what} a pool")),
             (None, several) => Err(format!("name one of the pools {}", several.join(", "))),
         }
     }
@@ -186,15 +256,18 @@ impl Master {
         let mut acts = list.all();
         let mut act = HotAct::of_key(pool, key, HotCause::Command);
         let name = shown(&act.key, act.len);
-        if acts.iter().any(|it| it.is_like(&act)) {
-            return Ok(format!("key {name} is kept already"));
+        match acts.iter().find(|it| it.is_like(&act)).map(|it| it.deed) {
+            Some(HotDeed::Cache) => return Ok(format!("key {name} is kept already")),
+            Some(HotDeed::Move) => {
+                return Err(format!("key {name} is in another pool: --undo first"));
+            }
+            None => {}
         }
         if acts.len() >= HOT_ACTS_MAX {
             return Err(format!("there are {HOT_ACTS_MAX} keys already"));
         }
         let index = self.current.snapshot.pools.iter().position(|it| it.name == pool);
-        let hot = self.hot_keys_of(index.ok_or("the pool has gone")?);
-        let share = share_ppm(&hot, |it| act.is_about_hot(it)).unwrap_or(0);
+        let share = self.hot_share(index.ok_or("the pool has gone")?, &act).unwrap_or(0);
         (act.limit_ppm, act.since) = (share / 2, Self::now_unix_s());
         let text = format!(
             "pool {pool}: replies to reads of key {name} are kept: an operator wants it; it has {} of the requests",
@@ -225,41 +298,46 @@ impl Master {
 
     pub(super) fn hot_key_statuses(&self, index: u32, pool: &Pool) -> Vec<HotKeyStatus> {
         let acts = self.shared.hot_acts().all();
-        let mut own = acts.into_iter().filter(|act| act.is_of_pool(&pool.name)).peekable();
-        if own.peek().is_none() {
+        if !acts.iter().any(|act| act.is_of_pool(&pool.name)) {
             return Vec::new();
         }
-        let hot = self.hot_keys_of(index as usize);
+        let hot = self.hot_keys_with_moved(index as usize, &acts);
         let status = |act: HotAct| HotKeyStatus {
             key: shown(&act.key, act.len),
+            action: act.deed.name().to_owned(),
             cause: act.cause.name().to_owned(),
             since: act.since,
             share_ppm: share_ppm(&hot, |key| act.is_about_hot(key)),
         };
-        own.map(status).collect()
+        acts.into_iter().filter(|act| act.is_of_pool(&pool.name)).map(status).collect()
     }
 }
 
-/// Whether something is still to be done about a key of a pool.
-fn is_kept(
+/// Whether a route can do this about hot keys of a pool.
+fn is_followed(snapshot: &Snapshot, pool: &str, deed: HotDeed) -> bool {
+    match deed {
+        HotDeed::Cache => snapshot.keeps_hot_of(pool),
+        HotDeed::Move => snapshot.list_of(pool).is_some(),
+    }
+}
+
+/// Why nothing is to be done about a key of a pool any more, if so.
+fn reason_to_end(
     act: &HotAct,
     pool: &Pool,
     hot: &HotKeys,
     (cooling, now): (&mut Cooling, Instant),
-) -> bool {
-    if act.cause == HotCause::Rule && pool.hot_rule.is_none() {
-        say_released(&pool.name, act, "the pool has no rule any more");
-        return false;
+) -> Option<String> {
+    let moves = pool.hot_rule.as_ref().map(|rule| rule.moves_to.is_some());
+    let is_in_rule = moves == Some(act.deed == HotDeed::Move);
+    if act.cause == HotCause::Rule && !is_in_rule {
+        return Some("the pool has no such rule any more".to_owned());
     }
     let share = share_ppm(hot, |key| act.is_about_hot(key)).unwrap_or(0);
     let is_cool = share < act.limit_ppm;
-    let is_kept = cooling.note(act, is_cool, now) < COOLING;
-    if !is_kept {
-        let why =
-            format!("it has had less than {} of the requests for a minute", percent(act.limit_ppm));
-        say_released(&pool.name, act, &why);
-    }
-    is_kept
+    let is_over = cooling.note(act, is_cool, now) >= COOLING;
+    let limit = percent(act.limit_ppm);
+    is_over.then(|| format!("it has had less than {limit} of the requests for a minute"))
 }
 
 fn say_kept(pool: &str, act: &HotAct, share: u32) {
@@ -272,10 +350,11 @@ fn say_kept(pool: &str, act: &HotAct, share: u32) {
 
 fn say_released(pool: &str, act: &HotAct, why: &str) {
     let key = shown(&act.key, act.len);
-    info!(
-        kind = EventKind::HotKeyReleased.name(),
-        pool, "pool {pool}: replies to reads of key {key} are not kept any more: {why}"
-    );
+    let what = match act.deed {
+        HotDeed::Cache => format!("replies to reads of key {key} are not kept any more"),
+        HotDeed::Move => format!("nothing is done about key {key} any more"),
+    };
+    info!(kind = EventKind::HotKeyReleased.name(), pool, "pool {pool}: {what}: {why}");
 }
 
 #[cfg(test)]
@@ -294,25 +373,28 @@ mod tests {
         HotKeys { keys: weights.iter().map(key).collect(), total }
     }
 
-    const RULE: HotRule = HotRule { above_percent: 5, keys_max: 2 };
+    const RULE: HotRule = HotRule { above_percent: 5, keys_max: 2, moves_to: None };
 
     #[test]
     fn a_rule_wants_the_hottest_and_no_more_than_it_may() {
         let names = |hot: &HotKeys, acts: &[HotAct]| -> Vec<String> {
-            let found = wanted(RULE, hot, "p", acts);
+            let found = wanted(&RULE, hot, "p", acts, |_| true);
             assert!(found.iter().all(|(act, _)| act.limit_ppm == 25_000));
             found.iter().map(|(act, _)| String::from_utf8(act.key.clone()).unwrap()).collect()
         };
         let three = hot(&[("a", 400), ("b", 300), ("c", 200), ("d", 50)], 1000);
         assert_eq!(names(&three, &[]), ["a", "b"]);
         let acts: Vec<HotAct> =
-            wanted(RULE, &three, "p", &[]).into_iter().map(|(act, _)| act).collect();
+            wanted(&RULE, &three, "p", &[], |_| true).into_iter().map(|(act, _)| act).collect();
         assert!(names(&three, &acts).is_empty(), "it has as many as it may have");
         assert_eq!(names(&three, &acts[..1]), ["b"]);
         // What an operator wants, and what other pools have, takes no room.
         let by_command = HotAct { cause: HotCause::Command, ..acts[0].clone() };
         assert_eq!(names(&three, &[by_command]), ["b", "c"]);
-        assert_eq!(wanted(RULE, &three, "q", &acts).len(), 2);
+        assert_eq!(wanted(&RULE, &three, "q", &acts, |_| true).len(), 2);
+        // What cannot be done leaves its room to others.
+        let able = wanted(&RULE, &three, "q", &[], |act| act.key != b"a");
+        assert_eq!(able.iter().map(|(act, _)| &*act.key).collect::<Vec<_>>(), [b"b", b"c"]);
         assert!(names(&hot(&[("a", 50)], 1000), &[]).is_empty(), "no more than the limit");
         assert!(names(&hot(&[("a", 900)], 999), &[]).is_empty(), "too little is known");
     }
@@ -322,7 +404,7 @@ mod tests {
         let mut cooling = Cooling::default();
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let act = wanted(RULE, &hot(&[("a", 400)], 1000), "p", &[]).remove(0).0;
+        let act = wanted(&RULE, &hot(&[("a", 400)], 1000), "p", &[], |_| true).remove(0).0;
         assert_eq!(cooling.note(&act, true, at(0)), Duration::ZERO);
         assert_eq!(cooling.note(&act, true, at(59)), Duration::from_secs(59));
         assert_eq!(cooling.note(&act, false, at(60)), Duration::ZERO);

@@ -29,6 +29,10 @@ impl KeyWish {
     ) -> Self {
         Self { route: String::new(), from, to, keys, may_overwrite }
     }
+
+    pub(super) fn of_route(self, route: String) -> Self {
+        Self { route, ..self }
+    }
 }
 
 /// The step that is under way, if there is one.

@@ -270,8 +270,8 @@ impl Master {
             {
                 reply.failed("the instance is starting, or is stopping");
             }
-            Command::HotKey { pool, key, action } => {
-                self.act_on_hot_key((pool, &key), action, reply);
+            Command::HotKey { pool, key, action, to } => {
+                self.act_on_hot_key((pool, &key), (action, to), reply);
             }
             Command::DrainServer { pool, server, steps, every } => {
                 let every = Duration::from_secs(every);

@@ -23,6 +23,7 @@ use tracing::{error, info, warn};
 
 use super::failover::Failovers;
 use super::hot_keys::Cooling;
+use super::hot_moves::HotMoves;
 use super::key_moves::KeyMoves;
 use super::log::Log;
 use super::maintenance::MaintenanceNotices;
@@ -576,6 +577,7 @@ impl Master {
             is_unsettled: true,
             look_at: now,
             cooling: Cooling::default(),
+            hot_moves: HotMoves::default(),
             phase: Phase::Serving,
             command_line,
             log,
