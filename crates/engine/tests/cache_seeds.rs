@@ -1,10 +1,14 @@
 //! The cache of a route in two workers, in front of one server that others write to as well: seeds choose who does
 //! what when, what is on its way for how long, and what is lost. An oracle knows how old a reply may be. It plays a cache
-//! of hot keys only, too, which become hot and cool, and equal reads that are sent once, without a cache.
+//! of hot keys only, too, which become hot and cool; equal reads that are sent once, without a cache; and
+//! primaries and configurations that change while all that goes on: a replica takes over as the master has it, when all
+//! workers have paused, and the workers go on one after the other.
 
 use std::collections::HashMap;
 
-use cashew_engine::{CloseReason, ConnId};
+use cashew_config::Snapshot;
+use cashew_config::snapshot::{Promoted, TopologyState};
+use cashew_engine::{Action, BackendId, CloseReason, ConnId, Plan, PoolState};
 use cashew_metrics::{Generations, HotAct, HotActs, HotCause, PoolCounter};
 use cashew_protocol::resp::{Parsed, ReplyScanner, RequestParser, Scan};
 
@@ -22,6 +26,11 @@ pools:
   main: {redis: true, listen: '127.0.0.1:6000', preconnect: true, timeout: 60000, coalesce_reads: true,
     servers: ['127.0.0.1:7000:1'], hide_topology: true}
 ";
+/// The pool `a`.
+const POOL: BackendId = BackendId::new(0);
+/// A pause for another primary is over when nothing is on its way any more, however long that takes.
+const DRAIN_MS: u64 = 10_000_000;
+const REFUSED: &str = "-READONLY You can't write against a read only replica.\r\n";
 const TTL_US: u64 = 2_000_000;
 const KEYS: usize = 4;
 const STEPS: usize = 3000;
@@ -43,6 +52,20 @@ enum Kind {
     HotOnly,
     /// There is no cache, and equal reads are sent once.
     Sharing,
+    /// There is a replica, which becomes the primary at times, and the configuration changes.
+    Changing,
+}
+
+/// What is under way.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Still,
+    /// All workers pause the pool.
+    Holding,
+    /// The other server is the primary; this worker does not go on yet.
+    Releasing(usize),
+    /// This worker has the former configuration.
+    Reloading(usize),
 }
 
 /// A connection from a worker, as the server has it.
@@ -51,6 +74,7 @@ struct Peer {
     input: Vec<u8>,
     output: Vec<u8>,
     tracks: bool,
+    server: u32,
     /// What keys begin with of which it is told; all if there is none.
     prefixes: Vec<String>,
 }
@@ -106,6 +130,17 @@ struct Play {
     foreign: [Vec<(u64, u64)>; KEYS],
     /// By worker and key: the newest write that it has been told of.
     told: [[u64; KEYS]; 2],
+    config: Snapshot,
+    primary: u32,
+    /// What the other server has: it gets nothing while it is none.
+    former: [(u64, u64); KEYS],
+    stage: Stage,
+    /// Of the pool's topology.
+    version: u64,
+    failovers: u64,
+    reloads: u64,
+    /// What was counted under former configurations.
+    counted: Vec<(PoolCounter, u64)>,
     now_us: u64,
     seed: u64,
 }
@@ -116,6 +151,10 @@ impl Play {
             Kind::Cache => snapshot(CONFIG),
             Kind::HotOnly => snapshot(&CONFIG.replace("ttl: 2s", "ttl: 2s, hot_only: true")),
             Kind::Sharing => snapshot(SHARING),
+            Kind::Changing => snapshot(&CONFIG.replace(
+                "['127.0.0.1:7000:1']",
+                "[{name: s, primary: '127.0.0.1:7000', replicas: ['127.0.0.1:7001']}], reads: primary",
+            )),
         };
         let acts = HotActs::private();
         let generations = Generations::private();
@@ -138,6 +177,14 @@ impl Play {
             acknowledged: [0; KEYS],
             foreign: Default::default(),
             told: [[0; KEYS]; 2],
+            config,
+            primary: 0,
+            former: Default::default(),
+            stage: Stage::Still,
+            version: 0,
+            failovers: 0,
+            reloads: 0,
+            counted: Vec::new(),
             now_us: 0,
             seed,
         };
@@ -153,6 +200,7 @@ impl Play {
     fn step(&mut self) {
         match self.random.below(100) {
             0..30 if self.kind == Kind::Sharing => self.ask_together(),
+            30 if self.kind == Kind::Changing && self.stage == Stage::Still => self.change(),
             0..30 => self.ask(),
             30 if self.kind == Kind::HotOnly => self.heat(),
             30..55 => self.serve(),
@@ -161,15 +209,95 @@ impl Play {
             92..98 => self.wait(),
             _ => self.lose(),
         }
+        self.go_on();
         self.connect();
         self.collect();
     }
 
+    /// The replica is to take over, or another configuration to be in effect.
+    fn change(&mut self) {
+        if self.random.below(2) == 0 {
+            self.version += 1;
+            for world in &mut self.workers {
+                world.engine.handle_hold(POOL, self.version, DRAIN_MS, world.now);
+                world.tick();
+            }
+            self.stage = Stage::Holding;
+        } else {
+            self.config.epoch += 1;
+            let pool = &mut self.config.pools[POOL.index()];
+            pool.slow_log_ms = 10 + self.config.epoch;
+            let first = self.random.below(2);
+            self.reload(first);
+            self.stage = Stage::Reloading(1 - first);
+            self.reloads += 1;
+        }
+    }
+
+    /// What is under way goes on, sooner or later.
+    fn go_on(&mut self) {
+        match self.stage {
+            Stage::Still => {}
+            Stage::Holding => {
+                let held = Action::Held { backend: POOL, version: self.version };
+                if self.workers.iter().all(|world| world.actions.contains(&held)) {
+                    self.former = self.data;
+                    self.primary = 1 - self.primary;
+                    self.failovers += 1;
+                    let first = self.random.below(2);
+                    self.release(first);
+                    self.stage = Stage::Releasing(1 - first);
+                }
+            }
+            Stage::Releasing(worker) if self.random.below(10) == 0 => {
+                self.release(worker);
+                self.stage = Stage::Still;
+            }
+            Stage::Reloading(worker) if self.random.below(10) == 0 => {
+                self.reload(worker);
+                self.stage = Stage::Still;
+            }
+            Stage::Releasing(_) | Stage::Reloading(_) => {}
+        }
+    }
+
+    fn topology(&self) -> TopologyState {
+        // The configured one is not named.
+        let promoted = Promoted { shard: 0, server: self.primary };
+        let primaries = if self.primary == 0 { Vec::new() } else { vec![promoted] };
+        TopologyState { primaries, ..vec![true; 2].into() }
+    }
+
+    fn release(&mut self, worker: usize) {
+        let topology = self.topology();
+        let world = &mut self.workers[worker];
+        world.engine.handle_release(POOL, self.version, topology, world.now, 0);
+        world.tick();
+    }
+
+    fn reload(&mut self, worker: usize) {
+        let next = self.config.clone();
+        let mut states: Vec<PoolState> = next.pools.iter().map(PoolState::whole).collect();
+        states[POOL.index()].ring_version = self.version;
+        states[POOL.index()].topology = self.topology();
+        for counter in OF_CACHES {
+            let count = self.count_of(worker, counter);
+            self.counted.push((counter, count));
+        }
+        let world = &mut self.workers[worker];
+        world.engine.handle_prepare(Plan::new(&next, &states, 0, 1), world.now);
+        world.tick();
+        world.pause(DRAIN_MS);
+        world.commit(&next);
+    }
+
     fn connect(&mut self) {
         for worker in 0..2 {
-            while self.workers[worker].connects_to(0) {
-                let conn = self.workers[worker].accept(0);
-                self.peers[worker].insert(conn, Peer::default());
+            for server in 0..2 {
+                while self.workers[worker].connects_to(server) {
+                    let conn = self.workers[worker].accept(server);
+                    self.peers[worker].insert(conn, Peer { server, ..Peer::default() });
+                }
             }
         }
     }
@@ -317,6 +445,8 @@ impl Play {
             .collect();
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let key = |name: &str| name[1..].parse::<usize>().unwrap();
+        let is_primary = peer.server == self.primary;
+        let data = if is_primary { &self.data } else { &self.former };
         let reply = match words[..] {
             ["HELLO", "3"] => "%1\r\n+proto\r\n:3\r\n".to_owned(),
             ["PING"] => "+PONG\r\n".to_owned(),
@@ -325,14 +455,15 @@ impl Play {
                 peer.prefixes = prefixes.chunks(2).map(|words| words[1].to_owned()).collect();
                 "+OK\r\n".to_owned()
             }
-            ["GET", name] => match self.data[key(name)].0 {
+            ["GET", name] => match data[key(name)].0 {
                 0 => "$-1\r\n".to_owned(),
                 value => format!("${}\r\n{value}\r\n", value.to_string().len()),
             },
-            ["PTTL", name] => match self.data[key(name)].0 {
+            ["PTTL", name] => match data[key(name)].0 {
                 0 => ":-2\r\n".to_owned(),
                 _ => ":-1\r\n".to_owned(),
             },
+            ["SET" | "MULTI", ..] if !is_primary => REFUSED.to_owned(),
             ["SET", name, value] => return self.serve_set(worker, conn, key(name), value),
             ["MULTI"] => return self.serve_multi(worker, conn),
             ["DISCARD"] | ["UNWATCH"] => "+OK\r\n".to_owned(),
@@ -376,7 +507,10 @@ impl Play {
         self.writes.insert(value, number);
         let push = format!(">2\r\n$10\r\ninvalidate\r\n*1\r\n$2\r\nk{key}\r\n");
         for peers in &mut self.peers {
-            for peer in peers.values_mut().filter(|peer| peer.is_told_of(&format!("k{key}"))) {
+            for peer in peers
+                .values_mut()
+                .filter(|peer| peer.server == self.primary && peer.is_told_of(&format!("k{key}")))
+            {
                 peer.output.extend(push.bytes());
             }
         }
@@ -406,7 +540,7 @@ impl Play {
             _ => peer.output.len(),
         };
         let bytes: Vec<u8> = peer.output.drain(..len).collect();
-        let is_told = peer.tracks && peer.output.is_empty();
+        let is_told = peer.tracks && peer.server == self.primary && peer.output.is_empty();
         self.workers[worker].send(conn, bytes);
         if is_told {
             self.told[worker] = self.data.map(|(_, number)| number);
@@ -435,16 +569,23 @@ impl Play {
     }
 
     fn count(&self, counter: PoolCounter) -> u64 {
-        let of_worker = |world: &World| {
-            let main = world.engine.listener_named("main").unwrap().number() as usize;
-            world.metrics.pool_counter(world.metrics.pool(main), counter)
-        };
-        self.workers.iter().map(of_worker).sum()
+        let before = self.counted.iter().filter(|(it, _)| *it == counter).map(|(_, count)| count);
+        (0..2).map(|worker| self.count_of(worker, counter)).chain(before.copied()).sum()
+    }
+
+    /// Over all pools and routes, since the last change of the configuration.
+    fn count_of(&self, worker: usize, counter: PoolCounter) -> u64 {
+        let metrics = &self.workers[worker].metrics;
+        let pools = 0..self.config.pools.len();
+        pools.map(|pool| metrics.pool_counter(metrics.pool(pool), counter)).sum()
     }
 }
 
+/// So many seeds, or as many as `CASHEW_SIM_SEEDS` says.
 fn played<const N: usize>(kind: Kind, seeds: u64, counters: [PoolCounter; N]) -> [u64; N] {
     let mut sums = [0; N];
+    let (mut failovers, mut reloads) = (0, 0);
+    let seeds = std::env::var("CASHEW_SIM_SEEDS").map_or(seeds, |it| it.parse().unwrap());
     for seed in 0..seeds {
         let mut play = Play::new(kind, seed);
         play.connect();
@@ -454,7 +595,11 @@ fn played<const N: usize>(kind: Kind, seeds: u64, counters: [PoolCounter; N]) ->
         for (sum, counter) in sums.iter_mut().zip(counters) {
             *sum += play.count(counter);
         }
+        failovers += play.failovers;
+        reloads += play.reloads;
     }
+    let changes = kind == Kind::Changing;
+    assert_eq!([failovers, reloads].map(|count| count > seeds), [changes; 2]);
     sums
 }
 
@@ -475,6 +620,12 @@ fn no_reply_is_older_than_it_may_be() {
 #[test]
 fn no_reply_is_older_than_it_may_be_where_keys_become_hot_and_cool() {
     let sums = played(Kind::HotOnly, 60, OF_CACHES);
+    assert!(sums.iter().all(|&sum| sum > 50), "{sums:?}");
+}
+
+#[test]
+fn no_reply_is_older_than_it_may_be_when_primaries_and_configurations_change() {
+    let sums = played(Kind::Changing, 40, OF_CACHES);
     assert!(sums.iter().all(|&sum| sum > 50), "{sums:?}");
 }
 
