@@ -100,7 +100,7 @@ install_tools() {
     install redis-server=redis-server redis-cli=redis-tools memcached=memcached etcd=etcd-server \
         nutcracker=nutcracker curl=curl nc=netcat-openbsd cc=gcc c++=g++ python3=python3 go=golang-go \
         valgrind=valgrind tclsh=tcl javac=default-jdk-headless mvn=maven node=nodejs npm=npm \
-        perl=perl memccapable=libmemcached-tools tmux=tmux keepalived=keepalived ip=iproute2
+        perl=perl memccapable=libmemcached-tools tmux=tmux keepalived=keepalived ip=iproute2 nft=nftables
     install_rust
 
     find_python
