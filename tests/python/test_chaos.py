@@ -89,6 +89,10 @@ def test_a_failover_loses_what_was_not_copied_and_nothing_else():
     assert check([*history, lost, read("c", 11, 12), read("b", 13, 14)])
     assert check([*history, lost, write("d", 13, 14), read("c", 15, 16)])
     assert check([*history, lost, read("b", 7.1, 7.2)])
+    # A deletion is lost like any other write, and other deletions tell nothing of it.
+    deletion = write(None, 7.5, 7.6)
+    assert check([*history, lost, read(None, 0.1, 0.2), deletion, read("c", 11, 12)]) is None
+    assert check([*history, read(None, 0.1, 0.2), deletion, read("c", 11, 12)])
     # What is acknowledged while it happens may be lost as well.
     assert check([*history, lost, write("d", 9, 11), read("b", 12, 13)]) is None
     assert check([*history, lost, write("d", 9, 11), read("d", 12, 13)]) is None

@@ -59,6 +59,8 @@ class History:
     def __init__(self):
         #: What each key held when the last round was over, and writes that may yet take effect.
         self.initial, self.pending = {}, collections.defaultdict(list)
+        #: All writes of each key.
+        self.written = collections.defaultdict(set)
         self.errors = collections.Counter()
         self.counts = collections.Counter()
 
@@ -92,6 +94,8 @@ class History:
 
     def end_round(self, found, finals):
         """`finals` is what each key holds now that all is at rest."""
+        for key, operations in found.items():
+            self.written[key] |= {it.value for it in operations if it.kind == "write"}
         for key, held in finals.items():
             self.initial[key] = held
             # What was seen once took effect, which it does once.
@@ -102,17 +106,22 @@ class History:
                 it.after = None
 
 
-def judge(pools, found, initial):
+def judge(pools, found, history):
     """Findings of all keys. `pools` has by key how it is checked."""
-    checks = {"register": register.check, "not stale": register.check_not_stale, "own": register.check_own}
     findings = []
     for key, operations in sorted(found.items()):
         operations = sorted(operations, key=lambda it: it.begin)
         try:
-            wrong = checks[pools[key]](operations, initial.get(key))
+            wrong = _wrong(pools[key], operations, history.initial.get(key), history.written[key])
         except register.Undecided:
             findings.append(Finding("undecided", "the search for an order takes too long", key, operations))
             continue
         if wrong:
             findings.append(Finding("history", wrong, key, operations))
     return findings
+
+
+def _wrong(check, operations, initial, earlier):
+    if check == "own":
+        return register.check_own(operations, initial, earlier)
+    return {"register": register.check, "not stale": register.check_not_stale}[check](operations, initial)

@@ -88,7 +88,9 @@ class _Search:
         self.looked_at, self.most = 0, most
 
     def _known_by(self, it):
-        """When a write had surely taken effect."""
+        """When a write had surely taken effect. Nobody can tell which deletion it was that was seen."""
+        if it.value is None:
+            return it.end if not it.is_optional else NEVER
         return min(NEVER if it.is_optional else it.end, self.first_read.get(it.value, NEVER))
 
     def _left_by(self, loss, initial):
@@ -224,11 +226,12 @@ def check_not_stale(operations, initial=None):
     return None
 
 
-def check_own(operations, initial=None):
-    """For caches whose servers come and go with what they had: whatever is read was written there before."""
+def check_own(operations, initial=None, earlier=()):
+    """For caches whose servers come and go with what they had: whatever is read was written there before. `earlier` are
+    the writes of other rounds."""
     writes = {it.value: it for it in operations if it.kind == "write"}
     for it in operations:
-        if it.kind == "read" and it.value not in (None, initial):
+        if it.kind == "read" and it.value not in (None, initial) and it.value not in earlier:
             source = writes.get(it.value)
             if source is None or source.begin > it.end:
                 return f"nobody had written this: {it}"

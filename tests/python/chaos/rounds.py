@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -130,7 +131,7 @@ class Run:
         for keys, operation in world.losses:
             for key in keys:
                 found[key].append(operation)
-        findings += judge(world.checks, found, history.initial)
+        findings += judge(world.checks, found, history)
         findings += [Finding("error", text) for text in history.errors if not ERRORS.match(text)]
         if domains:
             answered = {pool for pool, outcome in history.counts if outcome == "ok"}
@@ -195,8 +196,9 @@ class Run:
         for path in world.place.directory.iterdir():
             if path.is_file() and path.suffix in ("", ".notes", ".out", ".yml", ".log", ".conf"):
                 shutil.copy(path, directory)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             shutil.copy(world.gateway.log_path, directory)
+            (directory / "stats.json").write_text(json.dumps(world.gateway.stats(), indent=1))
         print(f"  kept in {os.path.relpath(directory)}", flush=True)
 
     def _tell(self, rounds):
