@@ -176,7 +176,8 @@ def test_replies_that_are_none_to_what_was_asked_are_found(pair):
 def test_what_grows_is_a_leak():
     before = {"worker: sockets": 40, "worker: processes": 2, "buffered": 0, "worker: memory": 50 << 20}
     assert leaks.grown(before, dict(before)) == []
-    assert leaks.grown(before, {**before, "buffered": 1}) == ["buffered: 1, not 0"]
+    assert leaks.grown(before, {**before, "buffered": 1 << 20}) == ["buffered: 1048576, not 0"]
+    assert leaks.grown({"plain: waiting": 0}, {"plain: waiting": 1}) == ["plain: waiting: 1, not 0"]
     assert leaks.grown(before, {**before, "worker: processes": 1}) == ["worker: processes: 1, not 2"]
     assert leaks.grown(before, {**before, "worker: memory": 200 << 20})
     assert leaks.grown(before, {**before, "new: files": 1}) == ["new: files: 1, not 0"]

@@ -10,8 +10,11 @@ from harness import resident
 CLOSE_WAIT = "08"
 #: Bytes that a process may have more than before: allocators keep some, and rings are built anew by reloads.
 MEMORY_SLACK = 48 << 20
+#: Bytes of buffers that are kept for later, and of what a cache has.
+BUFFERED_SLACK = 256 << 10
 #: Connections to a server that may be there or not, as clients of one kind or another were there last.
 LANES_SLACK = 12
+SERVERS = 10
 
 
 def kind_of(target):
@@ -132,8 +135,10 @@ def grown(before, after):
         slack = 0
         if name.endswith(": memory"):
             slack = MEMORY_SLACK
+        elif name == "buffered":
+            slack = BUFFERED_SLACK
         elif name.endswith((": lanes", "worker: sockets")):
-            slack = LANES_SLACK if name.endswith("lanes") else 10 * LANES_SLACK
+            slack = LANES_SLACK if name.endswith("lanes") else SERVERS * LANES_SLACK
         elif name.endswith((": processes", "processes")) and now < was:
             found.append(f"{name}: {now}, not {was}")
         if now > was + slack:
