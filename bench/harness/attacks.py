@@ -24,11 +24,12 @@ def resp(*words):
 
 
 class Attack:
-    """`script(number)` yields what connection `number` sends, piece by piece; None: nothing for now."""
+    """`does` is what Cashew does about it. `script(number)` yields what connection `number` sends, piece by piece; None: nothing for now."""
 
-    def __init__(self, name, what, script, connections, protocol="redis", reads=False, again=False, pause=0.0,
+    def __init__(self, name, what, does, script, connections, protocol="redis", reads=False, again=False, pause=0.0,
                  tls=False):
-        self.name, self.what, self.script, self.connections = name, what, script, connections
+        self.name, self.what, self.does = name, what, does
+        self.script, self.connections = script, connections
         #: Whether replies are read; whether who was closed comes again; seconds between two pieces.
         self.protocol, self.reads, self.again, self.pause, self.tls = protocol, reads, again, pause, tls
 
@@ -107,26 +108,26 @@ HALF_HELLO = bytes.fromhex("16030102000100") + b"\x01\xfc\x03\x03"
 NOREPLY = b"set flood 0 0 1000 noreply\r\n" + b"x" * 1000 + b"\r\n"
 
 ATTACKS = [
-    Attack("none", "nobody attacks", lambda _: iter(()), 0),
-    Attack("slow-loris", "500 clients send a request byte by byte", bytewise, 500, pause=0.05),
-    Attack("never-reads", "20 clients ask for 30 values of 1 MiB each, and read nothing", once(resp(b"GET", BIG_KEY) * 30), 20),
-    Attack("idle", "9,000 clients connect and are silent", lambda _: iter(()), 9000),
-    Attack("storm", "clients connect and leave at once, as fast as they can", once(b""), 64, again=True),
-    Attack("half-requests", "2,000 clients send half a request", once(resp(b"SET", b"half", b"x" * 10_000)[:5000]), 2000),
-    Attack("giant-values", "8 clients send a value of 64 MiB", announced(b"*3\r\n$3\r\nSET\r\n$5\r\ngiant\r\n$%d\r\n" % (64 << 20), 64 << 20), 8),
-    Attack("giant-keys", "8 clients send a key of 64 MiB", announced(b"*2\r\n$3\r\nGET\r\n$%d\r\n" % (64 << 20), 64 << 20), 8),
-    Attack("arguments", "4 clients send a command of a million keys", many_arguments, 4),
-    Attack("pipelines", "20 clients send 100,000 requests at once, and read nothing", pipeline, 20),
-    Attack("garbage", "20 clients send random bytes, again and again", garbage, 20, reads=True, again=True),
-    Attack("inline", "8 clients send a line that does not end", announced(b"GET ", 64 << 20), 8),
-    Attack("auth", "20 clients send wrong passwords as fast as they can", for_ever(resp(b"AUTH", b"wrong") * 20), 20, reads=True, again=True),
-    Attack("subscribers", "45 subscribers read nothing of what 5 clients publish", subscribers, 50),
-    Attack("monitors", "18 clients monitor and read nothing of what 2 clients send", monitors, 20),
-    Attack("transactions", "20 clients queue 30 MB after MULTI, and no EXEC", queued, 20, reads=True),
-    Attack("tls", "1,000 clients stop in the middle of a TLS handshake", once(HALF_HELLO), 1000, tls=True),
-    Attack("noreply", "20 clients send sets with noreply as fast as they can", for_ever(NOREPLY * 50), 20, protocol="memcached"),
-    Attack("memcached-garbage", "20 clients send random bytes to memcached, again and again", garbage, 20, protocol="memcached", reads=True, again=True),
-    Attack("memcached-values", "8 clients send a value of 64 MiB to memcached", announced(b"set giant 0 0 %d\r\n" % (64 << 20), 64 << 20), 8, protocol="memcached"),
+    Attack("none", "nobody attacks", "–", lambda _: iter(()), 0),
+    Attack("slow-loris", "500 clients send a request byte by byte", "waits: each holds what it has sent", bytewise, 500, pause=0.05),
+    Attack("never-reads", "20 clients ask for 30 values of 1 MiB each, and read nothing", "asks servers for no more than it may keep for the client (`client_output_max`)", once(resp(b"GET", BIG_KEY) * 30), 20),
+    Attack("idle", "9,000 clients connect and are silent", "keeps them; an idle client has no buffers", lambda _: iter(()), 9000),
+    Attack("storm", "clients connect and leave at once, as fast as they can", "lets them come and go, a few at a time", once(b""), 64, again=True),
+    Attack("half-requests", "2,000 clients send half a request", "keeps the halves, within `memory_max`", once(resp(b"SET", b"half", b"x" * 10_000)[:5000]), 2000),
+    Attack("giant-values", "8 clients send a value of 64 MiB", "passes them on as they come", announced(b"*3\r\n$3\r\nSET\r\n$5\r\ngiant\r\n$%d\r\n" % (64 << 20), 64 << 20), 8),
+    Attack("giant-keys", "8 clients send a key of 64 MiB", "needs the key as a whole, within `memory_max`; refuses what the queue of a server cannot take", announced(b"*2\r\n$3\r\nGET\r\n$%d\r\n" % (64 << 20), 64 << 20), 8),
+    Attack("arguments", "4 clients send a command of a million keys", "splits it, within `memory_max`", many_arguments, 4),
+    Attack("pipelines", "20 clients send 100,000 requests at once, and read nothing", "reads no more of a client that is owed much", pipeline, 20),
+    Attack("garbage", "20 clients send random bytes, again and again", "answers with errors, closes what is not RESP", garbage, 20, reads=True, again=True),
+    Attack("inline", "8 clients send a line that does not end", "answers with an error and closes at 64 KiB", announced(b"GET ", 64 << 20), 8),
+    Attack("auth", "20 clients send wrong passwords as fast as they can", "answers with errors", for_ever(resp(b"AUTH", b"wrong") * 20), 20, reads=True, again=True),
+    Attack("subscribers", "45 subscribers read nothing of what 5 clients publish", "keeps up to `pubsub_output_max` for each, and closes who is owed more", subscribers, 50),
+    Attack("monitors", "18 clients monitor and read nothing of what 2 clients send", "keeps up to `pubsub_output_max` of lines for each", monitors, 20),
+    Attack("transactions", "20 clients queue 30 MB after MULTI, and no EXEC", "passes them on: the server keeps them", queued, 20, reads=True),
+    Attack("tls", "1,000 clients stop in the middle of a TLS handshake", "keeps them for ten seconds", once(HALF_HELLO), 1000, tls=True),
+    Attack("noreply", "20 clients send sets with noreply as fast as they can", "reads no faster than servers do", for_ever(NOREPLY * 50), 20, protocol="memcached"),
+    Attack("memcached-garbage", "20 clients send random bytes to memcached, again and again", "answers with `ERROR`, closes lines without end", garbage, 20, protocol="memcached", reads=True, again=True),
+    Attack("memcached-values", "8 clients send a value of 64 MiB to memcached", "refuses the value and throws it away as it comes", announced(b"set giant 0 0 %d\r\n" % (64 << 20), 64 << 20), 8, protocol="memcached"),
 ]
 BY_NAME = {attack.name: attack for attack in ATTACKS}
 
@@ -249,7 +250,7 @@ class Play:
         self.told["received"] += len(data)
         line = data.partition(b"\r\n")[0]
         if not self.told["said"] and line.startswith((b"-", b"ERROR", b"CLIENT_ERROR", b"SERVER_ERROR")):
-            self.told["said"] = line.decode(errors="replace")[:100]
+            self.told["said"] = "".join(chr(byte) if 32 <= byte < 127 and byte not in b"|`" else "?" for byte in line[:60])
 
     def close(self, client, why):
         if why:

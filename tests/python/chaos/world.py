@@ -12,8 +12,7 @@ from pathlib import Path
 
 from chaos import register
 from cluster import Cluster
-from conftest import Place
-from harness import CASHEW, HOST, ROOT, Conn, Process, ReplyError, children, free_port, server_lines, wait_until
+from harness import HOST, Conn, ReplyError, children, free_port, server_lines, wait_until
 from test_sentinel import MASTER, Sentinel
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -108,27 +107,24 @@ class Relay:
         self.child.stdin.flush()
 
 
-class Reborn:
-    """When a server that keeps nothing was killed, and when it was there again, empty."""
-
-    def __init__(self):
-        self.times = []
-
-
 class SentinelGroup:
     """A primary with two replicas, and three Sentinels."""
 
     def __init__(self, place):
-        first = free_port()
-        options = ["--repl-diskless-sync-delay", "0"]
-        self.servers = [place.redis(*options, *kept(first), port=first)]
-        for _ in range(2):
-            port = free_port()
-            self.servers.append(place.redis(*options, *kept(port), "--replicaof", f"{HOST} {first}", port=port))
+        # Whoever comes back takes itself for a primary, with what it had, until a Sentinel says otherwise.
+        self.servers = [self._server(place) for _ in range(3)]
+        first = self.servers[0].port
+        for replica in self.servers[1:]:
+            replica.call("REPLICAOF", HOST, first)
         self.sentinels = [place._keep(Sentinel(place.directory, first)) for _ in range(3)]
         wait_until(lambda: all((it["num-slaves"], it["num-other-sentinels"]) == ("2", "2")
                                for it in (sentinel.fields() for sentinel in self.sentinels)),
                    "the Sentinels know everybody", pause=0.1)
+
+    @staticmethod
+    def _server(place):
+        port = free_port()
+        return place.redis("--repl-diskless-sync-delay", "0", *kept(port), port=port)
 
     def primary(self):
         port = self.sentinels[0].primary()
@@ -143,16 +139,25 @@ class SentinelGroup:
             fields = [sentinel.fields() for sentinel in self.sentinels]
             if len({(it["port"], it["config-epoch"], it["flags"]) for it in fields}) != 1:
                 return False
-            return fields[0]["flags"] == "master" and len(by_path(self.primary(), "ROLE")[2]) == 2
+            return fields[0]["flags"] == "master" and replicas(self.primary()) == 2
         return False
+
+
+def replicas(server):
+    """How many follow it; none follow one that is no primary."""
+    role = by_path(server, "ROLE")
+    return len(role[2]) if role[0] == b"master" else None
 
 
 def wait_copied(primary):
     """Until all replicas have what was written before; returns when that was."""
     when = time.monotonic()
     written = by_path(primary, "ROLE")[1]
-    wait_until(lambda: all(int(replica[2]) >= written for replica in by_path(primary, "ROLE")[2]),
-               "all replicas have all writes", HEALING)
+
+    def have_it():
+        role = by_path(primary, "ROLE")
+        return role[0] == b"master" and all(int(replica[2]) >= written for replica in role[2])
+    wait_until(have_it, "all replicas have all writes", HEALING)
     return when
 
 
@@ -178,7 +183,7 @@ class KeptCluster(Cluster):
         with contextlib.suppress(OSError, EOFError, ReplyError, AssertionError, StopIteration):
             if not self._is_ok() or not self._is_known():
                 return False
-            return all(len(by_path(it, "ROLE")[2]) == len(self.replicas_of(it)) for it in self.primaries())
+            return all(replicas(it) == len(self.replicas_of(it)) for it in self.primaries())
         return False
 
     def slot(self, key):
@@ -368,6 +373,3 @@ class ClientProcess:
         except subprocess.TimeoutExpired:
             self.kill()
             return False
-
-
-__all__ = ["CASHEW", "ROOT", "ClientProcess", "Place", "Process", "World"]
