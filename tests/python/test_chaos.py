@@ -93,6 +93,11 @@ def test_a_failover_loses_what_was_not_copied_and_nothing_else():
     deletion = write(None, 7.5, 7.6)
     assert check([*history, lost, read(None, 0.1, 0.2), deletion, read("c", 11, 12)]) is None
     assert check([*history, read(None, 0.1, 0.2), deletion, read("c", 11, 12)])
+    # All of it may be lost, where nothing was copied.
+    early = loss(8, 10, floor=0.5)
+    assert check([*history, deletion, early, read(None, 11, 12)]) is None
+    assert check([*history, early, read(None, 11, 12)]) is None
+    assert check([*history, early, read("old", 11, 12)], initial="old") is None
     # What is acknowledged while it happens may be lost as well.
     assert check([*history, lost, write("d", 9, 11), read("b", 12, 13)]) is None
     assert check([*history, lost, write("d", 9, 11), read("d", 12, 13)]) is None

@@ -101,7 +101,8 @@ class _Search:
         latest = max(before, default=None)
         found = {} if latest is not None else {initial: None}
         for it, known, number in writes:
-            if known >= latest if latest is not None else True:
+            # What there was at first needs no write.
+            if (latest is None or known >= latest) and found.get(it.value, True) is not None:
                 found.setdefault(it.value, set()).add(number)
         return found
 

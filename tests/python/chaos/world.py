@@ -22,6 +22,8 @@ HEALING = 90.0
 KEYS = 10
 WORKERS = 2
 MOST_WORKERS = 3
+#: Clients of each pool in each process of clients.
+EACH = 2
 #: Bytes of the file system that has the log.
 LOG_BYTES = "64m"
 #: Redis writes its log of commands before it answers: who is killed and comes back has lost nothing.
@@ -349,9 +351,10 @@ class World:
 class ClientProcess:
     """Some clients of all pools."""
 
-    def __init__(self, world, name, seed, pause=0.04):
+    def __init__(self, world, name, seed, pause=0.06):
         self.notes = world.place.directory / f"{name}.notes"
         pools = [{**{k: v for k, v in pool.items() if k != "check"}, "pause": pause} for pool in world.pools]
+        pools *= EACH
         order = {"name": name, "seed": seed, "notes": str(self.notes), "pools": pools}
         with open(world.place.directory / f"{name}.out", "ab") as output:
             self.child = subprocess.Popen([sys.executable, "-m", "chaos.client"], stdin=subprocess.PIPE,
