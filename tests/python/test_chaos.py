@@ -9,6 +9,7 @@ import pytest
 
 from chaos import leaks
 from chaos.client import Memcached, Odd, Redis
+from chaos.history import History, read_notes
 from chaos.register import NEVER, Undecided, check, check_not_stale, check_own, loss, read, wipe, write
 from chaos.values import value_of, write_of
 from harness import ROOT
@@ -121,6 +122,27 @@ def test_a_cache_whose_servers_come_and_go_has_only_what_was_written():
     assert check_own([write("a", 1, 2), write("b", 3, 4), read("a", 5, 6), read(None, 7, 8)]) is None
     assert check_own([read("foreign", 1, 2)])
     assert check_own([write("a", 5, 6), read("a", 1, 2)])
+
+
+def test_notes_become_histories(tmp_path):
+    """Also those of a client that was killed while it wrote, and of one that never began."""
+    notes = tmp_path / "notes"
+    lines = ['["ask", "c.1", "c", "plain", 1.0, [["write", "k", "c.1"], ["write", "k", "c.2"], ["read", "k", null]]]',
+             '["told", "c.1", [[1.5, "ok", "c.1"], [1.6, "error", "ERR x"], [1.7, "ok", "c.2"]]]',
+             '["ask", "c.2", "c", "plain", 2.0, [["delete", "k", null], ["read", "k", null]]]',
+             '["told", "c.2", [[2.5, "foreign", "b\'?\'"], [2.6, "silent", "no']
+    notes.write_text("\n".join(lines))
+    parts, findings = read_notes([notes, tmp_path / "missing"])
+    history = History()
+    [first, second, third, deletion] = history.take(parts)["k"]
+    assert (first.value, first.end, second.end, third.value) == ("c.1", 1.5, NEVER, "c.2")
+    assert (second.after, third.after, deletion.end) == (first, first, NEVER)
+    assert history.errors == {"ERR x": 1} and findings == []
+    history.end_round({"k": [first, second, third, deletion]}, {"k": "c.2"})
+    # It may yet be deleted.
+    assert history.initial == {"k": "c.2"} and history.pending["k"] == [deletion]
+    notes.write_text("\n".join([*lines[:3], lines[3] + '"]]]']))
+    assert [it.kind for it in read_notes([notes])[1]] == ["foreign", "silent"]
 
 
 def test_values_name_their_keys_and_writes():

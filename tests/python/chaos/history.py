@@ -80,7 +80,8 @@ class History:
             # On one connection they run in their order.
             place = (part.batch, part.key)
             operation.after = before.get(place)
-            before[place] = operation
+            if operation.end != register.NEVER:
+                before[place] = operation
             found[part.key].append(operation)
         return found
 
