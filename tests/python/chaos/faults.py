@@ -14,6 +14,8 @@ import time
 from chaos.world import HEALING, KEYS, MOST_WORKERS, TIMEOUT, WORKERS, ClientProcess, by_path, wait_copied
 from harness import CASHEW, ReplyError, alive, wait_until
 
+#: Seconds after which a worker serves, if it ever will.
+STARTING = 5.0
 BUMPED = os.environ.get("CASHEW_BUMPED")
 
 
@@ -24,6 +26,15 @@ class Void(Exception):
 def stop(pid):
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
+
+
+def age(pid):
+    """Seconds since a process was started; 0 of one that has gone."""
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{pid}/stat") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def go_on(pid):
@@ -327,10 +338,11 @@ class Processes(Domain):
         """And whoever supervises it starts it again."""
         process = self.world.gateway.process
         old = self.world.family()
-        process.child.kill()
-        process.child.wait()
-        time.sleep(self.some(0, 0.5))
-        self.world.start(process)
+        with self.world.restarting:
+            process.child.kill()
+            process.child.wait()
+            time.sleep(self.some(0, 0.5))
+            self.world.start(process)
         wait_until(lambda: not any(map(alive, old)), "what the dead master left ends", HEALING)
 
 
@@ -358,9 +370,11 @@ class Orders(Domain):
 
     def do_reload_of_nonsense(self):
         gateway = self.world.gateway
-        gateway.write_config("pools:\n  caches: {listen: nowhere}\n")
-        is_done, _ = self.world.order("reload")
-        gateway.write_config()
+        # A master that starts with it would end.
+        with self.world.restarting:
+            gateway.write_config("pools:\n  caches: {listen: nowhere}\n")
+            is_done, _ = self.world.order("reload")
+            gateway.write_config()
         assert not is_done, "a file of nonsense was loaded"
 
     def do_resize(self):
@@ -391,9 +405,10 @@ class Resources(Domain):
             time.sleep(self.some(0.5, 3))
 
     def do_few_files(self):
-        """Of a worker. It is not told, as when a limit of the whole system is reached."""
+        """Of a worker that serves: one that starts could not be given its sockets, and so would end the instance. It is
+        not told, as when a limit of the whole system is reached."""
         limited = []
-        for pid in self.world.helpers("worker")[:1]:
+        for pid in [pid for pid in self.world.helpers("worker") if age(pid) > STARTING][:1]:
             with contextlib.suppress(OSError, ProcessLookupError):
                 before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
                 count = len(os.listdir(f"/proc/{pid}/fd"))

@@ -117,10 +117,9 @@ class Run:
             threads.append(clients)
         for thread in threads:
             thread.start()
-        time.sleep(seconds)
+        findings = self._watch(world, journal, seconds)
         for thread in threads:
             thread.over.set()
-        findings = []
         for thread in threads:
             thread.join(2 * HEALING)
             self.void = self.void or thread.void
@@ -156,6 +155,22 @@ class Run:
             if not findings:
                 process.notes.unlink(missing_ok=True)
         return findings, [name for thread in threads for name in thread.made], clients
+
+    @staticmethod
+    def _watch(world, journal, seconds):
+        """Lets time pass. A master that ends by itself is found, and started again, as a service manager does."""
+        findings, ends = [], time.monotonic() + seconds
+        while time.monotonic() < ends:
+            time.sleep(0.1)
+            with world.restarting:
+                process = world.gateway.process
+                if process.running():
+                    continue
+                text = f"the master has ended with {process.child.returncode}: {process.output()[-300:]}"
+                journal.note(text)
+                findings.append(Finding("death", text))
+                world.start(process)
+        return findings
 
     def _settle(self, world):
         """Everything is put right; what does not come right is found."""

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -199,6 +200,8 @@ class World:
         # What the gateway leaves behind becomes ours, and is seen.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         self.place = place
+        #: Held while the master is killed and started again.
+        self.restarting = threading.Lock()
         # Processes end with the thread that started them: those of faults come and go.
         self._starter = concurrent.futures.ThreadPoolExecutor(1)
         place.stack.callback(self._starter.shutdown)
