@@ -188,7 +188,7 @@ def test_any_size_will_do(place, world):
 
 
 #: Escape sequences that choose a colour.
-COLOUR = re.compile(r"\x1b\[[0-9;]*\b(3[0-7]|9[0-7]|38)\b")
+COLOUR = re.compile(r"\x1b\[(?:[0-9;]*;)?(?:3[0-7]|9[0-7]|38)[;m]")
 
 
 @pytest.mark.parametrize("environment", [("NO_COLOR=1",), ("TERM=vt100",), ("TERM=screen", "NO_COLOR=yes", "LC_ALL=C")])

@@ -2,8 +2,8 @@
 
 use std::io::{self, IsTerminal};
 
-use ratatui_core::text::Span;
-use ratatui_crossterm::crossterm::terminal::size;
+use rustix::termios::tcgetwinsize;
+use unicode_width::UnicodeWidthStr;
 
 /// How a cell is to be seen. Where there is no colour its words have to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -101,14 +101,21 @@ pub(crate) fn lines(rows: &[Vec<Cell>]) -> Vec<String> {
 pub(crate) fn room() -> usize {
     let columns = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
     let of_terminal = || match io::stdout().is_terminal() {
-        true => size().map_or(80, |(columns, _)| columns.into()),
+        true => terminal_size().map_or(80, |(columns, _)| columns.into()),
         false => usize::MAX,
     };
     columns.unwrap_or_else(of_terminal).max(40)
 }
 
+/// Columns and rows of the terminal at standard output, if there is one that tells.
+pub(crate) fn terminal_size() -> Option<(u16, u16)> {
+    let size = tcgetwinsize(io::stdout()).ok()?;
+    (size.ws_col > 0 && size.ws_row > 0).then_some((size.ws_col, size.ws_row))
+}
+
+/// The columns that the text takes.
 pub(crate) fn wide(text: &str) -> usize {
-    Span::raw(text).width()
+    text.width()
 }
 
 /// Cut off or filled up to the width.

@@ -2,6 +2,8 @@
 
 mod app;
 mod feed;
+mod keys;
+mod line;
 mod state;
 mod terminal;
 mod view;
@@ -12,12 +14,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use ratatui_crossterm::crossterm::event::{self, Event, KeyEventKind};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use self::app::App;
 use self::feed::Feed;
-use self::terminal::{Drawing, Screen};
+use self::terminal::Screen;
 use self::view::Palette;
 use crate::arguments::InstanceArguments;
 use crate::output::print_line;
@@ -65,14 +66,14 @@ fn watch(address: String) -> Result<(), String> {
     }
     end_at_last(Arc::clone(&ended));
     let failed = |error: io::Error| format!("the terminal: {error}");
-    let mut drawing = Drawing::start().map_err(failed)?;
+    let mut screen = Screen::start().map_err(failed)?;
     let feed = Feed::start(address);
     let mut app = App::new(Palette::of_environment());
-    run(&mut app, &feed, &mut drawing.0, &ended).map_err(failed)
+    run(&mut app, &feed, &mut screen, &ended).map_err(failed)
 }
 
-/// Ends the process if it has not ended within a second after a signal: reading from a terminal that is gone takes
-/// for ever in crossterm.
+/// Ends the process if it has not ended within a second after a signal: writing to a terminal that has stopped takes
+/// for ever.
 fn end_at_last(ended: Arc<AtomicBool>) {
     std::thread::spawn(move || {
         while !ended.load(Relaxed) {
@@ -91,23 +92,20 @@ fn run(app: &mut App, feed: &Feed, screen: &mut Screen, ended: &AtomicBool) -> i
             app.take(news);
             is_stale = true;
         }
-        if is_stale {
-            screen.draw(|frame| view::draw(app, frame))?;
+        if screen.is_resized() || is_stale {
+            let (width, height) = screen.size();
+            screen.draw(view::draw(app, width, height))?;
             is_stale = false;
         }
-        if !event::poll(TICK)? {
-            continue;
-        }
-        match event::read()? {
-            Event::Key(key) if key.kind != KeyEventKind::Release => {
-                if app.press(key, screen.size()?.height).is_break() {
-                    return Ok(());
-                }
-                feed.want(app.wanted());
+        for key in screen.keys(TICK)? {
+            if app.press(key, screen.size().1).is_break() {
+                return Ok(());
             }
-            _ => {}
+            is_stale = true;
         }
-        is_stale = true;
+        if is_stale {
+            feed.want(app.wanted());
+        }
     }
     Ok(())
 }

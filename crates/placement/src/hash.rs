@@ -3,8 +3,9 @@
 //! Results are those of twemproxy built for x86-64, on every machine: `char` is signed there, so a
 //! byte of 0x80 and above is sign-extended where the original widens a plain `char`.
 
-use md5::{Digest, Md5};
 use serde::{Deserialize, Serialize};
+
+use crate::md5::Md5;
 
 /// A key hash, named as in the configuration's `hash:`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,6 +5,7 @@
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used))]
 
 mod hash;
+mod md5;
 mod ring;
 mod slot;
 mod tag;

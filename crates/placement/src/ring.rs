@@ -7,9 +7,9 @@
 use std::cmp::Ordering;
 use std::io::Write as _;
 
-use md5::{Digest, Md5};
 use serde::{Deserialize, Serialize};
 
+use crate::md5::Md5;
 use crate::{Hash, HashTag};
 
 /// How keys are spread over servers, named as in the configuration's `distribution:`.

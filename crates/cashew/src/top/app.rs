@@ -4,9 +4,8 @@ use std::cmp::Reverse;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use ratatui_crossterm::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-
 use super::feed::{News, Wanted};
+use super::keys::Key;
 use super::state::{History, Now, Pool, Server, State};
 use super::view::Palette;
 
@@ -150,24 +149,23 @@ impl App {
         }
     }
 
-    pub(super) fn press(&mut self, key: KeyEvent, height: u16) -> ControlFlow<()> {
+    pub(super) fn press(&mut self, key: Key, height: u16) -> ControlFlow<()> {
         let at = self.selected();
         let page = usize::from(height / 2).max(1);
-        let is_held = key.modifiers.contains(KeyModifiers::CONTROL);
-        match key.code {
-            KeyCode::Char('c' | 'd') if is_held => return ControlFlow::Break(()),
-            KeyCode::Char('q') => return ControlFlow::Break(()),
+        match key {
+            Key::Held('c' | 'd') => return ControlFlow::Break(()),
+            Key::Char('q') => return ControlFlow::Break(()),
             _ if self.shows_help => self.shows_help = false,
-            KeyCode::Char('?' | 'h') => self.shows_help = true,
-            KeyCode::Down | KeyCode::Char('j') => self.select(at + 1),
-            KeyCode::Up | KeyCode::Char('k') => self.select(at.saturating_sub(1)),
-            KeyCode::PageDown => self.select(at + page),
-            KeyCode::PageUp => self.select(at.saturating_sub(page)),
-            KeyCode::Home => self.select(0),
-            KeyCode::End => self.select(usize::MAX),
-            KeyCode::Enter | KeyCode::Right => self.enter(),
-            KeyCode::Esc | KeyCode::Backspace | KeyCode::Left => self.inside = None,
-            KeyCode::Char('s') => {
+            Key::Char('?' | 'h') => self.shows_help = true,
+            Key::Down | Key::Char('j') => self.select(at + 1),
+            Key::Up | Key::Char('k') => self.select(at.saturating_sub(1)),
+            Key::PageDown => self.select(at + page),
+            Key::PageUp => self.select(at.saturating_sub(page)),
+            Key::Home => self.select(0),
+            Key::End => self.select(usize::MAX),
+            Key::Enter | Key::Right => self.enter(),
+            Key::Escape | Key::Backspace | Key::Left => self.inside = None,
+            Key::Char('s') => {
                 // What is selected stays so, in another row.
                 self.select(at);
                 self.sort = self.sort.next();
@@ -220,39 +218,39 @@ pub(super) mod tests {
         app
     }
 
-    fn press(app: &mut App, code: KeyCode) -> ControlFlow<()> {
-        app.press(KeyEvent::from(code), 24)
+    fn press(app: &mut App, code: Key) -> ControlFlow<()> {
+        app.press(code, 24)
     }
 
     #[test]
     fn keys_select_enter_and_leave() {
         let mut app = app();
         assert_eq!(app.wanted(), Some(("alpha".into(), None)));
-        for code in [KeyCode::Char('j'), KeyCode::Down, KeyCode::Down] {
+        for code in [Key::Char('j'), Key::Down, Key::Down] {
             assert!(press(&mut app, code).is_continue());
         }
         assert_eq!((app.selected(), app.wanted()), (1, Some(("beta".into(), None))));
-        let _ = press(&mut app, KeyCode::Char('k'));
-        let _ = press(&mut app, KeyCode::Enter);
+        let _ = press(&mut app, Key::Char('k'));
+        let _ = press(&mut app, Key::Enter);
         assert_eq!(app.wanted(), Some(("alpha".into(), Some("one".into()))));
-        let _ = press(&mut app, KeyCode::End);
+        let _ = press(&mut app, Key::End);
         assert_eq!(app.wanted(), Some(("alpha".into(), Some("two".into()))));
-        let _ = press(&mut app, KeyCode::Esc);
+        let _ = press(&mut app, Key::Escape);
         assert_eq!(app.wanted(), Some(("alpha".into(), None)));
-        assert!(press(&mut app, KeyCode::Char('q')).is_break());
-        let held = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
-        assert!(app.press(held, 24).is_break());
+        assert!(press(&mut app, Key::Char('q')).is_break());
+        assert!(press(&mut app, Key::Char('c')).is_continue());
+        assert!(press(&mut app, Key::Held('c')).is_break());
     }
 
     #[test]
     fn the_selection_keeps_its_name_in_another_order() {
         let mut app = app();
         assert_eq!(app.selected(), 0);
-        let _ = press(&mut app, KeyCode::Char('s'));
+        let _ = press(&mut app, Key::Char('s'));
         assert_eq!(app.sort, Sort::Requests);
         assert_eq!((app.pools()[0].name.as_str(), app.selected()), ("beta", 1));
         for _ in 0..4 {
-            let _ = press(&mut app, KeyCode::Char('s'));
+            let _ = press(&mut app, Key::Char('s'));
         }
         assert_eq!(app.sort, Sort::File);
     }
@@ -260,7 +258,7 @@ pub(super) mod tests {
     #[test]
     fn what_is_gone_is_left() {
         let mut app = app();
-        let _ = press(&mut app, KeyCode::Enter);
+        let _ = press(&mut app, Key::Enter);
         assert!(app.pool_inside().is_some());
         let mut state = state();
         state.pools.remove(0);

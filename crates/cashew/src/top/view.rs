@@ -3,16 +3,13 @@
 use std::env;
 
 use chrono::{DateTime, Local};
-use ratatui_core::layout::Rect;
-use ratatui_core::style::{Color, Modifier, Style};
-use ratatui_core::terminal::Frame;
-use ratatui_core::text::{Line, Span};
 use serde_json::Value;
 
 use super::app::App;
+use super::line::Line;
 use super::state::{History, Now, Pool, Section, Server, State, Worker};
 use crate::layout::{
-    Cell, Column, Tone, bars, bytes, count, cut, lines, micros, number, span, table, text, wide,
+    Cell, Column, Tone, bars, bytes, count, lines, micros, number, span, table, text, wide,
 };
 
 const KEYS: &str = "jk, arrows: select  Enter: servers  Esc: back  ?: help  q: quit  s: by";
@@ -67,16 +64,15 @@ impl Palette {
         Self { has_colours: !refuses_colours && !is_plain, has_blocks: is_unicode }
     }
 
-    fn style(self, tone: Tone) -> Style {
-        let (colour, modifier) = match tone {
-            Tone::Plain => return Style::new(),
-            Tone::Head => return Style::new().add_modifier(Modifier::BOLD),
-            Tone::Good => (Color::Green, Modifier::empty()),
-            Tone::Doubtful => (Color::Yellow, Modifier::empty()),
-            Tone::Bad => (Color::Red, Modifier::BOLD),
-        };
-        let style = Style::new().add_modifier(modifier);
-        if self.has_colours { style.fg(colour) } else { style }
+    /// Numbers of ECMA-48's "select graphic rendition"; empty for plain text.
+    pub(super) fn style(self, tone: Tone) -> &'static str {
+        match (tone, self.has_colours) {
+            (Tone::Plain, _) | (Tone::Good | Tone::Doubtful, false) => "",
+            (Tone::Head, _) | (Tone::Bad, false) => "1",
+            (Tone::Good, true) => "32",
+            (Tone::Doubtful, true) => "33",
+            (Tone::Bad, true) => "1;31",
+        }
     }
 }
 
@@ -111,39 +107,39 @@ impl Block {
     }
 }
 
-pub(super) fn draw(app: &App, frame: &mut Frame<'_>) {
-    let area = frame.area();
-    let lines = screen(app, usize::from(area.width), usize::from(area.height));
-    for (at, line) in (0..area.height).zip(lines) {
-        frame.render_widget(line, Rect { y: area.y + at, height: 1, ..area });
-    }
+/// The rows of a screen of that size, with their colours.
+pub(super) fn draw(app: &App, width: u16, height: u16) -> Vec<String> {
+    let width = usize::from(width);
+    let lines = screen(app, width, usize::from(height));
+    lines.iter().map(|line| line.drawn(app.palette, width)).collect()
 }
 
 /// Exactly as many lines as there is room for.
-fn screen(app: &App, width: usize, height: usize) -> Vec<Line<'static>> {
-    let mut lines = head(app, width);
+fn screen(app: &App, width: usize, height: usize) -> Vec<Line> {
+    let mut lines = head(app);
     let room = height.saturating_sub(lines.len() + 1);
     if app.shows_help {
-        lines.extend(HELP.lines().take(room).map(|line| Line::from(cut(line, width))));
+        lines.extend(HELP.lines().take(room).map(Line::from));
     } else if app.state.is_some() {
         lines.extend(body(app, width, room));
     }
     lines.resize(height.saturating_sub(1), Line::default());
-    let footer = format!("{KEYS} {}", app.sort.name());
-    lines.push(Line::styled(cut(&footer, width), Style::new().add_modifier(Modifier::REVERSED)));
+    let mut footer = Line::from(&*format!("{KEYS} {}", app.sort.name()));
+    footer.is_reversed = true;
+    lines.push(footer);
     lines.truncate(height);
     lines
 }
 
-fn head(app: &App, width: usize) -> Vec<Line<'static>> {
+fn head(app: &App) -> Vec<Line> {
     let mut lines = Vec::new();
     if let Some(state) = &app.state {
-        lines.push(styled(app.palette, &about(state), width, ""));
-        lines.extend(reload(state).map(|line| styled(app.palette, &line, width, "")));
+        lines.push(styled(&about(state), ""));
+        lines.extend(reload(state).map(|line| styled(&line, "")));
     }
     if let Some((since, why)) = &app.failed {
         let text = format!("no answer for {}: {why}", span(since.elapsed().as_secs()));
-        lines.push(styled(app.palette, &[Cell::new(text, Tone::Bad)], width, ""));
+        lines.push(styled(&[Cell::new(text, Tone::Bad)], ""));
     } else if app.state.is_none() {
         lines.push(Line::from("waiting for the statistics"));
     }
@@ -166,7 +162,7 @@ fn reload(state: &State) -> Option<Vec<Cell>> {
     Some(vec![Cell::new(format!("the last reload failed {ago} ago: {why}"), Tone::Bad)])
 }
 
-fn body(app: &App, width: usize, room: usize) -> Vec<Line<'static>> {
+fn body(app: &App, width: usize, room: usize) -> Vec<Line> {
     let Some(state) = &app.state else { return Vec::new() };
     let inner = width.saturating_sub(MARGIN.len());
     let mut main = match app.pool_inside() {
@@ -200,7 +196,7 @@ fn body(app: &App, width: usize, room: usize) -> Vec<Line<'static>> {
     let mut lines = Vec::new();
     for (at, line) in main.window(first) {
         let mark = if Some(at) == main.selected { MARK } else { MARGIN };
-        lines.push(styled(app.palette, line, width, mark));
+        lines.push(styled(line, mark));
     }
     for block in blocks {
         let left = room.saturating_sub(lines.len() + 1);
@@ -209,23 +205,20 @@ fn body(app: &App, width: usize, room: usize) -> Vec<Line<'static>> {
         }
         lines.push(Line::default());
         let margin = if block.is_table { MARGIN } else { "" };
-        let shown = block.window(left).map(|(_, line)| styled(app.palette, line, width, margin));
+        let shown = block.window(left).map(|(_, line)| styled(line, margin));
         lines.extend(shown);
     }
     lines
 }
 
 /// Behind a margin. The line with the mark is reversed, too.
-fn styled(palette: Palette, cells: &[Cell], width: usize, margin: &str) -> Line<'static> {
-    let mut left = width;
-    let mut spans = Vec::new();
-    for cell in std::iter::once(&Cell::from(margin)).chain(cells) {
-        let shown = cut(&cell.text, left);
-        left -= wide(&shown).min(left);
-        spans.push(Span::styled(shown, palette.style(cell.tone)));
+fn styled(cells: &[Cell], margin: &str) -> Line {
+    let mut line = Line::from(margin);
+    for cell in cells {
+        line.push(cell.text.clone(), cell.tone);
     }
-    let line = Line::from(spans);
-    if margin == MARK { line.style(Style::new().add_modifier(Modifier::REVERSED)) } else { line }
+    line.is_reversed = margin == MARK;
+    line
 }
 
 /// One frame with everything in it, for scripts.
@@ -461,22 +454,16 @@ fn time(unix_ms: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use ratatui_core::backend::TestBackend;
-    use ratatui_core::terminal::Terminal;
-    use ratatui_crossterm::crossterm::event::{KeyCode, KeyEvent};
-
     use super::*;
     use crate::top::app::tests::{app, state};
+    use crate::top::keys::Key;
 
     fn drawn(app: &App, width: u16, height: u16) -> String {
-        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-        terminal.draw(|frame| draw(app, frame)).unwrap();
-        let buffer = terminal.backend().buffer();
-        let rows = buffer.content().chunks(usize::from(width));
-        let row = |row: &[ratatui_core::buffer::Cell]| {
-            row.iter().map(|cell| cell.symbol()).collect::<String>()
-        };
-        rows.map(row).collect::<Vec<_>>().join("\n")
+        let rows = draw(app, width, height);
+        assert_eq!(rows.len(), usize::from(height));
+        let lines = screen(app, width.into(), height.into());
+        let lines: Vec<_> = lines.iter().map(|line| line.text(width.into())).collect();
+        lines.join("\n")
     }
 
     #[test]
@@ -511,8 +498,8 @@ mod tests {
     #[test]
     fn a_pool_has_its_servers_with_role_and_state() {
         let mut app = app();
-        let _ = app.press(KeyEvent::from(KeyCode::Enter), 24);
-        let _ = app.press(KeyEvent::from(KeyCode::Down), 24);
+        let _ = app.press(Key::Enter, 24);
+        let _ = app.press(Key::Down, 24);
         let text = drawn(&app, 80, 24);
         for part in [
             "primary",
@@ -524,7 +511,7 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
-        let _ = app.press(KeyEvent::from(KeyCode::Char('?')), 24);
+        let _ = app.press(Key::Char('?'), 24);
         assert!(drawn(&app, 80, 24).contains("Any key goes back."));
     }
 
@@ -533,7 +520,7 @@ mod tests {
         let mut app = app();
         for inside in [false, true] {
             if inside {
-                let _ = app.press(KeyEvent::from(KeyCode::Enter), 24);
+                let _ = app.press(Key::Enter, 24);
             }
             for (width, height) in [(1, 1), (3, 2), (10, 4), (40, 10), (200, 60)] {
                 drawn(&app, width, height);
@@ -553,9 +540,9 @@ mod tests {
             (0..100).map(|at| Server { name: format!("s{at}"), ..server.clone() }).collect();
         let mut app = app();
         app.take(Ok((state, None)));
-        let _ = app.press(KeyEvent::from(KeyCode::Enter), 24);
+        let _ = app.press(Key::Enter, 24);
         for _ in 0..70 {
-            let _ = app.press(KeyEvent::from(KeyCode::Char('j')), 24);
+            let _ = app.press(Key::Char('j'), 24);
         }
         let text = drawn(&app, 80, 24);
         assert!(text.contains("> s70 ") && text.contains("SERVER"), "{text}");
@@ -592,8 +579,10 @@ mod tests {
         {
             let palette = of(refuses, term, "C");
             assert_eq!(palette, Palette { has_colours: false, has_blocks: false });
-            let tones = [Tone::Good, Tone::Doubtful, Tone::Bad];
-            assert!(tones.iter().all(|&tone| palette.style(tone).fg.is_none()));
+            assert_eq!(
+                [Tone::Good, Tone::Doubtful, Tone::Bad].map(|it| palette.style(it)),
+                ["", "", "1"]
+            );
         }
     }
 }
