@@ -161,8 +161,8 @@ def test_an_operator_has_a_key_answered_and_takes_it_back(place):
         assert [conn.call("GET", HOSTILE) for _ in range(10)] == [b"x"] * 10
         assert server.stat("get") == gets + 10
     assert [len(answered.happened(f"hot_key_{kind}")) for kind in ("cached", "released")] == [1, 1]
+    assert "nothing is done about key" in answered.order("--undo", HOSTILE_SHOWN)
     for words, why in [
-        (("--undo", HOSTILE_SHOWN), "nothing is done about key"),
         (("--do", "cache", "--pool", "nowhere", "k"), "there is no pool 'nowhere'"),
         (("--do", "cache", "--pool", "alpha", "k"), "no route has a node `cache` with `hot_only: true` for pool 'alpha'"),
         (("--do", "cache", "k\\"), "ends within an escape"),

@@ -96,7 +96,7 @@ pub const OPERATIONS: &[Operation] = &[
         path: "/failover",
         id: "failover",
         summary: "Have another server of a group take the writes, which has the data already",
-        description: "If the server takes them already nothing changes, and the action fails and says so.",
+        description: "If the server takes them already nothing changes. The server must say that it is a master.",
         does: Does::Act("failover"),
         remedy: "GET /api/v1/status names the pools, groups and servers; `force` skips the question for the role",
     },
@@ -105,7 +105,8 @@ pub const OPERATIONS: &[Operation] = &[
         path: "/migrate",
         id: "migrate",
         summary: "Copy one pool to another while clients go on, and have the other one serve",
-        description: "The moves are in `moves` of GET /api/v1/status.",
+        description: "The moves are in `moves` of GET /api/v1/status. What is begun, paused or cut over already stays so, and \
+                      nothing changes.",
         does: Does::Act("migrate"),
         remedy: "GET /api/v1/status has the state of the moves; docs/how-to.md has the steps",
     },
@@ -123,7 +124,8 @@ pub const OPERATIONS: &[Operation] = &[
         path: "/hot-key",
         id: "hot-key",
         summary: "Keep replies to reads of a hot key in the gateway, or have it go to another pool, or do so no more",
-        description: "What is done by a rule or by this is in `hot_keys` of GET /api/v1/status.",
+        description: "What is done by a rule or by this is in `hot_keys` of GET /api/v1/status. If that is done already, or \
+                      with `undo` nothing is, nothing changes.",
         does: Does::Act("hot_key"),
         remedy: "docs/how-to.md says what a route needs for it",
     },

@@ -39,4 +39,4 @@ mod value;
 
 pub use carrier::{Carriage, Carrier};
 pub use job::MoveStatus;
-pub use migrator::{Migrator, Task, tasks};
+pub use migrator::{HAS_BEGUN, Migrator, Task, tasks};

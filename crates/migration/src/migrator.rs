@@ -25,6 +25,9 @@ const PAUSE_AFTER_LOSS_MAX: Duration = Duration::from_secs(3);
 const GOOD_AFTER: Duration = Duration::from_secs(5);
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
+/// Why a move that has begun cannot begin, in an operator's words.
+pub const HAS_BEGUN: &str = "it has begun already";
+
 /// A pool that is to be what another one is.
 #[derive(Clone, Debug)]
 pub struct Task {
@@ -178,7 +181,7 @@ impl Migrator {
     ) -> Result<impl FnOnce() -> Result<Vec<String>, String> + Send + use<>, String> {
         let job = Arc::clone(self.job(directory)?);
         if job.control().is_started {
-            return Err("it has begun already".to_owned());
+            return Err(HAS_BEGUN.to_owned());
         }
         if let Some(why) = job.task.gap() {
             return Err(why);

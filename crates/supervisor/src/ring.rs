@@ -140,14 +140,14 @@ impl Rings {
         &self.pools[pool as usize].primaries
     }
 
-    /// Has a replica take the writes of its group. An error says why it can't.
+    /// Has a replica take the writes of its group. False if it does so already. An error says why it can't.
     pub(crate) fn promote(
         &mut self,
         pool: u32,
         server: u32,
         why: String,
         now: Instant,
-    ) -> Result<(), String> {
+    ) -> Result<bool, String> {
         let ring = &mut self.pools[pool as usize];
         let name = &ring.config.servers[server as usize].name;
         if self.halted {
@@ -161,9 +161,7 @@ impl Rings {
         };
         let (is_primary, pending) = (ring.primaries[&shard] == server, ring.pending(shard));
         match pending {
-            None if is_primary => {
-                return Err(format!("server '{name}' is the primary already"));
-            }
+            None if is_primary => return Ok(false),
             Some(pending) if pending != server => self.withdraw(pool, pending, now),
             None | Some(_) => {}
         }
@@ -174,7 +172,7 @@ impl Rings {
             ring.promotions.insert(shard, Promotion { server, why });
             self.advance(pool as usize, now);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// The promotion of a server is not wanted any more. What is under way for it ends.
@@ -1123,7 +1121,7 @@ mod tests {
         let releases = messages(&mut rings);
         assert!(releases.len() == 2 && releases.iter().all(|(_, it)| primary_of(it) == Some(2)));
         assert_eq!(primary(&rings), Some(2));
-        assert!(rings.promote(0, 2, String::new(), now).is_err(), "it is the primary already");
+        assert_eq!(rings.promote(0, 2, String::new(), now), Ok(false), "it is the primary already");
         // The primary may not be ejected, and who was it may.
         rings.server_down(0, 2, "refused".into(), now);
         assert_eq!(messages(&mut rings), []);

@@ -137,7 +137,7 @@ impl Master {
         &mut self,
         number: u64,
         (pool, group, server): (String, Option<&str>, &str),
-        reply: Box<dyn Reply>,
+        mut reply: Box<dyn Reply>,
         now: Instant,
     ) {
         if self.phase == Phase::Stopping {
@@ -151,8 +151,13 @@ impl Master {
             return reply.failed(&why);
         }
         let why = "an operator asked for it".to_owned();
-        if let Err(why) = self.rings.promote(at, place, why, now) {
-            return reply.failed(&format!("pool '{pool}': {why}"));
+        match self.rings.promote(at, place, why, now) {
+            Ok(true) => {}
+            Ok(false) => {
+                reply.line(&format!("pool '{pool}': '{server}' takes the writes already"));
+                return reply.unchanged();
+            }
+            Err(why) => return reply.failed(&format!("pool '{pool}': {why}")),
         }
         self.replace_failovers(Some(number), (at, place));
         let server = self.current.snapshot.pools[at as usize].servers[place as usize].name.clone();
@@ -249,7 +254,7 @@ impl Master {
         }
         let why = format!("'{from}' is a replica of it now");
         match self.rings.promote(at, place, why, now) {
-            Ok(()) => self.replace_failovers(None, (at, place)),
+            Ok(_) => self.replace_failovers(None, (at, place)),
             Err(why) => debug!("pool '{pool}': '{to}' is not made the primary: {why}"),
         }
         self.deliver_rings(now);

@@ -202,9 +202,9 @@ impl Master {
             },
         };
         match done {
-            Ok(line) => {
+            Ok((line, has_changed)) => {
                 reply.line(&line);
-                reply.done();
+                if has_changed { reply.done() } else { reply.unchanged() }
             }
             Err(why) => reply.failed(&why),
         }
@@ -251,13 +251,14 @@ impl Master {
         }
     }
 
-    fn keep_hot_key(&self, pool: &str, key: &[u8]) -> Result<String, String> {
+    /// What is done, and whether it was not before.
+    fn keep_hot_key(&self, pool: &str, key: &[u8]) -> Result<(String, bool), String> {
         let list = self.shared.hot_acts();
         let mut acts = list.all();
         let mut act = HotAct::of_key(pool, key, HotCause::Command);
         let name = shown(&act.key, act.len);
         match acts.iter().find(|it| it.is_like(&act)).map(|it| it.deed) {
-            Some(HotDeed::Cache) => return Ok(format!("key {name} is kept already")),
+            Some(HotDeed::Cache) => return Ok((format!("key {name} is kept already"), false)),
             Some(HotDeed::Move) => {
                 return Err(format!("key {name} is in another pool: --undo first"));
             }
@@ -280,20 +281,21 @@ impl Master {
             0 => "until it is undone".to_owned(),
             _ => format!("until it has had less than {} for a minute", percent(share / 2)),
         };
-        Ok(format!("{text}; {until}"))
+        Ok((format!("{text}; {until}"), true))
     }
 
-    fn release_hot_key(&self, pool: &str, key: &[u8]) -> Result<String, String> {
+    /// The same.
+    fn release_hot_key(&self, pool: &str, key: &[u8]) -> Result<(String, bool), String> {
         let list = self.shared.hot_acts();
         let mut acts = list.all();
         let wanted = HotAct::of_key(pool, key, HotCause::Command);
         let name = shown(&wanted.key, wanted.len);
         let Some(at) = acts.iter().position(|it| it.is_like(&wanted)) else {
-            return Err(format!("pool '{pool}': nothing is done about key {name}"));
+            return Ok((format!("pool '{pool}': nothing is done about key {name}"), false));
         };
         say_released(pool, &acts.remove(at), "an operator wants it");
         list.set(&acts);
-        Ok(format!("pool {pool}: replies to reads of key {name} are not kept any more"))
+        Ok((format!("pool {pool}: replies to reads of key {name} are not kept any more"), true))
     }
 
     pub(super) fn hot_key_statuses(&self, index: u32, pool: &Pool) -> Vec<HotKeyStatus> {

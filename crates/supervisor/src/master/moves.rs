@@ -116,7 +116,7 @@ impl Master {
         &mut self,
         (action, may): (MoveAction, May),
         route: Option<&str>,
-        reply: Box<dyn Reply>,
+        mut reply: Box<dyn Reply>,
         now: Instant,
     ) {
         let all = places(&self.current.snapshot);
@@ -149,10 +149,12 @@ impl Master {
                 self.ask_copier(MoveAct::Verify, action, at, Some(reply), now);
             }
             MoveAction::CutOver if at.is_cut_over => {
-                reply.failed(&format!("pool {} serves already", at.to));
+                reply.line(&format!("pool {} serves already", at.to));
+                reply.unchanged();
             }
             MoveAction::RollBack if !at.is_cut_over => {
-                reply.failed(&format!("pool {} serves: nothing was cut over", at.from));
+                reply.line(&format!("pool {} serves: nothing was cut over", at.from));
+                reply.unchanged();
             }
             MoveAction::CutOver | MoveAction::RollBack => {
                 let act = MoveAct::CheckChange { ignore_misplaced: may.ignore_misplaced };
@@ -233,6 +235,10 @@ impl Master {
             }
             return;
         };
+        if failure.as_deref() == Some(cashew_migration::HAS_BEGUN) {
+            reply.line(cashew_migration::HAS_BEGUN);
+            return reply.unchanged();
+        }
         if let Some(why) = failure {
             return reply.failed(&why);
         }
