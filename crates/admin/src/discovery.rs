@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cashew_config::snapshot::{Cluster, ClusterMap, Pool};
-use cashew_discovery::SourceStatus;
+use cashew_config::snapshot::{Cluster, ClusterMap, Pool, Server};
+use cashew_discovery::{MaintenanceStatus, SourceStatus};
 use cashew_migration::MoveStatus;
 
 /// Kept over all epochs; each of its copies is the same.
@@ -23,6 +23,8 @@ struct Told {
     seeds: BTreeMap<(String, String), bool>,
     /// By the name of the pool.
     sources: BTreeMap<String, SourceStatus>,
+    /// By the names of the pool and of the server.
+    maintained: BTreeMap<(String, String), MaintenanceStatus>,
 }
 
 /// How a group is.
@@ -95,6 +97,28 @@ impl Discovery {
 
     pub fn source(&self, status: SourceStatus) {
         self.told().sources.insert(status.pool.clone(), status);
+    }
+
+    pub fn maintained(&self, status: MaintenanceStatus) {
+        let name = (status.pool.clone(), status.server.clone());
+        self.told().maintained.insert(name, status);
+    }
+
+    /// Of servers that are asked to tell of their maintenance.
+    pub(crate) fn all_maintained(&self, pools: &[Pool]) -> Vec<MaintenanceStatus> {
+        let told = self.told();
+        let asked = pools.iter().filter(|pool| pool.server_maintenance.is_some());
+        let status = |(pool, server): (&Pool, &Server)| {
+            let name = (pool.name.clone(), server.name.clone());
+            told.maintained.get(&name).cloned().unwrap_or_else(|| MaintenanceStatus {
+                pool: pool.name.clone(),
+                server: server.name.clone(),
+                address: server.endpoint.to_string(),
+                state: "asked".to_owned(),
+                ..MaintenanceStatus::default()
+            })
+        };
+        asked.flat_map(|pool| pool.servers.iter().map(move |it| (pool, it))).map(status).collect()
     }
 
     /// Of pools whose servers a source names, each with how often they have changed.

@@ -3,6 +3,7 @@
 use std::fmt::{Display, Write};
 
 use cashew_config::snapshot::{Pool, ServerSource};
+use cashew_discovery::MaintenanceStatus;
 use cashew_metrics::{
     ChildKind, CommandCounter, EventKind, ExportCounter, Histogram, HotDeed, MemberRole,
     PoolCounter, PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId, SlotHeader, UserCounter,
@@ -98,6 +99,7 @@ pub(crate) fn exposition(source: &Source) -> String {
     groups(&mut text, source);
     clusters(&mut text, source);
     server_sources(&mut text, source);
+    server_maintenance(&mut text, source);
     moves(&mut text, source);
     members(&mut text, source);
     slow_requests(&mut text, source);
@@ -608,6 +610,30 @@ fn server_sources(text: &mut Exposition, source: &Source) {
     }
 }
 
+/// Of servers that are asked to tell of their maintenance; nothing where there are none.
+fn server_maintenance(text: &mut Exposition, source: &Source) {
+    let servers = source.maintained();
+    if servers.is_empty() {
+        return;
+    }
+    let labels = |it: &MaintenanceStatus| {
+        format!("{},{}", label("pool", &it.pool), label("server", &it.server))
+    };
+    let name = "cashew_server_maintenance_tells";
+    text.family(name, "gauge", "Whether the server tells of its maintenance, as it is asked to");
+    servers.iter().for_each(|it| text.sample(name, &labels(it), u64::from(it.state == "tells")));
+    let name = "cashew_server_maintenance_relaxed";
+    text.family(name, "gauge", "Whether replies of the server may take longer, as it has said");
+    servers.iter().for_each(|it| text.sample(name, &labels(it), u64::from(it.is_relaxed)));
+    let name = "cashew_server_maintenance_moved";
+    text.family(name, "gauge", "Whether the server is not where the file has it, as it has said");
+    let has_moved = |it: &MaintenanceStatus| u64::from(it.moved_from.is_some());
+    servers.iter().for_each(|it| text.sample(name, &labels(it), has_moved(it)));
+    let name = "cashew_server_maintenance_notices_total";
+    text.family(name, "counter", "Times that the server has told something");
+    servers.iter().for_each(|it| text.sample(name, &labels(it), it.notices));
+}
+
 /// Of pools that are copied to others; nothing where there are none.
 fn moves(text: &mut Exposition, source: &Source) {
     let moves = source.moves();
@@ -909,7 +935,8 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        busy_source, cluster_source, found_source, snapshot, source_of, watched_source,
+        busy_source, cluster_source, found_source, maintained_source, snapshot, source_of,
+        watched_source,
     };
 
     #[derive(Debug)]
@@ -1032,6 +1059,21 @@ mod tests {
         };
         assert_eq!(state_of("one"), ["127.0.0.1:6379", "out", "Connection refused"]);
         assert_eq!(state_of("127.0.0.1:26380"), ["127.0.0.1:6379", "untried", ""]);
+    }
+
+    #[test]
+    fn servers_that_tell_of_their_maintenance_have_samples() {
+        let samples = parse(&exposition(&maintained_source()));
+        let of = |what: &str, server| {
+            let name = format!("cashew_server_maintenance_{what}");
+            value(&samples, &name, &[("pool", "alpha"), ("server", server)])
+        };
+        for (what, of_s1) in
+            [("tells", 1.0), ("relaxed", 1.0), ("moved", 1.0), ("notices_total", 2.0)]
+        {
+            assert_eq!((of(what, "s1"), of(what, "s2")), (of_s1, 0.0), "{what}");
+        }
+        assert!(!exposition(&busy_source()).contains("cashew_server_maintenance"));
     }
 
     #[test]

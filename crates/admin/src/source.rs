@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{LogFormat, Pool, Server, Tracing};
-use cashew_discovery::SourceStatus;
+use cashew_discovery::{MaintenanceStatus, SourceStatus};
 use cashew_metrics::{
     ChildKind, CommandCounter, Events, Exports, Health, Histogram, HotKeys, LastError, Layout,
     MemberRole, MemberState, PoolCounter, PoolGauge, PoolId, Ranking, Reloads, RequestRing,
@@ -146,6 +146,11 @@ impl Source {
     /// Of pools whose servers a source names.
     pub(crate) fn sources(&self) -> Vec<(&Pool, SourceStatus)> {
         self.discovery.sources(&self.snapshot.pools)
+    }
+
+    /// Of servers that are asked to tell of their maintenance.
+    pub(crate) fn maintained(&self) -> Vec<MaintenanceStatus> {
+        self.discovery.all_maintained(&self.snapshot.pools)
     }
 
     /// Of routes that have a move still.

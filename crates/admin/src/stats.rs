@@ -7,7 +7,7 @@
 use std::time::SystemTime;
 
 use cashew_config::snapshot::{ClusterShard, Pool, Pose, ServerSource, StatsFormat};
-use cashew_discovery::SourceStatus;
+use cashew_discovery::{MaintenanceStatus, SourceStatus};
 use cashew_metrics::{
     Histogram, LastReload, PoolCounter, PoolGauge, PoolId, ServerCounter, ServerGauge, ServerId,
     Stat,
@@ -402,6 +402,11 @@ fn cashew(source: &Source) -> Object<'_> {
     if !sources.is_empty() {
         object.insert("sources", sources.into_iter().map(server_source).collect::<Json<'_>>());
     }
+    let maintained = source.maintained();
+    if !maintained.is_empty() {
+        let all = maintained.into_iter().map(server_maintenance).collect::<Json<'_>>();
+        object.insert("server_maintenance", all);
+    }
     let moves = source.moves();
     if !moves.is_empty() {
         object.insert("moves", moves.into_iter().map(move_of_pools).collect::<Json<'_>>());
@@ -552,6 +557,23 @@ fn cluster(state: ClusterState<'_>) -> Object<'_> {
     object
 }
 
+/// How it is with a server that is asked to tell of its maintenance.
+fn server_maintenance<'a>(status: MaintenanceStatus) -> Object<'a> {
+    let mut object = Object::default();
+    // As Prometheus has it.
+    object.insert("tells", u64::from(status.state == "tells"));
+    object.insert("relaxed", u64::from(status.is_relaxed));
+    object.insert("notices", status.notices);
+    object.insert("pool", Some(status.pool));
+    object.insert("server", Some(status.server));
+    object.insert("address", Some(status.address));
+    object.insert("moved_from", status.moved_from);
+    object.insert("state", Some(status.state));
+    object.insert("last", status.last);
+    object.insert("last_at", status.last_at);
+    object
+}
+
 /// Who names the servers of a pool.
 fn server_source((pool, status): (&Pool, SourceStatus)) -> Object<'_> {
     let mut object = Object::default();
@@ -604,7 +626,8 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        busy_source, cluster_source, found_source, snapshot, source_of, watched_source,
+        busy_source, cluster_source, found_source, maintained_source, snapshot, source_of,
+        watched_source,
     };
 
     #[test]
@@ -650,6 +673,20 @@ mod tests {
              "answered_at": null, "named": null, "servers": 0, "held": 0, "changes": 0},
         ]);
         assert_eq!(told["cashew"]["sources"], sources);
+    }
+
+    #[test]
+    fn servers_that_tell_of_their_maintenance_are_told_of_where_there_are_any() {
+        assert!(parse(&full_shape(&busy_source()))["cashew"].get("server_maintenance").is_none());
+        let told = parse(&full_shape(&maintained_source()));
+        let servers = serde_json::json!([
+            {"pool": "alpha", "server": "s1", "address": "10.0.0.9:1", "moved_from": "10.0.0.1:1",
+             "state": "tells", "tells": 1, "relaxed": 1, "notices": 2, "last": "MOVING 7",
+             "last_at": 1_700_000_300},
+            {"pool": "alpha", "server": "s2", "address": "10.0.0.1:2", "moved_from": null,
+             "state": "asked", "tells": 0, "relaxed": 0, "notices": 0, "last": null, "last_at": null},
+        ]);
+        assert_eq!(told["cashew"]["server_maintenance"], servers);
     }
 
     #[test]

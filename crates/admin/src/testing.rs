@@ -7,7 +7,7 @@ use cashew_config::snapshot::{
     Address, ClusterMap, ClusterNode, ClusterShard, Pool, Server, SlotRange,
 };
 use cashew_config::{Context, Snapshot};
-use cashew_discovery::{HeldStatus, SourceStatus};
+use cashew_discovery::{HeldStatus, MaintenanceStatus, SourceStatus};
 use cashew_metrics::{
     Cause, Evidence, Layout, PoolCounter, PoolGauge, Segments, ServerCounter, ServerGauge, Shared,
     monotonic_ms,
@@ -149,6 +149,28 @@ pub(crate) fn cluster_source() -> Source {
     seed("h:1", Some(true));
     seed("h:2", Some(false));
     seed("gone:1", Some(true));
+    source_of(snapshot, 1).0.with_discovery(discovery)
+}
+
+/// A pool whose servers are asked to tell of their maintenance, of which one has moved.
+pub(crate) fn maintained_source() -> Source {
+    let yaml = "
+alpha: {listen: 127.0.0.1:1, redis: true, server_maintenance: true, servers: ['10.0.0.1:1:1 s1', '10.0.0.1:2:1 s2']}
+";
+    let loaded = cashew_config::parse("t.yml", yaml, &cashew_config::Context::of_system());
+    let snapshot = loaded.unwrap_or_else(|errors| panic!("{errors}")).snapshot;
+    let discovery = Discovery::default();
+    discovery.maintained(MaintenanceStatus {
+        pool: "alpha".to_owned(),
+        server: "s1".to_owned(),
+        address: "10.0.0.9:1".to_owned(),
+        moved_from: Some("10.0.0.1:1".to_owned()),
+        state: "tells".to_owned(),
+        is_relaxed: true,
+        notices: 2,
+        last: Some("MOVING 7".to_owned()),
+        last_at: Some(1_700_000_300),
+    });
     source_of(snapshot, 1).0.with_discovery(discovery)
 }
 

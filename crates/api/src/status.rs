@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use cashew_discovery::SourceStatus;
+use cashew_discovery::{MaintenanceStatus, SourceStatus};
 use cashew_migration::MoveStatus;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -222,6 +222,9 @@ pub struct PoolStatus {
     pub cluster: Option<ClusterStatus>,
     /// Where its servers are named by a source.
     pub source: Option<SourceStatus>,
+    /// Servers that are asked to tell of their maintenance.
+    #[serde(default)]
+    pub server_maintenance: Vec<MaintenanceStatus>,
     /// How often the servers that it names have changed, in this instance.
     pub source_changes: u32,
     /// Since the master was started.

@@ -212,6 +212,13 @@ impl Control {
                 }
                 Ok(())
             }
+            ToChild::Maintained { json } => {
+                match serde_json::from_str(&json) {
+                    Ok(status) => self.instance.discovery.maintained(status),
+                    Err(error) => warn!("what was told of a server cannot be read: {error}"),
+                }
+                Ok(())
+            }
             ToChild::Moves { json } => {
                 match serde_json::from_str(&json) {
                     Ok(moves) => self.instance.discovery.moves(moves),

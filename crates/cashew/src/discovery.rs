@@ -10,7 +10,7 @@ use cashew_config::snapshot::TopologyState;
 use cashew_control::{
     ChildChannel, Epoch, KeysCarried, MoveAct, ReceiveError, SendError, ToChild, ToMaster,
 };
-use cashew_discovery::{Finder, Members, News, Watch};
+use cashew_discovery::{Finder, Members, News, ServerMaintenances, Watch};
 use cashew_metrics::{Layout, Segments, Shared};
 use cashew_migration::{Carriage, Carrier, Migrator};
 use cashew_process::drop_privileges;
@@ -62,6 +62,7 @@ struct Watching {
     basis: Basis,
     watch: Watch,
     members: Members,
+    maintenances: ServerMaintenances,
     /// Asks who names the servers of pools.
     finder: Finder,
     /// Has servers forget what they could not be told to.
@@ -112,6 +113,7 @@ impl Watching {
             basis,
             watch,
             members,
+            maintenances: ServerMaintenances::default(),
             finder,
             replayer: Replayer::default(),
             migrator: Migrator::default(),
@@ -133,6 +135,7 @@ impl Watching {
     fn follow(&mut self, now: Instant) {
         let Basis { epoch, segments } = &self.basis;
         self.members.put_into_effect(&epoch.snapshot, &self.basis.states(), segments, now);
+        self.maintenances.put_into_effect(&epoch.snapshot, segments, now);
         self.follow_spool();
         self.follow_moves();
     }
@@ -197,8 +200,9 @@ impl Child {
             ToChild::Prepare { epoch, .. } => {
                 let answer = match Basis::open(descriptors) {
                     Ok(basis) => {
-                        if let Some(Watching { members, .. }) = &mut self.watching {
+                        if let Some(Watching { members, maintenances, .. }) = &mut self.watching {
                             members.prepare(&basis.epoch.snapshot, &basis.segments, Instant::now());
+                            maintenances.prepare(&basis.epoch.snapshot, &basis.segments);
                         }
                         self.prepared = Some((epoch, basis));
                         ToMaster::Prepared { epoch }
@@ -219,8 +223,11 @@ impl Child {
             }
             ToChild::Abort { .. } => {
                 self.prepared = None;
-                if let Some(Watching { members, migrator, carrier, .. }) = &mut self.watching {
+                if let Some(Watching { members, maintenances, migrator, carrier, .. }) =
+                    &mut self.watching
+                {
                     members.abort();
+                    maintenances.abort();
                     migrator.call_off();
                     carrier.call_off();
                 }
@@ -351,16 +358,34 @@ impl Child {
             self.say_with(&ToMaster::Cluster { pool }, &[sealed.as_fd()])?;
         }
         self.tell_found(now)?;
+        self.tell_maintenance(now)?;
         let Some(watching) = &mut self.watching else { return Ok(()) };
         if let Some(json) = watching.moves_to_tell(now)? {
             self.say(&ToMaster::Moves { json })?;
         }
-        let Some(Watching { watch, members, finder, moves_told, .. }) = &self.watching else {
+        let Some(Watching { watch, members, maintenances, finder, moves_told, .. }) =
+            &self.watching
+        else {
             return Ok(());
         };
         let until = (!moves_told.is_empty()).then(|| now + MOVES_INTERVAL);
         let until = until.into_iter().chain(finder.poll_timeout(now)).min();
-        Ok(watch.wait(members, &[self.channel.as_fd(), finder.waking()], until)?)
+        Ok(watch.wait((members, maintenances), &[self.channel.as_fd(), finder.waking()], until)?)
+    }
+
+    /// Tells the master what servers tell of their maintenance.
+    fn tell_maintenance(&mut self, now: Instant) -> Result<()> {
+        let Some(Watching { maintenances, .. }) = &mut self.watching else { return Ok(()) };
+        maintenances.advance(now);
+        let relocated: Vec<_> = std::iter::from_fn(|| maintenances.poll_relocated()).collect();
+        let statuses: Vec<_> = std::iter::from_fn(|| maintenances.poll_status()).collect();
+        for relocated in relocated {
+            self.say(&ToMaster::Relocated { json: serde_json::to_string(&relocated)? })?;
+        }
+        for status in statuses {
+            self.say(&ToMaster::Maintained { json: serde_json::to_string(&status)? })?;
+        }
+        Ok(())
     }
 
     /// Tells the master which servers sources name.

@@ -368,6 +368,7 @@ fn describe(status: &Status) -> String {
     text += &describe_groups(&status.pools);
     text += &describe_clusters(&status.pools);
     text += &describe_sources(&status.pools, unix_seconds());
+    text += &describe_maintenance(&status.pools, unix_seconds());
     text += &describe_members(&status.pools);
     if !status.moves.is_empty() {
         let moves: Vec<String> = status.moves.iter().map(crate::migrate::describe).collect();
@@ -606,6 +607,29 @@ fn describe_sources(pools: &[PoolStatus], now: u64) -> String {
     }
 }
 
+/// Servers that are asked to tell of their maintenance; nothing where there are none.
+fn describe_maintenance(pools: &[PoolStatus], now: u64) -> String {
+    let mut rows =
+        vec![row(["POOL", "MAINTENANCE OF", "AT", "MOVED FROM", "STATE", "TOLD", "LAST"])];
+    for it in pools.iter().flat_map(|pool| &pool.server_maintenance) {
+        let last = match (&it.last, it.last_at) {
+            (Some(what), Some(at)) => format!("{} s ago: {what}", now.saturating_sub(at)),
+            _ => "-".to_owned(),
+        };
+        let relaxed = if it.is_relaxed { ", may take longer" } else { "" };
+        rows.push(vec![
+            it.pool.clone(),
+            it.server.clone(),
+            it.address.clone(),
+            it.moved_from.clone().unwrap_or_else(|| "-".to_owned()),
+            format!("{}{relaxed}", it.state),
+            it.notices.to_string(),
+            last,
+        ]);
+    }
+    if rows.len() == 1 { String::new() } else { format!("\n{}", table(&rows)) }
+}
+
 /// Of a Sentinel or a seed.
 fn is_answering(is_answering: Option<bool>, failure: Option<&str>) -> String {
     match (is_answering, failure) {
@@ -808,8 +832,8 @@ mod tests {
 
     use cashew_supervisor::{
         AdminStatus, CertificateStatus, ClusterStatus, GroupStatus, HeldStatus, HotKeyStatus,
-        MemberStatus, SeedStatus, SentinelStatus, ServerStatus, ShardSlotsStatus, SourceChange,
-        SourceStatus, SwitchStatus, WorkerStatus,
+        MaintenanceStatus, MemberStatus, SeedStatus, SentinelStatus, ServerStatus,
+        ShardSlotsStatus, SourceChange, SourceStatus, SwitchStatus, WorkerStatus,
     };
 
     use super::*;
@@ -950,6 +974,7 @@ mod tests {
                 sentinels: Vec::new(),
                 cluster: None,
                 source: None,
+                server_maintenance: Vec::new(),
                 source_changes: 0,
                 source_change: None,
                 members: Vec::new(),
@@ -1209,6 +1234,34 @@ three answers over 30 s have said so
         );
         assert_eq!(describe_sources(&watched.pools, 100), sources);
         watched.pools[0].source = None;
+        watched.pools[0].server_maintenance = vec![
+            MaintenanceStatus {
+                pool: "alpha".to_owned(),
+                server: "s1".to_owned(),
+                address: "h:9".to_owned(),
+                moved_from: Some("h:1".to_owned()),
+                state: "tells".to_owned(),
+                is_relaxed: true,
+                notices: 2,
+                last: Some("MOVING 7".to_owned()),
+                last_at: Some(96),
+            },
+            MaintenanceStatus {
+                pool: "alpha".to_owned(),
+                server: "s2".to_owned(),
+                address: "h:2".to_owned(),
+                state: "asked".to_owned(),
+                ..MaintenanceStatus::default()
+            },
+        ];
+        let maintenance = "
+POOL   MAINTENANCE OF  AT   MOVED FROM  STATE                   TOLD  LAST
+alpha  s1              h:9  h:1         tells, may take longer  2     4 s ago: MOVING 7
+alpha  s2              h:2  -           asked                   0     -
+";
+        assert_eq!(describe_maintenance(&watched.pools, 100), maintenance);
+        watched.pools[0].server_maintenance.clear();
+        assert_eq!(describe_maintenance(&watched.pools, 100), "");
         assert_eq!(describe_sources(&watched.pools, 100), "");
         assert!(describe(&reloaded(Some("it would not"))).contains(", failed: it would not\n"));
     }

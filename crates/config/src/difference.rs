@@ -22,8 +22,8 @@ use crate::snapshot::{
     Address, Affinity, CasUniques, ClientSources, Cluster, Credentials, CustomCommand, Endpoint,
     Global, Hedge, HotRule, IoEngine, Limits, Listen, Memcached, OnFailure, OverLimit, Pool,
     Priority, Protocol, ProxyProtocol, Reads, ReplicaReads, Sentinel, Server, ServerAuth,
-    ServerGroup, ServersFrom, Snapshot, Spool, StatsFormat, Topology, TopologyState, UserOptions,
-    Wire, Writes,
+    ServerGroup, ServerMaintenance, ServersFrom, Snapshot, Spool, StatsFormat, Topology,
+    TopologyState, UserOptions, Wire, Writes,
 };
 use crate::tracing;
 use crate::users::name_of;
@@ -276,6 +276,7 @@ impl Difference {
             route,
             hedge,
             retry_reads,
+            server_maintenance,
             coalesce_reads,
             tracking_keys_max,
             redis_version,
@@ -413,6 +414,14 @@ impl Difference {
             }
         };
         option.changed("retry_reads", retry_reads, &new.retry_reads);
+        let told = |it: &Option<ServerMaintenance>| {
+            it.as_ref().map_or_else(|| "false".to_owned(), ToString::to_string)
+        };
+        option.changed(
+            "server_maintenance",
+            &told(server_maintenance),
+            &told(&new.server_maintenance),
+        );
         option.changed("coalesce_reads", coalesce_reads, &new.coalesce_reads);
         option.changed("tracking_keys_max", tracking_keys_max, &new.tracking_keys_max);
         option.changed("redis_version", redis_version, &new.redis_version);
@@ -1029,6 +1038,8 @@ mod tests {
             ("read_your_writes: offset", "read_your_writes: off -> offset"),
             ("read_your_writes: 2s", "read_your_writes: off -> 2s"),
             ("retry_reads: true", "retry_reads: false -> true"),
+            ("server_maintenance: true", "server_maintenance: false -> true"),
+            ("server_maintenance: none", "server_maintenance: false -> none"),
             ("coalesce_reads: true", "coalesce_reads: false -> true"),
             ("tracking_keys_max: 9", "tracking_keys_max: 100000 -> 9"),
             ("redis_version: 8.2.1", "redis_version: 7.0.15 -> 8.2.1"),

@@ -28,6 +28,7 @@ use crate::secret::Secret;
 use crate::section::{self, OptionInfo, Section, section};
 use crate::sentinel::{Addresses, SentinelAuth};
 use crate::server_auth::{ServerAuthOption, ServerSecrets};
+use crate::server_maintenance::MaintenanceText;
 use crate::servers_from::{BaseUrl, BaseUrls, DnsType, HostPort, Nested};
 use crate::share::Share;
 use crate::snapshot::{
@@ -828,6 +829,11 @@ section! {
         /// once, to another server of the group, or to the same one once it is back, for as long as
         /// `failover_wait` lets them wait.
         retry_reads: Switch = "false",
+        /// Whether servers are asked to [say when they go](how-to.md#move-with-servers-that-say-when-they-go), by
+        /// `CLIENT MAINT_NOTIFICATIONS`, and the pool follows them: `true`, `false`, or as what they are to name the
+        /// address that they move to, which `true` leaves to whether they are connected with TLS and where they are.
+        /// Redis pools only whose servers the file names, by host and port.
+        server_maintenance: MaintenanceText = "false",
         /// Whether [equal reads](#equal-reads-are-sent-once) that wait to be written to a server at the same time are
         /// sent once, and share the reply. Not together with `hedge`.
         coalesce_reads: Switch = "false",

@@ -41,6 +41,7 @@ mod secret;
 mod section;
 mod sentinel;
 mod server_auth;
+mod server_maintenance;
 mod servers_from;
 mod share;
 mod slip;

@@ -32,6 +32,7 @@ use crate::routes::{self, Reach};
 use crate::secret::{self, SecretFile};
 use crate::sentinel;
 use crate::server_auth;
+use crate::server_maintenance;
 use crate::servers_from;
 use crate::snapshot::{
     CasUniques, Global, Limits, Listen, Memcached, OnFailure, Pool, Protocol, Snapshot, Topology,
@@ -663,6 +664,7 @@ fn resolve_section(
         servers_from,
         hedge: section.hedge.as_ref().map(|hedge| hedge.value.0),
         retry_reads: section.retry_reads.value.0,
+        server_maintenance: section.server_maintenance.value.0.clone(),
         coalesce_reads: section.coalesce_reads.value.0,
         tracking_keys_max: section.tracking_keys_max.value.0 as u32,
         redis_version: section.redis_version.value.0.clone(),
@@ -684,6 +686,7 @@ fn resolve_section(
     replica_reads::warn_without_replicas(&pool, section, report);
     hedge::warn_without_choice(&pool, section, report);
     hedge::check_coalescing(section, report);
+    server_maintenance::check(&pool, section, report);
     spool::check(&pool, section, report);
     if pool.fail_open_percent < 100 && !pool.auto_eject_hosts {
         let complaint = Complaint::new("\"fail_open\" has no effect".to_owned());

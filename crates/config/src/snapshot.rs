@@ -12,6 +12,7 @@ mod maintenance;
 mod replica_reads;
 mod route;
 mod server_auth;
+mod server_maintenance;
 mod servers_from;
 mod topology;
 mod tracing;
@@ -40,6 +41,7 @@ pub use self::maintenance::{Maintenance, Notified, Refuge};
 pub use self::replica_reads::{Hedge, ReadYourWrites, ReplicaReads};
 pub use self::route::{FailoverOn, Follow, KeepRules, Move, PrefixArm, Route, SHARE_ALL, share_of};
 pub use self::server_auth::{Credentials, DEFAULT_USER, ServerAuth};
+pub use self::server_maintenance::{MovingEndpoint, Relocation, ServerMaintenance};
 pub(crate) use self::servers_from::nobody;
 pub use self::servers_from::{
     ConsulSource, DnsSource, EtcdSource, KubernetesSource, ServerSource, ServersFrom, SourceTls,
@@ -341,6 +343,9 @@ pub struct Pool {
     /// Reads are sent again whose server fails.
     #[serde(default)]
     pub retry_reads: bool,
+    /// Servers are asked to tell of their maintenance. Redis pools only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server_maintenance: Option<ServerMaintenance>,
     /// Equal reads that wait to be written are sent once.
     #[serde(default)]
     pub coalesce_reads: bool,
@@ -789,7 +794,8 @@ impl Snapshot {
     }
 
     /// Takes over where the primaries of groups are from another snapshot that has these groups. Their
-    /// pools and servers may have other names there. Likewise the maps of clusters, and what sources have named.
+    /// pools and servers may have other names there. Likewise the maps of clusters, what sources have named, and where
+    /// servers have moved.
     pub fn keep_primaries(&mut self, from: &Self) {
         let mut found = Vec::new();
         for (pool, group, _) in self.groups() {
@@ -824,6 +830,7 @@ impl Snapshot {
         }
         self.keep_maps(from);
         self.keep_found(from);
+        self.keep_relocations(from);
     }
 }
 

@@ -97,6 +97,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         server_tls: None,
         client_sources: ClientSources::default(),
         retry_reads: false,
+        server_maintenance: None,
         coalesce_reads: false,
         tracking_keys_max: 100_000,
         redis_version: "7.0.15".to_owned(),

@@ -117,6 +117,9 @@ pub enum ToChild {
     Seed { pool: String, address: String, is_answering: Option<bool> },
     /// How the source of a pool is, as JSON, as discovery has told: to the admin process.
     Source { json: String },
+    /// How it is with a server that is asked to tell of its maintenance, as JSON, as discovery has told: to the admin
+    /// process.
+    Maintained { json: String },
     /// What becomes of the command of that number, [`ToMaster::Operate`]: a line, and at the end how it went, with a
     /// sealed memfd if a document was asked for. To the admin process.
     Operated {
@@ -344,6 +347,15 @@ pub enum ToMaster {
     Found,
     /// How the source of a pool is, as JSON.
     Source {
+        json: String,
+    },
+    /// How it is with a server that is asked to tell of its maintenance, as JSON. Only discovery says this and the
+    /// next.
+    Maintained {
+        json: String,
+    },
+    /// A server has moved, as it has said itself. As JSON.
+    Relocated {
         json: String,
     },
     /// Somebody at that place asks for a command by HTTP, which is as at the control socket, and has shown that it may.

@@ -7,6 +7,7 @@ use cashew_config::snapshot::Pool;
 use cashew_metrics::EventKind;
 use tracing::warn;
 
+use crate::maintenance::ServerMaintenances;
 use crate::members::Members;
 use crate::watch::{News, Watch};
 
@@ -71,7 +72,9 @@ pub fn ask_once(snapshot: &mut Snapshot, timeout: Duration) -> Vec<(EventKind, S
         if left.is_empty() && clusters.is_empty() {
             break;
         }
-        if let Err(error) = watch.wait(&Members::default(), &[], Some(deadline)) {
+        if let Err(error) =
+            watch.wait((&Members::default(), &ServerMaintenances::default()), &[], Some(deadline))
+        {
             warn!("cannot wait for Sentinels and nodes: {error}");
             break;
         }

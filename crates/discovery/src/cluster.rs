@@ -361,7 +361,12 @@ impl Settings {
     fn opening(&self, address: &Address) -> Opening {
         let greetings = Greeting::all(self.server_auth.of(&address.to_string()));
         let answer_size_max = Some(ANSWER_SIZE_MAX);
-        Opening { security: self.security.clone(), greetings, answer_size_max }
+        Opening {
+            security: self.security.clone(),
+            greetings,
+            answer_size_max,
+            ..Opening::default()
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! One connection, which is made again when it ends.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
@@ -58,6 +58,8 @@ pub(crate) struct Opening {
     pub(crate) security: Option<Arc<Security>>,
     /// What is asked first. Of several the next one is used after one was refused.
     pub(crate) greetings: Vec<Greeting>,
+    /// How long an answer may take, if that is not [`TIMEOUT`].
+    pub(crate) patience: Option<Duration>,
 }
 
 pub(crate) struct Link {
@@ -103,6 +105,7 @@ struct Open {
     since: Instant,
     has_answered: bool,
     answer_size_max: usize,
+    patience: Duration,
 }
 
 enum Socket {
@@ -143,7 +146,15 @@ impl Link {
         if let State::Open(open) = &mut self.state {
             open.output.extend_from_slice(requests);
             open.awaited += answers;
-            open.deadline = now + TIMEOUT;
+            open.deadline = now + open.patience;
+        }
+    }
+
+    /// Who is at the other end of a connection that stands.
+    pub(crate) fn peer(&self) -> Option<IpAddr> {
+        match &self.state {
+            State::Open(open) => Some(open.socket.tcp().peer_addr().ok()?.ip()),
+            State::Idle { .. } | State::LookingUp { .. } | State::Connecting { .. } => None,
         }
     }
 
@@ -225,7 +236,7 @@ impl Link {
                         return Err("does not answer".into());
                     }
                     let socket = socket.try_clone().map_err(|error| error.to_string())?;
-                    let Opening { security, greetings, answer_size_max } = &self.opening;
+                    let Opening { security, greetings, answer_size_max, patience } = &self.opening;
                     let chosen = greetings.get(self.chosen).cloned().unwrap_or_default();
                     let Greeting { bytes: output, answers: greeting } = chosen;
                     let socket = Socket::new(socket.into(), security.as_deref(), &self.address)?;
@@ -241,6 +252,7 @@ impl Link {
                         since: now,
                         has_answered: false,
                         answer_size_max: answer_size_max.unwrap_or(ANSWER_SIZE_MAX),
+                        patience: patience.unwrap_or(TIMEOUT),
                     });
                     if greeting == 0 {
                         return Ok(true);
@@ -339,7 +351,7 @@ impl Open {
                 Ok(read) => {
                     taken += read;
                     self.input.extend_from_slice(&chunk[..read]);
-                    self.deadline = now + TIMEOUT;
+                    self.deadline = now + self.patience;
                     self.scan(take)?;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
@@ -356,7 +368,9 @@ impl Open {
                 Scan::Complete(len) => {
                     let end = self.scanned + len;
                     let answer = &self.input[..end];
-                    let is_greeting = self.greeting > 0;
+                    // What comes unasked answers nothing.
+                    let is_push = answer.starts_with(b">");
+                    let is_greeting = self.greeting > 0 && !is_push;
                     if is_greeting {
                         if let Some(error) = answer.strip_prefix(b"-") {
                             let error = String::from_utf8_lossy(error);
@@ -367,7 +381,7 @@ impl Open {
                         self.has_answered = true;
                         take(answer);
                     }
-                    self.awaited = self.awaited.saturating_sub(1);
+                    self.awaited = self.awaited.saturating_sub(usize::from(!is_push));
                     self.input.drain(..end);
                     self.scanned = 0;
                 }

@@ -21,6 +21,7 @@ use crate::answer::{self, EVENTS};
 use crate::cluster::ClusterWatch;
 use crate::group::{Event, Group, Output, Report, State, View};
 use crate::link::{Fate, Greeting, Link, Opening};
+use crate::maintenance::ServerMaintenances;
 use crate::members::Members;
 use crate::replica_views::{Agreed, ReplicaViews};
 
@@ -225,10 +226,10 @@ impl Watch {
         self.news.pop_front()
     }
 
-    /// Waits until there is something to do, also for `members`, or one of `readable` is that.
+    /// Waits until there is something to do, also for `others`, or one of `readable` is that.
     pub fn wait(
         &self,
-        members: &Members,
+        (members, maintenances): (&Members, &ServerMaintenances),
         readable: &[BorrowedFd<'_>],
         until: Option<Instant>,
     ) -> io::Result<()> {
@@ -259,6 +260,8 @@ impl Watch {
         }
         fds.extend(members.links().filter_map(Link::interest).map(poll_fd));
         wake = members.poll_timeout(now).map_or(wake, |at| wake.min(at));
+        fds.extend(maintenances.links().filter_map(Link::interest).map(poll_fd));
+        wake = maintenances.poll_timeout(now).map_or(wake, |at| wake.min(at));
         // A millisecond at least: what is due at once is done before this is called.
         let left = wake.saturating_duration_since(now).max(Duration::from_millis(1));
         let timeout = Timespec::try_from(left).map_err(io::Error::other)?;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
-use cashew_discovery::{Members, News, Watch, ask_once};
+use cashew_discovery::{Members, News, ServerMaintenances, Watch, ask_once};
 
 fn snapshot(ports: &[u16]) -> Snapshot {
     let addresses: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
@@ -45,7 +45,7 @@ fn failure(port: u16) -> String {
                 return why;
             }
         }
-        watch.wait(&Members::default(), &[], None).unwrap();
+        watch.wait((&Members::default(), &ServerMaintenances::default()), &[], None).unwrap();
     }
     panic!("nothing is said");
 }

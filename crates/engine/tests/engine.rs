@@ -48,6 +48,7 @@ mod pressure;
 mod priority;
 mod pubsub;
 mod refused;
+mod relaxed;
 mod replicas;
 mod retries;
 mod rings;

@@ -40,6 +40,8 @@ mod server_word {
     pub(super) const LAG: usize = 3;
     /// Seconds, as the server says.
     pub(super) const LINK_DOWN: usize = 4;
+    /// In the time of `monotonic_ms`.
+    pub(super) const RELAXED_UNTIL: usize = 5;
 }
 
 /// What a number stands for that is not known.
@@ -202,6 +204,13 @@ impl Board {
         word as u16 == primary && word >> PRIMARY_BITS >= poll
     }
 
+    /// Until when a server's replies may take longer than usual, in the time of `monotonic_ms`, as it has said itself;
+    /// 0 if it never has.
+    #[inline]
+    pub fn relaxed_until_ms(&self, server: ServerId) -> u64 {
+        self.of_server(server)[server_word::RELAXED_UNTIL].load(Relaxed)
+    }
+
     /// What the last poll has told of a server.
     pub fn member(&self, server: ServerId) -> MemberState {
         let words = self.of_server(server);
@@ -284,6 +293,11 @@ impl BoardWriter {
         self.0.of_pool(pool)[pool_word::BEAT].store(now_ms, Relaxed);
     }
 
+    /// Publishes until when a server's replies may take longer than usual.
+    pub fn relax(&self, server: ServerId, until_ms: u64) {
+        self.0.of_server(server)[server_word::RELAXED_UNTIL].store(until_ms, Relaxed);
+    }
+
     /// Publishes what a poll has told.
     pub fn set(&self, server: ServerId, member: &MemberState, progress: Progress) {
         let words = self.0.of_server(server);
@@ -357,6 +371,9 @@ mod tests {
         assert_eq!(board.fitness(server, 7), Some(Fitness::Lagging));
         assert_eq!(board.fitness(server, 8), None);
         assert!(board.covers(server, 65_535, 5));
+        writer.relax(server, 1234);
+        assert_eq!(board.relaxed_until_ms(server), 1234);
+        assert_eq!(board.relaxed_until_ms(layout.server(0, 0)), 0);
         assert!(!board.covers(server, 65_535, 6) && !board.covers(server, 65_534, 5));
         for fitness in Fitness::ALL {
             member = MemberState { fitness, ..MemberState::default() };

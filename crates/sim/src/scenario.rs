@@ -866,6 +866,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         server_tls: None,
         client_sources: ClientSources::default(),
         retry_reads: false,
+        server_maintenance: None,
         coalesce_reads: false,
         tracking_keys_max: 100_000,
         redis_version: "7.0.15".to_owned(),

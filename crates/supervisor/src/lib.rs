@@ -37,6 +37,7 @@ mod pid_file;
 mod primaries;
 mod quotas;
 mod rehearsal;
+mod relocations;
 mod ring;
 mod sessions;
 mod signals;
@@ -56,7 +57,7 @@ use cashew_api::status;
 use cashew_config::Snapshot;
 use cashew_process::explain_limit;
 
-pub use cashew_discovery::{HeldStatus, SourceStatus};
+pub use cashew_discovery::{HeldStatus, MaintenanceStatus, SourceStatus};
 pub use child::{Role, Serve, Spawn};
 pub use command::{Answer, Command, DRAIN_MAX_SECONDS, HotAction, MoveAction};
 pub use command_line::CommandLine;

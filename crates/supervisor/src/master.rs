@@ -15,6 +15,7 @@ mod monitors;
 mod moves;
 mod operators;
 mod reload;
+mod relocations;
 mod server_drains;
 mod sources;
 mod stop;
@@ -59,6 +60,7 @@ use crate::monitors::Monitors;
 use crate::notify::Notify;
 use crate::pid_file::PidFile;
 use crate::quotas::Quotas;
+use crate::relocations::Relocations;
 use crate::ring::{RingConfig, Rings};
 use crate::sessions::Sessions;
 use crate::signals::{Request, Signals};
@@ -147,6 +149,7 @@ struct Master {
     joining: Joining,
     maps: Maps,
     found: Found,
+    relocations: Relocations,
     notify: Notify,
     sessions: Sessions,
     monitors: Monitors,
@@ -225,6 +228,7 @@ impl Master {
         }
         discovery::find_primaries(&mut snapshot);
         sources::find_at_start(&mut snapshot);
+        relocations::find_at_start(&mut snapshot);
         let workers = workers_of(&snapshot);
         let given =
             activation::take().step("take the sockets that were opened for the instance")?;
@@ -282,6 +286,7 @@ impl Master {
             joining: Joining::default(),
             maps: Maps::default(),
             found: Found::default(),
+            relocations: Relocations::default(),
             notify: Notify::from_env(now),
             sessions: Sessions::default(),
             monitors: Monitors::default(),
@@ -375,6 +380,7 @@ impl Master {
             self.discovered.poll_timeout(),
             self.maps.poll_timeout().filter(|_| !self.reload.is_changing()),
             self.found.poll_timeout().filter(|_| !self.reload.is_changing()),
+            self.relocations.poll_timeout().filter(|_| !self.reload.is_changing()),
         ];
         let changes = changes.into_iter().flatten().filter(|_| self.may_change());
         slots
@@ -571,6 +577,8 @@ impl Master {
                 self.found_told(descriptors.unwrap_or_default(), now);
             }
             (ToMaster::Source { json }, Role::Discovery) => self.source_told(json, now),
+            (ToMaster::Relocated { json }, Role::Discovery) => self.relocated_told(&json),
+            (ToMaster::Maintained { json }, Role::Discovery) => self.maintained_told(json, now),
             (ToMaster::Migrated { number, failure, notes }, Role::Discovery) => {
                 self.migrated(number, (failure, notes), now);
             }
@@ -644,6 +652,8 @@ impl Master {
                 | ToMaster::Seed { .. }
                 | ToMaster::Found
                 | ToMaster::Source { .. }
+                | ToMaster::Relocated { .. }
+                | ToMaster::Maintained { .. }
                 | ToMaster::Sentinel { .. }),
                 Role::Admin | Role::Worker { .. },
             )

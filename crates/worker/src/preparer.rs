@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use cashew_config::Snapshot;
+use cashew_config::snapshot::Pool;
 use cashew_control::Epoch;
 use cashew_engine::{BackendId, Plan, PoolState, ServerId};
 use cashew_metrics::{Layout, QUOTAS_MAX, Segments};
@@ -112,18 +113,19 @@ fn read(order: Order) -> Result<(Next, Plan), String> {
     if !segments.is_same(&order.segments) {
         segments.carry(&order.segments, &order.snapshot, &snapshot, slot);
     }
-    let retrusted = retrusted(&order.snapshot, &snapshot);
+    let renewed = renewed(&order.snapshot, &snapshot);
     let tls = Tls::take(&mut snapshot, tickets.as_ref())?;
     let mut plan = Plan::new(&snapshot, &states, rank, workers);
-    for (pool, server) in retrusted {
+    for (pool, server) in renewed {
         plan.move_server(pool, server);
     }
     let (snapshot, segments) = (Arc::new(snapshot), Arc::new(segments));
     Ok((Next { epoch, rank, snapshot, segments, tls, addresses }, plan))
 }
 
-/// The servers that are secured in another way than before, so that connections that stand are not right any more.
-fn retrusted(old: &Snapshot, new: &Snapshot) -> Vec<(BackendId, ServerId)> {
+/// The servers to which connections that stand are not right any more: they are secured in another way than before, or
+/// have said that they go.
+fn renewed(old: &Snapshot, new: &Snapshot) -> Vec<(BackendId, ServerId)> {
     let mut found = Vec::new();
     for (at, pool) in (0..).zip(&new.pools) {
         let Some(before) = old.pools.iter().find(|it| it.name == pool.name) else { continue };
@@ -132,9 +134,11 @@ fn retrusted(old: &Snapshot, new: &Snapshot) -> Vec<(BackendId, ServerId)> {
             (Some(before), Some(now)) => before.trusts_as(now),
             _ => false,
         };
-        if !is_same {
-            let servers = 0..pool.servers.len() as u32;
-            found.extend(servers.map(|server| (BackendId::new(at), ServerId::new(server))));
+        let renewals = |pool: &Pool, server: &str| pool.relocation_of(server).map(|it| it.renewals);
+        for (place, server) in (0..).zip(&pool.servers) {
+            if !is_same || renewals(before, &server.name) != renewals(pool, &server.name) {
+                found.push((BackendId::new(at), ServerId::new(place)));
+            }
         }
     }
     found

@@ -46,14 +46,15 @@ pub enum ReadYourWrites {
 }
 
 impl Snapshot {
-    /// Whether there is something for discovery: Sentinels, replicas, servers that are told later what to forget, or
-    /// keys that are copied to other pools, or may be.
+    /// Whether there is something for discovery: Sentinels, replicas, servers that are told later what to forget,
+    /// servers that tell of their maintenance, or keys that are copied to other pools, or may be.
     pub fn needs_discovery(&self) -> bool {
         let has_spool = self.pools.iter().any(|pool| pool.spool.is_some());
         has_spool
             || self.has_sentinels()
             || self.has_clusters()
             || self.has_sources()
+            || self.has_server_maintenance()
             || self.pools.iter().any(Pool::has_replicas)
             || self.moves().next().is_some()
             || !self.key_routes().is_empty()

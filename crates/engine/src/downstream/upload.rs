@@ -479,7 +479,7 @@ impl Engine {
         let lane = &self.lanes[index];
         match self.awaits_client(index) {
             true => Time::NEVER,
-            false => self.backends[lane.backend].expiry(lane.progress_at),
+            false => self.lane_expiry(index, lane.progress_at),
         }
     }
 

@@ -53,7 +53,7 @@ pub(crate) struct Blocking {
     /// When the server should have answered at the latest.
     pub(crate) until: Time,
     /// When the client's own time is up.
-    ends: Time,
+    pub(crate) ends: Time,
     /// The request as it came.
     text: Replay,
     /// Nodes of a cluster have sent it back.

@@ -41,6 +41,8 @@ pub(crate) struct Backend {
     pub(crate) usage: Vec<Usage>,
     /// How long requests wait, in microseconds; the largest number if there is no limit.
     timeout_us: u64,
+    /// Its servers may say that they take longer.
+    pub(crate) may_relax: bool,
     /// How long those wait that were not sent while their server cannot be reached, in microseconds:
     /// see [`crate::upstream::connect_attempts`].
     pub(crate) failover_wait_us: u64,
@@ -118,6 +120,7 @@ impl Backend {
             slow_after_us: u64::MAX,
             is_observed: false,
             timeout_us: u64::MAX,
+            may_relax: false,
             failover_wait_us: 0,
             repeats_refused: false,
             keeps_sent: false,
@@ -156,6 +159,7 @@ impl Backend {
         let config = &*self.config;
         let timeout_us = |timeout: u64| timeout.saturating_mul(1000);
         self.timeout_us = config.timeout_ms.map_or(u64::MAX, timeout_us);
+        self.may_relax = config.server_maintenance.is_some();
         self.failover_wait_us = (config.failover_wait_ms * 1000).min(self.timeout_us);
         self.slow_after_us = config.slow_after_us();
         self.is_observed = config.slow_log_ms > 0 || config.hot_keys;

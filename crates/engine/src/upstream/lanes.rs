@@ -563,10 +563,21 @@ impl Engine {
         }
     }
 
+    /// When what has waited since `from` for the lane's server has waited long enough, which it has at `expiry` as a
+    /// rule: later while the server says that it takes longer.
+    pub(crate) fn relaxed(&self, index: LaneId, from: Time, expiry: Time) -> Time {
+        let lane = self.lane(index);
+        self.backends[lane.backend].relaxed(lane.server, (from, expiry), &self.metrics, self.now)
+    }
+
+    /// The same of what may wait for `timeout`.
+    pub(crate) fn lane_expiry(&self, index: LaneId, from: Time) -> Time {
+        self.relaxed(index, from, self.backends[self.lane(index).backend].expiry(from))
+    }
+
     /// When a connected lane has waited too long: for the oldest reply, or to write anything.
     fn reply_deadline(&self, index: LaneId) -> Time {
         let lane = &self.lanes[index];
-        let backend = &self.backends[lane.backend];
         if lane.paused {
             return Time::NEVER;
         }
@@ -576,19 +587,19 @@ impl Engine {
         if lane.in_flight > 0
             && let Some(blocking) = self.blocked_at(index)
         {
-            return blocking.until;
+            return self.relaxed(index, blocking.ends, blocking.until);
         }
         if let Some(batch) = lane.batches.front() {
             // What takes a lane for itself may take its time, as long as it goes on.
             let from = if lane.is_private { batch.at.max(lane.progress_at) } else { batch.at };
-            return backend.expiry(from);
+            return self.lane_expiry(index, from);
         }
         if lane.upload != ClientId::NONE {
             return self.upload_deadline(index);
         }
         if lane.unsent > 0 {
             let started = self.requests[lane.first_unsent].started;
-            return backend.expiry(started.max(lane.progress_at));
+            return self.lane_expiry(index, started.max(lane.progress_at));
         }
         Time::NEVER
     }

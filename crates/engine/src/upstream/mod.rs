@@ -21,6 +21,7 @@ pub(crate) mod outage;
 pub(crate) mod probe;
 pub(crate) mod redirect;
 pub(crate) mod refused;
+pub(crate) mod relaxed;
 pub(crate) mod replica_reads;
 pub(crate) mod retry;
 pub(crate) mod server;

@@ -637,7 +637,7 @@ impl Engine {
             return None;
         }
         let started = self.requests[lane.first_unsent].started;
-        Some(self.backends[lane.backend].expiry(started))
+        Some(self.lane_expiry(index, started))
     }
 
     /// Only while nothing is in flight: then the first unsent request is the lane's head. Those that

@@ -169,6 +169,8 @@ kinds! {
     ServerDrained Instance "server_drained": "It has none any more: it gets no requests, reads or subscriptions",
     ServerUndrained Instance "server_undrained": "It has all its keys again",
     HotKeyMoved Instance "hot_key_moved": "A hot key is in another pool from here on, by rule or by command. The text says which key",
+    ServerMaintenance Servers "server_maintenance": "A server that was asked to says that it goes, or that it may take longer; or that it does not tell. The text says what",
+    ServerRelocated Servers "server_relocated": "A server is at another address from now on, as it has said, or connections to it were made anew",
 }
 
 const _: () = assert!(EventKind::ALL.len() <= KINDS_MAX);

@@ -213,6 +213,7 @@ impl Master {
             self.discovered.forget_state();
             self.maps.forget_seeds();
             self.found.forget_statuses();
+            self.relocations.forget_statuses();
             self.publish_discovered(now);
         }
         match self.vacate(role, now) {

@@ -70,6 +70,7 @@ impl Master {
         self.discovered.keep(&self.current.snapshot);
         self.maps.keep(&self.current.snapshot);
         self.found.keep(&self.current.snapshot);
+        self.relocations.keep(&self.current.snapshot);
         match self.current.snapshot.needs_discovery() {
             true => {
                 let member = || Member::new(Role::Discovery, 0, now);
@@ -153,6 +154,7 @@ impl Master {
         }
         self.publish_moves(now);
         self.publish_sources(now);
+        self.publish_maintained(now);
         for pool in &snapshot.pools {
             for seed in pool.cluster.iter().flat_map(|cluster| &cluster.seeds) {
                 self.publish_seed(pool.name.clone(), seed, now);

@@ -12,13 +12,15 @@ use crate::child::Role;
 /// How long a failover may take, as clients are told. They wait for replies as long, or longer.
 const FAILOVER_SECONDS: u64 = 10;
 
-/// Who has found out that a group is without a primary.
+/// Who has found out that a group is without a primary, or that a server takes long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Finder {
     /// Another server takes the writes, by a change of the ring.
     Ring,
     /// Sentinels, or the servers themselves.
     Discovery,
+    /// The server, which was asked to tell of its maintenance.
+    Server,
 }
 
 #[derive(Default)]
@@ -94,6 +96,23 @@ impl Master {
             {
                 self.tell_clients(Some(pool), event, now);
             }
+        }
+    }
+
+    /// A server has said whether it takes long for now. Clients are told so of it as of a group, by its name.
+    pub(super) fn tell_of_server(
+        &mut self,
+        (pool, server): (&str, &str),
+        is_relaxed: bool,
+        now: Instant,
+    ) {
+        let event = match is_relaxed {
+            true => self.maintenance.begin(pool, server, Finder::Server),
+            false => self.maintenance.end(pool, server, Finder::Server),
+        };
+        let at = self.current.snapshot.pools.iter().position(|it| it.name == pool);
+        if let (Some(event), Some(at)) = (event, at) {
+            self.tell_clients(Some(at as u32), event, now);
         }
     }
 

@@ -523,6 +523,7 @@ impl Master {
                 sentinels: self.discovered.sentinels_of(pool),
                 cluster: self.maps.status_of(pool),
                 source: self.found.status_of(pool),
+                server_maintenance: self.relocations.statuses_of(pool),
                 source_changes: pool.servers_from.as_ref().map_or(0, |from| from.changes),
                 source_change: self.found.last_change_of(pool),
                 members: self.members_of(index, pool),

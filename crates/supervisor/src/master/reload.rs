@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use cashew_config::snapshot::TopologyState;
 use cashew_config::{Difference, Snapshot};
-use cashew_discovery::FoundServers;
+use cashew_discovery::{FoundServers, Relocated};
 use cashew_metrics::EventKind;
 use cashew_placement::SHARE_WHOLE;
 use tracing::{error, info, warn};
@@ -124,19 +124,27 @@ struct Moves {
     maps: Vec<MapMove>,
     /// Pools whose sources have named other servers.
     found: Vec<FoundServers>,
+    /// Servers that have said that they moved.
+    relocated: Vec<Relocated>,
 }
 
 impl Moves {
     /// How long requests on their way are waited for.
     fn drain_max_ms(&self) -> u64 {
-        match self.primaries.is_empty() && self.maps.is_empty() {
-            true => FOUND_DRAIN_MS,
-            false => MOVE_DRAIN_MS,
+        let is_urgent = !self.primaries.is_empty() || !self.maps.is_empty();
+        match (is_urgent, self.found.is_empty()) {
+            (true, _) => MOVE_DRAIN_MS,
+            (false, false) => FOUND_DRAIN_MS,
+            // They are there still, and answer.
+            (false, true) => u64::MAX,
         }
     }
 
     fn is_empty(&self) -> bool {
-        self.primaries.is_empty() && self.maps.is_empty() && self.found.is_empty()
+        self.primaries.is_empty()
+            && self.maps.is_empty()
+            && self.found.is_empty()
+            && self.relocated.is_empty()
     }
 }
 
@@ -350,7 +358,7 @@ impl Master {
             Stage::Quieting { askers, wanted }
                 if self.rings.is_quiet() && !self.is_anybody_dying() =>
             {
-                let Wanted { mut snapshot, addresses, is_same, cause, mut moves } = *wanted;
+                let Wanted { mut snapshot, mut addresses, is_same, cause, mut moves } = *wanted;
                 if cause != Cause::Side {
                     // Some may have moved meanwhile: also those that have other names in this snapshot. A copy was
                     // compared with what is in effect, so nothing else changes with it.
@@ -360,6 +368,7 @@ impl Master {
                     moves.maps = self.maps.take(&mut snapshot, &self.current.snapshot);
                     self.found.give_back(moves.found);
                     moves.found = self.found.take(&mut snapshot, &self.current.snapshot);
+                    moves.relocated.extend(self.relocations.take(&mut snapshot, &mut addresses));
                     if cause == Cause::File {
                         snapshot.keep_primaries(&told);
                     }
@@ -393,7 +402,10 @@ impl Master {
     }
 
     fn has_moves(&self, now: Instant) -> bool {
-        self.discovered.has_moves(now) || self.maps.are_due(now) || self.found.are_due(now)
+        self.discovered.has_moves(now)
+            || self.maps.are_due(now)
+            || self.found.are_due(now)
+            || self.relocations.are_due(now)
     }
 
     /// The snapshot in effect, with everything that discovery has told since.
@@ -401,13 +413,14 @@ impl Master {
         let mut told = self.discovered.told(Snapshot::clone(&self.current.snapshot));
         self.maps.put(&mut told);
         self.found.put(&mut told);
+        self.relocations.put(&mut told);
         told
     }
 
     /// Puts it into effect that primaries have moved, or that Sentinels name other replicas.
     fn begin_moves(&mut self, now: Instant) {
         let mut snapshot = Snapshot::clone(&self.current.snapshot);
-        let mut moves = Moves::default();
+        let (mut moves, mut addresses) = (Moves::default(), BTreeMap::new());
         if self.discovered.has_moves(now) {
             moves.primaries = self.discovered.take_moves(&mut snapshot);
         }
@@ -417,12 +430,15 @@ impl Master {
         if self.found.are_due(now) {
             moves.found = self.found.take(&mut snapshot, &self.current.snapshot);
         }
+        if self.relocations.are_due(now) {
+            moves.relocated = self.relocations.take(&mut snapshot, &mut addresses);
+        }
         let has_joined = self.joining.put(&mut snapshot, &self.current.snapshot);
         if moves.is_empty() && !has_joined {
             return;
         }
         self.rings.freeze();
-        let (addresses, is_same, cause) = (BTreeMap::new(), false, Cause::Told);
+        let (is_same, cause) = (false, Cause::Told);
         let wanted = Box::new(Wanted { snapshot, addresses, is_same, cause, moves });
         self.reload.stage = Stage::Quieting { askers: Vec::new(), wanted };
         self.advance_reload(now);
@@ -581,6 +597,7 @@ impl Master {
             }
             self.maps_done(&moves.maps, &before, now);
             self.found_done(&moves.found, &before);
+            self.relocations_done(&moves.relocated);
             self.moves_done(moves.primaries, &before, now);
             self.tell_of_sides(&before);
             self.key_moves.done();
@@ -645,7 +662,8 @@ impl Master {
             );
         }
         let has_failed = !moves.is_empty();
-        let Moves { primaries, maps, found } = moves;
+        let Moves { primaries, maps, found, relocated } = moves;
+        self.relocations_failed(relocated, why, now);
         if !found.is_empty() {
             self.found.failed(found, &self.current.snapshot, now);
         }

@@ -139,7 +139,7 @@ impl Master {
         let snapshot = &self.current.snapshot;
         let Some(path) = snapshot.global.discovery_state.as_ref() else { return };
         if self.phase == Phase::Serving
-            && snapshot.has_sources()
+            && (snapshot.has_sources() || snapshot.has_server_maintenance())
             && let Err(error) = found_state::save(path, snapshot)
         {
             warn!("{} cannot be written: {error}", path.display());

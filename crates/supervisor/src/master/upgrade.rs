@@ -47,6 +47,7 @@ use crate::notify::Notify;
 use crate::pid_file::PidFile;
 use crate::quotas::Quotas;
 use crate::rehearsal::{Kit, understands_sessions};
+use crate::relocations::Relocations;
 use crate::ring::{RingConfig, Rings};
 use crate::signals::Signals;
 use crate::slots::KILL_GRACE;
@@ -593,6 +594,7 @@ impl Master {
             joining: Joining::default(),
             maps: Maps::default(),
             found: Found::default(),
+            relocations: Relocations::default(),
         };
         master.allow_mail();
         // Slots of workers that the previous program has killed.

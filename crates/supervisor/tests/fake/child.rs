@@ -269,6 +269,7 @@ impl Worker {
             | ToChild::CatchUp { .. }
             | ToChild::Moves { .. }
             | ToChild::Source { .. }
+            | ToChild::Maintained { .. }
             | ToChild::Operated { .. } => {
                 unreachable!("none are configured")
             }

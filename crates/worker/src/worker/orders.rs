@@ -142,6 +142,7 @@ impl<D: Driver> Worker<D> {
             | ToChild::CatchUp { .. }
             | ToChild::Moves { .. }
             | ToChild::Source { .. }
+            | ToChild::Maintained { .. }
             | ToChild::MapDoubted { .. }) => {
                 tracing::warn!("unexpected message from the master: {other:?}");
             }
