@@ -26,6 +26,8 @@ use crate::ring::Slot;
 
 /// How long workers may take to prepare: read the snapshot, build rings and connect.
 pub(crate) const PREPARE_TIMEOUT: Duration = Duration::from_secs(10);
+/// So much longer they may take for each server: rings of very many take seconds to build where processors are slow.
+const PREPARE_EACH_SERVER: Duration = Duration::from_millis(2);
 
 /// How long a pause may take beyond the time allowed for requests in flight.
 pub(crate) const PAUSE_GRACE: Duration = Duration::from_secs(2);
@@ -45,6 +47,8 @@ pub(crate) const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(crate) struct Epochs {
     change: Option<Change>,
+    /// How many servers the next epoch has.
+    servers: usize,
     outputs: VecDeque<Output>,
 }
 
@@ -124,7 +128,7 @@ impl Epochs {
             phase: Phase::Preparing,
             waiting: workers.clone(),
             workers,
-            deadline: now + PREPARE_TIMEOUT,
+            deadline: now + PREPARE_TIMEOUT + PREPARE_EACH_SERVER * self.servers as u32,
             is_mourning: false,
             drain_ms,
             unfinished: 0,
@@ -133,6 +137,11 @@ impl Epochs {
         });
         self.send(Step::Prepare);
         self.advance(now);
+    }
+
+    /// The next change is to an epoch with so many servers.
+    pub(crate) fn expect(&mut self, servers: usize) {
+        self.servers = servers.min(u32::MAX as usize);
     }
 
     /// The current change takes effect only if a worker [wants](Self::wanted) it; otherwise it ends
@@ -361,6 +370,14 @@ mod tests {
 
     const DRAIN_MS: u64 = 500;
     const ALL_SERVED: fn(Slot) -> bool = |_| true;
+
+    #[test]
+    fn very_many_servers_have_more_time_to_be_prepared() {
+        let (mut epochs, now) = (Epochs::default(), Instant::now());
+        epochs.expect(10_000);
+        epochs.begin(2, [0], (0, false), now);
+        assert_eq!(epochs.poll_timeout(), Some(now + PREPARE_TIMEOUT + Duration::from_secs(20)));
+    }
 
     #[test]
     fn all_phases_wait_for_all_workers() {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use cashew_config::snapshot::Server;
+use cashew_config::snapshot::{SERVERS_MAX, Server};
 
 /// A change waits until there was none for so long, and for so long at most.
 const SETTLE: Duration = Duration::from_millis(200);
@@ -184,8 +184,11 @@ impl Damper {
         if lost * 100 <= all * GONE_PERCENT_MAX {
             return BTreeSet::new();
         }
+        // What is named comes first: with more than a pool may have, nothing would come of it.
+        let room =
+            self.wanted.as_ref().map_or(SERVERS_MAX, |it| SERVERS_MAX.saturating_sub(it.len()));
         let held = self.missing.iter().filter(|(_, missing)| !missing.is_sure);
-        held.map(|(name, _)| name).collect()
+        held.map(|(name, _)| name).take(room).collect()
     }
 
     /// What the source says, with what is held back.
@@ -344,6 +347,19 @@ mod tests {
         assert_eq!(damper.take(start + 40 * INTERVAL), None);
         damper.answered(&[], start + 50 * INTERVAL);
         assert_eq!(names(damper.take(start + 50 * INTERVAL)).as_deref(), Some(""));
+    }
+
+    #[test]
+    fn no_more_is_held_back_than_a_pool_may_have() {
+        let start = Instant::now();
+        let many = |name: &str, count: usize| -> Vec<Server> {
+            (0..count).map(|at| Server { name: format!("{name}{at}"), ..server(1) }).collect()
+        };
+        let mut damper = Damper::new(&many("a", 100));
+        damper.answered(&many("b", SERVERS_MAX - 40), start);
+        let taken = damper.take(start + SETTLE).unwrap();
+        assert_eq!(taken.len(), SERVERS_MAX);
+        assert_eq!(taken.iter().filter(|it| it.name.starts_with('a')).count(), 40);
     }
 
     #[test]

@@ -185,6 +185,7 @@ impl Master {
         let drain_ms = snapshot.global.reload_drain_timeout_ms.min(drain_max_ms);
         let is_gated = !moves::sides_changed(&self.current.snapshot, snapshot).is_empty()
             || self.key_moves.is_under_way();
+        self.epochs.expect(snapshot.pools.iter().map(|pool| pool.servers.len()).sum());
         self.epochs.begin(snapshot.epoch, workers, (drain_ms, is_gated), now);
         self.next = Some(next);
         if only_if_moved {
