@@ -101,7 +101,9 @@ def test_five_hundred_changes_in_ten_seconds_are_a_dozen_epochs(etcd, servers, g
         assert took < 15, "the machine is too slow for this test"
         load.turn()
     assert load.failures == []
-    assert epochs(gateway) - before <= 12 + (took > 10.5), gateway.log()[-3000:]
+    made = epochs(gateway) - before
+    print(f"A7.1: 500 changes in {took:.1f} s are {made} epochs")
+    assert made <= 12 + (took > 10.5), gateway.log()[-3000:]
     assert set(in_use(gateway)) == set(servers)
 
 
@@ -123,7 +125,8 @@ def test_a_stop_and_a_death_change_nothing_and_what_came_meanwhile_follows(etcd,
         start = time.monotonic()
         etcd.delete(PREFIX + "s0")
         wait_in_use(gateway, set(servers) - {"s0"}, "what came meanwhile follows", seconds=10)
-        assert time.monotonic() - start < 2
+        after_stop = time.monotonic() - start
+        assert after_stop < 2
         load.turn()
 
         etcd.kill()
@@ -138,7 +141,9 @@ def test_a_stop_and_a_death_change_nothing_and_what_came_meanwhile_follows(etcd,
         etcd.compact(last)
         wait_until(lambda: saved_weights(gateway) == {**{it: 1 for it in servers}, "s1": 51},
                    "it is caught up", seconds=10)
-        assert time.monotonic() - start < 2
+        after_death = time.monotonic() - start
+        print(f"A7.2: caught up {after_stop:.2f} s after SIGCONT, {after_death:.2f} s after a start and a compaction")
+        assert after_death < 2
         load.turn()
     assert load.failures == []
 

@@ -244,7 +244,9 @@ def test_a_service_without_endpoints_keeps_its_servers_for_half_a_minute(place, 
     assert set(in_use(gateway)) == names(range(3))
     # It is asked again, as a watch says nothing of what does not change.
     wait_until(lambda: pool_status(gateway)["servers"] == 0, "they are gone", seconds=60)
-    assert 30 <= time.monotonic() - start <= 50
+    took = time.monotonic() - start
+    print(f"A7.4: nothing is removed for {took:.0f} s")
+    assert 30 <= took <= 50
     assert api.lists >= 4
 
 

@@ -17,6 +17,7 @@ from redis.retry import Retry
 from harness import HOST, children, free_port, resp, server_lines, wait_until
 from test_failover import Pair
 from test_go import GO
+from test_languages import CLIENTS, java_classes, node_modules
 from test_readyz import STOPPING, get, wait_for
 from test_stats import metrics
 
@@ -121,6 +122,9 @@ def test_systemd_waits_for_as_long_as_it_takes(place, monkeypatch):
         # More than TimeoutStopSec of the unit may be.
         assert 92 < extended("STATUS=draining") < 120
         assert conn.call("PING") == "PONG"
+        # It would be killed all the same.
+        refused = gateway.order("undrain")
+        assert refused.returncode == 1 and "the service manager stops the instance" in refused.stderr
         assert 90 < extended("STOPPING=1") < 120
         assert exit_code(gateway) == 0
 
@@ -283,6 +287,7 @@ def test_redis_py_loses_nothing_if_it_wants_to_know(place, wants):
             load.wait(200)
     finally:
         load.stop()
+    print(f"A9.1: redis-py, {'told' if wants else 'untold'}: {load.done} replies, {len(load.errors)} errors")
     if wants:
         assert load.errors == [] and other.stats()["alpha"]["client_requests"] >= 200
     else:
@@ -315,7 +320,51 @@ def test_go_redis_loses_nothing_if_it_wants_to_know(place, mode):
     finally:
         load.kill()
         load.wait()
-    print(output)
+    print(f"A9.1, A10.2: go-redis, {mode}: {output[-200:]}")
+    done, errors = map(int, re.search(r"done (\d+) errors (\d+)", output).groups())
+    assert done > 500
+    if mode == "enabled":
+        assert errors == 0 and other.stats()["alpha"]["client_requests"] > 500
+    else:
+        assert errors > 0
+
+
+def node_redis():
+    return ["node", CLIENTS / "node" / "node-redis-drain.js"], {"NODE_PATH": node_modules()}
+
+
+def lettuce():
+    return ["java", "-cp", java_classes(), "cashew.LettuceDrain"], {}
+
+
+@pytest.mark.timeout(900)  # the first run compiles and may download
+@pytest.mark.parametrize("mode", ["enabled", pytest.param("disabled", marks=pytest.mark.long)])
+@pytest.mark.parametrize("program", [node_redis, lettuce])
+def test_other_clients_lose_nothing_if_they_want_to_know(place, program, mode):
+    """Jedis, as of 8.0, does not ask."""
+    command, environment = program()
+    server = place.redis()
+    other = start(place, "other", server)
+    leaving = start(place, "leaving", server, drain_delay=3, drain_to=f"{HOST}:{other.address}")
+    end = place.directory / "end"
+    load = subprocess.Popen(
+        [str(word) for word in command],
+        env={**os.environ, **environment, "CASHEW_REDIS": f"{HOST}:{leaving.address}",
+             "CASHEW_DRAIN_MODE": mode, "CASHEW_DRAIN_END": str(end)},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )
+    try:
+        wait_until(lambda: leaving.stats()["alpha"]["client_requests"] > 500, "it asks", 60)
+        done = leaving.order("drain", seconds=60)
+        assert done.returncode == 0, done
+        assert exit_code(leaving) == 0
+        time.sleep(1.5)
+        end.touch()
+        output, _ = load.communicate(timeout=60)
+    finally:
+        load.kill()
+        load.wait()
+    print(f"A9.1: {program.__name__}, {mode}: {output}")
     done, errors = map(int, re.search(r"done (\d+) errors (\d+)", output).groups())
     assert done > 500
     if mode == "enabled":

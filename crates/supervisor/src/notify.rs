@@ -45,6 +45,11 @@ impl Notify {
         Self::new(env::var_os("NOTIFY_SOCKET"), timeout.map(Duration::from_micros), now)
     }
 
+    /// Whether a service manager is notified.
+    pub(crate) fn is_heard(&self) -> bool {
+        self.socket.is_some()
+    }
+
     fn new(path: Option<OsString>, timeout: Option<Duration>, now: Instant) -> Self {
         let socket = path.and_then(|path| match connect(&path) {
             Ok(socket) => Some(socket),

@@ -125,6 +125,13 @@ impl Master {
 
     /// Takes a drain back. Clients that have left come back when they want to.
     pub(super) fn undrain(&mut self, mut reply: Box<dyn Reply>, now: Instant) {
+        let is_signalled = self.drain.as_ref().is_some_and(|drain| drain.is_signalled);
+        if is_signalled && self.notify.is_heard() && self.phase == Phase::Serving {
+            return reply.failed(
+                "the service manager stops the instance, and would kill it in the end: start it again when it has \
+                 stopped",
+            );
+        }
         let Some(drain) = self.drain.take_if(|_| self.phase != Phase::Stopping) else {
             if self.phase == Phase::Stopping {
                 return reply.failed(STOPPING);
