@@ -122,6 +122,14 @@ def test_every_answer_is_as_described(place):
     only = api.call("GET", "/events", query="?kind=instance_serves&since=0")["events"]
     assert {it["kind"] for it in only} == {"instance_serves"}
     assert api.call("GET", "/actions") == {"actions": []}
+    # Where keys go, as the command line says.
+    for words, query in [
+        (["a b"], "?key=a%20b"),
+        (["--pool", "alpha", "--command", "DEL", "k"], "?key=k&pool=alpha&command=DEL"),
+        (["--as-if", "one=down", "k"], "?key=k&as_if=one%3Ddown"),
+    ]:
+        shown = json.loads(gateway.order("route", "--json", *words).stdout)
+        assert api.call("GET", "/route", query=query)["routes"] == shown and shown[0]["by_instance"]
     # What does something.
     done = api.call("POST", "/reload", {"dry_run": False})
     assert (done["state"], done["changed"], done["operation"]) == ("done", False, "reload")
@@ -190,6 +198,12 @@ def test_every_answer_is_as_described(place):
         ("GET", "/events", None, "?since=x", "since"),
         ("GET", "/events", None, "?kind=nosuch", "nosuch"),
         ("GET", "/status", None, "?x=1", "x"),
+        ("GET", "/route", None, "", "key"),
+        ("GET", "/route", None, "?key=k&x=1", "x"),
+        ("GET", "/route", None, "?key=k&key=l", "given twice"),
+        ("GET", "/route", None, "?key=k&pool=nowhere", "nowhere"),
+        ("GET", "/route", None, "?key=k&as_if=one", "SERVER=down"),
+        ("GET", "/route", None, "?key=k&command=NOSUCH", "NOSUCH"),
         ("GET", "/actions", None, "?x=1", "x"),
         ("GET", "/actions/1", None, "?x=1", "x"),
     ]:

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use cashew_api::{
     Action, ActionList, ActionState, BASE, Command, Does, Failure, FailureKind, Misfit, Operation,
-    WAIT_DEFAULT, WAIT_MAX, is_integer, openapi,
+    RouteQuestion, WAIT_DEFAULT, WAIT_MAX, is_integer, openapi,
 };
 use cashew_config::snapshot::Global;
 use hyper::body::{Body as HttpBody, Bytes};
@@ -108,6 +108,7 @@ where
         Does::Ask(name) => {
             ask(operation, command_of_query(operation, name, query)?, hub, peer).await
         }
+        Does::Route => route(operation, &question_of(query)?, hub, peer).await,
         Does::Act(_) => {
             let wait = wait_of(query)?;
             let body = read(body).await?;
@@ -182,14 +183,25 @@ async fn ask(
     hub: &Hub,
     peer: Option<SocketAddr>,
 ) -> Answer {
-    let number = hub.operations.borrow_mut().ask(text_of(&command), peer).map_err(Refused::from)?;
+    let document = asked(operation, &command, hub, peer).await?;
+    Ok(response(StatusCode::OK, JSON, in_a_line(document)))
+}
+
+/// What the master answers.
+async fn asked(
+    operation: &Operation,
+    command: &Command,
+    hub: &Hub,
+    peer: Option<SocketAddr>,
+) -> Result<Vec<u8>, Refused> {
+    let number = hub.operations.borrow_mut().ask(text_of(command), peer).map_err(Refused::from)?;
     let _asked = Asked { number, hub };
     let look = |operations: &Operations| operations.answer(number);
     let answered: Option<Answered> = wait(hub, Instant::now() + ANSWER_TIMEOUT, look).await;
     match answered {
-        Some(Ok(document)) => Ok(response(StatusCode::OK, JSON, in_a_line(document.to_vec()))),
+        Some(Ok(document)) => Ok(document.to_vec()),
         Some(Err(why)) => {
-            let is_status = command == Command::Status;
+            let is_status = *command == Command::Status;
             let kind = if is_status { FailureKind::Busy } else { FailureKind::BadRequest };
             Err(Refused::new(kind, &why, operation.remedy))
         }
@@ -198,6 +210,38 @@ async fn ask(
             Err(Refused::new(FailureKind::Busy, cause, operation.remedy))
         }
     }
+}
+
+/// Finds out where a key goes.
+async fn route(
+    operation: &Operation,
+    question: &RouteQuestion,
+    hub: &Hub,
+    peer: Option<SocketAddr>,
+) -> Answer {
+    let status = asked(operation, &Command::Status, hub, peer).await?;
+    let status = serde_json::from_slice(&status);
+    let source = hub.source();
+    let (Ok(status), Some(tell)) = (status, source.routes()) else {
+        let cause = "how the instance is cannot be read";
+        return Err(Refused::new(FailureKind::Busy, cause, operation.remedy));
+    };
+    match tell(source.snapshot(), &status, question) {
+        Ok(routes) => Ok(shown(StatusCode::OK, &routes)),
+        Err(why) => Err(Refused::new(FailureKind::BadRequest, &why, operation.remedy)),
+    }
+}
+
+fn question_of(query: &str) -> Result<RouteQuestion, Refused> {
+    let mut parameters = Map::new();
+    for (name, value) in query::pairs(query) {
+        if parameters.insert(name.to_owned(), value.into()).is_some() {
+            let why = format!("the parameter {} is given twice", name.escape_debug());
+            return Err(Refused::misfit(&why));
+        }
+    }
+    let question = serde_json::from_value(Value::Object(parameters));
+    question.map_err(|error| Refused::misfit(&error.to_string()))
 }
 
 /// A question that somebody waits for.
@@ -428,6 +472,17 @@ mod tests {
         assert_eq!(wait_of("").ok(), Some(Duration::from_secs(WAIT_DEFAULT)));
         assert_eq!(wait_of("wait=0").ok(), Some(Duration::ZERO));
         assert!(wait_of("wait=61").is_err() && wait_of("await=1").is_err());
+    }
+
+    #[test]
+    fn questions_for_routes_have_a_key_and_nothing_else_that_is_unknown() {
+        let question = question_of("key=a%20b&pool=p&as_if=s%3Ddown").ok().unwrap();
+        assert_eq!((&*question.key, question.pool.as_deref()), ("a b", Some("p")));
+        assert_eq!(question.as_if.as_deref(), Some("s=down"));
+        for query in ["", "pool=p", "key=a&x=1", "key=a&key=b"] {
+            let refused = question_of(query).err().unwrap();
+            assert_eq!(refused.failure.error, FailureKind::BadRequest, "{query}");
+        }
     }
 
     #[test]

@@ -52,4 +52,4 @@ pub use operate::{Said, SendCommand};
 pub use section::{Cell, Column, Section, Unit};
 pub use server::{Change, Changer, Changes, changes, serve};
 pub use slow::{Parts, SlowListing, SlowRecord};
-pub use source::Source;
+pub use source::{Source, TellRoutes};

@@ -4,6 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use cashew_api::status::Status;
+use cashew_api::{RouteList, RouteQuestion};
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{LogFormat, Pool, Server, Tracing};
 use cashew_discovery::{MaintenanceStatus, SourceStatus};
@@ -36,7 +38,11 @@ pub struct Source {
     host: String,
     clock: WallClock,
     sections: Vec<Arc<dyn Section>>,
+    routes: Option<TellRoutes>,
 }
+
+/// Finds out where a key goes, by a configuration and by how an instance is. An error says what cannot be asked so.
+pub type TellRoutes = fn(&Snapshot, &Status, &RouteQuestion) -> Result<RouteList, String>;
 
 /// A server, how it is, and what last went wrong with it.
 pub(crate) struct ServerStatus<'a> {
@@ -79,12 +85,33 @@ impl Source {
             Arc::new(CommandTable),
             Arc::new(UserTable),
         ];
-        Self { snapshot, segments, shared, discovery, started_at, version, host, clock, sections }
+        let routes = None;
+        Self {
+            snapshot,
+            segments,
+            shared,
+            discovery,
+            started_at,
+            version,
+            host,
+            clock,
+            sections,
+            routes,
+        }
     }
 
     /// Tells of what is told there, too.
     pub fn with_discovery(self, discovery: Discovery) -> Self {
         Self { discovery, ..self }
+    }
+
+    /// Tells where keys go, too.
+    pub fn with_routes(self, routes: TellRoutes) -> Self {
+        Self { routes: Some(routes), ..self }
+    }
+
+    pub(crate) fn routes(&self) -> Option<TellRoutes> {
+        self.routes
     }
 
     /// Has another table in `/state.json`.

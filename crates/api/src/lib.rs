@@ -11,6 +11,7 @@ mod failure;
 pub mod key;
 mod openapi;
 mod operation;
+mod route;
 pub mod status;
 
 pub use action::{Action, ActionList, ActionState};
@@ -21,6 +22,7 @@ pub use command::{
 pub use failure::{Failure, FailureKind};
 pub use openapi::{is_integer, openapi};
 pub use operation::{BASE, Does, Misfit, OPERATIONS, Operation, Role, WAIT_DEFAULT, WAIT_MAX};
+pub use route::{RouteList, RouteQuestion};
 
 /// Events, as they are answered.
 #[derive(

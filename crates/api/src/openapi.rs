@@ -3,12 +3,12 @@
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Map, Value, json};
 
-use crate::EventList;
 use crate::action::{Action, ActionList};
 use crate::command::Command;
 use crate::failure::{Failure, FailureKind};
 use crate::operation::{BASE, Does, OPERATIONS, Operation, Role, WAIT_DEFAULT, WAIT_MAX};
 use crate::status::Status;
+use crate::{EventList, RouteList, RouteQuestion};
 
 const JSON: &str = "application/json";
 
@@ -18,8 +18,7 @@ const ABOUT: &str = "What `cashew` does with a running instance, by HTTP at its 
     there is one; `operate_token` does as well.\n\n\
     What is asked for is an action with a number. The answer waits for its end, for as long as `wait` says: status \
     200 if it is done, 409 if it has failed, and 202 if it goes on, with its address in `Location`. Whoever leaves \
-    ends nothing. To ask for something again does no harm: `changed` is false if there was nothing left to do, and a \
-    failover to the server that takes the writes already fails and says so.\n\n\
+    ends nothing. To ask for something again does no harm: `changed` is false if there was nothing left to do.\n\n\
     Every answer whose status is 400 or higher is a `Failure`: also 404 where there is no such path, and 405 where a \
     path has no such method. Answers may have more members in later versions.";
 
@@ -100,8 +99,13 @@ impl Schemas {
             Does::Actions => self.answers.subschema_for::<ActionList>(),
             Does::Act(_) | Does::Action => self.answers.subschema_for::<Action>(),
             Does::Describe => return json!({ "type": "object" }),
+            Does::Route => self.answers.subschema_for::<RouteList>(),
         };
         schema.to_value()
+    }
+
+    fn route_question(&self) -> Value {
+        schemars::schema_for!(RouteQuestion).to_value()
     }
 
     fn failure(&mut self) -> Value {
@@ -182,6 +186,18 @@ fn parameters(operation: &Operation, schemas: &Schemas) -> Vec<Value> {
             "description": "The number of the action.",
             "schema": { "type": "integer", "minimum": 0 },
         })],
+        Does::Route => {
+            let schema = schemas.route_question();
+            let required = schema["required"].as_array().cloned().unwrap_or_default();
+            let parameter = |(name, schema): (&String, &Value)| {
+                let mut schema = schema.clone();
+                let description = schema.as_object_mut().and_then(|it| it.remove("description"));
+                json!({ "name": name, "in": "query", "required": required.contains(&name.clone().into()),
+                        "description": description, "schema": schema })
+            };
+            let properties = schema["properties"].as_object();
+            properties.into_iter().flatten().map(parameter).collect()
+        }
         Does::Actions | Does::Describe => Vec::new(),
     }
 }
@@ -192,7 +208,9 @@ fn responses(operation: &Operation, schemas: &mut Schemas) -> Value {
     let answer = schemas.answer(operation.does);
     let meaning = match operation.does {
         Does::Act(_) => "It is done, or there was nothing to do.",
-        Does::Ask(_) | Does::Actions | Does::Action | Does::Describe => "As asked for.",
+        Does::Ask(_) | Does::Actions | Does::Action | Does::Describe | Does::Route => {
+            "As asked for."
+        }
     };
     responses.insert(
         "200".to_owned(),
@@ -225,7 +243,7 @@ fn failures(does: Does) -> Vec<FailureKind> {
         Does::Describe => vec![Kind::Unauthorized],
         Does::Actions => vec![Kind::BadRequest, Kind::Unauthorized],
         Does::Action => vec![Kind::BadRequest, Kind::Unauthorized, Kind::NotFound],
-        Does::Ask(_) => vec![Kind::BadRequest, Kind::Unauthorized, Kind::Busy],
+        Does::Ask(_) | Does::Route => vec![Kind::BadRequest, Kind::Unauthorized, Kind::Busy],
         Does::Act(_) => vec![
             Kind::BadRequest,
             Kind::Unauthorized,

@@ -39,6 +39,8 @@ pub enum Does {
     Action,
     /// Describes the API.
     Describe,
+    /// Shows where a key goes.
+    Route,
 }
 
 /// Who may ask.
@@ -80,6 +82,16 @@ pub const OPERATIONS: &[Operation] = &[
         description: "What `cashew events --json` prints.",
         does: Does::Ask("events"),
         remedy: "docs/operations.md lists the kinds of events",
+    },
+    Operation {
+        method: "GET",
+        path: "/route",
+        id: "route",
+        summary: "Where a key goes: the way through a route, and the server that has it",
+        description: "What `cashew route --json` prints, by the configuration in effect and by how servers are. Nobody is \
+                      asked for the key. `notes` has what else is to be known.",
+        does: Does::Route,
+        remedy: "GET /api/v1/status names the pools and servers",
     },
     Operation {
         method: "POST",
@@ -230,7 +242,9 @@ impl Operation {
     pub fn role(&self) -> Role {
         match self.does {
             Does::Act(_) => Role::Operate,
-            Does::Ask(_) | Does::Actions | Does::Action | Does::Describe => Role::Read,
+            Does::Ask(_) | Does::Actions | Does::Action | Does::Describe | Does::Route => {
+                Role::Read
+            }
         }
     }
 
@@ -238,7 +252,7 @@ impl Operation {
     pub fn command_name(&self) -> Option<&'static str> {
         match self.does {
             Does::Ask(name) | Does::Act(name) => Some(name),
-            Does::Actions | Does::Action | Does::Describe => None,
+            Does::Actions | Does::Action | Does::Describe | Does::Route => None,
         }
     }
 

@@ -97,7 +97,7 @@ impl Instance {
         let segments = Arc::new(Segments::open(metrics, &Layout::new(&snapshot))?);
         let (snapshot, shared) = (Arc::new(snapshot), self.shared.clone());
         let source = Source::new(snapshot, segments, shared, self.started, VERSION);
-        Ok(source.with_discovery(self.discovery.clone()))
+        Ok(source.with_discovery(self.discovery.clone()).with_routes(crate::route::tell))
     }
 
     fn open_epoch(&self, descriptors: Vec<OwnedFd>) -> Result<Source> {

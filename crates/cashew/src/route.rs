@@ -9,6 +9,8 @@ use std::io::{self, BufRead, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use cashew_api::status::Status;
+use cashew_api::{RouteList, RouteQuestion};
 use cashew_config::snapshot::{
     Listen, Pool, Promoted, Reads, ServerGroup, Snapshot, Topology, TopologyState,
 };
@@ -102,7 +104,7 @@ fn answer(arguments: &RouteArguments) -> Result<String, String> {
         let other = load(other)?;
         return comparison::compare(&pools, &other, &chosen, &keys, arguments);
     }
-    let answers = answers(&pools, &chosen, &keys, arguments)?;
+    let answers = answers(&pools, &chosen, &keys, arguments.command.as_deref())?;
     Ok(match arguments.json {
         true => serde_json::to_string_pretty(&answers).expect("routes are plain JSON"),
         false => describe(&answers),
@@ -113,12 +115,12 @@ fn answers(
     pools: &Pools,
     chosen: &[&str],
     keys: &[String],
-    arguments: &RouteArguments,
+    command: Option<&str>,
 ) -> Result<Vec<Answer>, String> {
     let mut answers = Vec::new();
     for name in chosen {
         let pool = pools.find(name).expect("the chosen pools are there");
-        let operations = operations::of(arguments.command.as_deref(), pool)?;
+        let operations = operations::of(command, pool)?;
         match &pool.route {
             None => answers.extend(keys.iter().map(|key| Answer::Pool(pools.of(name, key)))),
             Some(route) => {
@@ -128,6 +130,24 @@ fn answers(
         }
     }
     Ok(answers)
+}
+
+/// Where a key goes, for who asks a running instance by HTTP.
+pub(crate) fn tell(
+    snapshot: &Snapshot,
+    status: &Status,
+    question: &RouteQuestion,
+) -> Result<RouteList, String> {
+    let RouteQuestion { key, pool, command, as_if } = question;
+    let chosen = chosen(snapshot, pool.as_deref())?;
+    let pools = Pools::of_instance(snapshot, &status.pools, &chosen, as_if.as_deref())?;
+    let keys = std::slice::from_ref(key);
+    let answers = answers(&pools, &chosen, keys, command.as_deref())?;
+    let as_object = |answer: &Answer| match serde_json::to_value(answer) {
+        Ok(serde_json::Value::Object(object)) => object,
+        _ => unreachable!("routes are plain JSON objects"),
+    };
+    Ok(RouteList { routes: answers.iter().map(as_object).collect(), notes: pools.notes })
 }
 
 fn load(file: &std::path::Path) -> Result<Snapshot, String> {

@@ -22,6 +22,8 @@ pub(super) struct Pools {
     not_by_instance: Vec<Option<String>>,
     /// By pool and server: how it is, and whether it is down.
     known: HashMap<(String, String), (String, bool)>,
+    /// What else whoever asks should know, in words.
+    pub(super) notes: Vec<String>,
 }
 
 /// Where a pool has a key, for one who reads it or writes it.
@@ -46,13 +48,27 @@ impl Pools {
             Ok(status) => pools.take_status(&status.pools, chosen),
             Err(why) => {
                 let why = format!("the running instance was not reached: {why}");
-                print_line(format_args!("cashew: {why}; this is what the file says"));
+                pools.notes.push(format!("{why}; this is what the file says"));
                 pools.not_by_instance.fill(Some(why));
             }
         }
         for wish in &arguments.as_if {
             pools.pretend(wish, chosen)?;
         }
+        pools.notes.iter().for_each(|note| print_line(format_args!("cashew: {note}")));
+        Ok(pools)
+    }
+
+    /// By what is in effect, and by how it is. `wish` is as of `--as-if`.
+    pub(super) fn of_instance(
+        snapshot: &Snapshot,
+        status: &[PoolStatus],
+        chosen: &[&str],
+        wish: Option<&str>,
+    ) -> Result<Self, String> {
+        let mut pools = Self::of_file(snapshot);
+        pools.take_status(status, chosen);
+        wish.map_or(Ok(()), |wish| pools.pretend(wish, chosen))?;
         Ok(pools)
     }
 
@@ -61,7 +77,8 @@ impl Pools {
         let states = snapshot.pools.iter().map(TopologyState::whole).collect();
         let rings = snapshot.pools.iter().map(|_| OnceCell::new()).collect();
         let not_by_instance = vec![Some("nobody was asked".to_owned()); snapshot.pools.len()];
-        Self { snapshot: snapshot.clone(), states, rings, not_by_instance, known: HashMap::new() }
+        let (known, notes) = (HashMap::new(), Vec::new());
+        Self { snapshot: snapshot.clone(), states, rings, not_by_instance, known, notes }
     }
 
     pub(super) fn find(&self, name: &str) -> Option<&Pool> {
@@ -102,7 +119,7 @@ impl Pools {
             let Some(status) = found.filter(|it| it.servers as usize == pool.servers.len()) else {
                 let why = format!("pool '{}' is not in use like this", pool.name);
                 if is_said {
-                    print_line(format_args!("cashew: {why}; this is what the file says"));
+                    self.notes.push(format!("{why}; this is what the file says"));
                 }
                 self.not_by_instance[at] = Some(why);
                 continue;
@@ -121,8 +138,8 @@ impl Pools {
             let off = drained.iter().filter(|(_, drained)| *drained == 1000).count() as u32;
             let ejected = (status.servers - status.live).saturating_sub(off);
             if ejected > 0 && is_said {
-                print_line(format_args!(
-                    "cashew: pool '{}': {ejected} of its servers are ejected now: keys of these are \
+                self.notes.push(format!(
+                    "pool '{}': {ejected} of its servers are ejected now: keys of these are \
                      elsewhere; --as-if SERVER=down shows where",
                     pool.name
                 ));
