@@ -189,12 +189,27 @@ impl Master {
         &mut self,
         (pool, key): (&str, &[u8]),
         to: Option<String>,
-        reply: Box<dyn Reply>,
+        mut reply: Box<dyn Reply>,
     ) {
+        if let Some(line) = self.moved_already((pool, key), to.as_deref()) {
+            reply.line(&line);
+            return reply.unchanged();
+        }
         match self.hot_move_of_operator((pool, key), to) {
             Ok(it) => self.begin_hot_move(it, Some(reply)),
             Err(why) => reply.failed(&why),
         }
+    }
+
+    /// What to say if the key is where it is to go.
+    fn moved_already(&self, (pool, key): (&str, &[u8]), to: Option<&str>) -> Option<String> {
+        let act = HotAct::of_key(pool, key, HotCause::Command);
+        let acts = self.shared.hot_acts().all();
+        acts.iter().find(|it| it.deed == HotDeed::Move && it.is_like(&act))?;
+        let snapshot = &self.current.snapshot;
+        let at = snapshot.led_to(snapshot.list_of(pool)?, std::str::from_utf8(key).ok()?)?;
+        let name = shown(&act.key, act.len);
+        to.is_none_or(|to| to == at).then(|| format!("key {name} is in pool {at} already"))
     }
 
     fn hot_move_of_operator(
