@@ -198,7 +198,8 @@ pub trait Driver {
     /// them.
     fn stop_listening(&mut self);
 
-    /// Reports [`Handler::readable`] while the descriptor is readable. It must stay open.
+    /// Reports [`Handler::readable`] while the descriptor is readable: once until [`Driver::is_behind`] is false, so that
+    /// whoever reads it then does not wait. It must stay open.
     fn watch(&mut self, watch: u32, descriptor: BorrowedFd<'_>) -> io::Result<()>;
 
     /// Ends [`Driver::watch`].

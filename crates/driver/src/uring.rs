@@ -618,6 +618,11 @@ impl UringDriver {
                 self.ring.accept(listener.socket.as_fd(), tag);
             }
         }
+        if self.unreported > 0 {
+            // Whoever watches acts when all of the round is reported. Until then a descriptor is readable still, and
+            // what would be told of it now would no longer be true when it is reported.
+            return;
+        }
         for watch in self.watches.iter_mut().filter(|watch| !watch.is_polled) {
             watch.is_polled = true;
             let tag = tag(u64::from(watch.id), watch.epoch, WATCHED);

@@ -31,6 +31,7 @@ contract! {
     lets_no_connection_hold_up_another
     leaves_the_rest_of_much_to_the_next_waits
     heeds_what_it_is_told_while_it_is_behind
+    tells_once_of_what_is_watched_until_it_has_caught_up
     reports_the_end_behind_the_data
     writes_to_a_half_closed_peer
     reports_a_reset
@@ -305,6 +306,37 @@ fn leaves_the_rest_of_much_to_the_next_waits<D: Driver>(new: fn() -> D) {
     for conn in conns {
         assert!(*bench.recorder.received(conn) == expected[..]);
     }
+}
+
+fn tells_once_of_what_is_watched_until_it_has_caught_up<D: Driver>(new: fn() -> D) {
+    let mut bench = Bench::new(new);
+    let address = bench.listen(1, "127.0.0.1:0");
+    let (mut peers, _conns): (Vec<_>, Vec<_>) = (0..12).map(|_| bench.accept(address)).unzip();
+    let (reader, writer) = std::io::pipe().unwrap();
+    bench.driver.watch(7, reader.as_fd()).unwrap();
+    bench.tick(Duration::ZERO);
+    rustix::io::write(&writer, b"x").unwrap();
+    thread::sleep(QUIET);
+    for peer in &mut peers {
+        peer.write_all(&pattern(50_000)).unwrap();
+    }
+    thread::sleep(QUIET);
+    let mut waits = 0;
+    loop {
+        bench.tick(Duration::from_secs(5));
+        waits += 1;
+        if !bench.driver.is_behind() {
+            break;
+        }
+    }
+    assert!(waits > 1, "it was behind");
+    // Whoever reads now does so for what was told, and would wait if it were told again.
+    rustix::io::read(&reader, &mut [0; 8]).unwrap();
+    let told = bench.recorder.events.iter().filter(|event| **event == Event::Readable(7)).count();
+    assert!(told <= 1, "{told} times");
+    bench.recorder.events.clear();
+    bench.linger();
+    assert!(!bench.recorder.has(Event::Readable(7)));
 }
 
 fn heeds_what_it_is_told_while_it_is_behind<D: Driver>(new: fn() -> D) {
