@@ -83,6 +83,53 @@ fn addresses<'a, A: std::str::FromStr + Into<IpAddr>>(
     Ok(Header::Passed { client: address(client, client_port)?, to: address(to, to_port)? })
 }
 
+/// The header as a line of text, of version 1.
+pub fn line(header: Header) -> Vec<u8> {
+    let Header::Passed { client, to } = header else { return b"PROXY UNKNOWN\r\n".to_vec() };
+    let (client, to) = of_one_family(client, to);
+    let family = if client.is_ipv4() { "TCP4" } else { "TCP6" };
+    let (hosts, ports) = ((client.ip(), to.ip()), (client.port(), to.port()));
+    format!("PROXY {family} {} {} {} {}\r\n", hosts.0, hosts.1, ports.0, ports.1).into_bytes()
+}
+
+/// The header in binary, of version 2.
+pub fn packet(header: Header) -> Vec<u8> {
+    let mut packet = SIGNATURE.to_vec();
+    let Header::Passed { client, to } = header else {
+        // Whose it is, is not known.
+        packet.extend_from_slice(&[0x21, 0, 0, 0]);
+        return packet;
+    };
+    let (client, to) = of_one_family(client, to);
+    let mut block = Vec::new();
+    for host in [client.ip(), to.ip()] {
+        match host {
+            IpAddr::V4(host) => block.extend_from_slice(&host.octets()),
+            IpAddr::V6(host) => block.extend_from_slice(&host.octets()),
+        }
+    }
+    block.extend_from_slice(&client.port().to_be_bytes());
+    block.extend_from_slice(&to.port().to_be_bytes());
+    packet.extend_from_slice(&[0x21, if client.is_ipv4() { 0x11 } else { 0x21 }]);
+    packet.extend_from_slice(&(block.len() as u16).to_be_bytes());
+    packet.extend_from_slice(&block);
+    packet
+}
+
+/// Both of IPv4, or both of IPv6: a header has one family.
+fn of_one_family(client: SocketAddr, to: SocketAddr) -> (SocketAddr, SocketAddr) {
+    let canonical = |it: SocketAddr| SocketAddr::new(it.ip().to_canonical(), it.port());
+    let (client, to) = (canonical(client), canonical(to));
+    let wide = |it: SocketAddr| match it.ip() {
+        IpAddr::V4(host) => SocketAddr::new(host.to_ipv6_mapped().into(), it.port()),
+        IpAddr::V6(_) => it,
+    };
+    match client.is_ipv4() == to.is_ipv4() {
+        true => (client, to),
+        false => (wide(client), wide(to)),
+    }
+}
+
 fn parse_binary(bytes: &[u8]) -> Result<Option<(Header, usize)>, Malformed> {
     if !agree(bytes, &SIGNATURE) {
         return Err(Malformed);
@@ -119,4 +166,42 @@ where
     let &[a, b, c, d] = rest.first_chunk::<4>().ok_or(Malformed)?;
     let address = |bytes: [u8; SIZE], port| SocketAddr::new(bytes.into(), u16::from_be_bytes(port));
     Ok(Header::Passed { client: address(*client, [a, b]), to: address(*to, [c, d]) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let pairs = [
+            ("10.1.2.3:4567", "192.168.0.1:80"),
+            ("[2001:db8::1]:4567", "[2001:db8::2]:80"),
+            ("[2001:db8::1]:4567", "192.168.0.1:80"),
+            ("[::ffff:10.1.2.3]:1", "10.0.0.1:65535"),
+        ];
+        for (client, to) in pairs {
+            let header =
+                Header::Passed { client: client.parse().unwrap(), to: to.parse().unwrap() };
+            let (line, packet) = (line(header), packet(header));
+            let (as_line, len) = parse(&line).unwrap().unwrap();
+            assert_eq!(len, line.len());
+            let (as_packet, len) = parse(&packet).unwrap().unwrap();
+            assert_eq!(len, packet.len());
+            assert_eq!(as_line, as_packet);
+            let Header::Passed { client: read, .. } = as_line else { panic!("{as_line:?}") };
+            let canonical = |it: SocketAddr| (it.ip().to_canonical(), it.port());
+            assert_eq!(canonical(read), canonical(client.parse().unwrap()));
+        }
+        assert_eq!(line(Header::Own), b"PROXY UNKNOWN\r\n");
+        assert_eq!(parse(&packet(Header::Own)).unwrap().unwrap(), (Header::Own, 16));
+        let header = Header::Passed {
+            client: "10.1.2.3:4567".parse().unwrap(),
+            to: "192.168.0.1:80".parse().unwrap(),
+        };
+        assert_eq!(line(header), b"PROXY TCP4 10.1.2.3 192.168.0.1 4567 80\r\n");
+        let expected =
+            b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\x0a\x01\x02\x03\xc0\xa8\0\x01\x11\xd7\0\x50";
+        assert_eq!(packet(header), expected);
+    }
 }
