@@ -547,6 +547,8 @@ impl World {
                 }
                 // A driver may tell of less all the same.
                 Action::SetLowWater { .. }
+                | Action::Reset { .. }
+                | Action::EndWriting { .. }
                 | Action::Notice { .. }
                 | Action::Held { .. }
                 | Action::Eject { .. }

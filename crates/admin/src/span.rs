@@ -217,6 +217,7 @@ fn system(request: &SeenRequest, snapshot: &Snapshot) -> &'static str {
     let pool = snapshot.pools.iter().find(|pool| pool.name == request.pool);
     match pool.map(|pool| pool.protocol) {
         Some(Protocol::Memcached) => "memcached",
+        Some(Protocol::Tcp) => "tcp",
         Some(Protocol::Redis) | None => "redis",
     }
 }

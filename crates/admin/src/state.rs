@@ -69,6 +69,7 @@ fn pool<'a>(source: &'a Source, at: usize, series: Option<&Series>) -> Object<'a
     let protocol = match config.protocol {
         Protocol::Redis => "redis",
         Protocol::Memcached => "memcached",
+        Protocol::Tcp => "tcp",
     };
     object.insert("protocol", protocol);
     let leads_to = config.route.iter().flat_map(|route| route.pools());

@@ -39,7 +39,7 @@ pub(crate) enum ServerStat {
 }
 
 /// Twemproxy's names in its order ([`POOL_STATS_OF_TWEMPROXY`] of them), then ours.
-pub(crate) const POOL_STATS: [PoolStat; 70] = [
+pub(crate) const POOL_STATS: [PoolStat; 76] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
     PoolStat::Gauge(PoolGauge::ClientConnections),
@@ -90,6 +90,12 @@ pub(crate) const POOL_STATS: [PoolStat; 70] = [
     PoolStat::Counter(PoolCounter::ShadowSent),
     PoolStat::Counter(PoolCounter::ShadowDiffers),
     PoolStat::Counter(PoolCounter::WarmUpFills),
+    PoolStat::Counter(PoolCounter::ConnectionsPassed),
+    PoolStat::Counter(PoolCounter::ConnectionsRetried),
+    PoolStat::Counter(PoolCounter::ConnectionsWaited),
+    PoolStat::Counter(PoolCounter::ConnectionsFailed),
+    PoolStat::Counter(PoolCounter::ConnectionsIdle),
+    PoolStat::Counter(PoolCounter::ConnectionMs),
     PoolStat::Counter(PoolCounter::Moved),
     PoolStat::Counter(PoolCounter::Asked),
     PoolStat::Counter(PoolCounter::TriedAgain),
@@ -114,7 +120,7 @@ pub(crate) const POOL_STATS: [PoolStat; 70] = [
 pub(crate) const POOL_STATS_OF_TWEMPROXY: usize = 6;
 
 /// Twemproxy's names in its order ([`SERVER_STATS_OF_TWEMPROXY`] of them), then ours.
-pub(crate) const SERVER_STATS: [ServerStat; 29] = [
+pub(crate) const SERVER_STATS: [ServerStat; 30] = [
     ServerStat::Counter(ServerCounter::ServerEof),
     ServerStat::Counter(ServerCounter::ServerErr),
     ServerStat::Counter(ServerCounter::ServerTimedout),
@@ -130,6 +136,7 @@ pub(crate) const SERVER_STATS: [ServerStat; 29] = [
     ServerStat::Gauge(ServerGauge::OutQueueBytes),
     ServerStat::Counter(ServerCounter::Connects),
     ServerStat::Counter(ServerCounter::ConnectErrors),
+    ServerStat::Counter(ServerCounter::ConnectUs),
     ServerStat::Counter(ServerCounter::ConnectsPaced),
     ServerStat::Counter(ServerCounter::ProtocolErrors),
     ServerStat::Counter(ServerCounter::Spooled),
@@ -770,6 +777,12 @@ gamma: {listen: 127.0.0.1:4, redis: true, servers: [127.0.0.1:3:1]}
             "cluster_moved",
             "cluster_tried_again",
             "commands_refused",
+            "connection_ms",
+            "connections_failed",
+            "connections_idle",
+            "connections_passed",
+            "connections_retried",
+            "connections_waited",
             "external_auth_asked",
             "external_auth_cached",
             "external_auth_lost",
@@ -815,6 +828,7 @@ gamma: {listen: 127.0.0.1:4, redis: true, servers: [127.0.0.1:3:1]}
         assert_eq!(added(&ours["alpha"], &known["alpha"]), pool_additions);
         let server_additions = [
             "connect_errors",
+            "connect_us",
             "connects",
             "connects_paced",
             "drained",

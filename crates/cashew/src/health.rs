@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
@@ -145,7 +145,10 @@ impl Target {
         let loaded = cashew_config::load(file).map_err(|error| error.to_string())?;
         let pools = &loaded.snapshot.pools;
         let Some(name) = &arguments.pool else {
-            return pools.iter().find_map(Self::of).ok_or_else(|| {
+            // Where bytes pass through, nobody but the server answers.
+            let answers = |pool: &&Pool| pool.protocol != Protocol::Tcp;
+            let found = pools.iter().filter(answers).find_map(Self::of);
+            return found.or_else(|| pools.iter().find_map(Self::of)).ok_or_else(|| {
                 format!(
                     "{}: all ports are for TLS, which is not spoken here: give one pool a \"tls_listen\", and a \
                      \"listen\" for this machine, such as /run/cashew/health.sock",
@@ -177,7 +180,16 @@ impl Target {
 
     /// Whether an answer comes in time; any is one, so that a password or a lack of servers is of no account.
     fn ask(&self, timeout: Duration) -> Result<(), String> {
-        let answer = self.exchange(timeout).map_err(|error| {
+        let answer = match self.exchange(timeout) {
+            // So does the gateway end a connection for which there is no server, as soon as it is there.
+            Err(error)
+                if error.kind() == ErrorKind::ConnectionReset && self.is_passed_through() =>
+            {
+                return Ok(());
+            }
+            answer => answer,
+        };
+        let answer = answer.map_err(|error| {
             let why = match error.kind() {
                 ErrorKind::WouldBlock | ErrorKind::TimedOut => {
                     format!("no answer within {} ms", timeout.as_millis())
@@ -199,6 +211,10 @@ impl Target {
         }
     }
 
+    fn is_passed_through(&self) -> bool {
+        self.protocol == Protocol::Tcp
+    }
+
     fn is_of_protocol(&self, answer: &[u8]) -> bool {
         match self.protocol {
             Protocol::Redis => matches!(answer.first(), Some(b'+' | b'-')),
@@ -206,6 +222,8 @@ impl Target {
                 let words = [&b"VERSION"[..], b"ERROR", b"CLIENT_ERROR", b"SERVER_ERROR"];
                 words.iter().any(|word| answer.starts_with(word))
             }
+            // What comes is the server's; an end without a word is the gateway's, or passed on by it.
+            Protocol::Tcp => true,
         }
     }
 
@@ -217,20 +235,25 @@ impl Target {
                 stream.set_read_timeout(Some(timeout))?;
                 stream.set_write_timeout(Some(timeout))?;
                 let own = stream.local_addr()?.ip();
-                self.converse(stream, Some(own))
+                self.converse(stream, TcpStream::shutdown, Some(own))
             }
             Listen::Unix { path, .. } => {
                 let stream = UnixStream::connect(path)?;
                 stream.set_read_timeout(Some(timeout))?;
                 stream.set_write_timeout(Some(timeout))?;
-                self.converse(stream, None)
+                self.converse(stream, UnixStream::shutdown, None)
             }
             Listen::Nowhere => Err(ErrorKind::AddrNotAvailable.into()),
         }
     }
 
     /// Sends the question, and reads the begin of the answer. `own` is this end's address, which is the gateway's too.
-    fn converse(&self, mut stream: impl Read + Write, own: Option<IpAddr>) -> io::Result<Vec<u8>> {
+    fn converse<S: Read + Write>(
+        &self,
+        mut stream: S,
+        shutdown: fn(&S, Shutdown) -> io::Result<()>,
+        own: Option<IpAddr>,
+    ) -> io::Result<Vec<u8>> {
         let mut question = Vec::new();
         if self.sources.header_timeout_ms(own).is_some() {
             question.extend_from_slice(OWN_HEADER);
@@ -238,8 +261,13 @@ impl Target {
         question.extend_from_slice(match self.protocol {
             Protocol::Redis => b"*1\r\n$4\r\nPING\r\n",
             Protocol::Memcached => b"version\r\n",
+            Protocol::Tcp => b"",
         });
         stream.write_all(&question)?;
+        if self.is_passed_through() {
+            // It may be reset already, which is an answer, too.
+            let _ = shutdown(&stream, Shutdown::Write);
+        }
         let mut answer = vec![0; 128];
         let length = stream.read(&mut answer)?;
         answer.truncate(length);
@@ -286,6 +314,7 @@ mod tests {
         }
         for answer in [&b""[..], b"HTTP/1.1 400 Bad Request\r\n", b"\x15\x03"] {
             assert!(!redis.is_of_protocol(answer) && !memcached.is_of_protocol(answer));
+            assert!(target(Protocol::Tcp).is_of_protocol(answer));
         }
     }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use cashew_api::status::Status;
 use cashew_api::{RouteList, RouteQuestion};
 use cashew_config::snapshot::{
-    Listen, Pool, Promoted, Reads, ServerGroup, Snapshot, Topology, TopologyState,
+    Listen, Pool, Promoted, Protocol, Reads, ServerGroup, Snapshot, Topology, TopologyState,
 };
 use cashew_placement::{Distribution, Ring};
 use serde::Serialize;
@@ -162,13 +162,17 @@ fn load(file: &std::path::Path) -> Result<Snapshot, String> {
 /// The pool or route of that name, or all that clients connect to.
 fn chosen<'s>(snapshot: &'s Snapshot, name: Option<&str>) -> Result<Vec<&'s str>, String> {
     let names = || snapshot.pools.iter().map(|pool| &*pool.name);
+    let has_keys = |pool: &&Pool| pool.protocol != Protocol::Tcp;
     match name {
         None => {
             let listens = snapshot.pools.iter().filter(|pool| pool.listen != Listen::Nowhere);
-            Ok(listens.map(|pool| &*pool.name).collect())
+            Ok(listens.filter(has_keys).map(|pool| &*pool.name).collect())
         }
-        Some(name) => match names().find(|it| *it == name) {
-            Some(name) => Ok(vec![name]),
+        Some(name) => match snapshot.pools.iter().find(|pool| pool.name == name) {
+            Some(pool) if has_keys(&pool) => Ok(vec![&pool.name]),
+            Some(_) => Err(format!(
+                "pool \"{name}\" passes bytes through and knows no keys: its \"balance\" says where connections go"
+            )),
             None => {
                 let known: Vec<&str> = names().collect();
                 Err(format!("there is no pool \"{name}\"; there are {}", known.join(", ")))

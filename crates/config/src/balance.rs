@@ -5,7 +5,7 @@ use cashew_placement::{Distribution, Hash};
 use crate::address::ServerLine;
 use crate::diagnostic::{At, Complaint, Pos, Report};
 use crate::loops::PoolLines;
-use crate::snapshot::{Pool, TopologyState};
+use crate::snapshot::{Pool, Protocol, TopologyState};
 
 /// How far off its weight a share is worth knowing of: of ten servers with equal weights one often is.
 const OFF_NOTED: f64 = 0.15;
@@ -20,7 +20,8 @@ pub(crate) fn check(pools: &[PoolLines<'_>], report: &mut Report<'_>) {
     if report.has_errors() || servers > SERVERS_MAX {
         return;
     }
-    for (pool, lines) in pools {
+    let by_keys = pools.iter().filter(|(pool, _)| pool.protocol != Protocol::Tcp);
+    for (pool, lines) in by_keys {
         check_pool(pool, lines, report);
     }
 }

@@ -2,6 +2,7 @@
 
 mod route;
 mod share;
+mod tcp;
 mod tls;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -290,6 +291,7 @@ impl Difference {
             tls_listen,
             server_tls,
             client_sources,
+            tcp,
         } = old;
         let whose = whose(new);
         if *listen != new.listen {
@@ -322,6 +324,7 @@ impl Difference {
         let mut option = Options { lines: &mut self.lines, whose: Some(whose) };
         let is_redis = |protocol: Protocol| protocol == Protocol::Redis;
         option.changed("redis", &is_redis(*protocol), &is_redis(new.protocol));
+        option.tcp(tcp.as_ref(), new.tcp.as_ref());
         option.changed("hash", &hash.name(), &new.hash.name());
         option.changed("hash_tag", &tag(*hash_tag), &tag(new.hash_tag));
         option.changed("distribution", &distribution.name(), &new.distribution.name());
@@ -680,6 +683,7 @@ impl Options<'_> {
             Wire::Auto => "auto",
             Wire::Text => "text",
             Wire::Binary => "binary",
+            Wire::Tcp => "tcp",
         };
         let failure = |on_failure: OnFailure| match on_failure {
             OnFailure::Error => "error",

@@ -32,10 +32,11 @@ use crate::server_maintenance::MaintenanceText;
 use crate::servers_from::{BaseUrl, BaseUrls, DnsType, HostPort, Nested};
 use crate::share::Share;
 use crate::snapshot::{
-    Affinity, CasUniques, IoEngine, KeysShown, LogFormat, OnFailure, OverLimit, PolicyBase,
-    Priority, ReadYourWrites, Reads, StatsFormat, Wire, Writes,
+    Affinity, Balance, CasUniques, IoEngine, KeysShown, LogFormat, OnFailure, OverLimit,
+    PolicyBase, Priority, ReadYourWrites, Reads, SendProxy, StatsFormat, Wire, Writes,
 };
 use crate::spool::SpoolText;
+use crate::tcp::{self, ServerNames};
 use crate::tls::{Files, ServerTlsText, TlsText};
 use crate::tracing::{CollectorText, Headers, TracingText};
 use crate::tree::{Kind, Node};
@@ -655,8 +656,29 @@ section! {
         /// 1.
         databases: Number<1, 2147483647> = none,
         /// memcached protocols that clients may use: `auto` depends on the first byte of each
-        /// connection, `text` includes the meta commands. memcached pools only.
+        /// connection, `text` includes the meta commands. With `tcp` the pool [passes any protocol
+        /// through](how-to.md#pass-any-tcp-protocol-through): each client gets a connection to a server for itself, and
+        /// options about requests and keys are refused. Not with `redis: true`.
         protocol: Wire = "auto",
+        /// Which server the next connection goes to: each in its turn, the one with the fewest connections, or one
+        /// at random, by their weights, or always the same one for a client's address, `source`. Pools with
+        /// `protocol: tcp` only, as are the next six.
+        balance: Balance = "round_robin",
+        /// How long nothing may go over a client's connection, either way, before it is closed. 0 is no limit.
+        idle_timeout: Span<0, 31536000000> = "1h",
+        /// Connections to each server over all workers. 0 is no limit.
+        server_connections_max: Number<0, 16777216> = "0",
+        /// How long a client waits for a place where all servers have as many as `server_connections_max` allows, before it
+        /// is closed. 0 closes it at once.
+        connection_wait: Span<0, 3600000> = "5s",
+        /// Whether servers are told whose connection they get, by a header of the PROXY protocol before
+        /// anything else: `v1` is a line of text, `v2` is binary.
+        send_proxy: SendProxy = "off",
+        /// Servers, by name, that get connections only while all others are out.
+        backup: ServerNames = none,
+        /// So many checks in a row, one each `server_check_interval`, must succeed before a server that is out gets
+        /// connections again.
+        server_rise: Number<1, 1000> = "2",
         /// Reply to a `get` whose server fails: `error`, or `miss` as if the key did not exist.
         /// memcached pools only.
         on_failure: OnFailure = "error",
@@ -693,13 +715,16 @@ section! {
         /// one; then it is aborted as if a watched key had changed. Redis pools only.
         session_hold_timeout: Number<1, 3600000> = "10000",
         /// Milliseconds until an ejected server is probed, and between probes, less up to half of
-        /// it at random. The server returns when it answers.
+        /// it at random. The server returns when it answers. With `protocol: tcp` and without checks, a client's
+        /// connection tries a server that is out once in that time.
         server_retry_timeout: Number<0, 2147483647> = "30000",
         /// Milliseconds after which a server that has said nothing is asked whether it answers, and one
         /// that no worker is connected to is connected to, by one worker, so that its
-        /// [state](operations.md#states-of-servers) is true without requests. 0 turns this off.
+        /// [state](operations.md#states-of-servers) is true without requests. With `protocol: tcp` each server is
+        /// connected to so often, by one worker. 0 turns this off.
         server_check_interval: Number<0, 86400000> = "0",
-        /// Consecutive failures, counted by each worker, that eject a server. 0 counts as 1.
+        /// Consecutive failures, counted by each worker, that eject a server, or with `protocol: tcp` take it
+        /// out. 0 counts as 1.
         server_failure_limit: Number<0, 2147483647> = "2",
         /// The share of the pool's servers that may be ejected; a group counts once, by its primary. If more
         /// are down the pool [fails open](operations.md#pools-that-fail-open): nobody is ejected, and all
@@ -1067,7 +1092,9 @@ fn read_pools(
                 let complaint = Complaint::new(format!("{what} lacks the option \"servers\""));
                 report.error(name.pos, complaint.hint(Servers::expected()));
             }
-            (name.clone(), section::read(&what, name.pos, node, report))
+            let section = section::read(&what, name.pos, node, report);
+            tcp::check_options(&section, node, report);
+            (name.clone(), section)
         })
         .collect()
 }

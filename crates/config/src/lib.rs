@@ -47,6 +47,7 @@ mod share;
 mod slip;
 pub mod snapshot;
 mod spool;
+mod tcp;
 mod tls;
 mod tracing;
 mod tree;

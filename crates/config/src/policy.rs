@@ -227,7 +227,7 @@ pub(crate) fn resolve(
             let asks = section.commands_from_servers.value.0;
             &move |entry, allows| complaint(entry, allows, asks, custom)
         }
-        Protocol::Memcached => &|entry, _| chore_complaint(entry),
+        Protocol::Memcached | Protocol::Tcp => &|entry, _| chore_complaint(entry),
     };
     for (list, allows) in [(allow, true), (deny, false)] {
         for entry in list {
@@ -322,6 +322,7 @@ pub(crate) fn changes(
                     served.filter(|command| !rules.permit(command) || renames.disables(command));
                 refused.map(|command| command.name.to_ascii_uppercase()).collect()
             }
+            Protocol::Tcp => Vec::new(),
             Protocol::Memcached => policy.chores().refused().map(str::to_owned).collect(),
         }
     };

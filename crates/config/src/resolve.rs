@@ -39,6 +39,7 @@ use crate::snapshot::{
     UserRoute, Wire, nobody,
 };
 use crate::spool;
+use crate::tcp;
 use crate::tls;
 use crate::users;
 use crate::value::{FilePath, Memory, RoundSize, SizeText, StatsListen, WORKERS_MAX, Workers};
@@ -549,7 +550,7 @@ fn resolve_section(
     context: &Context<'_>,
     report: &mut Report<'_>,
 ) -> Option<Pool> {
-    let protocol = if section.redis.value.0 { Protocol::Redis } else { Protocol::Memcached };
+    let protocol = section.spoken();
     check_redis_options(section, protocol, report);
     check_memcached_options(section, protocol, report);
     check_databases(section, report);
@@ -678,6 +679,7 @@ fn resolve_section(
         tls_listen,
         server_tls: tls::resolve_servers(section, context, report),
         client_sources,
+        tcp: tcp::resolve(section, lines, report),
     };
     if let Some(tls) = &section.tls {
         client_user::check(&pool, tls.pos, report);
@@ -736,7 +738,10 @@ fn memcached(section: &PoolSection, context: &Context<'_>, report: &mut Report<'
     let client_auth = section.client_auth.as_ref().map(|it| &it.value);
     let client_auth = secret::resolve("client_auth", client_auth, context, report);
     Memcached {
-        wire: section.protocol.value,
+        wire: match section.protocol.value {
+            Wire::Tcp => Wire::Auto,
+            wire => wire,
+        },
         on_failure: section.on_failure.value,
         cas_uniques: section.cas_uniques.value,
         writes: section.writes.as_ref().map(|writes| writes.value).unwrap_or_default(),
@@ -952,7 +957,7 @@ fn check_memcached_options(section: &PoolSection, protocol: Protocol, report: &m
         let hint = "a memcached pool has no \"redis: true\"";
         report.error(pos, Complaint::new(message).hint(hint));
     };
-    if section.protocol.value != Wire::Auto {
+    if !matches!(section.protocol.value, Wire::Auto | Wire::Tcp) {
         refuse("protocol", section.protocol.pos);
     }
     if section.on_failure.value != OnFailure::Error {

@@ -14,6 +14,7 @@ mod route;
 mod server_auth;
 mod server_maintenance;
 mod servers_from;
+mod tcp;
 mod topology;
 mod tracing;
 mod way;
@@ -46,6 +47,7 @@ pub(crate) use self::servers_from::nobody;
 pub use self::servers_from::{
     ConsulSource, DnsSource, EtcdSource, KubernetesSource, ServerSource, ServersFrom, SourceTls,
 };
+pub use self::tcp::{Balance, SendProxy, Tcp};
 pub use self::topology::{Promoted, Reads, ServerGroup, Topology, TopologyState};
 pub use self::tracing::{CollectorUrl, KeysShown, Tracing};
 pub use self::way::{Operation, Reach, Role, Visit, share_text};
@@ -385,6 +387,9 @@ pub struct Pool {
     /// Where its clients come from.
     #[serde(default, skip_serializing_if = "ClientSources::is_empty")]
     pub client_sources: ClientSources,
+    /// How bytes are passed through. Of pools with that protocol.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tcp: Option<Tcp>,
 }
 
 /// All users of a pool whose numbers are not shown by name.
@@ -1019,6 +1024,19 @@ pub const SERVERS_MAX: usize = 65_536;
 pub enum Protocol {
     Redis,
     Memcached,
+    /// Any: bytes are passed through as they are.
+    Tcp,
+}
+
+impl Protocol {
+    /// As texts call it.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Redis => "Redis",
+            Self::Memcached => "memcached",
+            Self::Tcp => "TCP",
+        }
+    }
 }
 
 /// What only pools of memcached have.
@@ -1045,6 +1063,8 @@ pub enum Wire {
     /// Text, with the meta commands.
     Text,
     Binary,
+    /// None of them: the pool passes bytes through.
+    Tcp,
 }
 
 /// What becomes of a request for values whose server fails.

@@ -318,8 +318,8 @@ pub(crate) fn route(
         } else if spoken != protocol {
             let message = format!(
                 "\"{to}\" is for {}, and user \"{user}\" speaks {}",
-                word_of(spoken),
-                word_of(protocol)
+                spoken.title(),
+                protocol.title()
             );
             let hint = "\"redis: true\" must be in both or in neither";
             report.error(entry.route_pos, Complaint::new(message).hint(hint));
@@ -336,14 +336,7 @@ pub(crate) fn route(
 }
 
 fn protocol_of(section: &PoolSection) -> Protocol {
-    if section.redis.value.0 { Protocol::Redis } else { Protocol::Memcached }
-}
-
-fn word_of(protocol: Protocol) -> &'static str {
-    match protocol {
-        Protocol::Redis => "Redis",
-        Protocol::Memcached => "memcached",
-    }
+    section.spoken()
 }
 
 fn unknown(user: &str, to: &str, names: &BTreeMap<&str, Protocol>) -> Complaint {

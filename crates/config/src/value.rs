@@ -594,11 +594,11 @@ impl Value for LogFormat {
 }
 
 /// As [`Wire`] is serialized.
-const WIRES: [&str; 3] = ["auto", "text", "binary"];
+const WIRES: [&str; 4] = ["auto", "text", "binary", "tcp"];
 
 impl Value for Wire {
     fn parse(text: &str) -> Result<Self, Complaint> {
-        named(text, "protocol of memcached", &WIRES)
+        named(text, "protocol", &WIRES)
     }
 
     fn schema() -> Schema {

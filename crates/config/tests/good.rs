@@ -96,6 +96,7 @@ fn pool(name: &str, listen: Listen, protocol: Protocol, servers: Vec<Server>) ->
         tls_listen: None,
         server_tls: None,
         client_sources: ClientSources::default(),
+        tcp: None,
         retry_reads: false,
         server_maintenance: None,
         coalesce_reads: false,

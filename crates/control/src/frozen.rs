@@ -85,6 +85,7 @@ mod tests {
             passed_from: None,
             passed_to: None,
             secured: None,
+            paired: None,
         };
         assert_eq!(message, ToMaster::HandOver { session });
         assert!(message.is_frozen());

@@ -19,8 +19,8 @@ pub use epoch::{Epoch, PoolState};
 pub use message::{KeysCarried, MoveAct, Rest, ToChild, ToMaster};
 pub use sealed::{SEALED_BYTES_MAX, seal, unseal};
 pub use session::{
-    SESSION_VERSION, SESSION_VERSION_MIN, SESSION_VERSION_SECURED, SESSION_VERSION_TRACKING,
-    SecuredSession, Session, TrackingSession,
+    PairedSession, SESSION_VERSION, SESSION_VERSION_MIN, SESSION_VERSION_PAIRED,
+    SESSION_VERSION_SECURED, SESSION_VERSION_TRACKING, SecuredSession, Session, TrackingSession,
 };
 
 /// The master's end of the channel to one child.

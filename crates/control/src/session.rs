@@ -19,6 +19,10 @@ pub const SESSION_VERSION_SECURED: u32 = 3;
 /// The version of sessions whose client is told of changes: whoever does not know of that must not take them.
 pub const SESSION_VERSION_TRACKING: u32 = 4;
 
+/// The version of sessions whose bytes pass through, with the connection to the server: whoever does not know of that
+/// must not take them.
+pub const SESSION_VERSION_PAIRED: u32 = 5;
+
 /// All state of a client's session, except for its pending bytes.
 ///
 /// Two binaries may have to understand it, during an upgrade: unknown fields are ignored, missing
@@ -79,9 +83,27 @@ pub struct Session {
     pub output: u64,
     /// What a proxy has told: the client's address, and the one that it has connected to.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub passed_from: Option<SocketAddr>,
+    pub passed_from: Option<Box<SocketAddr>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub passed_to: Option<SocketAddr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secured: Option<Box<SecuredSession>>,
+    /// Of a session whose bytes pass through: the socket of the connection to the server follows the client's. Its
+    /// `input` is what is to be written to the server, its `output` to the client.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub paired: Option<Box<PairedSession>>,
+}
+
+/// What a session whose bytes pass through has beside the rest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PairedSession {
+    /// The server's name; empty if it is not configured any more.
+    pub server: String,
+    /// The client was told that nothing more comes, and the server.
+    pub client_told_end: bool,
+    pub server_told_end: bool,
+    /// The connection to the server, if that is secured. Its bytes follow those of the client's connection.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secured: Option<Box<SecuredSession>>,
 }

@@ -18,7 +18,7 @@ use crate::socket::{
     ACCEPTS_PER_TICK, BYTES_PER_TICK, Drained, Draining, EVENTS_PER_TICK, PARKED_RETRY, SLICES_MAX,
     close_kind, drain, finish_connecting, refuse, start_connecting,
 };
-use crate::{Address, CloseKind, Driver, Handler, Token};
+use crate::{Address, CloseKind, Driver, Handler, TABLES, Token};
 
 /// One read takes at most this much, so that one connection cannot delay the others. A little more
 /// than a power of two, as values are: a value of 64 KiB with its framing arrives in one read.
@@ -26,7 +26,7 @@ const READ_SIZE: usize = 64 * 1024 + 512;
 
 /// Event tokens of descriptors that are not connections: a listener's key, or the number of a
 /// watch. No connection has such an index.
-const SPECIAL: u64 = 1 << 30;
+const SPECIAL: u64 = 1 << 29;
 const WATCH: u64 = 1 << 31;
 
 const ACCEPT_FLAGS: SocketFlags = SocketFlags::NONBLOCK.union(SocketFlags::CLOEXEC);
@@ -41,7 +41,7 @@ pub struct EpollDriver {
     reported: usize,
     /// The kernel may have more events than the last round fetched.
     is_cut: bool,
-    tables: [Vec<Socket>; 2],
+    tables: [Vec<Socket>; TABLES],
     listeners: Vec<Listener>,
     /// The key of the next listener.
     next_key: u32,
@@ -122,7 +122,7 @@ struct State {
 
 /// The connection's slot, if the generation matches.
 #[inline]
-fn find(tables: &mut [Vec<Socket>; 2], conn: Token) -> Option<&mut Socket> {
+fn find(tables: &mut [Vec<Socket>; TABLES], conn: Token) -> Option<&mut Socket> {
     let socket = tables[conn.table()].get_mut(conn.index())?;
     (socket.generation == conn.generation() && socket.descriptor.is_some()).then_some(socket)
 }
@@ -192,7 +192,7 @@ impl EpollDriver {
             events: Vec::with_capacity(EVENTS_PER_TICK),
             reported: 0,
             is_cut: false,
-            tables: [Vec::new(), Vec::new()],
+            tables: Default::default(),
             listeners: Vec::new(),
             next_key: 0,
             draining: Vec::new(),

@@ -32,19 +32,26 @@ pub use epoll::EpollDriver;
 pub use secured::{Luggage, Secured};
 pub use uring::{Refusal, UringDriver};
 
-/// Identifies a connection. The handler chooses it: bits 0..31 are an index into one of two dense
-/// tables and stay below 2^30, bit 31 is the table, bits 32..64 are a generation that distinguishes
-/// successive users of an index.
+/// Tables of connections: see [`Token`].
+const TABLES: usize = 4;
+
+/// Identifies a connection. The handler chooses it: bits 0..30 are an index into one of four dense
+/// tables and stay below 2^29, bits 30 and 31 are the table, bits 32..64 are a generation that distinguishes
+/// successive users of an index. Connections to servers have bit 31.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token(pub u64);
 
 impl Token {
     fn table(self) -> usize {
-        (self.0 >> 31 & 1) as usize
+        (self.0 >> 30 & 3) as usize
     }
 
     fn index(self) -> usize {
-        (self.0 & 0x7fff_ffff) as usize
+        (self.0 & 0x3fff_ffff) as usize
+    }
+
+    fn leads_to_server(self) -> bool {
+        self.0 & 1 << 31 != 0
     }
 
     fn generation(self) -> u32 {

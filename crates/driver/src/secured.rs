@@ -10,12 +10,12 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use cashew_tls::{Connector, Failure, Stream};
-use rustix::net::{SendFlags, send};
+use rustix::net::{SendFlags, Shutdown, connect_unspec, send, shutdown};
 
 use self::headers::{Headers, Progress};
 pub use self::session::Luggage;
 use self::session::{Session, Turn};
-use crate::{Address, CloseKind, Driver, Handler, Token, Unintroduced};
+use crate::{Address, CloseKind, Driver, Handler, TABLES, Token, Unintroduced};
 
 /// Time that handshakes may take of one wait; the others have their turn in the next ones. A signature takes from a
 /// tenth of that to all of it.
@@ -40,7 +40,7 @@ pub struct Secured<D> {
 /// The secured connections.
 #[derive(Default)]
 struct Sessions {
-    tables: [Vec<Option<Box<Session>>>; 2],
+    tables: [Vec<Option<Box<Session>>>; TABLES],
     work: Work,
     /// Connections that have not told whose they are.
     headers: Headers,
@@ -57,6 +57,8 @@ struct Work {
     deadlines: BTreeSet<(Instant, u64)>,
     /// Connections that have something to write which nobody has asked for.
     unsent: Vec<Token>,
+    /// Connections whose own side ends once what is left of them is written.
+    ending: Vec<Token>,
     /// Connections whose peers have ended them, to be reported by the next wait.
     ends: Vec<Token>,
     /// Connections to be closed.
@@ -187,7 +189,7 @@ impl Sessions {
     }
 }
 
-fn find_in(tables: &mut [Vec<Option<Box<Session>>>; 2], conn: Token) -> Option<&mut Session> {
+fn find_in(tables: &mut [Vec<Option<Box<Session>>>; TABLES], conn: Token) -> Option<&mut Session> {
     let session = tables[conn.table()].get_mut(conn.index())?.as_deref_mut()?;
     (session.generation == conn.generation()).then_some(session)
 }
@@ -214,7 +216,7 @@ fn read(
                 work.deadlines.remove(&(at, conn.0));
             }
             handler.secured(conn, facts, &session.user_names());
-            if conn.table() == 1 {
+            if conn.leads_to_server() {
                 handler.connected(conn);
             }
             // The handler may have had something to say before.
@@ -471,10 +473,59 @@ impl<D: Driver> Secured<D> {
         for (table, slots) in (0..).zip(&mut sessions.tables) {
             for (index, slot) in (0..).zip(slots) {
                 let Some(session) = slot else { continue };
-                let conn = Token(u64::from(session.generation) << 32 | table << 31 | index);
+                let conn = Token(u64::from(session.generation) << 32 | table << 30 | index);
                 write_last(self.driver.descriptor(conn), session.close());
             }
         }
+    }
+
+    /// Tells the peer that nothing more follows what was written, and goes on reading. All of the handler's output must
+    /// be written.
+    pub fn end_writing(&mut self, conn: Token) {
+        if let Some(sessions) = self.sessions.as_deref_mut() {
+            let Sessions { tables, work, .. } = sessions;
+            // With TLS the peer has that from the record, which it must have before the connection's own end.
+            if let Some(session) = find_in(tables, conn)
+                && !session.close().is_empty()
+            {
+                work.unsent.push(conn);
+                return work.ending.push(conn);
+            }
+        }
+        self.shut_down(conn);
+    }
+
+    fn shut_down(&self, conn: Token) {
+        if let Some(descriptor) = self.driver.descriptor(conn) {
+            // An error says that the connection is broken, which is reported as ever.
+            let _ = shutdown(descriptor, Shutdown::Write);
+        }
+    }
+
+    /// Ends the sides that are to end and of which all is written by now.
+    fn end_written(&mut self) {
+        let Some(sessions) = self.sessions.as_deref_mut() else { return };
+        let (left, written) = std::mem::take(&mut sessions.work.ending)
+            .into_iter()
+            .filter(|&conn| sessions.find(conn).is_some())
+            .partition::<Vec<_>, _>(|&conn| sessions.find(conn).is_some_and(Session::has_output));
+        sessions.work.ending = left;
+        written.into_iter().for_each(|conn| self.shut_down(conn));
+    }
+
+    /// Closes the connection so that its peer finds it reset: what was to come is not there.
+    pub fn reset(&mut self, conn: Token) {
+        self.driver.give_up(conn);
+        if let Some(sessions) = self.sessions.as_deref_mut() {
+            sessions.remove(conn);
+            sessions.forget_header(conn);
+        }
+        if let Some(descriptor) = self.driver.descriptor(conn) {
+            // The peer's end is told before the socket is closed, for which the kernel may have to end what it does
+            // with it. A Unix socket has no such end.
+            let _ = connect_unspec(descriptor);
+        }
+        self.driver.close(conn);
     }
 
     /// Whether the connection is secured.
@@ -525,6 +576,7 @@ impl<D: Driver> Secured<D> {
         }
         self.driver.flush(&mut Between { handler, sessions: self.sessions.as_deref_mut() });
         self.close_failed(handler);
+        self.end_written();
     }
 
     fn close_failed(&mut self, handler: &mut impl Handler) {

@@ -17,7 +17,7 @@ use crate::socket::{
     ACCEPTS_PER_TICK, BYTES_PER_TICK, Drained, Draining, EVENTS_PER_TICK, PARKED_RETRY, SLICES_MAX,
     close_kind, drain, finish_connecting, refuse, start_connecting,
 };
-use crate::{Address, CloseKind, Driver, Handler, Token};
+use crate::{Address, CloseKind, Driver, Handler, TABLES, Token};
 
 /// Tags of operations: bits 0..32 are those of the token, or a number; bits 32..60 are the epoch,
 /// which distinguishes successive users; bits 60..62 are the purpose. Epochs repeat after 2^28
@@ -61,7 +61,7 @@ impl From<io::Error> for Refusal {
 
 pub struct UringDriver {
     ring: Ring,
-    tables: [Vec<Socket>; 2],
+    tables: [Vec<Socket>; TABLES],
     listeners: Vec<Listener>,
     watches: Vec<Watch>,
     epoch: u32,
@@ -153,7 +153,7 @@ impl UringDriver {
     pub fn new() -> Result<Self, Refusal> {
         Ok(Self {
             ring: Ring::new()?,
-            tables: [Vec::new(), Vec::new()],
+            tables: Default::default(),
             listeners: Vec::new(),
             watches: Vec::new(),
             epoch: 0,

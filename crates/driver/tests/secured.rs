@@ -30,6 +30,9 @@ contract! {
     holds_the_end_back_while_paused
     says_goodbye
     loses_nothing_by_closing_when_all_is_sent
+    ends_its_side_and_reads_on
+    ends_its_side_behind_what_the_peer_has_not_read
+    resets_its_peers
     refuses_plain_text
     gives_up_half_a_handshake
     reports_who_leaves_within_a_handshake
@@ -327,6 +330,93 @@ fn loses_nothing_by_closing_when_all_is_sent<D: Driver>(new: fn() -> D) {
     bench.driver.close(conn);
     let (heard, is_ended) = reading.join().unwrap();
     assert!(heard == pattern(SIZE) && is_ended);
+}
+
+/// A secured peer and a plain one.
+fn two_kinds<D: Driver>(bench: &mut Benches<D>) -> ((Peer, Token), (TcpStream, Token)) {
+    let address = bench.listen(3, "127.0.0.1:0");
+    let secured = accept(bench, address);
+    bench.recorder.acceptor = None;
+    (secured, bench.accept(address))
+}
+
+fn ends_its_side_and_reads_on<D: Driver>(new: fn() -> D) {
+    let mut bench = new_bench(new);
+    let ((mut secured, one), (mut plain, other)) = two_kinds(&mut bench);
+    for conn in [one, other] {
+        bench.send(conn, "last");
+        bench.until(|recorder| recorder.is_all_sent(conn));
+        bench.driver.end_writing(conn);
+    }
+    during(&mut bench, || {
+        assert_eq!(secured.hear(4), b"last");
+        while secured.read() {}
+        assert!(secured.is_ended);
+        let mut heard = Vec::new();
+        plain.read_to_end(&mut heard).unwrap();
+        assert_eq!(heard, b"last");
+    });
+    secured.say(b"more");
+    plain.write_all(b"more").unwrap();
+    for conn in [one, other] {
+        bench.until(|recorder| recorder.received(conn) == b"more");
+    }
+    assert!(!bench.linger().iter().any(|event| matches!(event, Event::Closed(..))));
+}
+
+fn ends_its_side_behind_what_the_peer_has_not_read<D: Driver>(new: fn() -> D) {
+    const PIECE: usize = 4000;
+    let mut bench = new_bench(new);
+    let address = bench.listen(3, "127.0.0.1:0");
+    // How many pieces the kernel takes of one who does not read. With about as many there is no room for what the peer is
+    // told last.
+    let mut capacity = None;
+    for less in 0..12 {
+        let (mut peer, conn) = accept(&mut bench, address);
+        let mut pieces = 0;
+        while bench.recorder.is_all_sent(conn) && capacity.is_none_or(|most| pieces + less < most) {
+            bench.send(conn, pattern(PIECE));
+            bench.tick(Duration::ZERO);
+            pieces += 1;
+        }
+        capacity = capacity.or(Some(pieces));
+        if bench.recorder.is_all_sent(conn) {
+            bench.driver.end_writing(conn);
+            bench.tick(Duration::ZERO);
+        }
+        let size = pieces * PIECE;
+        let reading = thread::spawn(move || {
+            let heard = peer.hear(size).len();
+            while peer.read() {}
+            (heard, peer.is_ended)
+        });
+        if !bench.recorder.is_all_sent(conn) {
+            bench.until(|recorder| recorder.is_all_sent(conn));
+            bench.driver.end_writing(conn);
+        }
+        let done = during(&mut bench, || reading.join().unwrap());
+        assert_eq!(done, (size, true), "{less} less than {capacity:?}");
+        bench.driver.close(conn);
+    }
+}
+
+fn resets_its_peers<D: Driver>(new: fn() -> D) {
+    let mut bench = new_bench(new);
+    let ((secured, one), (plain, other)) = two_kinds(&mut bench);
+    for (mut socket, conn) in [(secured.socket, one), (plain, other)] {
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        bench.driver.reset(conn);
+        bench.tick(Duration::ZERO);
+        // What has come before, such as tickets of TLS, is still there.
+        let error = loop {
+            match socket.read(&mut [0; 4096]) {
+                Ok(bytes) => assert_ne!(bytes, 0, "it has ended in order"),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
+    assert!(!bench.linger().iter().any(|event| matches!(event, Event::Closed(..))));
 }
 
 fn refuses_plain_text<D: Driver>(new: fn() -> D) {

@@ -18,6 +18,7 @@ mod observe;
 mod redis;
 mod request;
 mod route;
+mod tcp;
 mod topology;
 mod upstream;
 
@@ -42,5 +43,7 @@ pub use redis::client_pause::ClientPause;
 pub use redis::monitor::{Hearing, Observed};
 pub use redis::routed::redis_reach;
 pub use redis::worker_query::{Place, Rest};
+pub use tcp::handoff::PairParts;
+pub use tcp::session::Source;
 pub use upstream::inspect::{LaneKind, LaneState};
 pub use upstream::session_params::WireProtocol;

@@ -42,6 +42,8 @@ mod misfits;
 mod monitor;
 mod named_errors;
 mod observe;
+mod passing;
+mod passing_seeds;
 mod pauses;
 mod permission;
 mod pressure;

@@ -16,7 +16,7 @@ const FLOORS: [&[&str]; 9] = [
     &["exchange"],
     &["downstream"],
     &["route"],
-    &["redis", "memcached"],
+    &["redis", "memcached", "tcp"],
     &["engine"],
 ];
 

@@ -193,6 +193,18 @@ stats! {
             "Clients not let in, since they came from an address that allow_from and deny_from do not let in";
         ProxyHeaderErrors => "proxy_header_errors", "cashew_proxy_header_errors_total",
             "Connections closed since they did not begin with a right header of the PROXY protocol, or not in time";
+        ConnectionsPassed => "connections_passed", "cashew_connections_passed_total",
+            "Client connections that got one to a server, of pools with protocol: tcp";
+        ConnectionsRetried => "connections_retried", "cashew_connections_retried_total",
+            "Times another server was tried for a client's connection, as one could not be reached";
+        ConnectionsWaited => "connections_waited", "cashew_connections_waited_total",
+            "Client connections that waited, as all servers had as many as server_connections_max allows";
+        ConnectionsFailed => "connections_failed", "cashew_connections_failed_total",
+            "Client connections closed as no server could be reached, or had a place in time";
+        ConnectionsIdle => "connections_idle", "cashew_connections_idle_total",
+            "Client connections closed as nothing went over them for idle_timeout";
+        ConnectionMs => "connection_ms", "cashew_connection_milliseconds_total",
+            "Milliseconds that client connections of pools with protocol: tcp lasted, added when they end";
         ClientBytesReceived => "client_bytes_received", "cashew_client_received_bytes_total",
             "Bytes received from clients";
         ClientBytesSent => "client_bytes_sent", "cashew_client_sent_bytes_total",
@@ -255,6 +267,8 @@ stats! {
             "TLS handshakes with the server that failed";
         ConnectsPaced => "connects_paced", "cashew_server_connects_paced_total",
             "Clients that waited for a connection to the server since several were being made";
+        ConnectUs => "connect_us", "cashew_server_connect_microseconds_total",
+            "Microseconds that connections to the server took to be made, of pools with protocol: tcp";
         Spooled => "spooled", "cashew_server_spooled_total",
             "Keys that the server could not be told to forget, and that were put on disk";
         SpoolRefused => "spool_refused", "cashew_server_spool_refused_total",

@@ -92,7 +92,7 @@ impl Known {
         let whereabouts = Whereabouts::of(&access.endpoint)?;
         let run_id = match access.protocol {
             Protocol::Redis => run_id(access)?,
-            Protocol::Memcached => None,
+            Protocol::Memcached | Protocol::Tcp => None,
         };
         Ok(Self { whereabouts, run_id })
     }
@@ -105,7 +105,7 @@ impl Known {
             Protocol::Redis => Ok(self.run_id.is_some() && self.run_id == run_id(other)?),
             // It has nothing that tells it from others, but for what is stored there.
             Protocol::Memcached if may_write => is_found(access, other),
-            Protocol::Memcached => Ok(false),
+            Protocol::Memcached | Protocol::Tcp => Ok(false),
         }
     }
 }

@@ -98,7 +98,7 @@ impl Step {
         crate::apart::check(&self.from, &self.to, &[])?;
         let outcome = match self.protocol {
             Protocol::Redis => redis::carry(self),
-            Protocol::Memcached => memcached::carry(self),
+            Protocol::Memcached | Protocol::Tcp => memcached::carry(self),
         };
         outcome.map_err(|error| error.to_string())
     }
@@ -106,7 +106,7 @@ impl Step {
     fn remove(&self, side: &Side, keys: &[Vec<u8>]) {
         let outcome = match self.protocol {
             Protocol::Redis => redis::remove(side, keys),
-            Protocol::Memcached => memcached::remove(side, keys),
+            Protocol::Memcached | Protocol::Tcp => memcached::remove(side, keys),
         };
         if let Err(error) = outcome {
             let (pool, count) = (&side.pool, keys.len());

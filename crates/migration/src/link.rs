@@ -79,7 +79,7 @@ impl Link {
         };
         match access.protocol {
             Protocol::Redis => link.greet_redis(access)?,
-            Protocol::Memcached => link.greet_memcached(access)?,
+            Protocol::Memcached | Protocol::Tcp => link.greet_memcached(access)?,
         }
         // A handshake is not to be interrupted, and it is over.
         match timed {

@@ -202,7 +202,7 @@ impl Migrator {
                 }
                 redis::check_eviction(&job.task.from, &job.task.to, may_evict)
             }
-            Protocol::Memcached => {
+            Protocol::Memcached | Protocol::Tcp => {
                 memcached::check(&job.task.from, false)?;
                 memcached::check(&job.task.to, false)?;
                 memcached::check(&strangers, !may_overwrite)?;
@@ -344,7 +344,7 @@ impl Migrator {
 fn prepare(task: Task, control: Control, before: Vec<Arc<Job>>) -> Arc<Job> {
     let parts = match task.protocol {
         Protocol::Redis => task.from.shards.len(),
-        Protocol::Memcached => 1,
+        Protocol::Memcached | Protocol::Tcp => 1,
     };
     Arc::new(Job::new(task, parts, control, before))
 }
@@ -432,7 +432,7 @@ fn follow(job: &Job, part: usize) {
         let began = Instant::now();
         let outcome = match job.task.protocol {
             Protocol::Redis => follow_redis(job, part, has_all),
-            Protocol::Memcached => follow_memcached(job, has_all),
+            Protocol::Memcached | Protocol::Tcp => follow_memcached(job, has_all),
         };
         has_all = false;
         let Err(error) = outcome else { return };

@@ -69,7 +69,7 @@ impl Side {
         };
         let shards: Vec<Access> = (0..).zip(groups.iter()).map(access).collect();
         let databases = match (pool.protocol, pool.databases) {
-            (Protocol::Memcached, _) => 0..1,
+            (Protocol::Memcached | Protocol::Tcp, _) => 0..1,
             (Protocol::Redis, 0 | 1) => pool.redis_db..pool.redis_db + 1,
             (Protocol::Redis, count) => 0..count,
         };

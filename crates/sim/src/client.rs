@@ -117,7 +117,7 @@ impl Client {
     ) -> Self {
         let speaker = match config.protocol {
             Protocol::Redis => Speaker::Redis(RedisClient::new(id, config, &mut random)),
-            Protocol::Memcached => match id % 3 {
+            Protocol::Memcached | Protocol::Tcp => match id % 3 {
                 _ if temper.text => {
                     Speaker::Memcached(MemcachedClient::new(id, config, &mut random))
                 }
@@ -165,7 +165,9 @@ impl Client {
     pub(crate) fn expect_refusal(&mut self, protocol: Protocol, fabric: &mut Fabric) {
         let (text, framing) = match protocol {
             Protocol::Redis => ("-ERR max number of clients reached\r\n", Framing::Resp),
-            Protocol::Memcached => ("ERROR Too many open connections\r\n", Framing::Line),
+            Protocol::Memcached | Protocol::Tcp => {
+                ("ERROR Too many open connections\r\n", Framing::Line)
+            }
         };
         let mut request = Request::new("", Answer::Local(text.into()), framing);
         request.last = true;

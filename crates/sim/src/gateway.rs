@@ -516,6 +516,9 @@ impl Gateway {
                         }
                     }
                 }
+                Action::Reset { .. } | Action::EndWriting { .. } => {
+                    unreachable!("no pool here passes bytes through")
+                }
                 Action::SetLowWater { conn, bytes } => {
                     if let Some(socket) = self.sockets.get_mut(&conn.token()) {
                         socket.low_water = bytes as usize;
@@ -650,7 +653,7 @@ impl Gateway {
                 let variants = match config.protocol {
                     Protocol::Redis => 2 * u64::from(config.databases),
                     // Text and binary.
-                    Protocol::Memcached => 2,
+                    Protocol::Memcached | Protocol::Tcp => 2,
                 };
                 let lanes = u64::from(config.server_connections) * variants;
                 let shared = lanes * (u64::from(config.limits.server_queue_max) + 1);

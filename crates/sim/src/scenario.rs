@@ -865,6 +865,7 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         tls_listen: None,
         server_tls: None,
         client_sources: ClientSources::default(),
+        tcp: None,
         retry_reads: false,
         server_maintenance: None,
         coalesce_reads: false,

@@ -136,7 +136,7 @@ impl Server {
     pub(crate) fn new(id: u32, pool: u32, index: u32, config: &Pool) -> Self {
         let model = match config.protocol {
             Protocol::Redis => Model::Redis(RedisServer::new(config)),
-            Protocol::Memcached => {
+            Protocol::Memcached | Protocol::Tcp => {
                 let tag = cas_tags::tag(config, &config.servers[index as usize]);
                 Model::Memcached(MemcachedServer::new(tag))
             }

@@ -55,7 +55,7 @@ impl Surprise {
         let odd = |random: &mut Random| match protocol {
             Protocol::Redis => odd_value(resp3, random),
             Protocol::Memcached if is_packet => odd_packet(reply, random),
-            Protocol::Memcached => odd_text(random),
+            Protocol::Memcached | Protocol::Tcp => odd_text(random),
         };
         match self {
             Nothing | Late => Vec::new(),
@@ -66,7 +66,7 @@ impl Surprise {
                 let at = line_end(reply, 0).unwrap_or(0);
                 let error: &[u8] = match protocol {
                     Protocol::Redis => b"-ERR surprise\r\n",
-                    Protocol::Memcached => b"SERVER_ERROR surprise\r\n",
+                    Protocol::Memcached | Protocol::Tcp => b"SERVER_ERROR surprise\r\n",
                 };
                 let at = if random.percent(50) { behind_block(reply).unwrap_or(at) } else { at };
                 [&reply[..at], error].concat()

@@ -71,7 +71,7 @@ impl Forgetting {
             let (mut out, mut taken) = (Vec::new(), "+OK");
             match self.speech.protocol {
                 Protocol::Redis => write_command(&mut out, &credentials.auth_words()),
-                Protocol::Memcached => {
+                Protocol::Memcached | Protocol::Tcp => {
                     let data = format!("{} {}", credentials.user, credentials.password);
                     out = format!("set auth 0 0 {}\r\n{data}\r\n", data.len()).into_bytes();
                     taken = "STORED";
@@ -121,7 +121,7 @@ impl Forgetting {
                     }
                     write_command(&mut out, &[b"DEL", &record.key]);
                 }
-                Protocol::Memcached => delete(&mut out, &record.key),
+                Protocol::Memcached | Protocol::Tcp => delete(&mut out, &record.key),
             }
             answers += 1;
         }
@@ -130,9 +130,11 @@ impl Forgetting {
             let line = self.line()?;
             let is_fit = match self.speech.protocol {
                 Protocol::Redis => line.starts_with(':') || line.starts_with("+OK"),
-                Protocol::Memcached => ["DELETED", "NOT_FOUND", "HD", "NF", "CLIENT_ERROR"]
-                    .iter()
-                    .any(|start| line.starts_with(start)),
+                Protocol::Memcached | Protocol::Tcp => {
+                    ["DELETED", "NOT_FOUND", "HD", "NF", "CLIENT_ERROR"]
+                        .iter()
+                        .any(|start| line.starts_with(start))
+                }
             };
             if !is_fit {
                 return Err(io::Error::other(format!("the server says {line:?}")));

@@ -13,7 +13,7 @@ use crate::ring::Slot;
 const WAITING_MAX: usize = 1024;
 
 /// The most descriptors of one session.
-const DESCRIPTORS_EACH: usize = 2;
+const DESCRIPTORS_EACH: usize = 3;
 
 /// Descriptors reserved for everything else while sessions move.
 const SPARE: usize = 64;

@@ -44,7 +44,7 @@ impl Connector {
                 builder.dangerous().with_custom_certificate_verifier(verifier)
             }
         };
-        let config = match &options.identity {
+        let mut config = match &options.identity {
             Some(identity) => {
                 let certified = certified(&identity.chain, &identity.key, &provider)
                     .map_err(|why| identity.complain(&why))?;
@@ -53,6 +53,8 @@ impl Connector {
             }
             None => builder.with_no_client_auth(),
         };
+        // A client's own connection to a server goes where the client goes.
+        config.enable_secret_extraction = true;
         let name = options.server_name.clone();
         let name = name.map(|name| {
             ServerName::try_from(name.clone())

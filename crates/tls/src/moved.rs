@@ -34,6 +34,8 @@ const EMPTY_MAX: u32 = 32;
 /// Content types (RFC 8446, 5.1).
 const ALERT: u8 = 21;
 const DATA: u8 = 23;
+/// A message of a server's that has finished its handshake (RFC 8446, 4.6.1).
+const TICKET: u8 = 4;
 /// Alerts: their level and description (RFC 8446, 6).
 const CLOSE_NOTIFY: [u8; 2] = [1, 0];
 const BAD_RECORD: [u8; 2] = [2, 20];
@@ -221,6 +223,8 @@ impl Records {
                 self.parted.is_ended = true;
                 Ok(())
             }
+            // A ticket with which to begin another session: it is for whoever has made this one.
+            (22, [TICKET, ..]) if self.parted.version == Version::Tls13 => Ok(()),
             // A key update, or in TLS 1.2 a renegotiation, is not possible here.
             (22, _) => Err(Failure::Worn),
             _ => Err(Failure::Broken),

@@ -80,7 +80,8 @@ impl Stream {
     pub fn connect(connector: &Connector, host: Option<&str>) -> Option<Self> {
         let name = connector.name_of(host)?;
         let side = UnbufferedClientConnection::new(Arc::clone(&connector.config), name).ok()?;
-        Some(Self::new(Side::Client(side)))
+        let is_movable = connector.config.enable_secret_extraction;
+        Some(Self { is_movable, ..Self::new(Side::Client(side)) })
     }
 
     fn new(side: Side) -> Self {
@@ -112,7 +113,10 @@ impl Stream {
                 let (secrets, _) = side.dangerous_into_kernel_connection().ok()?;
                 Parted::of(secrets, version, self.is_ended)
             }
-            Side::Client(_) => None,
+            Side::Client(side) => {
+                let (secrets, _) = side.dangerous_into_kernel_connection().ok()?;
+                Parted::of(secrets, version, self.is_ended)
+            }
             Side::Moved(records) => records.into_parted(),
         }
     }

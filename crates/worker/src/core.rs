@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use cashew_config::Snapshot;
 use cashew_driver::{CloseKind, Handler, Luggage, ProxyHeader, Token, Unintroduced};
-use cashew_engine::{Admission, CloseReason, ConnId, Engine, ListenerId, OpenFiles, Time};
+use cashew_engine::{Admission, CloseReason, ConnId, Engine, ListenerId, OpenFiles, Source, Time};
 use cashew_metrics::{
     EventKind, PoolCounter, Segments, ServerCounter, Shared, Writer, monotonic_ms,
 };
 use cashew_tls::{Acceptor, Facts, Failure};
+use rustix::net::{getpeername, getsockname};
 use rustix::process::{Resource, getrlimit};
 
 use crate::clock::now;
@@ -155,6 +156,10 @@ pub(crate) struct Core {
     pub(crate) detaching: HashSet<Token>,
     /// Detached connections.
     pub(crate) detached: Vec<(Token, OwnedFd, Option<Luggage>)>,
+    /// Those of them whose session has another connection that the driver has not let go of yet.
+    pub(crate) halves: HashMap<Token, (OwnedFd, Option<Luggage>)>,
+    /// Where clients come from that are to be passed through once they are secured, or have told whose they are.
+    pub(crate) sources: HashMap<Token, Source>,
     /// Whether some pool has `tcp_quickack`.
     pub(crate) has_quickack: bool,
     /// Clients whose bytes are to be acknowledged now.
@@ -261,7 +266,7 @@ impl Core {
 
     /// Whether clients use all files that they may.
     fn is_full(&mut self, pool: ListenerId) -> bool {
-        let clients = self.engine.clients() as u64;
+        let clients = self.engine.files_of_clients();
         if clients < self.files.clients() {
             return false;
         }
@@ -305,7 +310,35 @@ impl Core {
         if !self.detaching.is_empty() {
             self.detaching.remove(&conn);
         }
+        self.forget_half(conn);
         self.forget_source(conn);
+    }
+
+    /// Closes one connection of a pair that the driver has let go of, as the session is over.
+    fn forget_half(&mut self, conn: Token) {
+        if !self.halves.is_empty() {
+            self.halves.remove(&conn);
+        }
+    }
+
+    /// Where a client comes from that has just connected, if that matters to anybody.
+    fn source_of(&self, conn: ConnId, socket: BorrowedFd<'_>) -> Option<Source> {
+        if !conn.is_paired() {
+            return None;
+        }
+        let client = SocketAddr::try_from(getpeername(socket).ok()??).ok()?;
+        let to = SocketAddr::try_from(getsockname(socket).ok()?).ok()?;
+        Some(Source { client, to })
+    }
+
+    /// It is known where the client comes from, and it is secured if it is to be.
+    fn note_ready(&mut self, conn: Token) {
+        let id = ConnId::from_token(conn.0);
+        if id.is_paired() {
+            let own = self.sources.remove(&conn);
+            let told = self.told.get(&conn).map(|&Passed { client, to }| Source { client, to });
+            self.engine.handle_ready(id, told.or(own), self.now);
+        }
     }
 
     /// Forgets where a client came from.
@@ -315,6 +348,9 @@ impl Core {
         }
         if !self.told.is_empty() {
             self.told.remove(&conn);
+        }
+        if !self.sources.is_empty() {
+            self.sources.remove(&conn);
         }
     }
 
@@ -458,8 +494,12 @@ impl Handler for Core {
         self.follow_pause(pool);
         let conn = self.engine.handle_accepted(pool, admission, id, self.now);
         let is_secured = self.listeners.get(&listener).is_some_and(|it| it.acceptor.is_some());
+        let source = self.source_of(conn, socket);
         if is_secured || awaited.is_some() {
             self.engine.tie(conn);
+            self.sources.extend(source.map(|source| (Token(conn.token()), source)));
+        } else {
+            self.engine.handle_ready(conn, source, self.now);
         }
         let conn = Token(conn.token());
         if let Some(host) = awaited {
@@ -499,6 +539,7 @@ impl Handler for Core {
         self.awaited.remove(&conn);
         if !will_be_secured {
             self.engine.untie(id);
+            self.note_ready(conn);
         }
         Ok(())
     }
@@ -508,6 +549,7 @@ impl Handler for Core {
     }
 
     fn secured(&mut self, conn: Token, facts: Facts, user_names: &[String]) {
+        let token = conn;
         let conn = ConnId::from_token(conn.0);
         if conn.is_lane() {
             secured::server_counters_of(facts).for_each(|it| self.engine.count_server(conn, it));
@@ -519,6 +561,7 @@ impl Handler for Core {
             if facts.is_movable {
                 self.engine.untie(conn);
             }
+            self.note_ready(token);
         }
     }
 

@@ -5,8 +5,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use cashew_control::{
-    ChildChannel, SESSION_VERSION, SESSION_VERSION_MIN, SESSION_VERSION_SECURED,
-    SESSION_VERSION_TRACKING, SecuredSession, SendError, Session, ToMaster, unseal,
+    ChildChannel, SESSION_VERSION, SESSION_VERSION_MIN, SESSION_VERSION_PAIRED,
+    SESSION_VERSION_SECURED, SESSION_VERSION_TRACKING, SecuredSession, SendError, Session,
+    ToMaster, unseal,
 };
 use cashew_driver::Luggage;
 
@@ -32,6 +33,8 @@ struct Mail {
 /// What goes with a session.
 struct Parcel {
     socket: OwnedFd,
+    /// That of the connection to the server, of a session whose bytes pass through.
+    partner: Option<OwnedFd>,
     /// Input that was not consumed and output still to be written, if any.
     bytes: Option<OwnedFd>,
     /// The quota in which the client is counted, wherever it is served.
@@ -62,8 +65,19 @@ impl Outbox {
         bytes: Option<OwnedFd>,
         quota: u32,
     ) {
+        self.hand_over_pair(session, (socket, None), bytes, quota);
+    }
+
+    /// As [`Outbox::hand_over`], with the socket of the connection to the server, if there is one.
+    pub(crate) fn hand_over_pair(
+        &mut self,
+        session: Session,
+        (socket, partner): (OwnedFd, Option<OwnedFd>),
+        bytes: Option<OwnedFd>,
+        quota: u32,
+    ) {
         let message = ToMaster::HandOver { session };
-        let session = Some(Parcel { socket, bytes, quota });
+        let session = Some(Parcel { socket, partner, bytes, quota });
         self.mail.push_back(Mail { message, enclosed: None, session });
         self.sessions += 1;
     }
@@ -125,7 +139,12 @@ impl Outbox {
 
 impl Parcel {
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        [&self.socket].into_iter().chain(&self.bytes).map(AsFd::as_fd).collect()
+        [&self.socket]
+            .into_iter()
+            .chain(&self.partner)
+            .chain(&self.bytes)
+            .map(AsFd::as_fd)
+            .collect()
     }
 }
 
@@ -136,12 +155,15 @@ pub(crate) struct Arrived {
     pub(crate) output: Vec<u8>,
     /// Of one with TLS.
     pub(crate) luggage: Option<Luggage>,
+    /// The connection to the server, of a session whose bytes pass through.
+    pub(crate) partner: Option<(OwnedFd, Option<Luggage>)>,
 }
 
 /// Unpacks the descriptors that came with a session.
 pub(crate) fn unpack(session: &Session, descriptors: Vec<OwnedFd>) -> io::Result<Arrived> {
     let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why);
     let is_known = match session.secured {
+        _ if session.paired.is_some() => session.version == SESSION_VERSION_PAIRED,
         _ if session.tracking.is_some() => session.version == SESSION_VERSION_TRACKING,
         None => (SESSION_VERSION_MIN..=SESSION_VERSION).contains(&session.version),
         Some(_) => session.version == SESSION_VERSION_SECURED,
@@ -151,28 +173,40 @@ pub(crate) fn unpack(session: &Session, descriptors: Vec<OwnedFd>) -> io::Result
     }
     let mut descriptors = descriptors.into_iter();
     let socket = descriptors.next().ok_or_else(|| invalid("its socket is missing"))?;
+    let paired = session.paired.as_deref();
+    let partner = paired.map(|_| descriptors.next().ok_or_else(|| invalid("a socket is missing")));
+    let partner = partner.transpose()?;
     let mut input = descriptors.next().map(unseal).transpose()?.unwrap_or_default();
-    let [of_input, of_output] = match session.secured.as_deref() {
+    let encrypted_of = |secured: Option<&SecuredSession>| match secured {
         Some(&SecuredSession { input, output, .. }) => [input, output],
         None => [0, 0],
     };
-    let lengths = [session.input, session.output, of_input, of_output];
+    let secured_partner = paired.and_then(|paired| paired.secured.as_deref());
+    let of_client = encrypted_of(session.secured.as_deref());
+    let of_server = encrypted_of(secured_partner);
+    let lengths = [[session.input, session.output], of_client, of_server].concat();
     let len = lengths.iter().try_fold(0_u64, |sum, len| sum.checked_add(*len));
     if len != Some(input.len() as u64) {
         return Err(invalid("its bytes are not as many as it says"));
     }
-    let encrypted = input.split_off(input.len() - (of_input + of_output) as usize);
-    let (received, unwritten) = encrypted.split_at(of_input as usize);
-    let luggage = session.secured.as_ref().map(|secured| Luggage {
-        parted: secured.parted.clone(),
-        input: received.to_vec(),
-        output: unwritten.to_vec(),
-        holds_byte: secured.holds_byte,
-    });
+    let mut split = |[of_input, of_output]: [u64; 2], secured: Option<&SecuredSession>| {
+        let encrypted = input.split_off(input.len() - (of_input + of_output) as usize);
+        let (received, unwritten) = encrypted.split_at(of_input as usize);
+        secured.map(|secured| Luggage {
+            parted: secured.parted.clone(),
+            input: received.to_vec(),
+            output: unwritten.to_vec(),
+            holds_byte: secured.holds_byte,
+        })
+    };
+    // The last comes off first.
+    let server_luggage = split(of_server, secured_partner);
+    let luggage = split(of_client, session.secured.as_deref());
+    let partner = partner.map(|socket| (socket, server_luggage));
     let output = input.split_off(session.input as usize);
     // Otherwise it would keep room for both as long as the client is idle.
     input.shrink_to_fit();
-    Ok(Arrived { socket, input, output, luggage })
+    Ok(Arrived { socket, input, output, luggage, partner })
 }
 
 #[cfg(test)]

@@ -201,6 +201,8 @@ impl<D: Driver> Worker<D> {
             failed_connects: Vec::new(),
             detaching: HashSet::new(),
             detached: Vec::new(),
+            halves: HashMap::new(),
+            sources: HashMap::new(),
             has_quickack: false,
             unacknowledged: Vec::new(),
         };
@@ -440,13 +442,21 @@ impl<D: Driver> Worker<D> {
         match action {
             Action::Connect { conn, backend, server } => self.connect(conn, backend, server),
             Action::Close { conn } => {
-                let (is_lane, conn) = (conn.is_lane(), Token(conn.token()));
+                let (is_lane, is_paired) = (conn.is_lane(), conn.is_paired());
+                let conn = Token(conn.token());
                 self.core.forget(conn);
-                if is_lane {
+                // What was said to a server is to arrive, if it is a client's own word.
+                if is_lane && !is_paired {
                     self.driver.give_up(conn);
                 }
                 self.driver.close(conn);
             }
+            Action::Reset { conn } => {
+                let conn = Token(conn.token());
+                self.core.forget(conn);
+                self.driver.reset(conn);
+            }
+            Action::EndWriting { conn } => self.driver.end_writing(Token(conn.token())),
             Action::PauseRead { conn } => self.driver.pause(Token(conn.token())),
             Action::ResumeRead { conn } => self.driver.resume(Token(conn.token())),
             Action::SetLowWater { conn, bytes } => {

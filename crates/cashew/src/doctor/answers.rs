@@ -23,6 +23,8 @@ pub(super) enum Answer {
     Silent(String),
     Redis(Redis),
     Memcached(BTreeMap<String, String>),
+    /// It accepts connections, and what it speaks is not known.
+    Open,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -73,6 +75,7 @@ fn ask(pool: &Pool, server: &Server) -> Answer {
     let asked = match pool.protocol {
         Protocol::Redis => ask_redis(pool, server),
         Protocol::Memcached => ask_memcached(pool, server),
+        Protocol::Tcp => open(pool, server).map(|_| Answer::Open),
     };
     asked.unwrap_or_else(Answer::Unreachable)
 }

@@ -95,6 +95,10 @@ pub(super) fn connections_to_each(pool: &Pool, workers: u32) -> u64 {
             2 * of_kind + workers * (LARGE + 1) + at_least_one(pool.session_connections)
         }
         Protocol::Memcached => of_kind + workers * LARGE,
+        Protocol::Tcp => {
+            let options = pool.tcp.as_ref();
+            options.map_or(0, |options| options.connections_max).max(1).into()
+        }
     }
 }
 

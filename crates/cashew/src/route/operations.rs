@@ -38,14 +38,16 @@ pub(super) fn of(command: Option<&str>, pool: &Pool) -> Result<Vec<(Operation, R
     let name = command.to_ascii_lowercase().split_whitespace().collect::<Vec<_>>().join("|");
     let operation = match pool.protocol {
         Protocol::Redis => of_redis(&name, pool),
-        Protocol::Memcached => MEMCACHED.iter().find(|(it, _)| *it == name).map(|(_, it)| *it),
+        Protocol::Memcached | Protocol::Tcp => {
+            MEMCACHED.iter().find(|(it, _)| *it == name).map(|(_, it)| *it)
+        }
     };
     match operation {
         Some(operation) => {
             let reach = match pool.protocol {
                 _ if operation == Operation::Read => Reach::All,
                 Protocol::Redis => redis_reach(&name),
-                Protocol::Memcached => memcached_reach(&name),
+                Protocol::Memcached | Protocol::Tcp => memcached_reach(&name),
             };
             Ok(vec![(operation, reach)])
         }

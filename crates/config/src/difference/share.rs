@@ -5,7 +5,7 @@ use std::fmt;
 
 use cashew_placement::{Distribution, Hash, Ring};
 
-use crate::snapshot::{Endpoint, Pool, Topology, TopologyState};
+use crate::snapshot::{Endpoint, Pool, Protocol, Topology, TopologyState};
 
 /// Rings whose comparison takes more steps than this are compared at samples only.
 const STEPS_MAX: u64 = 1 << 22;
@@ -58,7 +58,8 @@ pub(crate) struct Moved {
 /// address it is not.
 pub(crate) fn moved(old: &Pool, new: &Pool) -> Option<Moved> {
     let is_random = |pool: &Pool| pool.distribution == Distribution::Random && !pool.is_one_shard();
-    if is_same(old, new) || is_random(old) && is_random(new) {
+    let has_no_keys = old.protocol == Protocol::Tcp || new.protocol == Protocol::Tcp;
+    if has_no_keys || is_same(old, new) || is_random(old) && is_random(new) {
         return None;
     }
     let mut places = Places::default();

@@ -189,18 +189,19 @@ impl<'a, 'f, 'r> Reader<'a, 'f, 'r> {
             self.error(pos, complaint);
             return None;
         };
-        let protocol = if pool.redis.value.0 { Protocol::Redis } else { Protocol::Memcached };
+        let protocol = pool.spoken();
         self.reach.reached.insert(name.to_owned());
         *self.reach.uses.entry(name.to_owned()).or_default() += 1;
+        if protocol == Protocol::Tcp {
+            let message = format!("pool \"{name}\" passes bytes through, and no route leads there");
+            self.error(pos, Complaint::new(message).hint("routes go by requests and their keys"));
+            return None;
+        }
         if protocol != self.protocol {
-            let word = |protocol| match protocol {
-                Protocol::Redis => "Redis",
-                Protocol::Memcached => "memcached",
-            };
             let message = format!(
                 "pool \"{name}\" is one of {}, and the route's clients speak {}",
-                word(protocol),
-                word(self.protocol)
+                protocol.title(),
+                self.protocol.title()
             );
             let hint = "\"redis: true\" must be in both or in neither";
             self.error(pos, Complaint::new(message).hint(hint));
@@ -419,7 +420,7 @@ impl<'a, 'f, 'r> Reader<'a, 'f, 'r> {
         let ttl_ms = section.ttl.as_ref().map(|ttl| ttl.value.0);
         let ttl_ms = ttl_ms.unwrap_or(match self.protocol {
             Protocol::Redis => REDIS_KEPT_FOR_MS,
-            Protocol::Memcached => MEMCACHED_KEPT_FOR_MS,
+            Protocol::Memcached | Protocol::Tcp => MEMCACHED_KEPT_FOR_MS,
         });
         let negative_ms = section.negative.value.0;
         if negative_ms > ttl_ms {

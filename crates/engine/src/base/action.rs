@@ -25,6 +25,14 @@ pub enum Action {
     Close {
         conn: ConnId,
     },
+    /// Close the connection so that its peer finds it reset.
+    Reset {
+        conn: ConnId,
+    },
+    /// Tell the peer that nothing more comes; all there was is written. It may still send.
+    EndWriting {
+        conn: ConnId,
+    },
     /// Do not read the connection until [`Action::ResumeRead`].
     PauseRead {
         conn: ConnId,

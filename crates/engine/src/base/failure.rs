@@ -231,7 +231,7 @@ impl NamedFailure {
     pub(crate) fn write_reply(&self, protocol: Protocol, out: &mut Vec<u8>) {
         match protocol {
             Protocol::Redis => self.write_line(self.why.code(), out),
-            Protocol::Memcached => self.write_text(out),
+            _ => self.write_text(out),
         }
     }
 

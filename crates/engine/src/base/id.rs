@@ -76,6 +76,8 @@ ids! {
     pub ServerId
     /// A shard among those of its backend.
     pub(crate) ShardId
+    /// A client's connection that bytes pass through, or a server's that they pass to.
+    pub(crate) PairId
     /// The place of a topic among those of its backend; another topic may have it later.
     pub(crate) TopicSlot
 }
@@ -83,11 +85,14 @@ ids! {
 /// A client's or a server's connection. A stale id (its connection closed, its slot used anew)
 /// names nothing: the generation differs.
 ///
-/// As a token: bits 0..31 index, bit 31 set for a server connection, bits 32..64 generation.
+/// As a token: bits 0..30 index, bit 30 set for one of a pair, bit 31 for a server connection, bits 32..64 generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConnId(u64);
 
 const LANE: u64 = 1 << 31;
+/// Of connections that bytes pass through, from a client to a server of its own. Neither clients nor lanes have such an
+/// index.
+const PAIRED: u64 = 1 << 30;
 
 impl ConnId {
     pub(crate) fn of_client(index: ClientId, generation: u32) -> Self {
@@ -101,6 +106,15 @@ impl ConnId {
         Self(u64::from(generation) << 32 | LANE | u64::from(index))
     }
 
+    pub(crate) fn of_pair(index: PairId, generation: u32) -> Self {
+        debug_assert!(u64::from(index.number()) < PAIRED);
+        Self(u64::from(generation) << 32 | PAIRED | u64::from(index.number()))
+    }
+
+    pub(crate) fn of_pair_to_server(index: PairId, generation: u32) -> Self {
+        Self(Self::of_pair(index, generation).0 | LANE)
+    }
+
     pub fn from_token(token: u64) -> Self {
         Self(token)
     }
@@ -112,6 +126,17 @@ impl ConnId {
     /// Whether this is a connection to a server.
     pub fn is_lane(self) -> bool {
         self.0 & LANE != 0
+    }
+
+    /// Whether bytes pass through it as they are: it is neither a client's that sends requests nor a lane.
+    #[inline]
+    pub fn is_paired(self) -> bool {
+        self.0 & PAIRED != 0
+    }
+
+    /// Of one of a pair: its slot.
+    pub(crate) fn pair(self) -> PairId {
+        PairId((self.0 & (PAIRED - 1)) as u32)
     }
 
     /// Of a connection to a server: the slot that it is named by.

@@ -46,6 +46,8 @@ pub(crate) enum Timer {
     },
     /// Users may have room for requests.
     UserLimits,
+    /// Something is due of connections that bytes pass through.
+    Pairs,
     Housekeeping,
 }
 

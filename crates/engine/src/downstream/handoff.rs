@@ -147,10 +147,14 @@ impl Engine {
         self.moving.allowed = DEPARTING_MAX;
         let movable = self.clients.indices().filter(|&index| self.is_movable(index));
         self.moving.next = movable.map(|index| self.client_conn(index)).collect();
+        self.leave_pairs();
     }
 
     /// The connection of a client that has just come cannot go to another process.
     pub fn tie(&mut self, conn: ConnId) {
+        if conn.is_paired() {
+            return self.tie_pair(conn, true);
+        }
         if !conn.is_lane() && self.clients.is_current(conn.client(), conn.generation()) {
             self.clients[conn.client()].handoff = Handoff::Tied;
         }
@@ -158,6 +162,9 @@ impl Engine {
 
     /// It can, now.
     pub fn untie(&mut self, conn: ConnId) {
+        if conn.is_paired() {
+            return self.tie_pair(conn, false);
+        }
         let is_there = self.clients.is_current(conn.client(), conn.generation());
         if !conn.is_lane() && is_there && self.clients[conn.client()].handoff == Handoff::Tied {
             self.clients[conn.client()].handoff = Handoff::No;
@@ -187,6 +194,7 @@ impl Engine {
     /// handed off already.
     pub fn stay_all(&mut self, now: Time) {
         self.now = now;
+        self.stay_pairs();
         self.moving.all = false;
         self.moving.is_pressing = false;
         self.moving.next = Vec::new();
@@ -197,7 +205,7 @@ impl Engine {
 
     /// Whether all were to leave and nobody is left.
     pub fn is_left(&self) -> bool {
-        self.moving.all && self.clients.len() == 0
+        self.moving.all && self.clients() == 0
     }
 
     /// Tells clients to leave that together made at most this share of the requests lately: since
@@ -271,6 +279,7 @@ impl Engine {
                 self.drop_client(index, Closed::ByUs);
             }
         }
+        self.close_pairs_handed_off();
     }
 
     /// Hands off who has come to rest; for the end of a tick.

@@ -50,7 +50,12 @@ impl Engine {
     #[inline(always)]
     pub(crate) fn client_received(&mut self, conn: ConnId, bytes: &[u8]) {
         let index = conn.client();
-        let Some(client) = self.clients.get_mut(index, conn.generation()) else { return };
+        let Some(client) = self.clients.get_mut(index, conn.generation()) else {
+            if conn.is_paired() {
+                self.paired_received(conn, bytes);
+            }
+            return;
+        };
         client.totals.received += bytes.len() as u64;
         let metrics = self.listeners[client.listener].metrics;
         self.metrics.add_pool(metrics, PoolCounter::ClientBytesReceived, bytes.len() as u64);
@@ -613,7 +618,12 @@ impl Engine {
     #[inline(always)]
     pub(crate) fn client_sent(&mut self, conn: ConnId, bytes: u64) {
         let index = conn.client();
-        let Some(client) = self.clients.get_mut(index, conn.generation()) else { return };
+        let Some(client) = self.clients.get_mut(index, conn.generation()) else {
+            if conn.is_paired() {
+                self.paired_sent(conn, bytes);
+            }
+            return;
+        };
         let metrics = self.listeners[client.listener].metrics;
         self.metrics.add_pool(metrics, PoolCounter::ClientBytesSent, bytes);
         client.totals.sent += bytes;

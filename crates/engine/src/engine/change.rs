@@ -23,8 +23,8 @@ use cashew_metrics::{PoolCounter, PoolGauge, ServerGauge, Writer};
 
 use crate::base::action::Action;
 use crate::base::command_stats::CommandStats;
-use crate::base::failure::Failure;
-use crate::base::id::{BackendId, ClientId, LaneId, ListenerId, PoolId, ServerId};
+use crate::base::failure::{CloseReason, Failure};
+use crate::base::id::{BackendId, ClientId, ConnId, LaneId, ListenerId, PoolId, ServerId};
 use crate::base::prefixes::{PrefixNumber, Prefixes};
 use crate::base::standing::Standing;
 use crate::base::table::Table;
@@ -376,6 +376,7 @@ impl Engine {
         let void = self.metrics.void_server();
         let servers = kept.iter().zip((0..).map(ServerId::new)).map(|(kept, server)| match kept {
             Some(_) => Server::new(void, LaneId::NONE, 0),
+            None if lanes == 0 => Server::new(void, LaneId::NONE, 0),
             None => {
                 let first = self.add_lanes(lanes + 1, (pool.backend(), server), 0, wire_protocol);
                 Server::new(void, first, lanes)
@@ -542,6 +543,8 @@ impl Engine {
             self.close_server(index, server, Failure::Removed);
         }
         self.drop_topics(index);
+        let (tcp, mut cx) = self.tcp();
+        tcp.forget_backend(&mut cx, index);
         self.listeners[pool.listener()].standing = Standing::Gone;
         let backend = &mut self.backends[index];
         backend.standing = Standing::Gone;
@@ -697,7 +700,7 @@ impl Engine {
         let keyless = subscribers
             .filter_map(|client| Some((client, places.backend(self.keyless_backend(client))?)));
         let keyless: Vec<(ClientId, BackendId)> = keyless.collect();
-        self.renumber_actions(&places, in_use);
+        let unreachable_now = self.renumber_actions(&places, in_use);
         (self.epoch, self.rank, self.workers) = (epoch, rank, workers);
         (self.listeners_in_use, self.backends_in_use) = (steps.len(), steps.len());
         self.pressure.set_max(memory_max);
@@ -734,6 +737,11 @@ impl Engine {
         self.follow_audit(audit);
         self.arm_probes();
         self.publish_all();
+        let (tcp, mut cx) = self.tcp();
+        tcp.follow(&mut cx);
+        for conn in unreachable_now {
+            tcp.closed(&mut cx, conn, CloseReason::Unreachable);
+        }
         self.unblock_clients(|_| true);
         self.maintain_draining();
     }
@@ -856,12 +864,21 @@ impl Engine {
         }
     }
 
-    /// Actions that nobody has seen yet will be carried out by the new numbers.
-    fn renumber_actions(&mut self, places: &Places, in_use: PoolId) {
-        let mut never = Vec::new();
+    /// Actions that nobody has seen yet will be carried out by the new numbers. Returns connections that bytes were to
+    /// pass through and that nobody will make, as their servers are gone.
+    fn renumber_actions(&mut self, places: &Places, in_use: PoolId) -> Vec<ConnId> {
+        let (mut never, mut unreachable_now) = (Vec::new(), Vec::new());
         let (lanes, lane_at) = (&self.lanes, &self.lane_at);
         let in_use = |backend: BackendId| backend < in_use.backend();
         self.actions.retain_mut(|action| match action {
+            Action::Connect { conn, backend: pool, server } if conn.is_paired() => {
+                match places.server(*pool, *server) {
+                    Some(place) => (*pool, *server) = place,
+                    // What it was configured as is not known any more: it is as if it could not be reached.
+                    None => unreachable_now.push(*conn),
+                }
+                unreachable_now.last() != Some(conn)
+            }
             Action::Connect { conn, backend: pool, server } => {
                 let lane = &lanes[lane_at[conn.slot() as usize]];
                 let is_current = lane.conn == *conn && lane.has_connection();
@@ -922,6 +939,8 @@ impl Engine {
             },
             Action::PauseRead { .. }
             | Action::ResumeRead { .. }
+            | Action::Reset { .. }
+            | Action::EndWriting { .. }
             | Action::SetLowWater { .. }
             | Action::HandOff { .. }
             | Action::Prepared { .. }
@@ -929,6 +948,7 @@ impl Engine {
             | Action::Monitors { .. }
             | Action::Pressed { .. } => true,
         });
+        unreachable_now
     }
 
     /// All pools there are, in their order; none are left.
@@ -1041,6 +1061,16 @@ impl Engine {
             client.listener = places.listener(client.listener).unwrap_or(ListenerId::NONE);
             debug_assert_ne!(client.listener, ListenerId::NONE);
         }
+        let pool = |backend| {
+            Some((
+                places.listener(ListenerId::new(backend))?,
+                places.backend(BackendId::new(backend))?,
+            ))
+        };
+        self.tcp.renumber(
+            |backend| pool(backend.number()),
+            |backend, server| places.server(backend, server).map(|(_, server)| server),
+        );
         self.invalidations.renumber(|backend| places.backend(backend));
         for request in self.requests.iter_mut() {
             if let Role::Probe { server } = &mut request.role
@@ -1343,7 +1373,9 @@ impl Engine {
                 self.metrics.set_server(server.metrics, ServerGauge::Silent, silent);
                 // No queues are so long: they are published in any case.
                 server.queues = Queues { unsent: u64::MAX, ..Queues::default() };
-                lanes.push(server.first_lane);
+                if server.first_lane != LaneId::NONE {
+                    lanes.push(server.first_lane);
+                }
             }
         }
         for lane in lanes {
@@ -1362,6 +1394,8 @@ impl Engine {
             let Standing::Leaving { since, until } = listener.standing else { continue };
             let is_over = until <= self.now;
             if is_over && listener.clients > 0 {
+                let (tcp, mut cx) = self.tcp();
+                tcp.cut(&mut cx, index);
                 let rest_us = until.micros_since(since).max(LINGER_US);
                 let is_late = until.plus_micros(rest_us) <= self.now;
                 for client in self.clients.indices().collect::<Vec<ClientId>>() {

@@ -65,7 +65,11 @@ impl Plan {
             topology: Topology::new(config, state.topology.clone()),
             ring_version: state.ring_version,
             quota: state.quota,
-            lanes: lanes_here(config.server_connections, rank, workers),
+            // Where bytes pass through, clients have connections to servers for themselves.
+            lanes: match config.tcp {
+                Some(_) => 0,
+                None => lanes_here(config.server_connections, rank, workers),
+            },
             config: config.clone(),
             moved: BTreeSet::new(),
         };

@@ -16,6 +16,7 @@ use crate::redis::scripts::SCRIPTS_SIZE_MAX;
 use crate::redis::transaction::EARLY_SIZE_MAX;
 use crate::request::Request;
 use crate::request::slab::KEPT_SIZE_MAX;
+use crate::tcp;
 use crate::upstream::exclusive::UNSENT_MAX;
 use crate::upstream::session_params::VARIANTS_MAX;
 use crate::upstream::streaming::{AHEAD_MAX, PRIVATE_LANES_MAX};
@@ -196,9 +197,10 @@ fn params_set(pool: &Pool) -> u64 {
     match pool.protocol {
         Protocol::Redis => (2 * u64::from(pool.databases)).min(VARIANTS_MAX as u64),
         Protocol::Memcached => match pool.memcached.wire {
-            Wire::Auto => 2,
+            Wire::Auto | Wire::Tcp => 2,
             Wire::Text | Wire::Binary => 1,
         },
+        Protocol::Tcp => 1,
     }
 }
 
@@ -227,13 +229,16 @@ fn pool_at_rest(pool: &Pool, workers: u32) -> u64 {
 }
 
 fn arguments(pool: &Pool) -> u64 {
+    if pool.protocol == Protocol::Tcp {
+        return 0;
+    }
     (pool.limits.request_size_max / ARGUMENT_MIN).min(resp::ARGS_MAX as u64)
 }
 
 fn rewritten_max(pool: &Pool) -> u64 {
     match pool.protocol {
         Protocol::Redis => pool.limits.request_size_max,
-        Protocol::Memcached => 0,
+        Protocol::Memcached | Protocol::Tcp => 0,
     }
 }
 
@@ -242,6 +247,10 @@ fn scratch(pool: &Pool) -> u64 {
 }
 
 fn held_by_client(pool: &Pool, late: u64) -> u64 {
+    if pool.protocol == Protocol::Tcp {
+        // What waits to be written to either side.
+        return 2 * BUFFER_ROOM_FACTOR * (tcp::WAITING_MAX + READ_SIZE_MAX as u64 + late);
+    }
     let limits = &pool.limits;
     let requests = u64::from(limits.client_requests_max);
     let gathers = match pool.protocol {
@@ -250,13 +259,14 @@ fn held_by_client(pool: &Pool, late: u64) -> u64 {
             limits.request_size_max.min(memcached::MULTIGET_SIZE_MAX as u64)
                 * GATHER_OF_MEMCACHED_BYTE
         }
+        Protocol::Tcp => 0,
     };
     let input = 2 * (limits.request_size_max + READ_SIZE_MAX as u64 + late);
     let output = limits.client_output_max + READ_SIZE_MAX as u64;
     let room = (output * (BUFFER_ROOM_FACTOR - 1)).min(requests * BUFFER_ROOM_MAX);
     let early = match pool.protocol {
         Protocol::Redis => EARLY_SIZE_MAX as u64,
-        Protocol::Memcached => 0,
+        Protocol::Memcached | Protocol::Tcp => 0,
     };
     input + early + scratch(pool) + output + room + requests * (REQUEST_SIZE as u64 + gathers)
 }

@@ -62,6 +62,9 @@ use crate::redis::worker_query::Inquiries;
 use crate::request::seal::Secret;
 use crate::request::slab::Requests;
 use crate::request::{Gather, Own, Role};
+use crate::tcp::handoff::PairParts;
+use crate::tcp::session::Source;
+use crate::tcp::{self, Tcp};
 use crate::upstream::backend::Backend;
 use crate::upstream::hedge::Hedge;
 use crate::upstream::inspect::LaneState;
@@ -214,6 +217,8 @@ pub struct Engine {
     /// What clients are told that want to know, and until when.
     pub(crate) moving_away: Option<redis::maintenance::MovingAway>,
     pub(crate) work_budget: WorkBudget,
+    /// Connections that bytes pass through.
+    pub(crate) tcp: Tcp,
 }
 
 /// Memory that requests use for the moment of their parsing, kept to be used again.
@@ -339,6 +344,7 @@ impl Engine {
             draining: false,
             moving_away: None,
             work_budget: WorkBudget::default(),
+            tcp: Tcp::default(),
         };
         engine.timers.arm(now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);
         engine.begin(plan);
@@ -364,6 +370,12 @@ impl Engine {
         self.now = now;
         self.clients_seen += 1;
         let config = &mut self.listeners[listener];
+        if tcp::serves(config.protocol) {
+            self.metrics.add_pool(config.metrics, PoolCounter::ClientsAccepted, 1);
+            let is_welcome = admission == Admission::Welcome;
+            let (tcp, mut cx) = self.tcp();
+            return tcp.accepted(&mut cx, listener, is_welcome, id);
+        }
         let session = Session {
             id,
             protocol: config.protocol,
@@ -443,6 +455,7 @@ impl Engine {
             Protocol::Memcached => {
                 b"SERVER_ERROR this gateway takes no clients from this address\r\n"
             }
+            Protocol::Tcp => b"",
         }
     }
 
@@ -451,6 +464,19 @@ impl Engine {
         self.now = now;
         if let Some(lane) = self.current_lane(conn) {
             self.lane_connected(lane);
+        } else if conn.is_paired() {
+            let (tcp, mut cx) = self.tcp();
+            tcp.connected(&mut cx, conn);
+        }
+    }
+
+    /// It is known of a client whose bytes pass through where it comes from, and it is secured if it is to be. Nothing
+    /// was received from it before. Of other clients this changes nothing.
+    pub fn handle_ready(&mut self, conn: ConnId, source: Option<Source>, now: Time) {
+        if conn.is_paired() {
+            self.now = now;
+            let (tcp, mut cx) = self.tcp();
+            tcp.ready(&mut cx, conn, source);
         }
     }
 
@@ -482,6 +508,11 @@ impl Engine {
     /// Returns whether its bytes have been received.
     #[inline(never)]
     fn take_buffer(&mut self, conn: ConnId, buffer: &mut Vec<u8>) -> bool {
+        if conn.is_paired() {
+            let (tcp, mut cx) = self.tcp();
+            tcp.received_buffer(&mut cx, conn, buffer);
+            return true;
+        }
         if conn.is_lane() {
             return self.current_lane(conn).is_some_and(|l| self.lane_received_buffer(l, buffer));
         }
@@ -518,7 +549,10 @@ impl Engine {
     /// The peer will send nothing more, but may still read.
     pub fn handle_read_closed(&mut self, conn: ConnId, now: Time) {
         self.now = now;
-        if conn.is_lane() {
+        if conn.is_paired() {
+            let (tcp, mut cx) = self.tcp();
+            tcp.read_closed(&mut cx, conn);
+        } else if conn.is_lane() {
             if let Some(lane) = self.current_lane(conn) {
                 self.lane_down(lane, Failure::Closed, Closed::ByUs);
             }
@@ -553,12 +587,31 @@ impl Engine {
     fn handle_lane_sent(&mut self, conn: ConnId, bytes: u64) {
         if let Some(lane) = self.current_lane(conn) {
             self.lane_sent(lane, bytes);
+        } else if conn.is_paired() {
+            self.paired_sent(conn, bytes);
         }
     }
 
     #[inline(never)]
+    pub(crate) fn paired_sent(&mut self, conn: ConnId, bytes: u64) {
+        let (tcp, mut cx) = self.tcp();
+        tcp.sent(&mut cx, conn, bytes);
+    }
+
+    #[inline(never)]
+    pub(crate) fn paired_received(&mut self, conn: ConnId, bytes: &[u8]) {
+        let (tcp, mut cx) = self.tcp();
+        tcp.received(&mut cx, conn, bytes);
+    }
+
+    #[inline(never)]
     fn handle_lane_received(&mut self, conn: ConnId, bytes: &[u8]) {
-        let Some(lane) = self.current_lane(conn) else { return };
+        let Some(lane) = self.current_lane(conn) else {
+            if conn.is_paired() {
+                self.paired_received(conn, bytes);
+            }
+            return;
+        };
         match self.lanes[lane].paused {
             true => self.keep_for_later(lane, bytes),
             false => self.lane_received(lane, bytes),
@@ -568,7 +621,10 @@ impl Engine {
     /// The connection is gone; the driver has forgotten it already.
     pub fn handle_closed(&mut self, conn: ConnId, reason: CloseReason, now: Time) {
         self.now = now;
-        if conn.is_lane() {
+        if conn.is_paired() {
+            let (tcp, mut cx) = self.tcp();
+            tcp.closed(&mut cx, conn, reason);
+        } else if conn.is_lane() {
             if let Some(lane) = self.current_lane(conn) {
                 self.lane_down(lane, reason.into(), Closed::ByPeer);
             }
@@ -585,6 +641,10 @@ impl Engine {
 
     /// Counts what was seen of a client's connection beneath the engine.
     pub fn count_client(&mut self, conn: ConnId, counter: PoolCounter) {
+        if let Some(session) = conn.is_paired().then(|| self.tcp.session(conn)).flatten() {
+            let metrics = self.listeners[session.listener()].metrics;
+            self.metrics.add_pool(metrics, counter, 1);
+        }
         if !conn.is_lane() && self.clients.is_current(conn.client(), conn.generation()) {
             let listener = self.clients[conn.client()].listener;
             self.metrics.add_pool(self.listeners[listener].metrics, counter, 1);
@@ -593,6 +653,11 @@ impl Engine {
 
     /// Counts what was seen of a connection to a server beneath the engine.
     pub fn count_server(&mut self, conn: ConnId, counter: ServerCounter) {
+        if let Some((backend, server)) =
+            conn.is_paired().then(|| self.tcp.server_of(conn)).flatten()
+        {
+            self.backends[backend].servers[server].count(&self.metrics, counter);
+        }
         if let Some(lane) = conn.is_lane().then(|| self.current_lane(conn)).flatten() {
             let Lane { backend, server, .. } = self.lanes[lane];
             self.backends[backend].servers[server].count(&self.metrics, counter);
@@ -666,6 +731,10 @@ impl Engine {
                 }
                 Timer::Expiry { client, generation } => self.expire(client, generation, at),
                 Timer::UserLimits => self.release_waiting(at),
+                Timer::Pairs => {
+                    let (tcp, mut cx) = self.tcp();
+                    tcp.timeout(&mut cx);
+                }
                 Timer::Housekeeping => {
                     self.allow_handoffs();
                     self.maintain_draining();
@@ -698,6 +767,7 @@ impl Engine {
         self.requests.shrink(&mut self.bufs);
         self.command_stats.shrink(self.requests.slots());
         self.clients.shrink();
+        self.tcp.shrink();
         self.flows.shrink();
         self.hedges.shrink();
         self.redis_backends.iter_mut().for_each(|backend| backend.pubsub.topics.shrink());
@@ -740,6 +810,7 @@ impl Engine {
                 | Timer::Spool
                 | Timer::Slowed { .. }
                 | Timer::UserLimits
+                | Timer::Pairs
                 | Timer::Housekeeping => true,
             });
         }
@@ -759,12 +830,14 @@ impl Engine {
         for index in clients {
             self.finish(index);
         }
+        let (tcp, mut cx) = self.tcp();
+        tcp.drain(&mut cx);
         self.hurry_invalidations(|_| true);
     }
 
     /// Whether a drain is complete.
     pub fn is_drained(&self) -> bool {
-        self.draining && self.clients.len() == 0 && self.owes_nothing()
+        self.draining && self.clients() == 0 && self.owes_nothing()
     }
 
     /// Whether nothing is under way, or on its way to the disk, that goes on without a client.
@@ -880,6 +953,8 @@ impl Engine {
                 // What was answered wanted no reply: there will be no `handle_sent`.
                 self.close_if_finished(conn.client());
             }
+        } else if conn.is_paired() {
+            self.tcp.unmark(conn);
         }
         Some(conn)
     }
@@ -923,10 +998,22 @@ impl Engine {
     #[inline(always)]
     fn writable(&self, conn: ConnId) -> Option<&Output> {
         if conn.is_lane() {
-            self.current_lane(conn).and_then(|lane| self.lanes[lane].writable())
+            match self.current_lane(conn) {
+                Some(lane) => self.lanes[lane].writable(),
+                None => self.paired_output(conn),
+            }
         } else {
-            self.clients.get(conn.client(), conn.generation()).map(|client| &client.output)
+            match self.clients.get(conn.client(), conn.generation()) {
+                Some(client) => Some(&client.output),
+                None => self.paired_output(conn),
+            }
         }
+    }
+
+    #[inline(never)]
+    fn paired_output(&self, conn: ConnId) -> Option<&Output> {
+        let session = conn.is_paired().then(|| self.tcp.session(conn)).flatten()?;
+        Some(session.output_of(conn))
     }
 
     /// What is configured of a backend that an action names.
@@ -936,12 +1023,18 @@ impl Engine {
 
     /// The listener of a client that is there.
     pub fn listener_of_client(&self, conn: ConnId) -> Option<ListenerId> {
+        if conn.is_paired() {
+            return self.tcp.session(conn).map(|session| session.listener());
+        }
         let client = self.clients.get(conn.client(), conn.generation())?;
         (!conn.is_lane()).then_some(client.listener)
     }
 
     /// The server that a connection leads to.
     pub fn server_of_conn(&self, conn: ConnId) -> Option<(BackendId, ServerId)> {
+        if conn.is_paired() {
+            return self.tcp.server_of(conn);
+        }
         let lane = &self.lanes[self.current_lane(conn)?];
         conn.is_lane().then_some((lane.backend, lane.server))
     }
@@ -979,12 +1072,18 @@ impl Engine {
 
     /// Clients connected, of all pools.
     pub fn clients(&self) -> usize {
-        self.clients.len()
+        self.clients.len() + self.tcp.len()
+    }
+
+    /// Files that these take: whose bytes pass through has two.
+    pub fn files_of_clients(&self) -> u64 {
+        (self.clients.len() + 2 * self.tcp.len()) as u64
     }
 
     /// Whether the client is still there.
     pub fn has_client(&self, conn: ConnId) -> bool {
         !conn.is_lane() && self.clients.is_current(conn.client(), conn.generation())
+            || conn.is_paired() && self.tcp.session(conn).is_some()
     }
 
     /// Whether the client is in the middle of a request: it may wait for the rest to be wanted.
@@ -1011,6 +1110,10 @@ impl Engine {
     /// Closes a client once it has what it asked for.
     pub fn dismiss(&mut self, conn: ConnId, now: Time) {
         self.now = now;
+        if conn.is_paired() {
+            let (tcp, mut cx) = self.tcp();
+            return tcp.dismiss(&mut cx, conn);
+        }
         let is_there = self.clients.is_current(conn.client(), conn.generation());
         if !conn.is_lane() && is_there && self.clients[conn.client()].state != State::Closing {
             self.finish(conn.client());
@@ -1055,6 +1158,72 @@ impl Engine {
         }
     }
 
+    // Sessions whose bytes pass through.
+
+    /// They, and what they need of others.
+    pub(crate) fn tcp(&mut self) -> (&mut Tcp, tcp::Context<'_>) {
+        let cx = tcp::Context {
+            now: self.now,
+            rank: self.rank,
+            draining: self.draining,
+            listeners: &mut self.listeners,
+            backends: &mut self.backends,
+            metrics: &self.metrics,
+            timers: &mut self.timers,
+            actions: &mut self.actions,
+            dirty: &mut self.dirty_clients,
+            bufs: &mut self.bufs,
+            rng: &mut self.rng,
+            departed: &mut self.departed,
+        };
+        (&mut self.tcp, cx)
+    }
+
+    pub(crate) fn tie_pair(&mut self, conn: ConnId, is_tied: bool) {
+        let (tcp, mut cx) = self.tcp();
+        tcp.set_tied(&mut cx, conn, is_tied);
+    }
+
+    pub(crate) fn leave_pairs(&mut self) {
+        let (tcp, mut cx) = self.tcp();
+        tcp.leave_all(&mut cx);
+    }
+
+    pub(crate) fn stay_pairs(&mut self) {
+        self.tcp.stay_all();
+    }
+
+    pub(crate) fn close_pairs_handed_off(&mut self) {
+        let (tcp, mut cx) = self.tcp();
+        tcp.close_handed_off(&mut cx);
+    }
+
+    /// The other connection of a session whose bytes pass through.
+    pub fn partner(&self, conn: ConnId) -> Option<ConnId> {
+        conn.is_paired().then(|| self.tcp.partner(conn)).flatten()
+    }
+
+    /// As [`Engine::export`], of a session whose bytes pass through, of which the driver has let go of both connections.
+    pub fn export_pair(&mut self, conn: ConnId, now: Time) -> Option<(ListenerId, PairParts)> {
+        self.now = now;
+        let (tcp, mut cx) = self.tcp();
+        tcp.export(&mut cx, conn)
+    }
+
+    /// As [`Engine::handle_adopted`], of such a session. Returns the names of the client's connection and of the
+    /// server's.
+    pub fn handle_adopted_pair(
+        &mut self,
+        listener: ListenerId,
+        parts: PairParts,
+        now: Time,
+    ) -> (ConnId, ConnId) {
+        self.now = now;
+        self.clients_seen += 1;
+        let (tcp, mut cx) = self.tcp();
+        tcp.adopted(&mut cx, listener, parts)
+    }
+
     // Shared by the parts.
 
     #[inline]
@@ -1094,6 +1263,7 @@ impl Engine {
         let text = match self.protocol_of(client) {
             Protocol::Redis => format!("-ERR {text}\r\n"),
             Protocol::Memcached => format!("SERVER_ERROR {text}\r\n"),
+            Protocol::Tcp => String::new(),
         };
         self.answer(client, |out| out.extend_from_slice(text.as_bytes()));
         self.clients[client].state = State::Closing;
@@ -1111,6 +1281,7 @@ fn refusal(protocol: Protocol) -> &'static [u8] {
     match protocol {
         Protocol::Redis => b"-ERR max number of clients reached\r\n",
         Protocol::Memcached => b"ERROR Too many open connections\r\n",
+        Protocol::Tcp => b"",
     }
 }
 

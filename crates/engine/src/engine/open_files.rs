@@ -103,6 +103,8 @@ fn connections_max(
     let (reserved, feeds) = match protocol {
         Protocol::Redis => (VARIANTS_RESERVED, 1),
         Protocol::Memcached => (1, 0),
+        // They are counted with the clients that have them.
+        Protocol::Tcp => return servers as u64,
     };
     let of_variants = params_set.max(reserved) as u64 * (u64::from(shared_lanes) + 1);
     servers as u64 * (of_variants + PRIVATE_LANES_MAX as u64 + feeds)
@@ -115,7 +117,7 @@ pub(crate) fn sessions_max(pool: &snapshot::Pool, rank: u32, workers: u32) -> u6
             let each = lanes_here(pool.session_connections, rank, workers);
             pool.servers.len() as u64 * u64::from(each)
         }
-        Protocol::Memcached => 0,
+        Protocol::Memcached | Protocol::Tcp => 0,
     }
 }
 

@@ -35,7 +35,7 @@ impl Words {
         match protocol {
             Protocol::Redis => self.read_resp(bytes),
             Protocol::Memcached if bytes.first() == Some(&BINARY) => self.read_binary(bytes),
-            Protocol::Memcached => self.read_text(bytes),
+            _ => self.read_text(bytes),
         }
     }
 
@@ -96,7 +96,7 @@ impl Words {
                 }
             }
             Protocol::Memcached if bytes.first() == Some(&BINARY) => keys.extend(self.spans.get(1)),
-            Protocol::Memcached => {
+            _ => {
                 let verb = self.spans.first().map_or(&[][..], |word| word.of(bytes));
                 match verb {
                     b"get" | b"gets" => keys.extend(self.spans.get(1..).unwrap_or_default()),

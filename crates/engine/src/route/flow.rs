@@ -504,7 +504,7 @@ impl RouteFlow {
         let (Some(server), Some(state)) = (server, backends.get(backend)) else { return false };
         let database = match state.protocol {
             Protocol::Redis => state.database_of(self.seat.database),
-            Protocol::Memcached => 0,
+            _ => 0,
         };
         spooling.keep(state, server, (database, key), metrics, (*now, timers))
     }

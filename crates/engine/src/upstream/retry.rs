@@ -75,9 +75,7 @@ pub(crate) fn is_read(protocol: Protocol, bytes: &[u8]) -> bool {
             binary::plain_request(bytes).is_some_and(|it| it.retrieves && it.rest.is_empty())
         }
         Protocol::Memcached if bytes.starts_with(b"get ") => true,
-        Protocol::Memcached => {
-            memcached::plain_request(bytes).is_some_and(|it| it.retrieves && it.rest.is_empty())
-        }
+        _ => memcached::plain_request(bytes).is_some_and(|it| it.retrieves && it.rest.is_empty()),
     }
 }
 

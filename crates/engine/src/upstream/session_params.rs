@@ -62,8 +62,9 @@ impl WireProtocol {
     pub(crate) fn first_of(config: &snapshot::Pool) -> Self {
         match (config.protocol, config.memcached.wire) {
             (Protocol::Redis, _) => Self::Resp2,
-            (Protocol::Memcached, Wire::Auto | Wire::Text) => Self::Text,
-            (Protocol::Memcached, Wire::Binary) => Self::Binary,
+            (_, Wire::Binary) => Self::Binary,
+            // Where requests are not read, nobody asks.
+            _ => Self::Text,
         }
     }
 }

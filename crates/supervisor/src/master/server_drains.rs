@@ -204,6 +204,16 @@ impl Master {
             let gets = if to == 0 { "gets no reads any more" } else { "gets reads again" };
             return vec![format!("pool '{}': replica '{server}' {gets}; keys stay", pool.name)];
         }
+        if pool.tcp.is_some() {
+            return vec![format!(
+                "pool '{}': server '{server}' gets {} of its share of new connections, and is to get {}, in {count} \
+                 steps, one each {} s; connections that are there stay",
+                pool.name,
+                percent(from),
+                percent(to),
+                every.as_secs()
+            )];
+        }
         let mut lines = vec![match pool.distribution {
             Distribution::Random => {
                 format!("pool '{}': requests are spread over the servers by chance", pool.name)

@@ -4,12 +4,12 @@ use std::os::fd::OwnedFd;
 
 use cashew_config::snapshot::{Notified, Reads};
 use cashew_control::{
-    ChildChannel, SESSION_VERSION, SESSION_VERSION_SECURED, SESSION_VERSION_TRACKING,
-    SecuredSession, SendError, Session, ToMaster, TrackingSession, seal,
+    ChildChannel, PairedSession, SESSION_VERSION, SESSION_VERSION_PAIRED, SESSION_VERSION_SECURED,
+    SESSION_VERSION_TRACKING, SecuredSession, SendError, Session, ToMaster, TrackingSession, seal,
 };
 use cashew_driver::{CloseKind, Driver, Luggage, Token};
 use cashew_engine::{
-    ConnId, Export, ListenerId, Profile, SessionParts, Silence, Totals, WireProtocol,
+    ConnId, Export, ListenerId, PairParts, Profile, SessionParts, Silence, Totals, WireProtocol,
 };
 
 use super::Worker;
@@ -21,16 +21,125 @@ impl<D: Driver> Worker<D> {
     #[inline(never)]
     pub(super) fn move_sessions(&mut self) {
         for (conn, socket, luggage) in std::mem::take(&mut self.core.detached) {
-            self.hand_over(ConnId::from_token(conn.0), socket, luggage);
+            let id = ConnId::from_token(conn.0);
+            match id.is_paired() {
+                true => self.hand_over_half(id, socket, luggage),
+                false => self.hand_over(id, socket, luggage),
+            }
         }
         while self.core.detaching.len() + self.outbox.sessions() < UNSENT_MAX {
             let Some(conn) = self.handoffs.pop_front() else { break };
             if !self.core.engine.has_client(conn) {
                 continue;
             }
-            let conn = Token(conn.token());
-            self.core.detaching.insert(conn);
-            self.driver.detach(conn);
+            for conn in [Some(conn), self.core.engine.partner(conn)].into_iter().flatten() {
+                let conn = Token(conn.token());
+                self.core.detaching.insert(conn);
+                self.driver.detach(conn);
+            }
+        }
+    }
+
+    /// Hands a session whose bytes pass through over, once both of its connections are detached.
+    fn hand_over_half(&mut self, conn: ConnId, socket: OwnedFd, luggage: Option<Luggage>) {
+        let Some(partner) = self.core.engine.partner(conn) else { return };
+        let Some(other) = self.core.halves.remove(&Token(partner.token())) else {
+            self.core.halves.insert(Token(conn.token()), (socket, luggage));
+            return;
+        };
+        match conn.is_lane() {
+            true => self.hand_over_pair(partner, other, (socket, luggage)),
+            false => self.hand_over_pair(conn, (socket, luggage), other),
+        }
+    }
+
+    fn hand_over_pair(
+        &mut self,
+        conn: ConnId,
+        (socket, luggage): (OwnedFd, Option<Luggage>),
+        (server_socket, server_luggage): (OwnedFd, Option<Luggage>),
+    ) {
+        let export = self.core.engine.export_pair(conn, self.core.now);
+        let Some((listener, parts)) = export else { return };
+        let quota = self.core.engine.quota(listener);
+        let config = self.core.engine.listener_config(listener);
+        let told = self.core.told.remove(&Token(conn.token()));
+        let mut bytes = [&parts.to_server[..], &parts.to_client].concat();
+        let secured = luggage.map(|luggage| pack(luggage, &mut bytes));
+        let server_secured = server_luggage.map(|luggage| pack(luggage, &mut bytes));
+        let session = Session {
+            version: SESSION_VERSION_PAIRED,
+            pool: config.name.clone(),
+            protocol: Some(config.protocol),
+            id: parts.id,
+            age_us: parts.age_us,
+            totals: [parts.received, parts.sent, 0, 0, 0],
+            input: parts.to_server.len() as u64,
+            output: parts.to_client.len() as u64,
+            passed_from: told.map(|told| Box::new(told.client)),
+            passed_to: told.map(|told| told.to),
+            secured,
+            paired: Some(Box::new(PairedSession {
+                server: parts.server,
+                client_told_end: parts.client_told_end,
+                server_told_end: parts.server_told_end,
+                secured: server_secured,
+            })),
+            ..Session::default()
+        };
+        match (!bytes.is_empty()).then(|| seal(&bytes)).transpose() {
+            Ok(bytes) => {
+                self.core.writer.add_sessions_out(1);
+                let sockets = (socket, Some(server_socket));
+                self.outbox.hand_over_pair(session, sockets, bytes, quota);
+            }
+            Err(error) => {
+                tracing::error!("a client is closed, since it cannot be handed over: {error}");
+                self.core.shared.give(quota);
+                self.core.writer.add_sessions_cut(1);
+            }
+        }
+    }
+
+    /// Continues a session whose bytes pass through.
+    fn adopt_pair(
+        &mut self,
+        pool: ListenerId,
+        session: Session,
+        paired: PairedSession,
+        arrived: Arrived,
+    ) {
+        let Arrived { socket, input, output, luggage, partner } = arrived;
+        let Some((server_socket, server_luggage)) = partner else { return };
+        let [received, sent, ..] = session.totals;
+        let parts = PairParts {
+            id: session.id,
+            server: paired.server,
+            client_told_end: paired.client_told_end,
+            server_told_end: paired.server_told_end,
+            age_us: session.age_us,
+            received,
+            sent,
+            to_server: input,
+            to_client: output,
+        };
+        let (client, server) = self.core.engine.handle_adopted_pair(pool, parts, self.core.now);
+        self.core.writer.add_sessions_in(1);
+        let [client, server] = [client, server].map(|conn| Token(conn.token()));
+        if let (Some(from), Some(to)) = (session.passed_from, session.passed_to) {
+            self.core.told.insert(client, Passed { client: *from, to });
+        }
+        for (conn, socket, luggage) in
+            [(client, socket, luggage), (server, server_socket, server_luggage)]
+        {
+            let adopted = match luggage {
+                Some(luggage) => self.driver.adopt_secured(conn, socket, luggage),
+                None => self.driver.adopt(conn, socket),
+            };
+            if adopted.is_err() {
+                self.core.told.remove(&client);
+                return self.core.report_closed(conn, CloseKind::Exhausted);
+            }
         }
     }
 
@@ -53,16 +162,7 @@ impl<D: Driver> Worker<D> {
         let config = self.core.engine.listener_config(listener);
         let told = self.core.told.remove(&Token(conn.token()));
         let mut bytes = [&input[..], &output].concat();
-        let secured = luggage.map(|luggage| {
-            bytes.extend_from_slice(&luggage.input);
-            bytes.extend_from_slice(&luggage.output);
-            Box::new(SecuredSession {
-                parted: luggage.parted,
-                input: luggage.input.len() as u64,
-                output: luggage.output.len() as u64,
-                holds_byte: luggage.holds_byte,
-            })
-        });
+        let secured = luggage.map(|luggage| pack(luggage, &mut bytes));
         let session = Session {
             version: match secured {
                 _ if !parts.tracking.is_empty() => SESSION_VERSION_TRACKING,
@@ -103,9 +203,10 @@ impl<D: Driver> Worker<D> {
             ],
             input: input.len() as u64,
             output: output.len() as u64,
-            passed_from: told.map(|told| told.client),
+            passed_from: told.map(|told| Box::new(told.client)),
             passed_to: told.map(|told| told.to),
             secured,
+            paired: None,
         };
         match (!bytes.is_empty()).then(|| seal(&bytes)).transpose() {
             Ok(bytes) => {
@@ -161,7 +262,7 @@ impl<D: Driver> Worker<D> {
             self.core.writer.add_sessions_cut(1);
             return;
         };
-        let Arrived { socket, input, output, luggage } = match unpack(&session, descriptors) {
+        let arrived = match unpack(&session, descriptors) {
             Ok(arrived) => arrived,
             Err(error) => {
                 tracing::error!("a session cannot be taken over: {error}");
@@ -170,6 +271,11 @@ impl<D: Driver> Worker<D> {
                 return;
             }
         };
+        let mut session = session;
+        if let Some(paired) = session.paired.take() {
+            return self.adopt_pair(pool, session, *paired, arrived);
+        }
+        let Arrived { socket, input, output, luggage, .. } = arrived;
         self.core.follow_pause(pool);
         let parts = SessionParts {
             id: session.id,
@@ -209,7 +315,7 @@ impl<D: Driver> Worker<D> {
         self.core.writer.add_sessions_in(1);
         let token = Token(conn.token());
         if let (Some(client), Some(to)) = (session.passed_from, session.passed_to) {
-            self.core.told.insert(token, Passed { client, to });
+            self.core.told.insert(token, Passed { client: *client, to });
         }
         let adopted = match luggage {
             Some(luggage) => self.driver.adopt_secured(token, socket, luggage),
@@ -229,4 +335,16 @@ impl<D: Driver> Worker<D> {
             self.core.engine.dismiss(conn, self.core.now);
         }
     }
+}
+
+/// What a secured connection needs elsewhere. Its bytes are appended to `bytes`.
+fn pack(luggage: Luggage, bytes: &mut Vec<u8>) -> Box<SecuredSession> {
+    bytes.extend_from_slice(&luggage.input);
+    bytes.extend_from_slice(&luggage.output);
+    Box::new(SecuredSession {
+        parted: luggage.parted,
+        input: luggage.input.len() as u64,
+        output: luggage.output.len() as u64,
+        holds_byte: luggage.holds_byte,
+    })
 }
