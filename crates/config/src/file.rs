@@ -261,7 +261,8 @@ section! {
         /// The name whose records are asked for.
         name: Text = required,
         /// `a`: each address, of A and AAAA records, is a server with its address for a name. `srv`: each SRV record of
-        /// the lowest priority is a server, with its port and weight, and its target for a name.
+        /// the lowest priority is a server, with its port and weight, and its target for a name. Records count that are
+        /// of the name, or of one that it is an alias of.
         records: DnsType = "a",
         /// The port of the servers. With `a` only, and there it is needed.
         port: Number<1, 65535> = none,

@@ -9,6 +9,7 @@ const JUMPS_MAX: usize = 32;
 const NAME_SIZE_MAX: usize = 255;
 
 const IN: u16 = 1;
+const CNAME: u16 = 5;
 const OPT: u16 = 41;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +38,17 @@ pub(super) struct Reply {
     pub(super) is_truncated: bool,
     /// 0 is none.
     pub(super) error: u8,
-    /// Those of the kind that was asked for.
+    /// Those of the kind that was asked for, of the name that was asked for or one that it is an alias of.
     pub(super) records: Vec<Record>,
+}
+
+/// A record in an answer.
+enum Told {
+    Record(Record),
+    /// Its name is an alias of this one.
+    Alias(String),
+    /// Of another kind.
+    Other,
 }
 
 /// A question. The name has labels of a proper size.
@@ -81,12 +91,36 @@ pub(super) fn reply(bytes: &[u8], id: u16, name: &str, kind: Kind) -> Option<Rep
         return None;
     }
     let (is_truncated, error) = (flags & 0x0200 != 0, (flags & 0xf) as u8);
-    let mut records = Vec::new();
+    let mut told = Vec::new();
     // One that is cut off may end anywhere.
     for _ in 0..if is_truncated { 0 } else { answers } {
-        records.extend(reader.record(kind)?);
+        told.push(reader.record(kind)?);
     }
+    let names = names_of(name, &told);
+    let is_of = |owner: &str| names.iter().any(|it| it.eq_ignore_ascii_case(owner));
+    let records = told.iter().filter_map(|(owner, told)| match told {
+        Told::Record(record) if is_of(owner) => Some(record.clone()),
+        _ => None,
+    });
+    let records = records.collect();
     Some(Reply { is_truncated, error, records })
+}
+
+/// A name, and those that it is an alias of, one by the other. Aliases may come in any order.
+fn names_of<'n>(name: &'n str, told: &'n [(String, Told)]) -> Vec<&'n str> {
+    let mut names = vec![name];
+    while names.len() <= JUMPS_MAX {
+        let last = names[names.len() - 1];
+        let next = told.iter().find_map(|(owner, told)| match told {
+            Told::Alias(target) if owner.eq_ignore_ascii_case(last) => Some(target.as_str()),
+            _ => None,
+        });
+        match next.filter(|next| !names.iter().any(|it| it.eq_ignore_ascii_case(next))) {
+            Some(next) => names.push(next),
+            None => break,
+        }
+    }
+    names
 }
 
 struct Reader<'a> {
@@ -153,20 +187,9 @@ impl<'a> Reader<'a> {
         Some(name)
     }
 
-    fn skip_name(&mut self) -> Option<()> {
-        loop {
-            match usize::from(*self.take(1)?.first()?) {
-                0 => return Some(()),
-                size @ 1..=63 => self.skip(size)?,
-                192..=255 => return self.skip(1),
-                _ => return None,
-            }
-        }
-    }
-
-    /// The outer `None` is for what is no message, the inner one for another kind of record.
-    fn record(&mut self, wanted: Kind) -> Option<Option<Record>> {
-        self.skip_name()?;
+    /// Whose it is, and what it says. `None` is for what is no message.
+    fn record(&mut self, wanted: Kind) -> Option<(String, Told)> {
+        let owner = self.name()?;
         let (kind, class) = (self.word()?, self.word()?);
         let (high, low) = (self.word()?, self.word()?);
         let size = usize::from(self.word()?);
@@ -187,9 +210,14 @@ impl<'a> Reader<'a> {
                 Some(Data::Service { priority, weight, port, target: self.name()? })
             }
         };
-        self.at = end;
         let ttl = u32::from(high) << 16 | u32::from(low);
-        Some(data.map(|data| Record { ttl, data }))
+        let told = match data {
+            Some(data) => Told::Record(Record { ttl, data }),
+            None if kind == CNAME && class == IN => Told::Alias(self.name()?),
+            None => Told::Other,
+        };
+        self.at = end;
+        Some((owner, told))
     }
 }
 
@@ -226,16 +254,62 @@ mod tests {
     #[test]
     fn records_of_the_kind_are_read() {
         let asked = question(7, "cache.example", Kind::A);
-        let alias = b"\x01x\xc0\x0c".to_vec();
+        // A text, which is passed over.
+        let text = b"\x01x".to_vec();
         let bytes = answered(
             &asked,
             0,
-            &[(5, 9, alias), (1, 60, vec![10, 0, 0, 1]), (1, 5, vec![10, 0, 0, 2])],
+            &[(16, 9, text), (1, 60, vec![10, 0, 0, 1]), (1, 5, vec![10, 0, 0, 2])],
         );
         let reply = reply(&bytes, 7, "Cache.example", Kind::A).unwrap();
         let record = |ttl, last| Record { ttl, data: Data::Address([10, 0, 0, last].into()) };
         assert_eq!(reply.records, [record(60, 1), record(5, 2)]);
         assert!(!reply.is_truncated && reply.error == 0);
+    }
+
+    /// A record: whose it is, its kind, and what it has.
+    fn record(owner: &[u8], kind: u16, data: &[u8]) -> Vec<u8> {
+        let mut bytes = owner.to_vec();
+        bytes.extend(kind.to_be_bytes());
+        bytes.extend(b"\0\x01\0\0\0\x09");
+        bytes.extend((data.len() as u16).to_be_bytes());
+        bytes.extend(data);
+        bytes
+    }
+
+    #[test]
+    fn records_are_of_the_name_that_was_asked_for_or_of_what_it_is_an_alias_of() {
+        let asked = question(7, "a.b", Kind::A);
+        let told = |records: &[Vec<u8>]| {
+            let mut bytes = answered(&asked, 0, &[]);
+            bytes[6..8].copy_from_slice(&(records.len() as u16).to_be_bytes());
+            bytes.extend(records.concat());
+            let records = reply(&bytes, 7, "a.b", Kind::A)?.records.into_iter();
+            let last = |it: Record| match it.data {
+                Data::Address(IpAddr::V4(address)) => address.octets()[3],
+                other => panic!("{other:?}"),
+            };
+            Some(records.map(last).collect::<Vec<u8>>())
+        };
+        let (x, y) = (&b"\x01x\x01b\0"[..], &b"\x01y\x01B\0"[..]);
+        let address = |owner: &[u8], last| record(owner, 1, &[10, 0, 0, last]);
+        let own = &b"\xc0\x0c"[..];
+        assert_eq!(
+            told(&[address(own, 1), address(b"\x01A\x01b\0", 2), address(x, 3)]),
+            Some(vec![1, 2])
+        );
+        // By aliases, in any order.
+        let (first, second) = (record(own, CNAME, b"\x01X\x01b\0"), record(x, CNAME, y));
+        let all = [second.clone(), address(b"\x01y\x01b\0", 4), first.clone(), address(x, 5)];
+        assert_eq!(told(&all), Some(vec![4, 5]));
+        assert_eq!(told(&[second, address(y, 4)]), Some(vec![]));
+        // In a circle there is nothing.
+        let circle = [first, record(x, CNAME, own), address(y, 6)];
+        assert_eq!(told(&circle), Some(vec![]));
+        // A name that refers to itself: the record would begin there.
+        let at = answered(&asked, 0, &[]).len() as u8;
+        assert_eq!(told(&[address(&[0xc0, at], 7)]), None);
+        assert_eq!(told(&[record(own, CNAME, &[0xc0, at + 12])]), None);
     }
 
     #[test]
