@@ -179,21 +179,24 @@ def test_every_answer_is_as_described(place):
     for method, path, body, query, words in [
         ("POST", "/reload", {"pool": "x"}, "", "pool"),
         ("POST", "/reload", "{", "", "no JSON"),
+        ("POST", "/reload", '{"dry_run": true, "dry_run": false}', "", "dry_run is there twice"),
+        ("POST", "/reload", None, "?wait=1&wait=2", "wait is there twice"),
         ("POST", "/reload", "[]", "", "no object"),
         ("POST", "/reload", b"\xff\x00", "", "no JSON"),
         ("POST", "/reload", {"command": "upgrade"}, "", "command"),
         ("POST", "/reload", None, "?wait=61", "from 0 to 60"),
         ("POST", "/reload", None, "?dry_run=true", "no parameter dry_run"),
         ("POST", "/failover", {"pool": "alpha"}, "", "server"),
-        ("POST", "/failover", {"pool": 1, "server": "x"}, "", "string"),
-        ("POST", "/migrate", {"action": "sideways"}, "", "sideways"),
-        ("POST", "/move-keys", {"from": "a", "to": "b", "keys": "k"}, "", "sequence"),
+        ("POST", "/failover", {"pool": 1, "server": "x"}, "", "parameter pool is a text"),
+        ("POST", "/migrate", {"action": "sideways"}, "", "one of start, pause"),
+        ("POST", "/move-keys", {"from": "a", "to": "b", "keys": "k"}, "", "a list of texts"),
         ("POST", "/drain", {"seconds": 3601}, "", "3600"),
         ("POST", "/undrain", {"seconds": 1}, "", "seconds"),
         ("PUT", "/log-level", {"level": 12}, "", "0 to 11"),
         ("POST", "/drain-server", {**two, "steps": 0}, "", "1 to 100"),
         ("PUT", "/weight", {**two, "percent": 101}, "", "0 to 100"),
         ("PUT", "/weight", two, "", "percent"),
+        ("PUT", "/weight", {**two, "percent": 50.5}, "", "percent is a number from 0 to 100"),
         ("PUT", "/log-level", None, "", "level"),
         ("GET", "/events", None, "?since=x", "since"),
         ("GET", "/events", None, "?kind=nosuch", "nosuch"),
@@ -212,6 +215,22 @@ def test_every_answer_is_as_described(place):
     api.call("GET", "/actions/1", expected=404)
     keys = {**moved, "keys": ["k" * 20_000]}
     assert api.call("POST", "/move-keys", keys, expected=413)["error"] == "too_large"
+    # A body in chunks, which may have two lengths, and two tokens.
+    for headers, status in [
+        ([("Content-Length", "2"), ("Transfer-Encoding", "chunked")], 400),
+        ([("Transfer-Encoding", "chunked"), ("Content-Length", "2")], 400),
+        ([("Transfer-Encoding", "chunked")], 400),
+        ([("Content-Length", "2"), ("Authorization", "Bearer x")], 401),
+        ([("Content-Length", "2")], 200),
+    ]:
+        connection = http.client.HTTPConnection(HOST, gateway.stats_port, timeout=30)
+        connection.putrequest("POST", BASE + "/undrain")
+        for name, value in [("Authorization", f"Bearer {OPERATE}"), *headers]:
+            connection.putheader(name, value)
+        connection.endheaders(b"{}" if "chunked" not in str(headers) else b"2\r\n{}\r\n0\r\n\r\n")
+        response = connection.getresponse()
+        assert response.status == status, (headers, response.read())
+        connection.close()
     # No path, no method.
     for method, path in [("GET", "/nosuch"), ("POST", "/upgrade"), ("GET", ""), ("GET", "/actions/x")]:
         assert api.call(method, path, expected=404)["error"] == "not_found"

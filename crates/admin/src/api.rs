@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use cashew_api::{
     Action, ActionList, ActionState, BASE, Command, Does, Failure, FailureKind, Misfit, Operation,
-    RouteQuestion, WAIT_DEFAULT, WAIT_MAX, is_integer, openapi,
+    Parameters, RouteQuestion, WAIT_DEFAULT, WAIT_MAX, is_integer, openapi,
 };
 use cashew_config::snapshot::Global;
 use hyper::body::{Body as HttpBody, Bytes};
@@ -74,6 +74,7 @@ where
     B: HttpBody<Data = Bytes>,
 {
     let path = head.uri.path();
+    check_length(head)?;
     let role = role_of(&head.headers, path, hub, peer);
     let (operation, number) = {
         let source = hub.source();
@@ -118,6 +119,19 @@ where
     }
 }
 
+/// A body in chunks may have had a length as well, which is not seen here: what comes behind it would be another request
+/// to some, and part of it to others.
+fn check_length(head: &Parts) -> Result<(), Refused> {
+    match head.headers.contains_key(header::TRANSFER_ENCODING) {
+        true => Err(Refused::new(
+            FailureKind::BadRequest,
+            "the body comes with Transfer-Encoding",
+            "Send it as a whole, with Content-Length",
+        )),
+        false => Ok(()),
+    }
+}
+
 /// What the method has at the path.
 fn find(method: &Method, path: &str) -> Result<(&'static Operation, Option<u64>), Refused> {
     let rest = path.strip_prefix(BASE).unwrap_or_default();
@@ -130,9 +144,13 @@ fn find(method: &Method, path: &str) -> Result<(&'static Operation, Option<u64>)
     if let Some(operation) = there.iter().find(|it| it.method == method) {
         return Ok((operation, number));
     }
-    let methods: Vec<&str> = there.iter().map(|it| it.method).collect();
+    let and_head = |method| if method == "GET" { vec![method, "HEAD"] } else { vec![method] };
+    let methods: Vec<&str> = there.iter().flat_map(|it| and_head(it.method)).collect();
+    let cause = match &methods[..] {
+        [method] => format!("the method of {} is {method} only", path.escape_debug()),
+        _ => format!("the methods of {} are {} only", path.escape_debug(), methods.join(" and ")),
+    };
     let methods = methods.join(", ");
-    let cause = format!("the methods of {} are {methods} only", path.escape_debug());
     let refused = Refused::new(FailureKind::MethodNotAllowed, &cause, SEE);
     Err(refused.with(header::ALLOW, methods))
 }
@@ -342,12 +360,20 @@ fn command_of_body(operation: &Operation, body: &[u8]) -> Result<Command, Refuse
     let parameters = match body.trim_ascii() {
         [] => Map::new(),
         body => match serde_json::from_slice(body) {
-            Ok(Value::Object(parameters)) => parameters,
-            Ok(_) => return Err(Refused::misfit("the body is JSON, but no object")),
-            Err(error) => return Err(Refused::misfit(&format!("the body is no JSON: {error}"))),
+            Ok(Parameters(parameters)) => parameters,
+            Err(error) => return Err(Refused::misfit(&no_parameters_in(body, &error))),
         },
     };
     operation.command(parameters).map_err(Refused::from)
+}
+
+/// What is wrong with a body.
+fn no_parameters_in(body: &[u8], error: &serde_json::Error) -> String {
+    match serde_json::from_slice::<Value>(body) {
+        Err(error) => format!("the body is no JSON: {error}"),
+        Ok(Value::Object(_)) => error.to_string(),
+        Ok(_) => "the body is JSON, but no object".to_owned(),
+    }
 }
 
 fn command_of_query(operation: &Operation, name: &str, query: &str) -> Result<Command, Refused> {
@@ -362,17 +388,20 @@ fn command_of_query(operation: &Operation, name: &str, query: &str) -> Result<Co
             },
             false => Value::from(value),
         };
-        parameters.insert(parameter.to_owned(), value);
+        if parameters.insert(parameter.to_owned(), value).is_some() {
+            return Err(Refused::twice(parameter));
+        }
     }
     operation.command(parameters).map_err(Refused::from)
 }
 
 fn wait_of(query: &str) -> Result<Duration, Refused> {
-    let mut wait = WAIT_DEFAULT;
+    let mut wait = None;
     for (name, value) in query::pairs(query) {
         let seconds = value.parse().ok().filter(|seconds| *seconds <= WAIT_MAX);
         wait = match (name, seconds) {
-            ("wait", Some(seconds)) => seconds,
+            ("wait", Some(_)) if wait.is_some() => return Err(Refused::twice(name)),
+            ("wait", Some(seconds)) => Some(seconds),
             ("wait", None) => {
                 return Err(Refused::misfit(&format!(
                     "the parameter wait is a number from 0 to {WAIT_MAX}"
@@ -381,7 +410,7 @@ fn wait_of(query: &str) -> Result<Duration, Refused> {
             _ => return Err(Refused::no_parameter(name)),
         };
     }
-    Ok(Duration::from_secs(wait))
+    Ok(Duration::from_secs(wait.unwrap_or(WAIT_DEFAULT)))
 }
 
 fn no_parameters(query: &str) -> Result<(), Refused> {
@@ -412,6 +441,10 @@ impl Refused {
 
     fn no_parameter(name: &str) -> Self {
         Self::misfit(&format!("there is no parameter {}", name.escape_debug()))
+    }
+
+    fn twice(name: &str) -> Self {
+        Self::misfit(&format!("the parameter {} is there twice", name.escape_debug()))
     }
 
     fn with(self, name: header::HeaderName, value: impl Into<String>) -> Self {
@@ -459,19 +492,28 @@ mod tests {
             events("since=7&kind=reload_done").ok(),
             Some(Command::Events { since: 7, kind: Some("reload_done".to_owned()) })
         );
-        for query in ["since=x", "since=-1", "x=1", "command=reload"] {
+        for query in ["since=x", "since=-1", "x=1", "command=reload", "since=1&since=2"] {
             let refused = events(query).err().unwrap();
             assert_eq!(refused.failure.error, FailureKind::BadRequest, "{query}");
         }
         let reload = |body: &str| command_of_body(operation("/reload"), body.as_bytes());
         assert_eq!(reload("").ok(), Some(Command::Reload { dry_run: false }));
         assert_eq!(reload(" {\"dry_run\":true}\n").ok(), Some(Command::Reload { dry_run: true }));
-        for body in ["[]", "{", "1", "{\"pool\":1}"] {
-            assert!(reload(body).is_err(), "{body}");
+        for (body, words) in [
+            ("[]", "The body is JSON, but no object"),
+            ("{", "The body is no JSON"),
+            ("1", "The body is JSON, but no object"),
+            ("{\"pool\":1}", "There is no parameter pool"),
+            ("{\"dry_run\":true,\"dry_run\":false}", "The parameter dry_run is there twice"),
+        ] {
+            let refused = reload(body).err().unwrap();
+            assert!(refused.failure.cause.starts_with(words), "{body}: {:?}", refused.failure);
         }
         assert_eq!(wait_of("").ok(), Some(Duration::from_secs(WAIT_DEFAULT)));
         assert_eq!(wait_of("wait=0").ok(), Some(Duration::ZERO));
-        assert!(wait_of("wait=61").is_err() && wait_of("await=1").is_err());
+        for query in ["wait=61", "await=1", "wait=1&wait=2"] {
+            assert!(wait_of(query).is_err(), "{query}");
+        }
     }
 
     #[test]
@@ -497,6 +539,9 @@ mod tests {
             (response.status().as_u16(), response.headers()[header::ALLOW].to_str().unwrap()),
             (405, "POST")
         );
+        let refused = found(Method::POST, "/api/v1/status").err().unwrap();
+        assert!(refused.failure.cause.contains("are GET and HEAD only"), "{:?}", refused.failure);
+        assert_eq!(refused.shown().headers()[header::ALLOW], "GET, HEAD");
         for path in ["/api", "/api/", "/api/v2/status", "/api/v1", "/api/v1/upgrade"] {
             assert!(is_at(path));
             let refused = found(Method::GET, path).err().unwrap();

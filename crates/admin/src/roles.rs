@@ -51,7 +51,12 @@ pub(crate) fn may_operate_from(peer: Option<SocketAddr>, global: &Global) -> boo
 
 fn shown(headers: &HeaderMap) -> Option<(Scheme, Vec<u8>)> {
     let mut values = headers.get_all(header::AUTHORIZATION).into_iter();
-    let (scheme, text) = values.next()?.to_str().ok()?.split_once(' ')?;
+    let first = values.next()?;
+    if values.next().is_some() {
+        // Others on the way may go by the last one.
+        return Some((Scheme::Basic, Vec::new()));
+    }
+    let (scheme, text) = first.to_str().ok()?.split_once(' ')?;
     let text = text.trim();
     if scheme.eq_ignore_ascii_case("bearer") {
         return Some((Scheme::Bearer, text.as_bytes().to_vec()));
@@ -117,6 +122,17 @@ mod tests {
             assert_eq!(role(Some(value)), expected, "{value}");
         }
         assert_eq!(role(None), Role::Nobody);
+        // Two are none, whichever is right.
+        let both = |values: [&'static str; 2]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(header::AUTHORIZATION, HeaderValue::from_static(value));
+            }
+            Role::of(&headers, &global)
+        };
+        assert_eq!(both(["Bearer oper4te", "Bearer s3cret"]), Role::Impostor);
+        assert_eq!(both(["Bearer x", "Bearer oper4te"]), Role::Impostor);
+        assert_eq!(both(["x", "Bearer oper4te"]), Role::Impostor);
     }
 
     #[test]

@@ -12,6 +12,9 @@ use crate::status::Status;
 /// The longest that an instance may be asked to drain, as `drain_delay`.
 pub const DRAIN_MAX_SECONDS: u64 = 3600;
 
+/// Longest command at the control socket, in bytes of JSON. What it carries fits in a message to the process that does it.
+pub const COMMAND_SIZE_MAX: usize = 48 << 10;
+
 /// In how many steps a server is drained, and how many seconds are between two.
 pub const STEPS_DEFAULT: u16 = 4;
 pub const EVERY_DEFAULT: u64 = 15;

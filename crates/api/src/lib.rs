@@ -11,17 +11,19 @@ mod failure;
 pub mod key;
 mod openapi;
 mod operation;
+mod parameters;
 mod route;
 pub mod status;
 
 pub use action::{Action, ActionList, ActionState};
 pub use command::{
-    Answer, Command, DRAIN_MAX_SECONDS, EVERY_DEFAULT, EVERY_MAX, HotAction, MoveAction,
-    STEPS_DEFAULT, STEPS_MAX,
+    Answer, COMMAND_SIZE_MAX, Command, DRAIN_MAX_SECONDS, EVERY_DEFAULT, EVERY_MAX, HotAction,
+    MoveAction, STEPS_DEFAULT, STEPS_MAX,
 };
 pub use failure::{Failure, FailureKind};
 pub use openapi::{is_integer, openapi};
 pub use operation::{BASE, Does, Misfit, OPERATIONS, Operation, Role, WAIT_DEFAULT, WAIT_MAX};
+pub use parameters::Parameters;
 pub use route::{RouteList, RouteQuestion};
 
 /// Events, as they are answered.

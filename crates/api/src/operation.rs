@@ -4,6 +4,7 @@
 use serde_json::{Map, Value};
 
 use crate::command::Command;
+use crate::parameters;
 
 /// What all paths begin with.
 pub const BASE: &str = "/api/v1";
@@ -262,15 +263,12 @@ impl Operation {
         if parameters.contains_key("command") {
             return Err(Misfit("there is no parameter command".to_owned()));
         }
+        if let Some(why) = parameters::wrong(name, &parameters) {
+            return Err(Misfit(why));
+        }
         parameters.insert("command".to_owned(), name.into());
-        let given: Vec<String> = parameters.keys().cloned().collect();
         let command = serde_json::from_value(Value::Object(parameters));
         let command: Command = command.map_err(|error| Misfit(error.to_string()))?;
-        // A command without parameters is read with any.
-        let has = serde_json::to_value(&command).unwrap_or_default();
-        if let Some(unknown) = given.iter().find(|&it| has.get(it).is_none()) {
-            return Err(Misfit(format!("there is no parameter {}", unknown.escape_debug())));
-        }
         command.check().map_err(Misfit)?;
         Ok(command)
     }
@@ -369,10 +367,10 @@ mod tests {
         let operation = |path| Operation::at(path).0[0];
         for (path, given, words) in [
             ("/reload", json!({"pool": "p"}), "pool"),
-            ("/reload", json!({"dry_run": "perhaps"}), "expected a boolean"),
+            ("/reload", json!({"dry_run": "perhaps"}), "dry_run is true or false"),
             ("/failover", json!({"pool": "p"}), "server"),
-            ("/log-level", json!({"level": 12}), "0 to 11"),
-            ("/log-level", json!({"level": -1}), "-1"),
+            ("/log-level", json!({"level": 12}), "a number from 0 to 11"),
+            ("/log-level", json!({"level": -1}), "a number from 0 to 11"),
             ("/drain", json!({"seconds": 3601}), "3600"),
             ("/drain-server", json!({"pool": "p", "server": "s", "steps": 0}), "1 to 100"),
             ("/weight", json!({"pool": "p", "server": "s", "percent": 101}), "0 to 100"),
