@@ -403,6 +403,7 @@ def moves_under_load(place, kind, count, seconds=60):
     with Writers(move) as writers:
         wait_until(lambda: writers.done > 300, "they write")
         move.order("start")
+        assert move.status()["state"] != "ready"
         move.wait_in_step(seconds)
         move.change("cut-over", seconds=seconds)
         done = writers.done

@@ -161,6 +161,25 @@ def test_what_cannot_be_moved_stays_where_it_is(place, kind):
     lists.wait_only_in(["still:1", "still:2", "still:3", "still:4"], lists.hot, lists.cold)
 
 
+def test_keys_with_long_names_go_and_those_that_no_list_can_name_are_refused(place):
+    lists = Lists(place, "redis")
+    long = [f"{'k' * 196}{number:04}" for number in range(130)]
+    huge = "h" * 40_000
+    odd = "a\\b\x01"
+    with lists.gateway.connect() as conn:
+        for key in [*long, huge, odd]:
+            conn.call("SET", key, "1")
+    assert "130 of 130 keys are in pool hot" in lists.order(long)
+    assert "1 of 1 keys are in pool hot" in lists.order([huge])
+    # As `cashew hot` shows them.
+    assert "1 of 1 keys are in pool hot" in lists.order([r"a\\b\x01"])
+    lists.wait_only_in([*long, huge, odd], lists.hot, lists.cold)
+    said = lists.order(["x" * 60_000], fails=True)
+    assert "the command has more than 49152 bytes" in said and "say it again" not in said, said
+    said = lists.order([r"b\xff\x00k"], fails=True)
+    assert r'wanted:1: key "b\xff\x00k" is not UTF-8: a list of keys cannot name it' in said, said
+
+
 def test_what_is_asked_wrongly_is_answered_clearly(place):
     lists = Lists(place, "redis")
     for words, why in [

@@ -295,6 +295,16 @@ impl Child {
                 migrator.obstacle(&directory, ignore_misplaced)
             }
         };
+        // Whoever asks how it goes once it is answered sees it.
+        if failure.is_none()
+            && matches!(act, MoveAct::Obey | MoveAct::Verify)
+            && let Some(watching) = &mut self.watching
+        {
+            watching.moves_told_at = None;
+            if let Some(json) = watching.moves_to_tell(Instant::now())? {
+                self.say(&ToMaster::Moves { json })?;
+            }
+        }
         self.say(&migrated(failure))
     }
 

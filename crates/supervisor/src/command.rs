@@ -11,7 +11,7 @@ use tracing::debug;
 
 use crate::status::Status;
 
-pub use cashew_api::{Answer, Command, DRAIN_MAX_SECONDS, HotAction, MoveAction};
+pub use cashew_api::{Answer, COMMAND_SIZE_MAX, Command, DRAIN_MAX_SECONDS, HotAction, MoveAction};
 
 /// The answer to a command: any number of lines, then the outcome.
 pub(crate) trait Reply {

@@ -27,7 +27,7 @@ use rustix::process::geteuid;
 use tracing::{info, warn};
 
 use crate::audited::Principal;
-use crate::command::{Answer, Command, Reply};
+use crate::command::{Answer, COMMAND_SIZE_MAX, Command, Reply};
 use crate::state::Pack;
 use crate::status::Status;
 use crate::unix_socket::{self, BindError, UnixSocket, UnixSocketState};
@@ -40,8 +40,8 @@ const CLIENTS_MAX: usize = 16;
 /// replace it.
 const ACCEPTS_MAX: usize = CLIENTS_MAX / 4;
 
-/// Longest command, including its line end.
-const COMMAND_SIZE_MAX: usize = 4096;
+/// Bytes that are read at once.
+const READ_SIZE: usize = 4096;
 
 /// The most unread output; beyond it the connection is closed.
 const OUTPUT_SIZE_MAX: usize = 4 << 20;
@@ -150,6 +150,9 @@ pub fn ask(
     }
     stream.set_read_timeout(Some(command.answer_timeout()))?;
     let mut line = serde_json::to_vec(command).expect("commands are plain JSON");
+    if line.len() > COMMAND_SIZE_MAX {
+        return Err(AskError::TooLong);
+    }
     line.push(b'\n');
     // An instance that refuses does not read; its answer has the reason.
     let sent = stream.write_all(&line);
@@ -178,6 +181,8 @@ pub enum AskError {
     NotThere(io::Error),
     #[error("the socket belongs to another user: {0}")]
     Stranger(u32),
+    #[error("the command has more than {} bytes: ask for less at a time", COMMAND_SIZE_MAX)]
+    TooLong,
     #[error("no answer for {} seconds; {}", .0.answer_timeout().as_secs(), .0.unanswered())]
     Timeout(Command),
     #[error("the connection has ended before the answer; the command may still be carried out")]
@@ -195,7 +200,7 @@ impl AskError {
                 error.kind(),
                 ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof
             ),
-            Self::NotThere(_) | Self::Stranger(_) | Self::Timeout(_) => false,
+            Self::NotThere(_) | Self::Stranger(_) | Self::TooLong | Self::Timeout(_) => false,
         }
     }
 }
@@ -487,34 +492,41 @@ impl Operator {
             return None;
         }
         let line = self.read_line()?;
-        match serde_json::from_slice(&line) {
+        let read = if line.len() > COMMAND_SIZE_MAX {
+            Err(format!(
+                "the command has more than {COMMAND_SIZE_MAX} bytes: ask for less at a time"
+            ))
+        } else {
+            serde_json::from_slice(&line).map_err(|error| format!("invalid command: {error}"))
+        };
+        match read {
             Ok(command) => {
                 self.state = State::Waiting;
                 self.deadline = None;
                 Some(command)
             }
-            Err(error) => {
-                self.answer(&Answer::Failed(format!("invalid command: {error}")), now);
+            Err(why) => {
+                self.answer(&Answer::Failed(why), now);
                 None
             }
         }
     }
 
-    /// The first line, once it is complete. What follows it is ignored.
+    /// The first line, once it is complete, or more than a command may have. What follows it is ignored.
     fn read_line(&mut self) -> Option<Vec<u8>> {
-        let mut buffer = [0; COMMAND_SIZE_MAX];
-        while self.input.len() < COMMAND_SIZE_MAX {
-            match self.stream.read(&mut buffer[self.input.len()..]) {
+        let mut buffer = [0; READ_SIZE];
+        while self.input.len() <= COMMAND_SIZE_MAX {
+            match self.stream.read(&mut buffer) {
                 Ok(0) => {
                     self.state = State::Gone;
                     return None;
                 }
                 Ok(count) => {
                     let start = self.input.len();
-                    self.input.extend_from_slice(&buffer[start..start + count]);
-                    if let Some(end) = self.input.iter().position(|byte| *byte == b'\n') {
-                        self.input.truncate(end);
-                        return Some(std::mem::take(&mut self.input));
+                    self.input.extend_from_slice(&buffer[..count]);
+                    if let Some(end) = buffer[..count].iter().position(|byte| *byte == b'\n') {
+                        self.input.truncate(start + end);
+                        break;
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -525,7 +537,6 @@ impl Operator {
                 }
             }
         }
-        // It is refused as an invalid command.
         Some(std::mem::take(&mut self.input))
     }
 
@@ -571,6 +582,8 @@ mod tests {
     use std::net::Shutdown;
     use std::os::unix::net::UnixListener;
 
+    use cashew_control::{KeysCarried, ToChild};
+
     use super::*;
 
     #[test]
@@ -615,16 +628,55 @@ mod tests {
     #[test]
     fn invalid_and_long_lines_are_refused() {
         let mut world = World::new("nonsense");
-        for text in ["\n".to_owned(), "reload\n".into(), "x".repeat(COMMAND_SIZE_MAX)] {
+        let long = "x".repeat(COMMAND_SIZE_MAX + 1);
+        for (text, words) in [
+            ("\n".to_owned(), "invalid command"),
+            ("reload\n".into(), "invalid command"),
+            (long.clone(), "the command has more than 49152 bytes"),
+            (long + "\n", "the command has more than 49152 bytes"),
+        ] {
             let mut operator = world.operator();
             operator.write_all(text.as_bytes()).unwrap();
             assert_eq!(world.handle(), []);
             let answers = answers(operator);
             assert!(
-                matches!(&answers[..], [Answer::Failed(why)] if why.starts_with("invalid command")),
+                matches!(&answers[..], [Answer::Failed(why)] if why.starts_with(words)),
                 "{answers:?}"
             );
         }
+    }
+
+    #[test]
+    fn the_longest_command_is_read_in_pieces() {
+        let mut world = World::new("long");
+        let command = |size| Command::MoveKeys {
+            route: None,
+            from: "a".into(),
+            to: "b".into(),
+            keys: vec!["k".repeat(size)],
+            overwrite: false,
+        };
+        let bare = serde_json::to_vec(&command(0)).unwrap().len();
+        let longest = command(COMMAND_SIZE_MAX - bare);
+        let mut line = serde_json::to_vec(&longest).unwrap();
+        line.push(b'\n');
+        let mut operator = world.operator();
+        let (before, rest) = line.split_at(COMMAND_SIZE_MAX / 2);
+        operator.write_all(before).unwrap();
+        assert_eq!(world.handle(), []);
+        operator.write_all(rest).unwrap();
+        let [(_, command)] = &world.handle()[..] else { panic!() };
+        assert_eq!(*command, longest);
+        // The process that copies gets the keys in one message.
+        let Command::MoveKeys { from, to, keys, .. } = longest else { panic!() };
+        let carried = KeysCarried { from, to, keys, may_overwrite: false };
+        let message =
+            ToChild::CatchUp { epoch: u64::MAX, directories: Vec::new(), keys: Some(carried) };
+        let message = serde_json::to_vec(&message).unwrap();
+        assert!(message.len() < cashew_control::MESSAGE_BYTES_MAX);
+        let path = world.socket.path().to_owned();
+        let too_long = Command::Upgrade { binary: Some("x".repeat(COMMAND_SIZE_MAX).into()) };
+        assert!(matches!(ask(&path, &too_long, |_| {}), Err(AskError::TooLong)));
     }
 
     #[test]

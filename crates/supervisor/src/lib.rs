@@ -59,7 +59,7 @@ use cashew_process::explain_limit;
 
 pub use cashew_discovery::{HeldStatus, MaintenanceStatus, SourceStatus};
 pub use child::{Role, Serve, Spawn};
-pub use command::{Answer, Command, DRAIN_MAX_SECONDS, HotAction, MoveAction};
+pub use command::{Answer, COMMAND_SIZE_MAX, Command, DRAIN_MAX_SECONDS, HotAction, MoveAction};
 pub use command_line::CommandLine;
 pub use control_socket::{AskError, ControlSocketError, ask, default_paths};
 pub use listeners::ListenError;

@@ -12,6 +12,9 @@ use tracing::{error, info};
 use super::Master;
 use crate::command::Reply;
 
+/// Characters of a key that an event names.
+const SHOWN_MAX: usize = 100;
+
 /// Keys that go elsewhere.
 pub(super) struct KeyWish {
     route: String,
@@ -104,7 +107,8 @@ impl KeyMoves {
     pub(super) fn done(&mut self) {
         if let Some(Step { route, carried, .. }) = self.step.take() {
             let KeysCarried { from, to, keys, .. } = &carried;
-            let shown = keys.first().map_or("", |key| key);
+            let first = keys.first().map_or("", |key| key);
+            let shown: String = first.chars().take(SHOWN_MAX).collect();
             info!(
                 kind = EventKind::KeysMoved.name(),
                 pool = route,
