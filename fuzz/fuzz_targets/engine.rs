@@ -566,6 +566,7 @@ impl World {
                 | Action::ServerState { .. }
                 | Action::ServerHindered { .. }
                 | Action::CredentialsRefused { .. }
+                | Action::KeepingRefused { .. }
                 | Action::ServerRecovered { .. } => {}
             }
         }

@@ -1,6 +1,7 @@
 """The node `cache` of routes, with real servers: what it saves, and that nothing it answers is too old."""
 
 import collections
+import json
 import random
 import threading
 import time
@@ -261,18 +262,20 @@ def test_room_is_bounded(place):
         assert cached.stat("cache_hits") == hits
 
 
+def get(conn, key=b"k"):
+    """What memcached has by that name."""
+    conn.send(b"get %s\r\n" % key)
+    line = conn.read_line()
+    if line == b"END":
+        return None
+    value = conn.read(int(line.split()[3]))
+    conn.expect(b"\r\nEND\r\n")
+    return value
+
+
 def test_memcached_is_told_of_writes_through_this_instance(place):
     server = place.memcached()
     cached = Cached(place, server, redis=False, workers=2, options="ttl: 600ms")
-
-    def get(conn, key=b"k"):
-        conn.send(b"get %s\r\n" % key)
-        line = conn.read_line()
-        if line == b"END":
-            return None
-        value = conn.read(int(line.split()[3]))
-        conn.expect(b"\r\nEND\r\n")
-        return value
 
     with cached.gateway.connect() as conn, server.connect() as direct:
         for number in range(1, 60):
@@ -289,6 +292,66 @@ def test_memcached_is_told_of_writes_through_this_instance(place):
         while time.monotonic() - written < 0.7:
             get(conn)
         assert get(conn) == b"other"
+
+
+def test_keys_of_memcached_do_not_outlive_their_expiry(place):
+    server = place.memcached()
+    cached = Cached(place, server, redis=False)
+    lives = {b"one": 1, b"two": 2, b"three": 3, b"ever": 0}
+    with cached.gateway.connect() as conn, server.connect() as direct:
+        for number, (key, seconds) in enumerate(lives.items()):
+            # Whoever has said how long it lives.
+            writer = [conn, direct][number % 2]
+            writer.send(b"set %s 0 %d 1\r\nx\r\n" % (key, seconds))
+            writer.expect(b"STORED\r\n")
+        gone, until = set(), time.monotonic() + 4.5
+        while time.monotonic() < until:
+            for key in lives:
+                if get(direct, key) is None:
+                    gone.add(key)
+                # The server is asked first: what is gone there then is gone here.
+                assert get(conn, key) is None or key not in gone, key
+            time.sleep(0.005)
+        assert gone == set(lives) - {b"ever"}
+    assert cached.stat("cache_hits") > 500
+
+
+def test_a_server_that_refuses_what_keeping_takes_is_told_of(place):
+    server = place.redis()
+    server.call("ACL", "SETUSER", "default", "-client|tracking", "-hello")
+    cached = Cached(place, server, workers=2)
+    gateway = cached.gateway
+
+    def told(kind):
+        lines = gateway.order("events", "--json", "--kind", kind).stdout.splitlines()
+        return [json.loads(line)["message"] for line in lines]
+
+    with gateway.connect() as conn:
+        wait_until(lambda: cached.stat("cache_refused") == 1, "the gauge is there")
+        assert [conn.call("GET", "k") for _ in range(50)] == [None] * 50
+    assert cached.stat("cache_hits") == 0
+    (text,) = told("cache_refused")
+    assert "NOPERM" in text and "client|tracking" in text, text
+    assert gateway.log().count("are not kept by the cache of routes") == 1
+    assert "a server refuses what it takes to keep its replies" in gateway.order("status").stdout
+    assert "its cache keeps nothing of a server" in gateway.order("doctor").stdout
+    assert told("cache_taken") == []
+    # HELLO needs no permission, but PTTL does: that is known when something is to be kept.
+    server.call("SET", "k", "x")
+    server.call("ACL", "SETUSER", "default", "+client|tracking", "-pttl")
+    gateway.process.kill()
+    gateway.process.start()
+    with gateway.connect() as conn:
+        def is_told():
+            conn.call("GET", "k")
+            return cached.stat("cache_refused") == 1
+        wait_until(is_told, "it is told of PTTL")
+        (text,) = told("cache_refused")
+        assert "pttl" in text, text
+        server.call("ACL", "SETUSER", "default", "+pttl")
+        cached.is_kept(conn, "k", b"x")
+        wait_until(lambda: cached.stat("cache_refused") == 0, "it works again")
+    assert len(told("cache_taken")) == 1
 
 
 def kept_anywhere(gateway):

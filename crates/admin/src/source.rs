@@ -424,7 +424,7 @@ impl Numbers<'_> {
                 | PoolGauge::CacheBytes
                 | PoolGauge::ExternalAuthLost,
             ) => self.segments.sum_pool_gauge(pool, gauge),
-            (None, PoolGauge::RingVersion | PoolGauge::CacheBoundMs) => {
+            (None, PoolGauge::RingVersion | PoolGauge::CacheBoundMs | PoolGauge::CacheRefused) => {
                 self.segments.max_pool_gauge(pool, gauge)
             }
         }

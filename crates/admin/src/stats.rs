@@ -39,7 +39,7 @@ pub(crate) enum ServerStat {
 }
 
 /// Twemproxy's names in its order ([`POOL_STATS_OF_TWEMPROXY`] of them), then ours.
-pub(crate) const POOL_STATS: [PoolStat; 76] = [
+pub(crate) const POOL_STATS: [PoolStat; 77] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
     PoolStat::Gauge(PoolGauge::ClientConnections),
@@ -87,6 +87,7 @@ pub(crate) const POOL_STATS: [PoolStat; 76] = [
     PoolStat::Gauge(PoolGauge::CacheEntries),
     PoolStat::Gauge(PoolGauge::CacheBytes),
     PoolStat::Gauge(PoolGauge::CacheBoundMs),
+    PoolStat::Gauge(PoolGauge::CacheRefused),
     PoolStat::Counter(PoolCounter::ShadowSent),
     PoolStat::Counter(PoolCounter::ShadowDiffers),
     PoolStat::Counter(PoolCounter::WarmUpFills),
@@ -762,6 +763,7 @@ gamma: {listen: 127.0.0.1:4, redis: true, servers: [127.0.0.1:3:1]}
             "cache_hits",
             "cache_invalidations",
             "cache_misses",
+            "cache_refused",
             "cache_written",
             "client_bytes_received",
             "client_bytes_sent",

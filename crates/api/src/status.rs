@@ -243,6 +243,8 @@ pub struct CacheStatus {
     pub replies: u64,
     /// Bytes that it may take.
     pub bytes_max: u64,
+    /// Servers whose replies are not kept, since they refuse what that takes. Events say why.
+    pub refused_servers: u64,
 }
 
 /// A hot key that something is done about.

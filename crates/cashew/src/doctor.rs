@@ -75,9 +75,10 @@ const CHECKS: [(&str, Check); 19] = [
 ];
 
 /// Of an instance that runs. Likewise.
-const CHECKS_OF_INSTANCE: [(&str, Check); 12] = [
+const CHECKS_OF_INSTANCE: [(&str, Check); 13] = [
     ("servers", instance::servers),
     ("fail_open", instance::fail_open),
+    ("cache", instance::cache),
     ("redirects", instance::redirects),
     ("discovery", instance::discovery),
     ("workers", instance::workers),

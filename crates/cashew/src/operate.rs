@@ -767,7 +767,9 @@ fn unix_seconds() -> u64 {
 /// What nodes `cache` keep.
 fn describe_kept(pool: &PoolStatus) -> String {
     let (name, mut text) = (&pool.name, String::new());
-    if let Some(CacheStatus { hits, misses, bytes, replies, bytes_max }) = pool.cache {
+    if let Some(CacheStatus { hits, misses, bytes, replies, bytes_max, refused_servers }) =
+        pool.cache
+    {
         let reads = hits + misses;
         let rate = match reads {
             0 => "no reads yet".to_owned(),
@@ -775,6 +777,15 @@ fn describe_kept(pool: &PoolStatus) -> String {
         };
         let (bytes, bytes_max) = (layout::bytes(bytes), layout::bytes(bytes_max));
         text += &format!("pool {name}: cache: {rate}, {replies} replies, {bytes} of {bytes_max}\n");
+        let refused = match refused_servers {
+            0 => String::new(),
+            1 => "a server refuses what it takes to keep its replies".to_owned(),
+            _ => format!("{refused_servers} servers refuse what it takes to keep their replies"),
+        };
+        if !refused.is_empty() {
+            text +=
+                &format!("pool {name}: cache: {refused}: see cashew events --kind cache_refused\n");
+        }
     }
     for hot in &pool.hot_keys {
         let share = hot.share_ppm.map_or_else(
@@ -956,6 +967,7 @@ mod tests {
                     bytes: 3 << 20,
                     replies: 12,
                     bytes_max: 64 << 20,
+                    refused_servers: 1,
                 }),
                 hot_keys: vec![HotKeyStatus {
                     key: "\"user:1\"".into(),
@@ -1018,6 +1030,7 @@ pool alpha: MOVED, ASK and CLUSTERDOWN passed on to clients: 5; its servers are 
 pool alpha: requests sent again: 4, reads not sent again for want of budget: 2
 pool alpha: reads that got the reply to an equal one: 6
 pool alpha: cache: 75.0% hits of 120 reads, 12 replies, 3.0MiB of 64.0MiB
+pool alpha: cache: a server refuses what it takes to keep its replies: see cashew events --kind cache_refused
 pool alpha: hot key \"user:1\" is kept by rule: 12.3% of the requests
 pool alpha: reads sent to a second server: 9, answered by it first: 7, not sent for want of budget: 1
 pool alpha: CLIENT PAUSE holds clients that write back for 1500 ms more"

@@ -175,6 +175,16 @@ fn a_cache_keeps_what_its_prefix_has_unless_it_names_keys() {
     let route = find(&snapshot, "r").route.as_ref().unwrap();
     assert_eq!(route.kept(), [&keep(64 << 20, 1000, 0, 64 << 10, &[])]);
     assert_eq!(route.title(), "cache, 64mb in all, ttl 1s, value_max 64kb");
+    // The longest reply follows a small memory.
+    for (bytes, value_max) in [("64kb", 4 << 10), ("1mb", 64 << 10), ("100kb", 6400)] {
+        let text = format!(
+            "{ONE}routes: {{r: {{listen: /r, route: {{prefix: {{'b:': b, '': {{cache: {{to: a, bytes: {bytes}}}}}}}}}}}}}"
+        );
+        let (snapshot, _) = judge(&text, "").unwrap();
+        let route = find(&snapshot, "r").route.as_ref().unwrap();
+        let [keep] = route.kept()[..] else { panic!("{bytes}") };
+        assert_eq!(keep.value_max, value_max, "{bytes}");
+    }
 }
 
 #[test]
@@ -196,7 +206,8 @@ fn a_cache_is_refused_where_it_could_not_be_right() {
             "below \"cache\" there is \"key_split\"",
         ),
         ("{cache: {to: a, negative: 2s}}", "\"negative\" is longer than \"ttl\""),
-        ("{cache: {to: a, bytes: 64kb}}", "\"value_max\" is too much of \"bytes\""),
+        ("{cache: {to: a, bytes: 64kb, value_max: 5kb}}", "\"value_max\" is too much of \"bytes\""),
+        ("{cache: {to: a, bytes: 32kb}}", "32kb is too small"),
         ("{cache: {to: a, keys: ['user:*']}}", "\"user:*\" is no start of a key"),
         ("{cache: {to: a, keys: []}}", "option \"keys\" has 0 starts of keys"),
         ("{cache: {to: a, ttl: 1ms}}", "option \"ttl\": 1ms is too short"),
@@ -205,6 +216,11 @@ fn a_cache_is_refused_where_it_could_not_be_right() {
         let found = with(route);
         assert!(found.contains(message), "{route}: {found}");
     }
+    let text = format!(
+        "{ONE}routes:\n  r:\n    listen: /r\n    route: {{cache: {{to: a, bytes: 64kb, value_max: 5kb}}}}"
+    );
+    let error = judge(&text, "").expect_err("it is refused").to_string();
+    assert!(error.contains(":5:") && error.contains("at most a 16th of it, 4kb"), "{error}");
     let text = "pools: {a: {redis: true, reads: prefer_replica, servers: [{name: g, primary: 'h:1', replicas: ['h:2']}]}}
 routes: {r: {listen: /r, redis: true, route: {cache: {to: a}}}}";
     let message = "\"cache\" leads to pool \"a\", whose replicas answer reads";

@@ -1,8 +1,8 @@
 //! Replies that a route's node `cache` keeps.
 
 use cashew_config::Snapshot;
-use cashew_engine::{CloseReason, ConnId};
-use cashew_metrics::{HotAct, HotActs, HotCause, PoolCounter, Ranking};
+use cashew_engine::{Action, CloseReason, ConnId};
+use cashew_metrics::{HotAct, HotActs, HotCause, PoolCounter, PoolGauge, Ranking};
 
 use crate::world::{World, redis, snapshot};
 
@@ -537,18 +537,27 @@ routes:
     let main = world.engine.listener_named("main").unwrap().number();
     let client = world.client_of(main);
     let value = "VALUE k 7 1\r\nx\r\nEND\r\n";
-    let ask = |world: &mut World| {
+    let read = |world: &mut World| {
         world.send(client, "get k\r\n");
         world.expect(lane, "get k\r\n");
         world.send(lane, value);
         world.expect(client, value);
+    };
+    // The second miss in a while: it is to be kept, and has no end.
+    let ask = |world: &mut World| {
+        world.send(client, "get k\r\n");
+        world.expect(lane, "get k\r\nme k\r\n");
+        world.send(lane, format!("{value}ME k exp=-1 la=0\r\n"));
+        world.expect(client, value);
+        world.expect(lane, "mg k t\r\n");
+        world.send(lane, "HD t-1\r\n");
     };
     let hit = |world: &mut World| {
         world.send(client, "get k\r\n");
         world.expect(client, value);
         world.expect(lane, "");
     };
-    ask(&mut world);
+    read(&mut world);
     ask(&mut world);
     hit(&mut world);
     world.wait_ms(1000);
@@ -568,4 +577,173 @@ routes:
         ask(&mut world);
         hit(&mut world);
     }
+}
+
+/// A cache in front of one memcached, a client of it, and a read that goes to the server.
+fn memcached_kept_for(ttl: &str) -> (World, ConnId, ConnId) {
+    let config = snapshot(&format!(
+        "global: {{worker_processes: 1}}
+pools:
+  a: {{listen: '127.0.0.1:6001', preconnect: true, servers: ['127.0.0.1:7000:1'], hide_topology: true}}
+routes:
+  main: {{listen: '127.0.0.1:6000', route: {{cache: {{to: a, ttl: {ttl}}}}}}}
+"
+    ));
+    let (mut world, [lane]) = World::connected(&config);
+    let main = world.engine.listener_named("main").unwrap().number();
+    let client = world.client_of(main);
+    (world, lane, client)
+}
+
+const VALUE: &str = "VALUE k 0 1\r\nx\r\nEND\r\n";
+
+/// The key is read, and more is asked than that.
+#[track_caller]
+fn get_from_server(world: &mut World, lane: ConnId, client: ConnId, more: &str) {
+    world.send(client, "get k\r\n");
+    world.expect(lane, format!("get k\r\n{more}"));
+    world.send(lane, VALUE);
+    world.expect(client, VALUE);
+}
+
+#[track_caller]
+fn get_kept(world: &mut World, lane: ConnId, client: ConnId) {
+    world.send(client, "get k\r\n");
+    world.expect(client, VALUE);
+    world.expect(lane, "");
+}
+
+#[test]
+fn memcached_values_are_kept_no_longer_than_their_keys_live() {
+    let (mut world, lane, client) = memcached_kept_for("20s");
+    get_from_server(&mut world, lane, client, "");
+    // It is gone between one second and two after it was asked.
+    for told in ["ME k exp=-2 la=0\r\n", "ME k exp=2 la=0\r\n"] {
+        get_from_server(&mut world, lane, client, "me k\r\n");
+        world.send(lane, told);
+        world.wait_ms(999);
+        get_kept(&mut world, lane, client);
+        world.wait_ms(1);
+    }
+    // With minus signs one second is the same as no end.
+    get_from_server(&mut world, lane, client, "me k\r\n");
+    world.send(lane, "ME k exp=-1 la=0\r\n");
+    world.expect(lane, "mg k t\r\n");
+    world.send(lane, "HD t1\r\n");
+    get_from_server(&mut world, lane, client, "me k\r\n");
+    // What is marked stale is not kept, and its mark is left alone.
+    world.send(lane, "ME k exp=-1 la=0\r\n");
+    world.expect(lane, "mg k t\r\n");
+    world.send(lane, "HD t-1 X Z\r\n");
+    get_from_server(&mut world, lane, client, "me k\r\n");
+    // It is gone meanwhile, or written.
+    world.send(lane, "EN\r\n");
+    get_from_server(&mut world, lane, client, "me k\r\n");
+    let other = world.client_of(world.engine.listener_named("main").unwrap().number());
+    world.send(other, "set k 0 0 1\r\ny\r\n");
+    world.expect(lane, "set k 0 0 1\r\ny\r\n");
+    world.send(lane, "ME k exp=9 la=0\r\n");
+    world.send(lane, "STORED\r\n");
+    world.expect(other, "STORED\r\n");
+    get_from_server(&mut world, lane, client, "me k\r\n");
+    world.send(lane, "ME k exp=30 la=0\r\n");
+    world.wait_ms(19_999);
+    get_kept(&mut world, lane, client);
+    world.wait_ms(1);
+    get_from_server(&mut world, lane, client, "me k\r\n");
+}
+
+#[test]
+fn a_memcached_that_cannot_tell_how_long_keys_live_is_asked_now_and_then() {
+    let (mut world, lane, client) = memcached_kept_for("2s");
+    get_from_server(&mut world, lane, client, "");
+    get_from_server(&mut world, lane, client, "me k\r\n");
+    world.send(lane, "ERROR\r\n");
+    world.wait_ms(1999);
+    get_kept(&mut world, lane, client);
+    world.wait_ms(1);
+    get_from_server(&mut world, lane, client, "");
+    get_kept(&mut world, lane, client);
+    world.wait_ms(60_000);
+    get_from_server(&mut world, lane, client, "me k\r\n");
+    // One that hangs up is not asked for a while, and nothing of it is kept.
+    world.close(lane, CloseReason::Eof);
+    let lane = loop {
+        world.wait_ms(10);
+        if world.connects_to(0) {
+            break world.accept(0);
+        }
+    };
+    for _ in 0..4 {
+        get_from_server(&mut world, lane, client, "");
+    }
+    world.wait_ms(10_000);
+    get_from_server(&mut world, lane, client, "me k\r\n");
+}
+
+/// What was told of servers whose replies cannot be kept, or can again, since the last time.
+fn told_of_keeping(world: &mut World) -> Vec<Option<String>> {
+    let told = world.actions.drain(..).filter_map(|action| match action {
+        Action::KeepingRefused { why, .. } => Some(why.map(String::from)),
+        _ => None,
+    });
+    told.collect()
+}
+
+#[test]
+fn a_server_that_refuses_what_keeping_takes_is_told_of_once() {
+    const TRACKING: &str =
+        "NOPERM User default has no permissions to run the 'client|tracking' command";
+    const LIFE: &str = "NOPERM User default has no permissions to run the 'pttl' command";
+    let mut it = played(&config("", ""));
+    let refused = |world: &World| {
+        let main = world.engine.listener_named("main").unwrap().number() as usize;
+        world.metrics.pool_gauge(world.metrics.pool(main), PoolGauge::CacheRefused)
+    };
+    assert!(!it.world.received(it.tracker).is_empty());
+    it.world.send(it.tracker, format!("-{TRACKING}\r\n"));
+    assert_eq!(told_of_keeping(&mut it.world), [Some(TRACKING.to_owned())]);
+    it.world.wait_ms(1000);
+    assert_eq!(refused(&it.world), 1);
+    // It is asked again now and then, and nobody is told of it again.
+    let mut again = 0;
+    for _ in 0..80 {
+        it.world.wait_ms(1000);
+        if it.world.connects_to(0) {
+            let tracker = it.world.accept(0);
+            it.world.expect(tracker, redis("HELLO 3"));
+            it.world.send(tracker, PROTO);
+            assert!(!it.world.received(tracker).is_empty());
+            again += 1;
+            match again {
+                1 => it.world.send(tracker, format!("-{TRACKING}\r\n")),
+                _ => {
+                    it.world.send(tracker, "+OK\r\n");
+                    it.tracker = tracker;
+                    break;
+                }
+            }
+            assert_eq!(told_of_keeping(&mut it.world), []);
+        }
+    }
+    assert_eq!((again, told_of_keeping(&mut it.world)), (2, vec![None]));
+    it.rest(1000);
+    assert_eq!(refused(&it.world), 0);
+    // The same of how long keys live.
+    it.read("k", X);
+    for _ in 0..2 {
+        it.ask_to_keep("k");
+        it.world.send(it.lane, format!("{X}-{LIFE}\r\n"));
+        it.world.expect(it.client, X);
+    }
+    assert_eq!(told_of_keeping(&mut it.world), [Some(LIFE.to_owned())]);
+    it.ask_to_keep("k");
+    it.world.send(it.lane, format!("{X}-LOADING Redis is loading the dataset in memory\r\n"));
+    it.world.expect(it.client, X);
+    assert_eq!(told_of_keeping(&mut it.world), []);
+    it.ask_to_keep("k");
+    it.world.send(it.lane, format!("{X}:-1\r\n"));
+    it.world.expect(it.client, X);
+    assert_eq!(told_of_keeping(&mut it.world), [None]);
+    it.hit("k", X);
 }

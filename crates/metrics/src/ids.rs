@@ -229,6 +229,8 @@ stats! {
             "Bytes that a route's caches take";
         CacheBoundMs => "cache_bound_ms", "cashew_cache_bound_milliseconds",
             "Milliseconds that a route's caches keep a reply at most: it is no older, whatever others write";
+        CacheRefused => "cache_refused", "cashew_cache_refused_servers",
+            "Servers whose replies a route's caches do not keep, since they refuse what that takes";
         RingVersion => "ring_version", "cashew_ring_version",
             "Version of the ring that requests are routed by";
         ExternalAuthLost => "external_auth_lost", "cashew_external_auth_lost",

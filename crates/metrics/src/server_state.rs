@@ -9,7 +9,7 @@ use std::sync::atomic::{
 };
 
 /// Words of each server that all workers write.
-pub(crate) const WORDS: usize = 9;
+pub(crate) const WORDS: usize = 10;
 
 mod word {
     pub(super) const STATE: usize = 0;
@@ -28,6 +28,8 @@ mod word {
     pub(super) const SPOOL_OLDEST: usize = 7;
     /// Keys that it has been told to forget.
     pub(super) const REPLAYED: usize = 8;
+    /// How often it has changed whether it lets its replies be kept: odd while it does not.
+    pub(super) const KEEPING: usize = 9;
 }
 
 const TIME_SHIFT: u32 = 16;
@@ -286,6 +288,15 @@ impl SharedState<'_> {
         is_due(&before) && checked.compare_exchange(before, now_us.max(1), Relaxed, Relaxed).is_ok()
     }
 
+    /// Its replies cannot be kept by caches, or can. Returns whether that is news, to one worker alone.
+    pub(crate) fn note_keeping(&self, is_refused: bool) -> bool {
+        let keeping = &self.0[word::KEEPING];
+        let before = keeping.load(Relaxed);
+        let was_refused = before % 2 == 1;
+        was_refused != is_refused
+            && keeping.compare_exchange(before, before + 1, Relaxed, Relaxed).is_ok()
+    }
+
     /// Something was noted that it is to forget.
     pub(crate) fn note_spooled(&self, now_us: u64) {
         self.0[word::SPOOLED].fetch_max(now_us.max(1), AcqRel);
@@ -490,6 +501,17 @@ mod tests {
         assert!(state.claim_check(10, 1000));
         assert!(!state.claim_check(1009, 1000));
         assert!(state.claim_check(1010, 1000));
+    }
+
+    #[test]
+    fn that_replies_cannot_be_kept_is_news_to_one_worker() {
+        let (old, new) = (words(), words());
+        let (old, new) = (SharedState(&old), SharedState(&new));
+        assert!(!old.note_keeping(false));
+        assert!(old.note_keeping(true) && !old.note_keeping(true));
+        new.carry(&old);
+        assert!(!new.note_keeping(true));
+        assert!(new.note_keeping(false) && !new.note_keeping(false));
     }
 
     #[test]

@@ -137,6 +137,11 @@ impl Writer {
         self.segments.server_state(server)
     }
 
+    /// A server's replies cannot be kept by caches, or can. Returns whether that is news, to one worker alone.
+    pub fn note_keeping(&self, server: ServerId, is_refused: bool) -> bool {
+        server != self.void_server() && self.segments.shared_state(server).note_keeping(is_refused)
+    }
+
     /// Whether this worker is the one to check the server now: nobody has for so long.
     pub fn claim_check(&self, server: ServerId, now_us: u64, interval_us: u64) -> bool {
         server != self.void_server()

@@ -550,6 +550,7 @@ impl Gateway {
                 | Action::ServerState { backend, server, .. }
                 | Action::ServerHindered { backend, server, .. }
                 | Action::CredentialsRefused { backend, server }
+                | Action::KeepingRefused { backend, server, .. }
                 | Action::ServerMisfit { backend, server, .. }
                 | Action::ServerRecovered { backend, server } => {
                     self.place(backend, server);

@@ -600,6 +600,25 @@ impl<D: Driver> Worker<D> {
                      server_auth, and is given the next"
                 );
             }
+            Action::KeepingRefused { backend, server, why: Some(why) } => {
+                let (pool, server) = self.names(backend, server);
+                tracing::warn!(
+                    kind = EventKind::CacheRefused.name(),
+                    pool,
+                    server,
+                    "pool {pool}: replies of server {server} are not kept by the cache of routes, since it refuses \
+                     what that takes: {why}"
+                );
+            }
+            Action::KeepingRefused { backend, server, why: None } => {
+                let (pool, server) = self.names(backend, server);
+                tracing::info!(
+                    kind = EventKind::CacheTaken.name(),
+                    pool,
+                    server,
+                    "pool {pool}: replies of server {server} can be kept by the cache of routes again"
+                );
+            }
             Action::ServerMisfit { backend, server, expected, excerpt, sequel } => {
                 let (pool, server) = self.names(backend, server);
                 let excerpt: String = excerpt.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -89,6 +89,27 @@ pub(super) fn fail_open(facts: &Facts) -> Vec<Finding> {
     open.map(finding).collect()
 }
 
+/// Caches that keep nothing.
+pub(super) fn cache(facts: &Facts) -> Vec<Finding> {
+    let finding = |(_, pool): (&Instance, &PoolStatus)| {
+        let count = pool.cache.as_ref()?.refused_servers;
+        let servers = match count {
+            0 => return None,
+            1 => "a server, which refuses".to_owned(),
+            _ => format!("{count} servers, which refuse"),
+        };
+        Some(
+            Finding::warning(
+                place(pool),
+                format!("its cache keeps nothing of {servers} what that takes"),
+            )
+            .why("all reads go to servers; `cashew events --kind cache_refused` says which and why")
+            .advice("allow the pool's user there +client|tracking and +pttl"),
+        )
+    };
+    pools(facts).filter_map(finding).collect()
+}
+
 /// Redirects of a cluster that clients got.
 pub(super) fn redirects(facts: &Facts) -> Vec<Finding> {
     let passed_on = pools(facts).filter(|(_, pool)| pool.redirects_passed_on > 0);
@@ -370,8 +391,8 @@ pub(super) fn certificates(facts: &Facts) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use cashew_supervisor::{
-        AdminStatus, AuditLogStatus, CertificateStatus, GroupStatus, MemberStatus, Outcome,
-        SentinelStatus,
+        AdminStatus, AuditLogStatus, CacheStatus, CertificateStatus, GroupStatus, MemberStatus,
+        Outcome, SentinelStatus,
     };
     use serde_json::json;
 
@@ -390,6 +411,7 @@ mod tests {
         for check in [
             servers,
             fail_open,
+            cache,
             redirects,
             discovery,
             workers,
@@ -416,6 +438,11 @@ mod tests {
         assert!(found(servers, &suspect).starts_with("warning: "));
         let open = changed(|it| it.status.pools[0].open_since = Some(1));
         assert!(found(fail_open, &open).contains("fails open"));
+        let kept = CacheStatus { refused_servers: 2, ..CacheStatus::default() };
+        let refused = changed(|it| it.status.pools[0].cache = Some(kept.clone()));
+        assert!(found(cache, &refused).contains("keeps nothing of 2 servers, which refuse"));
+        let well = changed(|it| it.status.pools[0].cache = Some(CacheStatus::default()));
+        assert_eq!(found(cache, &well), "");
         let moved = changed(|it| it.status.pools[0].redirects_passed_on = 3);
         assert!(found(redirects, &moved).contains("passed on 3 MOVED"));
     }

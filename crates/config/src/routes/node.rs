@@ -20,7 +20,7 @@ use crate::snapshot::{
     FailoverOn, Follow, KeepRules, PrefixArm, Protocol, Reads, Route, SHARE_ALL,
 };
 use crate::tree::{Kind, Node};
-use crate::value::{Text, Value};
+use crate::value::{SizeText, Text, Value};
 
 /// Most nodes from the root of a route to a leaf, both included.
 const DEPTH_MAX: usize = 16;
@@ -67,6 +67,8 @@ const MEMCACHED_KEPT_FOR_MS: u64 = 1000;
 
 /// So many of the longest replies have room in a cache.
 const CACHED_VALUES_MIN: u64 = 16;
+/// How long these are unless it is said.
+const CACHED_VALUE_MAX: u64 = 64 << 10;
 
 type Entries = [(At<String>, Node)];
 
@@ -429,13 +431,18 @@ impl<'a, 'f, 'r> Reader<'a, 'f, 'r> {
             self.error(section.negative.pos, complaint.hint(hint));
             return None;
         }
-        let (bytes, value_max) = (section.bytes.value.0, section.value_max.value.0);
-        if value_max * CACHED_VALUES_MIN > bytes {
-            let message = "\"value_max\" is too much of \"bytes\"".to_owned();
-            let hint = format!("at most a {CACHED_VALUES_MIN}th of it");
-            self.error(section.value_max.pos, Complaint::new(message).hint(hint));
-            return None;
-        }
+        let bytes = section.bytes.value.0;
+        let longest = bytes / CACHED_VALUES_MIN;
+        let value_max = match &section.value_max {
+            Some(value_max) if value_max.value.0 > longest => {
+                let message = "\"value_max\" is too much of \"bytes\"".to_owned();
+                let hint = format!("at most a {CACHED_VALUES_MIN}th of it, {}", SizeText(longest));
+                self.error(value_max.pos, Complaint::new(message).hint(hint));
+                return None;
+            }
+            Some(value_max) => value_max.value.0,
+            None => longest.min(CACHED_VALUE_MAX),
+        };
         let keys = match section.keys {
             Some(keys) => keys.value.0,
             None if self.prefix.is_empty() => Vec::new(),

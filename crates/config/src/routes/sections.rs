@@ -166,15 +166,15 @@ section! {
     CacheSection {
         /// Where all other requests go.
         to: Branch = required,
-        /// Memory for replies and their keys, of all workers together; each has an equal share.
+        /// Memory for replies and their keys, of all workers together, at least 64kb; each has an equal share.
         bytes: Size<65536, 1099511627776> = "64mb",
         /// The longest life of a reply, from when its server was asked: what others write is seen after it at the
         /// latest. Of Redis 10s and of memcached 1s unless it is set.
         ttl: KeptFor = none,
         /// The same of a reply that says that there is no such key; 0 keeps none of those.
         negative: NegativeFor = "0",
-        /// The longest reply that is kept.
-        value_max: Size<64, 1048576> = "64kb",
+        /// The longest reply that is kept, at most a 16th of `bytes`. 64kb, or that 16th if it is less, unless it is set.
+        value_max: Size<64, 1048576> = none,
         /// What keys begin with that may be kept. All that come here unless it is set; below a prefix those with it.
         keys: KeyStarts = none,
         /// Whether only those are kept that are hot: by the [`hot_keys`](configuration.md) of their pool, or since

@@ -192,6 +192,13 @@ pub enum Action {
         backend: BackendId,
         server: ServerId,
     },
+    /// News for the log: replies of a server cannot be kept by the node `cache`, since it refuses what that takes with
+    /// this error; or they can again.
+    KeepingRefused {
+        backend: BackendId,
+        server: ServerId,
+        why: Option<Box<str>>,
+    },
     /// News for the log: a server that this machine could not connect to is connected again.
     ServerRecovered {
         backend: BackendId,

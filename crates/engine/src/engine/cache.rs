@@ -10,7 +10,8 @@
 //! - A client's own order holds: what it reads behind a write of its own that is not answered is not answered from
 //!   here.
 //! - Of what others write, Redis tells ([`crate::redis::tracking`]), and what may have been missed is dropped. In any
-//!   case a reply lives no longer than the node's `ttl`, from when it was asked for, and no longer than its key.
+//!   case a reply lives no longer than the node's `ttl`, from when it was asked for, and no longer than its key: that is
+//!   asked behind the read, by PTTL, or by `me` and `mg` of memcached. A memcached that knows neither leaves `ttl`.
 //!
 //! A node's store is one worker's. It is empty after every change of the configuration. Where a node keeps hot keys
 //! only, which ones these are is looked up once a second ([`cashew_metrics::HotActs`]); a key that is new is kept when
@@ -22,15 +23,17 @@ use std::sync::Arc;
 use cashew_config::snapshot::Protocol;
 use cashew_metrics::{Generations, HotAct, HotActs, HotDeed, KeyWord, PoolCounter, PoolGauge};
 use cashew_protocol::Span;
-use cashew_protocol::memcached::{self, Expect};
+use cashew_protocol::memcached::{self, Answer, Expect};
 use cashew_protocol::redis::Command;
 use cashew_protocol::resp::{self, Reply, RequestParser, encode};
 
 use crate::base::cache_mark::CacheMark;
 use crate::base::id::{BackendId, ClientId, LaneId, ListenerId, RequestId, ServerId};
+use crate::base::time::Time;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::exchange::dispatch::Payload;
+use crate::memcached::key_life::{KeyLife, ask_me, ask_mg, by_me, by_mg};
 use crate::memcached::{END, KeyWritten, key_written};
 use crate::redis::cached_writes::{Writes, writes};
 use crate::redis::tracking::Changed;
@@ -40,7 +43,7 @@ use crate::route::cache::{Found, Origin, Store, Ticket};
 use crate::topology::route_tree::Tree;
 use crate::upstream::lane::Lane;
 use crate::upstream::session_params::WireProtocol;
-use crate::upstream::tracking::{TrackedKeys, time_to_live};
+use crate::upstream::tracking::{Needed, TrackedKeys, is_question_refused, time_to_live};
 
 /// So much of a request is looked at; it is the start of large ones.
 const LOOKED_AT_MAX: u64 = 64 * 1024;
@@ -50,6 +53,10 @@ const PIPELINE_MAX: usize = 64;
 const KEYS_MAX: usize = 256;
 /// A transaction that writes more keys is taken to write all.
 const TRANSACTION_KEYS_MAX: usize = 4096;
+/// A server that does not know how to tell how long keys live is asked again after so long.
+const UNTOLD_FOR_MS: u64 = 60_000;
+/// The same of one whose connection was lost while it was asked. Till then nothing of it is kept.
+const UNASKED_FOR_MS: u64 = 10_000;
 
 /// The caches of a worker.
 #[derive(Default)]
@@ -67,6 +74,8 @@ pub(crate) struct Caches {
     free: Vec<usize>,
     /// The next request of a client is a read whose reply is to be kept.
     wanted: Option<Wanted>,
+    /// Servers of memcached that are not asked how long keys live, until when.
+    untold: HashMap<(BackendId, ServerId), Untold>,
     /// By the lane on which a transaction is open: what it writes.
     transactions: HashMap<LaneId, Written>,
     parser: RequestParser,
@@ -83,6 +92,13 @@ struct StoreOf {
     tree: Arc<Tree>,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct Untold {
+    until: Time,
+    /// What it answers is kept all the same, for as long as the node says.
+    is_kept: bool,
+}
+
 /// What the reply to a request means to caches.
 #[derive(Debug)]
 enum Mark {
@@ -91,6 +107,8 @@ enum Mark {
     Fill(Fill),
     /// It says how long the key lives of what is to be kept.
     Life(Fill),
+    /// The same of memcached, which could not say it at first.
+    LifeByMg(Fill),
     Written(Written),
 }
 
@@ -99,6 +117,8 @@ struct Fill {
     round: u32,
     store: u32,
     ticket: Ticket,
+    /// How long the key lives is asked.
+    asks_life: bool,
 }
 
 /// Keys that are written.
@@ -413,8 +433,11 @@ impl Engine {
             true => self.tracker(backend, server).filter(|it| it.is_up()).map(|it| it.epoch()),
             false => Some(0),
         };
+        let untold = self.caches.untold.get(&(backend, server)).copied();
+        let untold = untold.filter(|it| !is_redis && self.now < it.until);
+        let may_fill = is_primary && untold.is_none_or(|it| it.is_kept);
         let (Some(epoch), Some(stamp), true) =
-            (epoch, self.caches.generations.stamp(word), is_primary)
+            (epoch, self.caches.generations.stamp(word), may_fill)
         else {
             return;
         };
@@ -423,11 +446,14 @@ impl Engine {
         let Some(StoreOf { store, .. }) = self.caches.stores.get_mut(number as usize) else {
             return;
         };
-        let fill = Fill { round, store: number, ticket: store.begin(key, origin) };
+        let (ticket, asks_life) = (store.begin(key, origin), untold.is_none());
+        let fill = Fill { round, store: number, ticket, asks_life };
         let mark = self.caches.add_mark(Mark::Fill(fill));
         self.requests[request].cache_mark = mark;
-        if is_redis {
-            self.ask_for_life(index, fill, key);
+        match is_redis {
+            true => self.ask_for_life(index, fill, key),
+            false if asks_life => self.ask_memcached(index, Mark::Life(fill), key),
+            false => {}
         }
         self.recharge_caches();
     }
@@ -444,13 +470,27 @@ impl Engine {
         self.send(index, request, Payload::Owned(question));
     }
 
+    /// The same of memcached, by one of its two questions.
+    fn ask_memcached(&mut self, index: LaneId, mark: Mark, key: &[u8]) {
+        let backend = self.lanes[index].backend;
+        let (question, expect) = match mark {
+            Mark::LifeByMg(_) => (ask_mg(key), Expect::Meta),
+            _ => (ask_me(key), Expect::Answer(Answer::MetaDebug)),
+        };
+        let mark = self.caches.add_mark(mark);
+        let (request, slot) = self.requests.add(backend, ClientId::NONE, self.now);
+        (slot.role, slot.expect, slot.cache_mark) = (Role::Own(Own::Whatever), expect, mark);
+        self.send(index, request, Payload::Bytes(&question));
+    }
+
     /// The whole reply to a request is here, of which these are the last bytes, and nobody has been told yet.
     #[cold]
     #[inline(never)]
     pub(crate) fn settle_cache_mark(&mut self, index: LaneId, request: RequestId, end: &[u8]) {
         let slot = &mut self.requests[request];
         let number = std::mem::take(&mut slot.cache_mark);
-        match self.caches.take_mark(number) {
+        let mark = self.caches.take_mark(number);
+        match mark {
             Mark::Nothing => {}
             Mark::Written(written) => written.count(&self.caches.generations),
             Mark::Fill(fill) => {
@@ -465,7 +505,17 @@ impl Engine {
                     }
                 }
             }
-            Mark::Life(fill) => self.fill_lives(index, fill, end),
+            Mark::Life(fill) | Mark::LifeByMg(fill)
+                if self.backends[self.lanes[index].backend].protocol == Protocol::Memcached =>
+            {
+                let slot = &self.requests[request];
+                let reply = [&slot.reply, end].concat();
+                match mark {
+                    Mark::LifeByMg(_) => self.fill_lives_of_memcached(index, fill, by_mg(&reply)),
+                    _ => self.fill_lives_of_memcached(index, fill, by_me(&reply)),
+                }
+            }
+            Mark::Life(fill) | Mark::LifeByMg(fill) => self.fill_lives(index, fill, end),
         }
     }
 
@@ -478,7 +528,23 @@ impl Engine {
             Mark::Nothing => {}
             // It may have run.
             Mark::Written(written) => written.count(&self.caches.generations),
-            Mark::Fill(fill) | Mark::Life(fill) => self.abandon_fill(fill),
+            Mark::Fill(fill) => self.abandon_fill(fill),
+            Mark::Life(fill) | Mark::LifeByMg(fill) => {
+                self.note_unanswered(fill);
+                self.abandon_fill(fill);
+            }
+        }
+    }
+
+    /// Nobody has answered how long a key lives. What does not know the question may have hung up, and would again.
+    fn note_unanswered(&mut self, fill: Fill) {
+        let Some(origin) = self.caches.store(fill).and_then(|it| it.store.origin(fill.ticket))
+        else {
+            return;
+        };
+        if self.backends[origin.backend].protocol == Protocol::Memcached {
+            let untold = Untold { until: self.now.plus_millis(UNASKED_FOR_MS), is_kept: false };
+            self.caches.untold.insert((origin.backend, origin.server), untold);
         }
     }
 
@@ -515,7 +581,7 @@ impl Engine {
         match kept.filter(|_| is_good) {
             Some(Some(reply)) if reply.len() <= value_max => {
                 store.set_reply(fill.ticket, Some(reply));
-                match is_redis {
+                match fill.asks_life {
                     true => self.recharge_caches(),
                     false => self.finish_fill(fill, None),
                 }
@@ -527,6 +593,12 @@ impl Engine {
 
     /// How long the key of a fill lives is known.
     fn fill_lives(&mut self, index: LaneId, fill: Fill, reply: &[u8]) {
+        let place = (self.lanes[index].backend, self.lanes[index].server);
+        match is_question_refused(reply) {
+            true => self.note_needed(place, Needed::Life, Some(reply)),
+            false if time_to_live(reply).is_some() => self.note_needed(place, Needed::Life, None),
+            false => {}
+        }
         let has_reply = self.caches.store(fill).is_some_and(|it| it.store.has_reply(fill.ticket));
         if !has_reply {
             // It was found that there is no such key, or it is not to be kept.
@@ -535,6 +607,25 @@ impl Engine {
         match time_to_live(reply).filter(|_| self.is_fill_good(index, fill)) {
             Some(left_ms) => self.finish_fill(fill, left_ms.map(|ms| ms.saturating_mul(1000))),
             None => self.abandon_fill(fill),
+        }
+    }
+
+    fn fill_lives_of_memcached(&mut self, index: LaneId, fill: Fill, life: KeyLife) {
+        let place = (self.lanes[index].backend, self.lanes[index].server);
+        if life == KeyLife::NotTold {
+            let untold = Untold { until: self.now.plus_millis(UNTOLD_FOR_MS), is_kept: true };
+            self.caches.untold.insert(place, untold);
+        }
+        let key = self.caches.store(fill).and_then(|it| it.store.key_with_reply(fill.ticket));
+        let Some(key) = key else { return };
+        if !self.is_fill_good(index, fill) {
+            return self.abandon_fill(fill);
+        }
+        match life {
+            KeyLife::Left(left_us) => self.finish_fill(fill, left_us),
+            KeyLife::NotTold => self.finish_fill(fill, None),
+            KeyLife::AskMg => self.ask_memcached(index, Mark::LifeByMg(fill), &key),
+            KeyLife::Gone => self.abandon_fill(fill),
         }
     }
 
@@ -630,7 +721,9 @@ impl Engine {
 
     fn publish_caches(&self) {
         let mut sums: HashMap<ListenerId, [u64; 3]> = HashMap::new();
-        for StoreOf { store, listener, .. } in &self.caches.stores {
+        let mut backends: HashMap<ListenerId, HashSet<BackendId>> = HashMap::new();
+        for StoreOf { store, listener, tree } in &self.caches.stores {
+            backends.entry(*listener).or_default().extend(tree.backends());
             let [entries, bytes, bound] = sums.entry(*listener).or_default();
             *entries += store.entries();
             *bytes += store.size() as u64;
@@ -641,6 +734,9 @@ impl Engine {
             self.metrics.set_pool(metrics, PoolGauge::CacheEntries, entries);
             self.metrics.set_pool(metrics, PoolGauge::CacheBytes, bytes);
             self.metrics.set_pool(metrics, PoolGauge::CacheBoundMs, bound);
+            let backends = backends[&listener].iter();
+            let refused = backends.map(|&it| self.refusing_to_be_kept(it)).sum();
+            self.metrics.set_pool(metrics, PoolGauge::CacheRefused, refused);
         }
     }
 
@@ -662,6 +758,7 @@ impl Engine {
         let caches = &mut self.caches;
         caches.round = caches.round.wrapping_add(1);
         caches.wanted = None;
+        caches.untold.clear();
         caches.stores.clear();
         let mut cached: HashSet<BackendId> = HashSet::new();
         for listener in self.listeners.ids() {

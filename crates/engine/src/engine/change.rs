@@ -561,6 +561,7 @@ impl Engine {
             | Action::MapDoubted { backend: of }
             | Action::ServerHindered { backend: of, .. }
             | Action::CredentialsRefused { backend: of, .. }
+            | Action::KeepingRefused { backend: of, .. }
             | Action::ServerMisfit { backend: of, .. }
             | Action::ServerRecovered { backend: of, .. } => of != index,
             _ => true,
@@ -913,6 +914,7 @@ impl Engine {
             Action::ServerState { backend: pool, server, .. }
             | Action::ServerHindered { backend: pool, server, .. }
             | Action::CredentialsRefused { backend: pool, server }
+            | Action::KeepingRefused { backend: pool, server, .. }
             | Action::ServerMisfit { backend: pool, server, .. }
             | Action::LargeWaits { backend: pool, server }
             | Action::SessionsWait { backend: pool, server, .. }

@@ -15,6 +15,7 @@ mod explain;
 mod fallback;
 mod get_coalescing;
 mod invalidation;
+pub(crate) mod key_life;
 mod meta;
 mod multiget_paging;
 mod own_stats;

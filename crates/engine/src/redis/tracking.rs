@@ -8,12 +8,16 @@
 
 use cashew_protocol::memcached::Expect;
 
+use crate::base::action::Action;
 use crate::base::id::{BackendId, LaneId, ServerId};
 use crate::base::time::Time;
 use crate::engine::{Closed, Engine};
 use crate::upstream::lane::{Lane, Link, Scan, Scanner};
 use crate::upstream::session_params::WireProtocol;
-use crate::upstream::tracking::{Heard, TrackedKeys, Tracker};
+use crate::upstream::tracking::{Heard, Needed, TrackedKeys, Tracker};
+
+/// Bytes of a server's error that are told.
+const ERROR_SHOWN_MAX: usize = 200;
 
 /// What has changed at a server, or may have.
 #[derive(Clone, Copy, Debug)]
@@ -73,8 +77,14 @@ impl Engine {
     }
 
     pub(crate) fn maintain_trackers_of(&mut self, backend: BackendId) {
+        let is_kept = self.backends[backend].tracked.is_some();
         for server in self.backends[backend].servers.ids() {
             let keys = self.wanted_keys(backend, server);
+            let tracker = self.redis_backends[backend].servers[server].tracker.as_deref_mut();
+            let tracker = tracker.filter(|_| !is_kept || keys.is_none());
+            if tracker.is_some_and(Tracker::forget_needed) {
+                self.metrics.note_keeping(self.backends[backend].servers[server].metrics, false);
+            }
             let lane = self.tracker(backend, server).map(|tracker| tracker.lane);
             match (keys, lane) {
                 (Some(keys), None) => {
@@ -141,6 +151,37 @@ impl Engine {
             }
             _ => self.connect_tracker(lane),
         }
+    }
+
+    /// A server whose replies are to be kept has answered to something that this takes, with an error or without.
+    pub(crate) fn note_needed(
+        &mut self,
+        (backend, server): (BackendId, ServerId),
+        needed: Needed,
+        error: Option<&[u8]>,
+    ) {
+        if self.backends[backend].tracked.is_none() {
+            return;
+        }
+        let tracker = self.redis_backends[backend].servers[server].tracker.as_deref_mut();
+        let Some(can) = tracker.and_then(|it| it.note_needed(needed, error.is_some())) else {
+            return;
+        };
+        if !self.metrics.note_keeping(self.backends[backend].servers[server].metrics, !can) {
+            return;
+        }
+        let why = error.filter(|_| !can).map(|error| {
+            let text = error.strip_prefix(b"-").unwrap_or(error).trim_ascii_end();
+            String::from_utf8_lossy(&text[..text.len().min(ERROR_SHOWN_MAX)]).into()
+        });
+        self.actions.push_back(Action::KeepingRefused { backend, server, why });
+    }
+
+    /// How many servers of a backend have replies that cannot be kept, since they refuse what that takes.
+    pub(crate) fn refusing_to_be_kept(&self, backend: BackendId) -> u64 {
+        let trackers =
+            self.redis_backends[backend].servers.iter().filter_map(|it| it.tracker.as_ref());
+        trackers.filter(|it| it.refuses_keeping()).count() as u64
     }
 
     fn say_on_tracker(&mut self, lane: LaneId, text: &[u8]) {
@@ -230,6 +271,7 @@ impl Engine {
             Heard::Say(text) => self.say_on_tracker(lane, &text),
             Heard::Up => {
                 self.rearm(lane);
+                self.note_needed((backend, server), Needed::Tracking, None);
                 // Of what clients have read before it has not told.
                 self.tell_of_all(backend);
                 self.wake_tracking();
@@ -237,6 +279,7 @@ impl Engine {
             Heard::Nothing => self.rearm(lane),
             Heard::Refused => {
                 tracker.note_refusal(message);
+                self.note_needed((backend, server), Needed::Tracking, Some(message));
                 self.tracker_lost(lane);
                 self.disconnect(lane, Closed::ByUs);
                 self.wake_tracking();

@@ -16,8 +16,12 @@ use crate::topology::cache_rules::CacheRules;
 
 /// What an entry takes besides its key and its reply, about: a slot, its place in the table, two allocations.
 const ENTRY_SIZE: usize = 192;
-/// How many keys are remembered that were missed once. The list takes four bytes for each.
-const MISSED: usize = 1 << 14;
+/// How many keys are remembered at most that were missed once. The list takes four bytes for each.
+const MISSED_MAX: usize = 1 << 14;
+/// That list has no larger part of a store than this one.
+const MISSED_PART: u64 = 16;
+/// Replies that are on their way, and those whose life is asked for, have no larger part than this one.
+const FILLING_PART: u64 = 2;
 
 /// A fill or an entry of a store, by which it is found again as long as it is the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,14 +94,20 @@ pub(crate) struct Store {
     /// Numbers slots' contents.
     numbered: u32,
     hand: usize,
+    /// Bytes of all slots, and of those that are not ready.
     size: usize,
+    filling: usize,
     ready: u64,
+    /// Replies that had to leave, and were not told of yet.
+    left: u64,
     /// By hash: that of a key that was missed.
     missed: Box<[u32]>,
 }
 
 impl Store {
     pub(crate) fn new(rules: CacheRules) -> Self {
+        let missed = rules.bytes / MISSED_PART / size_of::<u32>() as u64;
+        let missed = missed.clamp(1, MISSED_MAX as u64) as usize;
         Self {
             rules,
             hot: Box::default(),
@@ -107,8 +117,10 @@ impl Store {
             numbered: 0,
             hand: 0,
             size: 0,
+            filling: 0,
             ready: 0,
-            missed: vec![0; MISSED].into(),
+            left: 0,
+            missed: vec![0; missed].into(),
         }
     }
 
@@ -189,16 +201,24 @@ impl Store {
         }
     }
 
-    /// A key was missed. Returns whether it is to be kept: it was missed before, and nobody is about to.
+    /// A key was missed. Returns whether it is to be kept: it was missed before, nobody is about to, and there is room.
     pub(crate) fn admits(&mut self, key: &[u8], word: KeyWord) -> bool {
-        if self.places.contains_key(key) || key.len() > self.rules.value_max {
+        if self.places.contains_key(key)
+            || key.len() > self.rules.value_max
+            || !self.has_room_to_fill(ENTRY_SIZE + 2 * key.len())
+        {
             return false;
         }
         let hash = word.hash();
-        let place = hash as usize % MISSED;
+        let place = hash as usize % self.missed.len();
         // 0 is none.
         let mark = hash | 1 << 31;
         std::mem::replace(&mut self.missed[place], mark) == mark
+    }
+
+    /// Whether so many bytes more may wait until they are ready.
+    fn has_room_to_fill(&self, more: usize) -> bool {
+        (self.filling + more) as u64 <= self.rules.bytes / FILLING_PART
     }
 
     /// Its reply is on its way.
@@ -215,12 +235,14 @@ impl Store {
             was_hit: false,
         };
         self.size += slot.size();
+        self.filling += slot.size();
         let place = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() as u32 - 1
         });
         self.slots[place as usize] = Some(slot);
         self.places.insert(key, place);
+        self.make_room();
         Ticket { slot: place, number: self.numbered }
     }
 
@@ -235,11 +257,24 @@ impl Store {
         (slot.state == State::Filling).then_some(slot.origin)
     }
 
-    /// The reply of a fill, which is not ready before it is known how long it lives.
+    /// The reply of a fill, which is not ready before it is known how long it lives. If too much is not, it is not kept.
     pub(crate) fn set_reply(&mut self, ticket: Ticket, reply: Option<&[u8]>) {
+        let more = reply.map_or(0, <[u8]>::len);
+        if !self.has_room_to_fill(more) {
+            return self.abandon(ticket);
+        }
         let Some(slot) = self.filling(ticket) else { return };
         slot.reply = reply.map(Into::into);
-        self.size += reply.map_or(0, <[u8]>::len);
+        self.size += more;
+        self.filling += more;
+        self.make_room();
+    }
+
+    /// The key of a fill that has a reply.
+    pub(crate) fn key_with_reply(&mut self, ticket: Ticket) -> Option<Arc<[u8]>> {
+        let slot = self.filling(ticket)?;
+        slot.reply.as_ref()?;
+        Some(Arc::clone(&slot.key))
     }
 
     /// Whether a fill has a reply.
@@ -247,7 +282,8 @@ impl Store {
         self.filling(ticket).is_some_and(|slot| slot.reply.is_some())
     }
 
-    /// A fill is ready, and lives so long, from when it was asked for. Returns how many others leave for it.
+    /// A fill is ready, and lives so long, from when it was asked for. Returns how many others have left for this one and
+    /// for those that are not ready.
     pub(crate) fn finish(&mut self, ticket: Ticket, key_lives_us: Option<u64>) -> u64 {
         let Self { rules: CacheRules { ttl_us, negative_us, .. }, .. } = *self;
         let Some(slot) = self.filling(ticket) else { return 0 };
@@ -255,8 +291,11 @@ impl Store {
         let lives_us = key_lives_us.map_or(longest, |key| key.min(longest));
         slot.state = State::Ready;
         slot.expires = slot.origin.at.plus_micros(lives_us);
+        let size = slot.size();
+        self.filling -= size;
         self.ready += 1;
-        self.make_room()
+        self.make_room();
+        std::mem::take(&mut self.left)
     }
 
     /// A fill comes to nothing.
@@ -324,15 +363,18 @@ impl Store {
         let Some(slot) = self.slots[place as usize].take() else { return };
         self.places.remove(&slot.key);
         self.size -= slot.size();
-        self.ready -= u64::from(slot.state == State::Ready);
+        match slot.state {
+            State::Ready => self.ready -= 1,
+            State::Filling | State::Spoilt => self.filling -= slot.size(),
+        }
         self.free.push(place);
     }
 
-    fn make_room(&mut self) -> u64 {
+    fn make_room(&mut self) {
         let before = self.ready;
         // After two rounds nothing is left that may leave.
         for _ in 0..2 * self.slots.len() {
-            if self.size as u64 <= self.rules.bytes {
+            if self.size() as u64 <= self.rules.bytes {
                 break;
             }
             let place = self.hand;
@@ -344,7 +386,7 @@ impl Store {
                 None => {}
             }
         }
-        before - self.ready
+        self.left += before - self.ready;
     }
 }
 
@@ -485,19 +527,48 @@ mod tests {
 
     #[test]
     fn what_is_hit_stays_when_others_have_to_leave() {
-        let room = 8 * (ENTRY_SIZE as u64 + 2 + 100);
+        // Besides the list of what was missed.
+        let room = 8 * (ENTRY_SIZE as u64 + 2 + 100) * 16 / 15 + 1;
         let mut store = store(room);
         let mut left = 0;
         for round in 0..200u8 {
             let key = [round];
             left += fill(&mut store, &key, Some(&[b'x'; 100]), None);
-            assert!(store.size as u64 <= room, "{} of {room}", store.size);
+            assert!(store.size() as u64 <= room, "{} of {room}", store.size());
             if round > 0 {
                 assert!(matches!(find(&mut store, &[0], 0), Found::Reply(_)), "round {round}");
             }
         }
         assert_eq!(store.entries() + left, 200);
         assert_eq!(store.entries(), 8);
+    }
+
+    #[test]
+    fn what_is_not_ready_counts_and_leaves_room() {
+        for bytes in [16 << 10, 1 << 20] {
+            let mut store = store(bytes);
+            let mut waiting = Vec::new();
+            for number in 0..50_000u32 {
+                let key = number.to_be_bytes();
+                let word = KeyWord::of(&key);
+                store.admits(&key, word);
+                if store.admits(&key, word) {
+                    let ticket = store.begin(&key, origin(&key, Time::ZERO));
+                    waiting.push(ticket);
+                    let is_large = number % 3 == 0;
+                    store.set_reply(ticket, is_large.then_some(&[b'x'; 1000][..]));
+                }
+                assert!(store.size() as u64 <= bytes, "{} of {bytes}", store.size());
+                // Of some the life is never told.
+                if waiting.len() > 4 && number % 7 < 5 {
+                    store.finish(waiting.remove(0), None);
+                }
+            }
+            assert!(store.entries() > 4);
+            waiting.into_iter().for_each(|ticket| store.abandon(ticket));
+            store.drop_where(|_| true);
+            assert_eq!((store.size, store.filling, store.ready), (0, 0, 0));
+        }
     }
 
     #[test]

@@ -110,6 +110,29 @@ pub(crate) struct Tracker {
     is_oversized: bool,
     /// Why it does not tell, in the server's words.
     refusal: Box<str>,
+    refuses: Refuses,
+}
+
+/// What a server refuses of what it takes to keep its replies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Refuses {
+    /// HELLO or CLIENT TRACKING.
+    tracking: bool,
+    /// PTTL.
+    life: bool,
+}
+
+impl Refuses {
+    fn any(self) -> bool {
+        self.tracking || self.life
+    }
+}
+
+/// Which of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Needed {
+    Tracking,
+    Life,
 }
 
 /// What something that came on a tracker means.
@@ -168,7 +191,30 @@ impl Tracker {
             has_failed: false,
             is_oversized: false,
             refusal: Box::default(),
+            refuses: Refuses::default(),
         }
+    }
+
+    /// The server has refused something that it takes to keep its replies, or has not. Returns whether they can be kept
+    /// now, if that is news.
+    pub(crate) fn note_needed(&mut self, needed: Needed, is_refused: bool) -> Option<bool> {
+        let could = !self.refuses.any();
+        match needed {
+            Needed::Tracking => self.refuses.tracking = is_refused,
+            Needed::Life => self.refuses.life = is_refused,
+        }
+        let can = !self.refuses.any();
+        (can != could).then_some(can)
+    }
+
+    /// Nobody wants to keep its replies any more. Returns whether they could not be kept.
+    pub(crate) fn forget_needed(&mut self) -> bool {
+        std::mem::take(&mut self.refuses).any()
+    }
+
+    /// Whether its replies cannot be kept, since it refuses what that takes.
+    pub(crate) fn refuses_keeping(&self) -> bool {
+        self.refuses.any()
     }
 
     /// The server has answered that it does not tell.
@@ -313,6 +359,11 @@ impl Tracker {
     }
 }
 
+/// Whether a reply to PTTL says that it may not be asked, or is not known by that name.
+pub(crate) fn is_question_refused(reply: &[u8]) -> bool {
+    reply.starts_with(b"-NOPERM") || reply.starts_with(b"-ERR unknown command")
+}
+
 /// Whether a reply says in how many milliseconds its key expires: `Some(None)` if never, `None` if it is not there.
 pub(crate) fn time_to_live(reply: &[u8]) -> Option<Option<u64>> {
     match resp::reply(reply)? {
@@ -396,6 +447,23 @@ mod tests {
         assert_eq!(tracker.hear(b"+PONG\r\n", later), Heard::Nothing);
         assert_eq!(tracker.deadline(), Time::NEVER);
         assert_eq!(tracker.hear(b":1\r\n", later), Heard::Misfit);
+    }
+
+    #[test]
+    fn it_is_news_once_that_replies_cannot_be_kept() {
+        let mut tracker = tracker();
+        assert_eq!(tracker.note_needed(Needed::Life, false), None);
+        assert_eq!(tracker.note_needed(Needed::Tracking, true), Some(false));
+        assert_eq!(tracker.note_needed(Needed::Tracking, true), None);
+        assert_eq!(tracker.note_needed(Needed::Life, true), None);
+        assert_eq!(tracker.note_needed(Needed::Tracking, false), None);
+        assert!(tracker.refuses_keeping());
+        assert_eq!(tracker.note_needed(Needed::Life, false), Some(true));
+        assert_eq!(tracker.note_needed(Needed::Life, true), Some(false));
+        assert!(tracker.forget_needed() && !tracker.forget_needed());
+        assert!(!tracker.refuses_keeping());
+        assert!(is_question_refused(b"-NOPERM User default has no permissions\r\n"));
+        assert!(!is_question_refused(b"-LOADING Redis is loading\r\n"));
     }
 
     #[test]

@@ -171,6 +171,8 @@ kinds! {
     HotKeyMoved Instance "hot_key_moved": "A hot key is in another pool from here on, by rule or by command. The text says which key",
     ServerMaintenance Servers "server_maintenance": "A server that was asked to says that it goes, or that it may take longer; or that it does not tell. The text says what",
     ServerRelocated Servers "server_relocated": "A server is at another address from now on, as it has said, or connections to it were made anew",
+    CacheRefused Servers "cache_refused": "Replies of a server are not kept by the node `cache`, since it refuses what that takes. The text says why",
+    CacheTaken Servers "cache_taken": "They can be kept again",
 }
 
 const _: () = assert!(EventKind::ALL.len() <= KINDS_MAX);

@@ -437,6 +437,7 @@ impl Master {
             bytes: segments.sum_pool_gauge(id, PoolGauge::CacheBytes),
             replies: segments.sum_pool_gauge(id, PoolGauge::CacheEntries),
             bytes_max: kept.iter().map(|keep| keep.bytes).sum(),
+            refused_servers: segments.max_pool_gauge(id, PoolGauge::CacheRefused),
         })
     }
 
