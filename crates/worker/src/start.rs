@@ -23,6 +23,11 @@ pub enum Error {
     Channel(ReceiveError),
     #[error("the master sent {0:?} where it had to send something else")]
     Unexpected(Box<ToChild>),
+    /// The kernel drops descriptors that a process may not take.
+    #[error(
+        "a socket that the master sent did not arrive: this process may open no more files (RLIMIT_NOFILE)"
+    )]
+    NoDescriptor,
     #[error("the configuration handed over cannot be read: {0}")]
     Snapshot(String),
     #[error("the metrics handed over cannot be used: {0}")]
@@ -69,7 +74,7 @@ fn take_over(control: &mut ChildChannel) -> Result<Start, Error> {
         (other, _) => return Err(Error::Unexpected(Box::new(other))),
     };
     let Ok([epoch, metrics, shared]) = <[OwnedFd; 3]>::try_from(descriptors) else {
-        return Err(Error::Unexpected(Box::new(ToChild::Init { slot, rank, workers })));
+        return Err(Error::NoDescriptor);
     };
     let (mut snapshot, states, tickets) = open_epoch(&epoch).map_err(Error::Snapshot)?;
     let tls = Tls::take(&mut snapshot, tickets.as_ref()).map_err(Error::Snapshot)?;
@@ -96,9 +101,7 @@ fn take_over(control: &mut ChildChannel) -> Result<Start, Error> {
         match next(control)? {
             (ToChild::Start, _) => return Ok(start),
             (ToChild::Listen { listener, pool }, mut descriptors) => {
-                let socket = descriptors.pop().ok_or_else(|| {
-                    Error::Unexpected(Box::new(ToChild::Listen { listener, pool }))
-                })?;
+                let socket = descriptors.pop().ok_or(Error::NoDescriptor)?;
                 if pool as usize >= start.snapshot.pools.len() {
                     return Err(Error::Unexpected(Box::new(ToChild::Listen { listener, pool })));
                 }
