@@ -6,7 +6,7 @@ use cashew_metrics::PoolGauge;
 use crate::base::action::Action;
 use crate::base::id::{ConnId, ListenerId, PairId, ServerId};
 use crate::tcp::session::{Handoff, Session, Side, Stage};
-use crate::tcp::{Context, Owner, Tcp};
+use crate::tcp::{Context, Owner, Tcp, WAITING_MAX};
 
 /// A session that is no longer here, but for its sockets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -143,6 +143,15 @@ impl Tcp {
         let session = &mut self.sessions[index];
         (session.client.conn, session.to_server.conn) = conns;
         session.to_server.is_there = true;
+        for side in [Side::Client, Side::Server] {
+            let is_full = session.end(side.other()).output.len() > WAITING_MAX;
+            let from = session.end_mut(side);
+            if is_full {
+                // It was not read before it came, either.
+                from.is_paused = true;
+                cx.actions.push_back(Action::PauseRead { conn: from.conn });
+            }
+        }
         if server != ServerId::NONE {
             self.balancers.entry(backend).or_default().take(cx, backend, server);
         }
