@@ -189,7 +189,7 @@ impl Master {
         (action, to): (HotAction, Option<String>),
         mut reply: Box<dyn Reply>,
     ) {
-        let pool = match self.able_pool(pool, action) {
+        let pool = match self.able_pool(pool, key, action) {
             Ok(pool) => pool,
             Err(why) => return reply.failed(&why),
         };
@@ -219,8 +219,14 @@ impl Master {
         back.filter(|_| !is_kept)
     }
 
-    /// The pool whose hot keys something can be done about: that of this name, or the only one.
-    fn able_pool(&self, pool: Option<String>, action: HotAction) -> Result<String, String> {
+    /// The pool whose hot keys something can be done about: that of this name, or the only one. What is done about a key is
+    /// undone where it is done.
+    fn able_pool(
+        &self,
+        pool: Option<String>,
+        key: &[u8],
+        action: HotAction,
+    ) -> Result<String, String> {
         if !self.shared.hot_acts().is_there() {
             return Err("the instance was started by a version without this: restart it".to_owned());
         }
@@ -238,7 +244,18 @@ impl Master {
             HotAction::Move => "lists keys in a file and has all others in",
             HotAction::Cache | HotAction::Undo => "has a node `cache` with `hot_only: true` for",
         };
-        let able: Vec<&str> = names().filter(is_able).collect();
+        let mut able: Vec<&str> = names().filter(is_able).collect();
+        if pool.is_none() && action == HotAction::Undo {
+            let acts = self.shared.hot_acts().all();
+            let is_done = |pool: &&str| {
+                let wanted = HotAct::of_key(pool, key, HotCause::Command);
+                acts.iter().any(|act| act.is_like(&wanted))
+            };
+            match able.iter().any(is_done) {
+                true => able.retain(is_done),
+                false => able.truncate(1),
+            }
+        }
         match (pool, &able[..]) {
             (Some(pool), able) if able.contains(&&*pool) => Ok(pool),
             (Some(pool), _) if names().all(|name| name != pool) => {
