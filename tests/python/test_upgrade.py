@@ -35,6 +35,7 @@ def pool(*servers, **options):
 
 def upgrade(gateway, number=0, *arguments):
     """By command and by signal, by turns: all workers are others afterwards."""
+    gateway.wait_serving()
     old = set(worker_processes(gateway.pid))
     if number % 2:
         gateway.process.signal(signal.SIGUSR2)
