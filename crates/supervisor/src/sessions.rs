@@ -192,13 +192,13 @@ mod tests {
         let mut sessions = Sessions::default();
         assert!(sessions.is_unmeasured(now));
         // Twenty of the hundred open descriptors belong to sessions that were sent.
-        sessions.handle_files(80 + SPARE as u64 + 6, 100, 20, now);
+        sessions.handle_files(80 + SPARE as u64 + 9, 100, 20, now);
         assert!(!sessions.is_unmeasured(now) && sessions.is_unmeasured(now + ROOM_AGE_MAX));
-        assert!(sessions.is_full(3), "each may have two");
+        assert!(sessions.is_full(3), "each may have three");
         assert!(!sessions.is_full(2));
         let socket: Rc<OwnedFd> = Rc::new(std::io::pipe().unwrap().0.into());
         let push = |sessions: &mut Sessions| {
-            let descriptors = vec![Rc::clone(&socket); 2];
+            let descriptors = vec![Rc::clone(&socket); 3];
             sessions.push(Parcel { descriptors, ..parcel() }, now);
         };
         push(&mut sessions);

@@ -189,8 +189,20 @@ impl Master {
         (action, to): (HotAction, Option<String>),
         mut reply: Box<dyn Reply>,
     ) {
-        let pool = match self.able_pool(pool, key, action) {
+        // What is done about a key is undone where it is done.
+        let acted_in =
+            if action == HotAction::Undo { self.pools_acted_in(key) } else { Vec::new() };
+        let named = match &acted_in[..] {
+            [only] if pool.is_none() => Some(only.clone()),
+            _ => pool,
+        };
+        let is_named = named.is_some();
+        let pool = match self.able_pool(named, action) {
             Ok(pool) => pool,
+            Err(why) if action == HotAction::Undo && !is_named && acted_in.is_empty() => {
+                reply.line(&format!("nothing is done about the key in any pool; {why}"));
+                return reply.unchanged();
+            }
             Err(why) => return reply.failed(&why),
         };
         let done = match action {
@@ -219,14 +231,19 @@ impl Master {
         back.filter(|_| !is_kept)
     }
 
-    /// The pool whose hot keys something can be done about: that of this name, or the only one. What is done about a key is
-    /// undone where it is done.
-    fn able_pool(
-        &self,
-        pool: Option<String>,
-        key: &[u8],
-        action: HotAction,
-    ) -> Result<String, String> {
+    /// The pools that something is done in about a key.
+    fn pools_acted_in(&self, key: &[u8]) -> Vec<String> {
+        let acts = self.shared.hot_acts().all();
+        let is_acted_in = |pool: &&str| {
+            let wanted = HotAct::of_key(pool, key, HotCause::Command);
+            acts.iter().any(|act| act.is_like(&wanted))
+        };
+        let names = self.current.snapshot.pools.iter().map(|pool| &*pool.name);
+        names.filter(is_acted_in).map(str::to_owned).collect()
+    }
+
+    /// The pool whose hot keys something can be done about: that of this name, or the only one.
+    fn able_pool(&self, pool: Option<String>, action: HotAction) -> Result<String, String> {
         if !self.shared.hot_acts().is_there() {
             return Err("the instance was started by a version without this: restart it".to_owned());
         }
@@ -244,18 +261,7 @@ impl Master {
             HotAction::Move => "lists keys in a file and has all others in",
             HotAction::Cache | HotAction::Undo => "has a node `cache` with `hot_only: true` for",
         };
-        let mut able: Vec<&str> = names().filter(is_able).collect();
-        if pool.is_none() && action == HotAction::Undo {
-            let acts = self.shared.hot_acts().all();
-            let is_done = |pool: &&str| {
-                let wanted = HotAct::of_key(pool, key, HotCause::Command);
-                acts.iter().any(|act| act.is_like(&wanted))
-            };
-            match able.iter().any(is_done) {
-                true => able.retain(is_done),
-                false => able.truncate(1),
-            }
-        }
+        let able: Vec<&str> = names().filter(is_able).collect();
         match (pool, &able[..]) {
             (Some(pool), able) if able.contains(&&*pool) => Ok(pool),
             (Some(pool), _) if names().all(|name| name != pool) => {
