@@ -2,11 +2,13 @@
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import random
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from typing import ClassVar
 
@@ -100,12 +102,26 @@ def free_port():
     return free_ports(1)[0]
 
 
-#: Those given away: nobody may listen there yet, so that the next probe would find them free.
-_given = set()
+#: Those given away: nobody may listen there yet, so that the next probe would find them free. Each has its lock file,
+#: as the tests' have, which may run beside.
+_given = {}
+
+
+def _lock_port(port):
+    """Its lock file, or None if somebody else has it."""
+    directory = os.path.join(tempfile.gettempdir(), "cashew-test-ports")
+    os.makedirs(directory, mode=0o777, exist_ok=True)
+    lock = os.open(os.path.join(directory, str(port)), os.O_CREAT | os.O_RDWR, 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
 
 
 def free_ports(count):
-    found = []
+    found = {}
     for port in random.sample(PORTS, 200 + 2 * count):
         if port in _given:
             continue
@@ -115,10 +131,13 @@ def free_ports(count):
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-        found.append(port)
+        lock = _lock_port(port)
+        if lock is None:
+            continue
+        found[port] = lock
         if len(found) == count:
             _given.update(found)
-            return found
+            return list(found)
     raise Broken("not enough free ports between 20000 and 32000")
 
 
