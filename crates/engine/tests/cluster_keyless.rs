@@ -293,6 +293,48 @@ fn channels_of_slots_are_at_their_owners_and_follow_them() {
     world.assert_idle();
 }
 
+/// Sends a client for the slot of `b` from the first node to the second, which topics follow within a second.
+fn mislead(world: &mut World, lanes: &[ConnId]) {
+    let client = world.client();
+    world.send(client, redis("GET b"));
+    world.expect(lanes[0], redis("GET b"));
+    world.send(lanes[0], "-MOVED 3300 127.0.0.1:7001\r\n");
+    world.expect(lanes[1], redis("GET b"));
+    world.send(lanes[1], "$-1\r\n");
+    world.expect(client, "$-1\r\n");
+    world.wait_ms(1100);
+}
+
+#[test]
+fn a_channel_of_a_slot_is_left_when_another_node_has_it() {
+    let (mut world, lanes) = three();
+    let subscriber = world.client();
+    world.send(subscriber, redis("SSUBSCRIBE b"));
+    let feed = world.accept(0);
+    world.expect(feed, redis("ssubscribe b"));
+    world.send(feed, array("ssubscribe b :1"));
+    world.expect(subscriber, array("ssubscribe b :1"));
+    // Who says that the slot is another's may be wrong.
+    mislead(&mut world, &lanes);
+    let other = world.accept(1);
+    world.expect(other, redis("ssubscribe b"));
+    world.expect(feed, "");
+    world.send(feed, array("smessage b 1"));
+    world.expect(subscriber, array("smessage b 1"));
+    world.send(other, "-MOVED 3300 127.0.0.1:7000\r\n");
+    world.send(feed, array("smessage b 2"));
+    world.expect(subscriber, array("smessage b 2"));
+    world.expect(feed, "");
+    // Or right, before the node itself says so.
+    mislead(&mut world, &lanes);
+    world.expect(other, redis("ssubscribe b"));
+    world.send(feed, array("smessage b 3"));
+    world.send(other, array("ssubscribe b :1"));
+    world.expect(feed, redis("sunsubscribe b"));
+    world.send(other, array("smessage b 4"));
+    world.expect(subscriber, [array("smessage b 3"), array("smessage b 4")].concat());
+}
+
 #[test]
 fn nodes_that_send_a_channel_to_each_other_are_not_asked_for_ever() {
     let (mut world, _) = three();

@@ -398,6 +398,7 @@ impl Engine {
                         Confirmed::Error(text) => Standing::Refused(text.into()),
                         _ => Standing::Subscribed,
                     };
+                    self.is_taken(home, topic.index);
                     self.notify_audience(home, topic.index);
                     self.notify_waiting(home, topic.index);
                 }

@@ -223,9 +223,42 @@ impl Engine {
             }
         }
         for (server, is_preparing) in had {
-            if !wanted.iter().any(|&(at, preparing, _)| (at, preparing) == (server, is_preparing)) {
+            if !wanted.iter().any(|&(at, preparing, _)| (at, preparing) == (server, is_preparing))
+                && !self.is_kept_for_now(home, topic, server, is_preparing)
+            {
                 self.leave_place(home, id, server, is_preparing);
             }
+        }
+    }
+
+    /// Whether a channel of a cluster's slot stays with a node until another one has it: who says that the slot has
+    /// moved may know less than the node, which forgets the channel by itself once it has. Not so a replica, which
+    /// hears what its primary does.
+    fn is_kept_for_now(
+        &mut self,
+        home: BackendId,
+        topic: TopicSlot,
+        server: ServerId,
+        is_preparing: bool,
+    ) -> bool {
+        let topology = &self.backends[home].topology;
+        let state = self.redis_backends[home].pubsub.topics.get_mut(topic);
+        let is_of_slot = state.kind == Kind::Shard && topology.has_slots();
+        let is_taken = |it: &Place| !it.is_next && it.standing == Standing::Subscribed;
+        let is_elsewhere =
+            state.places.iter().any(|it| is_taken(it) && !it.is_at(server, is_preparing));
+        is_of_slot
+            && !is_preparing
+            && topology.is_head(server)
+            && state.place(server, false).is_some_and(|it| is_taken(it))
+            && !is_elsewhere
+    }
+
+    /// A node has a topic. If it is a channel of a cluster's slot, others leave it now.
+    pub(super) fn is_taken(&mut self, home: BackendId, topic: TopicSlot) {
+        let state = self.redis_backends[home].pubsub.topics.get(topic);
+        if state.kind == Kind::Shard && state.places.len() > 1 {
+            self.place_topic(home, topic);
         }
     }
 
