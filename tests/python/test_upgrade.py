@@ -35,7 +35,8 @@ def pool(*servers, **options):
 
 def upgrade(gateway, number=0, *arguments):
     """By command and by signal, by turns: all workers are others afterwards."""
-    gateway.wait_serving()
+    # The log may have moved, so it is asked.
+    wait_until(lambda: " serving for " in gateway.order("status").stdout, "the gateway serves")
     old = set(worker_processes(gateway.pid))
     if number % 2:
         gateway.process.signal(signal.SIGUSR2)
