@@ -258,6 +258,20 @@ fn what_came_before_a_reset_goes_before_it() {
 }
 
 #[test]
+fn a_reset_waits_for_who_reads_and_not_for_who_does_not() {
+    let mut world = World::new("", 1);
+    let (client, server) = world.pair();
+    world.receive(client, &[b'x'; 1000]);
+    world.engine.handle_closed(client, CloseReason::Reset, world.now);
+    for _ in 0..3 {
+        assert_eq!(world.wait(4_000), []);
+        world.engine.handle_sent(server, 1, world.now);
+    }
+    assert_eq!(world.wait(5_001), [Action::Reset { conn: server }]);
+    assert_eq!((world.engine.clients(), world.connections(0)), (0, 0));
+}
+
+#[test]
 fn a_session_over_which_nothing_goes_ends() {
     let mut world = World::new(", idle_timeout: 10s", 1);
     let (client, server) = world.pair();

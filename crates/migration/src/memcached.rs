@@ -880,8 +880,7 @@ fn carry_key(step: &Step, source: &mut Server, target: &mut Server, key: &[u8]) 
         server.item()
     };
     if !step.may_overwrite && ask(target)?.is_some() {
-        let why =
-            "the other pool has such a key, which would be lost; remove it, or say --overwrite";
+        let why = "the other pool has such a key, which would be lost; remove it, or use cashew migrate keys --overwrite";
         return Err(io::Error::other(why));
     }
     let found = ask(source)?;

@@ -1009,8 +1009,7 @@ pub(crate) fn carry(step: &Step) -> io::Result<()> {
 
 fn carry_key(step: &Step, source: &mut Link, target: &mut Link, key: &[u8]) -> io::Result<()> {
     if !step.may_overwrite && target.demand(&[b"EXISTS", key])? != Reply::Integer(0) {
-        let why =
-            "the other pool has such a key, which would be lost; remove it, or say --overwrite";
+        let why = "the other pool has such a key, which would be lost; remove it, or use cashew migrate keys --overwrite";
         return Err(io::Error::other(why));
     }
     let asked_at = Instant::now();

@@ -39,6 +39,8 @@ use crate::upstream::backend::Backend;
 pub(crate) const WAITING_MAX: u64 = 128 * 1024;
 /// It is read again when so few are left.
 const WAITING_MIN: u64 = 32 * 1024;
+/// What was read before one side was reset goes to the other one first, unless that takes none of it for so long.
+const PARTING_MS: u64 = 5_000;
 /// Buffers that are passed on are at most so many times as large as what is in them.
 const ROOM_FACTOR: usize = 2;
 /// Deadlines that count no more are swept out beyond so many, and four for each session.
@@ -410,9 +412,7 @@ impl Tcp {
                 continue;
             }
             if from.is_broken {
-                cx.actions.push_back(Action::Reset { conn: to.conn });
-                self.release(index, side.other());
-                return self.end(cx, index);
+                return self.pass_reset_on(cx, index, side.other());
             }
             if from.has_ended && !to.is_told_end {
                 cx.actions.push_back(Action::EndWriting { conn: to.conn });
@@ -423,6 +423,13 @@ impl Tcp {
             cx.count(session.listener, PoolCounter::ClientEof, 1);
             self.end(cx, index);
         }
+    }
+
+    /// One side was reset: so is the other one, and the session is over.
+    fn pass_reset_on(&mut self, cx: &mut Context<'_>, index: PairId, to: Side) {
+        cx.actions.push_back(Action::Reset { conn: self.sessions[index].end(to).conn });
+        self.release(index, to);
+        self.end(cx, index);
     }
 
     /// A connection is gone; the driver has forgotten it.
@@ -455,6 +462,8 @@ impl Tcp {
             return self.end(cx, index);
         }
         // What came before goes before.
+        session.active_at = cx.now;
+        self.arm(cx, index, cx.now.plus_millis(PARTING_MS));
         self.pass_ends_on(cx, index);
     }
 
@@ -662,10 +671,17 @@ impl Tcp {
                 self.failed(cx, index, Failure::TimedOut);
             }
             Stage::Open => {
-                let at = self.idle_at(cx, session);
+                let left = session.left_of_reset();
+                let at = match left {
+                    Some(_) => session.active_at.plus_millis(PARTING_MS),
+                    None => self.idle_at(cx, session),
+                };
                 if at > cx.now || handoff == Handoff::HandedOff {
                     let at = at.max(cx.now.plus_millis(1));
                     return self.arm(cx, index, at);
+                }
+                if let Some(side) = left {
+                    return self.pass_reset_on(cx, index, side);
                 }
                 cx.count(listener, PoolCounter::ConnectionsIdle, 1);
                 self.end(cx, index);

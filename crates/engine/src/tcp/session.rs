@@ -155,6 +155,11 @@ impl Session {
         }
     }
 
+    /// The side that is left once the other one was reset.
+    pub(super) fn left_of_reset(&self) -> Option<Side> {
+        [Side::Client, Side::Server].into_iter().find(|&side| self.end(side.other()).is_broken)
+    }
+
     pub(super) fn age_us(&self, now: Time) -> u64 {
         (now.as_micros() as i64 - self.since_us).max(0) as u64
     }
