@@ -245,6 +245,55 @@ fn without_a_server_the_client_is_reset() {
     assert!(world.engine.poll_departed().is_some());
 }
 
+/// Fails each connection of a client until it has no more tries; how many it had.
+fn tries(world: &mut World) -> usize {
+    let client = world.accept();
+    for count in 0.. {
+        let actions = world.settle();
+        let connect = actions.iter().find_map(|action| match action {
+            Action::Connect { conn, .. } => Some(*conn),
+            _ => None,
+        });
+        match connect {
+            Some(conn) => world.engine.handle_closed(conn, CloseReason::Refused, world.now),
+            None => {
+                assert!(actions.contains(&Action::Reset { conn: client }), "{actions:?}");
+                return count;
+            }
+        }
+    }
+    unreachable!()
+}
+
+#[test]
+fn a_client_has_so_many_tries_and_fewer_if_all_servers_are_known_to_be_out() {
+    let mut world = World::new(", server_failure_limit: 1, server_retry_timeout: 100000", 20);
+    assert_eq!((tries(&mut world), tries(&mut world)), (8, 8));
+    // Four are left.
+    assert_eq!((tries(&mut world), tries(&mut world)), (4, 2));
+}
+
+#[test]
+fn checks_of_many_servers_are_spread_over_the_interval() {
+    let mut world = World::new(", server_check_interval: 1000", 120);
+    let mut checked = Vec::new();
+    for step in 0..10 {
+        let actions = if step == 0 { world.wait(0) } else { world.wait(100) };
+        let connects = actions.iter().filter_map(|action| match action {
+            Action::Connect { conn, server, .. } => Some((*conn, server.number())),
+            _ => None,
+        });
+        let connects: Vec<_> = connects.collect();
+        assert!(connects.len() <= 50, "{}", connects.len());
+        for (conn, server) in connects {
+            world.engine.handle_connected(conn, world.now);
+            checked.push(server);
+        }
+    }
+    checked.sort_unstable();
+    assert_eq!(checked, (0..120).collect::<Vec<_>>(), "each once");
+}
+
 #[test]
 fn what_came_before_a_reset_goes_before_it() {
     let mut world = World::new("", 1);

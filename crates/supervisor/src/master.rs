@@ -379,7 +379,7 @@ impl Master {
             self.reload.poll_timeout(),
             self.discovered.poll_timeout(),
             self.maps.poll_timeout().filter(|_| !self.reload.is_changing()),
-            self.found.poll_timeout().filter(|_| !self.reload.is_changing()),
+            self.found.poll_timeout().filter(|_| self.reload.takes_lists()),
             self.relocations.poll_timeout().filter(|_| !self.reload.is_changing()),
         ];
         let changes = changes.into_iter().flatten().filter(|_| self.may_change());

@@ -672,10 +672,13 @@ impl Engine {
         });
         let (mut heirs, mut stranded) = (Vec::new(), Vec::new());
         for (servers, backend) in places.servers.iter().zip(self.backends.ids()) {
+            if servers.is_empty() {
+                continue;
+            }
+            let successors = successors(&steps, &self.backends, backend);
             for server in (0..servers.len()).filter(|&server| servers[server] == ServerId::NONE) {
                 let server = ServerId::new(server as u32);
-                let Some(successor) = successor_of(&steps, &self.backends, (backend, server))
-                else {
+                let Some(successor) = successors[server.index()] else {
                     if self.backends[backend].topology.has_slots() {
                         let waiting = self.take_waiting_unconnected(backend, server);
                         stranded.push((backend, waiting));
@@ -1429,20 +1432,27 @@ impl Engine {
     }
 }
 
-/// The server that takes the place of one that ends: the one of its name in the pool that comes, by its
+/// Who takes the place of each server of a pool that ends: the one of its name in the pool that comes, by its
 /// number after the commit.
-fn successor_of(
+fn successors(
     steps: &[Step],
     backends: &[Backend],
-    (backend, server): (BackendId, ServerId),
-) -> Option<(BackendId, ServerId)> {
+    backend: BackendId,
+) -> Vec<Option<(BackendId, ServerId)>> {
+    let servers = &backends[backend.index()].config.servers;
     let is_of = |step: &Step| step.old().is_some_and(|pool| pool.backend() == backend);
-    let step = steps.iter().position(is_of)?;
-    let next = steps[step].preparing()?.backend();
-    let name = &backends[backend.index()].config.servers[server.index()].name;
-    let servers = &backends[next.index()].config.servers;
-    let place = servers.iter().position(|it| it.name == *name)?;
-    Some((BackendId::new(step as u32), ServerId::new(place as u32)))
+    let step = steps.iter().position(is_of);
+    let Some((step, next)) = step.and_then(|step| Some((step, steps[step].preparing()?))) else {
+        return vec![None; servers.len()];
+    };
+    let next = &backends[next.backend().index()].config.servers;
+    // Pools of tens of thousands of servers are looked through once, and of several of one name the first counts.
+    let mut places = HashMap::new();
+    for (server, place) in next.iter().zip((0..).map(ServerId::new)) {
+        places.entry(&*server.name).or_insert(place);
+    }
+    let step = BackendId::new(step as u32);
+    servers.iter().map(|it| places.get(&*it.name).map(|&place| (step, place))).collect()
 }
 
 /// Puts what is kept in its new place among what is fresh.

@@ -13,6 +13,11 @@ use crate::base::time::Time;
 use crate::tcp::Context;
 use crate::tcp::session::Source;
 
+/// So many servers are tried for a client that cannot be connected to any of them.
+const TRIES_MAX: usize = 8;
+/// So many if all servers left are known to be out: its client may ask again sooner.
+const TRIES_MAX_OUT: usize = 2;
+
 /// A backend's servers, as one worker's sessions use them.
 #[derive(Default)]
 pub(super) struct Balancer {
@@ -20,8 +25,9 @@ pub(super) struct Balancer {
     /// Clients that wait for a place, by their connections.
     pub(super) line: VecDeque<ConnId>,
     pub(super) look_at: Time,
-    /// When servers are checked next.
+    /// When servers are checked next, and which of them is the first.
     pub(super) check_at: Option<Time>,
+    pub(super) check_from: usize,
 }
 
 /// What a worker has at a server.
@@ -59,7 +65,7 @@ pub(super) struct Candidate {
 
 impl Balancer {
     /// The server that the next connection goes to. Servers that are out or drained get none, nor backups while others are
-    /// in use; if all are out, those that this client has not tried are tried all the same.
+    /// in use; if all are out, one that this client has not tried is tried all the same. A client has so many tries.
     pub(super) fn choose(
         &mut self,
         cx: &mut Context<'_>,
@@ -69,6 +75,9 @@ impl Balancer {
     ) -> Choice {
         let state = &cx.backends[backend];
         let Some(options) = &state.config.tcp else { return Choice::None };
+        if tried.len() >= TRIES_MAX {
+            return Choice::None;
+        }
         self.resize(state.servers.len());
         let left: Vec<ServerId> = state.servers.ids().filter(|it| !tried.contains(it)).collect();
         let is_backup = |server: ServerId| {
@@ -102,6 +111,9 @@ impl Balancer {
             first = std::mem::take(&mut backups);
         }
         if first.is_empty() {
+            if tried.len() >= TRIES_MAX_OUT {
+                return Choice::None;
+            }
             first = left;
             // Those that are drained only if there is nobody else.
             if first.iter().any(|&server| weight(server) > 0) {

@@ -13,6 +13,9 @@ use crate::tcp::balance::{Balancer, is_in_use};
 use crate::tcp::deadlines::Due;
 use crate::tcp::{Context, Owner, Tcp};
 
+/// So many servers are checked in one instant; those of a larger backend by turns, spread over the interval.
+const CHECKS_AT_ONCE: usize = 50;
+
 impl Balancer {
     /// A session's connection to the server stands.
     pub(super) fn reached(&mut self, cx: &mut Context<'_>, backend: BackendId, server: ServerId) {
@@ -66,20 +69,24 @@ impl Tcp {
         self.deadlines.arm(cx.timers, cx.now, Due::Checks(backend));
     }
 
-    /// Connects to each server that is not being checked.
+    /// Connects to those servers whose turn it is and that are not being checked.
     pub(super) fn check_servers(&mut self, cx: &mut Context<'_>, backend: BackendId, at: Time) {
         let Some(balancer) = self.balancers.get_mut(&backend) else { return };
         if balancer.check_at != Some(at) || cx.draining {
             return;
         }
+        let servers: Vec<ServerId> = cx.backends[backend].servers.ids().collect();
+        let turns = servers.len().div_ceil(CHECKS_AT_ONCE).max(1) as u64;
         let config = &cx.backends[backend].config;
-        let next = cx.now.plus_millis(config.server_check_interval_ms.max(1));
+        let next = cx.now.plus_millis((config.server_check_interval_ms / turns).max(1));
         balancer.check_at = Some(next);
         self.deadlines.arm(cx.timers, next, Due::Checks(backend));
-        let servers: Vec<ServerId> = cx.backends[backend].servers.ids().collect();
         balancer.resize(servers.len());
+        let from = if balancer.check_from < servers.len() { balancer.check_from } else { 0 };
+        let to = servers.len().min(from + CHECKS_AT_ONCE);
+        balancer.check_from = to;
         let until = cx.backends[backend].connect_deadline(cx.now);
-        for server in servers {
+        for &server in &servers[from..to] {
             let load = &mut balancer.servers[server.index()];
             if std::mem::replace(&mut load.is_being_checked, true) {
                 continue;

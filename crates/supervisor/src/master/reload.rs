@@ -183,6 +183,11 @@ impl Reload {
         matches!(self.stage, Stage::Quieting { .. } | Stage::Changing { .. })
     }
 
+    /// Whether lists of servers need not wait for a change or a file.
+    pub(super) fn takes_lists(&self) -> bool {
+        matches!(self.stage, Stage::Idle | Stage::Notifying { .. })
+    }
+
     /// Commands that wait for the next reload, for the next program.
     pub(super) fn wanted(&self, pack: &mut Pack) -> io::Result<WantedReload> {
         let mut wanted = WantedReload::default();
@@ -330,8 +335,9 @@ impl Master {
             Stage::Idle if !self.reload.waiting.is_empty() && !self.upgrade.is_in_the_way() => {
                 self.load(now);
             }
-            // Primaries that have moved do not wait for a file.
-            Stage::Loading { askers, .. } if self.has_moves(now) => {
+            // Primaries that have moved do not wait for a file. Lists of servers do: they may change all the time, and
+            // what the file says would never come into effect.
+            Stage::Loading { askers, .. } if self.has_urgent_moves(now) => {
                 self.reload.waiting.splice(0..0, askers);
                 self.begin_moves(now);
                 if !self.reload.is_under_way() {
@@ -402,10 +408,11 @@ impl Master {
     }
 
     fn has_moves(&self, now: Instant) -> bool {
-        self.discovered.has_moves(now)
-            || self.maps.are_due(now)
-            || self.found.are_due(now)
-            || self.relocations.are_due(now)
+        self.has_urgent_moves(now) || self.found.are_due(now)
+    }
+
+    fn has_urgent_moves(&self, now: Instant) -> bool {
+        self.discovered.has_moves(now) || self.maps.are_due(now) || self.relocations.are_due(now)
     }
 
     /// The snapshot in effect, with everything that discovery has told since.

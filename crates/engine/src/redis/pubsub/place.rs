@@ -4,7 +4,7 @@
 //! while the change is prepared, and left on the former ones after the commit. Between the two
 //! nothing is published, and no worker says that it pauses before it has read what was.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use cashew_config::snapshot;
 
@@ -445,7 +445,9 @@ impl Engine {
         let Some(Next { kept, .. }) = pubsub.next.take() else {
             return self.notify_audiences(home);
         };
-        let new_place = |old: ServerId| kept.iter().position(|&kept| kept == Some(old));
+        let places: HashMap<ServerId, usize> =
+            kept.iter().enumerate().filter_map(|(new, old)| Some(((*old)?, new))).collect();
+        let new_place = |old: ServerId| places.get(&old).copied();
         let classic = Some(pubsub.classic).filter(|&it| it != ServerId::NONE).and_then(new_place);
         pubsub.classic = classic.map_or(ServerId::NONE, |at| ServerId::new(at as u32));
         for topic in pubsub.topics.indices() {
