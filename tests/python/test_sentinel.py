@@ -546,9 +546,10 @@ def test_reload_and_upgrade_keep_what_sentinels_have_said(place, binary):
     assert told["groups"][0]["config_epoch"] == group_status(gateway)["config_epoch"] > 0
 
 
-def promote_unheard(group, gateway):
+def promote_unheard(group, gateway, stays=True):
     """A failover that only the Sentinel that has begun it knows of: the others go on naming the former
-    primary, which takes writes. Returns the new one, which the gateway has gone to, and the old one."""
+    primary, which takes writes. Returns the new one, which the gateway has gone to, and the old one. Unless it
+    `stays`, the others make it a replica again."""
     leader, old = group.sentinels[0], group.server(group.sentinels[0].primary())
     moves = gateway.log().count("the primary of 's1' is")
 
@@ -564,8 +565,9 @@ def promote_unheard(group, gateway):
     leader.process.signal(signal.SIGSTOP)
     new = group.server(int(group_status(gateway)["primary"].rsplit(":", 1)[1]))
     assert new is not old
-    # Else the others would make it a replica again, after eight seconds.
-    new.call("ACL", "SETUSER", "default", "-replicaof", "-slaveof")
+    if stays:
+        # Else the others would make it a replica again, after eight seconds.
+        new.call("ACL", "SETUSER", "default", "-replicaof", "-slaveof")
     assert [it.primary() for it in group.sentinels[1:]] == [old.port] * 2
     return new, old
 
@@ -640,6 +642,27 @@ def test_a_promotion_that_sentinels_have_not_confirmed_outlives_an_upgrade_and_a
     file.write_text(json.dumps(told))
     it.gateway.process.start()
     wait_primary(it.gateway, it.old.port)
+
+
+def test_a_failover_that_comes_to_nothing_is_followed_back(place):
+    group = Group(place)
+    gateway = place.cashew(pools(group.addresses(), timeout=2000), {"worker_processes": 2})
+    gateway.wait_serving()
+    assert gateway.call("SET", "before", "1") == "OK"
+    new, old = promote_unheard(group, gateway, stays=False)
+    assert gateway.call("SET", "meanwhile", "2") == "OK"
+    assert (new.call("GET", "meanwhile"), old.call("GET", "meanwhile")) == (b"2", None)
+    said = f"the Sentinels have not confirmed {HOST}:{new.port}; it stays the primary"
+    wait_until(lambda: said in gateway.log(), "it is unconfirmed")
+    # It would take them half a minute: so often they ask servers, and so long they wait.
+    for sentinel in group.sentinels[1:]:
+        assert sentinel.call("SENTINEL", "DEBUG", "INFO-PERIOD", "100", "PUBLISH-PERIOD", "250") == "OK"
+    wait_until(lambda: role(new) == b"slave", "the Sentinels have called it off", FAILOVER_MAX)
+    wait_primary(gateway, old.port)
+    assert "Sentinels go on naming" in group_status(gateway)["last_switch"]["why"]
+    # No gateway or client could keep what the promoted one has acknowledged: it copies from the other one now.
+    assert gateway.call("GET", "before") == b"1" and gateway.call("GET", "meanwhile") is None
+    assert gateway.call("SET", "after", "3") == "OK" and old.call("GET", "after") == b"3"
 
 
 def test_a_line_becomes_a_group_of_its_name_and_no_key_moves(place):

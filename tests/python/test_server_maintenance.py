@@ -4,16 +4,20 @@ No server of the distribution says so. In front of a real one stands what answer
 sends the frames that redis-py and go-redis read, as their tests have them.
 """
 
+import contextlib
 import json
 import os
 import re
+import select
 import signal
 import socket
+import ssl
 import threading
 import time
 
 import pytest
 
+from certificates import Authority
 from discovery import status as status_of
 from harness import HOST, ReplyError, children, free_port, resp, wait_until
 from load import Load, fill
@@ -101,9 +105,16 @@ class Telling:
             far.close()
 
     def tell(self, frame):
-        wait_until(lambda: self.told, "somebody wants to know")
-        for near in list(self.told):
-            near.sendall(frame)
+        """Whoever wants to know. What was told before may have ended the connection, unseen so far: then the next one."""
+        def told():
+            heard = 0
+            for near in list(self.told):
+                with contextlib.suppress(OSError):
+                    near.sendall(frame)
+                    heard += 1
+            return heard
+
+        wait_until(told, "somebody hears it")
 
     def close(self):
         """No connection is accepted any more; those that stand go on."""
@@ -112,6 +123,51 @@ class Telling:
         except OSError:
             # It was closed before.
             return
+        self.listener.close()
+
+
+class Secured:
+    """TLS in front of a `Telling`. One thread for each connection: Python's TLS is not for two."""
+
+    def __init__(self, telling, pair):
+        self.telling = telling
+        self.port = free_port()
+        self.refused = 0
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.load_cert_chain(pair.certificate, pair.key)
+        self.listener = socket.create_server((HOST, self.port))
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                near, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._pass_on, args=(near,), daemon=True).start()
+
+    def _pass_on(self, bare):
+        bare.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            near = self.context.wrap_socket(bare, server_side=True)
+        except OSError:
+            self.refused += 1
+            bare.close()
+            return
+        try:
+            with near, socket.create_connection((HOST, self.telling.port)) as far:
+                while True:
+                    ready = [near] if near.pending() else select.select([near, far], [], [])[0]
+                    for source, target in ((near, far), (far, near)):
+                        if source in ready:
+                            data = source.recv(1 << 16)
+                            if not data:
+                                return
+                            target.sendall(data)
+        except OSError:
+            pass
+
+    def close(self):
         self.listener.close()
 
 
@@ -126,6 +182,14 @@ def start(place, *servers, host=HOST, settings=None, **options):
 def status(gateway, server="s0"):
     servers = status_of(gateway)["pools"][0]["server_maintenance"]
     return next(it for it in servers if it["server"] == server)
+
+
+def wait_at(gateway, address, moved_from=None):
+    """It is said a moment after it is so."""
+    def place():
+        it = status(gateway)
+        return it["address"], it["moved_from"]
+    wait_until(lambda: place() == (address, moved_from), f"it is told to be at {address}, from {moved_from}")
 
 
 def wait_told(gateway, server="s0"):
@@ -197,8 +261,7 @@ def test_a_server_that_moves_is_followed_and_no_request_is_lost(place, server, o
         old.close()
         load.turn()
         assert load.failures == []
-        it = status(gateway)
-        assert (it["address"], it["moved_from"]) == (f"{HOST}:{new.port}", f"{HOST}:{old.port}")
+        wait_at(gateway, f"{HOST}:{new.port}", f"{HOST}:{old.port}")
         # A reload of the same file takes it nowhere.
         assert "nothing changes" in gateway.reload()
         # It moves on, and back.
@@ -228,7 +291,7 @@ def test_a_move_outlives_an_upgrade_and_the_death_of_discovery(place, old, new):
         done = gateway.order("upgrade", seconds=60)
         assert done.returncode == 0, done
         wait_told(gateway)
-        assert status(gateway)["address"] == f"{HOST}:{new.port}"
+        wait_at(gateway, f"{HOST}:{new.port}", f"{HOST}:{old.port}")
         discovery = next(pid for pid in children(gateway.pid) if is_discovery(pid))
         os.kill(discovery, signal.SIGKILL)
         wait_until(lambda: "discovery (process %d) was killed" % discovery in gateway.log(), "it is known")
@@ -237,7 +300,7 @@ def test_a_move_outlives_an_upgrade_and_the_death_of_discovery(place, old, new):
         new.tell(moving(2, 10, f"{HOST}:{old.port}"))
         wait_until(lambda: old.told and new.open == 0, "it is followed again")
         load.turn()
-    assert status(gateway)["moved_from"] is None
+    wait_at(gateway, f"{HOST}:{old.port}")
 
 
 def is_discovery(pid):
@@ -402,3 +465,63 @@ def test_what_a_hostile_server_tells_does_no_harm(place, old):
     wait_told(gateway)
     log = gateway.log()
     assert "panick" not in log and "died" not in log
+
+
+@pytest.fixture
+def authority(place):
+    return Authority(place.directory)
+
+
+@pytest.fixture
+def pair(authority):
+    """For the name alone, as names are what is asked for with TLS."""
+    return authority.sign("DNS:localhost")
+
+
+def start_secured(place, authority, *servers, **options):
+    return start(place, *servers, host="localhost", server_tls=f"{{ca: {authority.ca}}}", **options)
+
+
+def test_a_server_tells_over_tls_and_is_followed_by_its_name(place, authority, pair, old, new):
+    first, second = place.keep(Secured(old, pair)), place.keep(Secured(new, pair))
+    gateway = start_secured(place, authority, first)
+    wait_told(gateway)
+    assert old.asked == [resp("CLIENT", "MAINT_NOTIFICATIONS", "ON", "moving-endpoint-type", "internal-fqdn")]
+    with Load(gateway.address) as load:
+        load.turn()
+        old.tell(operation("MIGRATING", 1, 5))
+        wait_until(lambda: status(gateway)["is_relaxed"], "it is known")
+        old.tell(operation("MIGRATED", 2))
+        wait_until(lambda: not status(gateway)["is_relaxed"], "it is over")
+        old.tell(moving(3, 10, f"localhost:{second.port}"))
+        wait_until(lambda: new.told and old.open == 0, "all connections are at the new address")
+        load.turn()
+        wait_at(gateway, f"localhost:{second.port}", f"localhost:{first.port}")
+        # Another one tells there: it goes back.
+        new.tell(moving(4, 10, f"localhost:{first.port}"))
+        wait_until(lambda: old.told and new.open == 0, "it is followed again")
+        load.turn()
+    wait_at(gateway, f"localhost:{first.port}")
+    assert gateway.stats()["alpha"]["s0"]["tls_failures"] == 0
+
+
+@pytest.mark.parametrize("what", ["untrusted", "address", "plain"])
+def test_an_address_that_is_not_to_be_trusted_is_not_gone_to(place, authority, pair, old, new, what):
+    first = place.keep(Secured(old, pair))
+    directory = place.directory / "stranger"
+    directory.mkdir()
+    stranger = Authority(directory).sign("DNS:localhost")
+    second = new if what == "plain" else place.keep(Secured(new, stranger if what == "untrusted" else pair))
+    # The certificate is for the name.
+    host = HOST if what == "address" else "localhost"
+    gateway = start_secured(place, authority, first)
+    wait_told(gateway)
+    with Load(gateway.address) as load:
+        old.tell(moving(1, 2, f"{host}:{second.port}"))
+        was_tried = (lambda: new.accepted) if what == "plain" else (lambda: second.refused)
+        wait_until(was_tried, "the new address is tried")
+        time.sleep(2.5)
+        load.turn()
+        it = status(gateway)
+        assert (it["address"], it["moved_from"]) == (f"localhost:{first.port}", None)
+        assert new.asked == [] and new.told == []

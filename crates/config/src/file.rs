@@ -125,7 +125,9 @@ section! {
         /// start at which no majority of the Sentinels answers. Without it such a group is not served then.
         sentinel_state: FilePath = none,
         /// File that the master keeps the servers in that [sources](#servers-from-a-source) have named, and reads at a start at
-        /// which a source does not answer. Without it such a pool has no servers then.
+        /// which a source does not answer. Without it such a pool has no servers then. It keeps, too, where servers have
+        /// [said that they go](how-to.md#move-with-servers-that-say-when-they-go). Without it they are looked for at a start
+        /// where the file of the configuration has them.
         discovery_state: FilePath = none,
         /// How much is logged: 0 to 3 errors, 4 warnings, 5 and 6 information, 7 debugging, 8 to 11
         /// everything. The flag `-v` overrides it.

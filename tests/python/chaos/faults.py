@@ -88,7 +88,18 @@ class Domain(threading.Thread):
         go_on(process.pid)
 
 
-class Caches(Domain):
+class Servers(Domain):
+    """Any servers: `server` chooses one."""
+
+    def do_stop(self):
+        self.hold(self.server().process, self.some(0.1, 2.5 * TIMEOUT / 1000))
+
+    def do_cut(self):
+        with self.world.network.cut([self.server().port], self.chance.choice(["silent", "refused"])):
+            time.sleep(self.some(0.1, 3))
+
+
+class Caches(Servers):
     """memcached: what is killed has lost everything, and nothing else is lost."""
 
     def server(self):
@@ -101,13 +112,6 @@ class Caches(Domain):
         time.sleep(self.some(0, 2))
         self.world.start(server)
         self.world.wiped(server, begin, time.monotonic())
-
-    def do_stop(self):
-        self.hold(self.server().process, self.some(0.1, 2.5 * TIMEOUT / 1000))
-
-    def do_cut(self):
-        with self.world.network.cut([self.server().port], self.chance.choice(["silent", "refused"])):
-            time.sleep(self.some(0.1, 3))
 
     def do_slow_link(self):
         slow_link(self, self.world.caches[0])
@@ -131,7 +135,7 @@ class Leaving(Caches):
         return [self.do_kill, self.do_stop]
 
 
-class Plain(Domain):
+class Plain(Servers):
     """Redis that keeps what it has acknowledged: nothing is lost."""
 
     def server(self):
@@ -142,13 +146,6 @@ class Plain(Domain):
         server.stop()
         time.sleep(self.some(0, 2))
         self.world.start(server)
-
-    def do_stop(self):
-        self.hold(self.server().process, self.some(0.1, 2.5 * TIMEOUT / 1000))
-
-    def do_cut(self):
-        with self.world.network.cut([self.server().port], self.chance.choice(["silent", "refused"])):
-            time.sleep(self.some(0.1, 3))
 
     def do_slow_link(self):
         slow_link(self, self.world.plain[0])

@@ -243,7 +243,9 @@ class World:
         }
 
     def settings(self):
-        return {"worker_processes": WORKERS, "log_file": self.disk.path / "cashew.log"}
+        # Where a master that starts anew has what the one before it knew.
+        return {"worker_processes": WORKERS, "log_file": self.disk.path / "cashew.log",
+                "sentinel_state": self.place.directory / "primaries.json"}
 
     def _gateway(self):
         gateway = self.place.cashew(self.options(), self.settings(), flags=False)
