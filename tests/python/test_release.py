@@ -106,6 +106,11 @@ CARGO = """#!/bin/sh
 case $1 in
 --version) echo 'cargo 99.0.0' ;;
 build)
+    # Flags for C are words as build scripts read them (cc-rs): by spaces, or by the rules of a shell.
+    if [ -n "$CC_SHELL_ESCAPED_FLAGS" ]; then eval "set -- $CFLAGS"; else set -- $CFLAGS; fi
+    echo 'const char *place = __FILE__;' >"$PWD/place.c"
+    cc "$@" -x c -c -o "$PWD/place.o" "$PWD/place.c" || exit 3
+    grep -q /cashew/place.c "$PWD/place.o" || { echo "a path of this machine is in it" >&2; exit 3; }
     mkdir -p "$CARGO_TARGET_DIR/debug" && cp "$CASHEW_TEST_PROGRAM" "$CARGO_TARGET_DIR/debug/cashew"
     [ -z "$CASHEW_TEST_DIFFERS" ] || pwd >>"$CARGO_TARGET_DIR/debug/cashew" ;;
 run)
