@@ -1,18 +1,14 @@
 //! What discovery has told: where primaries have moved, and how groups and Sentinels are.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Address, Lineage, Pool};
 use serde::{Deserialize, Serialize};
 
+use crate::retry::Retry;
 use crate::status::{GroupStatus, SentinelStatus, SwitchStatus, now};
-
-/// Pauses before a change that could not be put into effect is tried again; each is twice the one
-/// before it.
-const PAUSE_MIN: Duration = Duration::from_millis(200);
-const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// The primary of a group is there now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,8 +48,7 @@ pub(crate) struct Switched {
 pub(crate) struct Discovered {
     /// Not put into effect yet, the last of each group.
     moves: BTreeMap<Name, Move>,
-    not_before: Option<Instant>,
-    pause: Option<Duration>,
+    retry: Retry,
     groups: BTreeMap<Name, (String, Option<u64>)>,
     sentinels: BTreeMap<(String, Address), Option<String>>,
     switches: BTreeMap<Name, SwitchStatus>,
@@ -121,7 +116,7 @@ impl Discovered {
 
     /// Whether there is a move to be put into effect now.
     pub(crate) fn has_moves(&self, now: Instant) -> bool {
-        !self.moves.is_empty() && self.not_before.is_none_or(|at| now >= at)
+        !self.moves.is_empty() && self.retry.is_due(now)
     }
 
     /// Puts what has moved into a snapshot, and returns what is news there.
@@ -136,7 +131,7 @@ impl Discovered {
 
     /// They are in effect.
     pub(crate) fn done(&mut self, moves: Vec<Move>, before: &Snapshot) {
-        (self.not_before, self.pause) = (None, None);
+        self.retry.done();
         for Move { pool, server, to, why, .. } in moves {
             let name = (pool, server);
             let from = primary_of(before, &name);
@@ -153,12 +148,11 @@ impl Discovered {
             // What has been told since is newer.
             self.moves.entry((failed.pool.clone(), failed.server.clone())).or_insert(failed);
         }
-        let pause = self.pause.map_or(PAUSE_MIN, |pause| (pause * 2).min(PAUSE_MAX));
-        (self.pause, self.not_before) = (Some(pause), Some(now + pause));
+        self.retry.failed(now);
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        self.not_before.filter(|_| !self.moves.is_empty())
+        self.retry.not_before().filter(|_| !self.moves.is_empty())
     }
 
     pub(crate) fn group(

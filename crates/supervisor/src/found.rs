@@ -3,17 +3,14 @@
 //! Discovery has settled and paced them, so each answer is an epoch as soon as there may be one.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Pool, Server};
 use cashew_discovery::{FoundServers, SourceStatus};
 
+use crate::retry::Retry;
 use crate::status::{SourceChange, now};
-
-/// Pauses before a change that could not be put into effect is tried again; each is twice the one before it.
-const PAUSE_MIN: Duration = Duration::from_millis(200);
-const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// Servers that a line names.
 const SHOWN_MAX: usize = 10;
@@ -22,8 +19,7 @@ const SHOWN_MAX: usize = 10;
 pub(crate) struct Found {
     /// By the name of the pool: not in effect yet.
     wanted: BTreeMap<String, FoundServers>,
-    not_before: Option<Instant>,
-    pause: Option<Duration>,
+    retry: Retry,
     /// By the name of the pool: how its source is.
     statuses: BTreeMap<String, SourceStatus>,
     /// The last change.
@@ -47,11 +43,11 @@ impl Found {
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        self.not_before.filter(|_| !self.wanted.is_empty())
+        self.retry.not_before().filter(|_| !self.wanted.is_empty())
     }
 
     pub(crate) fn are_due(&self, now: Instant) -> bool {
-        !self.wanted.is_empty() && self.not_before.is_none_or(|at| now >= at)
+        !self.wanted.is_empty() && self.retry.is_due(now)
     }
 
     /// Puts all into a snapshot, and returns those that are not in effect, which are lost if the snapshot is not to be
@@ -81,7 +77,7 @@ impl Found {
         before: &Snapshot,
         current: &Snapshot,
     ) -> Vec<(String, String)> {
-        (self.not_before, self.pause) = (None, None);
+        self.retry.done();
         self.drop_known(current);
         let mut lines = Vec::new();
         for it in moves {
@@ -103,8 +99,7 @@ impl Found {
     pub(crate) fn failed(&mut self, moves: Vec<FoundServers>, current: &Snapshot, now: Instant) {
         self.give_back(moves);
         self.drop_known(current);
-        let pause = self.pause.map_or(PAUSE_MIN, |pause| (pause * 2).min(PAUSE_MAX));
-        (self.pause, self.not_before) = (Some(pause), Some(now + pause));
+        self.retry.failed(now);
     }
 
     /// These have been taken, and are not to be in effect as they are.
@@ -215,6 +210,7 @@ mod tests {
     use cashew_config::parse_server;
 
     use super::*;
+    use crate::retry::PAUSE_MIN;
 
     fn snapshot(file: &str) -> Snapshot {
         let yaml = format!(

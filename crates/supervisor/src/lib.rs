@@ -38,6 +38,7 @@ mod primaries;
 mod quotas;
 mod rehearsal;
 mod relocations;
+mod retry;
 mod ring;
 mod sessions;
 mod signals;

@@ -9,15 +9,12 @@ use std::time::{Duration, Instant};
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Address, ClusterMap, MapChange, Pool, SLOTS};
 
+use crate::retry::Retry;
 use crate::status::{ClusterStatus, SeedStatus, ShardSlotsStatus, now};
 
 /// The least time from one change to the next: of what cannot wait, and of what can.
 const URGENT_INTERVAL: Duration = Duration::from_millis(100);
 const INTERVAL: Duration = Duration::from_secs(1);
-
-/// Pauses before a change that could not be put into effect is tried again; each is twice the one before it.
-const PAUSE_MIN: Duration = Duration::from_millis(200);
-const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// Nodes that a line names.
 const SHOWN_MAX: usize = 10;
@@ -27,8 +24,7 @@ pub(crate) struct Maps {
     /// By the name of the pool: not in effect yet.
     wanted: BTreeMap<String, Wanted>,
     changed_at: Option<Instant>,
-    not_before: Option<Instant>,
-    pause: Option<Duration>,
+    retry: Retry,
     /// Whether seeds answer, and why not.
     seeds: BTreeMap<(String, Address), Option<String>>,
     /// The last change, in seconds since 1970, and what it was.
@@ -97,7 +93,7 @@ impl Maps {
 
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let due = self.wanted.values().map(|wanted| wanted.due).min()?;
-        Some(self.not_before.map_or(due, |at| at.max(due)))
+        Some(self.retry.not_before().map_or(due, |at| at.max(due)))
     }
 
     pub(crate) fn are_due(&self, now: Instant) -> bool {
@@ -140,7 +136,7 @@ impl Maps {
         current: &Snapshot,
         at: Instant,
     ) -> Vec<(String, String)> {
-        (self.not_before, self.pause) = (None, None);
+        self.retry.done();
         if !moves.is_empty() {
             self.changed_at = Some(at);
         }
@@ -166,8 +162,7 @@ impl Maps {
     pub(crate) fn failed(&mut self, moves: Vec<MapMove>, current: &Snapshot, now: Instant) {
         self.give_back(moves, now);
         self.drop_known(current, now);
-        let pause = self.pause.map_or(PAUSE_MIN, |pause| (pause * 2).min(PAUSE_MAX));
-        (self.pause, self.not_before) = (Some(pause), Some(now + pause));
+        self.retry.failed(now);
     }
 
     /// These have been taken, and are not to be in effect as they are.
@@ -300,6 +295,7 @@ mod tests {
     use cashew_config::snapshot::{ClusterNode, ClusterShard, SlotRange};
 
     use super::*;
+    use crate::retry::PAUSE_MIN;
 
     fn snapshot() -> Snapshot {
         let yaml =

@@ -3,15 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::Pool;
 use cashew_discovery::{MaintenanceStatus, Relocated};
 
-/// Pauses before a move that could not be put into effect is tried again; each is twice the one before it.
-const PAUSE_MIN: Duration = Duration::from_millis(200);
-const PAUSE_MAX: Duration = Duration::from_secs(10);
+use crate::retry::Retry;
 
 /// By the names of the pool and of the server.
 type Name = (String, String);
@@ -20,8 +18,7 @@ type Name = (String, String);
 pub(crate) struct Relocations {
     /// Not in effect yet, the last of each server.
     wanted: BTreeMap<Name, Relocated>,
-    not_before: Option<Instant>,
-    pause: Option<Duration>,
+    retry: Retry,
     statuses: BTreeMap<Name, MaintenanceStatus>,
 }
 
@@ -31,11 +28,11 @@ impl Relocations {
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        self.not_before.filter(|_| !self.wanted.is_empty())
+        self.retry.not_before().filter(|_| !self.wanted.is_empty())
     }
 
     pub(crate) fn are_due(&self, now: Instant) -> bool {
-        !self.wanted.is_empty() && self.not_before.is_none_or(|at| now >= at)
+        !self.wanted.is_empty() && self.retry.is_due(now)
     }
 
     /// Puts all into a snapshot, and returns what is news there, with where names lead. It is lost if the snapshot is not
@@ -65,14 +62,13 @@ impl Relocations {
     }
 
     pub(crate) fn done(&mut self) {
-        (self.not_before, self.pause) = (None, None);
+        self.retry.done();
     }
 
     /// They could not be put into effect, and are tried again.
     pub(crate) fn failed(&mut self, moves: Vec<Relocated>, now: Instant) {
         self.give_back(moves);
-        let pause = self.pause.map_or(PAUSE_MIN, |pause| (pause * 2).min(PAUSE_MAX));
-        (self.pause, self.not_before) = (Some(pause), Some(now + pause));
+        self.retry.failed(now);
     }
 
     /// These have been taken, and are not to be in effect as they are.
