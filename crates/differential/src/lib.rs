@@ -5,6 +5,8 @@
 //! - [`watched`]: the gateway itself between real servers and hostile clients, with watched clients
 //!   whose every reply is checked.
 //!
+//! - [`foreign`]: the engine between model servers, one hostile client and watched ones; also a fuzzer's target.
+//!
 //! docs/testing.md explains how to run both, and how to replay a finding.
 #![forbid(unsafe_code)]
 
@@ -12,6 +14,7 @@ pub mod case;
 mod companion;
 pub mod compare;
 mod fence;
+pub mod foreign;
 pub mod generate;
 pub mod random;
 pub mod report;
