@@ -4,7 +4,7 @@
 
 mod merge;
 mod pace;
-mod view;
+pub(crate) mod view;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;

@@ -11,6 +11,7 @@ mod answer;
 mod ask;
 mod cluster;
 mod direct;
+mod foreign;
 mod group;
 mod link;
 mod maintenance;
@@ -26,6 +27,7 @@ pub use cashew_tls::Security;
 
 pub use ask::ask_once;
 pub use direct::Direct;
+pub use foreign::read_foreign;
 pub use group::{Event, Group, Output, Report, State, View};
 pub use maintenance::{MaintenanceStatus, Relocated, ServerMaintenances};
 pub use members::Members;

@@ -23,6 +23,9 @@ mod replay;
 mod segment;
 mod write;
 
+#[doc(hidden)]
+pub use record::read_records;
+
 pub use channel::{Incoming, Place, QUEUE_MAX, Queue, channel};
 pub use replay::{Replayer, Target, mark_leftovers, targets};
 pub use segment::MAGIC;

@@ -61,6 +61,17 @@ impl Record {
     }
 }
 
+/// For tests of what comes from outside: reads bytes as the records of a segment. A record is written as it was read.
+#[doc(hidden)]
+pub fn read_records(mut bytes: &[u8]) {
+    while let Found::Record(record, size) = Record::read(bytes) {
+        let mut written = Vec::new();
+        record.write(&mut written);
+        assert_eq!(written, &bytes[..size]);
+        bytes = &bytes[size..];
+    }
+}
+
 fn u32_of(bytes: &[u8]) -> u32 {
     bytes.iter().rev().fold(0, |number, &byte| number << 8 | u32::from(byte))
 }

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Largest answer by UDP that is asked for: no path cuts it up.
-pub(super) const UDP_SIZE: u16 = 1232;
+pub(crate) const UDP_SIZE: u16 = 1232;
 /// Names that refer to others, one after the other: more are a circle.
 const JUMPS_MAX: usize = 32;
 const NAME_SIZE_MAX: usize = 255;
@@ -13,33 +13,33 @@ const CNAME: u16 = 5;
 const OPT: u16 = 41;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     A = 1,
     Aaaa = 28,
     Srv = 33,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Record {
+pub(crate) struct Record {
     /// Seconds.
-    pub(super) ttl: u32,
-    pub(super) data: Data,
+    pub(crate) ttl: u32,
+    pub(crate) data: Data,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Data {
+pub(crate) enum Data {
     Address(IpAddr),
     Service { priority: u16, weight: u16, port: u16, target: String },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Reply {
+pub(crate) struct Reply {
     /// It does not have all: it is to be asked for by TCP.
-    pub(super) is_truncated: bool,
+    pub(crate) is_truncated: bool,
     /// 0 is none.
-    pub(super) error: u8,
+    pub(crate) error: u8,
     /// Those of the kind that was asked for, of the name that was asked for or one that it is an alias of.
-    pub(super) records: Vec<Record>,
+    pub(crate) records: Vec<Record>,
 }
 
 /// A record in an answer.
@@ -52,7 +52,7 @@ enum Told {
 }
 
 /// A question. The name has labels of a proper size.
-pub(super) fn question(id: u16, name: &str, kind: Kind) -> Vec<u8> {
+pub(crate) fn question(id: u16, name: &str, kind: Kind) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(name.len() + 32);
     // Recursion is desired. One question, and one additional record, which tells how much there is room for.
     for word in [id, 0x0100, 1, 0, 0, 1] {
@@ -77,7 +77,7 @@ fn write_name(bytes: &mut Vec<u8>, name: &str) {
 }
 
 /// What answers that question. `None` if it is no message, or answers another question.
-pub(super) fn reply(bytes: &[u8], id: u16, name: &str, kind: Kind) -> Option<Reply> {
+pub(crate) fn reply(bytes: &[u8], id: u16, name: &str, kind: Kind) -> Option<Reply> {
     let mut reader = Reader { bytes, at: 0 };
     let (its, flags) = (reader.word()?, reader.word()?);
     let (questions, answers) = (reader.word()?, reader.word()?);

@@ -3,7 +3,7 @@
 mod consul;
 pub(crate) mod damping;
 mod dns;
-mod dns_message;
+pub(crate) mod dns_message;
 mod etcd;
 mod file;
 mod finder;
