@@ -3,6 +3,8 @@
 use std::iter::Sum;
 use std::ops::AddAssign;
 
+use crate::coverage::Coverage;
+
 /// The events of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -45,6 +47,8 @@ pub struct Counts {
     /// Keys whose values in the end were those of their clients' replies.
     pub kept_keys: u64,
     pub faults: u64,
+    /// What they have hit.
+    pub coverage: Coverage,
     pub clients: u64,
     /// Executed transactions, and blocking calls that were answered later.
     pub transactions: u64,
@@ -88,6 +92,7 @@ impl AddAssign for Counts {
         self.overtaken += other.overtaken;
         self.kept_keys += other.kept_keys;
         self.faults += other.faults;
+        self.coverage += other.coverage;
         self.clients += other.clients;
         self.transactions += other.transactions;
         self.waits += other.waits;

@@ -44,7 +44,14 @@ impl World<'_> {
         let now = self.fabric.clock.now();
         let gap = self.fabric.random.below(faults.gap_max_us);
         self.fabric.clock.plan(now + gap, Event::Fault);
-        let at = self.fabric.random.below(self.servers.len() as u64) as usize;
+        let aims: Vec<usize> = match self.scenario.aims_at_sessions {
+            true => (0..self.servers.len()).filter(|&at| self.servers[at].has_sessions()).collect(),
+            false => Vec::new(),
+        };
+        let at = match aims.is_empty() {
+            true => self.fabric.random.below(self.servers.len() as u64) as usize,
+            false => self.fabric.random.pick(&aims),
+        };
         // A server recovers before its next fault.
         if self.servers[at].health != Health::Well {
             self.recover(at);
@@ -75,6 +82,8 @@ impl World<'_> {
             Fault::Surprise => "fault: surprise by",
         };
         fabric.trace.note(now, what, [at as u64, length, 0]);
+        let coverage = &mut fabric.oracle.counts.coverage;
+        coverage.note(kind, server.protocol, server.sessions.values());
         let conns: Vec<u32> = server.sessions.keys().copied().collect();
         let conn = match conns.is_empty() {
             true => None,

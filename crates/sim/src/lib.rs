@@ -4,7 +4,8 @@
 //!
 //! The seed determines everything: topology, limits, traffic, faults and the order of events.
 //! Nothing here reads a clock or does I/O, so a failing seed fails again. [`run`] plays one seed
-//! and panics at the first violation; then the last events of the run are printed.
+//! and panics at the first violation. The first scenario that fails is made smaller as long as it fails in the
+//! same way, and the last events of the smallest are printed, and of the run itself.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
@@ -16,6 +17,7 @@ mod clock;
 mod cluster;
 mod coordinator;
 mod counts;
+mod coverage;
 mod faults;
 mod gateway;
 mod history;
@@ -39,6 +41,7 @@ mod rings;
 mod scenario;
 mod server;
 mod shape;
+mod shrink;
 mod store;
 mod surprise;
 mod trace;
@@ -46,5 +49,6 @@ mod wire;
 mod world;
 
 pub use counts::Counts;
+pub use coverage::Coverage;
 pub use scenario::Scenario;
 pub use world::{Report, run};

@@ -69,6 +69,31 @@ pub(crate) enum Fault {
     Surprise,
 }
 
+impl Fault {
+    /// Resets and regular closes are two.
+    pub(crate) const COUNT: usize = 13;
+    /// By number.
+    pub(crate) const NAMES: [&str; Self::COUNT] = [
+        "reset",
+        "close",
+        "break",
+        "garble",
+        "stray",
+        "restart",
+        "hang",
+        "down",
+        "unreachable",
+        "slow",
+        "unfriendly",
+        "moody",
+        "surprise",
+    ];
+
+    pub(crate) fn number(self) -> usize {
+        ALL_FAULTS.iter().position(|&fault| fault == self).unwrap_or(Self::COUNT - 1)
+    }
+}
+
 const ALL_FAULTS: [Fault; 12] = [
     Fault::HangUp { abruptly: true },
     Fault::HangUp { abruptly: false },
@@ -123,6 +148,8 @@ pub struct Scenario {
     pub(crate) temper: Temper,
     pub(crate) weather: Weather,
     pub(crate) faults: Faults,
+    /// Faults come over servers with transactions and calls that wait, if there are any.
+    pub(crate) aims_at_sessions: bool,
     pub(crate) tight_queues: bool,
     /// Clients may be closed for letting output pile up.
     pub(crate) tight_outputs: bool,
@@ -273,6 +300,7 @@ impl Scenario {
             promotions: Reloads::default(),
             replication_lag_max_us: 0,
             heeds_writes: false,
+            aims_at_sessions: false,
             resharding: None,
         }
     }
@@ -584,6 +612,21 @@ impl Scenario {
             pool.session_connections_idle = random.pick(&[0, 0, 1]);
         }
         scenario.universe.clone_from(&scenario.snapshot.pools);
+        scenario
+    }
+
+    /// As [`Scenario::sessions`], with all kinds of faults, which come while transactions and calls are under way.
+    pub fn faults_over_sessions(seed: u64) -> Self {
+        let mut scenario = Self::sessions(seed);
+        scenario.temper.sessions = 60;
+        scenario.temper.unsettled = true;
+        scenario.faults = Faults {
+            kinds: ALL_FAULTS.to_vec(),
+            gap_max_us: 4_000,
+            length_max_us: 4_000,
+            count_max: 60,
+        };
+        scenario.aims_at_sessions = true;
         scenario
     }
 

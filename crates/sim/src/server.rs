@@ -40,7 +40,7 @@ pub(crate) struct Server {
     pub(crate) pool: u32,
     pub(crate) index: u32,
     pub(crate) health: Health,
-    protocol: Protocol,
+    pub(crate) protocol: Protocol,
     model: Model,
     pub(crate) sessions: BTreeMap<u32, Session>,
 }
@@ -73,6 +73,8 @@ pub(crate) struct Session {
     /// The owner of this transaction or watch.
     pub(crate) owner: Option<u32>,
     pub(crate) blocked: Option<Blocked>,
+    /// The last request was a binary packet.
+    pub(crate) is_binary: bool,
     /// The next reply is garbage.
     pub(crate) garbles: bool,
     /// The connection ends in the middle of the next reply of this minimum size.
@@ -86,7 +88,28 @@ pub(crate) struct Session {
 /// A database's number, and a key.
 pub(crate) type Place = (u32, Vec<u8>);
 
+/// What a connection is in the middle of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SessionKind {
+    Shared,
+    Transaction,
+    Watch,
+    Wait,
+}
+
 impl Session {
+    pub(crate) fn kind(&self) -> SessionKind {
+        if self.blocked.is_some() {
+            SessionKind::Wait
+        } else if self.queue.is_some() {
+            SessionKind::Transaction
+        } else if !self.watched.is_empty() {
+            SessionKind::Watch
+        } else {
+            SessionKind::Shared
+        }
+    }
+
     /// No array.
     pub(crate) fn nil(&self) -> &'static [u8] {
         if self.params.resp3 { b"_\r\n" } else { b"*-1\r\n" }
@@ -333,6 +356,11 @@ impl Server {
         fabric.oracle.executed(client, &execution, now);
     }
 
+    /// Whether a connection has a transaction, a watch or a call that waits.
+    pub(crate) fn has_sessions(&self) -> bool {
+        self.sessions.values().any(|session| session.kind() != SessionKind::Shared)
+    }
+
     /// All clients are gone: nothing is left behind.
     pub(crate) fn check_clean(&self) {
         for (conn, session) in &self.sessions {
@@ -351,6 +379,7 @@ impl Server {
         let refuse = self.health == Health::Moody && fabric.random.percent(30);
         let owner = session.owner;
         let input = std::mem::take(&mut session.input);
+        session.is_binary = input.first().map_or(session.is_binary, |&byte| byte == 0x80);
         let done = match &mut self.model {
             Model::Redis(redis) => fabric.refuse(self.id, &input, session).or_else(|| {
                 let cluster = &mut fabric.cluster;

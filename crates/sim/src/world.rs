@@ -1,6 +1,8 @@
 //! The whole world: all actors, and the consequences of each event.
 
 use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cashew_config::snapshot::Pool;
 use cashew_engine::{Admission, CloseReason};
@@ -18,6 +20,7 @@ use crate::replication::Replication;
 use crate::request::Access;
 use crate::scenario::{Scenario, pool_id};
 use crate::server::{Health, Server};
+use crate::shrink;
 use crate::trace::Trace;
 use crate::wire::Wires;
 
@@ -43,11 +46,41 @@ pub struct Report {
     pub counts: Counts,
 }
 
+/// Runs in which a scenario that fails may be made smaller.
+const SHRINK_TRIES: u32 = 150;
+
 /// Plays a scenario to its end.
 ///
 /// # Panics
-/// At the first violation, after which the last events are printed.
+/// At the first violation. Then the last events are printed, and of the first scenario of the process that fails those
+/// of a smaller one that fails in the same way.
 pub fn run(scenario: &Scenario) -> Report {
+    static HAS_FAILED: AtomicBool = AtomicBool::new(false);
+    let mut report = None;
+    let failure = shrink::failure_of(|| report = Some(play_once(scenario)));
+    if let Some(failure) = failure
+        && !HAS_FAILED.swap(true, Ordering::Relaxed)
+    {
+        let fails = |scenario: &Scenario| {
+            shrink::failure_of(|| _ = play_once(scenario)).as_ref() == Some(&failure)
+        };
+        let smaller = shrink::shrunk(scenario, SHRINK_TRIES, fails);
+        eprintln!(
+            "\nSeed {} made smaller: {} clients, {} of them at once, with {} requests each; faults {:?}, {} of them",
+            smaller.seed,
+            smaller.clients_total,
+            smaller.clients,
+            smaller.temper.requests,
+            smaller.faults.kinds,
+            smaller.faults.count_max,
+        );
+        _ = catch_unwind(AssertUnwindSafe(|| play_once(&smaller)));
+    }
+    // Once more where it failed, so that its panic is seen.
+    report.unwrap_or_else(|| play_once(scenario))
+}
+
+pub(crate) fn play_once(scenario: &Scenario) -> Report {
     let mut world = World::new(scenario);
     world.play();
     world.fabric.oracle.counts.ring_changes = world.coordinator.changes;
@@ -548,7 +581,7 @@ impl<'a> World<'a> {
 
 impl Drop for World<'_> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
+        if std::thread::panicking() && !shrink::is_quiet() {
             eprintln!("\nThe last events of seed {}:\n{}", self.scenario.seed, self.fabric.trace);
             eprintln!("The head of the test's file says how to run it alone.");
         }
