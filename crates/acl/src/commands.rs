@@ -180,10 +180,9 @@ impl CommandSet {
     }
 
     /// As rules, beginning with `+@all` or `-@all`.
-    pub(crate) fn rules(&self) -> String {
+    pub(crate) fn rules(&self) -> Vec<String> {
         let sign = |allow: bool| if allow { '+' } else { '-' };
-        self.written.iter().fold(format!("{}@all", sign(self.base)), |rules, (allow, rule)| {
-            format!("{rules} {}{rule}", sign(*allow))
-        })
+        let written = self.written.iter().map(|(allow, rule)| format!("{}{rule}", sign(*allow)));
+        std::iter::once(format!("{}@all", sign(self.base))).chain(written).collect()
     }
 }

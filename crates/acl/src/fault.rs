@@ -15,6 +15,8 @@ pub enum Fault {
     DuplicateUser,
     FirstArgOfSubcommand,
     UnmatchedParenthesis,
+    /// In parentheses, where Redis would make one that allows nothing of it.
+    UnbalancedQuotes,
 }
 
 impl fmt::Display for Fault {
@@ -42,6 +44,7 @@ impl fmt::Display for Fault {
             }
             Self::FirstArgOfSubcommand => "Allowing first-arg of a subcommand is not supported",
             Self::UnmatchedParenthesis => "Unmatched parenthesis in selector definition",
+            Self::UnbalancedQuotes => "Unbalanced quotes in selector definition",
         })
     }
 }

@@ -1,5 +1,7 @@
 //! A set of permissions that go together: commands, and the keys and channels for them.
 
+use std::borrow::Cow;
+
 use cashew_protocol::redis::{Command, glob_matches};
 
 use crate::commands::CommandSet;
@@ -129,7 +131,7 @@ impl Selector {
 
     /// What it says of commands, as rules.
     pub fn command_rules(&self) -> String {
-        self.commands.rules()
+        self.commands.rules().join(" ")
     }
 
     /// What it says of keys, as rules.
@@ -139,22 +141,28 @@ impl Selector {
 
     /// What it says of channels, as rules.
     pub fn channel_rules(&self) -> String {
-        if self.all_channels {
-            return "&*".to_owned();
+        self.channel_list().join(" ")
+    }
+
+    fn channel_list(&self) -> Vec<String> {
+        match self.all_channels {
+            true => vec!["&*".to_owned()],
+            false => self.channels.iter().map(|channel| format!("&{channel}")).collect(),
         }
-        let rules: Vec<String> =
-            self.channels.iter().map(|channel| format!("&{channel}")).collect();
-        rules.join(" ")
     }
 
     /// All of it, as rules that make a new selector like this one.
-    pub(crate) fn rules(&self) -> String {
-        let channels = match self.all_channels {
-            true => "&*".to_owned(),
-            false => format!("resetchannels {}", self.channel_rules()),
-        };
-        let parts = [self.key_rules(), channels.trim_end().to_owned(), self.command_rules()];
-        parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<String>>().join(" ")
+    pub(crate) fn rules(&self) -> Vec<String> {
+        let reset = (!self.all_channels).then(|| "resetchannels".to_owned());
+        let keys = self.keys.rules().into_iter().chain(reset);
+        keys.chain(self.channel_list()).chain(self.commands.rules()).collect()
+    }
+
+    /// The same in parentheses. Unlike Redis's listing it can be read again whatever is in patterns.
+    pub(crate) fn in_parentheses(&self) -> String {
+        let rules: Vec<String> =
+            self.rules().iter().map(|rule| quoted(rule).into_owned()).collect();
+        format!("({})", rules.join(" "))
     }
 }
 
@@ -182,6 +190,24 @@ impl CallKeys {
             Self::Many(keys) => keys,
         })
     }
+}
+
+/// In quotes if it would be read as something else in parentheses: behind a parenthesis nothing follows there, and
+/// quotes are not of a rule.
+fn quoted(rule: &str) -> Cow<'_, str> {
+    let is_plain = !rule.ends_with(')') && !rule.contains(['"', '\'', ' ']);
+    if is_plain && !rule.bytes().any(is_separator) {
+        return Cow::Borrowed(rule);
+    }
+    let mut text = String::from("\"");
+    for letter in rule.chars() {
+        match letter {
+            '"' | '\\' => text.extend(['\\', letter]),
+            ')' | '\0'..=' ' => text += &format!("\\x{:02x}", u32::from(letter)),
+            _ => text.push(letter),
+        }
+    }
+    Cow::Owned(text + "\"")
 }
 
 /// As Redis: spaces and zeros could not be told from what separates rules.

@@ -1,6 +1,7 @@
 //! A user: passwords and permissions.
 
 use cashew_protocol::redis::Command;
+use cashew_protocol::resp::quoted_words;
 
 use crate::denial::{Call, Denial};
 use crate::fault::Fault;
@@ -74,7 +75,10 @@ impl User {
             self.passwords.remove(at.ok_or(Fault::NoSuchPassword)?);
         } else if let Some(inner) = rule.strip_prefix('(').and_then(|rule| rule.strip_suffix(')')) {
             let mut selector = Selector::default();
-            inner.split_ascii_whitespace().try_for_each(|rule| selector.apply(rule))?;
+            let rules = quoted_words(inner.as_bytes()).ok_or(Fault::UnbalancedQuotes)?;
+            for rule in rules {
+                selector.apply(str::from_utf8(&rule).map_err(|_| Fault::Syntax)?)?;
+            }
             self.selectors.push(selector);
         } else if is("clearselectors") {
             self.selectors.clear();
@@ -206,15 +210,16 @@ impl User {
         &self.selectors
     }
 
-    /// As ACL LIST shows the user, and as an ACL file has it: "user NAME rules…".
+    /// As ACL LIST shows the user, and as an ACL file has it: "user NAME rules…". It can be read again: Redis does not quote
+    /// what is in parentheses, so that some of its own lines cannot.
     pub fn line(&self) -> String {
         let mut line = format!("user {} {}", self.name, self.flags().join(" "));
         for hash in self.password_hashes() {
             line += &format!(" #{hash}");
         }
-        line += &format!(" {}", self.root.rules());
+        line += &format!(" {}", self.root.rules().join(" "));
         for selector in &self.selectors {
-            line += &format!(" ({})", selector.rules());
+            line += &format!(" {}", selector.in_parentheses());
         }
         line
     }

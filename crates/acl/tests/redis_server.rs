@@ -415,3 +415,143 @@ fn users_are_listed_as_redis_lists_them() {
         assert_eq!(sorted(&user.line()), sorted(&listed[1]), "{}", user.line());
     }
 }
+
+/// `redis-server`, and those of `CASHEW_REDIS_SERVERS`, separated by colons.
+fn programs() -> Vec<String> {
+    let more = std::env::var("CASHEW_REDIS_SERVERS").unwrap_or_default();
+    let more = more.split(':').filter(|program| !program.is_empty());
+    ["redis-server"].into_iter().chain(more).map(str::to_owned).collect()
+}
+
+/// Words with parentheses and quotes anywhere.
+fn parentheses() -> impl Strategy<Value = String> {
+    let piece = select(vec![
+        "(",
+        "(",
+        ")",
+        ")",
+        "))",
+        " ",
+        " ",
+        " ",
+        "~a",
+        "~b*",
+        "+get",
+        "+set",
+        "-get",
+        "+@read",
+        "&c",
+        "%R~b",
+        "+get|x",
+        "\"",
+        "'",
+        "\\",
+        "\\x29",
+        "\\\"",
+        "b",
+        "resetkeys",
+        "on",
+    ]);
+    let many = prop::collection::vec(piece, 1..14).prop_map(|pieces| pieces.concat());
+    // Mostly what is in a selector is right.
+    let inner = prop::collection::vec(
+        select(vec![
+            "~a",
+            "~a)",
+            "~\"b\"",
+            "~'c\"d'",
+            "%R~b)",
+            "&c)",
+            "&\"d\"",
+            "+get",
+            "+set",
+            "\"+get|x\\x29\"",
+            "+get|y)",
+            "'~a b'",
+            "~\"a",
+            "+@read",
+            "-@all",
+            "resetkeys",
+            "~\"x\\x41\\\"\"",
+            "~e\\f",
+        ]),
+        0..5,
+    );
+    let right = inner.prop_map(|rules| format!("({})", rules.join(" ")));
+    prop_oneof![1 => many, 3 => right]
+}
+
+#[test]
+fn parentheses_are_read_as_redis_reads_them() {
+    for program in programs() {
+        let server = Server::start_program(&program);
+        let connection = server.connect();
+        let seen: RefCell<BTreeMap<&str, u32>> = RefCell::default();
+        let count = |kind| *seen.borrow_mut().entry(kind).or_default() += 1;
+        let mut runner =
+            TestRunner::new(Config { failure_persistence: None, ..Config::with_cases(2000) });
+        let check = |text: String| {
+            let words: Vec<String> = text.split_ascii_whitespace().map(str::to_owned).collect();
+            let theirs = connection.set_user("u", &words);
+            let made = split_rules(&text)
+                .map_err(|fault| (0, fault))
+                .and_then(|rules| User::with_rules("u", rules.iter().map(String::as_str)));
+            let user = match (made, theirs) {
+                (Ok(user), Ok(())) => user,
+                (Err(_), Err(_)) => {
+                    count("refused");
+                    return Ok(());
+                }
+                // Redis makes a selector that allows nothing of it and says nothing.
+                (Err((_, cashew_acl::Fault::UnbalancedQuotes)), Ok(())) => {
+                    count("unbalanced");
+                    return Ok(());
+                }
+                (ours, theirs) => panic!("{program}: {text}: {ours:?} {theirs:?}"),
+            };
+            count("taken");
+            // What we have read of it is what the server has, and our line is read as the same by both.
+            let line = user.line();
+            let listing = split_rules(line.strip_prefix("user u ").unwrap()).unwrap();
+            let words: Vec<String> =
+                listing.iter().flat_map(|rule| rule.split(' ').map(str::to_owned)).collect();
+            prop_assert_eq!(connection.set_user("v", &words), Ok(()), "{}: {}", text, line);
+            // First arguments are in any case; we list them as Redis does since 7.2.
+            let said = |name: &str| {
+                let said = connection.call(&["ACL", "GETUSER", name]);
+                said.to_ascii_lowercase().escape_ascii().to_string()
+            };
+            let (ours, theirs) = (said("v"), said("u"));
+            prop_assert_eq!(ours, theirs, "{} {}: {}", program, text, line);
+            let again = User::parse(&line);
+            prop_assert_eq!(again.map(|user| user.line()), Ok(line.clone()), "{}", text);
+            if line.contains("\\x29") {
+                count("a parenthesis in a rule");
+            }
+            Ok(())
+        };
+        runner.run(&parentheses(), check).unwrap();
+        let seen = seen.into_inner();
+        println!("{program}: {seen:?}");
+        for kind in ["taken", "refused", "unbalanced", "a parenthesis in a rule"] {
+            assert!(seen.get(kind).is_some_and(|&count| count > 20), "{program}: {seen:?}");
+        }
+    }
+}
+
+/// Workers get users by their lines: a user must not be lost on the way.
+#[test]
+fn a_pattern_may_end_with_a_parenthesis() {
+    for (rules, line) in [
+        ("(~a))", "user u off resetchannels -@all (\"~a\\x29\" resetchannels -@all)"),
+        (
+            "(~\"b\\\"\" +get)",
+            "user u off resetchannels -@all (\"~b\\\"\" resetchannels -@all +get)",
+        ),
+    ] {
+        let user = User::named("u", &split_rules(rules).unwrap()).unwrap();
+        assert_eq!(user.line(), line);
+        let users = Users::of_lines(&[user.line()]);
+        assert_eq!(users.named(b"u").map(|known| known.line()), Some(line.to_owned()));
+    }
+}

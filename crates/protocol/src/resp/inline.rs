@@ -22,6 +22,14 @@ pub(super) fn split(line: &[u8], text: &mut Vec<u8>, args: &mut Vec<Span>) -> bo
     }
 }
 
+/// The words of a line with quotes, as Redis splits inline commands and the rules in an ACL's parentheses. `None` if
+/// quotes do not balance.
+pub fn quoted_words(line: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let (mut text, mut args) = (Vec::new(), Vec::new());
+    split(line, &mut text, &mut args)
+        .then(|| args.iter().map(|arg| arg.of(&text).to_vec()).collect())
+}
+
 /// Unescapes the argument at `at` and returns the index after it.
 fn argument(line: &[u8], mut at: usize, text: &mut Vec<u8>) -> Option<usize> {
     while let Some(&byte) = line.get(at) {
@@ -103,12 +111,6 @@ fn hex(digit: u8) -> u8 {
 mod tests {
     use super::*;
 
-    fn words(line: &[u8]) -> Option<Vec<Vec<u8>>> {
-        let (mut text, mut args) = (Vec::new(), Vec::new());
-        split(line, &mut text, &mut args)
-            .then(|| args.iter().map(|arg| arg.of(&text).to_vec()).collect())
-    }
-
     #[test]
     fn splits_and_unescapes_like_redis() {
         let cases: &[(&[u8], &[&[u8]])] = &[
@@ -126,14 +128,14 @@ mod tests {
         ];
         for (line, expected) in cases {
             let expected: Vec<Vec<u8>> = expected.iter().map(|word| word.to_vec()).collect();
-            assert_eq!(words(line), Some(expected), "{}", line.escape_ascii());
+            assert_eq!(quoted_words(line), Some(expected), "{}", line.escape_ascii());
         }
     }
 
     #[test]
     fn unbalanced_quotes_are_refused() {
         for line in ["\"a", "'a", "\"a\"b", "'a'b", "\"a\\\"", "'a\\'", "a \"", "\"\\"] {
-            assert_eq!(words(line.as_bytes()), None, "{line}");
+            assert_eq!(quoted_words(line.as_bytes()), None, "{line}");
         }
     }
 }

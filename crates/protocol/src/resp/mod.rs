@@ -13,6 +13,7 @@ mod tail;
 mod value;
 
 pub use decimal::integer;
+pub use inline::quoted_words;
 pub(crate) use plain::name_word;
 pub use plain::{
     PlainHead, PlainRequest, plain_head, plain_reply, plain_reply_of, plain_reply_or_array,
