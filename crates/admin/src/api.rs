@@ -395,6 +395,22 @@ fn command_of_query(operation: &Operation, name: &str, query: &str) -> Result<Co
     operation.command(parameters).map_err(Refused::from)
 }
 
+/// What is at a path, with a query and a body. A command is the same when the master has read it.
+pub(crate) fn read_foreign(path: &str, query: &str, body: &[u8]) {
+    _ = (wait_of(query).is_ok(), no_parameters(query).is_ok(), question_of(query).is_ok());
+    for method in [Method::GET, Method::POST, Method::DELETE] {
+        let Ok((operation, _)) = find(&method, path) else { continue };
+        let Some(name) = operation.command_name() else { continue };
+        let of_query = command_of_query(operation, name, query);
+        let commands = [of_query, command_of_body(operation, body)];
+        for command in commands.into_iter().filter_map(Result::ok) {
+            let read: Result<Command, _> = serde_json::from_str(&text_of(&command));
+            assert_eq!(read.ok().as_ref(), Some(&command));
+            assert_eq!(Operation::of(&command).map(|(it, _)| it.id), Some(operation.id));
+        }
+    }
+}
+
 fn wait_of(query: &str) -> Result<Duration, Refused> {
     let mut wait = None;
     for (name, value) in query::pairs(query) {

@@ -16,6 +16,7 @@ mod counted;
 mod describe;
 mod discovery;
 mod events;
+mod foreign;
 mod history;
 mod hot;
 mod http;
@@ -47,6 +48,7 @@ mod testing;
 
 pub use describe::describe;
 pub use discovery::{Discovery, GroupState};
+pub use foreign::read_request;
 pub use hot::{HotListing, HotRecord};
 pub use operate::{Said, SendCommand};
 pub use section::{Cell, Column, Section, Unit};

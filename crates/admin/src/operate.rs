@@ -248,7 +248,7 @@ impl Action {
 }
 
 /// The command for the master. Another program than the one that runs is for the control socket alone.
-fn command(path: &str, query: &str) -> Result<(&'static str, Value), Refusal> {
+pub(crate) fn command(path: &str, query: &str) -> Result<(&'static str, Value), Refusal> {
     let (mut pool, mut group, mut server, mut level) = (None, None, None, None);
     let (mut force, mut dry_run) = (false, false);
     let is_true = |name: &str, value: &str| match value {

@@ -37,7 +37,7 @@ pub use self::cluster::{
 };
 pub use self::external_auth::{AuthSource, ExternalAuth};
 pub(crate) use self::key_map::route_of_hot;
-pub use self::key_map::{KeysLed, is_listable};
+pub use self::key_map::{KeysLed, LedForeign, is_listable, lead_foreign};
 pub use self::maintenance::{Maintenance, Notified, Refuge};
 pub use self::replica_reads::{Hedge, ReadYourWrites, ReplicaReads};
 pub use self::route::{FailoverOn, Follow, KeepRules, Move, PrefixArm, Route, SHARE_ALL, share_of};

@@ -1,8 +1,11 @@
 //! For tests of what comes from outside: reads bytes as the answers that they might be.
 
+use cashew_config::snapshot::Server;
+
 use crate::answer;
 use crate::cluster::view::View;
-use crate::sources::dns_message::{self, Kind};
+use crate::sources::dns_message::Kind;
+use crate::sources::{self, dns_message};
 
 /// Reads bytes as an answer of that kind. Whatever they are, it is read or not, and nothing panics.
 #[doc(hidden)]
@@ -43,4 +46,17 @@ pub fn read_foreign(kind: u8, bytes: &[u8]) {
             _ = answer::is_loading(bytes);
         }
     }
+}
+
+/// Reads bytes as what a source says, first all of it and then what changes: the servers that it names then. `None` if
+/// it is not understood.
+#[doc(hidden)]
+pub fn read_source(kind: u8, bytes: &[u8]) -> Option<Vec<Server>> {
+    let said = match kind % 4 {
+        0 => sources::read_consul(bytes),
+        1 => sources::read_etcd(bytes),
+        2 => sources::read_kubernetes(bytes),
+        _ => sources::read_list(bytes),
+    };
+    said.ok()
 }

@@ -27,7 +27,7 @@ pub use cashew_tls::Security;
 
 pub use ask::ask_once;
 pub use direct::Direct;
-pub use foreign::read_foreign;
+pub use foreign::{read_foreign, read_source};
 pub use group::{Event, Group, Output, Report, State, View};
 pub use maintenance::{MaintenanceStatus, Relocated, ServerMaintenances};
 pub use members::Members;

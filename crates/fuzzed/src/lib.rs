@@ -13,12 +13,15 @@ pub mod memcached_binary;
 pub mod memcached_reply;
 pub mod memcached_request;
 pub mod messages;
+pub mod operators;
 #[path = "../../protocol/tests/pieces/mod.rs"]
 mod pieces;
 pub mod placement;
 pub mod redis_command;
 pub mod resp_reply;
 pub mod resp_request;
+pub mod sources;
+pub mod state_files;
 
 use pieces::{Step, ends, feed};
 
@@ -36,10 +39,13 @@ pub const TARGETS: &[Target] = &[
     ("memcached_reply", memcached_reply::scan),
     ("memcached_request", memcached_request::read),
     ("messages", messages::read),
+    ("operators", operators::read),
     ("placement", placement::place),
     ("redis_command", redis_command::look_up),
     ("resp_reply", resp_reply::scan),
     ("resp_request", resp_request::read),
+    ("sources", sources::read),
+    ("state_files", state_files::read),
 ];
 
 /// All of it at once.

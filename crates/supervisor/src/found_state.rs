@@ -51,7 +51,10 @@ pub(crate) fn save(path: &Path, snapshot: &Snapshot) -> std::io::Result<()> {
 
 /// Takes from there which servers pools have for which none are known. Returns the names of these pools.
 pub(crate) fn load(path: &Path, snapshot: &mut Snapshot) -> Result<Vec<String>, String> {
-    let Found { pools, .. } = state_file::load(path)?;
+    Ok(take_found(state_file::load(path)?, snapshot))
+}
+
+fn take_found(Found { pools, .. }: Found, snapshot: &mut Snapshot) -> Vec<String> {
     let mut taken = Vec::new();
     let unknown = |pool: &&mut Pool| pool.source().is_some() && pool.found().is_empty();
     for pool in snapshot.pools.iter_mut().filter(unknown) {
@@ -63,7 +66,7 @@ pub(crate) fn load(path: &Path, snapshot: &mut Snapshot) -> Result<Vec<String>, 
             taken.push(pool.name.clone());
         }
     }
-    Ok(taken)
+    taken
 }
 
 /// Servers that are not where the file has them. Where that is a name, it leads to where they are.
@@ -90,7 +93,10 @@ pub(crate) fn load_relocations(
     path: &Path,
     snapshot: &mut Snapshot,
 ) -> Result<Vec<String>, String> {
-    let Found { moved, .. } = state_file::load(path)?;
+    Ok(take_relocations(state_file::load(path)?, snapshot))
+}
+
+fn take_relocations(Found { moved, .. }: Found, snapshot: &mut Snapshot) -> Vec<String> {
     let mut lines = Vec::new();
     for MovedServer { pool: name, server, configured, to } in moved {
         let Some(pool) = snapshot.pools.iter_mut().find(|it| it.name == name) else { continue };
@@ -102,7 +108,14 @@ pub(crate) fn load_relocations(
             ));
         }
     }
-    Ok(lines)
+    lines
+}
+
+/// Takes all of a file's text.
+pub(crate) fn take_text(text: &[u8], snapshot: &mut Snapshot) -> serde_json::Result<()> {
+    take_found(serde_json::from_slice(text)?, snapshot);
+    take_relocations(serde_json::from_slice(text)?, snapshot);
+    Ok(())
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ mod deal;
 mod discovered;
 mod epochs;
 mod fleet;
+mod foreign;
 mod found;
 mod found_state;
 mod handover;
@@ -63,6 +64,7 @@ pub use child::{Role, Serve, Spawn};
 pub use command::{Answer, COMMAND_SIZE_MAX, Command, DRAIN_MAX_SECONDS, HotAction, MoveAction};
 pub use command_line::CommandLine;
 pub use control_socket::{AskError, ControlSocketError, ask, default_paths};
+pub use foreign::read_state;
 pub use listeners::ListenError;
 pub use rehearsal::{Rehearsal, rehearse};
 pub use status::{

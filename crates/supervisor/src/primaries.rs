@@ -52,7 +52,16 @@ pub(crate) fn save(path: &Path, snapshot: &Snapshot) -> io::Result<()> {
 /// Sentinels names a server that was superseded, as they do until they have heard of a promotion.
 /// Returns a line for each.
 pub(crate) fn load(path: &Path, snapshot: &mut Snapshot) -> Result<Vec<String>, String> {
-    let primaries: Primaries = state_file::load(path)?;
+    Ok(take(state_file::load(path)?, path, snapshot))
+}
+
+/// Takes all of a file's text.
+pub(crate) fn take_text(text: &[u8], snapshot: &mut Snapshot) -> serde_json::Result<()> {
+    take(serde_json::from_slice(text)?, Path::new("/state"), snapshot);
+    Ok(())
+}
+
+fn take(primaries: Primaries, path: &Path, snapshot: &mut Snapshot) -> Vec<String> {
     let mut lines = Vec::new();
     for Primary { pool, server, master, address, config_epoch, lineage } in primaries.groups {
         let is_wanted = snapshot.groups().any(|(its, group, endpoint)| {
@@ -71,7 +80,7 @@ pub(crate) fn load(path: &Path, snapshot: &mut Snapshot) -> Result<Vec<String>, 
             ));
         }
     }
-    Ok(lines)
+    lines
 }
 
 #[cfg(test)]

@@ -247,6 +247,51 @@ impl Route {
     }
 }
 
+/// A route's list of keys, and what it is when keys have gone to another pool and come back.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct LedForeign {
+    /// By the text: keys and their pools.
+    pub listed: [BTreeMap<String, String>; 3],
+    /// As the route has them.
+    pub led: [BTreeMap<String, String>; 3],
+}
+
+/// For tests of what comes from outside: has keys lead from the pool `a` to the pool `b` and back by a list with this
+/// text. `None` if that is refused.
+#[doc(hidden)]
+pub fn lead_foreign(text: &str, keys: &[String]) -> Option<LedForeign> {
+    let listed = |text: &str| {
+        let mut listed = BTreeMap::new();
+        for line in crate::routes::lines(text) {
+            let line = line.ok()?;
+            // A key that is there twice is refused when a list is loaded.
+            if listed.insert(line.key.to_owned(), line.target.to_owned()).is_some() {
+                return None;
+            }
+        }
+        Some(listed)
+    };
+    let led = |route: &Route| {
+        let (exact, _) = route.key_list().unwrap_or((&[], route));
+        let pools = exact.iter().map(|(key, to)| (key.clone(), to.pools().concat()));
+        pools.collect::<BTreeMap<String, String>>()
+    };
+    let before = listed(text)?;
+    let exact = before.iter().map(|(key, to)| (key.clone(), Route::Pool(to.clone()))).collect();
+    let otherwise = Box::new(Route::Pool("a".to_owned()));
+    let mut route = Route::Keys { exact, otherwise, file: Some("/keys".into()) };
+    let first = led(&route);
+    let there = route.lead(keys, ("a", "b"), |_| Ok(text.to_owned())).ok()?;
+    let second = led(&route);
+    let moved = there.keys.clone();
+    let back = route.lead(&moved, ("b", "a"), |_| Ok(there.text.clone())).ok()?;
+    Some(LedForeign {
+        listed: [before, listed(&there.text)?, listed(&back.text)?],
+        led: [first, second, led(&route)],
+    })
+}
+
 /// Whether a file can list a key.
 pub fn is_listable(key: &str) -> bool {
     check(key).is_ok()

@@ -123,7 +123,7 @@ fn next_index(before: u64, told: Option<u64>) -> u64 {
     }
 }
 
-fn servers(body: &[u8]) -> Result<Vec<Server>, String> {
+pub(crate) fn servers(body: &[u8]) -> Result<Vec<Server>, String> {
     let entries: Vec<Entry> = serde_json::from_slice(body)
         .map_err(|error| format!("its answer is not understood: {error}"))?;
     let server = |Entry { node, service }: Entry| {

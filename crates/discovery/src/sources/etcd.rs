@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use cashew_config::snapshot::{EtcdSource, Server};
+use cashew_config::snapshot::{EtcdSource, Server, SourceTls};
 use serde::{Deserialize, Serialize};
 
 use super::http::{End, Http, Lines};
@@ -143,9 +143,14 @@ impl Etcd {
         let headers: Vec<(&str, &str)> =
             token.iter().map(|token| ("authorization", &**token)).collect();
         let answer = self.http.post(&url, &headers, &body, LIST_TIMEOUT)?.ok()?;
-        let Listed { header, kvs } = from_json(&answer.body)?;
+        self.take(&answer.body)
+    }
+
+    /// What is listed.
+    fn take(&mut self, body: &[u8]) -> Result<Vec<Server>, String> {
+        let Listed { header, kvs } = from_json(body)?;
         let keys = kvs.into_iter().map(KeyValue::decode).collect::<Result<_, _>>()?;
-        (self.keys, self.revision) = (keys, header.revision()? + 1);
+        (self.keys, self.revision) = (keys, header.next_revision()?);
         self.servers()
     }
 
@@ -175,7 +180,7 @@ impl Etcd {
         if watched.events.is_empty() {
             return Ok(true);
         }
-        self.revision = watched.header.revision()? + 1;
+        self.revision = watched.header.next_revision()?;
         for Event { r#type, kv } in watched.events {
             let is_gone = r#type == "DELETE";
             let (key, value) = kv.decode()?;
@@ -247,8 +252,10 @@ impl Source for Etcd {
 }
 
 impl Header {
-    fn revision(&self) -> Result<i64, String> {
-        self.revision.parse().map_err(|_| format!("\"{}\" is no revision", self.revision))
+    /// The first that is not in it.
+    fn next_revision(&self) -> Result<i64, String> {
+        let revision = self.revision.parse().ok().and_then(|it: i64| it.checked_add(1));
+        revision.ok_or_else(|| format!("\"{}\" is no revision", self.revision))
     }
 }
 
@@ -257,6 +264,24 @@ impl KeyValue {
         let decode = |text: &str| BASE64_STANDARD.decode(text).map_err(|it| it.to_string());
         Ok((decode(&self.key)?, decode(&self.value)?))
     }
+}
+
+/// A listing, and a line for each event.
+pub(crate) fn read_foreign(bytes: &[u8]) -> Result<Vec<Server>, String> {
+    let mut etcd = Etcd::new(EtcdSource {
+        endpoints: vec!["http://127.0.0.1:1".to_owned()],
+        prefix: "/a/".to_owned(),
+        user: None,
+        tls: SourceTls::default(),
+    });
+    let mut lines = bytes.split(|&byte| byte == b'\n');
+    etcd.take(lines.next().unwrap_or_default())?;
+    for line in lines {
+        if !etcd.apply(line)? {
+            break;
+        }
+    }
+    etcd.servers()
 }
 
 /// The first key behind all that begin with the prefix.
@@ -282,8 +307,6 @@ fn from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, String> {
 
 #[cfg(test)]
 mod tests {
-    use cashew_config::snapshot::SourceTls;
-
     use super::*;
 
     fn etcd() -> Etcd {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use cashew_config::server_at;
-use cashew_config::snapshot::{KubernetesSource, Server};
+use cashew_config::snapshot::{KubernetesSource, Server, SourceTls};
 use serde::Deserialize;
 
 use super::Source;
@@ -152,6 +152,14 @@ impl Kubernetes {
         self.http.get_lines(&url, &[("authorization", &authorization)], silence)
     }
 
+    /// What is listed.
+    fn take(&mut self, body: &[u8]) -> Result<Vec<Server>, String> {
+        let List { metadata, items } = from_json(body)?;
+        self.version = metadata.resource_version;
+        self.slices = items.into_iter().map(|slice| (slice.metadata.name.clone(), slice)).collect();
+        self.servers()
+    }
+
     fn apply(&mut self, line: &[u8]) -> Result<Told, String> {
         let Change { r#type, object } = from_json(line)?;
         if r#type == "ERROR" {
@@ -200,10 +208,7 @@ impl Source for Kubernetes {
         let (url, authorization) = (self.url()?, self.authorization()?);
         let headers = [("authorization", &*authorization)];
         let answer = self.http.get(&url, &headers, LIST_TIMEOUT)?.ok()?;
-        let List { metadata, items } = from_json(&answer.body)?;
-        self.version = metadata.resource_version;
-        self.slices = items.into_iter().map(|slice| (slice.metadata.name.clone(), slice)).collect();
-        self.servers()
+        self.take(&answer.body)
     }
 
     fn wait(&mut self) -> Result<Option<Vec<Server>>, String> {
@@ -256,6 +261,26 @@ impl Slice {
     }
 }
 
+/// A listing, and a line for each event.
+pub(crate) fn read_foreign(bytes: &[u8]) -> Result<Vec<Server>, String> {
+    let mut kubernetes = Kubernetes::new(KubernetesSource {
+        service: "cache".to_owned(),
+        namespace: Some("shop".to_owned()),
+        port: (bytes.len() % 2 == 1).then(|| "redis".to_owned()),
+        server: Some("http://127.0.0.1:1".to_owned()),
+        token_file: "/nowhere".into(),
+        tls: SourceTls::default(),
+    });
+    let mut lines = bytes.split(|&byte| byte == b'\n');
+    kubernetes.take(lines.next().unwrap_or_default())?;
+    for line in lines {
+        if kubernetes.apply(line)? == Told::Expired {
+            break;
+        }
+    }
+    kubernetes.servers()
+}
+
 fn misunderstood(error: &serde_json::Error) -> String {
     format!("its answer is not understood: {error}")
 }
@@ -266,8 +291,6 @@ fn from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, String> {
 
 #[cfg(test)]
 mod tests {
-    use cashew_config::snapshot::SourceTls;
-
     use super::*;
 
     fn kubernetes(port: Option<&str>) -> Kubernetes {

@@ -14,7 +14,10 @@ mod status;
 
 use cashew_config::snapshot::{Server, ServerSource};
 
+pub(crate) use consul::servers as read_consul;
+pub(crate) use etcd::read_foreign as read_etcd;
 pub use finder::{Finder, FoundServers, find_once};
+pub(crate) use kubernetes::read_foreign as read_kubernetes;
 pub use status::{HeldStatus, SourceStatus};
 
 /// Names the servers of a pool. What it does may block, but for some seconds at most, except for
@@ -45,6 +48,11 @@ pub(crate) fn open(source: &ServerSource) -> Box<dyn Source> {
         ServerSource::Consul(source) => Box::new(consul::Consul::new(source)),
         ServerSource::Kubernetes(source) => Box::new(kubernetes::Kubernetes::new(source)),
     }
+}
+
+/// Reads a list of servers as files have it.
+pub(crate) fn read_list(bytes: &[u8]) -> Result<Vec<Server>, String> {
+    record::list(str::from_utf8(bytes).map_err(|_| "is not UTF-8 text")?)
 }
 
 /// Asks a source once.
