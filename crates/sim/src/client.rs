@@ -370,7 +370,8 @@ impl Keys {
             made: 0,
             client,
             tagged: config.hash_tag.is_some(),
-            scattered: config.distribution == Distribution::Random,
+            // Of a route each key is asked for by itself, maybe of several servers that may answer.
+            scattered: config.distribution == Distribution::Random || config.route.is_some(),
         };
         for _ in 0..random.range(3, 10) {
             let key = keys.fresh(random);
@@ -389,6 +390,11 @@ impl Keys {
             key.push_str(&"k".repeat(random.range(20, 200) as usize));
         }
         key.into_bytes()
+    }
+
+    /// One of its own.
+    pub(crate) fn any(&self, random: &mut Random) -> Vec<u8> {
+        self.own[random.below(self.own.len() as u64) as usize].clone()
     }
 
     fn restrict(&mut self, mut allowed: impl FnMut(&[u8]) -> bool) {

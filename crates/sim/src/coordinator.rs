@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{ClusterMap, Pool, Promoted, TopologyState};
+use cashew_config::snapshot::{ClusterMap, Pool, Promoted, Topology, TopologyState};
 use cashew_engine::PoolState;
 
 use crate::random::Random;
-use crate::reload::changed;
+use crate::reload::{changed, named_anew};
 use crate::scenario::{pool_id, server_id};
 
 /// A message to all gateways. Pools are given by their number in the epoch.
@@ -100,6 +100,25 @@ impl Wanted {
             let reign = topology.reign(shard) + 1;
             topology.reigns.retain(|(its, _)| *its != shard);
             topology.reigns.push((shard, reign));
+        }
+    }
+}
+
+/// Groups that there were before keep who takes their writes, as long as it is one of them, and count on.
+fn keep_primaries(next: &mut TopologyState, pool: &Pool, (before, was): (&TopologyState, &Pool)) {
+    let Topology::Groups(groups) = &pool.topology else { return };
+    for (shard, group) in (0..).zip(groups) {
+        let Some(old) = was.shards().iter().position(|it| it.name == group.name) else { continue };
+        let old = old as u32;
+        if let Some(promoted) = before.primaries.iter().find(|it| it.shard == old) {
+            let server = server_id(&was.servers[promoted.server as usize]);
+            let its = |&at: &u32| server_id(&pool.servers[at as usize]) == server;
+            if let Some(server) = group.members().find(its) {
+                next.primaries.push(Promoted { shard, server });
+            }
+        }
+        if before.reign(old) > 0 {
+            next.reigns.push((shard, before.reign(old)));
         }
     }
 }
@@ -217,7 +236,7 @@ impl Coordinator {
     }
 
     /// Proposes another epoch; does nothing while a ring changes.
-    pub(crate) fn reload(&mut self, universe: &[Pool]) -> Vec<Order> {
+    pub(crate) fn reload(&mut self, universe: &[Pool], names_anew: bool) -> Vec<Order> {
         let is_busy = self.pools.iter().any(|state| !state.change.is_empty());
         // Sometimes it replaces one that is only prepared.
         let may_replace =
@@ -225,7 +244,10 @@ impl Coordinator {
         if is_busy || !may_replace || (self.change.is_some() && self.random.percent(70)) {
             return Vec::new();
         }
-        let snapshot = changed(&self.snapshot, universe, &self.removed, &mut self.random);
+        let snapshot = match names_anew {
+            true => named_anew(&self.snapshot, universe, &mut self.random),
+            false => changed(&self.snapshot, universe, &self.removed, &mut self.random),
+        };
         self.propose(snapshot, true)
     }
 
@@ -253,7 +275,10 @@ impl Coordinator {
         let state_of = |pool: &Pool| {
             let mut state = PoolState::whole(pool);
             if let Some(known) = self.find_pool(pool_id(pool)) {
-                state.ring_version = self.pools[known as usize].version;
+                let before = &self.pools[known as usize];
+                state.ring_version = before.version;
+                let was = &self.snapshot.pools[known as usize];
+                keep_primaries(&mut state.topology, pool, (&before.topology, was));
             }
             for (server, live) in pool.servers.iter().zip(&mut state.topology.live) {
                 if let Some((pool, known)) = self.find(pool_id(pool), server_id(server)) {

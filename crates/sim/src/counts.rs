@@ -50,6 +50,10 @@ pub struct Counts {
     /// What they have hit.
     pub coverage: Coverage,
     pub clients: u64,
+    /// Executions by the servers of another pool than the client's, where a route leads.
+    pub led: u64,
+    /// Requests that were not the user's to make, and were refused for that.
+    pub denials: u64,
     /// Executed transactions, and blocking calls that were answered later.
     pub transactions: u64,
     pub waits: u64,
@@ -94,6 +98,8 @@ impl AddAssign for Counts {
         self.faults += other.faults;
         self.coverage += other.coverage;
         self.clients += other.clients;
+        self.led += other.led;
+        self.denials += other.denials;
         self.transactions += other.transactions;
         self.waits += other.waits;
         self.withdrawals += other.withdrawals;

@@ -5,7 +5,7 @@ use std::io::IoSlice;
 use std::rc::Rc;
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::Protocol;
+use cashew_config::snapshot::{Protocol, Topology};
 use cashew_engine::{
     Action, Admission, BackendId, CloseReason, ConnId, Engine, Export, Identity, ListenerId, Place,
     Plan, Rest, ServerId, Setup,
@@ -385,7 +385,11 @@ impl Gateway {
         }
         for (pool, state) in snapshot.pools.iter().zip(states) {
             let version = state.ring_version;
-            fabric.oracle.rings.released(pool, self.id, version, &state.topology, at);
+            let moves = fabric.oracle.rings.released(pool, self.id, version, &state.topology, at);
+            // What was in the middle of a transaction there ends.
+            if moves && matches!(pool.topology, Topology::Groups(_)) {
+                fabric.oracle.cut_short(self.id, at);
+            }
         }
         self.metrics = Writer::in_memory(snapshot);
         self.engine.handle_commit(self.metrics.clone(), now);

@@ -38,6 +38,7 @@ mod replication;
 mod request;
 mod resharding;
 mod rings;
+mod route;
 mod scenario;
 mod server;
 mod shape;
@@ -45,6 +46,7 @@ mod shrink;
 mod store;
 mod surprise;
 mod trace;
+mod user;
 mod wire;
 mod world;
 

@@ -113,7 +113,7 @@ pub(crate) struct Ledger {
     read_once: BTreeMap<Vec<u8>, (u32, usize, Outcome)>,
     /// By server, or in front of a cluster by key: the last request executed there, and by whom. Where reads have a choice, of
     /// those that write.
-    last: BTreeMap<u32, (u32, u32)>,
+    last: BTreeMap<(u32, u32), (u32, u32)>,
     last_of_key: BTreeMap<Vec<u8>, (u32, u32)>,
     /// By key.
     writes: BTreeMap<Vec<u8>, Writes>,
@@ -440,8 +440,10 @@ impl Oracle {
         assert_eq!(is_queued, by_exec, "I1: {}: in a transaction or not", what());
         let (was, due) = (execution.params, entry.request.params);
         assert_eq!(was, due, "I1: {} on a connection of another kind", what());
-        let is_here = ledger.pool == pool && ledger.gateways.contains(&gateway);
-        assert!(is_here, "I1: {} elsewhere", what());
+        let leaves = self.rings.leaves(ledger.pool, gateway, key, entry.sent_at, now);
+        let is_here = leaves.contains(&pool) && ledger.gateways.contains(&gateway);
+        assert!(is_here, "I1: {} elsewhere, instead of pool {leaves:?}", what());
+        self.counts.led += u64::from(ledger.pool != pool);
         // The gateway parses a request when its last byte is there, not before. But it may refuse a
         // request after its first line.
         let is_local = matches!(entry.request.answer, Answer::Local(_));
@@ -476,7 +478,7 @@ impl Oracle {
         if !late && is_ordered {
             let (last, its_server) = match self.has_slots {
                 true => ledger.last_of_key.entry(key.to_vec()).or_default(),
-                false => ledger.last.entry(server).or_default(),
+                false => ledger.last.entry((pool, server)).or_default(),
             };
             // A node that has sent one away and runs the next one can only be waited for.
             if *last > index && ledger.refusals.is_by(*its_server, (tag, key), sent_at) {
@@ -629,6 +631,7 @@ impl Oracle {
             self.counts.slowest_us = self.counts.slowest_us.max(waited);
             let slowest = &mut self.ledgers[client as usize].slowest_us;
             *slowest = waited.max(*slowest);
+            self.counts.denials += u64::from(reply.starts_with(b"-NOPERM "));
             self.check_broadcast(client, index, now);
             self.note_acknowledged(client, index, now);
             let is_ordered = self.is_write(client, index) || self.reads_primaries;
@@ -997,7 +1000,9 @@ impl Oracle {
         let hits = |troubles: &[(u64, u64)]| troubles.iter().any(|t| t.0 <= now && t.1 >= from);
         let is_of_any = entry.request.parts.is_empty() || self.has_slots;
         if is_of_any || matches!(entry.request.answer, Answer::Broadcast(_)) {
-            return self.troubles.iter().any(|(key, troubles)| key.0 == pool && hits(troubles));
+            let is_route = self.rings.is_route(pool);
+            let mut troubles = self.troubles.iter();
+            return troubles.any(|(of, troubles)| (is_route || of.0 == pool) && hits(troubles));
         }
         entry.request.parts.iter().any(|part| {
             if let Some(conn) = part.wire {
@@ -1005,12 +1010,15 @@ impl Oracle {
             }
             let access = entry.request.access;
             ledger.gateways.iter().any(|&gateway| {
-                let owners = self.rings.owners(pool, gateway, &part.key, access, from, now);
-                let none_live = self.rings.live_counts(pool, gateway, from, now).contains(&0);
-                let in_trouble = |server: &u32| {
-                    self.troubles.get(&(pool, *server)).is_some_and(|troubles| hits(troubles))
-                };
-                none_live || owners.iter().any(in_trouble)
+                let leaves = self.rings.leaves(pool, gateway, &part.key, from, now);
+                leaves.into_iter().any(|pool| {
+                    let owners = self.rings.owners(pool, gateway, &part.key, access, from, now);
+                    let none_live = self.rings.live_counts(pool, gateway, from, now).contains(&0);
+                    let in_trouble = |server: &u32| {
+                        self.troubles.get(&(pool, *server)).is_some_and(|troubles| hits(troubles))
+                    };
+                    none_live || owners.iter().any(in_trouble)
+                })
             })
         })
     }

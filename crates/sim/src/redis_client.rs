@@ -9,11 +9,14 @@ use crate::client::{Keys, RequestCtx};
 use crate::random::Random;
 use crate::redis_server::shared;
 use crate::request::{Access, Answer, Framing, Part, Request, SessionParams};
+use crate::user::Role;
 
 pub(crate) struct RedisClient {
     pub(crate) keys: Keys,
     password: Option<String>,
     authenticated: bool,
+    /// Where the pool has users: who it is, or would be.
+    role: Option<Role>,
     name: Option<String>,
     params: SessionParams,
     /// The databases it may select, and its initial one.
@@ -34,13 +37,19 @@ const ABORT: &[u8] = b"-EXECABORT Transaction discarded because of previous erro
 const MOVED: &[u8] = b"-EXECABORT Transaction discarded because its keys may have moved to other \
                        servers meanwhile.\r\n";
 const NOT_AUTHENTICATED: &str = "-NOAUTH Authentication required.\r\n";
+const WRONG_PASSWORD: &str = "-WRONGPASS invalid username-password pair or user is disabled.\r\n";
+const NO_KEY: &str =
+    "-NOPERM this user has no permissions to access one of the keys used as arguments\r\n";
+/// No client may touch it.
+pub(crate) const FORBIDDEN: &[u8] = b"x:1";
 
 impl RedisClient {
     pub(crate) fn new(client: u32, config: &Pool, random: &mut Random) -> Self {
         Self {
             keys: Keys::new(client, config, random),
             password: config.redis_auth.clone(),
-            authenticated: config.redis_auth.is_none(),
+            authenticated: config.redis_auth.is_none() && config.users.is_empty(),
+            role: (!config.users.is_empty()).then(|| random.pick(&Role::ALL)),
             name: None,
             params: SessionParams { resp3: false, database: config.redis_db },
             databases: config.databases,
@@ -87,11 +96,33 @@ impl RedisClient {
         if let Some(request) = self.script.pop_front() {
             return request;
         }
-        if self.can_transact && ctx.random.percent(ctx.temper.sessions) {
+        if let Some(role) = self.role
+            && let Some(request) = self.as_user(role, ctx)
+        {
+            return request;
+        }
+        let may_transact = self.can_transact && self.role.is_none_or(Role::transacts);
+        if may_transact && ctx.random.percent(ctx.temper.sessions) {
             return self.session(ctx);
         }
         if ctx.random.percent(ctx.temper.oddity) {
             return self.oddity(ctx);
+        }
+        match self.role {
+            Some(Role::Reads) => {
+                let name = ctx.random.pick(&["GET", "STRLEN", "MGET", "EXISTS", "TOUCH"]);
+                let count = if name.len() == 4 || name.starts_with('E') || name == "TOUCH" {
+                    ctx.random.range(1, 5)
+                } else {
+                    1
+                };
+                return self.keyed(name, count, ctx);
+            }
+            Some(Role::Picks) => {
+                let name = ctx.random.pick(&["GET", "SET", "STRLEN"]);
+                return self.keyed(name, 1, ctx);
+            }
+            _ => {}
         }
         match ctx.random.below(20) {
             0..=4 => self.keyed("GET", 1, ctx),
@@ -112,6 +143,76 @@ impl RedisClient {
                 self.keyed(name, count, ctx)
             }
         }
+    }
+
+    /// What is only asked where there are users: to be another one, who one is, and what one may not do.
+    fn as_user(&mut self, role: Role, ctx: &mut RequestCtx<'_>) -> Option<Request> {
+        Some(match ctx.random.below(100) {
+            0..=3 => self.log_in(ctx),
+            4..=7 => {
+                let name = role.name();
+                local("ACL WHOAMI\r\n", format!("${}\r\n{name}\r\n", name.len()))
+            }
+            8..=19 => return self.denied(role, ctx),
+            _ => return None,
+        })
+    }
+
+    /// Becomes another user, or tries to.
+    fn log_in(&mut self, ctx: &mut RequestCtx<'_>) -> Request {
+        let role = ctx.random.pick(&Role::ALL);
+        let (name, password) = (role.name(), role.password());
+        let wrong = ctx.random.percent(10);
+        if wrong {
+            let words = [b"AUTH".to_vec(), name.into(), b"guess".to_vec()];
+            return local(array(&words), WRONG_PASSWORD);
+        }
+        (self.role, self.authenticated) = (Some(role), true);
+        match ctx.random.below(3) {
+            0 => {
+                self.params.resp3 = ctx.random.percent(50);
+                let version = if self.params.resp3 { 3 } else { 2 };
+                let hello = format!("HELLO {version} AUTH {name} {password}\r\n");
+                Request::new(hello, Answer::Greeting, Framing::Resp)
+            }
+            _ => local(array(&[b"AUTH".to_vec(), name.into(), password.into()]), "+OK\r\n"),
+        }
+    }
+
+    /// What the user may not do.
+    fn denied(&mut self, role: Role, ctx: &mut RequestCtx<'_>) -> Option<Request> {
+        let (own, value) = (self.keys.any(ctx.random), ctx.value(self.number));
+        let (words, is_key): (Vec<&[u8]>, bool) = match (role, ctx.random.below(5)) {
+            (Role::All, _) => return None,
+            (Role::Reads, 0) => (vec![b"SET", &own, &value], false),
+            (Role::Reads, 1) => (vec![b"del", &own, b"s:0"], false),
+            (Role::Reads, 2) => (vec![b"multi"], false),
+            (Role::Reads, 3) => (vec![b"mset", &own, &value, FORBIDDEN, &value], false),
+            (Role::Reads, _) => (vec![b"flushall"], false),
+            (Role::Own, 0) => (vec![b"GET", b"s:0"], true),
+            (Role::Own, 1) => (vec![b"SET", FORBIDDEN, &value], true),
+            (Role::Own, 2) => (vec![b"MSET", &own, &value, FORBIDDEN, &value], true),
+            (Role::Own, 3) => (vec![b"MGET", &own, b"s:0"], true),
+            (Role::Own, _) => (vec![b"DEL", &own, FORBIDDEN], true),
+            (Role::Picks, 0) => (vec![b"del", &own], false),
+            (Role::Picks, 1) => (vec![b"mget", &own, &own], false),
+            (Role::Picks, 2) => (vec![b"watch", &own], false),
+            (Role::Picks, 3) => (vec![b"GET", b"s:1"], true),
+            (Role::Picks, _) => (vec![b"SET", FORBIDDEN, &value], true),
+        };
+        let name = String::from_utf8_lossy(words[0]).to_lowercase();
+        let words: Vec<Vec<u8>> = words.iter().map(|word| word.to_vec()).collect();
+        let bytes = array(&words);
+        if bytes.len() as u64 > ctx.temper.request_size_max {
+            return Some(refused("-ERR Protocol error: request too large\r\n", bytes));
+        }
+        Some(match is_key {
+            true => local(bytes, NO_KEY),
+            false => local(
+                bytes,
+                format!("-NOPERM this user has no permissions to run the '{name}' command\r\n"),
+            ),
+        })
     }
 
     /// A transaction, of which the first request is returned, or a blocking call.
@@ -146,6 +247,8 @@ impl RedisClient {
         script.push_back(say(&[b"MULTI"], OK, &[]));
         let is_discarded = ctx.random.percent(15);
         let is_wrong = ctx.random.percent(10);
+        let is_bounded = self.role == Some(Role::Own);
+        let is_denied = is_wrong && is_bounded;
         let mut reply = Vec::new();
         let mut count = 0;
         if ctx.random.percent(20) {
@@ -169,7 +272,7 @@ impl RedisClient {
             } else {
                 let mark = [b"x".as_slice(), &value].concat();
                 set = say(&[&tag, b"s:0", &mark], QUEUED, &[]);
-                if script.len() > 1 || watches {
+                if script.len() > 1 || watches || is_bounded {
                     // The shared key may be on another server.
                     set = say(&[b"PING"], QUEUED, &[]);
                 }
@@ -179,11 +282,15 @@ impl RedisClient {
             reply.extend_from_slice(OK);
             count += 1;
         }
-        if is_wrong {
+        if is_denied {
+            script.push_back(say(&[b"SET", FORBIDDEN, b"1"], NO_KEY.as_bytes(), &[]));
+        } else if is_wrong {
             let words = "-ERR wrong number of arguments for 'get' command\r\n";
             script.push_back(say(&[b"GET"], words.as_bytes(), &[]));
         }
         let fair: &[&'static [u8]] = match ctx.temper.unsettled {
+            // What may no longer be done is not done any more.
+            true if is_bounded => &[if self.params.resp3 { NIL } else { NIL_ARRAY }, MOVED, ABORT],
             true => &[if self.params.resp3 { NIL } else { NIL_ARRAY }, MOVED],
             false => &[],
         };
@@ -217,7 +324,7 @@ impl RedisClient {
 
     fn keyed(&mut self, name: &str, count: u64, ctx: &mut RequestCtx<'_>) -> Request {
         let is_read = matches!(name, "GET" | "MGET" | "EXISTS" | "TOUCH" | "STRLEN");
-        let with_shared = is_read && name != "STRLEN";
+        let with_shared = is_read && name != "STRLEN" && self.role.is_none_or(Role::shares);
         let (keys, tag) = self.keys.choose(count, with_shared, &spellings(name), ctx);
         let mut args = vec![tag.clone()];
         let mut parts = Vec::new();
@@ -249,16 +356,17 @@ impl RedisClient {
     /// Before AUTH nothing works, but unknown commands still get their error.
     fn introduction(&mut self, ctx: &mut RequestCtx<'_>) -> Request {
         let password = self.password.clone().unwrap_or_default();
-        match ctx.random.below(6) {
+        let case = ctx.random.below(6);
+        if self.role.is_some() && case > 2 {
+            return self.log_in(ctx);
+        }
+        match case {
             0 => local("GET a\r\n", NOT_AUTHENTICATED),
             1 => local(
                 "*1\r\n$3\r\nfoo\r\n",
                 "-ERR unknown command 'foo', with args beginning with: \r\n",
             ),
-            2 => local(
-                "AUTH guess\r\n",
-                "-WRONGPASS invalid username-password pair or user is disabled.\r\n",
-            ),
+            2 => local("AUTH guess\r\n", WRONG_PASSWORD),
             _ => {
                 self.authenticated = true;
                 local(array(&[b"AUTH".to_vec(), password.into_bytes()]), "+OK\r\n")
@@ -284,7 +392,7 @@ impl RedisClient {
                 "-ERR unknown command 'FOO', with args beginning with: 'bar' \r\n",
             ),
             5 => local("GET\r\n", "-ERR wrong number of arguments for 'get' command\r\n"),
-            6 => local(
+            6 if self.role.is_none() => local(
                 "*4\r\n$4\r\nmset\r\n$1\r\na\r\n$1\r\nb\r\n$1\r\nc\r\n",
                 "-ERR wrong number of arguments for 'mset' command\r\n",
             ),

@@ -3,6 +3,7 @@
 use cashew_config::snapshot::Pool;
 
 use crate::oracle::owner_of;
+use crate::redis_client::FORBIDDEN;
 use crate::request::{Outcome, SessionParams, line_end};
 use crate::server::{Blocked, Done, Place, Session};
 use crate::store::Store;
@@ -111,6 +112,8 @@ impl RedisServer {
             }
             _ => {}
         }
+        let is_forbidden = args[1..].contains(&FORBIDDEN);
+        assert!(!is_forbidden, "I11: a server is sent what no user may do: {}", tag.escape_ascii());
         if session.owner.is_some()
             && let Some(other) = args[1..].iter().find_map(|key| owner_of(key))
         {

@@ -1,11 +1,13 @@
 //! Changes of the configuration.
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{Pool, Topology};
+use cashew_config::snapshot::{Pool, Server, ServerGroup, Topology};
 use cashew_placement::{Distribution, Hash};
 
 use crate::random::Random;
+use crate::route;
 use crate::scenario::{pool_id, server_id};
+use crate::user;
 
 /// Another configuration, a few changes away from this one. A removed pool does not return: its
 /// clients may still be there.
@@ -19,6 +21,11 @@ pub(crate) fn changed(
     for _ in 0..random.below(4) {
         change(&mut next, universe, removed, random);
     }
+    for pool in next.pools.iter_mut().filter(|pool| !pool.users.is_empty()) {
+        if random.percent(50) {
+            pool.users = user::lines(random);
+        }
+    }
     // The real order is that of names; a random order here shows what depends on it.
     if random.percent(50) {
         shuffle(&mut next.pools, random);
@@ -31,6 +38,9 @@ fn change(next: &mut Snapshot, universe: &[Pool], removed: &[u32], random: &mut 
     let of_universe = &universe[pool_id(&next.pools[at]) as usize];
     let pool = &mut next.pools[at];
     match random.below(16) {
+        0..=5 | 7 if matches!(pool.topology, Topology::Groups(_)) => {
+            regroup(pool, of_universe, random);
+        }
         0..=2 => {
             let known: Vec<u32> = pool.servers.iter().map(server_id).collect();
             let fresh: Vec<_> =
@@ -90,8 +100,76 @@ fn change(next: &mut Snapshot, universe: &[Pool], removed: &[u32], random: &mut 
     }
 }
 
+/// As when those who say where servers are name others all the time: any of those that there may be, in any order, and
+/// groups of others.
+pub(crate) fn named_anew(current: &Snapshot, universe: &[Pool], random: &mut Random) -> Snapshot {
+    let mut next = current.clone();
+    for pool in &mut next.pools {
+        let of_universe = &universe[pool_id(pool) as usize];
+        match pool.topology {
+            _ if random.percent(30) => {}
+            _ if pool.route.is_some() => pool.route = Some(route::tree(random)),
+            Topology::Groups(_) => {
+                for _ in 0..random.range(1, 3) {
+                    regroup(pool, of_universe, random);
+                }
+            }
+            Topology::Sharded => {
+                let mut servers = of_universe.servers.clone();
+                shuffle(&mut servers, random);
+                servers.truncate(random.range(1, servers.len() as u64) as usize);
+                pool.servers = servers;
+            }
+            Topology::MasterReplica { .. } => {}
+        }
+    }
+    next
+}
+
+/// Changes one thing about the groups: a server joins one or leaves it, a group comes or goes, or another server of one is
+/// configured as its primary.
+fn regroup(pool: &mut Pool, of_universe: &Pool, random: &mut Random) {
+    let Topology::Groups(groups) = &pool.topology else { return };
+    let server_of = |at: u32| pool.servers[at as usize].clone();
+    let mut groups: Vec<(String, u32, Vec<Server>)> = groups
+        .iter()
+        .map(|it| (it.name.clone(), it.weight, it.members().map(server_of).collect()))
+        .collect();
+    let known: Vec<u32> = pool.servers.iter().map(server_id).collect();
+    let fresh: Vec<&Server> =
+        of_universe.servers.iter().filter(|it| !known.contains(&server_id(it))).collect();
+    let at = random.below(groups.len() as u64) as usize;
+    let members = groups[at].2.len();
+    match random.below(5) {
+        0 if !fresh.is_empty() && members < 3 => groups[at].2.push(random.pick(&fresh).clone()),
+        1 if members > 1 => drop(groups[at].2.remove(random.below(members as u64) as usize)),
+        2 if !fresh.is_empty() && groups.len() < 4 => {
+            let name = (0..).map(|number| format!("g{number}"));
+            let mut names = name.filter(|name| groups.iter().all(|group| group.0 != *name));
+            let name = names.next().unwrap_or_default();
+            groups.push((name, random.range(1, 3) as u32, vec![random.pick(&fresh).clone()]));
+            groups.sort_by(|a, b| a.0.cmp(&b.0));
+        }
+        3 if groups.len() > 1 => drop(groups.remove(at)),
+        _ => groups[at].2.rotate_left(1),
+    }
+    // Without any copy it would be no pool of groups.
+    if groups.iter().all(|group| group.2.len() < 2) {
+        return;
+    }
+    let mut servers: Vec<Server> = Vec::new();
+    let mut made = Vec::new();
+    for (name, weight, members) in groups {
+        let first = servers.len() as u32;
+        servers.extend(members);
+        let replicas = (first + 1..servers.len() as u32).collect();
+        made.push(ServerGroup { name, weight, primary: first, replicas });
+    }
+    (pool.servers, pool.topology) = (servers, Topology::Groups(made));
+}
+
 /// The master stays the same as long as it exists.
-fn edit_servers(pool: &mut Pool, edit: impl FnOnce(&mut Vec<cashew_config::snapshot::Server>)) {
+fn edit_servers(pool: &mut Pool, edit: impl FnOnce(&mut Vec<Server>)) {
     let master = match pool.topology {
         Topology::MasterReplica { master } => Some(pool.servers[master as usize].name.clone()),
         Topology::Sharded | Topology::Groups(_) => None,

@@ -9,6 +9,7 @@ use cashew_config::snapshot::{Pool, Reads, ServerGroup, Topology, TopologyState}
 use cashew_placement::{Distribution, Node, Ring};
 
 use crate::request::Access;
+use crate::route;
 use crate::scenario::{pool_id, server_id};
 
 /// A gateway dispatched requests of a pool by this topology from `from` to `until`.
@@ -28,6 +29,8 @@ pub(crate) struct Rings {
     built: BTreeMap<(usize, Vec<bool>), Ring>,
     /// Their addresses identify them in `built`.
     kept: Vec<Rc<Pool>>,
+    /// Some of them lead to others.
+    has_routes: bool,
 }
 
 /// Whether both send every key to the same server.
@@ -37,6 +40,7 @@ pub(crate) fn places_alike(one: &Pool, other: &Pool) -> bool {
         && one.hash_tag == other.hash_tag
         && one.distribution == other.distribution
         && one.topology == other.topology
+        && one.route == other.route
 }
 
 impl Rings {
@@ -58,6 +62,7 @@ impl Rings {
         if let Some(known) = self.kept.iter().find(|known| ***known == *config) {
             return Rc::clone(known);
         }
+        self.has_routes |= config.route.is_some();
         let config = Rc::new(config.clone());
         self.kept.push(Rc::clone(&config));
         config
@@ -102,7 +107,7 @@ impl Rings {
         let topology = topology.clone();
         let reign = Reign { version, config, topology, from: now, until: u64::MAX };
         let reigns = self.reigns.entry((pool, gateway)).or_default();
-        let moves = reigns.last().is_some_and(|last| last.primaries() != reign.primaries());
+        let moves = reigns.last().is_some_and(|last| last.writers() != reign.writers());
         reigns.push(reign);
         moves && has_ring
     }
@@ -127,6 +132,30 @@ impl Rings {
     fn candidates(&self, pool: u32, gateway: u32, from: u64, until: u64) -> Vec<Reign> {
         let reigns = self.of(pool, gateway).iter();
         reigns.filter(|reign| reign.from <= until && reign.until >= from).cloned().collect()
+    }
+
+    /// The pools whose servers a request of the pool's clients may have gone to: its own, or those of a route.
+    pub(crate) fn leaves(
+        &self,
+        pool: u32,
+        gateway: u32,
+        key: &[u8],
+        from: u64,
+        until: u64,
+    ) -> Vec<u32> {
+        if !self.has_routes {
+            return vec![pool];
+        }
+        let leaf = |reign: Reign| match &reign.config.route {
+            Some(route) => route::leaf(route, key),
+            None => pool,
+        };
+        self.candidates(pool, gateway, from, until).into_iter().map(leaf).collect()
+    }
+
+    /// Whether the pool's clients are led to other pools.
+    pub(crate) fn is_route(&self, pool: u32) -> bool {
+        self.has_routes && self.kept.iter().any(|it| pool_id(it) == pool && it.route.is_some())
     }
 
     /// The number of live servers in each ring that may have been in use.
@@ -240,6 +269,14 @@ impl Rings {
 }
 
 impl Reign {
+    /// By shard: its name, and who takes the writes, by its place in the universe.
+    fn writers(&self) -> Vec<(String, u32)> {
+        let shards = self.config.shards();
+        let names = shards.iter().map(|shard| shard.name.clone());
+        let server = |at: u32| server_id(&self.config.servers[at as usize]);
+        names.zip(self.primaries().into_iter().map(server)).collect()
+    }
+
     /// By shard: who takes the writes.
     fn primaries(&self) -> Vec<u32> {
         let shards = self.config.shards();

@@ -17,6 +17,8 @@ use crate::network::Weather;
 use crate::random::Random;
 use crate::redis_server::OLD_PASSWORD;
 use crate::resharding::Resharding;
+use crate::route;
+use crate::user;
 
 const POOL_PORT: u16 = 6000;
 const SERVER_PORT: u16 = 7000;
@@ -129,6 +131,8 @@ impl Faults {
 pub(crate) struct Reloads {
     pub(crate) count: u64,
     pub(crate) gap_max_us: u64,
+    /// They change what servers there are and nothing else, and that at large.
+    pub(crate) names_anew: bool,
 }
 
 /// One run, before it is played.
@@ -328,6 +332,7 @@ impl Scenario {
         scenario.reloads = Reloads {
             count: random.range(1, 20),
             gap_max_us: random.pick(&[2_000, 10_000, 50_000]),
+            names_anew: false,
         };
         let limits = scenario.snapshot.pools[0].limits;
         let temper = &mut scenario.temper;
@@ -659,6 +664,30 @@ impl Scenario {
         scenario
     }
 
+    /// Users of whom each may do something else, and clients that become others, move between gateways and have
+    /// transactions meanwhile; mostly while users change that are none of theirs.
+    pub fn users(seed: u64) -> Self {
+        let mut scenario = Self::moving_sessions(seed);
+        let mut random = Random::new(seed ^ 0x05e2_5000_0000_0000);
+        for pool in &mut scenario.snapshot.pools {
+            pool.protocol = Protocol::Redis;
+            pool.redis_auth = None;
+            pool.server_auth = ServerAuth::default();
+            if pool.distribution == Distribution::Random {
+                pool.distribution = Distribution::Ketama;
+            }
+            pool.users = user::lines(&mut random);
+        }
+        scenario.temper.requests = scenario.temper.requests.max(60);
+        scenario.universe.clone_from(&scenario.snapshot.pools);
+        if random.percent(70) {
+            let moves = scenario.moves;
+            scenario = scenario.with_epochs();
+            (scenario.moves, scenario.temper.unsettled) = (moves, true);
+        }
+        scenario
+    }
+
     /// Groups of primaries and replicas, of which others become primaries all the time.
     pub fn groups(seed: u64) -> Self {
         let mut scenario = Self::of_groups(seed);
@@ -666,9 +695,64 @@ impl Scenario {
         scenario.promotions = Reloads {
             count: random.range(1, 40),
             gap_max_us: random.pick(&[2_000, 10_000, 50_000]),
+            names_anew: false,
         };
         scenario.temper.sessions = random.pick(&[0, 0, 15]);
         scenario.temper.unsettled = true;
+        scenario
+    }
+
+    /// Sources and Sentinels name other servers and groups all the time, while others become primaries.
+    pub fn churn(seed: u64) -> Self {
+        let scenario =
+            if seed.is_multiple_of(2) { Self::groups(seed) } else { Self::sessions(seed) };
+        let mut scenario = scenario.with_epochs();
+        let mut random = Random::new(seed ^ 0xc402_0000_0000_0000);
+        scenario.reloads = Reloads {
+            count: random.range(10, 60),
+            gap_max_us: random.pick(&[500, 2_000, 10_000]),
+            names_anew: random.percent(80),
+        };
+        scenario.temper.unsettled = true;
+        scenario
+    }
+
+    /// A route that leads to two pools of groups, while its tree, servers, groups and primaries change.
+    pub fn routes(seed: u64) -> Self {
+        let mut scenario = Self::of_seed(seed);
+        let mut random = Random::new(seed ^ 0x2007_e500_0000_0000);
+        let random = &mut random;
+        (scenario.tight_queues, scenario.tight_outputs) = (false, false);
+        scenario.snapshot.global.worker_memory_max = None;
+        scenario.temper.request_size_max = Limits::default().request_size_max;
+        scenario.temper.sessions = random.pick(&[0, 0, 10]);
+        scenario.temper.unsettled = true;
+        let timeout_ms = random.pick(&[None, Some(3_000)]);
+        let mut pools: Vec<Pool> =
+            (0..3).map(|index| pool(index, Limits::default(), random)).collect();
+        for (index, pool) in pools.iter_mut().enumerate() {
+            group(index, pool, random);
+            (pool.redis_auth, pool.server_auth) = (None, ServerAuth::default());
+            (pool.redis_db, pool.databases) = (0, 1);
+            pool.timeout_ms = timeout_ms;
+        }
+        let route = &mut pools[0];
+        route.servers.clear();
+        route.topology = Topology::Sharded;
+        (route.timeout_ms, route.hedge, route.reads) = (None, None, None);
+        route.route = Some(route::tree(random));
+        scenario.universe.clone_from(&pools);
+        for (index, pool) in scenario.universe.iter_mut().enumerate().skip(1) {
+            let count = pool.servers.len() as u64;
+            pool.servers.extend((count..count + 3).map(|n| server(index as u64, n)));
+        }
+        scenario.snapshot.pools = pools;
+        scenario.gateways = random.pick(&[1, 2, 3]);
+        scenario.snapshot.global.worker_processes = scenario.gateways;
+        let gap_max_us = random.pick(&[2_000, 10_000, 50_000]);
+        scenario.moves = Some(Moves { gap_max_us, count_max: 100 });
+        scenario.reloads = Reloads { count: random.range(1, 20), gap_max_us, names_anew: true };
+        scenario.promotions = Reloads { count: random.range(1, 20), gap_max_us, names_anew: false };
         scenario
     }
 
@@ -750,37 +834,11 @@ impl Scenario {
         let mut scenario = Self::of_seed(seed);
         let mut random = Random::new(seed ^ 0x9e0a_5000_0000_0000);
         for (index, pool) in scenario.snapshot.pools.iter_mut().enumerate() {
-            pool.protocol = Protocol::Redis;
-            if pool.distribution == Distribution::Random {
-                pool.distribution = Distribution::Ketama;
-            }
-            let count = random.range(1, 3);
-            let mut groups = Vec::new();
-            pool.servers.clear();
-            for number in 0..count {
-                let first = pool.servers.len() as u32;
-                // One has several, at least.
-                let members = random.range(if number == 0 { 2 } else { 1 }, 3) as u32;
-                for at in first..first + members {
-                    pool.servers.push(server(index as u64, at.into()));
-                }
-                groups.push(ServerGroup {
-                    name: format!("g{number}"),
-                    weight: random.range(1, 3) as u32,
-                    primary: first,
-                    replicas: (first + 1..first + members).collect(),
-                });
-            }
-            pool.topology = Topology::Groups(groups);
-            pool.reads = random.percent(80).then(|| random.pick(&Reads::ALL).0);
-            pool.failover_wait_ms = random.pick(&[0, 20, 300]);
-            let after_ms = random.pick(&[1, 5, 20]);
-            pool.hedge = random.percent(60).then_some(Hedge { after_ms, budget_percent: 100 });
+            group(index, pool, &mut random);
         }
         scenario.universe.clone_from(&scenario.snapshot.pools);
         scenario
     }
-
     pub(crate) fn is_clean(&self) -> bool {
         let is_smooth = self.resharding.as_ref().is_none_or(|plan| plan.is_smooth);
         !self.faults.any()
@@ -926,6 +984,36 @@ fn pool(index: u64, limits: Limits, random: &mut Random) -> Pool {
         pool.server_auth.all.insert(0, Credentials { user: DEFAULT_USER.to_owned(), password });
     }
     pool
+}
+
+/// Makes it one of primaries and replicas.
+fn group(index: usize, pool: &mut Pool, random: &mut Random) {
+    pool.protocol = Protocol::Redis;
+    if pool.distribution == Distribution::Random {
+        pool.distribution = Distribution::Ketama;
+    }
+    let count = random.range(1, 3);
+    let mut groups = Vec::new();
+    pool.servers.clear();
+    for number in 0..count {
+        let first = pool.servers.len() as u32;
+        // One has several, at least.
+        let members = random.range(if number == 0 { 2 } else { 1 }, 3) as u32;
+        for at in first..first + members {
+            pool.servers.push(server(index as u64, at.into()));
+        }
+        groups.push(ServerGroup {
+            name: format!("g{number}"),
+            weight: random.range(1, 3) as u32,
+            primary: first,
+            replicas: (first + 1..first + members).collect(),
+        });
+    }
+    pool.topology = Topology::Groups(groups);
+    pool.reads = random.percent(80).then(|| random.pick(&Reads::ALL).0);
+    pool.failover_wait_ms = random.pick(&[0, 20, 300]);
+    let after_ms = random.pick(&[1, 5, 20]);
+    pool.hedge = random.percent(60).then_some(Hedge { after_ms, budget_percent: 100 });
 }
 
 /// Ports distinguish servers of the same name.

@@ -526,7 +526,7 @@ impl<'a> World<'a> {
         let now = self.fabric.clock.now();
         let gap = self.fabric.random.below(reloads.gap_max_us);
         self.fabric.clock.plan(now + gap, Event::Reload);
-        let orders = self.coordinator.reload(&self.scenario.universe);
+        let orders = self.coordinator.reload(&self.scenario.universe, reloads.names_anew);
         self.reloads += u64::from(!orders.is_empty());
         self.send(orders);
     }
