@@ -11,10 +11,10 @@ from harness import free_port
 
 class Relay:
     """Passes connections on to a server. What the server says comes late by `delay()` seconds, in its
-    order, and not at all while it is `stalled`."""
+    order, and not at all while it is `stalled`, as it is once somebody has said `stall_at`."""
 
-    def __init__(self, port, delay=lambda: 0.0):
-        self.target, self.delay = port, delay
+    def __init__(self, port, delay=lambda: 0.0, stall_at=None):
+        self.target, self.delay, self.stall_at = port, delay, stall_at
         self.stalled = threading.Event()
         self.stopped = threading.Event()
         self.port = free_port()
@@ -48,6 +48,8 @@ class Relay:
                     data = near.recv(1 << 16)
                     if not data:
                         break
+                    if self.stall_at and self.stall_at in data:
+                        self.stalled.set()
                     far.sendall(data)
                 if far in readable:
                     data = far.recv(1 << 16)

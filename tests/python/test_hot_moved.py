@@ -1,11 +1,13 @@
 """Hot keys that go to another pool and come back: `hot_keys: {above: 5%, do: move, to: hot}`, and `cashew hot --do move`."""
 
 import json
+import signal
 import time
 
 import pytest
 
 from harness import Crowd, resp, wait_until
+from relay import Relay
 from test_events import events
 from test_hot_answered import Load
 from test_migrate import Beside, Writers, backend
@@ -16,23 +18,23 @@ from test_slow_hot import metrics
 class Moved(Lists):
     """A gateway whose route lists keys in a file; all others are in pool `cold`, whose hot keys may go to pool `hot`."""
 
-    def __init__(self, place, kind="redis", hot_keys="true"):
+    def __init__(self, place, kind="redis", hot_keys="true", hot=None, timeout=5000):
         def server():
             return place.redis() if kind == "redis" else place.memcached()
 
         self.place, self.kind = place, kind
-        self.cold, self.hot = [server(), server()], [server()]
+        self.cold, self.hot = [server(), server()], hot or [server()]
         self.list = place.directory / "keys"
         self.list.write_text("# hot ones\n")
-        self.hot_keys = hot_keys
+        self.timeout = timeout
         self.gateway = place.cashew(self.pools(hot_keys), {"worker_processes": 2})
         self.gateway.wait_serving()
 
     def pools(self, hot_keys):
         return {
             "main": {"redis": self.kind == "redis", "route": f"{{keys: {{file: {self.list}}}, else: cold}}"},
-            "cold": backend(self.cold, self.kind, hot_keys=hot_keys),
-            "hot": backend(self.hot, self.kind),
+            "cold": backend(self.cold, self.kind, hot_keys=hot_keys, timeout=self.timeout),
+            "hot": backend(self.hot, self.kind, timeout=self.timeout),
         }
 
     def do(self, *words, fails=False):
@@ -46,6 +48,33 @@ class Moved(Lists):
 
     def listed(self):
         return set(self.list.read_text().splitlines()[1:])
+
+
+class Waiters(Crowd):
+    """Clients who write four hot keys and many others, and the longest that one of them has waited for a reply."""
+
+    def __init__(self, gateway, clients=4):
+        self.gateway, self.longest, self.done, self.failures = gateway, 0.0, 0, []
+        super().__init__(self.run, clients)
+
+    def run(self, number):
+        try:
+            with self.gateway.connect(timeout=60) as conn:
+                at = 0
+                while not self.ended.is_set():
+                    at += 1
+                    key = f"hot{at % 4}" if at % 10 < 8 else f"other{number}:{at}"
+                    begun = time.monotonic()
+                    assert conn.call("SET", key, str(at)) == "OK"
+                    self.longest = max(self.longest, time.monotonic() - begun)
+                    self.done += 1
+                    time.sleep(0.002)
+        except Exception as error:
+            self.failures.append(error)
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        assert not self.failures, self.failures[:3]
 
 
 class Watchers(Crowd):
@@ -194,3 +223,110 @@ def test_what_cannot_go_stays_and_is_told_of(place):
         assert conn.call("GET", "k") == b"mine" and moved.listed() == set()
         conn.send(resp("DEL", "k"))
         assert conn.reply() == 1
+
+
+def test_nobody_waits_for_a_pool_that_hangs_and_the_rule_lets_go_of_it(place):
+    moved = Moved(place, hot_keys="{above: 10%, do: move, to: hot}", timeout=400)
+
+    def stays():
+        return [line for line in moved.gateway.log().splitlines() if "stays where it is" in line]
+
+    moved.hot[0].process.signal(signal.SIGSTOP)
+    try:
+        with Waiters(moved.gateway) as waiters:
+            wait_until(stays, "a key is tried", seconds=60)
+            done = waiters.done
+            time.sleep(5)
+            # All four are hot, and the failure of one is that of all.
+            told, = stays()
+            assert ": pool hot does not answer: server " in told, told
+            assert told.endswith("; no hot key goes to pool hot or comes from it for 60 s"), told
+            assert waiters.done > done + 100
+        # It was six seconds for each key.
+        assert waiters.longest < 3, waiters.longest
+    finally:
+        moved.hot[0].process.signal(signal.SIGCONT)
+    # It is no reload that has failed.
+    assert moved.happened("reload_refused") == [] and "stays as it is" not in moved.gateway.log()
+    assert json.loads(moved.gateway.order("status", "--json").stdout).get("last_reload") is None
+    assert moved.listed() == set()
+
+
+@pytest.mark.parametrize("kind", ["redis", "memcached"])
+def test_an_operator_hears_at_once_which_pool_hangs(place, kind):
+    moved = Moved(place, kind, timeout=400)
+    for words, hanging, name in [
+        (("--do", "move", "--to", "hot", "k"), moved.hot, "hot"),
+        (("--do", "move", "--to", "hot", "k"), moved.cold, "cold"),
+        (("--undo", "k"), moved.cold, "cold"),
+        (("--undo", "k"), moved.hot, "hot"),
+    ]:
+        if words[0] == "--undo" and not moved.listed():
+            moved.do("--do", "move", "--to", "hot", "k")
+        listed = moved.listed()
+        for server in hanging:
+            server.process.signal(signal.SIGSTOP)
+        try:
+            begun = time.monotonic()
+            said = moved.do(*words, fails=True)
+            took = time.monotonic() - begun
+        finally:
+            for server in hanging:
+                server.process.signal(signal.SIGCONT)
+        assert f"pool {name} does not answer: server " in said and "it does not answer in time" in said, said
+        assert took < 3 and moved.listed() == listed, took
+    # Now all answer.
+    wait_until(lambda: moved.gateway.order("hot", "--undo", "k").returncode == 0, "it goes back")
+    assert moved.listed() == set()
+
+
+def test_clients_wait_four_seconds_at_most_for_a_pool_that_hangs_in_between(place):
+    server = place.redis()
+    # It is well whenever it is asked, and hangs once a key comes.
+    relay = Relay(server.port, stall_at=b"RESTORE")
+    try:
+        moved = Moved(place, hot=[relay], timeout=400)
+        with Waiters(moved.gateway) as waiters:
+            wait_until(lambda: waiters.done > 100, "they write")
+            said = moved.do("--do", "move", "--to", "hot", "hot1", fails=True)
+            done = waiters.done
+            wait_until(lambda: waiters.done > done + 100, "they go on")
+        assert 'key "hot1": it does not answer in time (from pool cold, server ' in said, said
+        assert " to pool hot, server " in said, said
+        assert waiters.longest < 5, waiters.longest
+        assert moved.listed() == set() and moved.happened("reload_refused") == []
+        # Where the copy was made it is removed, since the key is served where it was.
+        relay.stall_at = None
+        relay.stalled.clear()
+        moved.do("--do", "move", "--to", "hot", "hot2")
+        wait_until(lambda: server.call("EXISTS", "hot1") == 0, "what was copied is removed")
+        assert server.call("EXISTS", "hot2") == 1
+    finally:
+        relay.close()
+
+
+@pytest.mark.parametrize("kind", ["redis", "memcached"])
+def test_a_large_key_stays_since_all_would_wait_for_it(place, kind):
+    moved = Moved(place, kind, hot=[place.memcached("-I", "8m")] if kind == "memcached" else None)
+    if kind == "memcached":
+        moved.cold[:] = [place.memcached("-I", "8m")]
+        moved.gateway.configure(moved.pools("true"))
+        moved.gateway.reload()
+    large = b"x" * (5 << 20)
+    with moved.cold[0].connect() as conn, moved.cold[-1].connect() as other:
+        for it in {moved.cold[0].port: conn, moved.cold[-1].port: other}.values():
+            if kind == "redis":
+                it.call("SET", "k", large)
+            else:
+                it.send(b"set k 0 0 %d\r\n%s\r\n" % (len(large), large))
+                it.expect(b"STORED\r\n")
+    said = moved.do("--do", "move", "--to", "hot", "k", fails=True)
+    assert 'key "k" takes ' in said and "beyond 4194304 bytes use cashew migrate keys (pool cold, server " in said, said
+    assert moved.listed() == set() and moved.has(moved.hot) == set()
+    # Whoever says so has it go all the same, and come back.
+    wanted = place.directory / "wanted"
+    wanted.write_text("k\n")
+    done = moved.gateway.order("migrate", "keys", wanted, "--from", "cold", "--to", "hot")
+    assert done.returncode == 0 and moved.listed() == {"k hot"}, done.stderr
+    moved.do("--undo", "k")
+    assert moved.listed() == set()

@@ -154,6 +154,10 @@ def test_what_cannot_be_moved_stays_where_it_is(place, kind):
     said = lists.order(["still:1", "still:2", "still:3", "still:4"], fails=True)
     assert 'key "still:3": the other pool has such a key' in said and "say --overwrite" in said, said
     assert lists.list.read_text() == "# hot ones\n"
+    # It is an operator's wish that is refused, no reload; and nothing is said to have been done.
+    log = lists.gateway.log()
+    assert 'WARN' in next(line for line in log.splitlines() if "route main: 4 keys stay in pool cold: " in line)
+    assert "stays as it is" not in log and "listed key" not in log and "listed key" not in said
     # What was carried before that is taken back, and what was there is left alone.
     wait_until(lambda: lists.has(lists.hot) == {"still:3"}, "it is taken back")
     assert not (place.directory / "keys.next").exists()

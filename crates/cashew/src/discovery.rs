@@ -12,7 +12,7 @@ use cashew_control::{
 };
 use cashew_discovery::{Finder, Members, News, ServerMaintenances, Watch};
 use cashew_metrics::{Layout, Segments, Shared};
-use cashew_migration::{Carriage, Carrier, Migrator};
+use cashew_migration::{Carriage, Carrier, Migrator, Refusal};
 use cashew_process::drop_privileges;
 use cashew_spool::Replayer;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -256,6 +256,9 @@ impl Child {
             ToChild::Migrate { number, directory, act } => {
                 self.migrate(number, directory, act)?;
             }
+            ToChild::LookAtKeys { number, keys, size_max } => {
+                self.look_at_keys(number, (carriage(keys), size_max))?;
+            }
             ToChild::CatchUp { epoch, directories, keys } => {
                 self.catch_up(epoch, &directories, keys)?;
             }
@@ -308,6 +311,24 @@ impl Child {
         self.say(&migrated(failure))
     }
 
+    /// Finds out whether keys can go, and answers from a thread of its own.
+    fn look_at_keys(&mut self, number: u64, wanted: (Carriage, Option<u64>)) -> Result<()> {
+        let Some(Watching { carrier, basis, .. }) = &mut self.watching else {
+            let failure = Some("it is being started: try again".to_owned());
+            return self.say(&ToMaster::KeysLookedAt { number, failure, pool: None });
+        };
+        let channel = ChildChannel::new(self.channel.as_fd().try_clone_to_owned()?);
+        let then = move |outcome: std::result::Result<(), Refusal>| {
+            let (failure, pool) = match outcome {
+                Ok(()) => (None, None),
+                Err(Refusal { why, pool }) => (Some(why), pool),
+            };
+            answer_on(&channel, &ToMaster::KeysLookedAt { number, failure, pool });
+        };
+        carrier.look((&basis.epoch.snapshot, &basis.states()), wanted, then);
+        Ok(())
+    }
+
     fn catch_up(
         &mut self,
         epoch: u64,
@@ -322,8 +343,8 @@ impl Child {
             return self
                 .say(&caught_up(Some("the epoch is not known where copies are made".into())));
         };
-        if let Some(KeysCarried { from, to, keys, may_overwrite }) = keys {
-            let carriage = Carriage { from, to, keys, may_overwrite };
+        if let Some(keys) = keys {
+            let carriage = carriage(keys);
             let channel = ChildChannel::new(self.channel.as_fd().try_clone_to_owned()?);
             let then = move |outcome: std::result::Result<(), String>| {
                 answer_on(&channel, &caught_up(outcome.err()));
@@ -421,6 +442,10 @@ impl Child {
     fn say_with(&self, message: &ToMaster, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
         say_on(&self.channel, message, descriptors)
     }
+}
+
+fn carriage(KeysCarried { from, to, keys, may_overwrite }: KeysCarried) -> Carriage {
+    Carriage { from, to, keys, may_overwrite }
 }
 
 /// From another thread than that which listens.

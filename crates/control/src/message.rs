@@ -133,6 +133,14 @@ pub enum ToChild {
     /// Do something about the move that is kept in that directory, and answer [`ToMaster::Migrated`] with that number.
     /// To discovery.
     Migrate { number: u64, directory: PathBuf, act: MoveAct },
+    /// Find out whether these keys can go, as long as nobody waits for it, and answer [`ToMaster::KeysLookedAt`] with that
+    /// number. To discovery.
+    LookAtKeys {
+        number: u64,
+        keys: KeysCarried,
+        /// The most bytes that a key may have in memory.
+        size_max: Option<u64>,
+    },
     /// All workers have paused: make the copies complete that are to serve by that epoch, then answer
     /// [`ToMaster::CaughtUp`], and change nothing until it is committed or aborted. To discovery.
     CatchUp {
@@ -372,6 +380,13 @@ pub enum ToMaster {
         /// What an operator should know though nothing fails.
         #[serde(default)]
         notes: Vec<String>,
+    },
+    /// Whether keys can go, or why not. Only discovery says this.
+    KeysLookedAt {
+        number: u64,
+        failure: Option<String>,
+        /// The pool of which a server does not answer, if that is why.
+        pool: Option<String>,
     },
     /// The copies are complete that are to serve by that epoch, or why they are not.
     CaughtUp {

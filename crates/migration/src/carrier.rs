@@ -7,14 +7,31 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{Protocol, TopologyState};
+use cashew_config::snapshot::{Pool, Protocol, TopologyState};
 use tracing::warn;
 
-use crate::side::Side;
+use crate::side::{Access, Side};
 use crate::{memcached, redis};
 
-/// Clients wait no longer for the keys of one step.
-const STEP_MAX: Duration = Duration::from_secs(4);
+/// Clients wait no longer for the keys of one step, and the master for a little longer.
+const STEP_MAX: Duration = Duration::from_millis(3500);
+/// What is left behind is removed by then, or stays. Whatever comes next waits for it.
+const REMOVE_MAX: Duration = Duration::from_secs(10);
+/// A server that is asked before anybody waits answers within its pool's `timeout`, and no sooner or later than in these.
+const PATIENCE_MIN: Duration = Duration::from_millis(200);
+const PATIENCE_MAX: Duration = Duration::from_secs(2);
+/// That of a pool without a `timeout`.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+pub(crate) const IS_THERE: &str = "the other pool has such a key, which would be lost; remove it, or use cashew migrate keys --overwrite";
+
+/// Why keys cannot go, as was found out before anybody waited for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    pub why: String,
+    /// The pool of which a server does not answer as it should: no other keys can go there or come from it, either.
+    pub pool: Option<String>,
+}
 
 /// Which keys go where.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +57,10 @@ pub(crate) struct Step {
     pub(crate) keys: Vec<Vec<u8>>,
     pub(crate) may_overwrite: bool,
     protocol: Protocol,
+    /// How long a server of either pool may take to answer.
+    patience: [Duration; 2],
+    /// The most bytes that a key may have in memory.
+    size_max: Option<u64>,
     until: Instant,
     is_called_off: AtomicBool,
     /// Those that `to` has from here.
@@ -58,9 +79,9 @@ impl Step {
             let pool = &snapshot.pools[at];
             let state = states.get(at).filter(|state| state.is_of(pool)).cloned();
             let side = Side::new(pool, &state.unwrap_or_else(|| TopologyState::whole(pool)));
-            side.gap().map_or(Ok((side, pool.protocol)), Err)
+            side.gap().map_or(Ok((side, pool)), Err)
         };
-        let ((mut from, protocol), (mut to, _)) = (find(&from)?, find(&to)?);
+        let ((mut from, of_from), (mut to, of_to)) = (find(&from)?, find(&to)?);
         from.limit(&to.databases);
         to.limit(&from.databases);
         Ok(Self {
@@ -68,11 +89,85 @@ impl Step {
             to,
             keys: keys.into_iter().map(String::into_bytes).collect(),
             may_overwrite,
-            protocol,
+            protocol: of_from.protocol,
+            patience: [of_from, of_to].map(patience),
+            size_max: None,
             until: Instant::now() + STEP_MAX,
             is_called_off: AtomicBool::new(false),
             written: Mutex::default(),
         })
+    }
+
+    /// Both pools, of which everything is to be known in time.
+    pub(crate) fn sides(&self) -> (Side, Side) {
+        (self.from.clone().until(self.until), self.to.clone().until(self.until))
+    }
+
+    /// Whether the servers of the keys answer, those of `to` have no such keys, and those of `from` none that are too large.
+    fn look(&self) -> Result<(), Refusal> {
+        for (side, patience) in [&self.from, &self.to].into_iter().zip(self.patience) {
+            for at in side.shards_of(&self.keys) {
+                let until = Instant::now() + patience;
+                let access =
+                    Access { until: Some(until.min(self.until)), ..side.shards[at].clone() };
+                let keys = self.keys.iter().filter(|key| side.place(key) == at);
+                let keys: Vec<&[u8]> = keys.map(Vec::as_slice).collect();
+                let (pool, server) = (&side.pool, &access.name);
+                let obstacle = match side.pool == self.to.pool {
+                    true => self.obstacle_there(side, &access, &keys),
+                    false => self.obstacle_here(side, &access, &keys),
+                };
+                match obstacle {
+                    Ok(None) => {}
+                    Ok(Some(why)) => {
+                        let why = format!("{why} (pool {pool}, server {server})");
+                        return Err(Refusal { why, pool: None });
+                    }
+                    Err(error) => {
+                        let why = format!("pool {pool} does not answer: server {server}: {error}");
+                        return Err(Refusal { why, pool: Some(pool.clone()) });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Why a server of `to` does not take one of these keys.
+    fn obstacle_there(
+        &self,
+        side: &Side,
+        access: &Access,
+        keys: &[&[u8]],
+    ) -> io::Result<Option<String>> {
+        let asked = if self.may_overwrite { &[] } else { keys };
+        let found = match self.protocol {
+            Protocol::Redis => redis::first_there(access, &side.databases, asked)?,
+            Protocol::Memcached | Protocol::Tcp => memcached::first_there(access, asked)?,
+        };
+        Ok(found.map(|at| format!("key \"{}\": {IS_THERE}", keys[at].escape_ascii())))
+    }
+
+    /// Why one of these keys cannot leave a server of `from`.
+    fn obstacle_here(
+        &self,
+        side: &Side,
+        access: &Access,
+        keys: &[&[u8]],
+    ) -> io::Result<Option<String>> {
+        let most = self.size_max.unwrap_or(u64::MAX);
+        let asked = if self.size_max.is_some() { keys } else { &[] };
+        let found = match self.protocol {
+            Protocol::Redis => redis::first_larger(access, &side.databases, (asked, most))?,
+            Protocol::Memcached | Protocol::Tcp => memcached::first_larger(access, (asked, most))?,
+        };
+        Ok(found.map(|(at, size)| {
+            let key = keys[at].escape_ascii();
+            format!(
+                "key \"{key}\" takes {size} bytes, and all clients would wait while it is copied: beyond {most} bytes use \
+                 cashew migrate keys"
+            )
+        }))
     }
 
     /// Whether there is time left.
@@ -84,7 +179,7 @@ impl Step {
             true => Ok(()),
             false => Err(io::Error::other(format!(
                 "it takes longer than {} s: move fewer keys at once",
-                STEP_MAX.as_secs()
+                STEP_MAX.as_secs_f32()
             ))),
         }
     }
@@ -95,7 +190,9 @@ impl Step {
     }
 
     fn carry(&self) -> Result<(), String> {
-        crate::apart::check(&self.from, &self.to, &[])?;
+        let (from, to) = self.sides();
+        let part = |side: &Side| side.part(&Vec::from_iter(side.shards_of(&self.keys)));
+        crate::apart::check(&part(&from), &part(&to), &[])?;
         let outcome = match self.protocol {
             Protocol::Redis => redis::carry(self),
             Protocol::Memcached | Protocol::Tcp => memcached::carry(self),
@@ -104,9 +201,10 @@ impl Step {
     }
 
     fn remove(&self, side: &Side, keys: &[Vec<u8>]) {
+        let side = side.clone().until(Instant::now() + REMOVE_MAX);
         let outcome = match self.protocol {
-            Protocol::Redis => redis::remove(side, keys),
-            Protocol::Memcached | Protocol::Tcp => memcached::remove(side, keys),
+            Protocol::Redis => redis::remove(&side, keys),
+            Protocol::Memcached | Protocol::Tcp => memcached::remove(&side, keys),
         };
         if let Err(error) = outcome {
             let (pool, count) = (&side.pool, keys.len());
@@ -115,7 +213,30 @@ impl Step {
     }
 }
 
+fn patience(pool: &Pool) -> Duration {
+    let own = pool.timeout_ms.map_or(PATIENCE, Duration::from_millis);
+    own.clamp(PATIENCE_MIN, PATIENCE_MAX)
+}
+
 impl Carrier {
+    /// Finds out whether keys can go of which none has more than so many bytes in memory, once all that was begun before
+    /// is done, then calls back. Nothing changes, and nobody has to wait meanwhile.
+    pub fn look(
+        &mut self,
+        (snapshot, states): (&Snapshot, &[TopologyState]),
+        (carriage, size_max): (Carriage, Option<u64>),
+        then: impl FnOnce(Result<(), Refusal>) + Send + 'static,
+    ) {
+        match Step::new(snapshot, states, carriage) {
+            Err(why) => then(Err(Refusal { why, pool: None })),
+            Ok(mut step) => self.next(move || {
+                step.until = Instant::now() + STEP_MAX;
+                step.size_max = size_max;
+                then(step.look());
+            }),
+        }
+    }
+
     /// Has one pool have what the other one has of some keys, and compares it, then calls back. Nobody may write
     /// meanwhile.
     pub fn carry(
@@ -165,5 +286,24 @@ impl Carrier {
             Ok(thread) => self.last = Some(thread),
             Err(error) => warn!("a thread cannot be started: {error}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cashew_config::Context;
+
+    use super::*;
+
+    #[test]
+    fn servers_have_their_pools_timeout_to_answer_but_nobody_waits_for_long() {
+        let of = |option: &str| {
+            let text =
+                format!("a:\n  listen: 127.0.0.1:1\n  {option}\n  servers: [127.0.0.1:2:1]\n");
+            let loaded = cashew_config::parse("f", &text, &Context::of_system()).unwrap();
+            patience(&loaded.snapshot.pools[0]).as_millis()
+        };
+        assert_eq!(of("redis: true"), 1000);
+        assert_eq!((of("timeout: 400"), of("timeout: 5"), of("timeout: 60000")), (400, 200, 2000));
     }
 }

@@ -37,6 +37,6 @@ mod reply;
 mod side;
 mod value;
 
-pub use carrier::{Carriage, Carrier};
+pub use carrier::{Carriage, Carrier, Refusal};
 pub use job::MoveStatus;
 pub use migrator::{HAS_BEGUN, Migrator, Task, tasks};

@@ -44,27 +44,31 @@ pub(crate) struct Link {
     /// Bytes of the input that are done with.
     taken: usize,
     database: u32,
+    /// See [`Access::until`].
+    until: Option<Instant>,
 }
 
 impl Link {
     /// Connects, logs in, and asks whether the server serves.
     pub(crate) fn connect(access: &Access) -> io::Result<Self> {
+        let connect_timeout = left(CONNECT_TIMEOUT, access.until)?;
+        let write_timeout = left(TIMEOUT, access.until)?;
         // The timeout of a socket is that of its copies.
         let (stream, timed): (Box<dyn Stream>, Timed) = match &access.endpoint {
             Endpoint::Tcp { host, port } => {
                 let address = (host.as_str(), *port).to_socket_addrs()?.next();
                 let address = address.ok_or_else(|| io::Error::other("the name has no address"))?;
-                let stream = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)?;
+                let stream = TcpStream::connect_timeout(&address, connect_timeout)?;
                 stream.set_nodelay(true)?;
-                stream.set_read_timeout(Some(CONNECT_TIMEOUT))?;
-                stream.set_write_timeout(Some(TIMEOUT))?;
+                stream.set_read_timeout(Some(connect_timeout))?;
+                stream.set_write_timeout(Some(write_timeout))?;
                 let timed = Timed::Tcp(stream.try_clone()?);
                 (secured(stream, Some(host), access)?, timed)
             }
             Endpoint::Unix(path) => {
                 let stream = UnixStream::connect(path)?;
-                stream.set_read_timeout(Some(CONNECT_TIMEOUT))?;
-                stream.set_write_timeout(Some(TIMEOUT))?;
+                stream.set_read_timeout(Some(connect_timeout))?;
+                stream.set_write_timeout(Some(write_timeout))?;
                 let timed = Timed::Unix(stream.try_clone()?);
                 (secured(stream, None, access)?, timed)
             }
@@ -76,6 +80,7 @@ impl Link {
             input: Vec::new(),
             taken: 0,
             database: 0,
+            until: access.until,
         };
         match access.protocol {
             Protocol::Redis => link.greet_redis(access)?,
@@ -183,7 +188,7 @@ impl Link {
 
     /// As [`Link::fill`], until something has come, or it is late.
     fn wait(&mut self) -> io::Result<()> {
-        let deadline = Instant::now() + TIMEOUT;
+        let deadline = sooner(Instant::now() + TIMEOUT, self.until);
         while !self.fill()? {
             if Instant::now() >= deadline {
                 return Err(io::Error::new(ErrorKind::TimedOut, "it does not answer in time"));
@@ -227,7 +232,7 @@ impl Link {
 
     /// The answer, unless it is an error. Scripts that run for long are waited for.
     pub(crate) fn demand(&mut self, words: &[&[u8]]) -> io::Result<Reply> {
-        let deadline = Instant::now() + BUSY_MAX;
+        let deadline = sooner(Instant::now() + BUSY_MAX, self.until);
         loop {
             match self.ask(words)? {
                 Reply::Error(why) if why.starts_with("BUSY ") && Instant::now() < deadline => {
@@ -291,6 +296,20 @@ impl Link {
         let data = self.input[self.taken..self.taken + len].to_vec();
         self.taken += len + 2;
         Ok(data)
+    }
+}
+
+fn sooner(at: Instant, until: Option<Instant>) -> Instant {
+    until.map_or(at, |until| until.min(at))
+}
+
+/// How long something may take that takes so long at most. An error if there is no time left.
+fn left(most: Duration, until: Option<Instant>) -> io::Result<Duration> {
+    let left =
+        until.map_or(most, |until| until.saturating_duration_since(Instant::now()).min(most));
+    match left.is_zero() {
+        true => Err(io::Error::new(ErrorKind::TimedOut, "there is no time left to ask it")),
+        false => Ok(left),
     }
 }
 

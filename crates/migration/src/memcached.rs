@@ -1,14 +1,14 @@
 //! Copies what the servers of memcached have, and follows them by passes.
 
 use std::collections::hash_map::RandomState;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::BuildHasher;
 use std::io;
 use std::time::{Duration, Instant};
 
 use cashew_protocol::memcached::encode_key;
 
-use crate::carrier::Step;
+use crate::carrier::{IS_THERE, Step};
 use crate::job::Job;
 use crate::link::Link;
 use crate::side::{Access, Side};
@@ -854,21 +854,60 @@ impl<'j> Passes<'j> {
     }
 }
 
-fn connect_all(side: &Side) -> io::Result<Vec<Server>> {
-    side.shards.iter().map(|access| Server::connect(access, &side.pool)).collect()
+/// The servers of these keys, by their places.
+fn connect_to(side: &Side, keys: &[Vec<u8>]) -> io::Result<BTreeMap<usize, Server>> {
+    let server = |at: usize| Ok((at, Server::connect(&side.shards[at], &side.pool)?));
+    side.shards_of(keys).into_iter().map(server).collect()
+}
+
+/// The first of these keys that a server has.
+pub(crate) fn first_there(access: &Access, keys: &[&[u8]]) -> io::Result<Option<usize>> {
+    let mut link = Link::connect(access)?;
+    for (at, key) in keys.iter().enumerate() {
+        // Without flags nothing is told of it, and it is not touched.
+        link.say(&named_key(b"mg ", key, b""));
+        match link.line()? {
+            line if line.starts_with(b"EN") => {}
+            line if line.starts_with(b"HD") => return Ok(Some(at)),
+            line => return Err(io::Error::other(String::from_utf8_lossy(&line).into_owned())),
+        }
+    }
+    Ok(None)
+}
+
+/// The first of these keys whose value has more than so many bytes, and how many.
+pub(crate) fn first_larger(
+    access: &Access,
+    (keys, most): (&[&[u8]], u64),
+) -> io::Result<Option<(usize, u64)>> {
+    let mut link = Link::connect(access)?;
+    for (at, key) in keys.iter().enumerate() {
+        link.say(&named_key(b"mg ", key, b" s"));
+        let line = link.line()?;
+        let text = String::from_utf8_lossy(&line);
+        let size = text.split(' ').find_map(|word| word.strip_prefix('s')?.parse::<u64>().ok());
+        if let Some(size) = size.filter(|size| *size > most) {
+            return Ok(Some((at, size)));
+        }
+    }
+    Ok(None)
 }
 
 /// Has `to` have what `from` has of the keys of a step, where nobody writes.
 pub(crate) fn carry(step: &Step) -> io::Result<()> {
-    let Step { from, to, .. } = step;
-    let (mut sources, mut targets) = (connect_all(from)?, connect_all(to)?);
+    let (from, to) = step.sides();
+    let (mut sources, mut targets) = (connect_to(&from, &step.keys)?, connect_to(&to, &step.keys)?);
     for key in &step.keys {
         step.check()?;
-        let (source, target) = (&mut sources[from.place(key)], &mut targets[to.place(key)]);
-        let name = target.link.name().to_owned();
+        let source = sources.get_mut(&from.place(key));
+        let target = targets.get_mut(&to.place(key));
+        let (Some(source), Some(target)) = (source, target) else { continue };
+        let way = [(&from, source.link.name()), (&to, target.link.name())]
+            .map(|(side, server)| format!("pool {}, server {server}", side.pool))
+            .join(" to ");
         carry_key(step, source, target, key).map_err(|error| {
             let key = key.escape_ascii();
-            io::Error::other(format!("key \"{key}\": {error} (to server {name})"))
+            io::Error::other(format!("key \"{key}\": {error} (from {way})"))
         })?;
     }
     Ok(())
@@ -880,8 +919,7 @@ fn carry_key(step: &Step, source: &mut Server, target: &mut Server, key: &[u8]) 
         server.item()
     };
     if !step.may_overwrite && ask(target)?.is_some() {
-        let why = "the other pool has such a key, which would be lost; remove it, or use cashew migrate keys --overwrite";
-        return Err(io::Error::other(why));
+        return Err(io::Error::other(IS_THERE));
     }
     let found = ask(source)?;
     if let Some(item) = found.as_ref().filter(|it| it.has_won) {
@@ -912,9 +950,9 @@ fn carry_key(step: &Step, source: &mut Server, target: &mut Server, key: &[u8]) 
 
 /// Removes keys from a side.
 pub(crate) fn remove(side: &Side, keys: &[Vec<u8>]) -> io::Result<()> {
-    let mut servers = connect_all(side)?;
+    let mut servers = connect_to(side, keys)?;
     for key in keys {
-        let link = &mut servers[side.place(key)].link;
+        let Some(Server { link, .. }) = servers.get_mut(&side.place(key)) else { continue };
         link.say(&named_key(b"md ", key, b""));
         link.line()?;
     }

@@ -1,6 +1,6 @@
 //! Copies what one primary of Redis has, and follows it.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use cashew_config::snapshot::SlotRange;
 
-use crate::carrier::Step;
+use crate::carrier::{IS_THERE, Step};
 use crate::feed::Feed;
 use crate::job::{Job, Known};
 use crate::link::Link;
@@ -979,28 +979,72 @@ fn read_with_ttl(link: &mut Link, keys: &[&[u8]]) -> io::Result<Vec<(Option<Valu
     values.into_iter().zip(keys).map(with_ttl).collect()
 }
 
-fn connect_all(side: &Side) -> io::Result<Vec<Link>> {
-    side.shards.iter().map(|access| connect(access, &side.pool)).collect()
+/// The servers of these keys, by their places.
+fn connect_to(side: &Side, keys: &[Vec<u8>]) -> io::Result<BTreeMap<usize, Link>> {
+    let link = |at: usize| Ok((at, connect(&side.shards[at], &side.pool)?));
+    side.shards_of(keys).into_iter().map(link).collect()
+}
+
+/// The first of these keys that a server has, in whichever database.
+pub(crate) fn first_there(
+    access: &Access,
+    databases_of: &Range<u32>,
+    keys: &[&[u8]],
+) -> io::Result<Option<usize>> {
+    let mut link = Link::connect(access)?;
+    for database in databases(&mut link, databases_of)?.0 {
+        link.select(database)?;
+        for (at, key) in keys.iter().enumerate() {
+            if link.demand(&[b"EXISTS", key])? != Reply::Integer(0) {
+                return Ok(Some(at));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// The first of these keys that takes more memory than so much, and how much. `None` if a server does not tell.
+pub(crate) fn first_larger(
+    access: &Access,
+    databases_of: &Range<u32>,
+    (keys, most): (&[&[u8]], u64),
+) -> io::Result<Option<(usize, u64)>> {
+    let mut link = Link::connect(access)?;
+    for database in databases(&mut link, databases_of)?.0 {
+        link.select(database)?;
+        for (at, key) in keys.iter().enumerate() {
+            let Reply::Integer(size) = link.ask(&[b"MEMORY", b"USAGE", key])? else { continue };
+            match u64::try_from(size) {
+                Ok(size) if size > most => return Ok(Some((at, size))),
+                _ => {}
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// Has `to` have what `from` has of the keys of a step, in all databases, where nobody writes.
 pub(crate) fn carry(step: &Step) -> io::Result<()> {
-    let Step { from, to, .. } = step;
-    let (mut sources, mut targets) = (connect_all(from)?, connect_all(to)?);
+    let (from, to) = step.sides();
+    let (mut sources, mut targets) = (connect_to(&from, &step.keys)?, connect_to(&to, &step.keys)?);
     let mut there = Vec::new();
-    for link in sources.iter_mut().chain(&mut targets) {
+    for link in sources.values_mut().chain(targets.values_mut()) {
         there.extend(databases(link, &from.databases)?.0);
     }
     for database in BTreeSet::from_iter(there) {
         for key in &step.keys {
             step.check()?;
-            let (source, target) = (&mut sources[from.place(key)], &mut targets[to.place(key)]);
+            let source = sources.get_mut(&from.place(key));
+            let target = targets.get_mut(&to.place(key));
+            let (Some(source), Some(target)) = (source, target) else { continue };
             source.select(database)?;
             target.select(database)?;
-            let name = target.name().to_owned();
+            let way = [(&from, source.name()), (&to, target.name())]
+                .map(|(side, server)| format!("pool {}, server {server}", side.pool))
+                .join(" to ");
             carry_key(step, source, target, key).map_err(|error| {
                 let key = key.escape_ascii();
-                io::Error::other(format!("key \"{key}\": {error} (to server {name})"))
+                io::Error::other(format!("key \"{key}\": {error} (from {way})"))
             })?;
         }
     }
@@ -1009,8 +1053,7 @@ pub(crate) fn carry(step: &Step) -> io::Result<()> {
 
 fn carry_key(step: &Step, source: &mut Link, target: &mut Link, key: &[u8]) -> io::Result<()> {
     if !step.may_overwrite && target.demand(&[b"EXISTS", key])? != Reply::Integer(0) {
-        let why = "the other pool has such a key, which would be lost; remove it, or use cashew migrate keys --overwrite";
-        return Err(io::Error::other(why));
+        return Err(io::Error::other(IS_THERE));
     }
     let asked_at = Instant::now();
     let (dump, ttl) = (source.demand(&[b"DUMP", key])?, source.demand(&[b"PTTL", key])?);
@@ -1045,11 +1088,10 @@ fn carry_key(step: &Step, source: &mut Link, target: &mut Link, key: &[u8]) -> i
 
 /// Removes keys from a side, in all databases.
 pub(crate) fn remove(side: &Side, keys: &[Vec<u8>]) -> io::Result<()> {
-    let mut links = connect_all(side)?;
-    for (at, link) in links.iter_mut().enumerate() {
+    for (at, link) in &mut connect_to(side, keys)? {
         for database in databases(link, &side.databases)?.0 {
             link.select(database)?;
-            for key in keys.iter().filter(|key| side.place(key) == at) {
+            for key in keys.iter().filter(|key| side.place(key) == *at) {
                 link.demand(&[b"UNLINK", key])?;
             }
         }

@@ -1,7 +1,9 @@
 //! One of the two pools of a move: which server has which key, and how servers are reached.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use cashew_config::snapshot::{
     Cluster, Credentials, Endpoint, Pool, Protocol, ServerGroup, SlotRange, TopologyState,
@@ -20,10 +22,12 @@ pub(crate) struct Access {
     pub(crate) credentials: Vec<Credentials>,
     /// TLS comes first.
     pub(crate) security: Option<Arc<Security>>,
+    /// Whoever is connected has all its answers until then, or an error. `None`: each answer may take its time.
+    pub(crate) until: Option<Instant>,
 }
 
 /// A pool.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Side {
     pub(crate) pool: String,
     pub(crate) shards: Vec<Access>,
@@ -65,6 +69,7 @@ impl Side {
                 protocol: pool.protocol,
                 credentials: pool.server_auth.of(&server.name).to_vec(),
                 security: security.clone(),
+                until: None,
             }
         };
         let shards: Vec<Access> = (0..).zip(groups.iter()).map(access).collect();
@@ -117,6 +122,17 @@ impl Side {
             databases: self.databases.clone(),
             identity: self.identity.clone(),
         }
+    }
+
+    /// The same, of which everything is to be known by then.
+    pub(crate) fn until(mut self, until: Instant) -> Self {
+        self.shards.iter_mut().for_each(|access| access.until = Some(until));
+        self
+    }
+
+    /// The shards that have some keys, each once.
+    pub(crate) fn shards_of(&self, keys: &[Vec<u8>]) -> BTreeSet<usize> {
+        keys.iter().map(|key| self.place(key)).collect()
     }
 
     /// Leaves those databases that another side has, too.

@@ -49,6 +49,8 @@ pub(crate) struct Epochs {
     change: Option<Change>,
     /// How many servers the next epoch has.
     servers: usize,
+    /// Of the next change.
+    pause_max: Option<Duration>,
     outputs: VecDeque<Output>,
 }
 
@@ -93,6 +95,9 @@ struct Change {
     drain_ms: u64,
     unfinished: u64,
     is_gated: bool,
+    /// How long workers may be paused until it is decided, if it is gated; see [`CATCH_UP_TIMEOUT`].
+    pause_max: Option<Duration>,
+    paused_at: Instant,
     /// The change is wanted. If not, it ends when all have prepared it.
     is_wanted: bool,
 }
@@ -133,6 +138,8 @@ impl Epochs {
             drain_ms,
             unfinished: 0,
             is_gated,
+            pause_max: self.pause_max.take(),
+            paused_at: now,
             is_wanted: true,
         });
         self.send(Step::Prepare);
@@ -142,6 +149,11 @@ impl Epochs {
     /// The next change is to an epoch with so many servers.
     pub(crate) fn expect(&mut self, servers: usize) {
         self.servers = servers.min(u32::MAX as usize);
+    }
+
+    /// If the next change is gated it has no effect unless the gate opens so soon after the pause has begun.
+    pub(crate) fn pause_within(&mut self, most: Duration) {
+        self.pause_max = Some(most);
     }
 
     /// The current change takes effect only if a worker [wants](Self::wanted) it; otherwise it ends
@@ -253,7 +265,11 @@ impl Epochs {
             Phase::Preparing => "prepared",
             Phase::Pausing | Phase::Settling => "paused",
             Phase::CatchingUp => {
-                return self.abort("the copy was not complete in time".to_owned());
+                let why = match change.pause_max {
+                    Some(most) => format!("clients would wait longer than {} s", most.as_secs()),
+                    None => "the copy was not complete in time".to_owned(),
+                };
+                return self.abort(why);
             }
             Phase::Committing => {
                 let why = "it does not confirm a commit";
@@ -307,6 +323,7 @@ impl Epochs {
                 Phase::Preparing => {
                     let drain_ms = change.drain_ms;
                     change.phase = Phase::Pausing;
+                    change.paused_at = now;
                     change.deadline = now + Duration::from_millis(drain_ms) + PAUSE_GRACE;
                     self.send(Step::Pause { drain_ms });
                 }
@@ -325,7 +342,8 @@ impl Epochs {
                 Phase::Pausing | Phase::Settling if change.is_gated => {
                     change.phase = Phase::CatchingUp;
                     change.waiting.clear();
-                    change.deadline = now + CATCH_UP_TIMEOUT;
+                    let limit = change.pause_max.map(|most| change.paused_at + most);
+                    change.deadline = limit.unwrap_or(now + CATCH_UP_TIMEOUT);
                     self.outputs.push_back(Output::CatchUp);
                 }
                 Phase::Pausing | Phase::Settling => self.commit(now),
@@ -482,6 +500,21 @@ mod tests {
         assert_eq!(outputs(&mut epochs).pop(), Some(Output::Aborted(why)));
         epochs.caught_up(2, now);
         assert_eq!(outputs(&mut epochs), []);
+
+        // Where the pause has a limit, waiting for requests is a part of it.
+        let (mut epochs, now) = (Epochs::default(), Instant::now());
+        epochs.pause_within(Duration::from_secs(4));
+        epochs.begin(2, [0], (DRAIN_MS, true), now);
+        epochs.prepared(0, 2, now);
+        epochs.paused(0, 2, 0, now + Duration::from_secs(1));
+        assert_eq!(outputs(&mut epochs).pop(), Some(Output::CatchUp));
+        assert_eq!(epochs.poll_timeout(), Some(now + Duration::from_secs(4)));
+        epochs.handle_timeout(ALL_SERVED, now + Duration::from_secs(4));
+        let why = "clients would wait longer than 4 s".to_owned();
+        assert_eq!(outputs(&mut epochs).pop(), Some(Output::Aborted(why)));
+        // It was that of one change.
+        epochs.begin(3, [], (DRAIN_MS, true), now);
+        assert_eq!(epochs.poll_timeout(), Some(now + CATCH_UP_TIMEOUT));
 
         let (mut epochs, now, _) = paused(0);
         epochs.left(1, true, now);

@@ -8,6 +8,7 @@ mod drain;
 mod failover;
 mod hot_keys;
 mod hot_moves;
+mod hot_waits;
 mod key_moves;
 mod log;
 mod maintenance;
@@ -582,6 +583,9 @@ impl Master {
             (ToMaster::Migrated { number, failure, notes }, Role::Discovery) => {
                 self.migrated(number, (failure, notes), now);
             }
+            (ToMaster::KeysLookedAt { number, failure, pool }, Role::Discovery) => {
+                self.keys_looked_at(number, failure, pool, now);
+            }
             (ToMaster::CaughtUp { epoch, failure }, Role::Discovery) => {
                 self.caught_up(epoch, failure, now);
             }
@@ -646,6 +650,7 @@ impl Master {
                 | ToMaster::Replicas { .. }
                 | ToMaster::Successor { .. }
                 | ToMaster::Migrated { .. }
+                | ToMaster::KeysLookedAt { .. }
                 | ToMaster::CaughtUp { .. }
                 | ToMaster::Moves { .. }
                 | ToMaster::Cluster { .. }

@@ -139,7 +139,7 @@ impl Master {
             });
             let Some(rule) = &pool.hot_rule else { continue };
             let is_able = |act: &HotAct| match rule.moves_to {
-                Some(_) => HotMove::is_able(act) && !self.hot_moves.has_failed(act, now),
+                Some(_) => HotMove::is_able(act) && !self.hot_moves.is_key_off(act, now),
                 None => true,
             };
             for (act, share) in wanted(rule, &hot, &pool.name, &acts, is_able) {
@@ -176,7 +176,8 @@ impl Master {
         if acts != before {
             list.set(&acts);
         }
-        let next = going.into_iter().find(|it| !self.hot_moves.has_failed(&it.act, now));
+        // Where one pool hangs the others' keys go on.
+        let next = going.into_iter().find(|it| !self.hot_moves.is_off(it, now));
         if let Some(it) = next.filter(|_| !self.hot_moves.is_under_way()) {
             self.begin_hot_move(it, None);
         }

@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cashew_config::Snapshot;
 use cashew_config::snapshot::is_listable;
@@ -15,18 +15,20 @@ use tracing::{info, warn};
 
 use super::Master;
 use super::hot_keys::{percent, shown};
-use super::key_moves::KeyWish;
+use super::hot_waits::{HotWaits, Off, WAIT_MIN};
+use super::key_moves::{Hindrance, KeyWish};
 use crate::command::Reply;
 use crate::status::Status;
 
-/// What could not be moved is tried again after that.
-const FAILED_FOR: Duration = Duration::from_secs(60);
+/// Bytes of a key in memory. All clients of both pools wait while one is copied and compared: at this size, which is some
+/// 50,000 fields of a hash, for tenths of a second.
+const SIZE_MAX: u64 = 4 << 20;
 
 /// What is under way, and what could not be done a moment ago.
 #[derive(Default)]
 pub(super) struct HotMoves {
     under_way: Weak<()>,
-    failed: Rc<RefCell<Vec<(HotAct, Instant)>>>,
+    waits: Rc<RefCell<HotWaits>>,
 }
 
 impl HotMoves {
@@ -34,11 +36,15 @@ impl HotMoves {
         self.under_way.strong_count() > 0
     }
 
-    /// Whether this has failed a moment ago.
-    pub(super) fn has_failed(&self, act: &HotAct, now: Instant) -> bool {
-        let is_recent = |at: &Instant| now.saturating_duration_since(*at) < FAILED_FOR;
-        self.failed.borrow_mut().retain(|(_, at)| is_recent(at));
-        self.failed.borrow().iter().any(|(it, _)| it.is_like(act))
+    /// Whether this key is left alone for now, wherever it is to go.
+    pub(super) fn is_key_off(&self, act: &HotAct, now: Instant) -> bool {
+        self.waits.borrow().is_off(&Off::Key(act.clone()), now)
+    }
+
+    /// Whether this is left alone for now, for the key's sake or that of a pool.
+    pub(super) fn is_off(&self, it: &HotMove, now: Instant) -> bool {
+        let waits = self.waits.borrow();
+        it.kinds_of_off().iter().any(|what| waits.is_off(what, now))
     }
 }
 
@@ -57,6 +63,17 @@ pub(super) struct HotMove {
 impl HotMove {
     fn is_back(&self) -> bool {
         self.to == self.pool
+    }
+
+    /// All that may be left alone, and this with it.
+    fn kinds_of_off(&self) -> [Off; 4] {
+        let (from, to) = (&self.from, &self.to);
+        [
+            Off::Key(self.act.clone()),
+            Off::Pool(from.clone()),
+            Off::Pool(to.clone()),
+            Off::Way(from.clone(), to.clone()),
+        ]
     }
 
     /// The key as lists of keys have it.
@@ -111,7 +128,8 @@ impl HotMove {
 struct Moving {
     it: HotMove,
     list: HotActs,
-    failed: Rc<RefCell<Vec<(HotAct, Instant)>>>,
+    waits: Rc<RefCell<HotWaits>>,
+    hindrance: Rc<RefCell<Hindrance>>,
     operator: Option<Box<dyn Reply>>,
     /// It is under way as long as this is there.
     _token: Rc<()>,
@@ -131,8 +149,37 @@ impl Moving {
             }
         }
         self.list.set(&acts);
+        let mut waits = self.waits.borrow_mut();
+        self.it.kinds_of_off().iter().for_each(|what| waits.forget(what));
+        drop(waits);
         if let Some(operator) = &mut self.operator {
             operator.line(text);
+        }
+    }
+}
+
+impl Moving {
+    /// A rule lets go of what could not be done, for longer each time. What it lets go of, for the log.
+    fn put_off(&self) -> String {
+        let HotMove { act, from, to, .. } = &self.it;
+        let (mut waits, now) = (self.waits.borrow_mut(), Instant::now());
+        let key = Off::Key(act.clone());
+        match &*self.hindrance.borrow() {
+            Hindrance::Key => {
+                let wait = waits.put_off(key, WAIT_MIN, now).as_secs();
+                format!("it is not tried again for {wait} s")
+            }
+            Hindrance::Pool(pool) => {
+                let wait = waits.put_off(Off::Pool(pool.clone()), WAIT_MIN, now).as_secs();
+                format!("no hot key goes to pool {pool} or comes from it for {wait} s")
+            }
+            Hindrance::Step => {
+                // Others are tried before this one.
+                waits.put_off(key, 2 * WAIT_MIN, now);
+                let way = Off::Way(from.clone(), to.clone());
+                let wait = waits.put_off(way, WAIT_MIN, now).as_secs();
+                format!("no hot key goes from pool {from} to pool {to} for {wait} s")
+            }
         }
     }
 }
@@ -157,8 +204,14 @@ impl Reply for Moving {
     fn failed(self: Box<Self>, why: &str) {
         let HotMove { act, pool, .. } = &self.it;
         let name = shown(&act.key, act.len);
-        warn!(pool, "pool {pool}: hot key {name} stays where it is: {why}");
-        self.failed.borrow_mut().push((act.clone(), Instant::now()));
+        match &self.operator {
+            // What an operator tries is not what a rule has to wait for.
+            Some(_) => warn!(pool, "pool {pool}: hot key {name} stays where it is: {why}"),
+            None => {
+                let put_off = self.put_off();
+                warn!(pool, "pool {pool}: hot key {name} stays where it is: {why}; {put_off}");
+            }
+        }
         self.operator.into_iter().for_each(|it| it.failed(why));
     }
 
@@ -179,9 +232,13 @@ impl Master {
         let token = Rc::new(());
         self.hot_moves.under_way = Rc::downgrade(&token);
         let wish = KeyWish::new((it.from.clone(), it.to.clone()), vec![it.key.clone()], false);
-        let wish = wish.of_route(it.route.clone());
-        let (list, failed) = (self.shared.hot_acts(), Rc::clone(&self.hot_moves.failed));
-        self.want_keys(wish, Box::new(Moving { it, list, failed, operator, _token: token }));
+        // What an operator takes back may be of any size.
+        let is_undone = operator.is_some() && it.is_back();
+        let wish = wish.of_hot_key(it.route.clone(), (!is_undone).then_some(SIZE_MAX));
+        let (list, waits) = (self.shared.hot_acts(), Rc::clone(&self.hot_moves.waits));
+        let hindrance = wish.hindrance();
+        let moving = Moving { it, list, waits, hindrance, operator, _token: token };
+        self.want_keys(wish, Box::new(moving));
     }
 
     /// An operator wants a key to go to another pool.

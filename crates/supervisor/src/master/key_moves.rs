@@ -1,19 +1,26 @@
 //! Keys that go to another pool by the list of keys of a route: who serves them, and when the list on disk says so.
 
+use std::cell::RefCell;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
 
 use cashew_config::Snapshot;
 use cashew_control::KeysCarried;
 use cashew_metrics::EventKind;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use super::Master;
 use crate::command::Reply;
 
 /// Characters of a key that an event names.
 const SHOWN_MAX: usize = 100;
+/// Clients of both pools wait no longer for a step, whatever hangs.
+pub(super) const PAUSE_MAX: Duration = Duration::from_secs(4);
+/// Of that, for requests that are on their way.
+pub(super) const DRAIN_MAX_MS: u64 = 2000;
 
 /// Keys that go elsewhere.
 pub(super) struct KeyWish {
@@ -22,6 +29,23 @@ pub(super) struct KeyWish {
     to: String,
     keys: Vec<String>,
     may_overwrite: bool,
+    /// Who wants it says in the log what has become of it.
+    is_of_hot_key: bool,
+    /// Keys that have more bytes in memory stay.
+    pub(super) size_max: Option<u64>,
+    hindrance: Rc<RefCell<Hindrance>>,
+}
+
+/// What has kept keys from going.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) enum Hindrance {
+    /// That is of these keys alone, and nobody has waited for it.
+    #[default]
+    Key,
+    /// A server of that pool does not answer, and nobody has waited for it.
+    Pool(String),
+    /// Clients have waited for it.
+    Step,
 }
 
 impl KeyWish {
@@ -30,11 +54,39 @@ impl KeyWish {
         keys: Vec<String>,
         may_overwrite: bool,
     ) -> Self {
-        Self { route: String::new(), from, to, keys, may_overwrite }
+        let (route, hindrance) = (String::new(), Rc::default());
+        let (is_of_hot_key, size_max) = (false, None);
+        Self { route, from, to, keys, may_overwrite, is_of_hot_key, size_max, hindrance }
     }
 
-    pub(super) fn of_route(self, route: String) -> Self {
-        Self { route, ..self }
+    pub(super) fn of_hot_key(self, route: String, size_max: Option<u64>) -> Self {
+        Self { route, is_of_hot_key: true, size_max, ..self }
+    }
+
+    /// What has kept it from being done, once it has failed.
+    pub(super) fn hindrance(&self) -> Rc<RefCell<Hindrance>> {
+        Rc::clone(&self.hindrance)
+    }
+
+    pub(super) fn is_hindered_by(&self, what: Hindrance) {
+        *self.hindrance.borrow_mut() = what;
+    }
+
+    /// What would have to be carried. `None` if that is nothing, or the wish cannot be done.
+    pub(super) fn foreseen(&self, snapshot: &Snapshot) -> Option<KeysCarried> {
+        let Self { route, from, to, keys, may_overwrite, .. } = self;
+        let led = snapshot.clone().lead_keys(route, keys, (from, to)).ok()?;
+        let (from, to) = (from.clone(), to.clone());
+        let carried = KeysCarried { from, to, keys: led.keys, may_overwrite: *may_overwrite };
+        (!carried.keys.is_empty()).then_some(carried)
+    }
+
+    pub(super) fn say_refused(&self, why: &str) {
+        let Self { route, from, keys, .. } = self;
+        if !self.is_of_hot_key {
+            let count = keys.len();
+            warn!(pool = route, "route {route}: {count} keys stay in pool {from}: {why}");
+        }
     }
 }
 
@@ -60,7 +112,7 @@ impl KeyMoves {
         wish: &KeyWish,
         snapshot: &mut Snapshot,
     ) -> Result<bool, String> {
-        let KeyWish { route, from, to, keys, may_overwrite } = wish;
+        let KeyWish { route, from, to, keys, may_overwrite, .. } = wish;
         let led = snapshot.lead_keys(route, keys, (from, to))?;
         if led.keys.is_empty() {
             return Ok(false);

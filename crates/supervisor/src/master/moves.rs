@@ -291,6 +291,9 @@ impl Master {
                 reply.failed("the process that copies has died, and is started again: try again");
             }
         }
+        self.look_at_keys_ended(
+            "the process that copies has died, and is started again: try again",
+        );
         if self.epochs.is_catching_up(self.last_epoch) {
             self.epochs.abort("the process that copies has died".to_owned());
         }

@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 
 use cashew_config::snapshot::TopologyState;
 use cashew_config::{Difference, Snapshot};
+use cashew_control::ToChild;
 use cashew_discovery::{FoundServers, Relocated};
 use cashew_metrics::EventKind;
 use cashew_placement::SHARE_WHOLE;
 use tracing::{error, info, warn};
 
 use super::discovery::MOVE_DRAIN_MS;
-use super::key_moves::KeyWish;
+use super::key_moves::{Hindrance, KeyWish};
 use super::moves::May;
 use super::sources::FOUND_DRAIN_MS;
 use super::{Master, Phase, workers_of};
@@ -42,6 +43,8 @@ pub(super) struct Reload {
     stage: Stage,
     /// What the change under way changes, in one line, for the event.
     changes: String,
+    /// How often it was asked whether keys can go.
+    looks: u64,
 }
 
 #[derive(Default)]
@@ -54,6 +57,8 @@ enum Stage {
         loading: BackgroundTask<Result<Loaded, String>>,
         deadline: Instant,
     },
+    /// It is asked whether the servers of keys that are to go answer. Nobody waits but who wants it.
+    Asking { askers: Vec<Asker>, number: u64, deadline: Instant },
     /// Waits until no ring of a single pool is changing and no dying worker could still serve by
     /// the old epoch when the others do not any more.
     Quieting { askers: Vec<Asker>, wanted: Box<Wanted> },
@@ -70,12 +75,31 @@ const NOTIFY_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the file may take to load. A read may never end on a file system that hangs.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How long the process that copies may take to find out whether keys can go. It takes less unless it hangs.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(15);
+
 const NOTHING_CHANGES: &str = "nothing changes";
 
 struct Asker {
     dry_run: bool,
     wish: Wish,
     reply: Box<dyn Reply>,
+}
+
+impl Wish {
+    /// What was wished beside the file, and is not done.
+    fn say_refused(&self, why: &str) {
+        match self {
+            Self::File => {}
+            Self::Side(directory, _) => {
+                let directory = directory.display();
+                warn!(
+                    "the move that is kept in {directory} is served by the pool that it was: {why}"
+                );
+            }
+            Self::Keys(wish) => wish.say_refused(why),
+        }
+    }
 }
 
 enum Wish {
@@ -154,6 +178,7 @@ impl Reload {
         match &self.stage {
             Stage::Loading { loading, .. } => Some(loading.as_fd()),
             Stage::Idle
+            | Stage::Asking { .. }
             | Stage::Quieting { .. }
             | Stage::Changing { .. }
             | Stage::Notifying { .. } => None,
@@ -162,7 +187,9 @@ impl Reload {
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         match &self.stage {
-            Stage::Loading { deadline, .. } | Stage::Notifying { deadline, .. } => Some(*deadline),
+            Stage::Loading { deadline, .. }
+            | Stage::Asking { deadline, .. }
+            | Stage::Notifying { deadline, .. } => Some(*deadline),
             Stage::Idle | Stage::Quieting { .. } | Stage::Changing { .. } => None,
         }
     }
@@ -223,6 +250,7 @@ impl Reload {
         let askers = match &mut self.stage {
             Stage::Idle => return,
             Stage::Loading { askers, .. }
+            | Stage::Asking { askers, .. }
             | Stage::Quieting { askers, .. }
             | Stage::Changing { askers, .. }
             | Stage::Notifying { askers, .. } => askers,
@@ -234,6 +262,7 @@ impl Reload {
         match std::mem::take(&mut self.stage) {
             Stage::Idle => Vec::new(),
             Stage::Loading { askers, .. }
+            | Stage::Asking { askers, .. }
             | Stage::Quieting { askers, .. }
             | Stage::Changing { askers, .. }
             | Stage::Notifying { askers, .. } => askers,
@@ -337,7 +366,9 @@ impl Master {
             }
             // Primaries that have moved do not wait for a file. Lists of servers do: they may change all the time, and
             // what the file says would never come into effect.
-            Stage::Loading { askers, .. } if self.has_urgent_moves(now) => {
+            Stage::Loading { askers, .. } | Stage::Asking { askers, .. }
+                if self.has_urgent_moves(now) =>
+            {
                 self.reload.waiting.splice(0..0, askers);
                 self.begin_moves(now);
                 if !self.reload.is_under_way() {
@@ -360,6 +391,9 @@ impl Master {
                     "{path}: reading it and looking up its names took more than {seconds} seconds"
                 );
                 self.fail(askers, &why);
+            }
+            Stage::Asking { askers, deadline, .. } if deadline <= now => {
+                self.fail(askers, "the process that copies does not answer");
             }
             Stage::Quieting { askers, wanted }
                 if self.rings.is_quiet() && !self.is_anybody_dying() =>
@@ -459,7 +493,8 @@ impl Master {
             Wish::File => return,
             Wish::Side(directory, is_cut_over) => snapshot.set_cut_over(directory, *is_cut_over),
             Wish::Keys(wish) => match self.key_moves.begin(wish, &mut snapshot) {
-                Ok(true) => {}
+                // From here on clients wait.
+                Ok(true) => wish.is_hindered_by(Hindrance::Step),
                 Ok(false) => {
                     asker.reply.line("all of these keys are there already");
                     return asker.reply.unchanged();
@@ -476,10 +511,6 @@ impl Master {
             let why = "the move is over by another configuration, or that pool serves already";
             return self.fail(vec![asker], why);
         }
-        difference.lines().iter().for_each(|line| {
-            info!("{line}");
-            asker.reply.line(line);
-        });
         self.notify.reloading();
         self.reload.changes = in_one_line(difference.lines());
         self.rings.freeze();
@@ -490,12 +521,64 @@ impl Master {
         self.advance_reload(now);
     }
 
+    /// Before anybody waits for keys to go it is known that both of their servers answer.
+    fn ask_about_keys(&mut self, asker: Asker, now: Instant) {
+        let foreseen = match &asker.wish {
+            Wish::Keys(wish) => {
+                let foreseen = wish.foreseen(&self.current.snapshot);
+                foreseen.map(|keys| (keys, wish.size_max))
+            }
+            Wish::File | Wish::Side(..) => None,
+        };
+        let Some((keys, size_max)) = foreseen else { return self.begin_wish(asker, now) };
+        if self.members.get(&Role::Discovery).is_none_or(|it| it.running.is_none()) {
+            let why = "the process that copies is being started: try again in a second";
+            return self.fail(vec![asker], why);
+        }
+        self.reload.looks += 1;
+        let number = self.reload.looks;
+        self.post(Role::Discovery, ToChild::LookAtKeys { number, keys, size_max }, Vec::new(), now);
+        let deadline = now + LOOK_TIMEOUT;
+        self.reload.stage = Stage::Asking { askers: vec![asker], number, deadline };
+    }
+
+    /// Whether the keys that are to go can.
+    pub(super) fn keys_looked_at(
+        &mut self,
+        number: u64,
+        failure: Option<String>,
+        pool: Option<String>,
+        now: Instant,
+    ) {
+        let askers = match std::mem::take(&mut self.reload.stage) {
+            Stage::Asking { askers, number: asked, .. } if asked == number => askers,
+            stage => return self.reload.stage = stage,
+        };
+        if let Some(why) = failure {
+            for asker in &askers {
+                if let (Wish::Keys(wish), Some(pool)) = (&asker.wish, &pool) {
+                    wish.is_hindered_by(Hindrance::Pool(pool.clone()));
+                }
+            }
+            return self.fail(askers, &why);
+        }
+        askers.into_iter().for_each(|asker| self.begin_wish(asker, now));
+    }
+
+    /// Nobody finds that out any more.
+    pub(super) fn look_at_keys_ended(&mut self, why: &str) {
+        match std::mem::take(&mut self.reload.stage) {
+            Stage::Asking { askers, .. } => self.fail(askers, why),
+            stage => self.reload.stage = stage,
+        }
+    }
+
     fn load(&mut self, now: Instant) {
         if let Some(at) =
             self.reload.waiting.iter().position(|asker| !matches!(asker.wish, Wish::File))
         {
             let asker = self.reload.waiting.remove(at);
-            return self.begin_wish(asker, now);
+            return self.ask_about_keys(asker, now);
         }
         let askers = std::mem::take(&mut self.reload.waiting);
         info!("loading {}", self.conf_file.display());
@@ -583,15 +666,20 @@ impl Master {
 
     /// All workers have changed, to what is in effect from what was before.
     pub(super) fn reload_done(&mut self, before: Option<Arc<Snapshot>>, now: Instant) {
-        let (askers, cause, moves) = self.take_change();
+        let (mut askers, cause, moves) = self.take_change();
         let is_told = cause == Cause::Told;
         let epoch = self.current.snapshot.epoch;
         match std::mem::take(&mut self.reload.changes) {
-            changes if !is_told => info!(
-                kind = EventKind::ReloadDone.name(),
-                "epoch {epoch} is in effect: {}",
-                if changes.is_empty() { "names lead to other addresses" } else { &changes }
-            ),
+            changes if !is_told => {
+                info!(
+                    kind = EventKind::ReloadDone.name(),
+                    "epoch {epoch} is in effect: {}",
+                    if changes.is_empty() { "names lead to other addresses" } else { &changes }
+                );
+                if cause == Cause::Side {
+                    askers.iter_mut().for_each(|asker| asker.reply.line(&changes));
+                }
+            }
             _ => info!("epoch {epoch} is in effect"),
         }
         if let Some(before) = before {
@@ -706,7 +794,10 @@ impl Master {
     fn end_well(&mut self, mut askers: Vec<Asker>, end: impl FnOnce(Vec<Asker>)) {
         let serves = format!("epoch {} serves", self.current.snapshot.epoch);
         askers.iter_mut().for_each(|asker| asker.reply.line(&serves));
-        self.note_reload(None);
+        // What operators and rules wish beside the file says nothing of the file.
+        if askers.iter().any(|asker| matches!(asker.wish, Wish::File)) {
+            self.note_reload(None);
+        }
         self.notify.ready(&self.summary());
         end(askers);
         // The file, the former snapshot and the comparison are not needed any more.
@@ -721,7 +812,11 @@ impl Master {
     }
 
     fn fail(&mut self, askers: Vec<Asker>, why: &str) {
-        if askers.iter().any(|asker| !asker.dry_run) {
+        let is_file = |asker: &Asker| matches!(asker.wish, Wish::File);
+        if !askers.iter().all(is_file) {
+            askers.iter().for_each(|asker| asker.wish.say_refused(why));
+            self.notify.ready(&self.summary());
+        } else if askers.iter().any(|asker| !asker.dry_run) {
             error!(
                 kind = EventKind::ReloadRefused.name(),
                 "the configuration stays as it is: {why}"

@@ -17,7 +17,7 @@ use cashew_tls::TicketSecret;
 use tracing::{info, warn};
 
 use super::log::Destination;
-use super::{Master, moves, workers_of};
+use super::{Master, key_moves, moves, workers_of};
 use crate::child::Role;
 use crate::epochs::{Output, Step};
 use crate::listeners::Bound;
@@ -182,7 +182,11 @@ impl Master {
         let runs = self.workers().filter(|(_, member)| member.running.is_some());
         let workers: Vec<u32> = runs.map(|(slot, _)| slot).collect();
         let snapshot = &next.in_effect.snapshot;
-        let drain_ms = snapshot.global.reload_drain_timeout_ms.min(drain_max_ms);
+        let mut drain_ms = snapshot.global.reload_drain_timeout_ms.min(drain_max_ms);
+        if self.key_moves.is_under_way() {
+            drain_ms = drain_ms.min(key_moves::DRAIN_MAX_MS);
+            self.epochs.pause_within(key_moves::PAUSE_MAX);
+        }
         let is_gated = !moves::sides_changed(&self.current.snapshot, snapshot).is_empty()
             || self.key_moves.is_under_way();
         self.epochs.expect(snapshot.pools.iter().map(|pool| pool.servers.len()).sum());

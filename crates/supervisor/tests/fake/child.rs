@@ -266,6 +266,7 @@ impl Worker {
             | ToChild::Sentinel { .. }
             | ToChild::Seed { .. }
             | ToChild::Migrate { .. }
+            | ToChild::LookAtKeys { .. }
             | ToChild::CatchUp { .. }
             | ToChild::Moves { .. }
             | ToChild::Source { .. }

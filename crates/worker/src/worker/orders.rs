@@ -139,6 +139,7 @@ impl<D: Driver> Worker<D> {
             | ToChild::Operated { .. }
             | ToChild::Seed { .. }
             | ToChild::Migrate { .. }
+            | ToChild::LookAtKeys { .. }
             | ToChild::CatchUp { .. }
             | ToChild::Moves { .. }
             | ToChild::Source { .. }
