@@ -1,7 +1,7 @@
 //! What the configuration file says by itself.
 
 use cashew_config::Diagnostic;
-use cashew_config::snapshot::Pool;
+use cashew_config::snapshot::{Pool, Protocol};
 
 use super::Facts;
 use super::finding::{Finding, Severity};
@@ -23,8 +23,13 @@ pub(super) fn of_remark(severity: Severity, remark: &Diagnostic) -> Finding {
 
 /// Without a timeout a server that hangs holds requests for ever.
 pub(super) fn timeout(facts: &Facts) -> Vec<Finding> {
-    let has_none =
-        |pool: &&Pool| pool.timeout_ms.is_none() && pool.route.is_none() && !pool.auto_eject_hosts;
+    // Where bytes are passed through nobody knows of requests: there is no such option.
+    let has_none = |pool: &&Pool| {
+        pool.timeout_ms.is_none()
+            && pool.route.is_none()
+            && !pool.auto_eject_hosts
+            && pool.protocol != Protocol::Tcp
+    };
     let pools = facts.snapshot.pools.iter().filter(has_none);
     let finding = |pool: &Pool| {
         Finding::note(format!("pool '{}'", pool.name), "has no timeout")
@@ -74,5 +79,7 @@ mod tests {
         let server = "   - 127.0.0.1:1:1\n";
         assert!(found(timeout, &facts("redis: true", server)).contains("has no timeout"));
         assert_eq!(found(timeout, &facts("redis: true\n  timeout: 400", server)), "");
+        // There the option is refused.
+        assert_eq!(found(timeout, &facts("protocol: tcp", server)), "");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use cashew_config::snapshot::Protocol;
 use cashew_supervisor::{PoolStatus, ServerStatus, Status};
 use serde_json::Value;
 
@@ -49,6 +50,12 @@ fn counted(instance: &Instance, pool: &str, name: &str) -> u64 {
     instance.stats[pool][name].as_u64().unwrap_or(0)
 }
 
+/// Whether it knows neither requests nor keys, and has no options about them.
+fn is_passed_through(facts: &Facts, pool: &PoolStatus) -> bool {
+    let mut pools = facts.snapshot.pools.iter();
+    pools.any(|it| it.name == pool.name && it.protocol == Protocol::Tcp)
+}
+
 /// Servers that the instance does not use.
 pub(super) fn servers(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -60,10 +67,14 @@ pub(super) fn servers(facts: &Facts) -> Vec<Finding> {
                 (cause, _) => format!(": {cause}"),
             };
             let place = place_of(pool, server);
+            let why = match is_passed_through(facts, pool) {
+                true => "clients are not connected to it",
+                false => "requests for its keys fail, wait, or go elsewhere",
+            };
             match &*server.state {
                 "out" => findings.push(
                     Finding::error(place, format!("is out{cause}"))
-                        .why("requests for its keys fail, wait, or go elsewhere")
+                        .why(why)
                         .advice("bring it back; `cashew events` says since when"),
                 ),
                 "suspect" => findings.push(
@@ -434,6 +445,13 @@ mod tests {
             (server.state, server.cause) = ("out".into(), "Connection refused".into());
         });
         assert!(found(servers, &out).contains("is out: Connection refused"));
+        let mut passed_through = out;
+        passed_through.snapshot.pools[0].protocol = Protocol::Tcp;
+        let text = found(servers, &passed_through);
+        assert!(
+            text.contains("clients are not connected to it") && !text.contains("keys"),
+            "{text}"
+        );
         let suspect = changed(|it| it.status.pools[0].server_states[0].state = "suspect".into());
         assert!(found(servers, &suspect).starts_with("warning: "));
         let open = changed(|it| it.status.pools[0].open_since = Some(1));

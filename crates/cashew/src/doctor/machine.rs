@@ -102,7 +102,19 @@ pub(super) fn connections_to_each(pool: &Pool, workers: u32) -> u64 {
     }
 }
 
-/// The same by address, of all pools.
+/// What lowers the number of connections to an address: options that its pools have.
+pub(super) fn lowering(snapshot: &Snapshot, address: &str) -> &'static str {
+    let is_there = |pool: &&Pool| pool.servers.iter().any(|it| it.endpoint.to_string() == address);
+    let pools = || snapshot.pools.iter().filter(is_there);
+    let is_tcp = |pool: &Pool| pool.protocol == Protocol::Tcp;
+    match (pools().any(is_tcp), pools().all(is_tcp)) {
+        (true, true) => "lower server_connections_max",
+        (true, false) => "lower server_connections_max, server_connections or session_connections",
+        (false, _) => "lower server_connections or session_connections",
+    }
+}
+
+/// The most connections by address, of all pools.
 pub(super) fn connections_by_server(snapshot: &Snapshot) -> BTreeMap<String, u64> {
     let mut by_address = BTreeMap::new();
     for pool in &snapshot.pools {
@@ -202,7 +214,7 @@ pub(super) fn ports(facts: &Facts) -> Vec<Finding> {
         );
         Finding::warning(format!("server {address}"), what)
             .why("further connections to it fail")
-            .advice("lower server_connections or session_connections, or widen the range")
+            .advice(format!("{}, or widen the range", lowering(&facts.snapshot, &address)))
     };
     over.filter(|(address, _)| is_tcp(address)).map(finding).collect()
 }
@@ -259,6 +271,21 @@ mod tests {
         let mut facts = facts("redis: true\n  timeout: 400", "   - 10.0.0.1:1:1\n");
         assert_eq!(found(ports, &facts), "");
         facts.machine.ports = Some(100);
-        assert!(found(ports, &facts).contains("server 10.0.0.1:1: may get 1"));
+        let text = found(ports, &facts);
+        assert!(text.contains("server 10.0.0.1:1: may get 1"));
+        assert!(
+            text.contains("lower server_connections or session_connections, or widen"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn advice_names_options_that_a_pool_has() {
+        let options = "protocol: tcp\n  server_connections_max: 200";
+        let mut facts = facts(options, "   - 10.0.0.1:1:1\n");
+        facts.machine.ports = Some(100);
+        let text = found(ports, &facts);
+        assert!(text.contains("may get 200 connections"), "{text}");
+        assert!(text.contains("lower server_connections_max, or widen the range"), "{text}");
     }
 }

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use cashew_config::snapshot::{Listen, Pool};
+use cashew_config::Snapshot;
+use cashew_config::snapshot::{Listen, Pool, Protocol};
 
 use super::Facts;
 use super::answers::{Answer, Redis};
@@ -88,9 +89,10 @@ pub(super) fn reachable(facts: &Facts) -> Vec<Finding> {
         let what = format!("cannot be asked from here: {why}");
         let finding = Finding::error(facts.place(asked), what);
         Some(
-            match asked.is_primary {
-                true => finding.why("requests for its keys fail, or go elsewhere"),
-                false => finding.why("it answers no reads"),
+            match (facts.pool_of(asked).protocol, asked.is_primary) {
+                (Protocol::Tcp, _) => finding.why("clients cannot be connected to it"),
+                (_, true) => finding.why("requests for its keys fail, or go elsewhere"),
+                (_, false) => finding.why("it answers no reads"),
             }
             .advice("start it, check the address and the firewall, or take it out of the pool"),
         )
@@ -245,7 +247,7 @@ pub(super) fn maxclients(facts: &Facts) -> Vec<Finding> {
             facts.place(asked),
             ("maxclients", redis.maxclients()?),
             connected,
-            &need,
+            (&facts.snapshot, &need),
             asked,
         )
     };
@@ -258,7 +260,13 @@ pub(super) fn maxconns(facts: &Facts) -> Vec<Finding> {
     let finding = |(asked, stats): (&Asked, &BTreeMap<String, String>)| {
         let connected = number(stats, "curr_connections").unwrap_or(0);
         let most = number(stats, "max_connections")?;
-        connections(facts.place(asked), ("maxconns", most), connected, &need, asked)
+        connections(
+            facts.place(asked),
+            ("maxconns", most),
+            connected,
+            (&facts.snapshot, &need),
+            asked,
+        )
     };
     facts.memcached().filter_map(finding).collect()
 }
@@ -267,11 +275,11 @@ fn connections(
     place: String,
     (limit, most): (&str, u64),
     connected: u64,
-    need: &BTreeMap<String, u64>,
+    (snapshot, need): (&Snapshot, &BTreeMap<String, u64>),
     asked: &Asked,
 ) -> Option<Finding> {
     let need = need.get(&asked.address).copied().unwrap_or(0);
-    let advice = format!("raise {limit}, or lower server_connections or session_connections");
+    let advice = format!("raise {limit}, or {}", machine::lowering(snapshot, &asked.address));
     match () {
         () if is_nearly(connected, most) => {
             let what = format!("has {connected} connections, and {limit} {most}");
@@ -383,6 +391,9 @@ mod tests {
         assert!(found(reachable, &facts).starts_with(
             "error: pool 'alpha', server 's0' (127.0.0.1:1): cannot be asked from here: Connection refused"
         ));
+        assert!(found(reachable, &facts).contains("requests for its keys fail"));
+        facts.snapshot.pools[0].protocol = Protocol::Tcp;
+        assert!(found(reachable, &facts).contains("clients cannot be connected to it"));
         facts.asked[0].answer = Answer::Refused("it wants a password".into());
         assert!(found(login, &facts).contains("refuses the pool's login"));
         facts.asked[0].answer = Answer::Silent("it answers INFO with -NOPERM".into());
