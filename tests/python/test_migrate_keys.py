@@ -152,7 +152,7 @@ def test_what_cannot_be_moved_stays_where_it_is(place, kind):
             conn.send(b"set still:3 0 0 7\r\nforeign\r\n")
             conn.expect(b"STORED\r\n")
     said = lists.order(["still:1", "still:2", "still:3", "still:4"], fails=True)
-    assert 'key "still:3": the other pool has such a key' in said and "say --overwrite" in said, said
+    assert 'key "still:3": the other pool has such a key' in said and "migrate keys --overwrite" in said, said
     assert lists.list.read_text() == "# hot ones\n"
     # It is an operator's wish that is refused, no reload; and nothing is said to have been done.
     log = lists.gateway.log()
