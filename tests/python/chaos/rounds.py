@@ -27,6 +27,8 @@ ERRORS = re.compile(
     r"LOADING |READONLY |MASTERDOWN |CLUSTERDOWN |TRYAGAIN |NOREPLICAS |ERROR Too many open connections)")
 #: For all to be as it was, once nothing happens any more.
 SETTLING = 40.0
+#: Findings of one kind that are printed after a round: the rest is in the file.
+MOST_TOLD = 20
 #: Rounds at the beginning that may be void.
 MOST_VOIDS = 2
 
@@ -215,12 +217,18 @@ class Run:
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
         lines = [f"scripts/long chaos --seed {self.seed} --round {self.arguments.round}"]
+        told = collections.Counter()
         for number, finding in enumerate(findings):
-            print(f"  {finding}"[:1000], flush=True)
+            told[finding.kind] += 1
+            if told[finding.kind] <= MOST_TOLD:
+                print(f"  {finding}"[:1000], flush=True)
             lines.append(str(finding))
             if finding.operations:
                 text = "\n".join(str(it) for it in sorted(finding.operations, key=lambda it: it.begin))
                 (directory / f"history-{number}").write_text(f"{finding}\n\n{text}\n")
+        for kind, count in told.items():
+            if count > MOST_TOLD:
+                print(f"  {kind}: {count - MOST_TOLD} more", flush=True)
         (directory / "findings").write_text("\n".join(lines) + "\n")
         for path in world.place.directory.iterdir():
             if path.is_file() and path.suffix in ("", ".notes", ".out", ".yml", ".log", ".conf"):
