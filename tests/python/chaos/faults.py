@@ -229,9 +229,35 @@ class ClusterNodes(Domain):
 
     pause = (1.0, 3.0)
 
+    def run(self):
+        try:
+            self.known = self.primaries()
+            super().run()
+            if not (self.void or self.failure):
+                self.check_known()
+        except Void as error:
+            self.void = str(error)
+            self.journal.note(self.void)
+        except Exception as error:  # it is a finding, whatever it is
+            self.failure = f"{type(error).__name__}: {error}"
+            self.journal.note(self.failure)
+
+    def primaries(self):
+        """Of all that have slots: their ids."""
+        self.wait_well()
+        return {it.id for it in self.world.cluster.nodes() if it.slots}
+
+    def check_known(self, harmed=None):
+        """On a machine that is too busy, nodes take one for dead that is not. Another takes its place, and nobody has noted
+        what may be lost by that."""
+        before, self.known = self.known, self.primaries()
+        gone = before - self.known - {harmed}
+        if gone:
+            raise Void(f"primaries that nothing was done to were replaced: {', '.join(sorted(gone))}")
+
     def run_fault(self, fault, may_lose=True):
         cluster, world = self.world.cluster, self.world
-        self.wait_well()
+        self.check_known()
         primary = self.chance.choice(cluster.primaries())
         node = cluster.node(primary)
         floor = wait_copied(primary)
@@ -245,6 +271,7 @@ class ClusterNodes(Domain):
         self.journal.note(f"  {len(keys)} keys, {'another primary' if has_switched else 'the same primary'}, {epochs}")
         if may_lose and has_switched:
             world.lost(keys, begin, time.monotonic(), floor)
+        self.check_known(harmed=node.id)
 
     def wait_well(self):
         """Redis 7.0 may promote a replica that has not heard of all slots of its primary: then each node names another
@@ -286,7 +313,7 @@ class ClusterNodes(Domain):
         slots = [slot for slot in set(self.world.slots.values()) if slot in own][:KEYS // 3]
         self.journal.note(f"  slots {slots} move from {source.port} to {target.port}")
         cluster.move(slots, source, target)
-        self.wait_well()
+        self.check_known()
 
 
 class Processes(Domain):
