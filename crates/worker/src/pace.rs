@@ -17,7 +17,7 @@
 //! time that anything may be held back. After that timer has fired, the worker does not rely on
 //! events for a while.
 //!
-//! `docs/notes/pacing.md` compares this policy with others.
+//! `docs/notes/pacing.md` has the reasons for its numbers, `docs/notes/tried.md` other policies.
 
 mod gathering;
 mod nap;
