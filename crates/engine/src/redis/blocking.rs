@@ -411,11 +411,13 @@ impl Engine {
         }
     }
 
-    /// Withdraws what clients of these pools wait for.
+    /// Withdraws what clients of these pools wait for. A route's clients wait at a pool where it leads, and may have to
+    /// go elsewhere when either changes.
     pub(crate) fn withdraw_all(&mut self, pools: impl Fn(BackendId) -> bool) {
         for client in self.clients.indices().collect::<Vec<ClientId>>() {
             let state = &self.clients[client];
-            if state.modes.blocking.is_some() && pools(self.backend_of(client)) {
+            let own = BackendId::new(state.listener.number());
+            if state.modes.blocking.is_some() && (pools(self.backend_of(client)) || pools(own)) {
                 self.withdraw(client);
             }
         }

@@ -1,0 +1,23 @@
+//! I1–I3, I5: clients of a route, which leads their keys to pools of groups, while the route's tree changes, servers and
+//! groups come and go, and others become primaries. Each key is at its pool's server and nowhere else, commands with keys
+//! of both pools are put together, and no worker leads a key to one pool while another leads it to the other. More seeds
+//! with `CASHEW_SIM_SEEDS=<count>`, from `CASHEW_SIM_FROM=<seed>`; one, with its events printed if it fails, with
+//! `CASHEW_SIM_SEED=<seed>`.
+
+mod seeds;
+
+use cashew_sim::{Counts, Scenario, run};
+use seeds::{number, play, range};
+
+#[test]
+fn keys_are_where_their_route_leads() {
+    let seeds = number("CASHEW_SIM_SEED").map_or_else(|| range(60), |seed| seed..seed + 1);
+    let played = play(seeds, |seed| run(&Scenario::routes(seed)).counts);
+    let (seeds, total) = (played.len() as u64, played.into_iter().sum::<Counts>());
+    println!("{seeds} seeds, {total:?}");
+    let is_covered = total.led > 100 * seeds
+        && total.epochs > seeds
+        && total.promotions > seeds
+        && total.moves > seeds;
+    assert!(seeds == 1 || is_covered, "{total:?}");
+}
