@@ -174,7 +174,8 @@ def test_a_key_that_many_ask_for_goes_to_another_pool(place):
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_key_comes_back_when_it_is_cool(place):
-    moved = Moved(place, hot_keys="{above: 20%, do: move, to: hot}")
+    # On a busy machine the watchers themselves have a tenth of the requests at times, and more.
+    moved = Moved(place, hot_keys="{above: 40%, do: move, to: hot}")
     with Watchers(moved.gateway) as watchers:
         with Load(moved.gateway, 0.6):
             wait_until(lambda: moved.happened("hot_key_moved"), "it is found", seconds=60)
@@ -183,7 +184,7 @@ def test_a_key_comes_back_when_it_is_cool(place):
             wait_until(lambda: moved.happened("hot_key_released"), "it is taken back", seconds=140)
         assert time.monotonic() - begun > 60
         assert moved.happened("hot_key_released") == [
-            'pool cold: key "hot" is back from pool hot: it has had less than 10.0% of the requests for a minute']
+            'pool cold: key "hot" is back from pool hot: it has had less than 20.0% of the requests for a minute']
         read = watchers.read
         wait_until(lambda: watchers.read > read + 500 or watchers.failures, "they go on", seconds=60)
     assert moved.listed() == set()
@@ -255,6 +256,12 @@ def test_nobody_waits_for_a_pool_that_hangs_and_the_rule_lets_go_of_it(place):
 @pytest.mark.parametrize("kind", ["redis", "memcached"])
 def test_an_operator_hears_at_once_which_pool_hangs(place, kind):
     moved = Moved(place, kind, timeout=400)
+    with moved.gateway.connect() as conn:
+        if kind == "redis":
+            conn.call("SET", "k", "v")
+        else:
+            conn.send(b"set k 0 0 1\r\nv\r\n")
+            conn.expect(b"STORED\r\n")
     for words, hanging, name in [
         (("--do", "move", "--to", "hot", "k"), moved.hot, "hot"),
         (("--do", "move", "--to", "hot", "k"), moved.cold, "cold"),
@@ -263,6 +270,8 @@ def test_an_operator_hears_at_once_which_pool_hangs(place, kind):
     ]:
         if words[0] == "--undo" and not moved.listed():
             moved.do("--do", "move", "--to", "hot", "k")
+            # Whatever comes next waits until what was left behind is removed.
+            wait_until(lambda: not moved.has(moved.cold), "it is removed")
         listed = moved.listed()
         for server in hanging:
             server.process.signal(signal.SIGSTOP)
