@@ -23,6 +23,10 @@ const PATIENCE_MAX: Duration = Duration::from_secs(2);
 /// That of a pool without a `timeout`.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// How often it is looked whether that is over.
+const PAUSE: Duration = Duration::from_millis(5);
+
+const STILL_REMOVED: &str = "what the keys before have left behind is still being removed, since a server does not answer: try again";
 pub(crate) const IS_THERE: &str = "the other pool has such a key, which would be lost; remove it, or use cashew migrate keys --overwrite";
 
 /// Why keys cannot go, as was found out before anybody waited for it.
@@ -229,10 +233,13 @@ impl Carrier {
     ) {
         match Step::new(snapshot, states, carriage) {
             Err(why) => then(Err(Refusal { why, pool: None })),
-            Ok(mut step) => self.next(move || {
+            Ok(mut step) => self.next_unless_late(Some(PATIENCE_MAX), move |is_late| {
                 step.until = Instant::now() + STEP_MAX;
                 step.size_max = size_max;
-                then(step.look());
+                then(match is_late {
+                    true => Err(Refusal { why: STILL_REMOVED.to_owned(), pool: None }),
+                    false => step.look(),
+                });
             }),
         }
     }
@@ -275,12 +282,35 @@ impl Carrier {
 
     /// Does something when all before it is done.
     fn next(&mut self, act: impl FnOnce() + Send + 'static) {
+        self.next_unless_late(None, |_| act());
+    }
+
+    /// The same, but after so long at the latest. Whether it is too early then is what `act` is told. What comes next waits
+    /// for all of it.
+    fn next_unless_late(
+        &mut self,
+        most: Option<Duration>,
+        act: impl FnOnce(bool) + Send + 'static,
+    ) {
         let last = self.last.take();
         let run = move || {
-            if let Some(last) = last {
-                drop(last.join());
+            let since = Instant::now();
+            let is_awaited = |last: &JoinHandle<()>| {
+                !last.is_finished() && most.is_none_or(|most| since.elapsed() < most)
+            };
+            while most.is_some() && last.as_ref().is_some_and(is_awaited) {
+                thread::sleep(PAUSE);
             }
-            act();
+            match last {
+                Some(last) if most.is_some() && !last.is_finished() => {
+                    act(true);
+                    drop(last.join());
+                }
+                last => {
+                    last.map(JoinHandle::join);
+                    act(false);
+                }
+            }
         };
         match thread::Builder::new().name("move-keys".to_owned()).spawn(run) {
             Ok(thread) => self.last = Some(thread),
@@ -305,5 +335,25 @@ mod tests {
         };
         assert_eq!(of("redis: true"), 1000);
         assert_eq!((of("timeout: 400"), of("timeout: 5"), of("timeout: 60000")), (400, 200, 2000));
+    }
+
+    #[test]
+    fn who_looks_waits_a_moment_for_what_is_removed_and_who_carries_until_it_is_over() {
+        let (mut carrier, (said, heard)) = (Carrier::default(), std::sync::mpsc::channel());
+        let begun = Instant::now();
+        carrier.next(|| thread::sleep(Duration::from_millis(400)));
+        let tell = |what: &'static str| {
+            let said = said.clone();
+            move |is_late| said.send((what, is_late, begun.elapsed().as_millis())).unwrap()
+        };
+        carrier.next_unless_late(Some(Duration::from_millis(50)), tell("early"));
+        carrier.next_unless_late(None, tell("after it"));
+        carrier.next_unless_late(Some(Duration::from_secs(60)), tell("at once"));
+        let found: Vec<_> = heard.iter().take(3).collect();
+        let [("early", true, early), ("after it", false, after), ("at once", false, _)] = found[..]
+        else {
+            panic!("{found:?}")
+        };
+        assert!((50..400).contains(&early) && after >= 400, "{found:?}");
     }
 }
