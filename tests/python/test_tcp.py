@@ -265,6 +265,56 @@ def test_who_reads_slowly_bounds_who_sends(place):
     wait_until(lambda: gateway.held() == 0, "nothing waits")
 
 
+def test_sessions_that_fill_the_memory_are_closed_and_others_go_on(place):
+    def stuff(_, client):
+        while True:
+            client.sendall(b"x" * 20_000)
+
+    def small(sock):
+        # What waits is in the gateway, and not in the kernel.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        return sock
+
+    backend = place.keep(Backend(stuff))
+    small(backend.listener)
+    redis = place.redis()
+    gateway = place.cashew(
+        {"alpha": tcp(backend), "beta": {"redis": True, "servers": [f"{HOST}:{redis.port}:1"]}},
+        {"worker_processes": 1, "memory_max": "16mb", "worker_shutdown_timeout": 1})
+    clients = []
+    with Conn(gateway.addresses["beta"]) as other, contextlib.ExitStack() as stack:
+        assert other.call("SET", "k", "v") == "OK"
+        for _ in range(150):
+            client = stack.enter_context(small(socket.socket()))
+            client.connect((HOST, gateway.address))
+            client.setblocking(False)
+            clients.append(client)
+        slowest, closed, end = 0, set(), time.monotonic() + 40
+        while time.monotonic() < end:
+            for client in clients:
+                if client in closed:
+                    continue
+                try:
+                    client.send(b"q" * 200_000)
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    closed.add(client)
+            began = time.monotonic()
+            assert other.call("GET", "k") == b"v"
+            slowest = max(slowest, time.monotonic() - began)
+            time.sleep(0.02)
+            if closed:
+                end = min(end, time.monotonic() + 2)
+        stats = gateway.stats()
+        assert closed and stats["alpha"]["clients_shed"] >= len(closed), stats["alpha"]["clients_shed"]
+        assert stats["alpha"]["clients_throttled"] > 0
+        assert stats["beta"]["clients_shed"] == 0
+        # One read on top.
+        assert gateway.held() <= 17 * MIB, gateway.held()
+        assert slowest < 3, f"another pool answers after {slowest:.1f} s"
+
+
 def test_turns_go_by_weights(place):
     backends = several(place, 3)
     gateway = place.cashew({"alpha": tcp(*backends, weights=[3, 2, 1])}, {"worker_processes": 1})

@@ -43,6 +43,7 @@ mod monitor;
 mod named_errors;
 mod observe;
 mod passing;
+mod passing_pressure;
 mod passing_seeds;
 mod pauses;
 mod permission;

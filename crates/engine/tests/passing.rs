@@ -38,7 +38,7 @@ impl World {
         Self::of(&snapshot(options, servers))
     }
 
-    fn of(snapshot: &Snapshot) -> Self {
+    pub(crate) fn of(snapshot: &Snapshot) -> Self {
         let now = Time::from_micros(1_000_000_000);
         let metrics = Writer::in_memory(snapshot);
         let engine = Engine::new(Setup {
@@ -96,7 +96,7 @@ impl World {
     }
 
     /// A client and its server, connected.
-    fn pair(&mut self) -> (ConnId, ConnId) {
+    pub(crate) fn pair(&mut self) -> (ConnId, ConnId) {
         let client = self.accept();
         let (server, _) = self.connects();
         self.engine.handle_connected(server, self.now);
@@ -109,7 +109,7 @@ impl World {
     }
 
     /// Takes all that waits for a connection, as a driver does.
-    fn take(&mut self, conn: ConnId) -> Vec<u8> {
+    pub(crate) fn take(&mut self, conn: ConnId) -> Vec<u8> {
         let mut taken = Vec::new();
         loop {
             let piece = self.engine.front(conn).0.to_vec();
@@ -121,7 +121,7 @@ impl World {
         }
     }
 
-    fn pool(&self, counter: PoolCounter) -> u64 {
+    pub(crate) fn pool(&self, counter: PoolCounter) -> u64 {
         self.metrics.pool_counter(self.metrics.pool(0), counter)
     }
 

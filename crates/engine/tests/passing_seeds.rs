@@ -1,8 +1,9 @@
 //! Pools with `protocol: tcp` at random: bytes arrive once and in order, ends behind them, little waits, and nothing is
-//! left in the end.
+//! left in the end. In every third world memory is so short that some are not read, or closed.
 
 use std::collections::HashMap;
 
+use cashew_config::Snapshot;
 use cashew_engine::{Action, CloseReason, ConnId};
 use cashew_metrics::Writer;
 
@@ -14,6 +15,9 @@ const STEPS: usize = 500;
 const READ_MAX: usize = 60_000;
 /// What may wait for one side, and a read on top.
 const WAITING_MAX: usize = 128 * 1024 + READ_MAX;
+
+/// About what one or two sessions may hold.
+const MEMORY_SHORT: u64 = 512 << 10;
 
 const OPTIONS: [&str; 5] = [
     ", balance: least_connections",
@@ -38,9 +42,18 @@ struct Socket {
 
 struct Net {
     world: World,
+    memory_max: Option<u64>,
     sockets: HashMap<ConnId, Socket>,
     accepted: usize,
     departed: usize,
+    /// Closed for want of memory.
+    shed: u32,
+}
+
+fn with_memory(options: &str, servers: u32, memory_max: Option<u64>) -> Snapshot {
+    let mut snapshot = snapshot(options, servers);
+    snapshot.global.worker_memory_max = memory_max;
+    snapshot
 }
 
 /// What a peer sends at that place.
@@ -49,9 +62,9 @@ fn byte(at: usize) -> u8 {
 }
 
 impl Net {
-    fn new(options: &str, servers: u32) -> Self {
-        let world = World::new(options, servers);
-        Self { world, sockets: HashMap::new(), accepted: 0, departed: 0 }
+    fn new(options: &str, servers: u32, memory_max: Option<u64>) -> Self {
+        let world = World::of(&with_memory(options, servers, memory_max));
+        Self { world, memory_max, sockets: HashMap::new(), accepted: 0, departed: 0, shed: 0 }
     }
 
     /// Those that something can happen to, in an order that does not change.
@@ -81,6 +94,7 @@ impl Net {
                 Action::PauseRead { conn } => self.socket(conn).is_paused = true,
                 Action::ResumeRead { conn } => self.socket(conn).is_paused = false,
                 Action::EndWriting { conn } => self.end_writing(conn),
+                Action::Shed { clients, .. } => self.shed += clients,
                 Action::HandOff { .. } => panic!("nobody is to leave"),
                 _ => {}
             }
@@ -155,7 +169,7 @@ impl Net {
     }
 
     fn reload(&mut self, options: &str, servers: u32) {
-        let next = snapshot(options, servers);
+        let next = with_memory(options, servers, self.memory_max);
         let actions = self.world.commit(&next, &Writer::in_memory(&next));
         self.perform(actions);
     }
@@ -206,6 +220,10 @@ impl Net {
             let waiting = partner.map_or(0, |partner| partner.sent - socket.got);
             assert!(waiting <= WAITING_MAX, "{waiting} bytes wait for {conn:?}");
         }
+        if let Some(max) = self.memory_max {
+            let held = self.world.engine.held_bytes();
+            assert!(held <= max as usize + 4 * READ_MAX, "{held} bytes are held");
+        }
     }
 
     fn step(&mut self, below: &mut impl FnMut(usize) -> usize) {
@@ -253,10 +271,12 @@ impl Net {
 
 #[test]
 fn whatever_comes_bytes_arrive_once_and_nothing_is_left() {
-    let (mut ends, mut bytes) = (0, 0);
+    let (mut ends, mut bytes, mut shed) = (0, 0, 0);
     for seed in 1..=SEEDS {
         let mut below = random_of(seed);
-        let mut net = Net::new(OPTIONS[below(OPTIONS.len())], 2 + below(2) as u32);
+        let memory_max = (seed % 3 == 0).then_some(MEMORY_SHORT);
+        let (options, servers) = (OPTIONS[below(OPTIONS.len())], 2 + below(2) as u32);
+        let mut net = Net::new(options, servers, memory_max);
         for _ in 0..STEPS {
             net.step(&mut below);
             net.settle();
@@ -264,6 +284,7 @@ fn whatever_comes_bytes_arrive_once_and_nothing_is_left() {
         }
         ends += net.sockets.values().filter(|socket| socket.is_told_end).count();
         bytes += net.sockets.values().map(|socket| socket.got).sum::<usize>();
+        shed += net.shed;
         // Nobody is checked any more, and all leave.
         net.reload("", 3);
         while let Some(conn) = net.conns(|_, _| true).first().copied() {
@@ -278,4 +299,5 @@ fn whatever_comes_bytes_arrive_once_and_nothing_is_left() {
         assert!(net.sockets.is_empty(), "seed {seed}");
     }
     assert!(ends > 10 && bytes > 1 << 20, "{ends} ends, {bytes} bytes");
+    assert!(shed > 10, "{shed} were closed for want of memory");
 }

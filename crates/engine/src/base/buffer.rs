@@ -299,6 +299,12 @@ impl Output {
         self.len
     }
 
+    /// Bytes of its buffers, used or not.
+    pub(crate) fn capacity(&self) -> usize {
+        let front = self.front.iter().flat_map(|front| front.iter());
+        front.chain([&self.tail]).map(Vec::capacity).sum()
+    }
+
     /// The first piece, and whether there is another behind it.
     #[inline]
     pub(crate) fn front(&self) -> (&[u8], bool) {

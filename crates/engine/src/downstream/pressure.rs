@@ -4,7 +4,8 @@
 //! that have more than their share ([`crate::downstream::shares`]). What is half received goes on, since only
 //! whole requests can leave, and servers are read as ever, since their replies are what drains. If
 //! that is not enough they are closed: at the whole share, or when nothing has become better within
-//! a second. Others do not notice. Only when closing frees nothing nobody is read.
+//! a second. Others do not notice. Only when closing frees nothing nobody is read. Sessions whose bytes
+//! pass through are clients like others here, but for their servers, which are not read either.
 
 use cashew_metrics::PoolCounter;
 
@@ -26,6 +27,9 @@ const STALL_MS: u64 = 1000;
 /// Who holds less is not closed for a stall: it would make no difference, unless there are so many
 /// of them that what is held is theirs.
 const STALL_HOLDING_MIN: usize = 64 * 1024;
+
+/// As clients without a priority.
+const PRIORITY_OF_PASSING: u8 = 1;
 
 /// In so many steps from the first limit to the last it is looked anew who causes it.
 const STEPS: usize = 8;
@@ -171,11 +175,25 @@ impl Engine {
                 self.read_again(index);
             }
         }
+        self.press_passing(&shares, &mut heavy);
         for (pool, clients) in
             (0..).map(ListenerId::new).zip(heavy).filter(|&(_, clients)| is_said && clients > 0)
         {
             let (held, share) = (shares.held_by(pool) as u64, shares.each as u64);
             self.actions.push_back(Action::HeldBack { listener: pool, clients, held, share });
+        }
+    }
+
+    /// The same of those whose bytes pass through.
+    fn press_passing(&mut self, shares: &Shares, heavy: &mut [u32]) {
+        let (tcp, mut cx) = self.tcp();
+        for it in tcp.holdings().collect::<Vec<_>>() {
+            if shares.is_much(it.listener, it.bytes) {
+                heavy[it.listener.index()] += 1;
+                tcp.throttle(&mut cx, it.conn);
+            } else if it.is_throttled {
+                tcp.read_again(&mut cx, it.conn);
+            }
         }
     }
 
@@ -187,6 +205,10 @@ impl Engine {
         self.actions.push_back(Action::Pressed { held: self.held_bytes() as u64 });
         for index in self.clients.indices().collect::<Vec<ClientId>>() {
             self.throttle(index);
+        }
+        let (tcp, mut cx) = self.tcp();
+        for it in tcp.holdings().collect::<Vec<_>>() {
+            tcp.throttle(&mut cx, it.conn);
         }
     }
 
@@ -221,6 +243,14 @@ impl Engine {
     pub(crate) fn throttle_new(&mut self, index: ClientId) {
         if self.pressure.is_total {
             self.throttle(index);
+        }
+    }
+
+    /// The same of one whose bytes pass through.
+    pub(crate) fn throttle_new_passing(&mut self, conn: ConnId) {
+        if self.pressure.is_total {
+            let (tcp, mut cx) = self.tcp();
+            tcp.throttle(&mut cx, conn);
         }
     }
 
@@ -264,6 +294,10 @@ impl Engine {
                 self.read_again(index);
             }
         }
+        let (tcp, mut cx) = self.tcp();
+        for it in tcp.holdings().filter(|it| it.is_throttled).collect::<Vec<_>>() {
+            tcp.read_again(&mut cx, it.conn);
+        }
     }
 
     /// Ends a stall; for now and then.
@@ -299,19 +333,40 @@ impl Engine {
             let bytes = client.holding(&self.lanes);
             let is_evictable = !client.session.wishes.no_evict();
             let priority = u8::from(self.is_low(index)) + u8::from(!self.is_high(index));
-            (priority, shares.is_over(client.listener), is_evictable, bytes, index)
+            let over = shares.is_over(client.listener);
+            (priority, over, is_evictable, bytes, Holder::Client(index))
         };
-        let mut holders: Vec<(u8, bool, bool, usize, ClientId)> =
-            self.clients.indices().map(rank).filter(|holder| holder.3 >= least).collect();
+        // They have no users, and no way to say that they want to be spared.
+        let passing = self.tcp.holdings().map(|it| {
+            let holder = Holder::Passing(it.conn.token(), it.listener, it.id);
+            (PRIORITY_OF_PASSING, shares.is_over(it.listener), true, it.bytes, holder)
+        });
+        let mut holders: Vec<(u8, bool, bool, usize, Holder)> = self
+            .clients
+            .indices()
+            .map(rank)
+            .chain(passing)
+            .filter(|holder| holder.3 >= least)
+            .collect();
         holders.sort_unstable_by(|a, b| b.cmp(a));
         let mut closed = vec![Closures::default(); self.listeners.len()];
-        for (_, _, _, bytes, index) in holders {
+        for (_, _, _, bytes, holder) in holders {
             if self.held_bytes() <= target {
                 break;
             }
-            let client = &self.clients[index];
-            closed[client.listener.index()].add(client.session.id, bytes);
-            self.cut_client(index, PoolCounter::ClientsShed);
+            match holder {
+                Holder::Client(index) => {
+                    let client = &self.clients[index];
+                    closed[client.listener.index()].add(client.session.id, bytes);
+                    self.cut_client(index, PoolCounter::ClientsShed);
+                }
+                Holder::Passing(token, listener, id) => {
+                    let (tcp, mut cx) = self.tcp();
+                    if tcp.shed(&mut cx, ConnId::from_token(token)) {
+                        closed[listener.index()].add(id, bytes);
+                    }
+                }
+            }
         }
         let mut is_any = false;
         for (pool, closed) in closed.into_iter().enumerate().filter(|(_, it)| it.clients > 0) {
@@ -333,12 +388,21 @@ impl Engine {
     }
 
     fn shares(&self) -> Shares {
-        Shares::new(&self.listeners, &self.lanes, &self.clients, self.pressure.high())
+        let passing = self.tcp.holdings().map(|it| (it.listener, it.bytes));
+        Shares::new(&self.listeners, &self.lanes, &self.clients, passing, self.pressure.high())
     }
 
     fn publish_held(&self) {
         self.metrics.set_buffered(self.held_bytes() as u64);
     }
+}
+
+/// Who may be closed.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Holder {
+    Client(ClientId),
+    /// One whose bytes pass through: its connection's token, and its number.
+    Passing(u64, ListenerId, u64),
 }
 
 /// Clients of one pool that are closed.

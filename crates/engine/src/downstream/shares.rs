@@ -35,12 +35,14 @@ impl Holding {
 }
 
 impl Shares {
-    /// Looks at all clients and lanes. There is room for `all` bytes.
+    /// Looks at all clients and lanes, and at what `others` of a listener hold whose bytes pass through. There is room
+    /// for `all` bytes.
     #[cold]
     pub(crate) fn new(
         listeners: &Table<ListenerId, Listener>,
         lanes: &Table<LaneId, Lane>,
         clients: &Slab<ClientId, Client>,
+        others: impl Iterator<Item = (ListenerId, usize)>,
         all: usize,
     ) -> Self {
         let mut pools = vec![Holding::default(); listeners.len()];
@@ -64,6 +66,11 @@ impl Shares {
             pool.requests += client.requests as usize;
             pool.clients += usize::from(held > 0 || client.requests > 0);
         }
+        for (listener, held) in others {
+            let pool = &mut pools[listener.index()];
+            pool.by_clients += held;
+            pool.clients += usize::from(held > 0);
+        }
         let sharers = pools.iter().filter(|pool| pool.total() > 0).count().max(1);
         let each = all / sharers;
         // What nobody is known to hold counts, too: then nobody may be above the share.
@@ -77,8 +84,13 @@ impl Shares {
     /// Whether a client is one of those who cause that there is not enough: its pool has more than
     /// its share, and it has as much of that as the others or more.
     pub(crate) fn is_heavy(&self, client: &Client, lanes: &Table<LaneId, Lane>) -> bool {
-        let pool = &self.pools[client.listener.index()];
-        let caused = self.caused(client.listener, client.holding(lanes), client.requests.into());
+        let held = client.holding(lanes);
+        self.is_much(client.listener, self.caused(client.listener, held, client.requests.into()))
+    }
+
+    /// The same of one of those whose bytes pass through, which holds so many bytes.
+    pub(crate) fn is_much(&self, listener: ListenerId, caused: usize) -> bool {
+        let pool = &self.pools[listener.index()];
         pool.is_over && caused > 0 && caused >= pool.total() / pool.clients
     }
 

@@ -36,6 +36,9 @@ const LANE: u64 = 1 << 10;
 /// numbers.
 const CLIENT: u64 = 320;
 
+/// The same of one whose bytes pass through, with its connection to a server and what is to be looked at when.
+const SESSION: u64 = 640;
+
 /// What a store of replies takes beside them: what it knows of keys that were missed.
 const STORE: u64 = 64 << 10;
 
@@ -77,6 +80,8 @@ pub struct MemoryBound {
     pools: u64,
     servers: u64,
     clients: u64,
+    /// Bytes of a client at rest: of the pools' kinds the largest.
+    client: u64,
     /// Whether the number of clients is what open files leave to them.
     by_files: bool,
     fixed: u64,
@@ -121,6 +126,7 @@ impl MemoryBound {
             pools: pools.len() as u64,
             servers: pools.iter().map(|pool| pool.servers.len() as u64).sum(),
             clients,
+            client: if pools.iter().any(is_passing) { SESSION } else { CLIENT },
             by_files,
             fixed: PROGRAM + (POOLED_SIZE_MAX + KEPT_SIZE_MAX) as u64 + scratch + fixed,
             driver: driver.size,
@@ -144,7 +150,7 @@ impl MemoryBound {
     }
 
     fn clients_at_rest(&self) -> u64 {
-        self.clients.saturating_mul(CLIENT)
+        self.clients.saturating_mul(self.client)
     }
 
     fn tls(&self) -> u64 {
@@ -176,15 +182,21 @@ impl MemoryBound {
     }
 }
 
-/// All clients, where some may have TLS, and the connections to servers that have it.
+fn is_passing(pool: &Pool) -> bool {
+    pool.protocol == Protocol::Tcp
+}
+
+/// All clients, where some may have TLS, and the connections to servers that have it: where bytes pass through, each
+/// client's.
 fn secured_connections(pools: &[Pool], clients: u64, workers: u32, files: &OpenFiles) -> u64 {
-    let clients = if pools.iter().any(|pool| pool.tls.is_some()) { clients } else { 0 };
-    let secured = pools.iter().filter(|pool| pool.server_tls.is_some());
+    let of_clients = if pools.iter().any(|pool| pool.tls.is_some()) { clients } else { 0 };
+    let secured = || pools.iter().filter(|pool| pool.server_tls.is_some());
+    let passing = if secured().any(is_passing) { clients } else { 0 };
     let of_pool = |pool: &Pool| {
         let sessions = files.sessions().min(sessions_max(pool, 0, workers));
         lanes(pool, workers) + streaming_lanes(pool) + sessions
     };
-    clients + secured.map(of_pool).sum::<u64>()
+    of_clients + passing + secured().filter(|pool| !is_passing(pool)).map(of_pool).sum::<u64>()
 }
 
 fn lanes(pool: &Pool, workers: u32) -> u64 {
@@ -314,7 +326,8 @@ impl fmt::Display for MemoryBound {
         if self.driver > 0 {
             part(self.driver, "io_uring: its queues, and the buffers that it receives into")?;
         }
-        part(self.clients_at_rest(), &format!("{clients} clients ({why}) of {CLIENT} bytes"))?;
+        let client = self.client;
+        part(self.clients_at_rest(), &format!("{clients} clients ({why}) of {client} bytes"))?;
         if self.secured > 0 {
             let text = format!(
                 "TLS of {} connections, of 5 KiB at rest and {} at most",
@@ -325,6 +338,14 @@ impl fmt::Display for MemoryBound {
         }
         let limits = "request_size_max, client_requests_max, client_output_max, server_queue_max, \
                       server_queue_size_max and subscriptions_max";
+        let limits = match self.client {
+            SESSION => {
+                format!(
+                    "{limits} (and of sessions with protocol: tcp, what may wait for each side)"
+                )
+            }
+            _ => limits.to_owned(),
+        };
         match self.memory_max {
             Some(max) if max < self.allowed => part(
                 max,
@@ -463,6 +484,28 @@ mod tests {
         assert!(loaded.total() > 1 << 40);
         assert!(
             MemoryBound { clients: u64::MAX, allowed: u64::MAX, ..loaded }.to_string().len() > 100
+        );
+    }
+
+    #[test]
+    fn sessions_whose_bytes_pass_through_count_with_both_connections() {
+        let text = "global: {worker_processes: 1, memory_max: 0}\npools:\n  p:\n    protocol: tcp\n    \
+                    client_connections: 10";
+        let (plain, secured) =
+            (bound(text), bound(&format!("{text}\n    server_tls: {{verify: false}}")));
+        assert_eq!(plain.clients_at_rest(), 10 * SESSION);
+        // Both sides, with one read beyond what may wait.
+        assert!(plain.allowed >= 10 * 2 * (tcp::WAITING_MAX + READ_SIZE_MAX as u64), "{plain}");
+        assert!(plain.to_string().contains("what may wait for each side"), "{plain}");
+        assert_eq!(secured.secured, 10);
+    }
+
+    #[test]
+    fn a_session_at_rest_takes_what_is_said() {
+        assert!(
+            tcp::Tcp::SESSION_SIZE as u64 + 2 * (16 + 4 * 8) <= SESSION,
+            "{}",
+            tcp::Tcp::SESSION_SIZE
         );
     }
 

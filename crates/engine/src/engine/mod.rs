@@ -477,6 +477,7 @@ impl Engine {
             self.now = now;
             let (tcp, mut cx) = self.tcp();
             tcp.ready(&mut cx, conn, source);
+            self.throttle_new_passing(conn);
         }
     }
 
@@ -1221,7 +1222,9 @@ impl Engine {
         self.now = now;
         self.clients_seen += 1;
         let (tcp, mut cx) = self.tcp();
-        tcp.adopted(&mut cx, listener, parts)
+        let conns = tcp.adopted(&mut cx, listener, parts);
+        self.throttle_new_passing(conns.0);
+        conns
     }
 
     // Shared by the parts.

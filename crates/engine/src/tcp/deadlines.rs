@@ -73,6 +73,9 @@ impl Default for Deadlines {
 }
 
 impl Deadlines {
+    #[cfg(test)]
+    pub(crate) const ENTRY_SIZE: usize = size_of::<Entry>();
+
     pub(super) fn arm(&mut self, timers: &mut Timers, at: Time, due: Due) {
         self.entries.push(Reverse(Entry { at, due }));
         if at < self.armed {

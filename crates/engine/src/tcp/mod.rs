@@ -3,7 +3,7 @@
 //! A session ([`session`]) is two connections and what waits to be written to each, which is bounded: who sends faster than the other
 //! reads is not read meanwhile. The driver knows its connections by names of their own ([`ConnId::is_paired`]), so
 //! nothing that serves requests ever sees them. Which server a session gets is [`balance`]'s to say, whether a server
-//! is in use [`health`]'s, and how sessions go to other processes [`handoff`]'s.
+//! is in use [`health`]'s, how sessions go to other processes [`handoff`]'s, and what they hold [`holding`]'s.
 //!
 //! All of it is one owner, [`Tcp`], which the engine lends what it needs of others: [`Context`].
 
@@ -12,6 +12,7 @@ pub(crate) mod deadlines;
 pub(crate) mod handoff;
 pub(crate) mod header;
 pub(crate) mod health;
+pub(crate) mod holding;
 pub(crate) mod session;
 
 use std::collections::{HashMap, VecDeque};
@@ -35,7 +36,7 @@ use crate::tcp::deadlines::{Deadlines, Due};
 use crate::tcp::session::{Handoff, Session, Side, Source, Stage};
 use crate::upstream::backend::Backend;
 
-/// Beyond so many bytes that wait for one side the other is not read; what was read already may come on top.
+/// Beyond so many bytes that wait for one side the other is not read; one read may come on top, and what was read already.
 pub(crate) const WAITING_MAX: u64 = 128 * 1024;
 /// It is read again when so few are left.
 const WAITING_MIN: u64 = 32 * 1024;
@@ -132,6 +133,12 @@ pub(crate) fn serves(protocol: Protocol) -> bool {
 }
 
 impl Tcp {
+    /// What a session takes at rest, and when it is looked at next.
+    #[cfg(test)]
+    pub(crate) const SESSION_SIZE: usize = Slab::<PairId, Session>::SLOT_SIZE
+        + Slab::<PairId, Owner>::SLOT_SIZE
+        + Deadlines::ENTRY_SIZE;
+
     pub(crate) fn len(&self) -> usize {
         self.sessions.len()
     }
@@ -284,6 +291,9 @@ impl Tcp {
         }
         self.arm_idle(cx, index);
         self.mark(cx, index, Side::Server);
+        if self.sessions[index].is_throttled {
+            self.hold_back(cx, index);
+        }
         self.let_on(cx, index);
         self.pass_ends_on(cx, index);
         if self.leaving {
@@ -372,6 +382,9 @@ impl Tcp {
     /// Reads on where there is room for what comes.
     fn let_on(&mut self, cx: &mut Context<'_>, index: PairId) {
         let session = &mut self.sessions[index];
+        if session.is_throttled {
+            return;
+        }
         for side in [Side::Client, Side::Server] {
             let has_room = session.end(side.other()).output.len() <= WAITING_MIN;
             let from = session.end_mut(side);

@@ -22,6 +22,8 @@ pub(crate) struct Session {
     /// It counts for `client_connections`.
     pub(super) has_place: bool,
     pub(super) is_in_line: bool,
+    /// Neither side is read, since there is too little memory.
+    pub(super) is_throttled: bool,
     /// It cannot go to another process.
     pub(super) is_tied: bool,
     pub(super) handoff: Handoff,
@@ -129,6 +131,7 @@ impl Session {
             source: None,
             has_place,
             is_in_line: false,
+            is_throttled: false,
             is_tied: false,
             handoff: Handoff::No,
             since_us: now.as_micros() as i64,
