@@ -757,6 +757,24 @@ def test_servers_are_told_whose_connections_they_get(place, version):
     assert seen == expected[version]
 
 
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_checks_tell_servers_what_they_are(place, version):
+    seen = []
+    backend = place.keep(Backend(lambda _, client: seen.append(to_the_end(client))))
+    options = {"send_proxy": version, "server_check_interval": 100}
+    gateway = place.cashew({"alpha": tcp(backend, **options)}, {"worker_processes": 1})
+    gateway.wait_serving()
+    # Whoever has looked whether the gateway listens is over.
+    wait_until(lambda: gateway.stats()["alpha"]["client_connections"] == 0, "no clients")
+    time.sleep(0.3)
+    seen.clear()
+    wait_until(lambda: len(seen) >= 5, "it is checked")
+    local = b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0"
+    assert set(seen) == {b"PROXY UNKNOWN\r\n" if version == "v1" else local}
+    state = servers(gateway)["backend"]
+    assert state["connects"] >= 5 and state["connect_errors"] == 0
+
+
 @pytest.mark.parametrize("io_engine", ENGINES)
 def test_tls_on_either_side(place, io_engine):
     authority = Authority(place.directory)

@@ -463,6 +463,64 @@ fn checks_find_out_without_clients() {
     assert_eq!(used(&mut world), [0, 1]);
 }
 
+/// Without what is only to be told.
+fn doings(actions: &[Action]) -> Vec<Action> {
+    let is_told = |action: &&Action| !matches!(action, Action::ServerState { .. });
+    actions.iter().filter(is_told).cloned().collect()
+}
+
+#[test]
+fn checks_count_and_say_what_they_are() {
+    let local = [b"\r\n\r\n\0\r\nQUIT\n".as_slice(), &[0x20, 0, 0, 0]].concat();
+    let versions: [(&str, &[u8]); 3] = [("off", b""), ("v1", b"PROXY UNKNOWN\r\n"), ("v2", &local)];
+    for (version, told) in versions {
+        let options = format!(", server_check_interval: 1000, send_proxy: {version}");
+        let mut world = World::new(&options, 1);
+        world.engine.handle_timeout(world.now);
+        let (check, _) = world.connects();
+        world.now = world.now.plus_millis(3);
+        world.engine.handle_connected(check, world.now);
+        if !told.is_empty() {
+            assert_eq!(doings(&world.settle()), [], "it is not closed before it is told");
+            // In two pieces.
+            assert_eq!(world.engine.front(check).0, told);
+            world.engine.handle_sent(check, 5, world.now);
+            assert_eq!(doings(&world.settle()), []);
+            assert_eq!(world.take(check), &told[5..]);
+        }
+        assert_eq!(doings(&world.settle()), [Action::Close { conn: check }]);
+        assert_eq!(world.server(0, ServerCounter::Connects), 1);
+        assert_eq!(world.server(0, ServerCounter::ConnectUs), 3000);
+        // The next one fails.
+        let actions = doings(&world.wait(1000));
+        let [Action::Connect { conn, .. }] = actions[..] else { panic!("{actions:?}") };
+        world.engine.handle_closed(conn, CloseReason::Refused, world.now);
+        assert_eq!(world.server(0, ServerCounter::Connects), 1);
+        assert_eq!(world.server(0, ServerCounter::ConnectErrors), 1);
+        assert_eq!(world.engine.held_bytes(), 0);
+    }
+}
+
+#[test]
+fn a_server_that_does_not_take_what_a_check_says_is_left() {
+    let options = ", server_check_interval: 60000, server_connect_timeout: 400, send_proxy: v1";
+    for is_reset in [true, false] {
+        let mut world = World::new(options, 1);
+        world.engine.handle_timeout(world.now);
+        let (check, _) = world.connects();
+        world.engine.handle_connected(check, world.now);
+        world.settle();
+        if is_reset {
+            world.engine.handle_closed(check, CloseReason::Reset, world.now);
+            assert_eq!(doings(&world.wait(401)), []);
+        } else {
+            assert_eq!(doings(&world.wait(401)), [Action::Close { conn: check }]);
+        }
+        assert_eq!(world.server(0, ServerCounter::ConnectErrors), 0, "it has accepted");
+        assert_eq!(world.engine.held_bytes(), 0);
+    }
+}
+
 #[test]
 fn a_pool_goes_while_its_servers_are_being_checked() {
     let parse = |pools: &str| {

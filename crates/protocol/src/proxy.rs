@@ -116,6 +116,14 @@ pub fn packet(header: Header) -> Vec<u8> {
     packet
 }
 
+/// The header in binary of a connection that the proxy makes for itself, as to look whether a server is there: the
+/// command LOCAL. In text there is no such word but that of [`line`] for [`Header::Own`].
+pub fn local_packet() -> Vec<u8> {
+    let mut packet = SIGNATURE.to_vec();
+    packet.extend_from_slice(&[0x20, 0, 0, 0]);
+    packet
+}
+
 /// Both of IPv4, or both of IPv6: a header has one family.
 fn of_one_family(client: SocketAddr, to: SocketAddr) -> (SocketAddr, SocketAddr) {
     let canonical = |it: SocketAddr| SocketAddr::new(it.ip().to_canonical(), it.port());

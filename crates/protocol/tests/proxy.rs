@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use cashew_protocol::proxy::{HEADER_SIZE_MAX, Header, Malformed, parse};
+use cashew_protocol::proxy::{HEADER_SIZE_MAX, Header, Malformed, local_packet, parse};
 use proptest::prelude::*;
 
 const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
@@ -37,6 +37,12 @@ fn lines_are_read() {
         let bytes = format!("{line}\r\nGET a\r\n").into_bytes();
         assert_eq!(parse(&bytes), Ok(Some((header, line.len() + 2))), "{line}");
     }
+}
+
+#[test]
+fn a_connection_of_the_proxy_itself_says_so() {
+    assert_eq!(local_packet(), binary(0x20, 0, &[]));
+    assert_eq!(parse(&local_packet()), Ok(Some((Header::Own, 16))));
 }
 
 #[test]

@@ -1024,8 +1024,7 @@ impl Engine {
 
     #[inline(never)]
     fn paired_output(&self, conn: ConnId) -> Option<&Output> {
-        let session = conn.is_paired().then(|| self.tcp.session(conn)).flatten()?;
-        Some(session.output_of(conn))
+        conn.is_paired().then(|| self.tcp.output(conn)).flatten()
     }
 
     /// What is configured of a backend that an action names.

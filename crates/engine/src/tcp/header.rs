@@ -5,6 +5,15 @@ use cashew_protocol::proxy::{self, Header};
 
 use crate::tcp::session::Source;
 
+/// The header of the PROXY protocol on a connection that only looks whether the server is there.
+pub(super) fn header_of_check(version: SendProxy) -> Option<Vec<u8>> {
+    match version {
+        SendProxy::Off => None,
+        SendProxy::V1 => Some(proxy::line(Header::Own)),
+        SendProxy::V2 => Some(proxy::local_packet()),
+    }
+}
+
 /// The header of the PROXY protocol that a connection to a server begins with.
 pub(super) fn header(version: SendProxy, source: Option<Source>) -> Option<Vec<u8>> {
     let header = match source {

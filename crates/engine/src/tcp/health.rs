@@ -6,12 +6,13 @@
 use cashew_metrics::{Cause, Evidence, Health, ServerCounter};
 
 use crate::base::action::Action;
+use crate::base::buffer::Output;
 use crate::base::failure::Failure;
 use crate::base::id::{BackendId, ConnId, ServerId};
 use crate::base::time::Time;
 use crate::tcp::balance::{Balancer, is_in_use};
 use crate::tcp::deadlines::Due;
-use crate::tcp::{Context, Owner, Tcp};
+use crate::tcp::{Check, Context, Owner, Tcp, header};
 
 /// So many servers are checked in one instant; those of a larger backend by turns, spread over the interval.
 const CHECKS_AT_ONCE: usize = 50;
@@ -91,43 +92,92 @@ impl Tcp {
             if std::mem::replace(&mut load.is_being_checked, true) {
                 continue;
             }
-            let (link, generation) = self.links.insert(Owner::Check { backend, server });
+            let check = Check { backend, server, since: cx.now };
+            let (link, generation) = self.links.insert(Owner::Check(check));
             let conn = ConnId::of_pair_to_server(link, generation);
             cx.actions.push_back(Action::Connect { conn, backend, server });
             self.deadlines.arm(cx.timers, until, Due::Check(conn));
         }
     }
 
-    /// A check is over: it `failed` for that, or did not.
-    pub(super) fn checked(
-        &mut self,
-        cx: &mut Context<'_>,
-        conn: ConnId,
-        (backend, server): (BackendId, ServerId),
-        failed: Option<Failure>,
-    ) {
-        self.links.remove(conn.pair());
-        if failed.is_none() {
-            cx.actions.push_back(Action::Close { conn });
+    /// A server has accepted a check's connection. It is told whose that is, if it is told so by clients' connections.
+    pub(super) fn accepts(&mut self, cx: &mut Context<'_>, conn: ConnId, check: Check) {
+        let Check { backend, server, since } = check;
+        let header = match server {
+            // It is no longer known what it is told.
+            ServerId::NONE => None,
+            _ => {
+                cx.options(backend).and_then(|options| header::header_of_check(options.send_proxy))
+            }
+        };
+        match header {
+            Some(header) => {
+                // Until it is sent, or the check has taken long enough.
+                let mut output = Output::default();
+                output.push(&header, cx.bufs);
+                self.links[conn.pair()] = Owner::Told;
+                self.words.insert(conn.pair(), output);
+                cx.dirty.push(conn);
+            }
+            None => {
+                self.links.remove(conn.pair());
+                cx.actions.push_back(Action::Close { conn });
+            }
         }
         // It may have been removed meanwhile.
         let Some(balancer) = self.balancers.get_mut(&backend) else { return };
         let Some(load) = balancer.servers.get_mut(server.index()) else { return };
         load.is_being_checked = false;
-        if let Some(why) = failed {
-            return balancer.missed(cx, backend, server, why);
-        }
         (load.failures, load.successes) = (0, load.successes.saturating_add(1));
+        let successes = load.successes;
+        cx.count_connected(backend, server, since);
         let state = &cx.backends[backend];
         let rise = state.config.tcp.as_ref().map_or(1, |options| options.rise);
         match cx.metrics.server_state(state.servers[server].metrics).health {
             Health::Well => {}
-            Health::Out | Health::Trial if load.successes < rise => {
+            Health::Out | Health::Trial if successes < rise => {
                 cx.note(backend, server, Evidence::Connected);
             }
             Health::Out | Health::Trial | Health::Suspect | Health::Untried => {
                 cx.note(backend, server, Evidence::Answered);
             }
+        }
+    }
+
+    /// A check has failed, and its connection is gone.
+    pub(super) fn fails(
+        &mut self,
+        cx: &mut Context<'_>,
+        conn: ConnId,
+        Check { backend, server, .. }: Check,
+        why: Failure,
+    ) {
+        self.links.remove(conn.pair());
+        let Some(balancer) = self.balancers.get_mut(&backend) else { return };
+        let Some(load) = balancer.servers.get_mut(server.index()) else { return };
+        load.is_being_checked = false;
+        balancer.missed(cx, backend, server, why);
+    }
+
+    /// So many bytes of what a server is told by a check are with the kernel; with the last ones it is over.
+    pub(super) fn told(&mut self, cx: &mut Context<'_>, conn: ConnId, bytes: u64) {
+        let owner = self.links.get(conn.pair(), conn.generation());
+        if !conn.is_lane() || !matches!(owner, Some(Owner::Told)) {
+            return;
+        }
+        let Some(output) = self.words.get_mut(&conn.pair()) else { return };
+        output.advance(bytes, cx.bufs);
+        if output.is_empty() {
+            cx.actions.push_back(Action::Close { conn });
+            self.forget_told(cx, conn);
+        }
+    }
+
+    /// A check's connection is over.
+    pub(super) fn forget_told(&mut self, cx: &mut Context<'_>, conn: ConnId) {
+        self.links.remove(conn.pair());
+        if let Some(mut output) = self.words.remove(&conn.pair()) {
+            output.clear(cx.bufs);
         }
     }
 }

@@ -21,7 +21,7 @@ use cashew_config::snapshot::{Protocol, Tcp as Options};
 use cashew_metrics::{Evidence, PoolCounter, PoolGauge, ServerCounter, Writer};
 
 use crate::base::action::Action;
-use crate::base::buffer::BufPool;
+use crate::base::buffer::{BufPool, Output};
 use crate::base::failure::{CloseReason, Failure};
 use crate::base::fifo::Fifo;
 use crate::base::id::{BackendId, ConnId, ListenerId, PairId, ServerId};
@@ -80,6 +80,13 @@ impl Context<'_> {
         }
     }
 
+    /// A connection to the server stands that was begun then, a session's or a check's.
+    fn count_connected(&mut self, backend: BackendId, server: ServerId, since: Time) {
+        self.count_server(backend, server, ServerCounter::Connects);
+        let metrics = self.backends[backend].servers[server].metrics;
+        self.metrics.add_server(metrics, ServerCounter::ConnectUs, self.now.micros_since(since));
+    }
+
     fn options(&self, backend: BackendId) -> Option<&Options> {
         self.backends[backend].config.tcp.as_ref()
     }
@@ -98,10 +105,17 @@ impl Context<'_> {
 pub(crate) enum Owner {
     Session(PairId),
     /// Nobody's: it is only looked whether the server accepts it.
-    Check {
-        backend: BackendId,
-        server: ServerId,
-    },
+    Check(Check),
+    /// The same, which the server has accepted: it is told so, and then it is over.
+    Told,
+}
+
+/// A connection that was begun then to look whether a server accepts it.
+#[derive(Clone, Copy)]
+pub(crate) struct Check {
+    backend: BackendId,
+    server: ServerId,
+    since: Time,
 }
 
 /// The sessions of one worker.
@@ -109,6 +123,8 @@ pub(crate) struct Tcp {
     sessions: Slab<PairId, Session>,
     /// Connections to servers, by their names.
     links: Slab<PairId, Owner>,
+    /// What servers are told over connections that are [`Owner::Told`].
+    words: HashMap<PairId, Output>,
     balancers: HashMap<BackendId, Balancer>,
     deadlines: Deadlines,
     /// All are to leave, those too who come yet.
@@ -120,6 +136,7 @@ impl Default for Tcp {
         Self {
             sessions: Slab::new(),
             links: Slab::new(),
+            words: HashMap::new(),
             balancers: HashMap::new(),
             deadlines: Deadlines::default(),
             leaving: false,
@@ -153,12 +170,23 @@ impl Tcp {
         }
         match self.links.get(index, generation)? {
             Owner::Session(session) => Some((*session, Side::Server)),
-            Owner::Check { .. } => None,
+            Owner::Check(_) | Owner::Told => None,
         }
     }
 
     pub(crate) fn session(&self, conn: ConnId) -> Option<&Session> {
         self.find(conn).map(|(index, _)| &self.sessions[index])
+    }
+
+    /// What is to be written to a connection.
+    pub(crate) fn output(&self, conn: ConnId) -> Option<&Output> {
+        match self.session(conn) {
+            Some(session) => Some(session.output_of(conn)),
+            None => self.links.get(conn.pair(), conn.generation()).and_then(|owner| match owner {
+                Owner::Told if conn.is_lane() => self.words.get(&conn.pair()),
+                _ => None,
+            }),
+        }
     }
 
     /// The server that a connection leads to.
@@ -169,9 +197,10 @@ impl Tcp {
                 (server != ServerId::NONE).then_some((backend, server))
             }
             // It may have been removed since.
-            Owner::Check { backend, server } => {
+            Owner::Check(Check { backend, server, .. }) => {
                 (server != ServerId::NONE).then_some((backend, server))
             }
+            Owner::Told => None,
         }
     }
 
@@ -271,8 +300,8 @@ impl Tcp {
     /// The connection to a server stands.
     pub(crate) fn connected(&mut self, cx: &mut Context<'_>, conn: ConnId) {
         let owner = self.links.get(conn.pair(), conn.generation());
-        if let Some(&Owner::Check { backend, server }) = owner {
-            return self.checked(cx, conn, (backend, server), None);
+        if let Some(&Owner::Check(check)) = owner {
+            return self.accepts(cx, conn, check);
         }
         let Some((index, Side::Server)) = self.find(conn) else { return };
         let session = &mut self.sessions[index];
@@ -281,12 +310,10 @@ impl Tcp {
         session.stage = Stage::Open;
         session.tried = Vec::new();
         session.active_at = cx.now;
-        let connect_us = cx.now.micros_since(session.connects_since);
+        let since = session.connects_since;
         cx.count(listener, PoolCounter::ConnectionsPassed, 1);
         if server != ServerId::NONE {
-            cx.count_server(backend, server, ServerCounter::Connects);
-            let metrics = cx.backends[backend].servers[server].metrics;
-            cx.metrics.add_server(metrics, ServerCounter::ConnectUs, connect_us);
+            cx.count_connected(backend, server, since);
             self.balancers.entry(backend).or_default().reached(cx, backend, server);
         }
         self.arm_idle(cx, index);
@@ -359,7 +386,7 @@ impl Tcp {
 
     /// So many bytes of what waited for a connection are with the kernel.
     pub(crate) fn sent(&mut self, cx: &mut Context<'_>, conn: ConnId, bytes: u64) {
-        let Some((index, side)) = self.find(conn) else { return };
+        let Some((index, side)) = self.find(conn) else { return self.told(cx, conn, bytes) };
         let session = &mut self.sessions[index];
         let Session { listener, backend, server, .. } = *session;
         session.active_at = cx.now;
@@ -463,10 +490,10 @@ impl Tcp {
     /// A connection is gone; the driver has forgotten it.
     pub(crate) fn closed(&mut self, cx: &mut Context<'_>, conn: ConnId, reason: CloseReason) {
         let owner = self.links.get(conn.pair(), conn.generation()).copied();
-        if conn.is_lane()
-            && let Some(Owner::Check { backend, server }) = owner
-        {
-            return self.checked(cx, conn, (backend, server), Some(reason.into()));
+        match owner.filter(|_| conn.is_lane()) {
+            Some(Owner::Check(check)) => return self.fails(cx, conn, check, reason.into()),
+            Some(Owner::Told) => return self.forget_told(cx, conn),
+            Some(Owner::Session(_)) | None => {}
         }
         let Some((index, side)) = self.find(conn) else { return };
         self.release(index, side);
@@ -672,9 +699,16 @@ impl Tcp {
                 Due::Checks(backend) => self.check_servers(cx, backend, at),
                 Due::Check(conn) => {
                     let owner = self.links.get(conn.pair(), conn.generation());
-                    if let Some(&Owner::Check { backend, server }) = owner {
-                        cx.actions.push_back(Action::Close { conn });
-                        self.checked(cx, conn, (backend, server), Some(Failure::TimedOut));
+                    match owner.copied() {
+                        Some(Owner::Check(check)) => {
+                            cx.actions.push_back(Action::Close { conn });
+                            self.fails(cx, conn, check, Failure::TimedOut);
+                        }
+                        Some(Owner::Told) => {
+                            cx.actions.push_back(Action::Close { conn });
+                            self.forget_told(cx, conn);
+                        }
+                        Some(Owner::Session(_)) | None => {}
                     }
                 }
             }
@@ -763,13 +797,13 @@ impl Tcp {
         }
         for link in self.links.indices().collect::<Vec<PairId>>() {
             // One of a server that went before stays without a place.
-            if let Owner::Check { backend, server } = self.links[link]
-                && server != ServerId::NONE
+            if let Owner::Check(check) = self.links[link]
+                && check.server != ServerId::NONE
             {
-                let now = pool(backend).zip(place(backend, server));
+                let now = pool(check.backend).zip(place(check.backend, check.server));
                 let (backend, server) =
                     now.map_or((BackendId::NONE, ServerId::NONE), |((_, it), server)| (it, server));
-                self.links[link] = Owner::Check { backend, server };
+                self.links[link] = Owner::Check(Check { backend, server, ..check });
             }
         }
         let before = std::mem::take(&mut self.balancers);
@@ -784,7 +818,7 @@ impl Tcp {
     pub(crate) fn forget_backend(&mut self, cx: &mut Context<'_>, backend: BackendId) {
         self.balancers.remove(&backend);
         for link in self.links.indices().collect::<Vec<PairId>>() {
-            if matches!(self.links[link], Owner::Check { backend: of, .. } if of == backend) {
+            if matches!(self.links[link], Owner::Check(check) if check.backend == backend) {
                 let conn = ConnId::of_pair_to_server(link, self.links.generation(link));
                 self.links.remove(link);
                 cx.actions.push_back(Action::Close { conn });
