@@ -9,6 +9,9 @@ use crate::snapshot::{Balance, Protocol, SendProxy, Tcp, Wire};
 use crate::tree::{Kind, Node};
 use crate::value::{Text, Value, list_of, named};
 
+/// Whose sessions end sooner is likely to have meant seconds.
+const IDLE_TIMEOUT_MIN_MS: u64 = 1000;
+
 /// Options that only these pools have.
 const OWN: [&str; 7] = [
     "balance",
@@ -92,6 +95,19 @@ pub(crate) fn resolve(
         report.error(line.pos, complaint.hint("each server is a line of its own"));
     }
     let backup = section.backup.as_ref().map_or_else(Vec::new, |names| names.value.0.clone());
+    if let Some(names) = &section.backup {
+        let is_again = |at: usize| backup[..at].contains(&backup[at]);
+        if let Some(at) = (0..backup.len()).find(|&at| is_again(at)) {
+            let complaint = Complaint::new(format!("\"{}\" is in \"backup\" twice", backup[at]));
+            report.error(names.pos, complaint.hint("each server is named once"));
+        }
+    }
+    let idle_ms = section.idle_timeout.value.0;
+    if (1..IDLE_TIMEOUT_MIN_MS).contains(&idle_ms) {
+        let message = format!("connections are closed after {idle_ms} milliseconds without a byte");
+        let hint = "a number without a unit is milliseconds; seconds are written like \"30s\"";
+        report.warning(section.idle_timeout.pos, Complaint::new(message).hint(hint));
+    }
     if let Some(names) = &section.backup
         && section.servers_from.is_none()
     {
