@@ -658,7 +658,10 @@ def test_no_descriptor_is_left_however_sessions_end(place):
     before = descriptors()
     for _ in range(3):
         clients = [connect(gateway) for _ in range(60)]
-        clients += [connect(gateway, "beta") for _ in range(10)]
+        for _ in range(10):
+            # Who is reset at once may see it while it connects.
+            with contextlib.suppress(ConnectionResetError):
+                clients.append(connect(gateway, "beta"))
         time.sleep(0.2)
         assert descriptors() >= before + 80
         for number, client in enumerate(clients):
