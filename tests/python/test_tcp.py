@@ -811,64 +811,6 @@ def test_tls_on_either_side(place, io_engine):
     assert stats["alpha"]["connections_failed"] == 0
 
 
-@pytest.mark.parametrize("io_engine", ENGINES)
-def test_an_end_that_tls_does_not_tell_of_is_a_reset_for_the_other_side(place, io_engine):
-    authority = Authority(place.directory)
-    pair = authority.sign(f"DNS:localhost,IP:{HOST}")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(pair.certificate, pair.key)
-    seen = []
-
-    def end(client, says_so):
-        if says_so:
-            # The record, and the other's in return.
-            client.unwrap().close()
-            return
-        with socket.socket(fileno=client.detach()) as bare:
-            bare.settimeout(30)
-            bare.shutdown(socket.SHUT_WR)
-            # The gateway's reset, so that the socket is not closed before.
-            with contextlib.suppress(OSError):
-                bare.recv(1)
-
-    def secure(_, client):
-        client = context.wrap_socket(client, server_side=True)
-        word = client.recv(100)
-        client.sendall(b"some")
-        end(client, word == b"say so")
-
-    def plain(_, client):
-        client.sendall(client.recv(100))
-        try:
-            seen.append(client.recv(100))
-        except ConnectionResetError:
-            seen.append("reset")
-
-    plain, secured = place.keep(Backend(plain)), place.keep(Backend(secure))
-    tls = {"certificate": str(pair.certificate), "key": str(pair.key)}
-    pools = {"alpha": tcp(plain, tls=tls), "beta": tcp(secured, server_tls={"ca": str(authority.ca)})}
-    gateway = place.cashew(pools, {"worker_processes": 1, "io_engine": io_engine})
-    trusting = ssl.create_default_context(cafile=str(authority.ca))
-    for says_so, expected in [(True, b""), (False, "reset")]:
-        # The server ends.
-        with connect(gateway, "beta") as client:
-            client.sendall(b"say so" if says_so else b"do not")
-            assert exactly(client, 4) == b"some"
-            if says_so:
-                assert client.recv(1) == b""
-            else:
-                with pytest.raises(ConnectionResetError):
-                    client.recv(1)
-        # The client ends.
-        seen.clear()
-        client = trusting.wrap_socket(connect(gateway, "alpha"), server_hostname="localhost")
-        client.sendall(b"word")
-        assert exactly(client, 4) == b"word"
-        end(client, says_so)
-        wait_until(lambda: seen, "the server sees the end")
-        assert seen == [expected]
-
-
 @pytest.mark.parametrize("versions", ["1.2", "1.3"])
 def test_sessions_with_tls_survive_an_upgrade(place, versions):
     authority = Authority(place.directory)

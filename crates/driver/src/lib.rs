@@ -164,11 +164,6 @@ pub trait Handler {
     /// The peer will send nothing more. Reported by a later wait than its last bytes, so that
     /// replies to these can be written before the end has consequences.
     fn read_closed(&mut self, conn: Token);
-    /// As [`Handler::read_closed`], of a secured connection that has ended without the peer's word that nothing more
-    /// follows (RFC 8446, 6.1): somebody on the way may have cut it off.
-    fn cut_off(&mut self, conn: Token) {
-        self.read_closed(conn);
-    }
     /// The connection is detached, after [`Driver::detach`]: here is its socket, and the token is
     /// free. All received bytes have been reported; unsent output stays with the handler.
     fn detached(&mut self, conn: Token, socket: OwnedFd);

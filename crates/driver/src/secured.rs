@@ -565,10 +565,7 @@ impl<D: Driver> Secured<D> {
             } else if session.is_waiting {
                 work.ends.push(conn);
             } else if session.may_end() {
-                match session.is_cut_off() {
-                    true => handler.cut_off(conn),
-                    false => handler.read_closed(conn),
-                }
+                handler.read_closed(conn);
             }
         }
         if !sessions.work.deadlines.is_empty() {

@@ -28,7 +28,6 @@ contract! {
     reports_the_end_behind_the_data
     writes_to_a_peer_that_has_ended_its_side
     holds_the_end_back_while_paused
-    tells_an_end_from_a_cut
     says_goodbye
     loses_nothing_by_closing_when_all_is_sent
     ends_its_side_and_reads_on
@@ -303,22 +302,6 @@ fn holds_the_end_back_while_paused<D: Driver>(new: fn() -> D) {
     bench.driver.resume(conn);
     bench.until(|recorder| recorder.has(Event::ReadClosed(conn)));
     assert_eq!(bench.recorder.received(conn), b"unread");
-}
-
-fn tells_an_end_from_a_cut<D: Driver>(new: fn() -> D) {
-    for says_so in [true, false] {
-        let mut bench = new_bench(new);
-        let address = bench.listen(3, "127.0.0.1:0");
-        let (mut peer, conn) = accept(&mut bench, address);
-        peer.say(b"the last");
-        if says_so {
-            peer.end();
-        }
-        peer.socket.shutdown(Shutdown::Write).unwrap();
-        bench.until(|recorder| recorder.has(Event::ReadClosed(conn)));
-        assert_eq!(bench.recorder.received(conn), b"the last");
-        assert_eq!(bench.recorder.cut_off.contains(&conn), !says_so);
-    }
 }
 
 fn says_goodbye<D: Driver>(new: fn() -> D) {

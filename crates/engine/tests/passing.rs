@@ -169,31 +169,6 @@ fn bytes_pass_and_the_ends_follow_them() {
 }
 
 #[test]
-fn a_side_that_is_cut_off_has_the_other_reset_behind_what_came() {
-    for is_client in [true, false] {
-        let mut world = World::new("", 1);
-        let (client, server) = world.pair();
-        let (cut, other) = if is_client { (client, server) } else { (server, client) };
-        world.receive(cut, b"the last");
-        world.engine.handle_cut_off(cut, world.now);
-        let actions = world.settle();
-        assert_eq!(actions, [Action::Reset { conn: cut }], "nobody is told of an end");
-        assert_eq!(world.take(other), b"the last");
-        assert_eq!(world.settle(), [Action::Reset { conn: other }]);
-        assert_eq!((world.engine.clients(), world.connections(0)), (0, 0));
-        let counted =
-            (world.pool(PoolCounter::ClientErr), world.server(0, ServerCounter::ServerErr));
-        assert_eq!(counted, if is_client { (1, 0) } else { (0, 1) });
-    }
-    // Who comes and goes without a word only looks.
-    let mut world = World::new("", 1);
-    let client = world.accept();
-    world.settle();
-    world.engine.handle_cut_off(client, world.now);
-    assert_eq!(world.pool(PoolCounter::ClientEof), 1);
-}
-
-#[test]
 fn who_sends_too_much_is_not_read_until_the_other_has_taken_it() {
     let mut world = World::new("", 1);
     let (client, server) = world.pair();

@@ -614,13 +614,6 @@ impl Handler for Core {
         }
     }
 
-    fn cut_off(&mut self, conn: Token) {
-        self.engine.handle_cut_off(ConnId::from_token(conn.0), self.now);
-        if self.engine.has_overspent() {
-            self.show_life();
-        }
-    }
-
     fn detached(&mut self, conn: Token, socket: OwnedFd) {
         self.detaching.remove(&conn);
         self.detached.push((conn, socket, None));

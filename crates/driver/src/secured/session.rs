@@ -251,11 +251,6 @@ impl Session {
         !(self.is_paused || self.is_failed)
     }
 
-    /// Of one that has ended: whether its peer has not said that nothing more follows.
-    pub(super) fn is_cut_off(&self) -> bool {
-        !self.stream.is_ended()
-    }
-
     /// What the peer is told last.
     pub(super) fn close(&mut self) -> &[u8] {
         // What was given up is not to arrive, nor what would follow it.

@@ -123,8 +123,6 @@ pub(crate) struct Recorder {
     pub(crate) acceptor: Option<Acceptor>,
     /// Finished handshakes.
     pub(crate) secured: Vec<(Token, Facts)>,
-    /// Secured connections that have ended without their peers' word.
-    pub(crate) cut_off: Vec<Token>,
     /// Accepts no client.
     pub(crate) is_full: bool,
     /// How many it has not accepted.
@@ -250,11 +248,6 @@ impl Handler for Recorder {
         let received_at = self.received_at.get(&conn);
         assert!(received_at.is_none_or(|at| *at < self.woken), "the end has a tick of its own");
         self.events.push(Event::ReadClosed(conn));
-    }
-
-    fn cut_off(&mut self, conn: Token) {
-        self.cut_off.push(conn);
-        self.read_closed(conn);
     }
 
     fn detached(&mut self, conn: Token, socket: OwnedFd) {

@@ -573,17 +573,6 @@ impl Engine {
         }
     }
 
-    /// As [`Engine::handle_read_closed`], of a peer that has not said so in the way of TLS. What it would have said yet
-    /// nobody knows, so where bytes pass through the other side must not take it for the end.
-    pub fn handle_cut_off(&mut self, conn: ConnId, now: Time) {
-        if !conn.is_paired() {
-            return self.handle_read_closed(conn, now);
-        }
-        self.now = now;
-        let (tcp, mut cx) = self.tcp();
-        tcp.cut_off(&mut cx, conn);
-    }
-
     /// The first `bytes` bytes of the connection's output are in the kernel's hands.
     #[inline(always)]
     pub fn handle_sent(&mut self, conn: ConnId, bytes: u64, now: Time) {

@@ -439,21 +439,6 @@ impl Tcp {
         self.pass_ends_on(cx, index);
     }
 
-    /// The peer's side of a secured connection has ended, but it is not the peer that has said so: the connection is of
-    /// no more use, and the other side is to find it reset.
-    pub(crate) fn cut_off(&mut self, cx: &mut Context<'_>, conn: ConnId) {
-        let Some((index, _)) = self.find(conn) else { return };
-        let session = &self.sessions[index];
-        // Who comes and goes without a word only looks whether somebody listens. Where one goes that leaves, the driver
-        // tells of the end anew.
-        let is_a_look = session.stage != Stage::Open && session.received == 0;
-        if is_a_look || session.handoff == Handoff::HandedOff {
-            return self.read_closed(cx, conn);
-        }
-        cx.actions.push_back(Action::Reset { conn });
-        self.closed(cx, conn, CloseReason::Reset);
-    }
-
     /// Tells either peer that the other one sends nothing more, once it has all. When both know, the session is over.
     fn pass_ends_on(&mut self, cx: &mut Context<'_>, index: PairId) {
         let session = &mut self.sessions[index];
