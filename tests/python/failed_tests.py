@@ -21,7 +21,8 @@ class FailedTests:
 
     def pytest_runtest_logreport(self, report):
         if report.failed:
-            is_certain = "certain" in report.keywords or "panicked" in report.longreprtext
+            is_certain = "certain" in report.keywords or any(
+                word in report.longreprtext for word in ("panicked", "harness.WrongReply"))
             if is_certain or report.nodeid not in self.kinds:
                 self.kinds[report.nodeid] = "certain" if is_certain else "once"
 

@@ -55,6 +55,10 @@ def wait_until(condition, what, seconds=PATIENCE, pause=0.02):
         time.sleep(pause)
 
 
+class WrongReply(AssertionError):
+    """Somebody was told what is not true. What has found that once is not run again."""
+
+
 class TooSlow(AssertionError):
     """Something took longer than it may, which the machine may be to blame for."""
 

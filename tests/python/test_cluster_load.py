@@ -17,9 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from cluster import Cluster
-from harness import newer_servers, wait_until
-
-pytestmark = pytest.mark.certain
+from harness import WrongReply, newer_servers, wait_until
 
 PROGRAMS = ["redis-server", *newer_servers()]
 
@@ -155,7 +153,9 @@ class Load:
         if error[0] is None:
             assert all(client.is_over for client in self.clients), "somebody hangs"
             assert min(client.done for client in self.clients) > 10
-            assert not [it for client in self.clients for it in client.wrong][:5]
+            # What else fails may be the machine's speed: of that nodes believe that the cluster is down.
+            if wrong := [it for client in self.clients for it in client.wrong][:5]:
+                raise WrongReply(wrong)
 
     def errors(self):
         return [error for client in self.clients for error in client.errors]

@@ -813,6 +813,14 @@ def test_without_its_master_a_write_fails_and_never_reaches_a_replica(place):
     with world.gateway.connect() as conn:
         conn.call("SET", "a", "1")
         world.in_step("a", b"1")
+        world.reset_counts()
+
+        def replicas_read():
+            conn.call("GET", "a")
+            return all(replica.stat("get") for replica in world.replicas)
+
+        # Whoever is not connected yet does not read, and the master would be asked.
+        wait_until(replicas_read, "replicas read")
         for replica in world.replicas:
             # A write that came here by mistake would succeed and be seen.
             replica.call("CONFIG", "SET", "replica-read-only", "no")

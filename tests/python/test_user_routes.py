@@ -288,6 +288,7 @@ def test_reloads_under_load_lose_nothing(place):
 
 def test_memcached(place):
     pools = Pools(place, redis=False, given=users({"ann": {"rules": f"on >p {ALL}", "route": "beta"}, "bob": f"on >p {ALL}"}))
+    pools.gateway.wait_serving()
     for name in ("alpha", "beta"):
         with pools[name].connect() as conn:
             conn.send(b"set who 0 0 %d\r\n%s\r\n" % (len(name), name.encode()))
