@@ -22,4 +22,5 @@ pub mod rig;
 pub mod servers;
 pub mod setup;
 mod shrink;
+pub mod sole_engine;
 pub mod watched;

@@ -14,10 +14,9 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use cashew_engine::{
-    Action, Admission, CloseReason, ConnId, Engine, Identity, LaneKind, LaneState, ListenerId,
-    Place, Plan, Rest, Setup as EngineSetup, Time,
+    Action, Admission, CloseReason, ConnId, Engine, LaneKind, LaneState, ListenerId, Place, Rest,
+    Time,
 };
-use cashew_metrics::Writer;
 
 use crate::case::{Case, excerpt};
 use crate::companion::Companion;
@@ -26,6 +25,7 @@ use crate::generate::Protocol;
 use crate::random::Random;
 use crate::servers::Server;
 use crate::setup::Setup;
+use crate::sole_engine::engine_of;
 
 /// How long a call on an exclusive connection may block.
 const BLOCKED_MAX: Duration = Duration::from_millis(300);
@@ -182,15 +182,7 @@ impl<'a> Rig<'a> {
     pub fn new(setup: Setup, server: &'a mut Server, patience: Duration) -> Outcome<Self> {
         let snapshot = setup.snapshot(&server.socket);
         let now = Time::from_micros(1_000_000);
-        let metrics = Writer::in_memory(&snapshot);
-        let engine = Engine::new(EngineSetup {
-            plan: Plan::whole(&snapshot, 0, 1),
-            metrics,
-            seed: 7,
-            slot: 0,
-            identity: Identity { version: "0.0.0", process_id: 1 },
-            now,
-        });
+        let engine = engine_of(&snapshot, now);
         let mut rig = Self {
             setup,
             server,

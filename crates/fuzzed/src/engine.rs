@@ -7,9 +7,10 @@ use std::net::SocketAddr;
 use std::sync::LazyLock;
 
 use cashew_config::{Context, Snapshot};
+use cashew_differential::sole_engine::engine_of;
 use cashew_engine::{
-    Action, Admission, BackendId, CloseReason, ConnId, Engine, Identity, ListenerId, Place, Plan,
-    PoolState, Rest, Setup, Time,
+    Action, Admission, BackendId, CloseReason, ConnId, Engine, ListenerId, Place, Plan, PoolState,
+    Rest, Time,
 };
 use cashew_metrics::Writer;
 
@@ -261,14 +262,7 @@ pub fn play(data: &[u8]) {
 impl World {
     fn new() -> Self {
         let now = Time::from_micros(1);
-        let engine = Engine::new(Setup {
-            plan: Plan::whole(&SNAPSHOTS[0], 0, 1),
-            metrics: Writer::in_memory(&SNAPSHOTS[0]),
-            seed: 7,
-            slot: 0,
-            identity: Identity { version: "0.0.0", process_id: 1 },
-            now,
-        });
+        let engine = engine_of(&SNAPSHOTS[0], now);
         let mut world = Self {
             engine,
             now,

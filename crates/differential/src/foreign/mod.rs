@@ -17,14 +17,13 @@ use std::sync::OnceLock;
 
 use cashew_config::{Context, Snapshot};
 use cashew_engine::{
-    Action, Admission, CloseReason, ConnId, Engine, Identity, LaneKind, ListenerId, Place, Plan,
-    Rest, Setup as EngineSetup, Time,
+    Action, Admission, CloseReason, ConnId, Engine, LaneKind, ListenerId, Place, Rest, Time,
 };
-use cashew_metrics::Writer;
 
 use crate::case::excerpt;
 use crate::generate::{self, Protocol};
 use crate::random::Random;
+use crate::sole_engine::engine_of;
 use client::{Client, Speech};
 use text_model::Done;
 
@@ -212,14 +211,7 @@ impl<'a> World<'a> {
     fn new(number: usize, random: &'a mut Random) -> Self {
         let (pair, snapshot) = (&PAIRS[number], &snapshots()[number]);
         let now = Time::from_micros(1_000_000);
-        let engine = Engine::new(EngineSetup {
-            plan: Plan::whole(snapshot, 0, 1),
-            metrics: Writer::in_memory(snapshot),
-            seed: 7,
-            slot: 0,
-            identity: Identity { version: "0.0.0", process_id: 1 },
-            now,
-        });
+        let engine = engine_of(snapshot, now);
         let mut world = Self {
             pair,
             random,
