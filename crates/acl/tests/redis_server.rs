@@ -482,6 +482,26 @@ fn parentheses() -> impl Strategy<Value = String> {
     prop_oneof![1 => many, 3 => right]
 }
 
+/// Whether a word opens a parenthesis in one that is open.
+fn opens_twice(words: &[String]) -> bool {
+    let mut is_open = false;
+    words.iter().any(|word| {
+        let opens = word.starts_with('(') && !word.ends_with(')');
+        let is_second = opens && is_open;
+        is_open = opens || is_open && !word.ends_with(')');
+        is_second
+    })
+}
+
+#[test]
+fn a_parenthesis_in_an_open_one_is_refused() {
+    for text in ["( ( ~a)", "(~b ( ~a)", "(~b (~a)", "( ( )"] {
+        let rules = split_rules(text).unwrap();
+        let made = User::with_rules("u", rules.iter().map(String::as_str));
+        assert_eq!(made.map(|_| ()), Err((0, cashew_acl::Fault::Syntax)), "{text}");
+    }
+}
+
 #[test]
 fn parentheses_are_read_as_redis_reads_them() {
     for program in programs() {
@@ -508,6 +528,11 @@ fn parentheses_are_read_as_redis_reads_them() {
                     count("unbalanced");
                     return Ok(());
                 }
+                // Redis 7.0 forgets what stood before the second one; later ones refuse it, as we do.
+                (Err((_, cashew_acl::Fault::Syntax)), Ok(())) if opens_twice(&words) => {
+                    count("opened twice");
+                    return Ok(());
+                }
                 (ours, theirs) => panic!("{program}: {text}: {ours:?} {theirs:?}"),
             };
             count("taken");
@@ -531,6 +556,9 @@ fn parentheses_are_read_as_redis_reads_them() {
             }
             Ok(())
         };
+        for text in ["( ( ~a)", "(~b ( ~a)", "( ( )"] {
+            check(text.to_owned()).unwrap();
+        }
         runner.run(&parentheses(), check).unwrap();
         let seen = seen.into_inner();
         println!("{program}: {seen:?}");
