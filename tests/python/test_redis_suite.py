@@ -14,7 +14,7 @@ RUN = Path(__file__).resolve().parents[1] / "redis" / "run"
 
 
 # The first run fetches the suite.
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("servers", "protocol"),
     [
@@ -30,7 +30,7 @@ def test_the_suite_of_redis(servers, protocol):
     done = subprocess.run(
         [*NICE, RUN, "--servers", servers, "--protocols", protocol, "--jobs", "4"],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=880,
+        timeout=1780,
     )
     print(done.stdout)
     # What is not as listed comes last.
