@@ -5,6 +5,7 @@ mod attempts;
 mod audit;
 mod blocking;
 mod cache;
+mod cache_cluster;
 mod cache_seeds;
 mod carry;
 mod clients;

@@ -43,7 +43,7 @@ use crate::route::cache::{Found, Origin, Store, Ticket};
 use crate::topology::route_tree::Tree;
 use crate::upstream::lane::Lane;
 use crate::upstream::session_params::WireProtocol;
-use crate::upstream::tracking::{Needed, TrackedKeys, is_question_refused, time_to_live};
+use crate::upstream::tracking::{Needed, TrackedKeys, Tracker, is_question_refused, time_to_live};
 
 /// So much of a request is looked at; it is the start of large ones.
 const LOOKED_AT_MAX: u64 = 64 * 1024;
@@ -568,10 +568,19 @@ impl Engine {
         conn == asked && is_told && self.caches.generations.stamp(word) == Some(stamp)
     }
 
+    /// Whether it may be kept that there is no such key: where slots move, all that may have it next tell of it.
+    fn may_keep_absent(&self, backend: BackendId) -> bool {
+        let topology = &self.backends[backend].topology;
+        let is_told = |server| self.tracker(backend, server).is_some_and(Tracker::is_up);
+        !topology.has_slots() || topology.primaries().all(is_told)
+    }
+
     /// The reply to a read is here that is to be kept.
     fn fill(&mut self, index: LaneId, fill: Fill, reply: &[u8]) {
         let is_good = self.is_fill_good(index, fill);
-        let is_redis = self.backends[self.lanes[index].backend].protocol == Protocol::Redis;
+        let backend = self.lanes[index].backend;
+        let is_redis = self.backends[backend].protocol == Protocol::Redis;
+        let may_keep_absent = self.may_keep_absent(backend);
         let kept = match is_redis {
             true => kept_of_redis(reply),
             false => kept_of_memcached(reply),
@@ -586,7 +595,7 @@ impl Engine {
                     false => self.finish_fill(fill, None),
                 }
             }
-            Some(None) if negative_us > 0 => self.finish_fill(fill, None),
+            Some(None) if negative_us > 0 && may_keep_absent => self.finish_fill(fill, None),
             _ => self.abandon_fill(fill),
         }
     }
@@ -661,11 +670,17 @@ fn kept_of_memcached(reply: &[u8]) -> Option<Option<&[u8]>> {
 impl Engine {
     /// Something has changed at a server, by whomever.
     pub(crate) fn caches_hear(&mut self, place: (BackendId, ServerId), changed: Changed<'_>) {
+        // Slots move: a key that was nowhere may come to be here, and a map tells only later.
+        let has_slots = self.backends[place.0].topology.has_slots();
         for at in 0..self.caches.stores.len() {
             let StoreOf { store, listener, .. } = &mut self.caches.stores[at];
             let dropped = match changed {
+                // Also what another server of the backend has answered, which had the key's slot.
                 Changed::Key(key) => u64::from(store.drop_key(place.0, key)),
-                Changed::Everything => store.drop_where(|it| (it.backend, it.server) == place),
+                Changed::Everything => {
+                    let absent = if has_slots { store.drop_absent(place.0) } else { 0 };
+                    absent + store.drop_where(|it| (it.backend, it.server) == place)
+                }
             };
             if dropped > 0 {
                 let metrics = self.listeners[*listener].metrics;

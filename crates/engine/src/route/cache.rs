@@ -327,10 +327,20 @@ impl Store {
 
     /// What was read from a place may have changed. Returns how many replies were dropped.
     pub(crate) fn drop_where(&mut self, is_there: impl Fn(&Origin) -> bool) -> u64 {
+        self.drop_slots(|slot| is_there(&slot.origin))
+    }
+
+    /// Any server of a backend may have keys now that there were none of. What is on its way may say that there is none.
+    /// Returns how many replies were dropped.
+    pub(crate) fn drop_absent(&mut self, backend: BackendId) -> u64 {
+        self.drop_slots(|slot| slot.origin.backend == backend && slot.reply.is_none())
+    }
+
+    fn drop_slots(&mut self, is_it: impl Fn(&Slot) -> bool) -> u64 {
         let before = self.ready;
         for place in 0..self.slots.len() {
             match &mut self.slots[place] {
-                Some(slot) if is_there(&slot.origin) => match slot.state {
+                Some(slot) if is_it(slot) => match slot.state {
                     State::Ready => self.remove(place as u32),
                     State::Filling | State::Spoilt => slot.state = State::Spoilt,
                 },
