@@ -1,9 +1,12 @@
 """Pools whose servers a file names, and what is the same of all sources: damping, state, status."""
 
+import contextlib
+import fcntl
 import json
 import os
 import signal
 import subprocess
+import threading
 import time
 
 import pytest
@@ -242,6 +245,58 @@ def test_a_start_without_the_source_and_without_a_state_serves_errors_until_it_a
     gateway.configure(pools(listed, timeout=1000))
     gateway.reload()
     assert set(in_use(gateway)) == set(listed.servers)
+
+
+@contextlib.contextmanager
+def slow(path):
+    """A file that nobody can open before this ends, as that of a file server that hangs. Yields whether somebody tries."""
+    with open(path, "r+b") as file:
+        # Whoever has a lease gets a signal; this one is ignored.
+        fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        try:
+            yield lambda: fcntl.fcntl(file, fcntl.F_GETLEASE) != fcntl.F_WRLCK
+        finally:
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+
+def test_lists_wait_for_a_file_that_takes_long_to_load(place, listed):
+    """If they did not, a file would never come into effect where lists change all the time."""
+    keys = place.directory / "keys"
+    keys.write_text("# none\n")
+
+    def both(**more):
+        return {"main": {"redis": True, "route": f"{{keys: {{file: {keys}}}, else: alpha}}"},
+                **pools(listed, listen=None, **more)}
+
+    # So the commands need not read the configuration, which they could not.
+    control = place.directory / "control"
+    gateway = place.cashew(both(timeout=1000), settings(place, control_socket=control))
+    wait_in_use(gateway, listed.servers, "all are in use")
+
+    def ask(*words):
+        return gateway.order(*words, "--control", control)
+
+    def alpha():
+        return next(it for it in json.loads(ask("status", "--json").stdout)["pools"] if it["name"] == "alpha")
+
+    gateway.configure(both(timeout=2000))
+    loads, said = gateway.log().count("loading /"), []
+    reload = threading.Thread(target=lambda: said.append(ask("reload")))
+    with slow(keys) as is_tried:
+        reload.start()
+        wait_until(is_tried, "it is loaded")
+        listed.write(["s0", "s1", "s2"])
+        wait_until(lambda: alpha()["source"]["named"] == 3, "the list is another one")
+        # That is when it would be in effect.
+        time.sleep(1.5)
+        assert {it["name"] for it in alpha()["server_states"]} == set(listed.servers) and not said
+    reload.join()
+    assert said[0].returncode == 0, said[0]
+    # What was read is not read again for the list's sake, which is in effect with the file or right behind it.
+    assert gateway.log().count("loading /") == loads + 1, gateway.log()[-3000:]
+    assert "timeout" in said[0].stdout, said[0]
+    wait_in_use(gateway, ["s0", "s1", "s2"], "the list is in effect, too")
 
 
 def test_reloads_keep_the_servers_and_need_those_of_a_new_source(place, listed, servers):

@@ -247,6 +247,12 @@ def test_nobody_waits_for_a_pool_that_hangs_and_the_rule_lets_go_of_it(place):
         assert waiters.longest < 3, waiters.longest
     finally:
         moved.hot[0].process.signal(signal.SIGCONT)
+    waits = {pool["name"]: pool["hot_waits"] for pool in json.loads(moved.gateway.order("status", "--json").stdout)["pools"]}
+    wait, = waits["hot"]
+    assert (wait["key"], wait["to"]) == ("", "") and 0 < wait["left_s"] <= 60, wait
+    assert wait["why"].startswith("pool hot does not answer: server ") and waits["cold"] == waits["main"] == []
+    said = moved.gateway.order("status").stdout
+    assert "pool hot: no hot key goes to this pool or comes from it for " in said and wait["why"] in said, said
     # It is no reload that has failed.
     assert moved.happened("reload_refused") == [] and "stays as it is" not in moved.gateway.log()
     assert json.loads(moved.gateway.order("status", "--json").stdout).get("last_reload") is None

@@ -201,6 +201,9 @@ pub struct PoolStatus {
     /// Keys of which replies are kept as they are hot.
     #[serde(default)]
     pub hot_keys: Vec<HotKeyStatus>,
+    /// What its rule leaves alone for a while, since a hot key could not go.
+    #[serde(default)]
+    pub hot_waits: Vec<HotWaitStatus>,
     pub retries_denied: u64,
     /// Errors of nodes of a cluster that clients got, of a pool that does not know of the cluster.
     pub redirects_passed_on: u64,
@@ -261,6 +264,22 @@ pub struct HotKeyStatus {
     pub since: u64,
     /// Its share of the pool's requests, in millionths. `None` where there are too few.
     pub share_ppm: Option<u32>,
+}
+
+/// What the rule of a pool leaves alone for a while, since a hot key could not go to another pool or come back: a key, a way to
+/// another pool, or the pool itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct HotWaitStatus {
+    /// The key that is not tried, in quotes, with escapes. Else empty.
+    pub key: String,
+    /// The pool that no hot key goes to from this one. Empty beside a key; and if it is empty, too, no hot key goes to this pool
+    /// or comes from there.
+    pub to: String,
+    /// For how many seconds more.
+    pub left_s: u64,
+    /// What went wrong the last time.
+    pub why: String,
 }
 
 /// A change of the servers that a source names.

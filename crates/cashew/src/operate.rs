@@ -13,7 +13,7 @@ use cashew_config::snapshot::SLOTS as ALL_SLOTS;
 use cashew_process::log::in_one_line;
 use cashew_supervisor::{
     Answer, AskError, CacheStatus, ClusterStatus, Command, DrainStatus, ExternalAuthStatus,
-    Outcome, PoolStatus, Status, TracingStatus,
+    HotWaitStatus, Outcome, PoolStatus, Status, TracingStatus,
 };
 use chrono::{DateTime, Local};
 
@@ -795,6 +795,14 @@ fn describe_kept(pool: &PoolStatus) -> String {
         let done = if hot.action == "move" { "is elsewhere" } else { "is kept" };
         text += &format!("pool {name}: hot key {} {done} by {}: {share}\n", hot.key, hot.cause);
     }
+    for HotWaitStatus { key, to, left_s, why } in &pool.hot_waits {
+        let off = match (key.is_empty(), to.is_empty()) {
+            (false, _) => format!("hot key {key} is not tried again"),
+            (true, false) => format!("no hot key goes from here to pool {to}"),
+            (true, true) => "no hot key goes to this pool or comes from it".to_owned(),
+        };
+        text += &format!("pool {name}: {off} for {} more: {why}\n", duration(*left_s));
+    }
     text
 }
 
@@ -976,6 +984,14 @@ mod tests {
                     since: 0,
                     share_ppm: Some(123_456),
                 }],
+                hot_waits: [("\"user:2\"", ""), ("", "hot"), ("", "")]
+                    .map(|(key, to)| HotWaitStatus {
+                        key: key.into(),
+                        to: to.into(),
+                        left_s: 95,
+                        why: "it does not answer".into(),
+                    })
+                    .into(),
                 requests_retried: 4,
                 retries_denied: 2,
                 redirects_passed_on: 5,
@@ -1032,6 +1048,9 @@ pool alpha: reads that got the reply to an equal one: 6
 pool alpha: cache: 75.0% hits of 120 reads, 12 replies, 3.0MiB of 64.0MiB
 pool alpha: cache: a server refuses what it takes to keep its replies: see cashew events --kind cache_refused
 pool alpha: hot key \"user:1\" is kept by rule: 12.3% of the requests
+pool alpha: hot key \"user:2\" is not tried again for 1m 35s more: it does not answer
+pool alpha: no hot key goes from here to pool hot for 1m 35s more: it does not answer
+pool alpha: no hot key goes to this pool or comes from it for 1m 35s more: it does not answer
 pool alpha: reads sent to a second server: 9, answered by it first: 7, not sent for want of budget: 1
 pool alpha: CLIENT PAUSE holds clients that write back for 1500 ms more"
         );

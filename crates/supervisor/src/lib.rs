@@ -69,9 +69,9 @@ pub use listeners::ListenError;
 pub use rehearsal::{Rehearsal, rehearse};
 pub use status::{
     AccessLogStatus, AdminStatus, AuditLogStatus, CacheStatus, CertificateStatus, ClusterStatus,
-    DrainStatus, ExternalAuthStatus, GroupStatus, HotKeyStatus, MemberStatus, Outcome, PoolStatus,
-    SeedStatus, SentinelStatus, ServerStatus, ShardSlotsStatus, ShardStatus, SourceChange, Status,
-    SwitchStatus, TracingStatus, UserStatus, WorkerStatus,
+    DrainStatus, ExternalAuthStatus, GroupStatus, HotKeyStatus, HotWaitStatus, MemberStatus,
+    Outcome, PoolStatus, SeedStatus, SentinelStatus, ServerStatus, ShardSlotsStatus, ShardStatus,
+    SourceChange, Status, SwitchStatus, TracingStatus, UserStatus, WorkerStatus,
 };
 pub use trial::{Program, Verdict};
 

@@ -18,7 +18,7 @@ use super::hot_keys::{percent, shown};
 use super::hot_waits::{HotWaits, Off, WAIT_MIN};
 use super::key_moves::{Hindrance, KeyWish};
 use crate::command::Reply;
-use crate::status::Status;
+use crate::status::{HotWaitStatus, Status};
 
 /// Bytes of a key in memory. All clients of both pools wait while one is copied and compared: at this size, which is some
 /// 50,000 fields of a hash, for tenths of a second.
@@ -34,6 +34,11 @@ pub(super) struct HotMoves {
 impl HotMoves {
     pub(super) fn is_under_way(&self) -> bool {
         self.under_way.strong_count() > 0
+    }
+
+    /// What is left alone for now of a pool's.
+    pub(super) fn waits_of(&self, pool: &str, now: Instant) -> Vec<HotWaitStatus> {
+        self.waits.borrow().statuses_of(pool, now)
     }
 
     /// Whether this key is left alone for now, wherever it is to go.
@@ -160,24 +165,24 @@ impl Moving {
 
 impl Moving {
     /// A rule lets go of what could not be done, for longer each time. What it lets go of, for the log.
-    fn put_off(&self) -> String {
+    fn put_off(&self, why: &str) -> String {
         let HotMove { act, from, to, .. } = &self.it;
         let (mut waits, now) = (self.waits.borrow_mut(), Instant::now());
         let key = Off::Key(act.clone());
         match &*self.hindrance.borrow() {
             Hindrance::Key => {
-                let wait = waits.put_off(key, WAIT_MIN, now).as_secs();
+                let wait = waits.put_off(key, why, WAIT_MIN, now).as_secs();
                 format!("it is not tried again for {wait} s")
             }
             Hindrance::Pool(pool) => {
-                let wait = waits.put_off(Off::Pool(pool.clone()), WAIT_MIN, now).as_secs();
+                let wait = waits.put_off(Off::Pool(pool.clone()), why, WAIT_MIN, now).as_secs();
                 format!("no hot key goes to pool {pool} or comes from it for {wait} s")
             }
             Hindrance::Step => {
                 // Others are tried before this one.
-                waits.put_off(key, 2 * WAIT_MIN, now);
+                waits.put_off(key, why, 2 * WAIT_MIN, now);
                 let way = Off::Way(from.clone(), to.clone());
-                let wait = waits.put_off(way, WAIT_MIN, now).as_secs();
+                let wait = waits.put_off(way, why, WAIT_MIN, now).as_secs();
                 format!("no hot key goes from pool {from} to pool {to} for {wait} s")
             }
         }
@@ -208,7 +213,7 @@ impl Reply for Moving {
             // What an operator tries is not what a rule has to wait for.
             Some(_) => warn!(pool, "pool {pool}: hot key {name} stays where it is: {why}"),
             None => {
-                let put_off = self.put_off();
+                let put_off = self.put_off(why);
                 warn!(pool, "pool {pool}: hot key {name} stays where it is: {why}; {put_off}");
             }
         }

@@ -514,6 +514,7 @@ impl Master {
                 reads_coalesced: count(index, PoolCounter::ReadsCoalesced),
                 cache: self.cache_status(index, pool),
                 hot_keys: self.hot_key_statuses(index, pool),
+                hot_waits: self.hot_moves.waits_of(&pool.name, Instant::now()),
                 requests_retried: count(index, PoolCounter::RequestsRetried),
                 redirects_passed_on: count(index, PoolCounter::RedirectsPassedOn),
                 retries_denied: count(index, PoolCounter::RetriesDenied),
