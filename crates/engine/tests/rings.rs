@@ -30,6 +30,42 @@ fn release(world: &mut World, version: u64, live: &[bool]) {
     world.tick();
 }
 
+/// Those too that have asked another one of its pools last.
+#[test]
+fn clients_of_a_route_go_on_when_any_of_its_pools_does() {
+    let config = snapshot(
+        "global: {worker_processes: 1}
+pools:
+  a: {redis: true, preconnect: true, servers: ['127.0.0.1:7000:1'], hide_topology: true}
+  b: {redis: true, preconnect: true, servers: ['127.0.0.1:7001:1'], hide_topology: true}
+routes:
+  by: {redis: true, listen: '127.0.0.1:6000', route: {prefix: {'': a, 'b:': b}}}
+",
+    );
+    let mut world = World::new(&config);
+    let lanes = [0, 0].map(|first| world.accept(first));
+    let by = world.engine.listener_named("by").unwrap();
+    let client = world.client_of(by.number());
+    let asked = ["GET x", "GET b:x"].map(redis);
+    let answer = |world: &mut World, at: usize| {
+        world.expect(lanes[at], &asked[at]);
+        world.send(lanes[at], "$-1\r\n");
+        world.expect(client, "$-1\r\n");
+    };
+    for (before, held, then) in [(0, 1, 1), (0, 1, 0), (1, 0, 0), (1, 0, 1), (0, 0, 1)] {
+        world.send(client, &asked[before]);
+        answer(&mut world, before);
+        let backend = BackendId::new(held);
+        world.engine.handle_hold(backend, 1, 0, world.now);
+        world.tick();
+        world.send(client, &asked[then]);
+        world.expect(lanes[then], "");
+        world.engine.handle_release(backend, 1, vec![true].into(), world.now, 0);
+        world.tick();
+        answer(&mut world, then);
+    }
+}
+
 #[test]
 fn a_held_pool_dispatches_nothing_and_then_goes_on() {
     let (mut world, one, [a, b, ..]) = four_servers();

@@ -8,6 +8,7 @@ use crate::base::failure::Failure;
 use crate::base::id::{BackendId, ClientId, LaneId, RequestId, ServerId};
 use crate::base::time::Time;
 use crate::base::timers::Timer;
+use crate::downstream::listener::Destination;
 use crate::engine::{Closed, Engine};
 use crate::exchange::dispatch::Payload;
 use crate::upstream::backend::Hold;
@@ -91,13 +92,14 @@ impl Engine {
             self.forget_kept(backend);
             self.tracked_servers_changed(backend);
         }
-        self.unblock_clients(|of| of == backend);
+        // Of a route, whichever of its pools they have asked last.
+        self.unblock_clients(|it| it.backend == backend || it.leads_to(backend));
     }
 
-    /// Lets the clients of these pools go on that have no other reason to wait.
-    pub(crate) fn unblock_clients(&mut self, pools: impl Fn(BackendId) -> bool) {
+    /// Lets the clients go on that go there and have no other reason to wait.
+    pub(crate) fn unblock_clients(&mut self, goes_there: impl Fn(&Destination) -> bool) {
         for client in self.clients.indices().collect::<Vec<ClientId>>() {
-            if pools(self.backend_of(client)) {
+            if goes_there(self.destination_of(client)) {
                 self.unblock(client);
             }
         }
