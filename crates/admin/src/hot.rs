@@ -110,7 +110,7 @@ pub struct HotRecord {
     pub weight: u64,
     /// By so much the weight may be higher.
     pub unseen: u64,
-    /// By what replies to reads of it are kept, if they are: `rule` or `command`.
+    /// By what replies to reads of it are kept, or it is split, if so: `rule` or `command`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub kept: String,
 }
@@ -135,7 +135,7 @@ fn keys<'a>(
         source.beat();
         let HotKeys { keys, total } = source.hot_keys(pool.id, ranking);
         let mut acts = source.shared().hot_acts().all();
-        acts.retain(|act| act.is_of_pool(pool.name) && act.deed == HotDeed::Cache);
+        acts.retain(|act| act.is_of_pool(pool.name) && act.deed.is_of_caches());
         let record = move |key: HotKey| {
             let server = pool.servers.get(key.server as usize);
             HotRecord {
@@ -204,11 +204,11 @@ pub(crate) fn json(source: &Source, query: &str) -> Result<Vec<u8>, String> {
     Ok(line)
 }
 
-/// Pools, and of how many keys of each replies are kept, or how many are in another pool.
+/// Pools, and about how many keys of each this is done.
 pub(crate) fn counts(source: &Source, deed: HotDeed) -> Vec<(String, u64)> {
     let acts = source.shared().hot_acts().all();
     let pools = source.observed_pools().into_iter().map(|pool| {
-        let is_one = |act: &&HotAct| act.deed == deed && act.is_of_pool(pool.name);
+        let is_one = |act: &&HotAct| act.deed.is_like(deed) && act.is_of_pool(pool.name);
         let own = acts.iter().filter(is_one).count();
         (pool.name.to_owned(), own as u64)
     });
@@ -291,6 +291,12 @@ mod tests {
         assert_eq!((all[1].kept.as_str(), all[2].kept.as_str()), ("", "command"));
         assert_eq!(counts(&source, HotDeed::Cache), [("alpha".to_owned(), 1)]);
         assert!(counts(&source, HotDeed::Move).is_empty());
+        let split = HotDeed::Split { copies: 3 };
+        let act = HotAct { deed: split, ..HotAct::of_key("alpha", b"one:c", HotCause::Rule) };
+        source.shared().hot_acts().set(&[act]);
+        assert_eq!(listed(&source, "limit=3").keys[2].kept, "rule");
+        assert_eq!(counts(&source, split), [("alpha".to_owned(), 1)]);
+        assert!(counts(&source, HotDeed::Cache).is_empty());
         let size = listed(&source, "by=size&pool=beta").keys.remove(0);
         assert_eq!((size.share_percent, size.weight, size.key_bytes), (None, 1000, 3));
         for (query, why) in [

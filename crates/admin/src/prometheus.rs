@@ -855,9 +855,11 @@ fn slow_requests(text: &mut Exposition, source: &Source) {
 fn hot_keys(text: &mut Exposition, source: &Source) {
     let kept = "Hot keys of the pool of which replies are kept, by rule or by command";
     let moved = "Hot keys of the pool that are in another pool, by rule or by command";
+    let split = "Hot keys of the pool whose reads may go to copies, by rule or by command";
     for (deed, name, help) in [
         (HotDeed::Cache, "cashew_hot_keys_kept", kept),
         (HotDeed::Move, "cashew_hot_keys_moved", moved),
+        (HotDeed::Split { copies: 0 }, "cashew_hot_keys_split", split),
     ] {
         let counts = hot::counts(source, deed);
         if !counts.is_empty() {

@@ -39,7 +39,7 @@ pub(crate) enum ServerStat {
 }
 
 /// Twemproxy's names in its order ([`POOL_STATS_OF_TWEMPROXY`] of them), then ours.
-pub(crate) const POOL_STATS: [PoolStat; 77] = [
+pub(crate) const POOL_STATS: [PoolStat; 81] = [
     PoolStat::Counter(PoolCounter::ClientEof),
     PoolStat::Counter(PoolCounter::ClientErr),
     PoolStat::Gauge(PoolGauge::ClientConnections),
@@ -84,6 +84,10 @@ pub(crate) const POOL_STATS: [PoolStat; 77] = [
     PoolStat::Counter(PoolCounter::CacheWritten),
     PoolStat::Counter(PoolCounter::CacheInvalidations),
     PoolStat::Counter(PoolCounter::CacheEvictions),
+    PoolStat::Counter(PoolCounter::CopyReads),
+    PoolStat::Counter(PoolCounter::CopiesWritten),
+    PoolStat::Counter(PoolCounter::CopiesMissing),
+    PoolStat::Counter(PoolCounter::CopiesRefused),
     PoolStat::Gauge(PoolGauge::CacheEntries),
     PoolStat::Gauge(PoolGauge::CacheBytes),
     PoolStat::Gauge(PoolGauge::CacheBoundMs),
@@ -785,6 +789,10 @@ gamma: {listen: 127.0.0.1:4, redis: true, servers: [127.0.0.1:3:1]}
             "connections_passed",
             "connections_retried",
             "connections_waited",
+            "copies_missing",
+            "copies_refused",
+            "copies_written",
+            "copy_reads",
             "external_auth_asked",
             "external_auth_cached",
             "external_auth_lost",

@@ -112,6 +112,10 @@ pub enum Command {
         /// The pool that it goes to. It may be left out where `hot_keys` names one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         to: Option<String>,
+        /// With `split`, over how many servers, its own among them. Without it, as many as the rule says, or 4.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schemars(range(min = 2, max = 16))]
+        copies: Option<u8>,
     },
     /// Stop when load balancers and clients have had time to notice.
     Drain {
@@ -175,7 +179,9 @@ pub enum HotAction {
     Cache,
     /// It goes to another pool, by the list of keys of a route.
     Move,
-    /// Neither is so any more.
+    /// Reads of it may go to copies on other servers.
+    Split,
+    /// None of these is so any more.
     Undo,
 }
 

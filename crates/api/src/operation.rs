@@ -136,7 +136,8 @@ pub const OPERATIONS: &[Operation] = &[
         method: "POST",
         path: "/hot-key",
         id: "hot-key",
-        summary: "Keep replies to reads of a hot key in the gateway, or have it go to another pool, or do so no more",
+        summary: "Keep replies to reads of a hot key in the gateway, split its reads over copies, or have it go to another \
+                  pool, or do so no more",
         description: "What is done by a rule or by this is in `hot_keys` of GET /api/v1/status. If that is done already, or \
                       with `undo` nothing is, nothing changes.",
         does: Does::Act("hot_key"),
@@ -350,6 +351,7 @@ mod tests {
                 key: b"a\"\\\xff\r".to_vec(),
                 action: HotAction::Undo,
                 to: None,
+                copies: None,
             },
             Command::Drain { seconds: None },
             Command::Undrain,

@@ -256,8 +256,11 @@ pub struct CacheStatus {
 pub struct HotKeyStatus {
     /// In quotes, with escapes.
     pub key: String,
-    /// `cache` if replies to reads of it are kept, `move` if it is in another pool.
+    /// `cache` if replies to reads of it are kept, `move` if it is in another pool, `split` if reads of it may go to
+    /// copies.
     pub action: String,
+    /// Over how many servers it is split, at most; 0 if it is not.
+    pub copies: u8,
     /// `rule` or `command`.
     pub cause: String,
     /// In seconds since 1970.

@@ -442,14 +442,17 @@ pub(crate) struct HotArguments {
     /// Go on, and print them again every second
     #[arg(long)]
     pub(crate) watch: bool,
-    /// Do something about the key: `cache` has nodes with `hot_only` keep replies to reads of it, `move` has it go to
-    /// another pool
-    #[arg(long = "do", value_name = "WHAT", value_parser = ["cache", "move"], requires = "key",
+    /// Do something about the key: `cache` has nodes with `hot_only` keep replies to reads of it, `split` has reads of it
+    /// go to copies on other servers, `move` has it go to another pool
+    #[arg(long = "do", value_name = "WHAT", value_parser = ["cache", "split", "move"], requires = "key",
           conflicts_with_all = ["undo", "by", "server", "number", "json", "watch"])]
     pub(crate) action: Option<String>,
     /// The pool that the key goes to, for `--do move` [default: that of the rule]
     #[arg(long, value_name = "POOL", requires = "action")]
     pub(crate) to: Option<String>,
+    /// Over how many servers the key is split, its own among them, for `--do split` [default: as the rule says, or 4]
+    #[arg(long, value_name = "N", requires = "action", value_parser = RangedU64ValueParser::<u8>::new().range(2..=16))]
+    pub(crate) copies: Option<u8>,
     /// Take back what is done about the key
     #[arg(long, requires = "key", conflicts_with_all = ["by", "server", "number", "json", "watch"])]
     pub(crate) undo: bool,

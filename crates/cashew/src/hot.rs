@@ -26,7 +26,8 @@ pub(crate) fn hot(arguments: &HotArguments) -> ExitCode {
     finish(match (&arguments.action, &arguments.key) {
         (None, None) => show(arguments),
         (None, Some(_)) if !arguments.undo => {
-            Err("what is to be done about the key: --do cache, --do move, or --undo?".to_owned())
+            Err("what is to be done about the key: --do cache, --do split, --do move, or --undo?"
+                .to_owned())
         }
         (action, key) => act(arguments, action.as_deref(), key.as_deref().unwrap_or_default()),
     })
@@ -36,14 +37,18 @@ fn act(arguments: &HotArguments, action: Option<&str>, key: &OsStr) -> Result<()
     let key = unescaped(key.as_bytes()).ok_or(NOT_A_KEY)?;
     let action = match action {
         Some("move") => HotAction::Move,
+        Some("split") => HotAction::Split,
         Some(_) => HotAction::Cache,
         None => HotAction::Undo,
     };
     if arguments.to.is_some() && action != HotAction::Move {
         return Err("only keys that move go --to a pool".to_owned());
     }
-    let (pool, to) = (arguments.pool.clone(), arguments.to.clone());
-    let command = Command::HotKey { pool, key, action, to };
+    if arguments.copies.is_some() && action != HotAction::Split {
+        return Err("only keys that are split have --copies".to_owned());
+    }
+    let (pool, to, copies) = (arguments.pool.clone(), arguments.to.clone(), arguments.copies);
+    let command = Command::HotKey { pool, key, action, to, copies };
     ask(&arguments.instance, &command, |_| {})
 }
 

@@ -792,7 +792,11 @@ fn describe_kept(pool: &PoolStatus) -> String {
             || "too few requests to tell its share".to_owned(),
             |ppm| format!("{:.1}% of the requests", f64::from(ppm) / 10_000.0),
         );
-        let done = if hot.action == "move" { "is elsewhere" } else { "is kept" };
+        let done = match hot.action.as_str() {
+            "move" => "is elsewhere".to_owned(),
+            "split" => format!("is split over {} servers", hot.copies),
+            _ => "is kept".to_owned(),
+        };
         text += &format!("pool {name}: hot key {} {done} by {}: {share}\n", hot.key, hot.cause);
     }
     for HotWaitStatus { key, to, left_s, why } in &pool.hot_waits {
@@ -980,6 +984,7 @@ mod tests {
                 hot_keys: vec![HotKeyStatus {
                     key: "\"user:1\"".into(),
                     action: "cache".into(),
+                    copies: 0,
                     cause: "rule".into(),
                     since: 0,
                     share_ppm: Some(123_456),

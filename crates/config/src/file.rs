@@ -373,11 +373,14 @@ section! {
         /// The share of the pool's requests above which a key is hot. It is no more when it has had less than half of
         /// that for a minute.
         above: Share = required,
-        /// `cache`: nodes `cache` with `hot_only` keep replies to reads of it. `move`: it goes to the pool that `to` names,
-        /// by the list of keys of the route that leads here.
+        /// `cache`: nodes `cache` with `hot_only` keep replies to reads of it. `split`: through such nodes, reads of it go to
+        /// copies on other servers as well. `move`: it goes to the pool that `to` names, by the list of keys of the route that
+        /// leads here.
         r#do: HotAction = required,
         /// The pool that hot keys go to, with `do: move`.
         to: Text = none,
+        /// Over how many servers a key is split, its own among them, with `do: split`. 4 unless it is set.
+        copies: Number<2, 16> = none,
         /// So many keys at a time, at most.
         most: Number<1, 32> = "8",
     }

@@ -7,7 +7,7 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 use crate::diagnostic::{Complaint, Report};
 use crate::file::HotKeysSection;
 use crate::section;
-use crate::snapshot::HotRule;
+use crate::snapshot::{COPIES_DEFAULT, HotRule};
 use crate::tree::{Kind, Node};
 use crate::value::Value;
 
@@ -53,7 +53,8 @@ impl Value for HotKeysText {
             return parsed.map_err(|complaint| report.error(node.pos, complaint)).ok();
         };
         let what = format!("option \"{key}\"");
-        let HotKeysSection { above, r#do, to, most } = section::read(&what, node.pos, node, report);
+        let HotKeysSection { above, r#do, to, copies, most } =
+            section::read(&what, node.pos, node, report);
         // That it is there has been found wanting already, if it is not.
         let act = r#do?.value;
         let above_percent = above?.value.0;
@@ -64,18 +65,24 @@ impl Value for HotKeysText {
             return None;
         }
         let moves_to = to.as_ref().map(|to| to.value.0.clone());
-        let is_wrong = match (act, &moves_to) {
-            (HotAction::Cache, Some(_)) => {
+        let copies = copies.map(|it| it.value.0 as u8);
+        let is_wrong = match (act, &moves_to, copies) {
+            (HotAction::Cache | HotAction::Split, Some(_), _) => {
                 Some(("only keys that move go \"to\" a pool", "do: move"))
             }
-            (HotAction::Move, None) => Some(("keys that move have to go somewhere", "to: POOL")),
+            (HotAction::Move, None, _) => Some(("keys that move have to go somewhere", "to: POOL")),
+            (HotAction::Cache | HotAction::Move, _, Some(_)) => {
+                Some(("only keys that are split have \"copies\"", "do: split"))
+            }
             _ => None,
         };
         if let Some((message, hint)) = is_wrong {
             report.error(node.pos, Complaint::new(message).hint(format!("expected \"{hint}\"")));
             return None;
         }
-        Some(Self { is_on: true, rule: Some(HotRule { above_percent, keys_max, moves_to }) })
+        let copies = matches!(act, HotAction::Split).then_some(copies.unwrap_or(COPIES_DEFAULT));
+        let rule = HotRule { above_percent, keys_max, moves_to, copies };
+        Some(Self { is_on: true, rule: Some(rule) })
     }
 }
 
@@ -84,6 +91,7 @@ impl Value for HotKeysText {
 pub(crate) enum HotAction {
     Cache,
     Move,
+    Split,
 }
 
 impl Value for HotAction {
@@ -91,31 +99,31 @@ impl Value for HotAction {
         match text {
             "cache" => Ok(Self::Cache),
             "move" => Ok(Self::Move),
-            "split" => Err(Complaint::new(
-                "copies of a key that clients write differ in the end, unless all its writers are known",
-            )
-            .hint("use \"do: cache\", whose copies are right, or a node key_split for keys that one client writes at a time")),
+            "split" => Ok(Self::Split),
             _ => Err(Complaint::new(format!("there is nothing called \"{text}\" to do"))
                 .hint(Self::expected())),
         }
     }
 
     fn schema() -> Schema {
-        json_schema!({ "enum": ["cache", "move"] })
+        json_schema!({ "enum": ["cache", "split", "move"] })
     }
 
     fn describe() -> String {
-        "`cache` or `move`".to_owned()
+        "`cache`, `split` or `move`".to_owned()
     }
 }
 
 /// As in a file.
 impl fmt::Display for HotRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { above_percent, keys_max, moves_to } = self;
-        match moves_to {
-            None => write!(f, "above {above_percent}% do cache, most {keys_max}"),
-            Some(to) => write!(f, "above {above_percent}% do move to {to}, most {keys_max}"),
+        let Self { above_percent, keys_max, moves_to, copies } = self;
+        write!(f, "above {above_percent}% do ")?;
+        match (moves_to, copies) {
+            (Some(to), _) => write!(f, "move to {to}")?,
+            (None, Some(copies)) => write!(f, "split, copies {copies}")?,
+            (None, None) => write!(f, "cache")?,
         }
+        write!(f, ", most {keys_max}")
     }
 }

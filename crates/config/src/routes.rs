@@ -474,6 +474,12 @@ impl<'f> Reach<'f> {
                 }
                 continue;
             }
+            let is_split = pool.hot_rule.as_ref().is_some_and(|rule| rule.copies.is_some());
+            if let Some(why) = pool.cannot_split().filter(|_| is_split) {
+                let message = format!("hot keys of pool \"{}\" cannot be split: {why}", pool.name);
+                report.error(pos, Complaint::new(message).hint("use \"do: cache\""));
+                continue;
+            }
             if !routes.clone().any(|route| route.keeps_hot_of(&pool.name)) {
                 let message =
                     format!("nothing keeps replies of the hot keys of pool \"{}\"", pool.name);

@@ -563,8 +563,8 @@ fn hot_keys() -> bool {
     true
 }
 
-/// When something is done about a key: replies to reads of it are kept where nodes `cache` keep hot ones only, or it goes
-/// to another pool.
+/// When something is done about a key: where nodes `cache` keep hot ones only, replies to reads of it are kept, or reads of
+/// it go to copies; or it goes to another pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HotRule {
     /// Of a hundred requests of the pool, those for the key.
@@ -574,6 +574,26 @@ pub struct HotRule {
     /// The pool that they go to, if they do. Otherwise replies are kept.
     #[serde(default)]
     pub moves_to: Option<String>,
+    /// Over how many servers reads of them go, their own among them, if they are split.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copies: Option<u8>,
+}
+
+/// Over how many servers a key is split unless it is said.
+pub const COPIES_DEFAULT: u8 = 4;
+
+impl Pool {
+    /// Why its hot keys cannot be split over servers, if they cannot.
+    pub fn cannot_split(&self) -> Option<&'static str> {
+        let may_grow = self.cluster.is_some() || self.servers_from.is_some();
+        match self.protocol {
+            Protocol::Redis if may_grow || self.shards().len() > 1 => None,
+            Protocol::Redis => Some("it has one server, and copies are on others"),
+            _ => Some(
+                "only servers of Redis tell of changes, by which copies are known to be current",
+            ),
+        }
+    }
 }
 
 impl Snapshot {

@@ -237,7 +237,7 @@ fn what_is_hot_is_kept_where_a_node_keeps_it() {
     };
     let (snapshot, _) =
         judge(&with("{above: 5%, do: cache, most: 3}", "hot_only: true"), "").unwrap();
-    let rule = HotRule { above_percent: 5, keys_max: 3, moves_to: None };
+    let rule = HotRule { above_percent: 5, keys_max: 3, moves_to: None, copies: None };
     assert_eq!(find(&snapshot, "a").hot_rule.as_ref(), Some(&rule));
     assert!(snapshot.keeps_hot_of("a") && !snapshot.keeps_hot_of("r"));
     assert_eq!(from_json(&to_json(&snapshot)).unwrap(), snapshot);
@@ -259,7 +259,10 @@ fn what_is_hot_is_kept_where_a_node_keeps_it() {
         ("{above: 5%, do: magic}", cache, "there is nothing called \"magic\" to do"),
         ("{above: 5%, do: move}", cache, "keys that move have to go somewhere"),
         ("{above: 5%, do: cache, to: b}", cache, "only keys that move go \"to\" a pool"),
-        ("{above: 5%, do: split}", cache, "copies of a key that clients write differ in the end"),
+        ("{above: 5%, do: split}", cache, "pool \"a\" cannot be split: it has one server"),
+        ("{above: 5%, do: split, copies: 17}", cache, "option \"copies\""),
+        ("{above: 5%, do: split, to: b}", cache, "only keys that move go \"to\" a pool"),
+        ("{above: 5%, do: cache, copies: 2}", cache, "only keys that are split have \"copies\""),
         (
             "{above: 5%, do: move, to: b}",
             cache,
@@ -278,6 +281,37 @@ fn what_is_hot_is_kept_where_a_node_keeps_it() {
     let text = "pools: {a: {redis: true, servers: ['h:1:1']}}
 routes: {r: {listen: /r, redis: true, hot_keys: {above: 5%, do: cache}, route: {cache: {to: a, hot_only: true}}}}";
     assert_eq!(refused(text, ""), ["a route has no hot keys of its own"]);
+}
+
+#[test]
+fn what_is_hot_is_split_where_there_are_servers_that_tell() {
+    let with = |protocol: &str, hot_keys: &str, servers: &str, node: &str| {
+        format!(
+            "pools:\n  a: {{{protocol}hot_keys: {hot_keys}, servers: [{servers}]}}\n\
+             routes: {{r: {{listen: /r, {protocol}route: {{cache: {{to: a{node}}}}}}}}}"
+        )
+    };
+    let (two, hot) = ("'h:1:1', 'h:2:1'", ", hot_only: true");
+    for (text, copies) in [("{above: 5%, do: split}", 4), ("{above: 5%, do: split, copies: 2}", 2)]
+    {
+        let (snapshot, _) = judge(&with("redis: true, ", text, two, hot), "").unwrap();
+        let rule = find(&snapshot, "a").hot_rule.clone().unwrap();
+        assert_eq!((rule.copies, rule.moves_to.as_ref()), (Some(copies), None));
+        assert_eq!(from_json(&to_json(&snapshot)).unwrap(), snapshot);
+        assert_eq!(rule.to_string(), format!("above 5% do split, copies {copies}, most 8"));
+    }
+    let split = "{above: 5%, do: split}";
+    for (protocol, servers, node, message) in [
+        ("redis: true, ", two, "", "nothing keeps replies of the hot keys of pool \"a\""),
+        ("", two, hot, "pool \"a\" cannot be split: only servers of Redis tell of changes"),
+    ] {
+        let found = refused(&with(protocol, split, servers, node), "").join("; ");
+        assert!(found.contains(message), "{found}");
+    }
+    let text =
+        "pools: {a: {redis: true, hot_keys: {above: 5%, do: split}, cluster: {seeds: ['h:1']}}}
+routes: {r: {listen: /r, redis: true, route: {cache: {to: a, hot_only: true}}}}";
+    judge(text, "").unwrap();
 }
 
 fn refused(text: &str, keys: &str) -> Vec<String> {

@@ -27,6 +27,7 @@ mod groups;
 mod half_requests;
 mod hedges;
 mod hindrances;
+mod hot_copies;
 mod joined;
 mod joined_parts;
 mod keyless;

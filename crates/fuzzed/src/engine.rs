@@ -558,6 +558,7 @@ impl World {
                 | Action::ServerHindered { .. }
                 | Action::CredentialsRefused { .. }
                 | Action::KeepingRefused { .. }
+                | Action::CopyRefused { .. }
                 | Action::ServerRecovered { .. } => {}
             }
         }

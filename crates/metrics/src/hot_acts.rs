@@ -20,10 +20,14 @@ pub const HOT_ACTS_MAX: usize = 64;
 /// How often a reader tries to see the list between two writes.
 const READS_MAX: u32 = 1000;
 
+/// Where it begins in the word of flags over how many servers a key is split.
+const COPIES: u32 = 40;
+
 mod word {
     pub(super) const KEY_HASH: usize = 0;
     pub(super) const POOL_HASH: usize = 1;
-    /// The length of the key, above it a bit if an operator wanted it, and one if the key goes elsewhere.
+    /// The length of the key. Above it a bit if an operator wanted it, one if the key goes elsewhere, one if it is split,
+    /// and from [`COPIES`](super::COPIES) on over how many servers.
     pub(super) const PLACE: usize = 2;
     pub(super) const SINCE: usize = 3;
     pub(super) const LIMIT_PPM: usize = 4;
@@ -62,13 +66,44 @@ pub enum HotDeed {
     Cache,
     /// It is in another pool, by the list of keys of a route.
     Move,
+    /// Reads of it may go to copies: to so many servers in all, its own among them.
+    Split { copies: u8 },
 }
 
 impl HotDeed {
+    /// Whether both are the same, over however many servers.
+    pub fn is_like(self, other: Self) -> bool {
+        std::mem::discriminant(&self) == std::mem::discriminant(&other)
+    }
+
+    /// Whether nodes `cache` have a part in it.
+    pub fn is_of_caches(self) -> bool {
+        matches!(self, Self::Cache | Self::Split { .. })
+    }
+
+    /// Above the length of a key. A version that does not know what is split takes it for something that is kept, which
+    /// is as right.
+    fn flags(self) -> u64 {
+        match self {
+            Self::Cache => 0,
+            Self::Move => 1 << 33,
+            Self::Split { copies } => 1 << 34 | u64::from(copies) << COPIES,
+        }
+    }
+
+    fn of_flags(place: u64) -> Self {
+        match (place >> 33 & 1, place >> 34 & 1) {
+            (1, _) => Self::Move,
+            (_, 1) => Self::Split { copies: (place >> COPIES) as u8 },
+            _ => Self::Cache,
+        }
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Cache => "cache",
             Self::Move => "move",
+            Self::Split { .. } => "split",
         }
     }
 }
@@ -142,10 +177,10 @@ impl HotAct {
 
     fn write(&self, entry: &[AtomicU64]) {
         let by_command = u64::from(self.cause == HotCause::Command);
-        let flags = by_command | u64::from(self.deed == HotDeed::Move) << 1;
+        let flags = by_command << 32 | self.deed.flags();
         entry[word::KEY_HASH].store(self.key_hash, Relaxed);
         entry[word::POOL_HASH].store(self.pool_hash, Relaxed);
-        entry[word::PLACE].store(flags << 32 | self.len as u64 & 0xffff_ffff, Relaxed);
+        entry[word::PLACE].store(flags | self.len as u64 & 0xffff_ffff, Relaxed);
         entry[word::SINCE].store(self.since, Relaxed);
         entry[word::LIMIT_PPM].store(u64::from(self.limit_ppm), Relaxed);
         for (word, bytes) in entry[word::KEY..].iter().zip(self.key.chunks(8)) {
@@ -166,10 +201,7 @@ impl HotAct {
             key_hash: words[word::KEY_HASH],
             key,
             len,
-            deed: match words[word::PLACE] >> 33 & 1 {
-                0 => HotDeed::Cache,
-                _ => HotDeed::Move,
-            },
+            deed: HotDeed::of_flags(words[word::PLACE]),
             cause: match words[word::PLACE] >> 32 & 1 {
                 0 => HotCause::Rule,
                 _ => HotCause::Command,
@@ -259,7 +291,9 @@ mod tests {
         let long = [b'k'; 100];
         let written = [act(b"", HotCause::Rule), act(b"a\0b", HotCause::Command)];
         let moved = HotAct { deed: HotDeed::Move, ..act(&long, HotCause::Rule) };
-        let written = [&written[..], &[moved]].concat();
+        let split =
+            HotAct { deed: HotDeed::Split { copies: 16 }, ..act(b"split", HotCause::Command) };
+        let written = [&written[..], &[moved, split]].concat();
         let before = acts.version();
         acts.set(&written);
         assert!(acts.version() != before && acts.all() == written);

@@ -167,6 +167,14 @@ stats! {
             "Replies that a route's cache dropped since their servers said that they had changed, or may have";
         CacheEvictions => "cache_evictions", "cashew_cache_evictions_total",
             "Replies that a route's cache dropped for want of room";
+        CopyReads => "copy_reads", "cashew_copy_reads_total",
+            "Reads of split hot keys that copies answered";
+        CopiesWritten => "copies_written", "cashew_copies_written_total",
+            "Copies of hot keys that were written to other servers";
+        CopiesMissing => "copies_missing", "cashew_copies_missing_total",
+            "Reads of copies that found none, or got no answer: the key's own server was asked";
+        CopiesRefused => "copies_refused", "cashew_copies_refused_total",
+            "Copies of hot keys that a server did not take";
         ShadowSent => "shadow_sent", "cashew_shadow_sent_total",
             "Requests that a route sent to a shadow";
         ShadowDiffers => "shadow_differs", "cashew_shadow_differs_total",

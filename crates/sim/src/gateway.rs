@@ -555,6 +555,7 @@ impl Gateway {
                 | Action::ServerHindered { backend, server, .. }
                 | Action::CredentialsRefused { backend, server }
                 | Action::KeepingRefused { backend, server, .. }
+                | Action::CopyRefused { backend, server, .. }
                 | Action::ServerMisfit { backend, server, .. }
                 | Action::ServerRecovered { backend, server } => {
                     self.place(backend, server);

@@ -120,15 +120,17 @@ fn deed_of(command: &Command) -> Option<String> {
         Command::MoveKeys { from, to, keys, .. } => {
             format!("migrate keys: {} from {from} to {to}", keys.len())
         }
-        Command::HotKey { pool, key, action, to } => {
+        Command::HotKey { pool, key, action, to, copies } => {
             let action = match action {
+                HotAction::Split => "split",
                 HotAction::Cache => "cache",
                 HotAction::Move => "move",
                 HotAction::Undo => "undo",
             };
             let pool = pool.as_ref().map_or_else(String::new, |pool| format!(" of pool {pool}"));
             let to = to.as_ref().map_or_else(String::new, |to| format!(" to pool {to}"));
-            format!("hot key {action} \"{}\"{pool}{to}", key.escape_ascii())
+            let copies = copies.map_or_else(String::new, |it| format!(" over {it} servers"));
+            format!("hot key {action} \"{}\"{pool}{to}{copies}", key.escape_ascii())
         }
         Command::Drain { seconds: None } => "drain".to_owned(),
         Command::Drain { seconds: Some(seconds) } => format!("drain {seconds} s"),

@@ -619,6 +619,15 @@ impl<D: Driver> Worker<D> {
                     "pool {pool}: replies of server {server} can be kept by the cache of routes again"
                 );
             }
+            Action::CopyRefused { backend, server, why } => {
+                let (pool, server) = self.names(backend, server);
+                tracing::warn!(
+                    kind = EventKind::CopyRefused.name(),
+                    pool,
+                    server,
+                    "pool {pool}: server {server} does not take copies of hot keys, which are served without them: {why}"
+                );
+            }
             Action::ServerMisfit { backend, server, expected, excerpt, sequel } => {
                 let (pool, server) = self.names(backend, server);
                 let excerpt: String = excerpt.iter().map(|byte| format!("{byte:02x}")).collect();

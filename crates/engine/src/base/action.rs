@@ -199,6 +199,13 @@ pub enum Action {
         server: ServerId,
         why: Option<Box<str>>,
     },
+    /// News for the log: a server does not take a copy of a hot key, with this error. Said once until the configuration
+    /// changes.
+    CopyRefused {
+        backend: BackendId,
+        server: ServerId,
+        why: Box<str>,
+    },
     /// News for the log: a server that this machine could not connect to is connected again.
     ServerRecovered {
         backend: BackendId,

@@ -32,6 +32,8 @@ pub(crate) enum Timer {
     Invalidations,
     /// Requests that nodes of clusters have sent back are to be sent again.
     SentOn,
+    /// Copies of hot keys are to go.
+    Copies,
     /// Records are on their way to the disk.
     Spool,
     /// A client that gave wrong passwords may go on.

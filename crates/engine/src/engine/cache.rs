@@ -13,6 +13,8 @@
 //!   case a reply lives no longer than the node's `ttl`, from when it was asked for, and no longer than its key: that is
 //!   asked behind the read, by PTTL, or by `me` and `mg` of memcached. A memcached that knows neither leaves `ttl`.
 //!
+//! A hot key that is split has copies in place of a kept reply: see [`crate::engine::copies`].
+//!
 //! A node's store is one worker's. It is empty after every change of the configuration. Where a node keeps hot keys
 //! only, which ones these are is looked up once a second ([`cashew_metrics::HotActs`]); a key that is new is kept when
 //! its server is known to tell of it.
@@ -21,7 +23,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use cashew_config::snapshot::Protocol;
-use cashew_metrics::{Generations, HotAct, HotActs, HotDeed, KeyWord, PoolCounter, PoolGauge};
+use cashew_metrics::{Generations, HotAct, HotActs, KeyWord, PoolCounter, PoolGauge};
 use cashew_protocol::Span;
 use cashew_protocol::memcached::{self, Answer, Expect};
 use cashew_protocol::redis::Command;
@@ -32,6 +34,7 @@ use crate::base::id::{BackendId, ClientId, LaneId, ListenerId, RequestId, Server
 use crate::base::time::Time;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
+use crate::engine::copies::{CopyOf, CopyRead, Splitting};
 use crate::exchange::dispatch::Payload;
 use crate::memcached::key_life::{KeyLife, ask_me, ask_mg, by_me, by_mg};
 use crate::memcached::{END, KeyWritten, key_written};
@@ -62,18 +65,20 @@ const UNASKED_FOR_MS: u64 = 10_000;
 #[derive(Default)]
 pub(crate) struct Caches {
     pub(crate) generations: Generations,
+    /// What is known of keys that are split.
+    pub(crate) splitting: Splitting,
     /// Which keys are hot, and the version of it that has been taken up.
     pub(crate) acts: HotActs,
     acts_version: u64,
     /// By the numbers that nodes have.
-    stores: Vec<StoreOf>,
+    pub(crate) stores: Vec<StoreOf>,
     /// Another one whenever `stores` are made anew.
-    round: u32,
+    pub(crate) round: u32,
     /// What requests that are on their way mean to caches, and places that are free.
     marks: Vec<Mark>,
     free: Vec<usize>,
     /// The next request of a client is a read whose reply is to be kept.
-    wanted: Option<Wanted>,
+    pub(crate) wanted: Option<Wanted>,
     /// Servers of memcached that are not asked how long keys live, until when.
     untold: HashMap<(BackendId, ServerId), Untold>,
     /// By the lane on which a transaction is open: what it writes.
@@ -85,10 +90,10 @@ pub(crate) struct Caches {
     charged: usize,
 }
 
-struct StoreOf {
-    store: Store,
+pub(crate) struct StoreOf {
+    pub(crate) store: Store,
     /// Whose node it is.
-    listener: ListenerId,
+    pub(crate) listener: ListenerId,
     tree: Arc<Tree>,
 }
 
@@ -101,7 +106,7 @@ struct Untold {
 
 /// What the reply to a request means to caches.
 #[derive(Debug)]
-enum Mark {
+pub(crate) enum Mark {
     Nothing,
     /// It is to be kept.
     Fill(Fill),
@@ -110,20 +115,28 @@ enum Mark {
     /// The same of memcached, which could not say it at first.
     LifeByMg(Fill),
     Written(Written),
+    /// It asks a copy in place of the key's own server.
+    CopyRead(CopyRead),
+    /// It asks the own server of a key that is split.
+    AtOwner(KeyWord),
+    /// It says whether a server has a copy.
+    CopyWritten(CopyOf),
+    /// A copy is no more.
+    CopyGone,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Fill {
-    round: u32,
-    store: u32,
-    ticket: Ticket,
+pub(crate) struct Fill {
+    pub(crate) round: u32,
+    pub(crate) store: u32,
+    pub(crate) ticket: Ticket,
     /// How long the key lives is asked.
-    asks_life: bool,
+    pub(crate) asks_life: bool,
 }
 
 /// Keys that are written.
 #[derive(Debug)]
-enum Written {
+pub(crate) enum Written {
     One(KeyWord),
     Many(Vec<KeyWord>),
     All,
@@ -151,14 +164,16 @@ impl Written {
     }
 }
 
-struct Wanted {
-    client: ClientId,
-    store: u32,
-    word: KeyWord,
+pub(crate) struct Wanted {
+    pub(crate) client: ClientId,
+    pub(crate) store: u32,
+    pub(crate) word: KeyWord,
+    /// Otherwise it is only to be known that it asks the key's own server.
+    pub(crate) is_fill: bool,
 }
 
 impl Caches {
-    fn add_mark(&mut self, mark: Mark) -> CacheMark {
+    pub(crate) fn add_mark(&mut self, mark: Mark) -> CacheMark {
         let place = match self.free.pop() {
             Some(place) => {
                 self.marks[place] = mark;
@@ -172,7 +187,7 @@ impl Caches {
         CacheMark::at(place)
     }
 
-    fn mark(&self, mark: CacheMark) -> &Mark {
+    pub(crate) fn mark(&self, mark: CacheMark) -> &Mark {
         mark.place().map_or(&Mark::Nothing, |place| &self.marks[place])
     }
 
@@ -182,7 +197,7 @@ impl Caches {
         std::mem::replace(&mut self.marks[place], Mark::Nothing)
     }
 
-    fn store(&mut self, fill: Fill) -> Option<&mut StoreOf> {
+    pub(crate) fn store(&mut self, fill: Fill) -> Option<&mut StoreOf> {
         if fill.round != self.round {
             return None;
         }
@@ -206,11 +221,20 @@ impl Engine {
         (bytes, keys): (&[u8], &[Span]),
     ) -> Option<Plan> {
         self.caches.wanted = None;
+        if self.waits_for_copies(client, command, (bytes, keys)) {
+            return Some(Plan::Wait);
+        }
         let is_array = match command.name {
             "get" => false,
             "mget" if keys.len() <= KEYS_MAX => true,
             _ => return None,
         };
+        if !is_array
+            && self.caches.splitting.is_any
+            && let Some(plan) = self.read_split(client, tree, keys[0].of(bytes))
+        {
+            return Some(plan);
+        }
         let mut text = std::mem::take(&mut self.scratch.text);
         text.clear();
         if is_array {
@@ -245,7 +269,7 @@ impl Engine {
 
     /// Whether the client's next request may be answered from what is kept: it sees what others do, and nothing that
     /// it has asked to be written is on its way.
-    fn may_read_kept(&self, client: ClientId) -> bool {
+    pub(crate) fn may_read_kept(&self, client: ClientId) -> bool {
         let state = &self.clients[client];
         let is_plain = state.modes.transaction.is_none()
             && !state.noreply
@@ -260,8 +284,12 @@ impl Engine {
                 return true;
             }
             let request = &requests[at];
-            let is_write = matches!(self.caches.mark(request.cache_mark), Mark::Written(_));
-            if !request.done && (is_write || !matches!(request.role, Role::Single)) {
+            let is_read = match self.caches.mark(request.cache_mark) {
+                Mark::Written(_) => false,
+                Mark::CopyRead(_) => true,
+                _ => matches!(request.role, Role::Single),
+            };
+            if !request.done && !is_read {
                 return false;
             }
             at = request.next_in_client;
@@ -300,6 +328,8 @@ impl Engine {
                 self.metrics.add_pool(metrics, PoolCounter::CacheWritten, 1);
                 false
             }
+            // Its own server is asked, or a copy: in neither case the cache had it.
+            Found::Copies(_) => return false,
             Found::Nothing => false,
         };
         let source = store.source(key).filter(|_| is_found);
@@ -326,8 +356,11 @@ impl Engine {
             return;
         };
         let word = KeyWord::of(key);
-        if store.takes(key) && store.admits(key, word) {
-            self.caches.wanted = Some(Wanted { client, store: number, word });
+        let is_split = store.split_of(key).is_some();
+        let may_fill = !is_split || !store.rests(key, self.now);
+        let is_fill = store.takes(key) && may_fill && store.admits(key, word);
+        if is_fill || is_split {
+            self.caches.wanted = Some(Wanted { client, store: number, word, is_fill });
         }
     }
 
@@ -419,7 +452,12 @@ impl Engine {
 
     /// The read that a client has asked goes to a server: its reply is to be kept.
     fn begin_fill(&mut self, index: LaneId, request: RequestId, backend: BackendId, text: &[u8]) {
-        let Some(Wanted { store: number, word, .. }) = self.caches.wanted.take() else { return };
+        let Some(wanted) = self.caches.wanted.take() else { return };
+        let Wanted { store: number, word, is_fill, .. } = wanted;
+        if !is_fill {
+            self.requests[request].cache_mark = self.caches.add_mark(Mark::AtOwner(word));
+            return;
+        }
         let is_redis = self.backends[backend].protocol == Protocol::Redis;
         let key = match is_redis {
             true => self.caches.parser.args().get(1).map(|key| key.of(text)),
@@ -491,7 +529,9 @@ impl Engine {
         let number = std::mem::take(&mut slot.cache_mark);
         let mark = self.caches.take_mark(number);
         match mark {
-            Mark::Nothing => {}
+            Mark::Nothing | Mark::AtOwner(_) | Mark::CopyGone => {}
+            Mark::CopyRead(read) => self.copy_read(&read, request, end),
+            Mark::CopyWritten(copy) => self.copy_written(&copy, end),
             Mark::Written(written) => written.count(&self.caches.generations),
             Mark::Fill(fill) => {
                 let slot = &self.requests[request];
@@ -525,7 +565,9 @@ impl Engine {
     pub(crate) fn drop_cache_mark(&mut self, request: RequestId) {
         let number = std::mem::take(&mut self.requests[request].cache_mark);
         match self.caches.take_mark(number) {
-            Mark::Nothing => {}
+            Mark::Nothing | Mark::AtOwner(_) | Mark::CopyGone => {}
+            Mark::CopyRead(read) => self.lose_copy(&read.copy),
+            Mark::CopyWritten(copy) => self.copy_unwritten(&copy),
             // It may have run.
             Mark::Written(written) => written.count(&self.caches.generations),
             Mark::Fill(fill) => self.abandon_fill(fill),
@@ -614,7 +656,10 @@ impl Engine {
             return;
         }
         match time_to_live(reply).filter(|_| self.is_fill_good(index, fill)) {
-            Some(left_ms) => self.finish_fill(fill, left_ms.map(|ms| ms.saturating_mul(1000))),
+            Some(left_ms) => {
+                self.finish_fill(fill, left_ms.map(|ms| ms.saturating_mul(1000)));
+                self.write_copies(index, fill);
+            }
             None => self.abandon_fill(fill),
         }
     }
@@ -730,6 +775,7 @@ impl Engine {
         }
         let now = self.now;
         self.caches.stores.iter_mut().for_each(|it| it.store.sweep(now));
+        self.unlink_copies();
         self.recharge_caches();
         self.publish_caches();
     }
@@ -755,7 +801,10 @@ impl Engine {
         }
     }
 
-    fn recharge_caches(&mut self) {
+    pub(crate) fn recharge_caches(&mut self) {
+        if self.caches.stores.iter().any(|it| it.store.has_dropped()) {
+            self.collect_dropped();
+        }
         let size = self.caches.size();
         match size.checked_sub(self.caches.charged) {
             Some(more) => self.bufs.charge(more),
@@ -771,9 +820,15 @@ impl Engine {
     /// Makes the stores of all nodes anew, which have nothing then.
     pub(crate) fn lay_caches(&mut self) {
         let caches = &mut self.caches;
+        for StoreOf { store, .. } in &mut caches.stores {
+            _ = store.drop_where(|_| true);
+        }
+        self.collect_dropped();
+        let caches = &mut self.caches;
         caches.round = caches.round.wrapping_add(1);
         caches.wanted = None;
         caches.untold.clear();
+        caches.splitting.forget_refusals();
         caches.stores.clear();
         let mut cached: HashSet<BackendId> = HashSet::new();
         for listener in self.listeners.ids() {
@@ -818,10 +873,11 @@ impl Engine {
             }
             let pools = || tree.backends().iter().map(|&it| &self.backends[it].config.name);
             let is_own = |act: &&HotAct| pools().any(|pool| act.is_of_pool(pool));
-            let own = acts.iter().filter(|act| act.deed == HotDeed::Cache).filter(is_own);
+            let own = acts.iter().filter(|act| act.deed.is_of_caches()).filter(is_own);
             let dropped = store.set_hot(own.cloned().collect());
             let metrics = self.listeners[*listener].metrics;
             self.metrics.add_pool(metrics, PoolCounter::CacheEvictions, dropped);
+            caches.splitting.is_any |= store.splits();
         }
         self.recharge_caches();
     }

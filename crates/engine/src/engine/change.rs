@@ -562,6 +562,7 @@ impl Engine {
             | Action::ServerHindered { backend: of, .. }
             | Action::CredentialsRefused { backend: of, .. }
             | Action::KeepingRefused { backend: of, .. }
+            | Action::CopyRefused { backend: of, .. }
             | Action::ServerMisfit { backend: of, .. }
             | Action::ServerRecovered { backend: of, .. } => of != index,
             _ => true,
@@ -918,6 +919,7 @@ impl Engine {
             | Action::ServerHindered { backend: pool, server, .. }
             | Action::CredentialsRefused { backend: pool, server }
             | Action::KeepingRefused { backend: pool, server, .. }
+            | Action::CopyRefused { backend: pool, server, .. }
             | Action::ServerMisfit { backend: pool, server, .. }
             | Action::LargeWaits { backend: pool, server }
             | Action::SessionsWait { backend: pool, server, .. }

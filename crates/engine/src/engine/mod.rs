@@ -3,6 +3,7 @@
 pub(crate) mod cache;
 pub(crate) mod change;
 pub(crate) mod clients;
+pub(crate) mod copies;
 pub(crate) mod epoch;
 mod external_auth;
 pub(crate) mod fast_path;
@@ -354,6 +355,7 @@ impl Engine {
     /// What seals are made of: nobody else is to know it.
     pub fn set_secret(&mut self, noise: [u64; 2]) {
         self.secret = Secret::new(noise);
+        self.caches.name_copies([self.secret.next(), self.secret.next()]);
     }
 
     // Events.
@@ -723,6 +725,7 @@ impl Engine {
                 Timer::ClientPause => self.end_client_pauses(),
                 Timer::Invalidations => self.maintain_invalidations(),
                 Timer::SentOn => self.maintain_sent_on(),
+                Timer::Copies => self.unlink_copies(),
                 Timer::Spool => {
                     let Self { spooling, backends, metrics, timers, .. } = self;
                     spooling.maintain(backends, metrics, now, timers);
@@ -808,6 +811,7 @@ impl Engine {
                 | Timer::ClientPause
                 | Timer::Invalidations
                 | Timer::SentOn
+                | Timer::Copies
                 | Timer::Spool
                 | Timer::Slowed { .. }
                 | Timer::UserLimits

@@ -93,7 +93,11 @@ impl Engine {
         };
         let text = self.text_of_head(index);
         if let Some(weight) = weight.filter(|_| self.backends[place.0].config.hot_keys) {
-            self.note_hot(&subject, weight, &text);
+            match self.key_of_copy(head) {
+                // Who has a copy answers for the key.
+                Some(key) => self.note_hot_copy(&subject, weight, &key),
+                None => self.note_hot(&subject, weight, &text),
+            }
         }
         let is_wanted = weight.is_some() && self.observer.wants_samples;
         if is_suspect || is_wanted {
@@ -168,6 +172,21 @@ impl Engine {
                 self.metrics.note_hot(backend.metrics, &sample, self.now.as_micros());
             }
         }
+    }
+
+    /// The same of a copy of this key.
+    fn note_hot_copy(&self, subject: &Subject, weight: u64, key: &[u8]) {
+        let backend = &self.backends[subject.place.0];
+        let sent = subject.sent.unwrap_or(self.now);
+        let sample = HotSample {
+            key,
+            server: subject.place.1.number(),
+            weight,
+            request_bytes: subject.wire_len,
+            reply_bytes: subject.reply_len,
+            server_us: self.now.micros_since(sent),
+        };
+        self.metrics.note_hot(backend.metrics, &sample, self.now.as_micros());
     }
 
     /// Writes down what is known of a request, and waits for what is to become of its reply.

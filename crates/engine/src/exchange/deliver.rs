@@ -201,6 +201,11 @@ impl Engine {
             self.hold(index, bytes);
             return;
         }
+        if !request.streaming && request.cache_mark.is_some() && self.keeps_whole(index, bytes) {
+            self.hold(index, bytes);
+            return;
+        }
+        let request = &mut self.requests[index];
         request.streaming = true;
         let start = std::mem::take(&mut request.reply);
         let owner = &mut self.clients[client];

@@ -270,7 +270,7 @@ impl Engine {
     /// Sends a request alone whose reply is likely to be large: on a lane of its own, or if all are
     /// taken on that of large ones, where a few may be read at a time.
     #[cold]
-    fn forward_large(
+    pub(crate) fn forward_large(
         &mut self,
         client: ClientId,
         server: ServerId,
@@ -411,7 +411,7 @@ impl Engine {
 
     /// The client's lane to a server of another backend than the one where it stands.
     #[cold]
-    fn lane_at_other(
+    pub(crate) fn lane_at_other(
         &mut self,
         client: ClientId,
         (backend, server): (BackendId, ServerId),

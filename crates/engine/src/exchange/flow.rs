@@ -130,6 +130,9 @@ pub(crate) enum Step {
     Reply(Vec<u8>),
     /// The answer is an error of the gateway's.
     Fail(NamedFailure),
+    /// The request itself is sent there, in these words, which are in a buffer of the pool's. From here on it is like any
+    /// other, and has begun now.
+    Again(LaneId, Vec<u8>),
     /// The client's only request is taken back, as if it had just been received.
     TakeBack(Replay),
 }
@@ -594,6 +597,14 @@ impl Engine {
             Step::TakeBack(replay) => {
                 self.end_flow(request);
                 return self.put_back(request, replay);
+            }
+            Step::Again(lane, text) => {
+                self.end_flow(request);
+                let slot = &mut self.requests[request];
+                // What has waited for another server has not waited for this one.
+                (slot.started, slot.arrived, slot.hops) = (self.now, 0, 0);
+                slot.next_in_lane = RequestId::NONE;
+                return self.send(lane, request, Payload::Owned(text));
             }
             Step::Fail(failure) => {
                 self.end_flow(request);

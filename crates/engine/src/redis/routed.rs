@@ -120,6 +120,12 @@ impl Engine {
             };
         }
         if stays {
+            if matches!(command.rule, Rule::Session(_))
+                && tree.has_caches()
+                && self.waits_for_copies(client, command, (bytes, &[]))
+            {
+                return Some(Plan::Wait);
+            }
             // What is about a transaction is for where that is.
             return pinned.and_then(|backend| self.go_to(client, backend));
         }
@@ -166,6 +172,9 @@ impl Engine {
         pinned: Option<BackendId>,
     ) -> Option<Plan> {
         let name = command.name.split('|').next().unwrap_or_default();
+        if tree.has_caches() && self.waits_for_copies(client, command, (b"", &[])) {
+            return Some(Plan::Wait);
+        }
         let is_about_all = ABOUT_ALL_KEYS.contains(&name) || command.name == "script|flush";
         if is_about_all && tree.backends().len() > 1 {
             let text = format!(

@@ -8,10 +8,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use cashew_metrics::{HotAct, KeyWord, Stamp};
+use cashew_metrics::{HotAct, HotDeed, KeyWord, Stamp};
 
 use crate::base::id::{BackendId, ConnId, ServerId};
 use crate::base::time::Time;
+use crate::route::copies::{Copies, Unwritten};
 use crate::topology::cache_rules::CacheRules;
 
 /// What an entry takes besides its key and its reply, about: a slot, its place in the table, two allocations.
@@ -20,6 +21,10 @@ const ENTRY_SIZE: usize = 192;
 const MISSED_MAX: usize = 1 << 14;
 /// That list has no larger part of a store than this one.
 const MISSED_PART: u64 = 16;
+/// A key whose copies were not worth it is not split again so soon after its last fill.
+const REST_US: u64 = 1_000_000;
+/// Copies of which some are lost are made anew when they are so old.
+const RENEW_US: u64 = 5_000_000;
 /// Replies that are on their way, and those whose life is asked for, have no larger part than this one.
 const FILLING_PART: u64 = 2;
 
@@ -62,13 +67,27 @@ struct Slot {
     expires: Time,
     /// As the server replied. `None` if there is no such key.
     reply: Option<Box<[u8]>>,
+    /// Where else it is read, if the key is split; then there is no reply.
+    copies: Option<Box<Copies>>,
     /// It was hit since the hand passed.
     was_hit: bool,
 }
 
 impl Slot {
+    fn is_over(&self, now: Time) -> bool {
+        let renews = self.copies.as_ref().is_some_and(|copies| copies.are_short());
+        self.expires <= now || renews && self.origin.at.plus_micros(RENEW_US) <= now
+    }
+
+    /// It is known that there is no such key.
+    fn holds_nothing(&self) -> bool {
+        self.reply.is_none() && self.copies.is_none()
+    }
+
     fn size(&self) -> usize {
-        ENTRY_SIZE + 2 * self.key.len() + self.reply.as_ref().map_or(0, |reply| reply.len())
+        let reply = self.reply.as_ref().map_or(0, |reply| reply.len());
+        // Its copies are counted with the entry.
+        ENTRY_SIZE + 2 * self.key.len() + reply
     }
 }
 
@@ -78,6 +97,8 @@ pub(crate) enum Found<'s> {
     Reply(&'s [u8]),
     /// There is no such key.
     NoKey,
+    /// The key's own server has it, and so have these.
+    Copies(Ticket),
     Nothing,
     /// It was there, and the key has been written since.
     Stale,
@@ -100,6 +121,10 @@ pub(crate) struct Store {
     ready: u64,
     /// Replies that had to leave, and were not told of yet.
     left: u64,
+    /// Copies of fills that are none any more, and where these came from.
+    dropped: Vec<(Origin, Box<Copies>)>,
+    /// Until when keys are not split again.
+    resting: HashMap<Arc<[u8]>, Time>,
     /// By hash: that of a key that was missed.
     missed: Box<[u32]>,
 }
@@ -120,6 +145,8 @@ impl Store {
             filling: 0,
             ready: 0,
             left: 0,
+            dropped: Vec::new(),
+            resting: HashMap::new(),
             missed: vec![0; missed].into(),
         }
     }
@@ -143,6 +170,67 @@ impl Store {
         prefixes.is_empty() || prefixes.iter().any(|prefix| key.starts_with(prefix))
     }
 
+    /// How many copies a key may have besides itself, if it is split.
+    pub(crate) fn split_of(&self, key: &[u8]) -> Option<u8> {
+        if !self.rules.hot_only {
+            return None;
+        }
+        match self.hot.iter().find(|act| act.is_about(key))?.deed {
+            HotDeed::Split { copies } => Some(copies.saturating_sub(1)),
+            HotDeed::Cache | HotDeed::Move => None,
+        }
+    }
+
+    /// Whether any key is split.
+    pub(crate) fn splits(&self) -> bool {
+        self.hot.iter().any(|act| matches!(act.deed, HotDeed::Split { .. }))
+    }
+
+    /// Whether a key is to be left alone for a while, as its copies were not read as often as they took commands.
+    pub(crate) fn rests(&self, key: &[u8], now: Time) -> bool {
+        self.resting.get(key).is_some_and(|&until| now < until)
+    }
+
+    /// The copies of a fill, as long as it is current for all that is known here.
+    pub(crate) fn copies(&mut self, ticket: Ticket) -> Option<&mut Copies> {
+        let slot = self.slots.get_mut(ticket.slot as usize)?.as_mut()?;
+        slot.copies.as_deref_mut().filter(|_| slot.number == ticket.number)
+    }
+
+    /// The key and the origin of an entry.
+    pub(crate) fn entry(&self, ticket: Ticket) -> Option<(&Arc<[u8]>, Origin)> {
+        let slot = self.slots.get(ticket.slot as usize)?.as_ref()?;
+        (slot.number == ticket.number).then_some((&slot.key, slot.origin))
+    }
+
+    /// What is to be written of a fill that is ready, if its key is split. Its reply is not kept any more.
+    pub(crate) fn take_unwritten(&mut self, ticket: Ticket) -> Option<Unwritten> {
+        let slot = self.slots.get(ticket.slot as usize)?.as_ref()?;
+        if slot.number != ticket.number || slot.state != State::Ready {
+            return None;
+        }
+        let copies = self.split_of(&slot.key)?;
+        let slot = self.slots[ticket.slot as usize].as_mut()?;
+        let reply = slot.reply.take()?;
+        slot.copies = Some(Box::default());
+        self.size -= reply.len();
+        Some(Unwritten { reply, origin: slot.origin, expires: slot.expires, copies })
+    }
+
+    pub(crate) fn has_dropped(&self) -> bool {
+        !self.dropped.is_empty()
+    }
+
+    /// Copies that nobody is to read any more.
+    pub(crate) fn take_dropped(&mut self) -> Vec<(Origin, Box<Copies>)> {
+        std::mem::take(&mut self.dropped)
+    }
+
+    /// Whether a reply of so many bytes may be kept whole until it is ready.
+    pub(crate) fn has_room_for(&self, len: usize) -> bool {
+        len <= self.rules.value_max && self.has_room_to_fill(len)
+    }
+
     /// What keys begin with of which changes must be known. No prefix is no key; an empty one is all.
     pub(crate) fn starts(&self) -> Vec<&[u8]> {
         if self.rules.hot_only {
@@ -157,10 +245,17 @@ impl Store {
     /// Keeps these keys only, from here on, where only hot ones are kept. Returns how many replies were dropped.
     pub(crate) fn set_hot(&mut self, hot: Vec<HotAct>) -> u64 {
         self.hot = hot.into();
+        self.resting.clear();
         let before = self.ready;
         for place in 0..self.slots.len() {
             let Some(slot) = &self.slots[place] else { continue };
-            if self.takes(&slot.key) {
+            let is_split = self.split_of(&slot.key).is_some();
+            let is_as_it_was = match slot.state {
+                // That there is no such key is known in either case.
+                State::Ready => slot.copies.is_some() == is_split || slot.holds_nothing(),
+                State::Filling | State::Spoilt => true,
+            };
+            if self.takes(&slot.key) && is_as_it_was {
                 continue;
             }
             match slot.state {
@@ -197,6 +292,9 @@ impl Store {
         slot.was_hit = true;
         match &slot.reply {
             Some(reply) => Found::Reply(reply),
+            None if slot.copies.is_some() => {
+                Found::Copies(Ticket { slot: place, number: slot.number })
+            }
             None => Found::NoKey,
         }
     }
@@ -232,6 +330,7 @@ impl Store {
             origin,
             expires: Time::NEVER,
             reply: None,
+            copies: None,
             was_hit: false,
         };
         self.size += slot.size();
@@ -333,7 +432,7 @@ impl Store {
     /// Any server of a backend may have keys now that there were none of. What is on its way may say that there is none.
     /// Returns how many replies were dropped.
     pub(crate) fn drop_absent(&mut self, backend: BackendId) -> u64 {
-        self.drop_slots(|slot| slot.origin.backend == backend && slot.reply.is_none())
+        self.drop_slots(|slot| slot.origin.backend == backend && slot.holds_nothing())
     }
 
     fn drop_slots(&mut self, is_it: impl Fn(&Slot) -> bool) -> u64 {
@@ -351,11 +450,11 @@ impl Store {
         before - self.ready
     }
 
-    /// Drops what has lived its time. For now and then.
+    /// Drops what has lived its time, and what has lost copies, so that they are made anew. For now and then.
     pub(crate) fn sweep(&mut self, now: Time) {
         for place in 0..self.slots.len() {
             let slot = self.slots[place].as_ref();
-            if slot.is_some_and(|it| it.state == State::Ready && it.expires <= now) {
+            if slot.is_some_and(|it| it.state == State::Ready && it.is_over(now)) {
                 self.remove(place as u32);
             }
         }
@@ -370,9 +469,16 @@ impl Store {
     }
 
     fn remove(&mut self, place: u32) {
-        let Some(slot) = self.slots[place as usize].take() else { return };
+        let Some(mut slot) = self.slots[place as usize].take() else { return };
         self.places.remove(&slot.key);
         self.size -= slot.size();
+        if let Some(copies) = slot.copies.take() {
+            if !copies.have_paid() {
+                let until = slot.origin.at.plus_micros(REST_US);
+                self.resting.insert(Arc::clone(&slot.key), until);
+            }
+            self.dropped.push((slot.origin, copies));
+        }
         match slot.state {
             State::Ready => self.ready -= 1,
             State::Filling | State::Spoilt => self.filling -= slot.size(),

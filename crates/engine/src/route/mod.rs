@@ -7,6 +7,7 @@
 
 pub(crate) mod answer;
 pub(crate) mod cache;
+pub(crate) mod copies;
 pub(crate) mod explain;
 pub(crate) mod flow;
 mod node;

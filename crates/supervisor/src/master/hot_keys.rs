@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cashew_config::Snapshot;
-use cashew_config::snapshot::{HotRule, Pool};
+use cashew_config::snapshot::{COPIES_DEFAULT, HotRule, Pool};
 use cashew_metrics::{
     EventKind, HOT_ACTS_MAX, HotAct, HotCause, HotDeed, HotKey, HotKeys, KEY_SIZE_MAX, Ranking,
     WallClock, monotonic_ms,
@@ -147,8 +147,14 @@ impl Master {
                     break;
                 }
                 let Some(to) = &rule.moves_to else {
-                    say_kept(&pool.name, &act, share);
-                    acts.push(HotAct { since: Self::now_unix_s(), ..act });
+                    let deed = deed_of(rule);
+                    say_begun(
+                        (&pool.name, pool),
+                        &act,
+                        deed,
+                        &format!("it has {}", percent(share)),
+                    );
+                    acts.push(HotAct { since: Self::now_unix_s(), deed, ..act });
                     continue;
                 };
                 let why = format!("it has {} of the requests", percent(share));
@@ -161,14 +167,15 @@ impl Master {
             let is_kept = pool.is_some_and(|pool| is_followed(&snapshot, &pool.name, act.deed));
             if !is_kept {
                 let name = pool.map_or("", |pool| &pool.name);
-                say_released(
-                    name,
-                    act,
-                    match act.deed {
-                        HotDeed::Cache => "no node keeps hot keys of its pool any more",
-                        HotDeed::Move => "no route lists keys of its pool any more",
-                    },
-                );
+                let cannot = pool.and_then(Pool::cannot_split);
+                let why = match act.deed {
+                    HotDeed::Split { .. } if cannot.is_some() => cannot.unwrap_or_default(),
+                    HotDeed::Cache | HotDeed::Split { .. } => {
+                        "no node keeps hot keys of its pool any more"
+                    }
+                    HotDeed::Move => "no route lists keys of its pool any more",
+                };
+                say_released(name, act, why);
             }
             is_kept
         });
@@ -187,7 +194,7 @@ impl Master {
     pub(super) fn act_on_hot_key(
         &mut self,
         (pool, key): (Option<String>, &[u8]),
-        (action, to): (HotAction, Option<String>),
+        (action, to, copies): (HotAction, Option<String>, Option<u8>),
         mut reply: Box<dyn Reply>,
     ) {
         // What is done about a key is undone where it is done.
@@ -208,7 +215,11 @@ impl Master {
         };
         let done = match action {
             HotAction::Move => return self.move_hot_key((&pool, key), to, reply),
-            HotAction::Cache => self.keep_hot_key(&pool, key),
+            HotAction::Cache => self.keep_hot_key(&pool, key, HotDeed::Cache),
+            HotAction::Split => {
+                let copies = copies.unwrap_or_else(|| self.copies_of(&pool));
+                self.keep_hot_key(&pool, key, HotDeed::Split { copies })
+            }
             HotAction::Undo => match self.hot_move_back(&pool, key) {
                 Some(it) => return self.begin_hot_move(it, Some(reply)),
                 None => self.release_hot_key(&pool, key),
@@ -227,9 +238,16 @@ impl Master {
     fn hot_move_back(&self, pool: &str, key: &[u8]) -> Option<HotMove> {
         let act = HotAct::of_key(pool, key, HotCause::Command);
         let known = self.shared.hot_acts().all().into_iter().find(|it| it.is_like(&act));
-        let is_kept = known.is_some_and(|it| it.deed == HotDeed::Cache);
+        let is_kept = known.is_some_and(|it| it.deed.is_of_caches());
         let back = HotMove::back(&self.current.snapshot, pool, act, "an operator wants it");
         back.filter(|_| !is_kept)
+    }
+
+    /// Over how many servers a key of a pool is split where an operator does not say.
+    fn copies_of(&self, pool: &str) -> u8 {
+        let pool = self.current.snapshot.pools.iter().find(|it| it.name == pool);
+        let rule = pool.and_then(|pool| pool.hot_rule.as_ref());
+        rule.and_then(|rule| rule.copies).unwrap_or(COPIES_DEFAULT)
     }
 
     /// The pools that something is done in about a key.
@@ -252,6 +270,9 @@ impl Master {
         let names = || snapshot.pools.iter().map(|pool| &*pool.name);
         let is_able = |pool: &&str| match action {
             HotAction::Cache => is_followed(snapshot, pool, HotDeed::Cache),
+            HotAction::Split => {
+                is_followed(snapshot, pool, HotDeed::Split { copies: COPIES_DEFAULT })
+            }
             HotAction::Move => is_followed(snapshot, pool, HotDeed::Move),
             HotAction::Undo => {
                 is_followed(snapshot, pool, HotDeed::Cache)
@@ -260,8 +281,18 @@ impl Master {
         };
         let what = match action {
             HotAction::Move => "lists keys in a file and has all others in",
-            HotAction::Cache | HotAction::Undo => "has a node `cache` with `hot_only: true` for",
+            HotAction::Cache | HotAction::Split | HotAction::Undo => {
+                "has a node `cache` with `hot_only: true` for"
+            }
         };
+        let named =
+            pool.as_ref().and_then(|name| snapshot.pools.iter().find(|it| it.name == *name));
+        if action == HotAction::Split
+            && let Some(pool) = named.filter(|pool| snapshot.keeps_hot_of(&pool.name))
+            && let Some(why) = pool.cannot_split()
+        {
+            return Err(format!("keys of pool '{}' cannot be split: {why}", pool.name));
+        }
         let able: Vec<&str> = names().filter(is_able).collect();
         match (pool, &able[..]) {
             (Some(pool), able) if able.contains(&&*pool) => Ok(pool),
@@ -270,19 +301,39 @@ impl Master {
             }
             (Some(pool), _) => Err(format!("no route {what} pool '{pool}'")),
             (None, [pool]) => Ok((*pool).to_owned()),
+            (None, []) if action == HotAction::Split => {
+                Err(format!("no route {what} a pool of several servers of Redis"))
+            }
             (None, []) => Err(format!("no route {what} a pool")),
             (None, several) => Err(format!("name one of the pools {}", several.join(", "))),
         }
     }
 
     /// What is done, and whether it was not before.
-    fn keep_hot_key(&self, pool: &str, key: &[u8]) -> Result<(String, bool), String> {
+    fn keep_hot_key(
+        &self,
+        pool: &str,
+        key: &[u8],
+        deed: HotDeed,
+    ) -> Result<(String, bool), String> {
         let list = self.shared.hot_acts();
         let mut acts = list.all();
         let mut act = HotAct::of_key(pool, key, HotCause::Command);
         let name = shown(&act.key, act.len);
         match acts.iter().find(|it| it.is_like(&act)).map(|it| it.deed) {
-            Some(HotDeed::Cache) => return Ok((format!("key {name} is kept already"), false)),
+            Some(known) if known == deed => {
+                let what = match deed {
+                    HotDeed::Split { copies } => format!("split over {copies} servers"),
+                    HotDeed::Cache | HotDeed::Move => "kept".to_owned(),
+                };
+                return Ok((format!("key {name} is {what} already"), false));
+            }
+            Some(HotDeed::Cache) => {
+                return Err(format!("replies to reads of key {name} are kept: --undo first"));
+            }
+            Some(HotDeed::Split { copies }) => {
+                return Err(format!("key {name} is split over {copies} servers: --undo first"));
+            }
             Some(HotDeed::Move) => {
                 return Err(format!("key {name} is in another pool: --undo first"));
             }
@@ -292,13 +343,11 @@ impl Master {
             return Err(format!("there are {HOT_ACTS_MAX} keys already"));
         }
         let index = self.current.snapshot.pools.iter().position(|it| it.name == pool);
-        let share = self.hot_share(index.ok_or("the pool has gone")?, &act).unwrap_or(0);
-        (act.limit_ppm, act.since) = (share / 2, Self::now_unix_s());
-        let text = format!(
-            "pool {pool}: replies to reads of key {name} are kept: an operator wants it; it has {} of the requests",
-            percent(share)
-        );
-        info!(kind = EventKind::HotKeyCached.name(), pool, "{text}");
+        let index = index.ok_or("the pool has gone")?;
+        let share = self.hot_share(index, &act).unwrap_or(0);
+        (act.limit_ppm, act.since, act.deed) = (share / 2, Self::now_unix_s(), deed);
+        let why = format!("an operator wants it; it has {}", percent(share));
+        let text = say_begun((pool, &self.current.snapshot.pools[index]), &act, deed, &why);
         acts.push(act);
         list.set(&acts);
         let until = match share {
@@ -317,9 +366,10 @@ impl Master {
         let Some(at) = acts.iter().position(|it| it.is_like(&wanted)) else {
             return Ok((format!("pool '{pool}': nothing is done about key {name}"), false));
         };
-        say_released(pool, &acts.remove(at), "an operator wants it");
+        let act = acts.remove(at);
+        say_released(pool, &act, "an operator wants it");
         list.set(&acts);
-        Ok((format!("pool {pool}: replies to reads of key {name} are not kept any more"), true))
+        Ok((format!("pool {pool}: {}", what_ends(&act)), true))
     }
 
     pub(super) fn hot_key_statuses(&self, index: u32, pool: &Pool) -> Vec<HotKeyStatus> {
@@ -331,6 +381,10 @@ impl Master {
         let status = |act: HotAct| HotKeyStatus {
             key: shown(&act.key, act.len),
             action: act.deed.name().to_owned(),
+            copies: match act.deed {
+                HotDeed::Split { copies } => copies,
+                HotDeed::Cache | HotDeed::Move => 0,
+            },
             cause: act.cause.name().to_owned(),
             since: act.since,
             share_ppm: share_ppm(&hot, |key| act.is_about_hot(key)),
@@ -343,6 +397,10 @@ impl Master {
 fn is_followed(snapshot: &Snapshot, pool: &str, deed: HotDeed) -> bool {
     match deed {
         HotDeed::Cache => snapshot.keeps_hot_of(pool),
+        HotDeed::Split { .. } => {
+            let found = snapshot.pools.iter().find(|it| it.name == pool);
+            snapshot.keeps_hot_of(pool) && found.is_some_and(|it| it.cannot_split().is_none())
+        }
         HotDeed::Move => snapshot.list_of(pool).is_some(),
     }
 }
@@ -354,8 +412,8 @@ fn reason_to_end(
     hot: &HotKeys,
     (cooling, now): (&mut Cooling, Instant),
 ) -> Option<String> {
-    let moves = pool.hot_rule.as_ref().map(|rule| rule.moves_to.is_some());
-    let is_in_rule = moves == Some(act.deed == HotDeed::Move);
+    // Over how many servers may have changed, too.
+    let is_in_rule = pool.hot_rule.as_ref().is_some_and(|rule| deed_of(rule) == act.deed);
     if act.cause == HotCause::Rule && !is_in_rule {
         return Some("the pool has no such rule any more".to_owned());
     }
@@ -366,20 +424,48 @@ fn reason_to_end(
     is_over.then(|| format!("it has had less than {limit} of the requests for a minute"))
 }
 
-fn say_kept(pool: &str, act: &HotAct, share: u32) {
-    let (key, share) = (shown(&act.key, act.len), percent(share));
-    info!(
-        kind = EventKind::HotKeyCached.name(),
-        pool, "pool {pool}: replies to reads of key {key} are kept: it has {share} of the requests"
-    );
+/// What a rule does about hot keys.
+fn deed_of(rule: &HotRule) -> HotDeed {
+    match (&rule.moves_to, rule.copies) {
+        (Some(_), _) => HotDeed::Move,
+        (None, Some(copies)) => HotDeed::Split { copies },
+        (None, None) => HotDeed::Cache,
+    }
+}
+
+/// Says what is done about a key from here on, and returns it. `why` ends in a share.
+fn say_begun((name, pool): (&str, &Pool), act: &HotAct, deed: HotDeed, why: &str) -> String {
+    let key = shown(&act.key, act.len);
+    let (kind, what) = match deed {
+        HotDeed::Split { copies } => {
+            // Nobody knows here how many nodes a cluster has.
+            let servers = pool.shards().len();
+            let most = if pool.cluster.is_some() { usize::MAX } else { servers };
+            let over = most.min(copies.into());
+            let what = format!("reads of key {key} go to copies, over {over} servers");
+            (EventKind::HotKeySplit, what)
+        }
+        HotDeed::Cache | HotDeed::Move => {
+            (EventKind::HotKeyCached, format!("replies to reads of key {key} are kept"))
+        }
+    };
+    let text = format!("pool {name}: {what}: {why} of the requests");
+    info!(kind = kind.name(), pool = name, "{text}");
+    text
+}
+
+/// What is not done any more.
+fn what_ends(act: &HotAct) -> String {
+    let key = shown(&act.key, act.len);
+    match act.deed {
+        HotDeed::Cache => format!("replies to reads of key {key} are not kept any more"),
+        HotDeed::Split { .. } => format!("reads of key {key} go to its own server alone"),
+        HotDeed::Move => format!("nothing is done about key {key} any more"),
+    }
 }
 
 fn say_released(pool: &str, act: &HotAct, why: &str) {
-    let key = shown(&act.key, act.len);
-    let what = match act.deed {
-        HotDeed::Cache => format!("replies to reads of key {key} are not kept any more"),
-        HotDeed::Move => format!("nothing is done about key {key} any more"),
-    };
+    let what = what_ends(act);
     info!(kind = EventKind::HotKeyReleased.name(), pool, "pool {pool}: {what}: {why}");
 }
 
@@ -399,7 +485,7 @@ mod tests {
         HotKeys { keys: weights.iter().map(key).collect(), total }
     }
 
-    const RULE: HotRule = HotRule { above_percent: 5, keys_max: 2, moves_to: None };
+    const RULE: HotRule = HotRule { above_percent: 5, keys_max: 2, moves_to: None, copies: None };
 
     #[test]
     fn a_rule_wants_the_hottest_and_no_more_than_it_may() {

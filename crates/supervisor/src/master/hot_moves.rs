@@ -292,6 +292,7 @@ impl Master {
                 "key {name}: its rule or an operator has had it {}d already",
                 match it.deed {
                     HotDeed::Cache => "cache",
+                    HotDeed::Split { .. } => "split",
                     HotDeed::Move => "move",
                 }
             ));

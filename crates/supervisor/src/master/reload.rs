@@ -312,8 +312,8 @@ impl Master {
             {
                 reply.failed("the instance is starting, or is stopping");
             }
-            Command::HotKey { pool, key, action, to } => {
-                self.act_on_hot_key((pool, &key), (action, to), reply);
+            Command::HotKey { pool, key, action, to, copies } => {
+                self.act_on_hot_key((pool, &key), (action, to, copies), reply);
             }
             Command::DrainServer { pool, server, steps, every } => {
                 let every = Duration::from_secs(every);
