@@ -2,8 +2,10 @@
 //! what when, what is on its way for how long, and what is lost. An oracle knows how old a reply may be. It plays a cache
 //! of hot keys only, too, which become hot and cool; equal reads that are sent once, without a cache; and
 //! primaries and configurations that change while all that goes on: a replica takes over as the master has it, when all
-//! workers have paused, and the workers go on one after the other; and slots of a cluster that move.
+//! workers have paused, and the workers go on one after the other; and slots of a cluster that move. While these change,
+//! it plays keys that are split, too, whose copies are late, lost and refused.
 
+mod copies;
 mod slots;
 
 use std::collections::HashMap;
@@ -11,9 +13,10 @@ use std::collections::HashMap;
 use cashew_config::Snapshot;
 use cashew_config::snapshot::{Promoted, TopologyState};
 use cashew_engine::{Action, BackendId, CloseReason, ConnId, Plan, PoolState};
-use cashew_metrics::{Generations, HotAct, HotActs, HotCause, PoolCounter};
+use cashew_metrics::{Generations, HotAct, HotActs, HotCause, HotDeed, PoolCounter};
 use cashew_protocol::resp::{Parsed, ReplyScanner, RequestParser, Scan};
 
+use self::copies::{CopiesAt, TWO_GROUPS, is_copy};
 use self::slots::{Slots, Stand};
 use crate::world::gets::together;
 use crate::world::{World, redis, snapshot};
@@ -38,6 +41,8 @@ const OK: &str = "+OK\r\n";
 const TTL_US: u64 = 2_000_000;
 const KEYS: usize = 4;
 const STEPS: usize = 3000;
+/// Of all kinds, at most.
+const SERVERS: u32 = 3;
 
 struct Random(u64);
 
@@ -120,6 +125,10 @@ enum Asked {
 }
 
 impl Asked {
+    fn writes(&self, which: u64) -> bool {
+        matches!(self, Self::Set { value, .. } | Self::Exec { value, .. } if *value == which)
+    }
+
     fn is_about(&self, which: usize) -> bool {
         match self {
             Self::Get { key, .. } | Self::Set { key, .. } | Self::Exec { key, .. } => *key == which,
@@ -137,6 +146,9 @@ struct Client {
 
 struct Play {
     kind: Kind,
+    /// Keys are split, as long as they are hot.
+    splits: bool,
+    copies: CopiesAt,
     acts: HotActs,
     random: Random,
     workers: [World; 2],
@@ -172,8 +184,13 @@ struct Play {
 }
 
 impl Play {
-    fn new(kind: Kind, seed: u64) -> Self {
+    fn new((kind, splits): (Kind, bool), seed: u64) -> Self {
         let config = match kind {
+            Kind::Changing if splits => snapshot(
+                &CONFIG
+                    .replace("['127.0.0.1:7000:1']", TWO_GROUPS)
+                    .replace("ttl: 2s", "ttl: 2s, hot_only: true"),
+            ),
             Kind::Cache => snapshot(CONFIG),
             Kind::HotOnly => snapshot(&CONFIG.replace("ttl: 2s", "ttl: 2s, hot_only: true")),
             Kind::Sharing => snapshot(SHARING),
@@ -181,18 +198,25 @@ impl Play {
                 "['127.0.0.1:7000:1']",
                 "[{name: s, primary: '127.0.0.1:7000', replicas: ['127.0.0.1:7001']}], reads: primary",
             )),
-            Kind::Moving => Slots::new().config(),
+            Kind::Moving if splits => {
+                Slots::new().config(&CONFIG.replace("ttl: 2s", "ttl: 2s, hot_only: true"))
+            }
+            Kind::Moving => Slots::new().config(CONFIG),
         };
         let acts = HotActs::private();
         let generations = Generations::private();
-        let workers = [(); 2].map(|()| {
+        let workers = [0, 1].map(|number| {
             let mut world = World::new(&config);
+            // No name of a copy is another worker's.
+            world.engine.set_secret([seed, number]);
             world.engine.set_generations(generations.clone());
             world.engine.set_hot_acts(acts.clone());
             world
         });
         let mut play = Self {
             kind,
+            splits,
+            copies: CopiesAt::default(),
             acts,
             random: Random(seed),
             workers,
@@ -229,14 +253,20 @@ impl Play {
     fn step(&mut self) {
         match self.random.below(100) {
             0..30 if self.kind == Kind::Sharing => self.ask_together(),
+            27 if self.splits && self.random.below(3) == 0 => self.heat(),
+            28 if self.splits => self.lose_copies(),
+            // Copies are there after a while without.
+            30 if self.splits && self.random.below(3) > 0 => self.ask(),
             30 if self.kind == Kind::Changing && self.stage == Stage::Still => self.change(),
             30 if self.kind == Kind::Moving && self.stage == Stage::Still => self.send_slot_away(),
             0..30 => self.ask(),
             30 if self.kind == Kind::HotOnly => self.heat(),
             30..55 => self.serve(),
             55..88 => self.deliver(),
+            88..92 if self.splits && self.random.below(3) > 0 => self.serve(),
             88..92 => self.write_elsewhere(),
             92..98 => self.wait(),
+            _ if self.splits && self.random.below(4) > 0 => self.ask(),
             _ => self.lose(),
         }
         self.go_on();
@@ -273,6 +303,7 @@ impl Play {
                 if self.workers.iter().all(|world| world.actions.contains(&held)) {
                     self.former = self.data;
                     self.primary = 1 - self.primary;
+                    self.promote_copies();
                     self.failovers += 1;
                     let first = self.random.below(2);
                     self.release(first);
@@ -302,7 +333,10 @@ impl Play {
         // The configured one is not named.
         let promoted = Promoted { shard: 0, server: self.primary };
         let primaries = if self.primary == 0 { Vec::new() } else { vec![promoted] };
-        TopologyState { primaries, ..vec![true; 2].into() }
+        TopologyState {
+            primaries,
+            ..vec![true; self.config.pools[POOL.index()].servers.len()].into()
+        }
     }
 
     fn release(&mut self, worker: usize) {
@@ -326,7 +360,7 @@ impl Play {
             states[POOL.index()].ring_version = self.version;
             states[POOL.index()].topology = self.topology();
         }
-        for counter in OF_CACHES {
+        for counter in OF_CACHES.into_iter().chain(OF_COPIES.into_iter().take(3)) {
             let count = self.count_of(worker, counter);
             self.counted.push((counter, count));
         }
@@ -341,7 +375,7 @@ impl Play {
 
     fn connect(&mut self) {
         for worker in 0..2 {
-            for server in 0..2 {
+            for server in 0..SERVERS {
                 while self.workers[worker].connects_to(server) {
                     let conn = self.workers[worker].accept(server);
                     self.peers[worker].insert(conn, Peer { server, ..Peer::default() });
@@ -394,10 +428,22 @@ impl Play {
 
     /// Other keys are hot.
     fn heat(&mut self) {
-        let hot = self.random.below(1 << KEYS);
+        let mut hot = self.random.below(1 << KEYS);
+        if self.splits {
+            hot |= self.random.below(1 << KEYS);
+        }
         let hot = (0..KEYS).filter(|key| hot >> key & 1 == 1);
-        let act = |key| HotAct::of_key("a", format!("k{key}").as_bytes(), HotCause::Rule);
-        self.acts.set(&hot.map(act).collect::<Vec<_>>());
+        let splits = self.splits;
+        let random = &mut self.random;
+        let act = |key| {
+            let deed = match splits && random.below(8) > 0 {
+                true => HotDeed::Split { copies: 2 + random.below(2) as u8 },
+                false => HotDeed::Cache,
+            };
+            HotAct { deed, ..HotAct::of_key("a", format!("k{key}").as_bytes(), HotCause::Rule) }
+        };
+        let acts: Vec<HotAct> = hot.map(act).collect();
+        self.acts.set(&acts);
     }
 
     fn question(&mut self, at: usize) -> String {
@@ -405,13 +451,14 @@ impl Play {
         // Of its own pipeline: what it has written there it reads.
         for _ in 0..=self.random.below(3) {
             let key = self.some_key();
-            match self.random.below(10) {
-                0..7 => {
+            let reads = if self.splits { 40 } else { 7 };
+            match self.random.below(reads + 3) {
+                choice if choice < reads => {
                     let least = self.least(self.clients[at].worker, key);
                     self.clients[at].asked.push(Asked::Get { key, least });
                     text += &redis(&format!("GET k{key}"));
                 }
-                7..9 => {
+                choice if choice < reads + 2 => {
                     self.last_value += 1;
                     let value = self.last_value;
                     self.clients[at].asked.push(Asked::Set { key, value });
@@ -460,6 +507,11 @@ impl Play {
                 Asked::Get { key, least } => {
                     let text = String::from_utf8_lossy(&reply);
                     let value = text.lines().nth(1).map_or(0, |it| it.parse().unwrap());
+                    assert!(
+                        !client.asked.iter().any(|later| later.writes(value)),
+                        "seed {}: {value} of k{key} is what its client writes later",
+                        self.seed
+                    );
                     // Of two removals nobody can say which one a reply has seen.
                     let found = match value {
                         0 => self.removed[key],
@@ -471,6 +523,10 @@ impl Play {
                         "seed {}: write {found} of k{key}, not {least}",
                         self.seed
                     );
+                    if self.splits && value != 0 {
+                        // What is read in one go does not go back in time.
+                        own.insert(key, found);
+                    }
                 }
             }
         }
@@ -506,6 +562,12 @@ impl Play {
     /// What the server says to a command.
     fn answer(&mut self, (worker, conn): (usize, ConnId), words: &[&str]) -> String {
         let key = |name: &str| name[1..].parse::<usize>().unwrap();
+        if words.get(1).is_some_and(|name| is_copy(name)) {
+            return self.answer_for_copy((worker, conn), words);
+        }
+        if let ["GET" | "PTTL" | "SET", name, ..] = *words {
+            self.copies.note_home(key(name), self.peers[worker][&conn].server);
+        }
         let refusal = match *words {
             ["GET" | "PTTL" | "SET", name, ..] => self.refusal((worker, conn), words[0], key(name)),
             _ => None,
@@ -560,14 +622,16 @@ impl Play {
 
     /// What a server has: one that is no primary any more has what there was then.
     fn data_at(&self, server: u32) -> &[(u64, u64); KEYS] {
-        if self.kind == Kind::Moving || server == self.primary { &self.data } else { &self.former }
+        // The third one is the primary of another group.
+        let is_current = self.kind == Kind::Moving || server == self.primary || server == 2;
+        if is_current { &self.data } else { &self.former }
     }
 
     /// Why a server does not do a command about a key, if it does not.
     fn refusal(&self, (worker, conn): (usize, ConnId), verb: &str, key: usize) -> Option<String> {
         let peer = &self.peers[worker][&conn];
         if self.kind != Kind::Moving {
-            let is_refused = verb == "SET" && peer.server != self.primary;
+            let is_refused = verb == "SET" && peer.server == 1 - self.primary;
             return is_refused.then(|| REFUSED.to_owned());
         }
         let is_there = self.data[key].0 != 0;
@@ -618,7 +682,14 @@ impl Play {
     fn write_elsewhere(&mut self) {
         let key = self.some_key();
         let is_there = self.data[key].0 != 0;
-        let server = if self.kind == Kind::Moving { self.place_of(key) } else { self.primary };
+        let server = match (self.kind, self.splits) {
+            (Kind::Moving, _) => self.place_of(key),
+            (_, true) => match self.home(key) {
+                Some(server) => server,
+                None => return,
+            },
+            (_, false) => self.primary,
+        };
         // Where slots move, who has no key has something to say of it.
         let removed_once_in = if self.kind == Kind::Moving { 2 } else { 4 };
         let number = if is_there && self.random.below(removed_once_in) == 0 {
@@ -655,6 +726,15 @@ impl Play {
 
     /// A worker has been told of all changes at a server, or has forgotten what it had from there.
     fn note_told(&mut self, worker: usize, server: u32) {
+        if self.kind != Kind::Moving && self.splits {
+            let numbers = self.numbers();
+            for (key, number) in numbers.into_iter().enumerate() {
+                if self.home(key) == Some(server) {
+                    self.told[worker][key] = number;
+                }
+            }
+            return;
+        }
         if self.kind != Kind::Moving {
             if server == self.primary {
                 self.told[worker] = self.numbers();
@@ -673,7 +753,8 @@ impl Play {
     }
 
     fn wait(&mut self) {
-        let ms = 1 + self.random.below(400) as u64;
+        let most = if self.splits { 120 } else { 400 };
+        let ms = 1 + self.random.below(most) as u64;
         self.now_us += ms * 1000;
         self.workers.iter_mut().for_each(|world| world.wait_ms(ms));
     }
@@ -711,11 +792,19 @@ impl Play {
 
 /// So many seeds, or as many as `CASHEW_SIM_SEEDS` says.
 fn played<const N: usize>(kind: Kind, seeds: u64, counters: [PoolCounter; N]) -> [u64; N] {
+    played_with((kind, false), seeds, counters)
+}
+
+fn played_with<const N: usize>(
+    (kind, splits): (Kind, bool),
+    seeds: u64,
+    counters: [PoolCounter; N],
+) -> [u64; N] {
     let mut sums = [0; N];
     let (mut failovers, mut reloads, mut moves) = (0, 0, 0);
     let seeds = std::env::var("CASHEW_SIM_SEEDS").map_or(seeds, |it| it.parse().unwrap());
     for seed in 0..seeds {
-        let mut play = Play::new(kind, seed);
+        let mut play = Play::new((kind, splits), seed);
         play.connect();
         for _ in 0..STEPS {
             play.step();
@@ -738,6 +827,13 @@ fn played<const N: usize>(kind: Kind, seeds: u64, counters: [PoolCounter; N]) ->
 const OF_CACHES: [PoolCounter; 4] = [
     PoolCounter::CacheHits,
     PoolCounter::CacheFills,
+    PoolCounter::CacheWritten,
+    PoolCounter::CacheInvalidations,
+];
+const OF_COPIES: [PoolCounter; 5] = [
+    PoolCounter::CopyReads,
+    PoolCounter::CopiesWritten,
+    PoolCounter::CopiesMissing,
     PoolCounter::CacheWritten,
     PoolCounter::CacheInvalidations,
 ];
@@ -764,6 +860,18 @@ fn no_reply_is_older_than_it_may_be_when_primaries_and_configurations_change() {
 #[test]
 fn no_reply_is_older_than_it_may_be_while_slots_move() {
     let sums = played(Kind::Moving, 80, OF_CACHES);
+    assert!(sums.iter().all(|&sum| sum > 50), "{sums:?}");
+}
+
+#[test]
+fn no_reply_of_a_split_key_is_older_than_it_may_be() {
+    let sums = played_with((Kind::Changing, true), 100, OF_COPIES);
+    assert!(sums.iter().all(|&sum| sum > 50), "{sums:?}");
+}
+
+#[test]
+fn no_reply_of_a_split_key_is_older_than_it_may_be_while_slots_move() {
+    let sums = played_with((Kind::Moving, true), 100, OF_COPIES);
     assert!(sums.iter().all(|&sum| sum > 50), "{sums:?}");
 }
 

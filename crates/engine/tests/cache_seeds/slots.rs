@@ -5,7 +5,7 @@ use cashew_config::Snapshot;
 use cashew_config::snapshot::{Cluster, ServerGroup, SlotRange, Topology};
 use cashew_placement::slot_of;
 
-use super::{CONFIG, KEYS, Kind, POOL, Play, Stage};
+use super::{KEYS, Kind, POOL, Play, Stage};
 use crate::world::snapshot;
 
 const SLOTS: u16 = 16384;
@@ -29,7 +29,7 @@ pub(super) enum Stand {
     Elsewhere(String),
 }
 
-fn slot(key: usize) -> u16 {
+pub(super) fn slot(key: usize) -> u16 {
     slot_of(format!("k{key}").as_bytes())
 }
 
@@ -43,9 +43,10 @@ impl Slots {
         Self { owner, holder: owner, ..Self::default() }
     }
 
-    pub(super) fn config(&self) -> Snapshot {
+    /// `text` has a pool of one server.
+    pub(super) fn config(&self, text: &str) -> Snapshot {
         let servers = "['127.0.0.1:7000:1', '127.0.0.1:7001:1']";
-        let mut config = snapshot(&CONFIG.replace("['127.0.0.1:7000:1']", servers));
+        let mut config = snapshot(&text.replace("['127.0.0.1:7000:1']", servers));
         let pool = &mut config.pools[POOL.index()];
         pool.cluster = Some(Cluster {
             seeds: Vec::new(),
