@@ -52,6 +52,8 @@ pub struct Counts {
     pub clients: u64,
     /// Executions by the servers of another pool than the client's, where a route leads.
     pub led: u64,
+    /// Executions by the servers of a pool that has copies.
+    pub copies: u64,
     /// Requests that were not the user's to make, and were refused for that.
     pub denials: u64,
     /// Executed transactions, and blocking calls that were answered later.
@@ -99,6 +101,7 @@ impl AddAssign for Counts {
         self.coverage += other.coverage;
         self.clients += other.clients;
         self.led += other.led;
+        self.copies += other.copies;
         self.denials += other.denials;
         self.transactions += other.transactions;
         self.waits += other.waits;

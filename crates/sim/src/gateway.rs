@@ -326,9 +326,11 @@ impl Gateway {
         let id = u64::from(self.id);
         match order {
             Order::Hold { pool, version, drain_ms } => {
+                fabric.trace.note(at, "gateway is to hold", [id, pool.into(), version]);
                 self.engine.handle_hold(BackendId::new(pool), version, drain_ms, now);
             }
             Order::Release { pool, version, topology } => {
+                fabric.trace.note(at, "gateway is to release", [id, pool.into(), version]);
                 let config = &self.snapshot.pools[pool as usize];
                 if fabric.oracle.rings.released(config, self.id, version, &topology, at) {
                     fabric.oracle.cut_short(self.id, at);
@@ -533,6 +535,8 @@ impl Gateway {
                 }
                 Action::Held { backend: pool, version } => {
                     let pool = pool_id(&self.snapshot.pools[pool.index()]);
+                    let numbers = [u64::from(self.id), pool.into(), version];
+                    fabric.trace.note(fabric.clock.now(), "gateway holds", numbers);
                     fabric.oracle.rings.held(pool, self.id, fabric.clock.now());
                     self.wishes.push(Wish::Held { pool, version });
                 }

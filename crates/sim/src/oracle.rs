@@ -20,6 +20,7 @@ use crate::redis_server::OUT_OF_MEMORY;
 use crate::refusals::{self, Refusals};
 use crate::request::{Access, Answer, Framing, Outcome, Part, Request, SessionParams};
 use crate::rings::Rings;
+use crate::route::{self, Copies};
 use crate::scenario::Scenario;
 use crate::shape;
 
@@ -81,6 +82,8 @@ pub(crate) struct Oracle {
     wait_max_us: Vec<Option<u64>>,
     /// Servers are the nodes of a cluster.
     has_slots: bool,
+    /// Who else is asked what the pools of a route are asked.
+    copies: Copies,
     /// Reads go to the nodes that take the writes, and no read is sent twice.
     reads_primaries: bool,
     /// By which a request has no answer any more.
@@ -117,6 +120,14 @@ pub(crate) struct Ledger {
     last_of_key: BTreeMap<Vec<u8>, (u32, u32)>,
     /// By key.
     writes: BTreeMap<Vec<u8>, Writes>,
+    /// Of clients whose requests have copies, by tag, key and payload: the requests, and how many copies have been executed.
+    copies: BTreeMap<Vec<u8>, (Vec<u32>, usize)>,
+    /// The same of what others are told to forget, by key.
+    forgotten: BTreeMap<Vec<u8>, (Vec<u32>, usize)>,
+    /// By the names of copies that keys have in their own pool: how often they were written.
+    split: BTreeMap<Vec<u8>, usize>,
+    /// Reads that a copy has answered, by tag and key: the request, and how many parts the key itself may be asked for.
+    read_from_copy: BTreeMap<Vec<u8>, (u32, usize)>,
     history: History,
     refusals: Refusals,
     /// Bytes sent, and read by the gateway.
@@ -215,6 +226,7 @@ impl Oracle {
             refused_sets: BTreeMap::new(),
             wait_max_us: scenario.universe.iter().map(|pool| scenario.wait_max_us(pool)).collect(),
             has_slots: scenario.resharding.is_some(),
+            copies: scenario.universe[0].route.as_ref().map_or(Copies::Nobody, Copies::of),
             reads_primaries: scenario.universe[0].hedge.is_none()
                 && scenario.universe[0].reads.is_none_or(|reads| reads == Reads::Primary),
             timeout_us: scenario.universe[0].timeout_ms.map_or(u64::MAX, |ms| ms * 1000),
@@ -240,6 +252,10 @@ impl Oracle {
             last: BTreeMap::new(),
             last_of_key: BTreeMap::new(),
             writes: BTreeMap::new(),
+            copies: BTreeMap::new(),
+            forgotten: BTreeMap::new(),
+            split: BTreeMap::new(),
+            read_from_copy: BTreeMap::new(),
             history: History::default(),
             refusals: Refusals::default(),
             sent: 0,
@@ -329,6 +345,7 @@ impl Oracle {
                     | Answer::Session { .. }
                     | Answer::Wait { .. }
             );
+        self.expect_copies(client, &mut request);
         let ledger = &mut self.ledgers[client as usize];
         let index = ledger.requests.len() as u32;
         for part in request.parts.iter().filter(|part| !part.shared) {
@@ -384,6 +401,17 @@ impl Oracle {
         };
         if ledger.is_given_up {
             return;
+        }
+        if pool == route::COPIES && ledger.pool != pool {
+            return self.copied(client, execution, now);
+        }
+        if self.copies == Copies::Split && self.rings.is_route(ledger.pool) {
+            if let Some(own) = route::split_key(key) {
+                return self.executed_at_copy(client, execution, own, now);
+            }
+            if ledger.read_of_key(&name, key, outcome) {
+                return;
+            }
         }
         // One that the client has sent and the gateway has yet to read cannot be it.
         let is_read = |(index, _): &(u32, u32)| ledger.requests[*index as usize].read_at <= now;
@@ -475,7 +503,12 @@ impl Oracle {
             true => access == Access::Write || self.reads_primaries,
             false => access == Access::Write || !self.rings.has_groups(pool),
         };
-        if !late && is_ordered {
+        // Nobody has waited for what came before, so another connection, of another kind or in another worker, is no later.
+        let is_elsewhere = self.copies == Copies::Unawaited
+            && (self.has_faults
+                || ledger.gateways.len() > 1
+                || ledger.requests[..index as usize].iter().any(|it| it.request.params != due));
+        if !late && is_ordered && !is_elsewhere {
             let (last, its_server) = match self.has_slots {
                 true => ledger.last_of_key.entry(key.to_vec()).or_default(),
                 false => ledger.last.entry((pool, server)).or_default(),
@@ -497,6 +530,9 @@ impl Oracle {
         if self.has_slots {
             return;
         }
+        if !late && !is_elsewhere && access == Access::Write && self.rings.is_route(ledger.pool) {
+            self.check_order_of_key(client, index, (pool, server, key), now);
+        }
         if access == Access::Write && !late && !is_broadcast {
             let is_superseded = self.rings.is_superseded(pool, gateway, server);
             assert!(!is_superseded, "{} when another server had its place", what());
@@ -505,6 +541,164 @@ impl Oracle {
             let owners = self.rings.owners(pool, gateway, key, access, read_at, now);
             assert!(owners.contains(&server), "I5: {}, it belongs to {owners:?}", what());
         }
+    }
+
+    /// A request is about to be sent of which others may get copies. What clients write where nobody is waited for is
+    /// answered at once.
+    fn expect_copies(&mut self, client: u32, request: &mut Request) {
+        let ledger = &mut self.ledgers[client as usize];
+        let is_plain =
+            matches!(request.answer, Answer::Forward | Answer::Gather | Answer::Sum | Answer::Same);
+        if self.copies == Copies::Nobody || !self.rings.is_route(ledger.pool) {
+            return;
+        }
+        let index = ledger.requests.len() as u32;
+        for part in request.parts.iter().filter(|_| request.access == Access::Write) {
+            ledger.forgotten.entry(part.key.clone()).or_default().0.push(index);
+        }
+        if !is_plain {
+            return;
+        }
+        for part in request.parts.iter().filter(|part| !part.shared) {
+            let name = copy_name(&request.tag, &part.key, part.payload.as_deref());
+            ledger.copies.entry(name).or_default().0.push(index);
+        }
+        if self.copies == Copies::Unawaited {
+            let said: &[u8] = match &*request.tag.to_ascii_uppercase() {
+                b"SET" | b"MSET" => b"+OK\r\n",
+                b"DEL" | b"UNLINK" => b":0\r\n",
+                _ => return,
+            };
+            request.answer = Answer::Constant(said);
+        }
+    }
+
+    /// A server executed a copy of a request: of one that was asked, where the route has copies, and once.
+    fn copied(&mut self, client: u32, execution: &Execution<'_>, now: u64) {
+        self.counts.copies += 1;
+        let Execution { pool, server, gateway, tag, key, payload, by_exec, .. } = *execution;
+        let what = || {
+            let (tag, key) = (tag.escape_ascii(), key.escape_ascii());
+            format!("server {pool}/{server} executed a copy of {tag} {key} of client {client}")
+        };
+        let ledger = &mut self.ledgers[client as usize];
+        let home = ledger.pool;
+        let is_due = self.rings.is_route(home) && ledger.gateways.contains(&gateway) && !by_exec;
+        assert!(is_due, "I1: {}, who is led nowhere", what());
+        let requests = &ledger.requests;
+        let has_run = |at: &u32| {
+            let mut parts = requests[*at as usize].request.parts.iter();
+            parts.any(|part| part.key == key && part.outcome.is_some())
+        };
+        let name = copy_name(tag, key, payload);
+        let told = match self.copies == Copies::Told {
+            true => {
+                // What is sent on as it is has run; else it is to be forgotten.
+                let copy = ledger.copies.get_mut(&name);
+                let is_as_it_was = |(asked, copied): &&mut (Vec<u32>, usize)| {
+                    asked.iter().filter(|at| has_run(at)).count() > *copied
+                };
+                let is_removal = REMOVALS.iter().any(|it| tag.eq_ignore_ascii_case(it));
+                let forgotten = ledger.forgotten.get_mut(key).filter(|_| is_removal);
+                copy.filter(is_as_it_was).or(forgotten)
+            }
+            false => ledger.copies.get_mut(&name),
+        };
+        let Some((asked, copied)) = told else {
+            panic!("I1: {}, who did not ask for it, or it has not run", what());
+        };
+        *copied += 1;
+        let first = &requests[asked[0] as usize];
+        let (access, sent_at) = (first.request.access, first.sent_at);
+        let read = asked.iter().filter(|&&at| requests[at as usize].read_at <= now).count();
+        // A read that got no answer may be sent again.
+        let may_repeat = access == Access::Read && self.has_faults;
+        assert!(*copied <= read || may_repeat, "I3: {}, once more than it was asked", what());
+        let is_copied = self.rings.are_copied(home, gateway, key, sent_at, now);
+        assert!(is_copied, "I5: {}, of which there are none", what());
+        let owners = self.rings.owners(pool, gateway, key, access, sent_at, now);
+        assert!(owners.contains(&server), "I5: {}, it belongs to {owners:?}", what());
+    }
+
+    /// A server executed something about a copy of a key, which has another name in the same pool.
+    fn executed_at_copy(&mut self, client: u32, execution: &Execution<'_>, own: &[u8], now: u64) {
+        self.counts.copies += 1;
+        let Execution { pool, server, gateway, late, tag, key, outcome, by_exec, .. } = *execution;
+        let what = || {
+            let (tag, key) = (tag.escape_ascii(), key.escape_ascii());
+            format!("server {pool}/{server} executed {tag} {key} of client {client}")
+        };
+        let ledger = &mut self.ledgers[client as usize];
+        assert!(ledger.gateways.contains(&gateway) && !by_exec, "I1: {}", what());
+        let access = if is_read_by_name(tag) { Access::Read } else { Access::Write };
+        let name = tag_of(tag, own);
+        let from = match access {
+            Access::Write => {
+                // It is written as the key is, or removed.
+                let writes = ledger.forgotten.get(own).map_or(&[][..], |(asked, _)| asked);
+                let is_read = |at: &&u32| ledger.requests[**at as usize].read_at <= now;
+                let count = ledger.split.entry(key.to_vec()).or_default();
+                *count += 1;
+                let read = writes.iter().filter(is_read).count();
+                assert!(*count <= read, "I3: {}, once more than it was asked", what());
+                ledger.requests[writes[0] as usize].sent_at
+            }
+            Access::Read => {
+                let requests = &mut ledger.requests;
+                let is_read = |it: &&mut (u32, u32)| requests[it.0 as usize].read_at <= now;
+                let Some((index, left)) = ledger.tags.get_mut(&name).filter(is_read) else {
+                    // Somebody else has answered, since this took long.
+                    assert!(self.has_faults, "I3: {}, who did not ask for it", what());
+                    return;
+                };
+                let index = *index;
+                *left -= 1;
+                if *left == 0 {
+                    ledger.tags.remove(&name);
+                }
+                let request = &mut requests[index as usize].request;
+                let mut open =
+                    request.parts.iter_mut().filter(|it| it.key == own && it.outcome.is_none());
+                let part = open.next().expect("as many parts are left as the tag says");
+                part.outcome = Some(outcome.clone());
+                let known = ledger.read_from_copy.entry(name).or_insert((index, 0));
+                *known = (index, if known.0 == index { known.1 + 1 } else { 1 });
+                requests[index as usize].sent_at
+            }
+        };
+        if late {
+            return;
+        }
+        let leaves = self.rings.leaves(self.pool_of(client), gateway, own, from, now);
+        assert!(leaves.contains(&pool), "I1: {} elsewhere, instead of pool {leaves:?}", what());
+        let owners = self.rings.owners(pool, gateway, key, access, from, now);
+        assert!(owners.contains(&server), "I5: {}, it belongs to {owners:?}", what());
+    }
+
+    /// A client's writes of a key run in its order, also if they are led to another pool meanwhile. What has not ended when
+    /// the pause is over may be overtaken.
+    fn check_order_of_key(
+        &mut self,
+        client: u32,
+        index: u32,
+        (pool, server, key): (u32, u32, &[u8]),
+        now: u64,
+    ) {
+        let ledger = &mut self.ledgers[client as usize];
+        let sent_at = ledger.requests[index as usize].sent_at;
+        let last = ledger.last_of_key.entry(key.to_vec()).or_default();
+        let (before, its_server) = *last;
+        last.0 = before.max(index);
+        if before <= index {
+            last.1 = server;
+            return;
+        }
+        assert!(
+            self.is_cut_short(client, sent_at, now),
+            "I2: server {pool}/{server} executed a write of {} as request {index} of client {client}, after request \
+             {before} by {its_server}",
+            key.escape_ascii()
+        );
     }
 
     /// The gateway writes a part of a client's request on a connection to a server.
@@ -1142,7 +1336,15 @@ impl Oracle {
 
     /// Whether the client may use this tag for the key.
     pub(crate) fn is_free(&self, client: u32, tag: &[u8], key: &[u8]) -> bool {
-        !self.ledgers[client as usize].tags.contains_key(&tag_of(tag, key))
+        let ledger = &self.ledgers[client as usize];
+        let name = tag_of(tag, key);
+        // The key itself may be asked for yet.
+        let may_follow = |&(index, left): &(u32, usize)| {
+            let is_unheard = ledger.requests[index as usize].request.no_reply;
+            left > 0 && (is_unheard || ledger.owed.contains(&index))
+        };
+        !ledger.tags.contains_key(&name)
+            && !ledger.read_from_copy.get(&name).is_some_and(may_follow)
     }
 
     pub(crate) fn owed(&self, client: u32) -> usize {
@@ -1174,6 +1376,29 @@ impl Oracle {
 }
 
 impl Ledger {
+    /// A read has come to the key itself: whether a copy was asked before, which had nothing, or whose answer was lost.
+    fn read_of_key(&mut self, name: &[u8], key: &[u8], outcome: &Outcome) -> bool {
+        let is_awaited = self.tags.contains_key(name);
+        let Some((index, left)) = self.read_from_copy.get_mut(name).filter(|it| it.1 > 0) else {
+            return false;
+        };
+        if is_awaited && !self.owed.contains(index) {
+            // It was answered by the copy, and this is the next read.
+            return false;
+        }
+        let parts = &mut self.requests[*index as usize].request.parts;
+        let mut done = parts.iter_mut().filter(|it| it.key == key && it.outcome.is_some());
+        let is_miss = |part: &&mut Part| {
+            part.outcome.as_ref().is_some_and(|outcome| MISSES.contains(&&*outcome.reply))
+        };
+        let Some(part) = (if is_awaited { done.find(is_miss) } else { done.next() }) else {
+            return false;
+        };
+        *left -= 1;
+        part.outcome = Some(outcome.clone());
+        true
+    }
+
     /// The key of the blocking call, if its server has answered it.
     fn waiting(&mut self, key: &[u8]) -> Option<&mut Part> {
         let &index = self.owed.front()?;
@@ -1223,6 +1448,21 @@ pub(crate) fn owner_of(key: &[u8]) -> Option<u32> {
 fn tag_of(tag: &[u8], key: &[u8]) -> Vec<u8> {
     [tag, b"|", key].concat()
 }
+
+fn copy_name(tag: &[u8], key: &[u8], payload: Option<&[u8]>) -> Vec<u8> {
+    [tag, b"|", key, b"|", payload.unwrap_or_default()].concat()
+}
+
+/// Whether a command reads only.
+fn is_read_by_name(tag: &[u8]) -> bool {
+    const READS: [&[u8]; 5] = [b"GET", b"MGET", b"EXISTS", b"TOUCH", b"STRLEN"];
+    READS.iter().any(|it| tag.eq_ignore_ascii_case(it))
+}
+
+/// Answers of reads that have found nothing.
+const MISSES: [&[u8]; 3] = [b"$-1\r\n", b"_\r\n", b":0\r\n"];
+/// How keys are removed.
+const REMOVALS: [&[u8]; 2] = [b"DEL", b"UNLINK"];
 
 const NILS: [&[u8]; 2] = [b"*-1\r\n", b"_\r\n"];
 const ABORT: &[u8] = b"-EXECABORT Transaction discarded because of previous errors.\r\n";

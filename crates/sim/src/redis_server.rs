@@ -5,6 +5,7 @@ use cashew_config::snapshot::Pool;
 use crate::oracle::owner_of;
 use crate::redis_client::FORBIDDEN;
 use crate::request::{Outcome, SessionParams, line_end};
+use crate::route::split_key;
 use crate::server::{Blocked, Done, Place, Session};
 use crate::store::Store;
 
@@ -293,6 +294,7 @@ impl RedisServer {
 
 /// The reply of any server for a shared key, which always exists.
 pub(crate) fn shared(name: &[u8], key: &[u8]) -> Outcome {
+    let key = split_key(key).unwrap_or(key);
     match name {
         b"GET" | b"MGET" => Outcome::good(bulk(&[b"value of ", key].concat())),
         _ => Outcome::good(":1\r\n"),

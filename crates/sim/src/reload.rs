@@ -5,7 +5,7 @@ use cashew_config::snapshot::{Pool, Server, ServerGroup, Topology};
 use cashew_placement::{Distribution, Hash};
 
 use crate::random::Random;
-use crate::route;
+use crate::route::{self, Copies};
 use crate::scenario::{pool_id, server_id};
 use crate::user;
 
@@ -104,11 +104,16 @@ fn change(next: &mut Snapshot, universe: &[Pool], removed: &[u32], random: &mut 
 /// groups of others.
 pub(crate) fn named_anew(current: &Snapshot, universe: &[Pool], random: &mut Random) -> Snapshot {
     let mut next = current.clone();
+    // Nothing else holds requests up then that are on their way to where keys were.
+    let is_of_routes = next.pools.iter().any(|pool| pool.route.is_some()) && random.percent(40);
     for pool in &mut next.pools {
         let of_universe = &universe[pool_id(pool) as usize];
         match pool.topology {
             _ if random.percent(30) => {}
-            _ if pool.route.is_some() => pool.route = Some(route::tree(random)),
+            _ if let Some(route) = &mut pool.route => {
+                *route = route::tree(Copies::of(route), random);
+            }
+            _ if is_of_routes => {}
             Topology::Groups(_) => {
                 for _ in 0..random.range(1, 3) {
                     regroup(pool, of_universe, random);

@@ -153,6 +153,20 @@ impl Rings {
         self.candidates(pool, gateway, from, until).into_iter().map(leaf).collect()
     }
 
+    /// Whether a copy of a request may have been sent to another pool.
+    pub(crate) fn are_copied(
+        &self,
+        pool: u32,
+        gateway: u32,
+        key: &[u8],
+        from: u64,
+        until: u64,
+    ) -> bool {
+        let reigns = self.candidates(pool, gateway, from, until);
+        let mut routes = reigns.iter().filter_map(|reign| reign.config.route.as_ref());
+        routes.any(|route| route::is_copied(route, key))
+    }
+
     /// Whether the pool's clients are led to other pools.
     pub(crate) fn is_route(&self, pool: u32) -> bool {
         self.has_routes && self.kept.iter().any(|it| pool_id(it) == pool && it.route.is_some())

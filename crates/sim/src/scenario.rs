@@ -17,7 +17,7 @@ use crate::network::Weather;
 use crate::random::Random;
 use crate::redis_server::OLD_PASSWORD;
 use crate::resharding::Resharding;
-use crate::route;
+use crate::route::{self, Copies};
 use crate::user;
 
 const POOL_PORT: u16 = 6000;
@@ -717,7 +717,8 @@ impl Scenario {
         scenario
     }
 
-    /// A route that leads to two pools of groups, while its tree, servers, groups and primaries change.
+    /// A route that leads to two pools of groups, mostly with copies in a third one, while its tree, servers, groups and
+    /// primaries change.
     pub fn routes(seed: u64) -> Self {
         let mut scenario = Self::of_seed(seed);
         let mut random = Random::new(seed ^ 0x2007_e500_0000_0000);
@@ -728,8 +729,21 @@ impl Scenario {
         scenario.temper.sessions = random.pick(&[0, 0, 10]);
         scenario.temper.unsettled = true;
         let timeout_ms = random.pick(&[None, Some(3_000)]);
+        let copies = random.pick(&[
+            Copies::Nobody,
+            Copies::Beside,
+            Copies::Beside,
+            Copies::Unawaited,
+            Copies::Told,
+            Copies::Split,
+        ]);
+        let count = if matches!(copies, Copies::Nobody | Copies::Split) { 3 } else { 4 };
+        if copies == Copies::Split {
+            // Transactions and calls that wait are refused.
+            scenario.temper.sessions = 0;
+        }
         let mut pools: Vec<Pool> =
-            (0..3).map(|index| pool(index, Limits::default(), random)).collect();
+            (0..count).map(|index| pool(index, Limits::default(), random)).collect();
         for (index, pool) in pools.iter_mut().enumerate() {
             group(index, pool, random);
             (pool.redis_auth, pool.server_auth) = (None, ServerAuth::default());
@@ -740,7 +754,9 @@ impl Scenario {
         route.servers.clear();
         route.topology = Topology::Sharded;
         (route.timeout_ms, route.hedge, route.reads) = (None, None, None);
-        route.route = Some(route::tree(random));
+        route.route = Some(route::tree(copies, random));
+        // A copy of a read is asked for once.
+        pools[3..].iter_mut().for_each(|pool| pool.hedge = None);
         scenario.universe.clone_from(&pools);
         for (index, pool) in scenario.universe.iter_mut().enumerate().skip(1) {
             let count = pool.servers.len() as u64;
