@@ -585,6 +585,7 @@ impl Engine {
         // Who waits here finds another server.
         state.waiting.clear();
         state.reading.clear();
+        state.leaves = true;
         self.dissolve_line(backend, server);
         let state = &mut self.backends[backend].servers[server];
         let own: Vec<Range<u32>> = state.own_ranges().collect();

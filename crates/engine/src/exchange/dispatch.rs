@@ -472,6 +472,7 @@ impl Engine {
         }
         match lane.link {
             Link::Ready { .. } => {}
+            _ if server.leaves => return Err(Failure::Removed),
             Link::Connecting { .. } | Link::Handshaking { .. } if backend.failover_wait_us > 0 => {
                 let until = self.now.plus_micros(backend.failover_wait_us);
                 let _ = self.reach(index);

@@ -67,6 +67,8 @@ pub(crate) struct Server {
     pub(crate) silent_since: Time,
     /// The number of the poll from which on it counts what discovery says of it.
     pub(crate) confirm_after: u64,
+    /// Its connections are being ended: what fails there and is sent once more does not go there again.
+    pub(crate) leaves: bool,
     /// Left out of the ring, by agreement of all workers.
     pub(crate) ejected: bool,
     /// When its ejection may be asked for. It was just before, and whoever decides may have reasons
@@ -207,6 +209,7 @@ impl Server {
             tracker_lane: LaneId::NONE,
             session_lanes: Vec::new(),
             line: VecDeque::new(),
+            leaves: false,
             absent_line: AbsentLine::new(),
             dials_until: Time::NEVER,
             session_queues: Queues::default(),
