@@ -6,7 +6,9 @@ servers". That shows Cashew first, and then plays gateways step by step.
 """
 
 import json
+import os
 import random
+import signal
 import threading
 import time
 
@@ -438,7 +440,59 @@ def test_a_server_that_takes_no_copies(place):
         wait_until(lambda: conn.call("GET", "hot") and spread.stat("copies_refused") >= 2, "they are refused")
         assert spread.stat("copies_written") == 0
     texts = spread.happened("copy_refused")
-    assert len(texts) == 2 and all("does not take copies of hot keys" in text and "NOPERM" in text for text in texts)
+    assert len(texts) == 2 and all("refuses copies of hot keys" in text and "NOPERM" in text for text in texts)
+
+
+def test_a_server_that_removes_no_copies_gets_no_more(place):
+    spread = Spread(place, workers=1)
+    spread.gateway.call("SET", "hot", "x")
+    for server in spread.servers:
+        server.call("ACL", "SETUSER", "default", "-unlink")
+    spread.split()
+    with spread.gateway.connect() as conn:
+        spread.read_until_spread(conn, b"x")
+        for at in range(30):
+            assert conn.call("SET", "hot", str(at)) == "OK"
+            assert {conn.call("GET", "hot") for _ in range(20)} == {str(at).encode()}
+        wait_until(lambda: len(spread.happened("copy_refused")) == 2, "it is told")
+    assert all("unlink" in text for text in spread.happened("copy_refused"))
+    assert sum(server.call("DBSIZE") for server in spread.servers) <= 1 + 2 * 3
+
+
+def test_a_server_that_hangs_is_waited_for_as_long_as_any_and_no_longer(place):
+    servers = [place.redis() for _ in range(3)]
+    pool = {"redis": True, "servers": server_lines(servers), "timeout": 400}
+    spread = Spread(place, workers=1, pool=pool)
+    spread.servers = servers
+    spread.gateway.call("SET", "hot", "x")
+    spread.split()
+    with spread.gateway.connect() as conn:
+        spread.read_until_spread(conn, b"x")
+        copy = next(server for server in servers if not server.call("EXISTS", "hot"))
+        os.kill(copy.process.pid, signal.SIGSTOP)
+        try:
+            begin = time.monotonic()
+            assert {conn.call("GET", "hot") for _ in range(200)} == {b"x"}
+            # Each read is from its own server after 0.4 s, and the one that hangs is asked no more.
+            assert time.monotonic() - begin < 20
+        finally:
+            os.kill(copy.process.pid, signal.SIGCONT)
+
+
+def test_copies_are_not_for_users_who_have_some_keys(place):
+    users = "{default: 'on nopass ~* &* +@all', guest: 'on >p ~cashew:* +@all'}"
+    spread = Spread(place, workers=1, users=users)
+    spread.gateway.call("SET", "hot", "x")
+    spread.split()
+    with spread.gateway.connect() as conn:
+        spread.read_until_spread(conn, b"x")
+    names = [name.decode() for server in spread.servers for name in server.call("KEYS", "cashew:copy:*")]
+    assert names
+    with spread.gateway.connect() as conn:
+        assert conn.call("AUTH", "guest", "p") == "OK"
+        assert conn.call("SET", "cashew:own", "x") == "OK"
+        for name in names:
+            assert "NOPERM" in conn.error("GET", name) and "NOPERM" in conn.error("SET", name, "forged")
 
 
 def test_keys_of_a_cluster(place):

@@ -2,6 +2,10 @@
 
 use cashew_protocol::redis::glob_matches;
 
+/// What the names of the gateway's own keys begin with: copies of hot keys. Whoever may not touch all keys may touch none of
+/// them, whatever the patterns, as they are copies of any key.
+pub const OWN_KEYS: &[u8] = b"cashew:copy:";
+
 /// What is done to a key, or may be done to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Touch {
@@ -61,7 +65,7 @@ impl KeyPatterns {
         let is_fit = |pattern: &Pattern| {
             pattern.touch.allows(touch) && glob_matches(pattern.text.as_bytes(), key)
         };
-        self.all || self.patterns.iter().any(is_fit)
+        self.all || self.patterns.iter().any(is_fit) && !key.starts_with(OWN_KEYS)
     }
 
     /// Whether that may be done to every key.
@@ -83,5 +87,22 @@ impl KeyPatterns {
             _ => format!("~{text}"),
         };
         self.patterns.iter().map(rule).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_are_for_those_who_may_use_all_keys() {
+        let mut keys = KeyPatterns::default();
+        for pattern in ["*", "cashew:*", "cashew:copy:*"] {
+            keys.add(pattern, Touch::ANY);
+        }
+        let copy = b"cashew:copy:0:12-3";
+        assert!(keys.allow(b"cashew:copies", Touch::ANY) && !keys.allow(copy, Touch::ANY));
+        keys.set_all(true);
+        assert!(keys.allow(copy, Touch::ANY));
     }
 }

@@ -22,7 +22,7 @@ mod users;
 pub use category::{categories, commands_meant, commands_of};
 pub use denial::{Call, Denial};
 pub use fault::Fault;
-pub use keys::Touch;
+pub use keys::{OWN_KEYS, Touch};
 pub use selector::Selector;
 pub use user::{User, split_rules};
 pub use users::{LineFault, Users};

@@ -587,8 +587,13 @@ impl Pool {
     pub fn cannot_split(&self) -> Option<&'static str> {
         let may_grow = self.cluster.is_some() || self.servers_from.is_some();
         match self.protocol {
-            Protocol::Redis if may_grow || self.shards().len() > 1 => None,
-            Protocol::Redis => Some("it has one server, and copies are on others"),
+            Protocol::Redis if !may_grow && self.shards().len() <= 1 => {
+                Some("it has one server, and copies are on others")
+            }
+            Protocol::Redis if self.timeout_ms.is_none() => Some(
+                "it has no \"timeout\", and reads would wait for a server that hangs though another one has the key",
+            ),
+            Protocol::Redis => None,
             _ => Some(
                 "only servers of Redis tell of changes, by which copies are known to be current",
             ),

@@ -287,7 +287,7 @@ routes: {r: {listen: /r, redis: true, hot_keys: {above: 5%, do: cache}, route: {
 fn what_is_hot_is_split_where_there_are_servers_that_tell() {
     let with = |protocol: &str, hot_keys: &str, servers: &str, node: &str| {
         format!(
-            "pools:\n  a: {{{protocol}hot_keys: {hot_keys}, servers: [{servers}]}}\n\
+            "pools:\n  a: {{{protocol}timeout: 400, hot_keys: {hot_keys}, servers: [{servers}]}}\n\
              routes: {{r: {{listen: /r, {protocol}route: {{cache: {{to: a{node}}}}}}}}}"
         )
     };
@@ -308,8 +308,10 @@ fn what_is_hot_is_split_where_there_are_servers_that_tell() {
         let found = refused(&with(protocol, split, servers, node), "").join("; ");
         assert!(found.contains(message), "{found}");
     }
-    let text =
-        "pools: {a: {redis: true, hot_keys: {above: 5%, do: split}, cluster: {seeds: ['h:1']}}}
+    let text = with("redis: true, ", split, two, hot).replace("timeout: 400, ", "");
+    let found = refused(&text, "").join("; ");
+    assert!(found.contains("pool \"a\" cannot be split: it has no \"timeout\""), "{found}");
+    let text = "pools: {a: {redis: true, timeout: 400, hot_keys: {above: 5%, do: split}, cluster: {seeds: ['h:1']}}}
 routes: {r: {listen: /r, redis: true, route: {cache: {to: a, hot_only: true}}}}";
     judge(text, "").unwrap();
 }

@@ -31,6 +31,7 @@ struct Server {
     /// It answers nothing for now.
     is_mute: bool,
     refusal: Option<&'static str>,
+    refuses_unlink: bool,
     /// What PTTL says.
     left_ms: Option<u64>,
 }
@@ -177,6 +178,7 @@ impl Play {
                 self.tell(at, name);
                 "+OK\r\n".to_owned()
             }
+            ["UNLINK", _] if server.refuses_unlink => "-NOPERM no unlink\r\n".to_owned(),
             ["UNLINK", name] => format!(":{}\r\n", u32::from(server.data.remove(name).is_some())),
             ["SELECT", _] => "+OK\r\n".to_owned(),
             ref other => panic!("unexpected {other:?}"),
@@ -390,8 +392,9 @@ fn a_server_that_takes_no_copies_is_told_of_once() {
         it.ask(&["SET", "hot", "x"]);
         it.rest();
     }
+    // None is asked again soon.
     let refused = it.count(PoolCounter::CopiesRefused);
-    assert!(refused >= 4 && it.count(PoolCounter::CopiesWritten) == 0, "{refused}");
+    assert!(refused == 2 && it.count(PoolCounter::CopiesWritten) == 0, "{refused}");
     let told = it.world.actions.iter().filter_map(|action| match action {
         Action::CopyRefused { server, why, .. } => Some((server.number(), why.to_string())),
         _ => None,
@@ -402,6 +405,32 @@ fn a_server_that_takes_no_copies_is_told_of_once() {
     let mut expected = others.map(|at| (at as u32, refusal[1..].to_owned()));
     expected.sort();
     assert_eq!(told, expected);
+}
+
+/// Copies that stay would be more and more.
+#[test]
+fn a_server_that_removes_no_copies_gets_none() {
+    let mut it = Play::split(&config(""), "x");
+    let others = it.others();
+    let written = it.count(PoolCounter::CopiesWritten);
+    for round in 0..3 {
+        it.reads(20, "x");
+        others.iter().for_each(|&at| it.servers[at].refuses_unlink = true);
+        it.ask(&["SET", "hot", "x"]);
+        it.rest();
+        it.reads(20, "x");
+        assert_eq!(it.count(PoolCounter::CopiesWritten), written, "round {round}");
+    }
+    assert_eq!(it.count(PoolCounter::CopiesRefused), 2);
+    let told = |action: &Action| matches!(action, Action::CopyRefused { why, .. } if why.contains("unlink"));
+    assert_eq!(it.world.actions.iter().filter(|action| told(action)).count(), 2);
+    // After a minute it is tried again.
+    others.iter().for_each(|&at| it.servers[at].refuses_unlink = false);
+    it.world.wait_ms(60_000);
+    it.rest();
+    it.fill();
+    it.reads(20, "x");
+    assert!(it.count(PoolCounter::CopiesWritten) > written);
 }
 
 /// A read that finds no copy is sent to the key's own server late: what its client has asked since must not have overtaken

@@ -625,7 +625,7 @@ impl<D: Driver> Worker<D> {
                     kind = EventKind::CopyRefused.name(),
                     pool,
                     server,
-                    "pool {pool}: server {server} does not take copies of hot keys, which are served without them: {why}"
+                    "pool {pool}: server {server} refuses copies of hot keys, which are served without them: {why}"
                 );
             }
             Action::ServerMisfit { backend, server, expected, excerpt, sequel } => {

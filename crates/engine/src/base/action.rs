@@ -199,7 +199,7 @@ pub enum Action {
         server: ServerId,
         why: Option<Box<str>>,
     },
-    /// News for the log: a server does not take a copy of a hot key, with this error. Said once until the configuration
+    /// News for the log: a server refuses to have, to give or to remove a copy of a hot key, with this error. Said once until the configuration
     /// changes.
     CopyRefused {
         backend: BackendId,

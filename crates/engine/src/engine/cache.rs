@@ -94,7 +94,7 @@ pub(crate) struct StoreOf {
     pub(crate) store: Store,
     /// Whose node it is.
     pub(crate) listener: ListenerId,
-    tree: Arc<Tree>,
+    pub(crate) tree: Arc<Tree>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -121,8 +121,8 @@ pub(crate) enum Mark {
     AtOwner(KeyWord),
     /// It says whether a server has a copy.
     CopyWritten(CopyOf),
-    /// A copy is no more.
-    CopyGone,
+    /// It says whether a server has removed a copy.
+    CopyGone((BackendId, ServerId)),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -529,7 +529,8 @@ impl Engine {
         let number = std::mem::take(&mut slot.cache_mark);
         let mark = self.caches.take_mark(number);
         match mark {
-            Mark::Nothing | Mark::AtOwner(_) | Mark::CopyGone => {}
+            Mark::Nothing | Mark::AtOwner(_) => {}
+            Mark::CopyGone(place) => self.copy_gone(place, end),
             Mark::CopyRead(read) => self.copy_read(&read, request, end),
             Mark::CopyWritten(copy) => self.copy_written(&copy, end),
             Mark::Written(written) => written.count(&self.caches.generations),
@@ -565,7 +566,7 @@ impl Engine {
     pub(crate) fn drop_cache_mark(&mut self, request: RequestId) {
         let number = std::mem::take(&mut self.requests[request].cache_mark);
         match self.caches.take_mark(number) {
-            Mark::Nothing | Mark::AtOwner(_) | Mark::CopyGone => {}
+            Mark::Nothing | Mark::AtOwner(_) | Mark::CopyGone(_) => {}
             Mark::CopyRead(read) => self.lose_copy(&read.copy),
             Mark::CopyWritten(copy) => self.copy_unwritten(&copy),
             // It may have run.

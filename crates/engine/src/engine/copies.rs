@@ -18,7 +18,7 @@
 //!   copy under way. What it reads in one go of one key it reads in one place, as two could be of different times.
 //! - Copies are removed when their entry is dropped, as well as that can be done, and expire with it in any case.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use cashew_config::snapshot::Protocol;
@@ -31,6 +31,7 @@ use cashew_protocol::resp::encode;
 use crate::base::action::Action;
 use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{BackendId, ClientId, LaneId, RequestId, ServerId};
+use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
@@ -48,6 +49,8 @@ use crate::upstream::lane::Link;
 const NAMES_MAX: u8 = 64;
 /// So many requests of a client are looked at: no copy is read behind more.
 const PIPELINE_MAX: usize = 64;
+/// A server that has refused a copy, or to remove one, gets none for so long.
+const REFUSED_FOR_MS: u64 = 60_000;
 /// Of a server's error so much is shown.
 const ERROR_SHOWN_MAX: usize = 200;
 /// What a server says that takes no copy now, and will.
@@ -70,13 +73,21 @@ pub(crate) struct Splitting {
     names: Names,
     /// Copies that are to go.
     gone: Vec<Gone>,
-    /// Servers of which it was told that they do not take copies.
-    refusing: HashSet<(BackendId, ServerId)>,
+    /// Servers that have refused something, and until when they get no copies.
+    refusing: HashMap<(BackendId, ServerId), Time>,
+    /// Those of which it was told.
+    told: HashSet<(BackendId, ServerId)>,
 }
 
 impl Splitting {
+    /// Whether a server gets no copies for now.
+    fn refuses(&self, place: (BackendId, ServerId), now: Time) -> bool {
+        self.refusing.get(&place).is_some_and(|&until| now < until)
+    }
+
     pub(crate) fn forget_refusals(&mut self) {
         self.refusing.clear();
+        self.told.clear();
     }
 }
 
@@ -334,9 +345,14 @@ impl Engine {
         let start = [&slot.reply[..slot.reply.len().min(2)], &end[..end.len().min(2)]].concat();
         if slot.streaming || is_value(&start) {
             self.count_copies(read.copy.entry, PoolCounter::CopyReads);
-        } else {
-            self.lose_copy(&read.copy);
+            return;
         }
+        let whole = [&slot.reply, end].concat();
+        if whole.starts_with(b"-NOPERM") {
+            self.count_copies(read.copy.entry, PoolCounter::CopiesRefused);
+            self.note_copy_refused(read.copy.place, &whole);
+        }
+        self.lose_copy(&read.copy);
     }
 
     /// A copy was not there, or its server did not answer. It is not read any more.
@@ -486,7 +502,8 @@ impl Engine {
             }
             let name = self.caches.splitting.names.name(fill, number);
             let Some(server) = self.route(backend, &name, Access::Write) else { continue };
-            if server != owner && places.iter().all(|&(other, _)| other != server) {
+            let is_refusing = self.caches.splitting.refuses((backend, server), self.now);
+            if server != owner && !is_refusing && places.iter().all(|&(other, _)| other != server) {
                 places.push((server, number));
             }
         }
@@ -513,14 +530,37 @@ impl Engine {
             return;
         }
         self.count_copies(copy.entry, PoolCounter::CopiesRefused);
+        self.note_copy_refused(copy.place, reply);
         self.set_copy(copy, State::Lost);
-        let is_for_now = FOR_NOW.iter().any(|word| reply.starts_with(word));
-        if !is_for_now && self.caches.splitting.refusing.insert(copy.place) {
+    }
+
+    /// A server has refused a copy, to remove it, or to tell what it is.
+    fn note_copy_refused(&mut self, place: (BackendId, ServerId), reply: &[u8]) {
+        if FOR_NOW.iter().any(|word| reply.starts_with(word)) {
+            return;
+        }
+        let splitting = &mut self.caches.splitting;
+        splitting.refusing.insert(place, self.now.plus_millis(REFUSED_FOR_MS));
+        if splitting.told.insert(place) {
             let text = reply.strip_prefix(b"-").unwrap_or(reply).trim_ascii_end();
             let why = String::from_utf8_lossy(&text[..text.len().min(ERROR_SHOWN_MAX)]).into();
-            let (backend, server) = copy.place;
+            let (backend, server) = place;
             self.actions.push_back(Action::CopyRefused { backend, server, why });
         }
+    }
+
+    /// A server has said whether it has removed a copy.
+    pub(crate) fn copy_gone(&mut self, place: (BackendId, ServerId), reply: &[u8]) {
+        if !reply.starts_with(b"-") {
+            return;
+        }
+        // Of which route it was is not known any more; mostly there is one.
+        let mut stores = self.caches.stores.iter();
+        if let Some(of) = stores.find(|it| it.tree.backends().contains(&place.0)) {
+            let metrics = self.listeners[of.listener].metrics;
+            self.metrics.add_pool(metrics, PoolCounter::CopiesRefused, 1);
+        }
+        self.note_copy_refused(place, reply);
     }
 
     /// A server has not said whether it has a copy: it may have one.
@@ -578,7 +618,7 @@ impl Engine {
             let text = self.written(name.len() + 32, |out| {
                 encode::write_command(out, &[b"UNLINK", &name]);
             });
-            self.ask_by_itself(lane, Mark::CopyGone, text);
+            self.ask_by_itself(lane, Mark::CopyGone((backend, server)), text);
         }
     }
 }

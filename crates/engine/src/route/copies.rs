@@ -3,12 +3,11 @@
 //! Here is only what a worker knows of them. What is sent to them, and why it is right, is in
 //! [`crate::engine::copies`].
 
+use cashew_acl::OWN_KEYS;
+
 use crate::base::id::ServerId;
 use crate::base::time::Time;
 use crate::route::cache::Origin;
-
-/// What the names of all copies begin with.
-pub(crate) const PREFIX: &[u8] = b"cashew:copy:";
 
 /// The names that a worker gives. None of them is given twice, by whomever: they begin with noise that is this worker's,
 /// and have a number that is one fill's.
@@ -34,7 +33,7 @@ impl Names {
     /// pools' default hash puts names close together that differ in their last bytes alone.
     pub(crate) fn name(&self, fill: u64, number: u8) -> Vec<u8> {
         let [one, other] = self.noise;
-        [PREFIX, format!("{number}:{one:016x}{other:016x}-{fill:x}").as_bytes()].concat()
+        [OWN_KEYS, format!("{number}:{one:016x}{other:016x}-{fill:x}").as_bytes()].concat()
     }
 }
 
@@ -137,7 +136,7 @@ mod tests {
                 all.extend([one.name(fills[0], number), other.name(fills[1], number)]);
             }
         }
-        assert!(all.iter().all(|it| it.starts_with(PREFIX) && !it.contains(&b'{')));
+        assert!(all.iter().all(|it| it.starts_with(OWN_KEYS) && !it.contains(&b'{')));
         assert!(all.iter().all(|name| name.len() < 64));
         let count = all.len();
         all.sort();

@@ -174,7 +174,7 @@ kinds! {
     CacheRefused Servers "cache_refused": "Replies of a server are not kept by the node `cache`, since it refuses what that takes. The text says why",
     CacheTaken Servers "cache_taken": "They can be kept again",
     HotKeySplit Instance "hot_key_split": "Reads of a hot key may go to copies on other servers from here on, by rule or by command. The text says which key",
-    CopyRefused Servers "copy_refused": "A server does not take a copy of a hot key: the key is served without it. The text says why",
+    CopyRefused Servers "copy_refused": "A server refuses to have, to give or to remove copies of hot keys: these are served without it. The text says why",
 }
 
 const _: () = assert!(EventKind::ALL.len() <= KINDS_MAX);
