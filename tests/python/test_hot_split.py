@@ -181,12 +181,14 @@ def test_copies_of_which_each_fill_has_its_own_are_right(place):
 class Spread:
     """Instances with hot keys split over servers."""
 
-    def __init__(self, place, servers=3, instances=1, hot_keys="true", workers=2, options="ttl: 1h", pool=None, **settings):
+    def __init__(self, place, servers=3, instances=1, hot_keys="true", workers=2, options="ttl: 1h", pool=None,
+                 users=None, **settings):
         self.place = place
         self.servers = [place.redis() for _ in range(servers)] if pool is None else []
         pool = pool or {"redis": True, "servers": server_lines(self.servers), "timeout": 3000}
         self.pools = {
-            "alpha": {"redis": True, "route": f"{{cache: {{to: data, hot_only: true, {options}}}}}"},
+            "alpha": {"redis": True, "route": f"{{cache: {{to: data, hot_only: true, {options}}}}}",
+                      **({"users": users} if users else {})},
             "data": {**pool, "hot_keys": hot_keys},
         }
         self.gateways = [place.cashew(self.pools, {"worker_processes": workers, **settings}) for _ in range(instances)]
