@@ -730,7 +730,7 @@ mod tests {
         assert_eq!(hot.key.as_deref(), Some(OsStr::new("user:1")));
         for line in [
             "hot --do cache",
-            "hot --do split k",
+            "hot --do magic k",
             "hot --undo",
             "hot --do cache --undo k",
             "hot --undo --json k",
