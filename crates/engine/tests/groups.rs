@@ -291,6 +291,33 @@ fn another_primary_takes_the_writes_and_the_old_one_may_be_read() {
     assert_eq!(readers(&mut world, client, &lanes, 2), [ALONE, ALONE]);
 }
 
+/// A reload makes the replica the primary while clients wait for a connection to the former one.
+#[test]
+fn what_waits_for_a_primary_goes_to_the_one_that_a_reload_makes() {
+    let group = |primary: u16, replica: u16| {
+        snapshot(&format!(
+            "pools:\n  p:\n    listen: 127.0.0.1:6000\n    redis: true\n    servers:\n\
+             \x20   - {{name: s1, primary: 127.0.0.1:{primary}, replicas: [127.0.0.1:{replica}]}}\n"
+        ))
+    };
+    let mut world = World::new(&group(7001, 7002));
+    let client = world.client();
+    let set = redis("SET k v");
+    world.send(client, &set);
+    assert!(world.connects_to(0));
+    let mut next = group(7002, 7001);
+    next.epoch += 1;
+    world.prepare(&next);
+    world.pause(0);
+    world.commit(&next);
+    let former = world.accept(0);
+    world.expect(former, "");
+    let lane = world.accept(1);
+    world.expect(lane, &set);
+    world.send(lane, "+OK\r\n");
+    world.expect(client, "+OK\r\n");
+}
+
 #[test]
 fn all_are_connected_to_in_turn() {
     let mut world = World::new(&grouped("    reads: any\n"));

@@ -699,6 +699,7 @@ impl Engine {
                 self.close_server(backend, server, Failure::Replaced);
             }
         }
+        let primaries = self.primaries_after(&steps, &places);
         let stood = self.standpoints_before(&steps, &places);
         let subscribers = self.clients.indices();
         let subscribers =
@@ -721,6 +722,9 @@ impl Engine {
         for backend in self.backends.ids().take(self.backends_in_use) {
             self.complete_variants(backend);
             self.backends[backend].distrust_replicas(&self.metrics, self.now);
+        }
+        for (backend, server) in primaries {
+            self.supersede_if_replica(backend, server);
         }
         for ((step, server), heirs) in heirs {
             self.give_waiting(step, server, heirs);
@@ -750,6 +754,20 @@ impl Engine {
         }
         self.unblock_clients(|_| true);
         self.maintain_draining();
+    }
+
+    /// Who takes writes so far, and stays, by the numbers after the commit.
+    fn primaries_after(&self, steps: &[Step], places: &Places) -> Vec<(BackendId, ServerId)> {
+        let rerouted = steps.iter().filter_map(|step| match step {
+            Step::Rerouted { pool, .. } => Some(pool.backend()),
+            Step::Same { .. } | Step::New { .. } => None,
+        });
+        let of_groups = rerouted.filter(|&it| !self.backends[it].topology.has_slots());
+        let primaries = |backend: BackendId| {
+            let topology = &self.backends[backend].topology;
+            topology.primaries().filter_map(move |it| places.server(backend, it))
+        };
+        of_groups.flat_map(primaries).collect()
     }
 
     /// Users count in the rows that their pools have in the other layout from here on, or nowhere.

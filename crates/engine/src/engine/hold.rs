@@ -228,6 +228,14 @@ impl Engine {
         }
     }
 
+    /// The same of a primary of before, if it is a replica from here on.
+    pub(crate) fn supersede_if_replica(&mut self, backend: BackendId, server: ServerId) {
+        let new = self.backends[backend].topology.primary_of(server);
+        if new != server {
+            self.supersede(backend, server, new);
+        }
+    }
+
     /// Whether something is on its way of which nobody knows whether it is executed. A reply that a client
     /// has half of is none: it is that of a read, and goes on.
     fn may_execute(&self, index: LaneId) -> bool {
