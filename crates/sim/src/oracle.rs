@@ -396,6 +396,7 @@ impl Oracle {
             format!("server {pool}/{server} executed {tag} {key} of client {client}")
         };
         let name = tag_of(tag, key);
+        let loses_results = self.has_faults || self.is_first_cut_short(client, now);
         let Some(ledger) = self.ledgers.get_mut(client as usize) else {
             panic!("I1: {}, who does not exist", what());
         };
@@ -438,7 +439,7 @@ impl Oracle {
             return;
         }
         if !ledger.tags.contains_key(&name)
-            && let Some(part) = ledger.waiting(key).filter(|_| self.has_faults)
+            && let Some(part) = ledger.waiting(key).filter(|_| loses_results)
         {
             // Its result was lost with the connection, and the command was sent again.
             part.outcome = Some(outcome.clone());
@@ -1242,6 +1243,15 @@ impl Oracle {
         let gateways = &self.ledgers[client as usize].gateways;
         let mut times = gateways.iter().filter_map(|gateway| self.cut_short.get(gateway)).flatten();
         times.any(|&at| from <= at && at <= now)
+    }
+
+    /// The same of the first request that the client waits for.
+    fn is_first_cut_short(&self, client: u32, now: u64) -> bool {
+        let first = self.ledgers.get(client as usize).and_then(|ledger| {
+            let &first = ledger.owed.front()?;
+            Some(ledger.requests[first as usize].sent_at)
+        });
+        first.is_some_and(|from| self.is_cut_short(client, from, now))
     }
 
     /// The gateway will close the connections of the pool's clients.
