@@ -191,7 +191,7 @@ impl Caches {
         mark.place().map_or(&Mark::Nothing, |place| &self.marks[place])
     }
 
-    fn take_mark(&mut self, mark: CacheMark) -> Mark {
+    pub(crate) fn take_mark(&mut self, mark: CacheMark) -> Mark {
         let Some(place) = mark.place() else { return Mark::Nothing };
         self.free.push(place);
         std::mem::replace(&mut self.marks[place], Mark::Nothing)

@@ -240,13 +240,10 @@ impl Engine {
             copies.reads += 1;
         }
         let place = (backend, copy.server);
-        let reading = CopyRead {
-            copy: CopyOf { entry, place, fill, number: copy.number },
-            key: Arc::clone(&key),
-            word: KeyWord::of(&key),
-        };
+        let copy = CopyOf { entry, place, fill, number: copy.number };
+        let reading = CopyRead { copy, key: Arc::clone(&key), word: KeyWord::of(&key) };
         self.requests[request].cache_mark = self.caches.add_mark(Mark::CopyRead(reading));
-        self.watch_reply(request, Box::new(Reading(key)), None);
+        self.watch_reply(request, Box::new(Reading { key, copy }), None);
         let text = self.written(name.len() + 32, |out| {
             encode::write_command(out, &[b"GET", &name]);
         });
@@ -380,7 +377,10 @@ impl Engine {
 
 /// A read that has gone to a copy of this key.
 #[derive(Debug)]
-struct Reading(Arc<[u8]>);
+struct Reading {
+    key: Arc<[u8]>,
+    copy: CopyOf,
+}
 
 impl Flow for Reading {
     fn on_start(&mut self, _cx: &mut FlowContext<'_>, start: &[u8]) -> bool {
@@ -400,16 +400,30 @@ impl Flow for Reading {
         _attempt: RequestId,
         why: NamedFailure,
     ) -> Step {
-        match cx.client() {
-            ClientId::NONE => Step::Fail(why),
-            _ => self.ask_owner(cx),
+        if cx.client() == ClientId::NONE {
+            return Step::Fail(why);
         }
+        // The connection that is being given up may be the one to the key's own server, whose slot has moved there: nothing
+        // is sent on it before that is over. Until then it is a read of a copy still, which nothing of its client overtakes.
+        let Self { key, copy } = self;
+        let reading = CopyRead { copy: *copy, key: Arc::clone(key), word: KeyWord::of(key) };
+        let mark = cx.engine.caches.add_mark(Mark::CopyRead(reading));
+        cx.engine.requests[cx.request].cache_mark = mark;
+        let now = cx.engine.now;
+        cx.engine.wake_flow(cx.request, now);
+        Step::Wait
+    }
+
+    fn on_timeout(&mut self, cx: &mut FlowContext<'_>) -> Step {
+        let mark = std::mem::take(&mut cx.engine.requests[cx.request].cache_mark);
+        _ = cx.engine.caches.take_mark(mark);
+        self.ask_owner(cx)
     }
 }
 
 impl Reading {
     fn ask_owner(&self, cx: &mut FlowContext<'_>) -> Step {
-        let (key, client, backend, request) = (&*self.0, cx.client(), cx.backend(), cx.request);
+        let (key, client, backend, request) = (&*self.key, cx.client(), cx.backend(), cx.request);
         let engine = &mut *cx.engine;
         let Some(server) = engine.server_for(client, backend, key, Access::Read) else {
             let has_slots = engine.backends[backend].topology.has_slots();
