@@ -523,10 +523,6 @@ impl Play {
                         "seed {}: write {found} of k{key}, not {least}",
                         self.seed
                     );
-                    if self.splits && value != 0 {
-                        // What is read in one go does not go back in time.
-                        own.insert(key, found);
-                    }
                 }
             }
         }

@@ -15,7 +15,9 @@
 //!   finds it.
 //! - A client's own order holds. A read that has found no copy is sent to the key's own server, later than what its client
 //!   has asked since. So what may change the key, and what reads it in another way, waits until the client has no read of a
-//!   copy under way. What it reads in one go of one key it reads in one place, as two could be of different times.
+//!   copy under way. What it has under way of one key it reads in one place, as two could be of different times. Until a
+//!   write is acknowledged, or its server has told of another's, a client may read the old value in a copy after it has
+//!   read the new one at the key's own server, which has it earlier.
 //! - Copies are removed when their entry is dropped, as well as that can be done, and expire with it in any case.
 
 use std::collections::{HashMap, HashSet};
@@ -30,7 +32,7 @@ use cashew_protocol::resp::encode;
 
 use crate::base::action::Action;
 use crate::base::failure::{Failure, NamedFailure};
-use crate::base::id::{BackendId, ClientId, LaneId, RequestId, ServerId};
+use crate::base::id::{BackendId, ClientId, ConnId, LaneId, RequestId, ServerId};
 use crate::base::time::Time;
 use crate::base::timers::Timer;
 use crate::downstream::receive::Plan;
@@ -241,9 +243,10 @@ impl Engine {
         }
         let place = (backend, copy.server);
         let copy = CopyOf { entry, place, fill, number: copy.number };
+        let conn = self.lanes[lane].conn;
         let reading = CopyRead { copy, key: Arc::clone(&key), word: KeyWord::of(&key) };
         self.requests[request].cache_mark = self.caches.add_mark(Mark::CopyRead(reading));
-        self.watch_reply(request, Box::new(Reading { key, copy }), None);
+        self.watch_reply(request, Box::new(Reading { key, copy, lane, conn }), None);
         let text = self.written(name.len() + 32, |out| {
             encode::write_command(out, &[b"GET", &name]);
         });
@@ -380,15 +383,25 @@ impl Engine {
 struct Reading {
     key: Arc<[u8]>,
     copy: CopyOf,
+    /// Where it was sent. If it had to wait for another connection its client's reads before it may have got no answer from
+    /// the copy, and a newer one from the key's own server.
+    lane: LaneId,
+    conn: ConnId,
+}
+
+impl Reading {
+    fn is_answered_by(&self, engine: &Engine, start: &[u8]) -> bool {
+        is_value(start) && engine.lanes.get(self.lane).is_some_and(|lane| lane.conn == self.conn)
+    }
 }
 
 impl Flow for Reading {
-    fn on_start(&mut self, _cx: &mut FlowContext<'_>, start: &[u8]) -> bool {
-        !is_value(start)
+    fn on_start(&mut self, cx: &mut FlowContext<'_>, start: &[u8]) -> bool {
+        !self.is_answered_by(cx.engine, start)
     }
 
     fn on_reply(&mut self, cx: &mut FlowContext<'_>, _attempt: RequestId, reply: &[u8]) -> Step {
-        match cx.client() == ClientId::NONE || is_value(reply) {
+        match cx.client() == ClientId::NONE || self.is_answered_by(cx.engine, reply) {
             true => Step::Answer,
             false => self.ask_owner(cx),
         }
@@ -405,7 +418,7 @@ impl Flow for Reading {
         }
         // The connection that is being given up may be the one to the key's own server, whose slot has moved there: nothing
         // is sent on it before that is over. Until then it is a read of a copy still, which nothing of its client overtakes.
-        let Self { key, copy } = self;
+        let Self { key, copy, .. } = self;
         let reading = CopyRead { copy: *copy, key: Arc::clone(key), word: KeyWord::of(key) };
         let mark = cx.engine.caches.add_mark(Mark::CopyRead(reading));
         cx.engine.requests[cx.request].cache_mark = mark;
