@@ -762,7 +762,11 @@ impl Engine {
             Step::Rerouted { pool, .. } => Some(pool.backend()),
             Step::Same { .. } | Step::New { .. } => None,
         });
-        let of_groups = rerouted.filter(|&it| !self.backends[it].topology.has_slots());
+        // Where all copies are written who was the first one goes on.
+        let of_groups = rerouted.filter(|&it| {
+            let topology = &self.backends[it].topology;
+            !topology.has_slots() && !topology.writes_to_all()
+        });
         let primaries = |backend: BackendId| {
             let topology = &self.backends[backend].topology;
             topology.primaries().filter_map(move |it| places.server(backend, it))
