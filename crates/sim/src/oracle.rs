@@ -111,9 +111,9 @@ pub(crate) struct Ledger {
     owed: VecDeque<u32>,
     /// Requests in flight by tag and key, with the number of parts not executed.
     tags: BTreeMap<Vec<u8>, (u32, u32)>,
-    /// Reads of pools whose reads may be sent twice, by tag and key: their requests, how many parts may still
-    /// be executed once more, and what was answered first.
-    read_once: BTreeMap<Vec<u8>, (u32, usize, Outcome)>,
+    /// Reads of pools whose reads may be sent twice, by tag and key: their requests, and how many parts may still
+    /// be executed once more.
+    read_once: BTreeMap<Vec<u8>, (u32, usize)>,
     /// By server, or in front of a cluster by key: the last request executed there, and by whom. Where reads have a choice, of
     /// those that write.
     last: BTreeMap<(u32, u32), (u32, u32)>,
@@ -417,11 +417,11 @@ impl Oracle {
         // One that the client has sent and the gateway has yet to read cannot be it.
         let is_read = |(index, _): &(u32, u32)| ledger.requests[*index as usize].read_at <= now;
         if !ledger.tags.get(&name).is_some_and(is_read)
-            && let Some((index, left, before)) = ledger.read_once.get_mut(&name)
+            && let Some((index, left)) = ledger.read_once.get_mut(&name)
             && *left > 0
         {
             *left -= 1;
-            let (index, before) = (*index, before.clone());
+            let index = *index;
             // It was sent to a second server. What that one says is of no interest if it comes too late.
             self.counts.hedged += 1;
             let sent_at = ledger.requests[index as usize].sent_at;
@@ -432,7 +432,9 @@ impl Oracle {
                     writes.acknowledged == writes.executed && writes.at <= sent_at;
                 assert!(!is_acknowledged, "{} without its write, hedged", what());
             }
-            if is_owed && before != *outcome {
+            let parts = &ledger.requests[index as usize].request.parts;
+            let mut same_key = parts.iter().filter(|part| part.key == key);
+            if is_owed && same_key.any(|part| part.outcome.as_ref() != Some(outcome)) {
                 // Either is right.
                 self.give_up(client);
             }
@@ -462,7 +464,7 @@ impl Oracle {
                 let tag = &entry.request.tag;
                 let is_it = |part: &&Part| tag_of(tag, &part.key) == name;
                 let parts = entry.request.parts.iter().filter(is_it).count();
-                ledger.read_once.insert(name, (index, parts, outcome.clone()));
+                ledger.read_once.insert(name, (index, parts));
             }
         }
         let is_queued = matches!(entry.request.answer, Answer::Session { .. });

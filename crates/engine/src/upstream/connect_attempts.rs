@@ -183,8 +183,12 @@ impl Engine {
         self.await_attempt_with(index, is_wanted);
     }
 
-    /// The same, where requests wait for it or do not.
+    /// The same, where requests wait for it or do not. Does nothing while it is being connected: what failed with its
+    /// last connection may have left something to do there.
     pub(crate) fn await_attempt_with(&mut self, index: LaneId, is_wanted: bool) {
+        if !matches!(self.lane(index).link, Link::Idle | Link::Backoff { .. }) {
+            return;
+        }
         let server = self.server_of(index);
         let is_asking = server.is_silent() && server.first_lane == index;
         let poll = self.now.plus_millis(self.rng.jitter(POLL_MS));

@@ -30,6 +30,8 @@ impl Engine {
         let backend = &self.backends[lane.backend];
         let server = &backend.servers[lane.server];
         let is_silent = server.is_silent();
+        // Nobody would close the connection that it has.
+        debug_assert!(matches!(lane.link, Link::Idle | Link::Backoff { .. }), "one at a time");
         // That it takes connections does not show that a copy may lead again.
         let is_trial = server.failing && backend.topology.writes_to_all();
         lane.asks |= (is_silent || is_trial) && lane.is_shared();

@@ -141,7 +141,9 @@ impl Engine {
         let wanted = lane.unsent > 0 || is_kept;
         if settled || is_clients_fault || (is_clean && lane.attempts == 0) {
             lane.attempts = u32::from(!settled && !is_clients_fault);
-            if wanted {
+            // What failed may have left something to do there, such as a copy to be forgotten, and it is being connected
+            // for that already.
+            if wanted && lane.link == Link::Idle {
                 self.connect(index);
             }
             return;
@@ -154,7 +156,9 @@ impl Engine {
             let lane = &mut self.lanes[index];
             if lane.unsent > 0 {
                 lane.attempts = lane.attempts.saturating_add(1);
-                self.connect(index);
+                if lane.link == Link::Idle {
+                    self.connect(index);
+                }
                 return;
             }
         } else {
