@@ -14,8 +14,8 @@ use crate::engine::Engine;
 /// Behind a quiet request whose replies only the server can tell apart.
 pub(super) const FENCE: &[u8] = b"mn\r\n";
 
-const UNKNOWN_SET: &[u8] = b"SERVER_ERROR the server is too old for ms\r\n";
-const UNKNOWN_FLAG: &[u8] = b"CLIENT_ERROR invalid flag\r\n";
+pub(super) const UNKNOWN_SET: &[u8] = b"SERVER_ERROR the server is too old for ms\r\n";
+pub(super) const UNKNOWN_FLAG: &[u8] = b"CLIENT_ERROR invalid flag\r\n";
 const UNCOPIED: &[u8] = b"CLIENT_ERROR ms with E cannot be written to all servers of a group\r\n";
 const UNTELLABLE: &[u8] = b"CLIENT_ERROR a key with a line feed cannot be told: ask without it\r\n";
 

@@ -11,19 +11,23 @@ use cashew_protocol::memcached::{
 };
 use cashew_protocol::redis::Access;
 
-use super::meta::{access_of_get, plain_key};
+use super::meta::{UNKNOWN_FLAG, UNKNOWN_SET, access_of_get, plain_key};
 use super::{Asked, warm_up};
 use crate::base::failure::NamedFailure;
 use crate::base::id::{BackendId, ClientId, LaneId};
+use crate::base::time::Time;
 use crate::downstream::key_prefix::KeyPrefix;
 use crate::downstream::receive::Plan;
 use crate::engine::Engine;
 use crate::route::answer::{Dialect, Fill, Kind, Question, Repeats, Seat, Word, digest};
 use crate::route::flow::Errand;
 use crate::topology::route_tree::{Operation, Tree, Way};
+use crate::upstream::misfit::Unknown;
 
 const NO_ROUTE: &[u8] = b"SERVER_ERROR no route for the key\r\n";
 const NO_ROUTE_WORDS: &[u8] = b"no route for the key";
+const UNFIT_KEY: &[u8] = b"CLIENT_ERROR the route makes the key empty, or too long for servers\r\n";
+const UNFIT_KEY_WORDS: &[u8] = b"the route makes the key empty, or too long for servers";
 const ABOUT_ALL_KEYS: &[u8] =
     b"SERVER_ERROR flush_all is about all keys, and this route leads to several pools: ask them\r\n";
 const ABOUT_ALL_KEYS_WORDS: &[u8] = b"this route leads to several pools: ask them";
@@ -225,6 +229,13 @@ impl Engine {
         bytes: &[u8],
         (operation, prefix): (Operation, Option<&KeyPrefix>),
     ) -> Option<Plan> {
+        if TEXT.is_risky(parser.expect()) {
+            // It takes another connection than what comes before and after it.
+            if self.clients[client].requests > 0 {
+                return Some(Plan::Wait);
+            }
+            self.clients[client].fenced = true;
+        }
         let uniques = Uniques::of(parser, bytes);
         let meta = parser.meta();
         let question = |text: Vec<u8>, key_at: Span, expect: Expect| {
@@ -372,6 +383,23 @@ impl Dialect for Text {
         [&text[..key_at.start as usize], &key, &text[key_at.end()..]].concat()
     }
 
+    fn takes(&self, question: &Question, key: &[u8]) -> bool {
+        (1..=KEY_SIZE_MAX).contains(&Self::written(question, key).len())
+    }
+
+    fn is_risky(&self, expect: Expect) -> bool {
+        matches!(expect, Expect::Answer(Answer::MetaSetGiven))
+    }
+
+    fn refusal(&self, expect: Expect, unknown: &Unknown, now: Time) -> Option<Word> {
+        let (Expect::Answer(answer) | Expect::AnswerQuiet(answer)) = expect else { return None };
+        match answer {
+            Answer::MetaSet | Answer::MetaSetGiven if now < unknown.sets => Some(Word::UnknownSet),
+            Answer::MetaSetGiven if now < unknown.given => Some(Word::UnknownFlag),
+            _ => None,
+        }
+    }
+
     fn removal(&self, question: &Question, key: &[u8]) -> (Vec<u8>, Expect, Asked) {
         let key = Self::written(question, key);
         let (text, answer) = match question.is_base64 {
@@ -438,6 +466,9 @@ impl Dialect for Text {
         let text = match word {
             Word::Overloaded => "SERVER_ERROR overloaded: the route lets no more requests through",
             Word::NoRoute => "SERVER_ERROR no route for the key",
+            Word::UnfitKey => return out.extend_from_slice(UNFIT_KEY),
+            Word::UnknownSet => return out.extend_from_slice(UNKNOWN_SET),
+            Word::UnknownFlag => return out.extend_from_slice(UNKNOWN_FLAG),
             Word::NoMajority(hits, misses, failed) => {
                 let text = format!(
                     "SERVER_ERROR no majority: {hits} have it or did it, {misses} do not, {failed} \
@@ -609,6 +640,10 @@ impl Dialect for Packet {
         with_key(&question.text, question.key_at, key)
     }
 
+    fn takes(&self, _: &Question, key: &[u8]) -> bool {
+        (1..=KEY_SIZE_MAX).contains(&key.len())
+    }
+
     fn removal(&self, question: &Question, key: &[u8]) -> (Vec<u8>, Expect, Asked) {
         let (mut text, opcode) = (Vec::new(), Opcode::Delete.byte());
         binary::write_request(opcode, key, b"", &mut text);
@@ -669,6 +704,8 @@ impl Dialect for Packet {
                 (Status::TemporaryFailure, b"overloaded: the route lets no more requests through")
             }
             Word::NoRoute => (Status::TemporaryFailure, NO_ROUTE_WORDS),
+            Word::UnfitKey => (Status::Invalid, UNFIT_KEY_WORDS),
+            Word::UnknownSet | Word::UnknownFlag => unreachable!("{word:?} is said of text alone"),
             Word::NoMajority(hits, misses, failed) => {
                 text = format!(
                     "no majority: {hits} have it or did it, {misses} do not, {failed} failed"

@@ -584,6 +584,10 @@ impl Dialect for Redis {
         out
     }
 
+    fn takes(&self, _: &Question, _: &[u8]) -> bool {
+        true
+    }
+
     fn removal(&self, _: &Question, key: &[u8]) -> (Vec<u8>, Expect, Asked) {
         let mut out = Vec::new();
         encode::write_array_header(&mut out, 2);
@@ -640,6 +644,9 @@ impl Dialect for Redis {
                 "ERR no majority: {hits} have it or did it, {misses} do not, {failed} failed"
             ),
             Word::NoRoute => format!("ERR no route for the key {}", shown(&question.key)),
+            Word::UnfitKey | Word::UnknownSet | Word::UnknownFlag => {
+                unreachable!("{word:?} is said of memcached alone")
+            }
             Word::Unknown => {
                 let name = name_of(&question.text);
                 let nothing: &[u8] = match &name[..] {

@@ -8,10 +8,12 @@ use cashew_protocol::memcached::Expect;
 use crate::base::failure::{Failure, NamedFailure};
 use crate::base::id::{BackendId, LaneId, RequestId};
 use crate::base::outcome::Execution;
+use crate::base::time::Time;
 use crate::downstream::client::Selected;
 use crate::engine::Engine;
 pub(crate) use crate::request::Asked;
 use crate::topology::route_tree::Operation;
+use crate::upstream::misfit::Unknown;
 use crate::upstream::session_params::WireProtocol;
 
 /// Whether a request may be repeated that may have run already.
@@ -116,6 +118,12 @@ pub(crate) enum Word {
     Unknown,
     /// The tree has no child for the key.
     NoRoute,
+    /// As the tree has it, the key is empty, or longer than servers take.
+    UnfitKey,
+    /// Of memcached: its server has been seen not to know `ms`. It would read the data as commands.
+    UnknownSet,
+    /// The same of `ms` with the flag `E`.
+    UnknownFlag,
 }
 
 /// What a node does next.
@@ -205,6 +213,21 @@ pub(crate) struct Question {
 pub(crate) trait Dialect: Debug + Sync {
     /// The same about another key.
     fn about(&self, question: &Question, key: &[u8]) -> Vec<u8>;
+
+    /// Whether servers take a request about a key, by its length as it is sent. Others must not be sent: memcached
+    /// refuses the line, and reads the data behind it as commands.
+    fn takes(&self, question: &Question, key: &[u8]) -> bool;
+
+    /// What is said of a request because its server has been seen not to know it.
+    fn refusal(&self, _expect: Expect, _unknown: &Unknown, _now: Time) -> Option<Word> {
+        None
+    }
+
+    /// Whether the server may not know a request, and read its data as commands: it is sent on a connection that nobody
+    /// else has meanwhile.
+    fn is_risky(&self, _expect: Expect) -> bool {
+        false
+    }
 
     /// A request that removes a key.
     fn removal(&self, question: &Question, key: &[u8]) -> (Vec<u8>, Expect, Asked);

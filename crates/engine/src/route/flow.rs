@@ -264,6 +264,9 @@ impl RouteFlow {
         let Task { edits, backend, .. } = &tasks[task];
         let backend = self.backend_now(cx.engine, *backend);
         let key = edits.key(question);
+        if edits.key.is_some() && !dialect.takes(question, key) {
+            return self.answered_leaf(cx, part, task, Answer::word(Word::UnfitKey));
+        }
         let access = match operation {
             Operation::Read if edits.removes => Access::Write,
             Operation::Read if question.asks_unique => Access::Walk,
@@ -283,13 +286,22 @@ impl RouteFlow {
         };
         let size = text.len() + behind.as_ref().map_or(0, Vec::len);
         let engine = &mut *cx.engine;
-        let lane = match engine.lane_from(self.seat, backend, (key, access), size) {
+        let lane = match dialect.is_risky(expect) {
+            true => engine.lane_alone(self.seat, backend, key),
+            false => engine.lane_from(self.seat, backend, (key, access), size),
+        };
+        let lane = match lane {
             Ok(lane) => lane,
             Err(failure) => {
                 let kind = Kind::of_unsent(failure.why);
                 return self.answered_leaf(cx, part, task, Answer::failure(kind, failure));
             }
         };
+        let server = engine.lanes[lane].server;
+        let unknown = &engine.backends[backend].servers[server].unknown;
+        if let Some(word) = dialect.refusal(expect, unknown, engine.now) {
+            return self.answered_leaf(cx, part, task, Answer::word(word));
+        }
         if question.names_unique
             && !edits.removes
             && let Some(untagged) = dialect.untag(engine, lane, &text)
@@ -493,7 +505,9 @@ impl RouteFlow {
         let Part { question, tasks, .. } = &self.parts[part];
         let Some(node) = tasks[task].node else { return false };
         let leaf = self.tree.node(node).child(child);
-        self.keep_below(cx.engine, leaf, tasks[task].edits.key(question))
+        let key = tasks[task].edits.key(question);
+        // What servers do not take was never there.
+        self.errand.dialect.takes(question, key) && self.keep_below(cx.engine, leaf, key)
     }
 
     /// The same of the first leaf below a node.

@@ -146,6 +146,21 @@ impl Engine {
         lane.map_err(|why| self.backends[backend].named(server, why))
     }
 
+    /// The same for a write, of a lane that nobody else has meanwhile.
+    pub(crate) fn lane_alone(
+        &mut self,
+        seat: Seat,
+        backend: BackendId,
+        key: &[u8],
+    ) -> Result<LaneId, NamedFailure> {
+        let server = self.server_for(ClientId::NONE, backend, key, Access::Write);
+        let server = server.ok_or(Failure::NoServer)?;
+        let variant = self.variant_of_seat(seat, backend)?;
+        let lane = self.streaming_lane(backend, server, variant);
+        let lane = lane.and_then(|lane| lane.ok_or(Failure::QueueFull));
+        lane.map_err(|why| self.backends[backend].named(server, why))
+    }
+
     fn variant_of_seat(&mut self, seat: Seat, backend: BackendId) -> Result<u16, Failure> {
         let Some(state) = self.backends.get(backend) else { return Err(Failure::NoServer) };
         let Seat { wire_protocol, database, .. } = seat;

@@ -28,6 +28,8 @@ pub enum Answer {
 /// A server's error for an unknown flag. It has parsed the data as commands if it expects no size,
 /// as in versions with an earlier form of meta commands.
 const UNKNOWN_FLAG: &[u8] = b"CLIENT_ERROR invalid flag";
+/// The start of a server's error for a line that it does not understand, such as one whose key is too long.
+const BAD_LINE: &[u8] = b"CLIENT_ERROR bad command";
 /// How many bytes of a line, together with its length, show whether it matches.
 pub(super) const OPENING_MAX: usize = UNKNOWN_FLAG.len();
 
@@ -56,6 +58,7 @@ impl Answer {
         let is_one_of = |words: &[&[u8]]| words.contains(&opening) && opening.len() == len;
         match self {
             Self::MetaSet | Self::MetaSetGiven if is_refused_set(opening) => return false,
+            Self::Store if is_refused_line(opening) => return false,
             _ if is_error_line(opening) => return true,
             _ => {}
         }
@@ -81,7 +84,13 @@ impl Answer {
 /// Whether a server does not know `ms`, or not in this form, so that it may have parsed the data as
 /// commands: nothing that follows can be trusted.
 pub fn is_refused_set(opening: &[u8]) -> bool {
-    opening.starts_with(b"ERROR") || opening.starts_with(UNKNOWN_FLAG)
+    is_refused_line(opening) || opening.starts_with(UNKNOWN_FLAG)
+}
+
+/// Whether a server does not understand the line of a command with data. It has not swallowed the data, but may have
+/// parsed it as commands.
+fn is_refused_line(opening: &[u8]) -> bool {
+    opening.starts_with(b"ERROR") || opening.starts_with(BAD_LINE)
 }
 
 /// Whether a line begins with one of these codes of two letters.
@@ -146,13 +155,12 @@ mod tests {
             for error in ["CLIENT_ERROR x\r\n", "SERVER_ERROR x\r\n"] {
                 assert!(answer.fits(error.as_bytes()), "{answer:?}");
             }
-            for refused in ["ERROR\r\n", "CLIENT_ERROR invalid flag\r\n"] {
-                assert_eq!(
-                    answer.fits(refused.as_bytes()),
-                    answer != Answer::MetaSet,
-                    "{answer:?}"
-                );
+            let has_data = matches!(answer, Answer::Store | Answer::MetaSet);
+            for refused in ["ERROR\r\n", "CLIENT_ERROR bad command line format\r\n"] {
+                assert_eq!(answer.fits(refused.as_bytes()), !has_data, "{answer:?}");
             }
+            let unknown_flag = b"CLIENT_ERROR invalid flag\r\n";
+            assert_eq!(answer.fits(unknown_flag), answer != Answer::MetaSet, "{answer:?}");
             for odd in
                 ["STORED \r\n", "STORED\n", "\r\n", "\n", "", "ERRORS\r\n", "x\r\n", "OK", "1x\r\n"]
             {
