@@ -196,15 +196,31 @@ impl Rings {
         until: u64,
     ) -> Vec<u32> {
         let mut owners = Vec::new();
-        for reign in self.candidates(pool, gateway, from, until) {
-            let here = self.owners_by(&reign, key, access);
+        let reigns = self.candidates(pool, gateway, from, until);
+        for (at, reign) in reigns.iter().enumerate() {
+            let here = self.owners_by(reign, key, access);
             owners.extend(
                 here.into_iter().map(|server| server_id(&reign.config.servers[server as usize])),
             );
+            // What waits for a primary goes to the one that its group has next, though the key is another group's then.
+            if access == Access::Write {
+                let later = &reigns[at + 1..];
+                owners.extend(later.iter().filter_map(|next| self.heir(reign, next, key)));
+            }
         }
         owners.sort_unstable();
         owners.dedup();
         owners
+    }
+
+    /// Who is primary under the next reign of the group that the key has under this one.
+    fn heir(&mut self, reign: &Reign, next: &Reign, key: &[u8]) -> Option<u32> {
+        let Topology::Groups(_) = reign.config.topology else { return None };
+        let shard = self.shard_by(reign, key)?;
+        let name = &reign.config.shards()[shard].name;
+        let shards = next.config.shards();
+        let shard = shards.iter().position(|group| group.name == *name)?;
+        Some(server_id(&next.config.servers[next.primaries()[shard] as usize]))
     }
 
     fn owners_by(&mut self, reign: &Reign, key: &[u8], access: Access) -> Vec<u32> {
