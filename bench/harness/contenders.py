@@ -232,7 +232,9 @@ class Haproxy(Contender):
     """TCP mode: each client connection goes to one server, whatever its keys. Nobody's request
     waits for another client's, so it has no part where that is the question."""
 
-    part = frozenset({"speed", "memory", "scale", "half", "high", "mix-half", "mix-high"})
+    part = frozenset(
+        {"speed", "memory", "scale", "strangers", "half", "high", "mix-half", "mix-high"}
+    )
 
     def require(self):
         machine.tool("haproxy")
@@ -308,7 +310,8 @@ def compile_c(source, binary, *libraries):
 
 class Floor(Contender):
     """The least a RESP proxy can do; see its source. It answers what a budget of CPU per request
-    is compared with, and is no gateway: it has no part in tails."""
+    is compared with, and is no gateway: it has no part in tails, nor with generators of strangers, as it does not
+    understand the answer to CONFIG, with which redis-benchmark begins."""
 
     part = frozenset({"speed", "memory", "scale"})
 
