@@ -786,7 +786,7 @@ impl Play {
     }
 }
 
-/// So many seeds, or as many as `CASHEW_SIM_SEEDS` says.
+/// So many seeds, or `CASHEW_CACHE_TIMES` times as many; or as many as `CASHEW_SIM_SEEDS` says.
 fn played<const N: usize>(kind: Kind, seeds: u64, counters: [PoolCounter; N]) -> [u64; N] {
     played_with((kind, false), seeds, counters)
 }
@@ -798,7 +798,9 @@ fn played_with<const N: usize>(
 ) -> [u64; N] {
     let mut sums = [0; N];
     let (mut failovers, mut reloads, mut moves) = (0, 0, 0);
-    let seeds = std::env::var("CASHEW_SIM_SEEDS").map_or(seeds, |it| it.parse().unwrap());
+    let number = |name: &str| std::env::var(name).ok().map(|it| it.parse::<u64>().unwrap());
+    let seeds = seeds * number("CASHEW_CACHE_TIMES").unwrap_or(1);
+    let seeds = number("CASHEW_SIM_SEEDS").unwrap_or(seeds);
     for seed in 0..seeds {
         let mut play = Play::new((kind, splits), seed);
         play.connect();
@@ -836,43 +838,43 @@ const OF_COPIES: [PoolCounter; 5] = [
 
 #[test]
 fn no_reply_is_older_than_it_may_be() {
-    let sums = played(Kind::Cache, 60, OF_CACHES);
+    let sums = played(Kind::Cache, 30, OF_CACHES);
     // All of it was played.
-    assert!(sums.iter().all(|&sum| sum > 100), "{sums:?}");
+    assert!(sums.iter().all(|&sum| sum > 50), "{sums:?}");
 }
 
 #[test]
 fn no_reply_is_older_than_it_may_be_where_keys_become_hot_and_cool() {
-    let sums = played(Kind::HotOnly, 80, OF_CACHES);
-    assert!(sums.iter().all(|&sum| sum > 50), "{sums:?}");
+    let sums = played(Kind::HotOnly, 40, OF_CACHES);
+    assert!(sums.iter().all(|&sum| sum > 5), "{sums:?}");
 }
 
 #[test]
 fn no_reply_is_older_than_it_may_be_when_primaries_and_configurations_change() {
-    let sums = played(Kind::Changing, 60, OF_CACHES);
-    assert!(sums.iter().all(|&sum| sum > 50), "{sums:?}");
+    let sums = played(Kind::Changing, 30, OF_CACHES);
+    assert!(sums.iter().all(|&sum| sum > 5), "{sums:?}");
 }
 
 #[test]
 fn no_reply_is_older_than_it_may_be_while_slots_move() {
-    let sums = played(Kind::Moving, 80, OF_CACHES);
-    assert!(sums.iter().all(|&sum| sum > 50), "{sums:?}");
+    let sums = played(Kind::Moving, 40, OF_CACHES);
+    assert!(sums.iter().all(|&sum| sum > 5), "{sums:?}");
 }
 
 #[test]
 fn no_reply_of_a_split_key_is_older_than_it_may_be() {
-    let sums = played_with((Kind::Changing, true), 100, OF_COPIES);
-    assert!(sums.iter().all(|&sum| sum > 50), "{sums:?}");
+    let sums = played_with((Kind::Changing, true), 50, OF_COPIES);
+    assert!(sums.iter().all(|&sum| sum > 5), "{sums:?}");
 }
 
 #[test]
 fn no_reply_of_a_split_key_is_older_than_it_may_be_while_slots_move() {
-    let sums = played_with((Kind::Moving, true), 100, OF_COPIES);
-    assert!(sums.iter().all(|&sum| sum > 50), "{sums:?}");
+    let sums = played_with((Kind::Moving, true), 50, OF_COPIES);
+    assert!(sums.iter().all(|&sum| sum > 5), "{sums:?}");
 }
 
 #[test]
 fn no_reply_that_is_shared_is_older_than_it_may_be() {
-    let [shared] = played(Kind::Sharing, 60, [PoolCounter::ReadsCoalesced]);
+    let [shared] = played(Kind::Sharing, 30, [PoolCounter::ReadsCoalesced]);
     assert!(shared > 1000, "{shared}");
 }

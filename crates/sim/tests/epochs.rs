@@ -8,7 +8,7 @@ mod seeds;
 use cashew_sim::{Counts, Scenario, run};
 use seeds::{number, play, range};
 
-const SEEDS: u64 = 200;
+const SEEDS: u64 = 120;
 
 #[test]
 fn epochs_change_under_load() {
@@ -21,7 +21,7 @@ fn epochs_change_under_load() {
 #[test]
 fn epochs_change_under_uploads() {
     // They take ten times as long as others.
-    let seeds = range(12);
+    let seeds = range(8);
     let seeds = number("CASHEW_SIM_SEEDS").map_or(seeds, |seeds| 1..seeds / 10 + 1);
     let count = seeds.end - seeds.start;
     let played = play(seeds, |seed| run(&Scenario::epochs_of_uploads(seed)).counts);
