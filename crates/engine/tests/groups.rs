@@ -291,6 +291,32 @@ fn another_primary_takes_the_writes_and_the_old_one_may_be_read() {
     assert_eq!(readers(&mut world, client, &lanes, 2), [ALONE, ALONE]);
 }
 
+/// The same while the connections to all servers are made anew, as there are to be more of them.
+#[test]
+fn what_waits_for_a_primary_goes_to_the_next_one_whose_connections_are_new() {
+    let group = |primary: u16, replica: u16, connections: u16| {
+        snapshot(&format!(
+            "pools:\n  p:\n    listen: 127.0.0.1:6000\n    redis: true\n    failover_wait: 1000\n    \
+             server_connections: {connections}\n    servers:\n\
+             \x20   - {{name: s1, primary: 127.0.0.1:{primary}, replicas: [127.0.0.1:{replica}]}}\n"
+        ))
+    };
+    let mut world = World::new(&group(7001, 7002, 1));
+    let client = world.client();
+    let set = redis("SET k v");
+    world.send(client, &set);
+    assert!(world.connects_to(0));
+    let mut next = group(7002, 7001, 2);
+    next.epoch += 1;
+    world.prepare(&next);
+    world.pause(0);
+    world.commit(&next);
+    let lane = world.accept(1);
+    world.expect(lane, &set);
+    world.send(lane, "+OK\r\n");
+    world.expect(client, "+OK\r\n");
+}
+
 /// A reload makes the replica the primary while clients wait for a connection to the former one.
 #[test]
 fn what_waits_for_a_primary_goes_to_the_one_that_a_reload_makes() {

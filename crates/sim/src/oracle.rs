@@ -464,7 +464,9 @@ impl Oracle {
                 let tag = &entry.request.tag;
                 let is_it = |part: &&Part| tag_of(tag, &part.key) == name;
                 let parts = entry.request.parts.iter().filter(is_it).count();
-                ledger.read_once.insert(name, (index, parts));
+                // Of an earlier one that was sent twice, too, which nobody can tell from this.
+                let before = ledger.read_once.get(&name).map_or(0, |(_, left)| *left);
+                ledger.read_once.insert(name, (index, before + parts));
             }
         }
         let is_queued = matches!(entry.request.answer, Answer::Session { .. });
@@ -509,6 +511,7 @@ impl Oracle {
         // Nobody has waited for what came before, so another connection, of another kind or in another worker, is no later.
         let is_elsewhere = self.copies == Copies::Unawaited
             && (self.has_faults
+                || by_exec
                 || ledger.gateways.len() > 1
                 || ledger.requests[..index as usize].iter().any(|it| it.request.params != due));
         if !late && is_ordered && !is_elsewhere {

@@ -31,8 +31,12 @@ fn seeds_that_failed() {
     // had made it a replica (304, 442, 509). A call was sent again whose result was lost at the end of a pause (516). A
     // connection was made twice for what the last one's failure left to do, and nobody closed the first (62, 155, 449, 565).
     // The oracle took an earlier read, hedged, for one of two parts of the same key (579), and did not know that what waits
-    // for a primary goes to the next one of its group, though the key is another group's by then (606).
-    for seed in [308, 321, 438, 304, 442, 509, 516, 62, 155, 449, 565, 579, 606] {
+    // for a primary goes to the next one of its group, though the key is another group's by then (606), nor that a transaction
+    // overtakes what nobody waits for (2022), nor that reads of a name are sent twice one after the other (2104). What waited
+    // for a primary that a reload took away went to the one that has its name, though that is a replica (2238, 2846).
+    for seed in
+        [308, 321, 438, 304, 442, 509, 516, 62, 155, 449, 565, 579, 606, 2022, 2104, 2238, 2846]
+    {
         run(&Scenario::routes(seed));
     }
 }

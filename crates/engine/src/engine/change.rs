@@ -1458,26 +1458,42 @@ impl Engine {
 }
 
 /// Who takes the place of each server of a pool that ends: the one of its name in the pool that comes, by its
-/// number after the commit.
+/// number after the commit. A group's primary has the group's next one, as its own name may be a replica's then.
 fn successors(
     steps: &[Step],
     backends: &[Backend],
     backend: BackendId,
 ) -> Vec<Option<(BackendId, ServerId)>> {
-    let servers = &backends[backend.index()].config.servers;
+    let before = &backends[backend.index()];
+    let servers = &before.config.servers;
     let is_of = |step: &Step| step.old().is_some_and(|pool| pool.backend() == backend);
     let step = steps.iter().position(is_of);
     let Some((step, next)) = step.and_then(|step| Some((step, steps[step].preparing()?))) else {
         return vec![None; servers.len()];
     };
-    let next = &backends[next.backend().index()].config.servers;
+    let next = &backends[next.backend().index()];
     // Pools of tens of thousands of servers are looked through once, and of several of one name the first counts.
     let mut places = HashMap::new();
-    for (server, place) in next.iter().zip((0..).map(ServerId::new)) {
+    for (server, place) in next.config.servers.iter().zip((0..).map(ServerId::new)) {
         places.entry(&*server.name).or_insert(place);
     }
+    let mut successors: Vec<Option<ServerId>> =
+        servers.iter().map(|it| places.get(&*it.name).copied()).collect();
+    let has_roles = |it: &Backend| !it.topology.has_slots() && !it.topology.writes_to_all();
+    if has_roles(before)
+        && has_roles(next)
+        && let (snapshot::Topology::Groups(groups), snapshot::Topology::Groups(next_groups)) =
+            (&before.config.topology, &next.config.topology)
+    {
+        let heads = next_groups.iter().zip(next.topology.primaries());
+        let heads: HashMap<&str, ServerId> =
+            heads.map(|(group, head)| (&*group.name, head)).collect();
+        for (group, primary) in groups.iter().zip(before.topology.primaries()) {
+            successors[primary.index()] = heads.get(&*group.name).copied();
+        }
+    }
     let step = BackendId::new(step as u32);
-    servers.iter().map(|it| places.get(&*it.name).map(|&place| (step, place))).collect()
+    successors.into_iter().map(|place| Some((step, place?))).collect()
 }
 
 /// Puts what is kept in its new place among what is fresh.
