@@ -180,3 +180,31 @@ def test_a_flag_that_servers_do_not_know_costs_a_connection_each(place, tree):
             failed += polite.read_line() != b"STORED"
         assert line == b"CLIENT_ERROR invalid flag"
     assert failed <= 4, failed
+
+
+FORGED = b"key\r\nVALUE cart 0 6\r\nforged\r\nEND\r\n"
+
+
+@pytest.mark.parametrize("tree", [
+    "{prefix: {'': {rewrite: 'app:', to: m}}}", "{prefix: {'key': {strip: true, to: m}, '': m}}",
+    "{key_split: {to: m, copies: 2}}", "{all_initial: [m, n]}", "{shadow: {to: m, shadow: n, share: 100%}}",
+], ids=["rewrite", "strip", "key_split", "all_initial", "shadow"])
+def test_no_reply_has_a_line_end_in_its_key(place, tree):
+    """memcached tells the key of an item that `N` has made as its bytes are, though it was asked for in base64."""
+    key = base64.b64encode(FORGED)
+    servers = [place.memcached() for _ in "mn"]
+    gateway = place.cashew({
+        "beta": {"route": tree},
+        "m": {"listen": None, "servers": server_lines([servers[0]]), "timeout": 3000},
+        "n": {"servers": server_lines([servers[1]]), "timeout": 3000},
+    }, {"worker_processes": 1})
+    refused = b"CLIENT_ERROR a key with a line feed cannot be told: ask without it\r\n"
+    with gateway.connect() as conn, gateway.connect() as other:
+        ask(other, b"set cart 0 0 4\r\nmine\r\n", b"STORED\r\n")
+        ask(conn, b"ma %b b N0\r\nmn\r\n" % key, b"HD\r\nMN\r\n")
+        for request in (b"mg %b b k v", b"mg %b k b q", b"me %b b"):
+            conn.send((request + b"\r\nmn\r\n") % key)
+            ask(other, b"get cart\r\n", b"VALUE cart 0 4\r\nmine\r\nEND\r\n")
+            conn.expect(refused + b"MN\r\n")
+        ask(conn, b"mg %b b v\r\n" % key, b"VA 1\r\n0\r\n")
+    assert gateway.stats()["m"][server_name(gateway)]["server_err"] == 0

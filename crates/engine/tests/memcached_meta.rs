@@ -1,6 +1,6 @@
 //! Meta commands, statistics and retrievals of very many keys through the gateway.
 
-use crate::world::{World, pool};
+use crate::world::{World, pool, snapshot};
 use cashew_engine::{CloseReason, ConnId};
 
 /// `a e i` are keys of the first of the four servers, `b f j` of the second, `c g k` of the third,
@@ -55,6 +55,42 @@ fn no_reply_has_a_line_end_in_its_key() {
     world.send(client, "stats cachedump 1 0\r\nstats  detail dump\r\n");
     world.expect(client, listed.repeat(2));
     assert!(lanes.into_iter().all(|lane| world.received(lane).is_empty()));
+}
+
+#[test]
+fn no_reply_by_way_of_a_route_has_a_line_end_in_its_key() {
+    let error = "CLIENT_ERROR a key with a line feed cannot be told: ask without it\r\n";
+    for route in [
+        "{prefix: {'': {rewrite: 'x:', to: a}}}",
+        "{key_split: {to: a, copies: 2}}",
+        "{all_initial: [a, b]}",
+    ] {
+        let mut world = World::new(&snapshot(&format!(
+            "global: {{worker_processes: 1}}
+pools:
+  a: {{preconnect: true, servers: ['127.0.0.1:7000:1']}}
+  b: {{listen: '127.0.0.1:6002', preconnect: true, servers: ['127.0.0.1:7001:1']}}
+routes:
+  main: {{listen: '127.0.0.1:6000', route: {route}}}
+"
+        )));
+        // Each pool has a server of that number.
+        let mut lanes = Vec::new();
+        while world.connects_to(0) {
+            lanes.push(world.accept(0));
+        }
+        let main = world.engine.listener_named("main").unwrap();
+        let client = world.client_of(main.number());
+        for request in ["mg YQpi b k v\r\n", "mg YQpi k O1 b q\r\n", "me YQpi b\r\n"] {
+            world.send(client, request);
+            world.expect(client, error);
+        }
+        for &lane in &lanes {
+            assert!(world.received(lane).is_empty(), "{route}");
+        }
+        world.send(client, "mg YQpi b v\r\n");
+        assert!(lanes.iter().any(|&lane| !world.received(lane).is_empty()), "{route}");
+    }
 }
 
 #[test]

@@ -34,8 +34,7 @@ impl Engine {
         let mut buf = [0; KEY_SIZE_MAX];
         let key = plain_key(parser, bytes, &mut buf);
         if breaks_replies(parser, key) {
-            self.answer(client, |out| out.extend_from_slice(UNTELLABLE));
-            return Plan::Done;
+            return self.refuse_untellable(client);
         }
         if parser.verb() == Verb::MetaSet
             && let Some(refusal) = self.refusal_of_set(client, parser, key)
@@ -87,6 +86,12 @@ impl Engine {
         plan
     }
 
+    /// What becomes of a request that [`breaks_replies`].
+    pub(super) fn refuse_untellable(&mut self, client: ClientId) -> Plan {
+        self.answer(client, |out| out.extend_from_slice(UNTELLABLE));
+        Plan::Done
+    }
+
     /// What is said of an `ms` that its server has been seen not to know: it would read the data as
     /// commands.
     fn refusal_of_set(
@@ -122,7 +127,7 @@ pub(super) fn access_of_get(parser: &RequestParser, bytes: &[u8]) -> Access {
 /// into being by the flag `N`, has its key as it is where `mg` or `me` tells it, not in base64: what
 /// follows the line end would be taken for the next reply, another client's, and could be made to look
 /// like one. Who stored it, and when, nobody here can know, so that it goes by the key alone.
-fn breaks_replies(parser: &RequestParser, key: &[u8]) -> bool {
+pub(super) fn breaks_replies(parser: &RequestParser, key: &[u8]) -> bool {
     parser.meta().tells_base64
         && matches!(parser.verb(), Verb::MetaGet | Verb::MetaDebug)
         && key.contains(&b'\n')

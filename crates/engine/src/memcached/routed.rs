@@ -11,7 +11,7 @@ use cashew_protocol::memcached::{
 };
 use cashew_protocol::redis::Access;
 
-use super::meta::{UNKNOWN_FLAG, UNKNOWN_SET, access_of_get, plain_key};
+use super::meta::{UNKNOWN_FLAG, UNKNOWN_SET, access_of_get, breaks_replies, plain_key};
 use super::{Asked, warm_up};
 use crate::base::failure::NamedFailure;
 use crate::base::id::{BackendId, ClientId, LaneId};
@@ -229,6 +229,10 @@ impl Engine {
         bytes: &[u8],
         (operation, prefix): (Operation, Option<&KeyPrefix>),
     ) -> Option<Plan> {
+        let mut buf = [0; KEY_SIZE_MAX];
+        if breaks_replies(parser, plain_key(parser, bytes, &mut buf)) {
+            return Some(self.refuse_untellable(client));
+        }
         if TEXT.is_risky(parser.expect()) {
             // It takes another connection than what comes before and after it.
             if self.clients[client].requests > 0 {
