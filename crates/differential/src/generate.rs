@@ -1,6 +1,7 @@
 //! Random requests by the grammar of each protocol, half of them valid, the others corrupted.
 
 pub mod binary;
+pub mod limits;
 mod mutate;
 pub mod redis;
 pub mod text;

@@ -16,6 +16,7 @@ pub mod compare;
 mod fence;
 pub mod foreign;
 pub mod generate;
+mod port;
 pub mod random;
 pub mod report;
 pub mod rig;

@@ -14,6 +14,7 @@ pub use lap::{Finding, Lap, Totals, run_lap};
 use std::path::PathBuf;
 
 use crate::generate::Protocol;
+use crate::port::{self, trees};
 use crate::servers::Kind;
 
 /// A pool of the gateway, with the servers behind it.
@@ -26,10 +27,29 @@ pub struct Scenario {
     /// Protocols of watched clients.
     pub watched: &'static [Protocol],
     pub options: &'static [&'static str],
+    /// Servers of each pool.
     pub servers: usize,
+    /// The route in front of the pools.
+    pub tree: Option<&'static str>,
+}
+
+impl Scenario {
+    /// Servers of all pools.
+    pub(crate) fn servers(&self) -> usize {
+        self.servers * port::pools(self.tree)
+    }
+
+    /// Whether a watched client's reads see what it has written before, and nothing that it writes after them in the
+    /// same pipeline. A read that misses a copy goes to the key itself later.
+    pub(crate) fn has_order(&self) -> bool {
+        self.tree != Some(trees::SPLIT)
+    }
 }
 
 use Protocol::{Binary, Redis, Text};
+
+/// Keys of clients have this in front of them.
+const PREFIX: &str = "users: {default: {rules: 'on nopass ~* &* +@all', key_prefix: 'p:'}}";
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario {
@@ -39,6 +59,7 @@ pub const SCENARIOS: &[Scenario] = &[
         watched: &[Redis],
         options: &["redis: true", "command_policy: admin"],
         servers: 1,
+        tree: None,
     },
     Scenario {
         name: "redis-3",
@@ -47,6 +68,7 @@ pub const SCENARIOS: &[Scenario] = &[
         watched: &[Redis],
         options: &["redis: true", "command_policy: admin"],
         servers: 3,
+        tree: None,
     },
     Scenario {
         name: "auto-1",
@@ -55,6 +77,7 @@ pub const SCENARIOS: &[Scenario] = &[
         watched: &[Text, Binary],
         options: &["command_policy: admin"],
         servers: 1,
+        tree: None,
     },
     Scenario {
         name: "auto-3",
@@ -63,6 +86,7 @@ pub const SCENARIOS: &[Scenario] = &[
         watched: &[Text, Binary],
         options: &["command_policy: admin"],
         servers: 3,
+        tree: None,
     },
     Scenario {
         name: "text-1",
@@ -71,6 +95,7 @@ pub const SCENARIOS: &[Scenario] = &[
         watched: &[Text],
         options: &["protocol: text", "command_policy: admin"],
         servers: 1,
+        tree: None,
     },
     Scenario {
         name: "text-3",
@@ -79,6 +104,7 @@ pub const SCENARIOS: &[Scenario] = &[
         watched: &[Text],
         options: &["protocol: text", "command_policy: admin"],
         servers: 3,
+        tree: None,
     },
     Scenario {
         name: "binary-1",
@@ -87,6 +113,7 @@ pub const SCENARIOS: &[Scenario] = &[
         watched: &[Binary],
         options: &["protocol: binary", "command_policy: admin"],
         servers: 1,
+        tree: None,
     },
     Scenario {
         name: "binary-3",
@@ -95,6 +122,79 @@ pub const SCENARIOS: &[Scenario] = &[
         watched: &[Binary],
         options: &["protocol: binary", "command_policy: admin"],
         servers: 3,
+        tree: None,
+    },
+    Scenario {
+        name: "rewrite",
+        kind: Kind::Memcached,
+        hostile: &[Text, Binary],
+        watched: &[Text, Binary],
+        options: &["command_policy: admin"],
+        servers: 1,
+        tree: Some(trees::REWRITE),
+    },
+    Scenario {
+        name: "strip",
+        kind: Kind::Memcached,
+        hostile: &[Text, Binary],
+        watched: &[Text, Binary],
+        options: &["command_policy: admin"],
+        servers: 1,
+        tree: Some(trees::STRIP),
+    },
+    Scenario {
+        name: "split",
+        kind: Kind::Memcached,
+        hostile: &[Text, Binary],
+        watched: &[Text, Binary],
+        options: &["command_policy: admin"],
+        servers: 2,
+        tree: Some(trees::SPLIT),
+    },
+    Scenario {
+        name: "initial",
+        kind: Kind::Memcached,
+        hostile: &[Text, Binary],
+        watched: &[Text, Binary],
+        options: &[PREFIX],
+        servers: 1,
+        tree: Some(trees::INITIAL),
+    },
+    Scenario {
+        name: "shadow",
+        kind: Kind::Memcached,
+        hostile: &[Text, Binary],
+        watched: &[Text, Binary],
+        options: &["command_policy: admin"],
+        servers: 1,
+        tree: Some(trees::SHADOW),
+    },
+    Scenario {
+        name: "failover",
+        kind: Kind::Memcached,
+        hostile: &[Text, Binary],
+        watched: &[Text, Binary],
+        options: &[PREFIX],
+        servers: 1,
+        tree: Some(trees::FAILOVER),
+    },
+    Scenario {
+        name: "redis-rewrite",
+        kind: Kind::Redis,
+        hostile: &[Redis],
+        watched: &[Redis],
+        options: &["redis: true", PREFIX],
+        servers: 2,
+        tree: Some(trees::REWRITE),
+    },
+    Scenario {
+        name: "redis-split",
+        kind: Kind::Redis,
+        hostile: &[Redis],
+        watched: &[Redis],
+        options: &["redis: true", "command_policy: admin"],
+        servers: 2,
+        tree: Some(trees::SPLIT),
     },
 ];
 

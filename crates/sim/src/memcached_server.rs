@@ -23,6 +23,8 @@ pub(crate) struct Item {
 
 pub(crate) const VERSION: &[u8] = b"VERSION 1.6.18\r\n";
 pub(crate) const OK: &[u8] = b"OK\r\n";
+/// The bytes of the longest key that it takes.
+const KEY_MAX: usize = 250;
 /// Broadcasts carry a number that identifies client and request; this is the number of requests per
 /// client.
 pub(crate) const REQUESTS_MAX: u64 = 100_000;
@@ -38,6 +40,19 @@ impl MemcachedServer {
 
     /// Executes the command at the front of `input`, if it is complete.
     pub(crate) fn execute(&mut self, input: &[u8], refuse: bool) -> Option<Done> {
+        let done = self.executed(input, refuse)?;
+        for (key, ..) in &done.keys {
+            // A memcached refuses the line, and runs the data behind it as commands.
+            assert!(
+                (1..=KEY_MAX).contains(&key.len()),
+                "I9: a server is sent a key of {} bytes",
+                key.len()
+            );
+        }
+        Some(done)
+    }
+
+    fn executed(&mut self, input: &[u8], refuse: bool) -> Option<Done> {
         if input.first() == Some(&0x80) {
             return self.execute_packet(input, refuse);
         }

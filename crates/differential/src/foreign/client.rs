@@ -62,9 +62,9 @@ impl Client {
     }
 
     /// Some requests at once, and the answer to all.
-    pub(super) fn ask(&mut self, random: &mut Random) -> (Vec<u8>, Vec<u8>) {
+    pub(super) fn ask(&mut self, most: usize, random: &mut Random) -> (Vec<u8>, Vec<u8>) {
         let (mut asked, mut answer) = (Vec::new(), Vec::new());
-        for _ in 0..=random.below(4) {
+        for _ in 0..=random.below(most) {
             let (request, reply) = match self.speech {
                 Speech::Resp2 | Speech::Resp3 => self.ask_redis(random),
                 Speech::Text => self.ask_text(random),

@@ -17,11 +17,13 @@ use std::sync::OnceLock;
 
 use cashew_config::{Context, Snapshot};
 use cashew_engine::{
-    Action, Admission, CloseReason, ConnId, Engine, LaneKind, ListenerId, Place, Rest, Time,
+    Action, Admission, BackendId, CloseReason, ConnId, Engine, LaneKind, ListenerId, Place, Rest,
+    ServerId, Time,
 };
 
 use crate::case::excerpt;
 use crate::generate::{self, Protocol};
+use crate::port::{self, Port, trees};
 use crate::random::Random;
 use crate::sole_engine::engine_of;
 use client::{Client, Speech};
@@ -41,6 +43,8 @@ struct Pair {
     servers: usize,
     hostile: Speech,
     watched: &'static [Speech],
+    /// The route in front of its pools, each of which has so many servers.
+    tree: Option<&'static str>,
 }
 
 const REDIS: &[Speech] = &[Speech::Resp2, Speech::Resp3];
@@ -53,7 +57,22 @@ const fn pair(
     hostile: Speech,
     watched: &'static [Speech],
 ) -> Pair {
-    Pair { name, options, servers, hostile, watched }
+    Pair { name, options, servers, hostile, watched, tree: None }
+}
+
+/// Pools behind a route.
+const fn routed(
+    name: &'static str,
+    tree: &'static str,
+    options: &'static [&'static str],
+    servers: usize,
+    hostile: Speech,
+) -> Pair {
+    let watched = match hostile {
+        Speech::Resp2 | Speech::Resp3 => REDIS,
+        Speech::Text | Speech::Binary => AUTO,
+    };
+    Pair { tree: Some(tree), ..pair(name, options, servers, hostile, watched) }
 }
 
 const ADMIN: &str = "command_policy: admin";
@@ -75,6 +94,26 @@ const PAIRS: &[Pair] = &[
     pair("text-prefix", &["protocol: text", PREFIX], 2, Speech::Text, &[Speech::Text]),
     pair("binary", &["protocol: binary", ADMIN], 1, Speech::Binary, &[Speech::Binary]),
     pair("binary-prefix", &["protocol: binary", PREFIX], 2, Speech::Binary, &[Speech::Binary]),
+    routed("text-rewrite", trees::REWRITE, &[ADMIN], 1, Speech::Text),
+    routed("binary-rewrite", trees::REWRITE, &[ADMIN], 1, Speech::Binary),
+    routed("text-rewrite-prefix", trees::REWRITE, &[PREFIX], 2, Speech::Text),
+    routed("binary-rewrite-prefix", trees::REWRITE, &[PREFIX], 2, Speech::Binary),
+    routed("text-strip", trees::STRIP, &[ADMIN], 1, Speech::Text),
+    routed("binary-strip", trees::STRIP, &[ADMIN], 1, Speech::Binary),
+    routed("text-split", trees::SPLIT, &[ADMIN], 2, Speech::Text),
+    routed("binary-split", trees::SPLIT, &[ADMIN], 2, Speech::Binary),
+    routed("text-split-prefix", trees::SPLIT, &[PREFIX], 2, Speech::Text),
+    routed("text-initial", trees::INITIAL, &[ADMIN], 1, Speech::Text),
+    routed("binary-initial-prefix", trees::INITIAL, &[PREFIX], 1, Speech::Binary),
+    routed("text-shadow-prefix", trees::SHADOW, &[PREFIX], 1, Speech::Text),
+    routed("binary-shadow", trees::SHADOW, &[ADMIN], 1, Speech::Binary),
+    routed("text-failover", trees::FAILOVER, &[ADMIN], 1, Speech::Text),
+    routed("binary-failover-prefix", trees::FAILOVER, &[PREFIX], 1, Speech::Binary),
+    routed("resp2-rewrite", trees::REWRITE, &["redis: true", ADMIN], 2, Speech::Resp2),
+    routed("resp3-rewrite-prefix", trees::REWRITE, &["redis: true", PREFIX], 1, Speech::Resp3),
+    routed("resp3-strip", trees::STRIP, &["redis: true", ADMIN], 1, Speech::Resp3),
+    routed("resp2-split", trees::SPLIT, &["redis: true", ADMIN], 2, Speech::Resp2),
+    routed("resp3-split-prefix", trees::SPLIT, &["redis: true", PREFIX], 2, Speech::Resp3),
 ];
 
 /// The number of pairs of protocols.
@@ -99,23 +138,27 @@ fn snapshots() -> &'static [Snapshot] {
             ..Context::of_system()
         };
         let snapshot = |pair: &Pair| {
-            let mut yaml = String::from("p:\n  listen: 127.0.0.1:6000\n  distribution: modula\n");
-            for option in pair.options {
-                yaml.push_str(&format!("  {option}\n"));
-            }
-            yaml.push_str("  servers:\n");
-            for server in 0..pair.servers {
-                yaml.push_str(&format!("   - 127.0.0.1:{}:1 s{server}\n", 7000 + server));
-            }
+            let server = |pool, at| format!("127.0.0.1:{}", 7000 + 10 * pool + at);
+            let of_pool = |pool| (0..pair.servers).map(|at| server(pool, at)).collect();
+            let servers: Vec<Vec<String>> = (0..port::pools(pair.tree)).map(of_pool).collect();
+            let yaml = port::yaml(&[Port {
+                name: "p",
+                listen: "127.0.0.1:6000",
+                options: pair.options,
+                tree: pair.tree,
+                servers: &servers,
+            }]);
             match cashew_config::parse("f", &yaml, &context) {
                 Ok(loaded) => loaded.snapshot,
-                Err(errors) => panic!("{errors}"),
+                Err(errors) => panic!("{errors}\n{yaml}"),
             }
         };
         PAIRS.iter().map(snapshot).collect()
     })
 }
 
+/// Requests that a watched client sends at once.
+const PIPELINE_MAX: usize = 4;
 /// The most events of one run.
 const EVENTS_MAX: usize = 200;
 /// Rounds in which nothing but the network moves until all is at rest.
@@ -140,11 +183,18 @@ fn says(mut bytes: &[u8], word: &[u8]) -> bool {
 
 /// One connection to a server, as the server sees it.
 struct Wire {
-    server: usize,
+    server: (BackendId, ServerId),
     input: Vec<u8>,
     output: Vec<u8>,
     session: redis_model::Session,
     ends: bool,
+}
+
+impl Wire {
+    /// The numbers of its pool and of the server in that.
+    fn name(&self) -> String {
+        format!("{}.{}", self.server.0.index(), self.server.1.index())
+    }
 }
 
 #[derive(Default)]
@@ -165,7 +215,8 @@ struct World<'a> {
     random: &'a mut Random,
     engine: Engine,
     now: Time,
-    models: Vec<Model>,
+    listener: ListenerId,
+    models: BTreeMap<(BackendId, ServerId), Model>,
     wires: BTreeMap<u64, Wire>,
     watched: Vec<Watched>,
     hostile: Option<ConnId>,
@@ -212,12 +263,14 @@ impl<'a> World<'a> {
         let (pair, snapshot) = (&PAIRS[number], &snapshots()[number]);
         let now = Time::from_micros(1_000_000);
         let engine = engine_of(snapshot, now);
+        let listener = engine.listener_named("p").expect("it is configured");
         let mut world = Self {
             pair,
             random,
             engine,
             now,
-            models: (0..pair.servers).map(|_| Model::default()).collect(),
+            listener,
+            models: BTreeMap::new(),
             wires: BTreeMap::new(),
             watched: Vec::new(),
             hostile: None,
@@ -252,7 +305,7 @@ impl<'a> World<'a> {
 
     fn accept(&mut self) -> ConnId {
         self.clients += 1;
-        self.engine.handle_accepted(ListenerId::new(0), Admission::Welcome, self.clients, self.now)
+        self.engine.handle_accepted(self.listener, Admission::Welcome, self.clients, self.now)
     }
 
     fn step(&mut self, report: &mut Report) {
@@ -308,7 +361,11 @@ impl<'a> World<'a> {
             Speech::Text => Protocol::Text,
             Speech::Binary => Protocol::Binary,
         };
-        generate::request(protocol, self.random).bytes()
+        // Routes make keys longer, or empty.
+        match self.pair.tree.is_some() && self.random.percent(50) {
+            true => generate::limits::request(protocol, self.random).bytes(),
+            false => generate::request(protocol, self.random).bytes(),
+        }
     }
 
     fn hostile_says(&mut self, bytes: &[u8], report: &mut Report) {
@@ -356,8 +413,14 @@ impl<'a> World<'a> {
     }
 
     fn watched_asks(&mut self, at: usize) {
+        // A read that misses a copy goes to the key itself, and may see what its client has written after it.
+        let has_order = self.pair.tree != Some(trees::SPLIT);
+        if !has_order {
+            self.rest();
+        }
+        let most = if has_order { PIPELINE_MAX } else { 1 };
         let watched = &mut self.watched[at];
-        let (asked, answer) = watched.client.ask(self.random);
+        let (asked, answer) = watched.client.ask(most, self.random);
         watched.expected.extend(answer);
         let conn = watched.conn;
         self.transcript.push(format!("watched {at}: {}", excerpt(&asked)));
@@ -464,7 +527,7 @@ impl<'a> World<'a> {
         }
         if let Some(wire) = self.wires.get_mut(&conn.token()).filter(|_| conn.is_lane()) {
             let line =
-                format!("  {}: server {} gets {}", conn.token(), wire.server, excerpt(&bytes));
+                format!("  {}: server {} gets {}", conn.token(), wire.name(), excerpt(&bytes));
             self.transcript.push(line);
             wire.input.extend_from_slice(&bytes);
         } else if let Some(watched) = self.watched.iter_mut().find(|it| it.conn == conn) {
@@ -479,9 +542,9 @@ impl<'a> World<'a> {
         while let Some(action) = self.engine.poll_action() {
             has_acted = true;
             match action {
-                Action::Connect { conn, server, .. } => {
+                Action::Connect { conn, backend, server } => {
                     let wire = Wire {
-                        server: server.index(),
+                        server: (backend, server),
                         input: Vec::new(),
                         output: Vec::new(),
                         session: redis_model::Session::default(),
@@ -543,7 +606,7 @@ impl<'a> World<'a> {
         if wire.ends {
             return false;
         }
-        let model = &mut self.models[wire.server];
+        let model = self.models.entry(wire.server).or_default();
         let is_redis = matches!(self.pair.hostile, Speech::Resp2 | Speech::Resp3);
         let mut heard = None;
         let (used, reply) = if is_redis {
@@ -561,6 +624,14 @@ impl<'a> World<'a> {
             match done {
                 Done::Wait => return false,
                 Done::Used(used, reply) => (used, reply),
+                Done::Refused(text) => {
+                    let problem = format!(
+                        "I9: server {} does not take what it is sent: {text}: {}",
+                        wire.name(),
+                        excerpt(&wire.input)
+                    );
+                    self.fail(&problem);
+                }
                 Done::Close => {
                     wire.ends = true;
                     return true;
@@ -611,15 +682,17 @@ impl<'a> World<'a> {
 mod tests {
     use super::*;
 
-    /// Runs of each pair.
+    /// Runs of each pair, and of one behind a route.
     const SEEDS: u64 = 30;
+    const ROUTED_SEEDS: u64 = 12;
 
     fn play_seeds(pair: usize) {
         let from = std::env::var("CASHEW_FOREIGN_FROM").ok().and_then(|text| text.parse().ok());
         let seeds = std::env::var("CASHEW_FOREIGN_SEEDS").ok().and_then(|text| text.parse().ok());
         let from = from.unwrap_or(0);
+        let usual = if PAIRS[pair].tree.is_some() { ROUTED_SEEDS } else { SEEDS };
         let mut total = Report::default();
-        for seed in from..from + seeds.unwrap_or(SEEDS) {
+        for seed in from..from + seeds.unwrap_or(usual) {
             println!("{} seed {seed}", name_of(pair));
             let report = play(pair, &mut Random::of(seed, pair as u64));
             total.hostile_bytes += report.hostile_bytes;
@@ -647,5 +720,10 @@ mod tests {
     pairs! {
         0 resp2 1 resp3 2 resp2_2 3 resp3_2 4 resp2_prefix 5 resp3_auth 6 auto_text 7 auto_binary
         8 auto_text_2 9 auto_binary_2 10 text 11 text_prefix 12 binary 13 binary_prefix
+        14 text_rewrite 15 binary_rewrite 16 text_rewrite_prefix 17 binary_rewrite_prefix
+        18 text_strip 19 binary_strip 20 text_split 21 binary_split 22 text_split_prefix
+        23 text_initial 24 binary_initial_prefix 25 text_shadow_prefix 26 binary_shadow
+        27 text_failover 28 binary_failover_prefix 29 resp2_rewrite 30 resp3_rewrite_prefix
+        31 resp3_strip 32 resp2_split 33 resp3_split_prefix
     }
 }

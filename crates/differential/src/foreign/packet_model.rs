@@ -1,12 +1,11 @@
 //! A memcached that is asked in binary packets, as far as framing goes.
 
-use super::text_model::{Done, Store, counted};
+use super::text_model::{Done, KEY_MAX, Store, counted};
 
 const HEADER: usize = 24;
 const NOT_FOUND: u16 = 1;
 const EXISTS: u16 = 2;
 const TOO_LARGE: u16 = 3;
-const INVALID: u16 = 4;
 const NOT_STORED: u16 = 5;
 const NOT_NUMERIC: u16 = 6;
 const UNKNOWN: u16 = 0x81;
@@ -53,6 +52,9 @@ pub(super) fn execute(input: &[u8], store: &mut Store) -> Done {
     if opcode == 7 {
         return Done::Close;
     }
+    if key_len > KEY_MAX || !fits(opcode, extras_len, key_len, value.len()) {
+        return Done::Refused("status 4, and the end");
+    }
     let unique = number(&header[16..24]);
     let answer = carry_out(opcode, extras, key, value, unique, store);
     let (status, ref more) = answer;
@@ -70,6 +72,21 @@ pub(super) fn execute(input: &[u8], store: &mut Store) -> Done {
     let named = if names_key && status <= NOT_FOUND { key } else { b"" };
     let Answer { extras, value, unique } = more;
     Done::Used(used, reply(header, status, extras, named, value, *unique))
+}
+
+/// Whether a packet has the parts that its command has. A server ends the connection otherwise.
+fn fits(opcode: u8, extras: usize, key: usize, value: usize) -> bool {
+    let (has_key, has_value) = (key > 0, value > 0);
+    match opcode {
+        0x00 | 0x04 | 0x0c => extras == 0 && has_key && !has_value,
+        0x01..=0x03 => extras == 8 && has_key,
+        0x05 | 0x06 => extras == 20 && has_key && !has_value,
+        0x08 => matches!(extras, 0 | 4) && !has_key && !has_value,
+        0x0a | 0x0b => extras == 0 && !has_key && !has_value,
+        0x0e | 0x0f => extras == 0 && has_key,
+        0x1c | 0x1d | 0x23 => extras == 4 && has_key && !has_value,
+        _ => true,
+    }
 }
 
 /// The opcode that is not quiet, and whether this one was.
@@ -124,7 +141,6 @@ fn carry_out(
             None if opcode == 0x0c || opcode == 0x23 => failed(NOT_FOUND, ""),
             None => failed(NOT_FOUND, "Not found"),
         },
-        0x01..=0x03 if extras.len() != 8 || key.is_empty() => failed(INVALID, "Invalid arguments"),
         0x01..=0x03 if value.len() > VALUE_MAX => failed(TOO_LARGE, "Too large."),
         0x02 if old.is_some() => failed(EXISTS, "Data exists for key."),
         0x03 if old.is_none() => failed(NOT_FOUND, "Not found"),
@@ -135,7 +151,6 @@ fn carry_out(
             Some(_) => done(0),
             None => failed(NOT_FOUND, "Not found"),
         },
-        0x05 | 0x06 if extras.len() != 20 => failed(INVALID, "Invalid arguments"),
         0x05 | 0x06 => {
             let (by, initial) = (number(&extras[..8]), number(&extras[8..16]));
             if old.is_none() && extras[16..] != [0xff; 4] {

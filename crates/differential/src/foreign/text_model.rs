@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use cashew_protocol::memcached::{KEY_SIZE_MAX, decode_key, encode_key};
+
 use super::is_watched;
 
 #[derive(Clone, Default)]
@@ -10,6 +12,8 @@ pub(super) struct Item {
     pub(super) flags: u32,
     pub(super) data: Vec<u8>,
     pub(super) unique: u64,
+    /// Its key is told in base64. That of others is told as its bytes are, whatever they are.
+    has_base64: bool,
 }
 
 #[derive(Default)]
@@ -22,7 +26,7 @@ impl Store {
     pub(super) fn put(&mut self, key: &[u8], flags: u32, data: Vec<u8>) -> u64 {
         self.stores += 1;
         let unique = self.stores;
-        self.items.insert(key.to_vec(), Item { flags, data, unique });
+        self.items.insert(key.to_vec(), Item { flags, data, unique, has_base64: false });
         unique
     }
 
@@ -31,9 +35,12 @@ impl Store {
     }
 }
 
-const BAD_FORMAT: &[u8] = b"CLIENT_ERROR bad command line format\r\n";
+const BAD_FORMAT: &str = "CLIENT_ERROR bad command line format";
+const UNKNOWN: &str = "ERROR";
 const BAD_CHUNK: &[u8] = b"CLIENT_ERROR bad data chunk\r\n";
-const KEY_MAX: usize = 250;
+pub(super) const KEY_MAX: usize = 250;
+/// Of `ms`. Behind more the data is not read.
+const META_FLAGS_MAX: usize = 16;
 /// A line of more bytes without an end closes a connection, unless it is a `get`.
 const LINE_MAX: usize = 2048;
 const VALUE_MAX: usize = 1024 * 1024;
@@ -44,6 +51,9 @@ pub(super) enum Done {
     Wait,
     /// So many are used up.
     Used(usize, Vec<u8>),
+    /// It answers with this error, and reads what follows as commands: data, if the command has any. What may be sent to
+    /// a server is checked before, so this is a finding.
+    Refused(&'static str),
     /// It ends the connection.
     Close,
 }
@@ -60,12 +70,15 @@ pub(super) fn execute(input: &[u8], store: &mut Store) -> Done {
     let words: Vec<&[u8]> =
         line.split(|&byte| byte == b' ').filter(|word| !word.is_empty()).collect();
     let used = end + 1;
-    let Some(&verb) = words.first() else { return Done::Used(used, b"ERROR\r\n".to_vec()) };
+    let Some(&verb) = words.first() else { return Done::Refused(UNKNOWN) };
     // Among the keys of a retrieval it is one.
     let takes_word =
         !matches!(verb, b"get" | b"gets" | b"gat" | b"gats" | b"mg" | b"md" | b"ma" | b"me");
     let is_silent = takes_word && words.len() > 1 && words.last() == Some(&&b"noreply"[..]);
     let args = &words[1..];
+    if keys(verb, args).iter().any(|key| key.len() > KEY_MAX) {
+        return Done::Refused(BAD_FORMAT);
+    }
     let reply = match verb {
         b"get" | b"gets" if !args.is_empty() => values(args, verb == b"gets", store),
         b"gat" | b"gats" if args.len() > 1 => values(&args[1..], verb == b"gats", store),
@@ -93,9 +106,22 @@ pub(super) fn execute(input: &[u8], store: &mut Store) -> Done {
         | b"refresh_certs" => b"OK\r\n".to_vec(),
         b"stats" => return Done::Used(used, stats(args)),
         b"quit" | b"shutdown" => return Done::Close,
-        _ => return Done::Used(used, b"ERROR\r\n".to_vec()),
+        _ => return Done::Refused(UNKNOWN),
     };
     Done::Used(used, if is_silent { Vec::new() } else { reply })
+}
+
+/// The words of a command that are keys, as they are sent: in base64, too.
+fn keys<'a, 'b>(verb: &[u8], args: &'b [&'a [u8]]) -> &'b [&'a [u8]] {
+    match verb {
+        b"get" | b"gets" => args,
+        b"gat" | b"gats" => args.get(1..).unwrap_or_default(),
+        b"set" | b"add" | b"replace" | b"append" | b"prepend" | b"cas" | b"incr" | b"decr"
+        | b"touch" | b"delete" | b"ms" | b"mg" | b"md" | b"ma" | b"me" => {
+            args.get(..1).unwrap_or_default()
+        }
+        _ => &[],
+    }
 }
 
 fn stats(args: &[&[u8]]) -> Vec<u8> {
@@ -112,10 +138,6 @@ fn stats(args: &[&[u8]]) -> Vec<u8> {
 fn values(keys: &[&[u8]], with_unique: bool, store: &Store) -> Vec<u8> {
     let mut reply = Vec::new();
     for &key in keys {
-        if key.len() > KEY_MAX {
-            reply.extend_from_slice(BAD_FORMAT);
-            return reply;
-        }
         let Some(item) = store.items.get(key) else { continue };
         reply.extend_from_slice(b"VALUE ");
         reply.extend_from_slice(key);
@@ -152,14 +174,15 @@ fn put(
     let wanted = if verb == b"cas" { 5 } else { 4 };
     let is_counted = args.len() == wanted || args.len() == wanted + 1 && is_silent;
     if !is_counted {
-        return Done::Used(used, b"ERROR\r\n".to_vec());
+        return Done::Refused(UNKNOWN);
     }
     let (key, flags, len) = (args[0], number::<u32>(args[1]), number::<usize>(args[3]));
     let (Some(flags), Some(len), Some(_)) = (flags, len, number::<i32>(args[2])) else {
-        return Done::Used(used, BAD_FORMAT.to_vec());
+        return Done::Refused(BAD_FORMAT);
     };
-    if key.len() > KEY_MAX {
-        return Done::Used(used, BAD_FORMAT.to_vec());
+    let unique = args.get(4).filter(|_| verb == b"cas").map(|word| number::<u64>(word));
+    if unique == Some(None) {
+        return Done::Refused(BAD_FORMAT);
     }
     let Some((data, used, is_ended)) = block(input, used, len) else { return Done::Wait };
     let reply = if !is_ended {
@@ -168,8 +191,7 @@ fn put(
         store.items.remove(key);
         b"SERVER_ERROR object too large for cache\r\n"
     } else {
-        let unique = args.get(4).and_then(|word| number::<u64>(word));
-        stored(verb, key, flags, data, unique, store)
+        stored(verb, key, flags, data, unique.flatten(), store)
     };
     Done::Used(used, if is_silent { Vec::new() } else { reply.to_vec() })
 }
@@ -221,23 +243,45 @@ pub(super) fn counted(
     Ok(Some(new))
 }
 
+const NOT_BASE64: &[u8] = b"CLIENT_ERROR error decoding key\r\n";
+
+/// The bytes of a key, which may be asked for in base64. `None` if it is none.
+fn decoded(key: &[u8], flags: &[&[u8]]) -> Option<Vec<u8>> {
+    match has(flags, b'b') {
+        true => decode_key(key, &mut [0; KEY_SIZE_MAX]).map(<[u8]>::to_vec),
+        false => Some(key.to_vec()),
+    }
+}
+
+/// A key as replies tell it: in base64, or as its bytes are.
+fn told(key: &[u8], in_base64: bool) -> Vec<u8> {
+    let mut text = Vec::new();
+    match in_base64 {
+        true => {
+            encode_key(key, &mut text);
+            text.extend_from_slice(b" b");
+        }
+        false => text.extend_from_slice(key),
+    }
+    text
+}
+
 /// The flags that a reply repeats or fills in, in the order of the request.
-fn meta_flags(key: &[u8], flags: &[&[u8]], item: Option<&Item>) -> Vec<u8> {
+fn meta_flags(key: &[u8], in_base64: bool, flags: &[&[u8]], item: Option<&Item>) -> Vec<u8> {
     let mut said = Vec::new();
     for flag in flags {
         let text = match (flag[0], item) {
-            (b'O', _) => String::from_utf8_lossy(flag).into_owned(),
-            (b'k', _) => format!("k{}", String::from_utf8_lossy(key)),
-            (b'b', _) => "b".to_owned(),
-            (b'f', Some(item)) => format!("f{}", item.flags),
-            (b's', Some(item)) => format!("s{}", item.data.len()),
-            (b'c', Some(item)) => format!("c{}", item.unique),
-            (b't', Some(_)) => "t-1".to_owned(),
-            (b'h' | b'l', Some(_)) => format!("{}0", char::from(flag[0])),
+            (b'O', _) => flag.to_vec(),
+            (b'k', _) => [b"k", &told(key, in_base64)[..]].concat(),
+            (b'f', Some(item)) => format!("f{}", item.flags).into_bytes(),
+            (b's', Some(item)) => format!("s{}", item.data.len()).into_bytes(),
+            (b'c', Some(item)) => format!("c{}", item.unique).into_bytes(),
+            (b't', Some(_)) => b"t-1".to_vec(),
+            (b'h' | b'l', Some(_)) => vec![flag[0], b'0'],
             _ => continue,
         };
         said.push(b' ');
-        said.extend_from_slice(text.as_bytes());
+        said.extend_from_slice(&text);
     }
     said.extend_from_slice(b"\r\n");
     said
@@ -248,16 +292,19 @@ fn has(flags: &[&[u8]], name: u8) -> bool {
 }
 
 fn meta(verb: &[u8], args: &[&[u8]], store: &mut Store) -> Vec<u8> {
-    let (key, flags) = (args[0], &args[1..]);
-    if key.len() > KEY_MAX {
-        return BAD_FORMAT.to_vec();
-    }
+    let (flags, is_base64) = (&args[1..], has(&args[1..], b'b'));
+    let Some(key) = &decoded(args[0], flags) else { return NOT_BASE64.to_vec() };
     let is_quiet = has(flags, b'q');
     let quietly = |reply: Vec<u8>| if is_quiet { Vec::new() } else { reply };
-    let with = |code: &[u8], item: Option<&Item>| [code, &meta_flags(key, flags, item)].concat();
+    let with = |code: &[u8], item: Option<&Item>| {
+        [code, &meta_flags(key, is_base64, flags, item)].concat()
+    };
     match verb {
         b"me" => match store.items.get(key) {
-            Some(_) => [b"ME ", key, b" exp=-1 la=0 cas=1 fetch=no cls=1 size=60\r\n"].concat(),
+            Some(item) => {
+                let key = &told(key, item.has_base64)[..];
+                [b"ME ", key, b" exp=-1 la=0 cas=1 fetch=no cls=1 size=60\r\n"].concat()
+            }
             None => b"EN\r\n".to_vec(),
         },
         b"md" => match store.items.remove(key) {
@@ -273,7 +320,7 @@ fn meta(verb: &[u8], args: &[&[u8]], store: &mut Store) -> Vec<u8> {
             }
             match store.items.get(key) {
                 None => quietly(with(b"NF", None)),
-                Some(item) if has(flags, b'v') => valued(key, flags, item),
+                Some(item) if has(flags, b'v') => valued(key, is_base64, flags, item),
                 Some(item) => quietly(with(b"HD", Some(item))),
             }
         }
@@ -283,29 +330,40 @@ fn meta(verb: &[u8], args: &[&[u8]], store: &mut Store) -> Vec<u8> {
             }
             match store.items.get(key) {
                 None => quietly(b"EN\r\n".to_vec()),
-                Some(item) if has(flags, b'v') => valued(key, flags, item),
-                Some(item) => quietly(with(b"HD", Some(item))),
+                // The key is told as the item has it, not as it was asked for.
+                Some(item) if has(flags, b'v') => valued(key, item.has_base64, flags, item),
+                Some(item) => quietly(
+                    [b"HD", &meta_flags(key, item.has_base64, flags, Some(item))[..]].concat(),
+                ),
             }
         }
     }
 }
 
-fn valued(key: &[u8], flags: &[&[u8]], item: &Item) -> Vec<u8> {
+fn valued(key: &[u8], in_base64: bool, flags: &[&[u8]], item: &Item) -> Vec<u8> {
     let head = format!("VA {}", item.data.len());
-    [head.as_bytes(), &meta_flags(key, flags, Some(item)), &item.data, b"\r\n"].concat()
+    [head.as_bytes(), &meta_flags(key, in_base64, flags, Some(item)), &item.data, b"\r\n"].concat()
 }
 
 fn meta_set(args: &[&[u8]], input: &[u8], used: usize, store: &mut Store) -> Done {
-    let (Some(&key), Some(len)) = (args.first(), args.get(1).and_then(|word| number(word))) else {
-        return Done::Used(used, BAD_CHUNK.to_vec());
+    let (Some(key), Some(len)) = (args.first(), args.get(1).and_then(|word| number(word))) else {
+        return Done::Refused(BAD_FORMAT);
     };
     let flags = &args[2..];
+    if flags.len() > META_FLAGS_MAX {
+        return Done::Refused("CLIENT_ERROR options flags too long");
+    }
     let Some((data, used, is_ended)) = block(input, used, len) else { return Done::Wait };
     if !is_ended {
         return Done::Used(used, BAD_CHUNK.to_vec());
     }
     if len > VALUE_MAX {
         return Done::Used(used, b"SERVER_ERROR object too large for cache\r\n".to_vec());
+    }
+    let Some(key) = &decoded(key, flags) else { return Done::Used(used, NOT_BASE64.to_vec()) };
+    if has(flags, b'E') {
+        // Only newer ones know it.
+        return Done::Used(used, b"CLIENT_ERROR invalid flag\r\n".to_vec());
     }
     let mode = flags.iter().find(|flag| flag[0] == b'M').and_then(|flag| flag.get(1));
     let verb: &[u8] = match mode.map(u8::to_ascii_uppercase) {
@@ -325,8 +383,12 @@ fn meta_set(args: &[&[u8]], input: &[u8], used: usize, store: &mut Store) -> Don
         b"NOT_FOUND\r\n" => b"NF",
         _ => b"NS",
     };
+    let is_base64 = has(flags, b'b');
+    if code == b"HD" && !matches!(verb, b"append" | b"prepend") {
+        store.items.entry(key.clone()).and_modify(|item| item.has_base64 = is_base64);
+    }
     if code == b"HD" && has(flags, b'q') {
         return Done::Used(used, Vec::new());
     }
-    Done::Used(used, [code, &meta_flags(key, flags, None)].concat())
+    Done::Used(used, [code, &meta_flags(key, is_base64, flags, None)].concat())
 }

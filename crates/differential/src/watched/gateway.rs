@@ -1,6 +1,5 @@
 //! The gateway as a process.
 
-use std::fmt::Write;
 use std::io;
 use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
@@ -8,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::port::{self, Port};
 use crate::random::Random;
 use crate::servers::{Directory, Server};
 
@@ -43,27 +43,29 @@ impl Gateway {
     ) -> io::Result<Self> {
         let directory = Directory::new()?;
         let mut yaml = format!(
-            "global:\n  worker_processes: {workers}\n  stats_listen: 127.0.0.1:{}\n  log_file: {}\npools:\n",
+            "global:\n  worker_processes: {workers}\n  stats_listen: 127.0.0.1:{}\n  log_file: {}\n",
             free_port(random),
             directory.0.join("log").display(),
         );
-        for (name, scenario, servers) in pools {
-            let socket = directory.0.join(name);
-            let text = &mut yaml;
-            let written = writeln!(
-                text,
-                "  {name}:\n    listen: {}\n    distribution: modula",
-                socket.display()
-            );
-            written.expect("a string takes all");
-            for option in scenario.options {
-                text.push_str(&format!("    {option}\n"));
-            }
-            text.push_str("    servers:\n");
-            for (number, server) in servers.iter().enumerate() {
-                text.push_str(&format!("     - {}:1 s{number}\n", server.socket.display()));
-            }
-        }
+        let of_pool = |servers: &[Server]| -> Vec<String> {
+            servers.iter().map(|server| server.socket.display().to_string()).collect()
+        };
+        let owned: Vec<(String, Vec<Vec<String>>)> = pools
+            .iter()
+            .map(|(name, scenario, servers)| {
+                let listen = directory.0.join(name).display().to_string();
+                (listen, servers.chunks(scenario.servers).map(of_pool).collect())
+            })
+            .collect();
+        let ports: Vec<Port<'_>> = pools
+            .iter()
+            .zip(&owned)
+            .map(|((name, scenario, _), (listen, servers))| {
+                let Scenario { options, tree, .. } = *scenario;
+                Port { name, listen, options, tree, servers }
+            })
+            .collect();
+        yaml.push_str(&port::yaml(&ports));
         let config = directory.0.join("cashew.yml");
         std::fs::write(&config, yaml)?;
         let output = std::fs::File::create(directory.0.join("output"))?;

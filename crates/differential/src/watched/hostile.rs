@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::generate::{Protocol, request};
+use crate::generate::{Protocol, limits, request};
 use crate::random::Random;
 
 /// How much of a pool's input is kept.
@@ -49,13 +49,15 @@ impl Transcript {
 }
 
 /// A request of a hostile client.
-fn sendable(protocol: Protocol, random: &mut Random) -> Vec<u8> {
+fn sendable(protocol: Protocol, is_routed: bool, random: &mut Random) -> Vec<u8> {
     loop {
         let bytes = match random.percent(4) {
             true => {
                 let len = 1 + random.below(60);
                 random.bytes(len)
             }
+            // Routes make keys longer, or empty.
+            false if is_routed && random.percent(40) => limits::request(protocol, random).bytes(),
             false => request(protocol, random).bytes(),
         };
         let text = String::from_utf8_lossy(&bytes).to_lowercase();
@@ -70,6 +72,7 @@ fn sendable(protocol: Protocol, random: &mut Random) -> Vec<u8> {
 /// Sends as long as `runs`.
 pub(super) fn run(
     protocol: Protocol,
+    is_routed: bool,
     address: &Path,
     mut random: Random,
     transcript: &Transcript,
@@ -95,7 +98,7 @@ pub(super) fn run(
         let Some(open) = &mut stream else { continue };
         let mut bytes = Vec::new();
         for _ in 0..=random.below(3) {
-            bytes.extend(sendable(protocol, &mut random));
+            bytes.extend(sendable(protocol, is_routed, &mut random));
         }
         let is_half = random.percent(8);
         if is_half {

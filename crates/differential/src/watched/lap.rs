@@ -106,7 +106,9 @@ pub fn run_lap(lap: &Lap<'_>) -> io::Result<(Totals, Vec<Finding>)> {
     let servers: Vec<Vec<Server>> = lap
         .pools
         .iter()
-        .map(|(scenario, program)| (0..scenario.servers).map(|_| Server::start(program)).collect())
+        .map(|(scenario, program)| {
+            (0..scenario.servers()).map(|_| Server::start(program)).collect()
+        })
         .collect::<io::Result<_>>()?;
     let names: Vec<String> = (0..lap.pools.len()).map(|number| format!("p{number}")).collect();
     let pools: Vec<(String, Scenario, &[Server])> = names
@@ -125,12 +127,13 @@ pub fn run_lap(lap: &Lap<'_>) -> io::Result<(Totals, Vec<Finding>)> {
     std::thread::scope(|scope| {
         for (at, (scenario, program)) in lap.pools.iter().enumerate() {
             let address = gateway.address(&names[at]);
+            let (is_routed, has_order) = (scenario.tree.is_some(), scenario.has_order());
             for &protocol in scenario.hostile.iter().chain(scenario.hostile) {
                 let (address, random, transcript) =
                     (address.clone(), Random::new(random.number()), &transcripts[at]);
                 let (runs, sent) = (&runs, &sent);
                 scope.spawn(move || {
-                    hostile::run(protocol, &address, random, transcript, runs, sent)
+                    hostile::run(protocol, is_routed, &address, random, transcript, runs, sent)
                 });
             }
             let pool = format!("{} before {}", scenario.name, program.version);
@@ -150,7 +153,8 @@ pub fn run_lap(lap: &Lap<'_>) -> io::Result<(Totals, Vec<Finding>)> {
                                 lap.patience,
                                 random.clone(),
                             );
-                            let Ok(mut watcher) = watcher else { continue };
+                            let Ok(watcher) = watcher else { continue };
+                            let mut watcher = watcher.one_at_a_time(!has_order);
                             random.number();
                             let trouble = watch(&mut watcher, &address, runs, &mut random);
                             totals.lock().expect("nobody panics with it").add(Totals {

@@ -55,7 +55,8 @@ impl Bench<'_> {
             for &protocol in self.scenario.watched {
                 let name = format!("m{:x}", self.random.number() >> 40);
                 let random = Random::new(self.random.number());
-                let mut watcher = Watcher::connect(protocol, name, &address, PATIENCE, random)?;
+                let watcher = Watcher::connect(protocol, name, &address, PATIENCE, random)?;
+                let mut watcher = watcher.one_at_a_time(!self.scenario.has_order());
                 let tries = if protocol == Protocol::Redis { 2 } else { 3 };
                 let trouble = (0..tries).find_map(|_| watcher.tick().err());
                 if let Some(trouble) = trouble {
@@ -83,7 +84,7 @@ pub(super) fn minimised(
     random: &mut Random,
 ) -> io::Result<Option<(Vec<Case>, String)>> {
     let servers =
-        (0..scenario.servers).map(|_| Server::start(server)).collect::<io::Result<_>>()?;
+        (0..scenario.servers()).map(|_| Server::start(server)).collect::<io::Result<_>>()?;
     let until = Instant::now() + TIME_MAX;
     let random = Random::new(random.number());
     let mut bench = Bench {

@@ -41,6 +41,8 @@ pub(super) struct Watcher {
     random: Random,
     input: Vec<u8>,
     resp3: bool,
+    /// The most requests that it sends at once.
+    pipeline: usize,
     patience: Duration,
     pub(super) replies: u64,
     pub(super) misses: u64,
@@ -67,11 +69,18 @@ impl Watcher {
             random,
             input: Vec::new(),
             resp3: false,
+            pipeline: PIPELINE_MAX,
             patience,
             replies: 0,
             misses: 0,
             slowest: Duration::ZERO,
         })
+    }
+
+    /// Whether each request waits for the answer to the one before.
+    pub(super) fn one_at_a_time(mut self, is_it: bool) -> Self {
+        self.pipeline = if is_it { 1 } else { PIPELINE_MAX };
+        self
     }
 
     /// Closes the connection and makes another one: possibly to another worker.
@@ -99,7 +108,7 @@ impl Watcher {
 
     /// One pipeline of requests, and their replies.
     pub(super) fn tick(&mut self) -> Result<(), Trouble> {
-        let count = 1 + self.random.below(PIPELINE_MAX);
+        let count = 1 + self.random.below(self.pipeline);
         let mut expected = Vec::with_capacity(count);
         for _ in 0..count {
             match self.protocol {
