@@ -57,6 +57,53 @@ fn no_reply_has_a_line_end_in_its_key() {
     assert!(lanes.into_iter().all(|lane| world.received(lane).is_empty()));
 }
 
+/// A client of a route, and the connections to the servers of its pools.
+fn routed(route: &str) -> (World, ConnId, Vec<ConnId>) {
+    let mut world = World::new(&snapshot(&format!(
+        "global: {{worker_processes: 1}}
+pools:
+  a: {{listen: '127.0.0.1:6001', preconnect: true, servers: ['127.0.0.1:7000:1']}}
+  b: {{listen: '127.0.0.1:6002', preconnect: true, servers: ['127.0.0.1:7001:1']}}
+routes:
+  main: {{listen: '127.0.0.1:6000', route: {route}}}
+"
+    )));
+    // Each pool has a server of that number.
+    let mut lanes = Vec::new();
+    while world.connects_to(0) {
+        lanes.push(world.accept(0));
+    }
+    let main = world.engine.listener_named("main").unwrap();
+    let client = world.client_of(main.number());
+    (world, client, lanes)
+}
+
+/// Later versions of memcached take `delete noreply` for an order to be silent: the next reply would be its own.
+#[test]
+fn a_key_that_a_route_makes_is_no_order_to_be_silent() {
+    for (route, request) in [
+        ("{prefix: {'x:': {strip: true, to: a}}}", "delete x:noreply\r\n"),
+        ("{prefix: {'x:': {strip: true, to: a}}}", "delete x:noreply noreply\r\n"),
+        ("{prefix: {'x': {rewrite: 'no', to: a}}}", "delete xreply\r\n"),
+        ("{all_initial: [a, b]}", "delete noreply\r\n"),
+        ("{migrate: {from: a, to: b, share: 50%, dual_write: true}}", "incr noreply 1\r\n"),
+    ] {
+        let (mut world, client, lanes) = routed(route);
+        world.send(client, request);
+        let mut deleted = 0;
+        for lane in [&lanes[..], &lanes[..]].concat() {
+            let received = String::from_utf8(world.received(lane)).unwrap();
+            assert!(!received.contains("delete noreply\r\n"), "{route}: {received}");
+            deleted += received.matches("delete noreply 0\r\n").count();
+            world.send(lane, &"NOT_FOUND\r\n".repeat(received.lines().count()));
+        }
+        assert!(deleted > 0, "{route}");
+        if !request.ends_with("noreply noreply\r\n") {
+            world.expect(client, "NOT_FOUND\r\n");
+        }
+    }
+}
+
 #[test]
 fn no_reply_by_way_of_a_route_has_a_line_end_in_its_key() {
     let error = "CLIENT_ERROR a key with a line feed cannot be told: ask without it\r\n";
@@ -65,22 +112,7 @@ fn no_reply_by_way_of_a_route_has_a_line_end_in_its_key() {
         "{key_split: {to: a, copies: 2}}",
         "{all_initial: [a, b]}",
     ] {
-        let mut world = World::new(&snapshot(&format!(
-            "global: {{worker_processes: 1}}
-pools:
-  a: {{preconnect: true, servers: ['127.0.0.1:7000:1']}}
-  b: {{listen: '127.0.0.1:6002', preconnect: true, servers: ['127.0.0.1:7001:1']}}
-routes:
-  main: {{listen: '127.0.0.1:6000', route: {route}}}
-"
-        )));
-        // Each pool has a server of that number.
-        let mut lanes = Vec::new();
-        while world.connects_to(0) {
-            lanes.push(world.accept(0));
-        }
-        let main = world.engine.listener_named("main").unwrap();
-        let client = world.client_of(main.number());
+        let (mut world, client, lanes) = routed(route);
         for request in ["mg YQpi b k v\r\n", "mg YQpi k O1 b q\r\n", "me YQpi b\r\n"] {
             world.send(client, request);
             world.expect(client, error);

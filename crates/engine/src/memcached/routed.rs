@@ -384,7 +384,9 @@ impl Dialect for Text {
     fn about(&self, question: &Question, key: &[u8]) -> Vec<u8> {
         let Question { text, key_at, .. } = question;
         let key = Self::written(question, key);
-        [&text[..key_at.start as usize], &key, &text[key_at.end()..]].concat()
+        let text = [&text[..key_at.start as usize], &key, &text[key_at.end()..]].concat();
+        // Later versions take the bare word for an order to be silent.
+        if text == b"delete noreply\r\n" { b"delete noreply 0\r\n".to_vec() } else { text }
     }
 
     fn takes(&self, question: &Question, key: &[u8]) -> bool {
@@ -408,7 +410,11 @@ impl Dialect for Text {
         let key = Self::written(question, key);
         let (text, answer) = match question.is_base64 {
             true => ([b"md ", &key[..], b" b\r\n"].concat(), Answer::MetaDelete),
-            false => ([b"delete ", &key[..], b"\r\n"].concat(), Answer::Delete),
+            false => {
+                // As in `about`.
+                let end: &[u8] = if key == b"noreply" { b" 0\r\n" } else { b"\r\n" };
+                ([b"delete ", &key[..], end].concat(), Answer::Delete)
+            }
         };
         (text, Expect::Answer(answer), Asked::default())
     }
