@@ -177,13 +177,13 @@ impl Ring {
     /// Waits once for one of the events, an error, or the peer's end: the kernel adds that. A state
     /// that holds already is reported at once.
     pub(crate) fn poll(&mut self, descriptor: RawFd, events: PollFlags, tag: u64) {
-        let entry = opcode::PollAdd::new(Fd(descriptor), events.bits().into()).build();
+        let entry = opcode::PollAdd::new(Fd(descriptor), events.bits() as u32).build();
         self.push(&entry.user_data(POLL << KIND_SHIFT | tag));
     }
 
     /// The same until it is cancelled: reports the state at first, and then each change.
     pub(crate) fn poll_changes(&mut self, descriptor: RawFd, events: PollFlags, tag: u64) {
-        let entry = opcode::PollAdd::new(Fd(descriptor), events.bits().into()).multi(true).build();
+        let entry = opcode::PollAdd::new(Fd(descriptor), events.bits() as u32).multi(true).build();
         self.push(&entry.user_data(POLL << KIND_SHIFT | tag));
     }
 
@@ -302,7 +302,7 @@ impl Ring {
             }
             _ => {
                 let events = count(entry.result()).unwrap_or(0);
-                let events = PollFlags::from_bits_retain(events as u16);
+                let events = PollFlags::from_bits_retain(events as _);
                 Completion::Polled { tag, events, goes_on }
             }
         })
@@ -605,5 +605,100 @@ impl Pool {
         // a u16; the kernel reads it.
         let tail = unsafe { &*BufRingEntry::tail(self.entries.as_ptr()).cast::<AtomicU16>() };
         tail.store(self.tail, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::with_exposed_provenance_mut;
+
+    use super::*;
+
+    /// What the kernel does with a pool of buffers, for tools that see no kernel.
+    struct Kernel {
+        entries: *mut BufRingEntry,
+        head: u16,
+    }
+
+    impl Kernel {
+        /// Writes to the next buffer, and says which it was; `None` if there is none.
+        fn receives(&mut self, bytes: &[u8]) -> Option<u16> {
+            // SAFETY: the first entry is there as long as its pool.
+            let tail = unsafe { &*BufRingEntry::tail(self.entries).cast::<AtomicU16>() };
+            if tail.load(Ordering::Acquire) == self.head {
+                return None;
+            }
+            // SAFETY: within the entries, see `Pool::publish`.
+            let entry = unsafe { &*self.entries.add(usize::from(self.head) % BUFFERS_MAX) };
+            self.head = self.head.wrapping_add(1);
+            let len = bytes.len().min(entry.len() as usize);
+            let buffer = with_exposed_provenance_mut::<u8>(entry.addr() as usize);
+            // SAFETY: the pool has lent this buffer, which has so much room, until it is taken.
+            unsafe { buffer.copy_from_nonoverlapping(bytes.as_ptr(), len) };
+            Some(entry.bid())
+        }
+    }
+
+    fn free(pool: Pool) {
+        // SAFETY: allocated in `Pool::new` with this layout.
+        unsafe { dealloc(pool.entries.as_ptr().cast(), Pool::LAYOUT) };
+    }
+
+    #[test]
+    fn buffers_are_lent_and_taken_back_until_there_are_none() {
+        let mut pool = Pool::new();
+        let mut kernel = Kernel { entries: pool.entries.as_ptr(), head: 0 };
+        assert_eq!(kernel.receives(b"too early"), None);
+        pool.grow(2);
+        let [first, second] =
+            [&b"first"[..], b"second"].map(|bytes| kernel.receives(bytes).unwrap());
+        assert_eq!(kernel.receives(b"too much"), None);
+        let first = pool.take(first, 5);
+        assert_eq!(first.bytes, b"first");
+        pool.publish(first.id, first.bytes);
+        // Around the ring and again, one of them held.
+        let held = pool.take(second, 6);
+        for round in 0..2 * BUFFERS_MAX {
+            let text = round.to_string();
+            let id = kernel.receives(text.as_bytes()).unwrap();
+            let buffer = pool.take(id, text.len());
+            assert_eq!(buffer.bytes, text.as_bytes());
+            // A handler may have kept the bytes: then another buffer is lent.
+            let bytes = if round % 2 == 0 { Vec::new() } else { buffer.bytes };
+            pool.publish(buffer.id, bytes);
+        }
+        assert_eq!(
+            (held.bytes.as_slice(), kernel.receives(b"").map(|_| kernel.receives(b""))),
+            (&b"second"[..], Some(None))
+        );
+        free(pool);
+    }
+
+    #[test]
+    fn a_pool_that_was_cleared_begins_anew() {
+        let mut pool = Pool::new();
+        pool.grow(4);
+        pool.clear();
+        assert_eq!(pool.released, 4 * BUFFER_SIZE);
+        let mut kernel = Kernel { entries: pool.entries.as_ptr(), head: 0 };
+        assert_eq!(kernel.receives(b"too early"), None);
+        pool.grow(BUFFERS_MAX);
+        let whole = vec![7; BUFFER_SIZE + 1];
+        let ids: Vec<u16> = (0..BUFFERS_MAX).map(|_| kernel.receives(&whole).unwrap()).collect();
+        assert_eq!((ids, kernel.receives(&whole)), ((0..BUFFERS_MAX as u16).collect(), None));
+        assert!(pool.take(7, BUFFER_SIZE).bytes == whole[..BUFFER_SIZE]);
+        free(pool);
+    }
+
+    #[test]
+    fn only_the_limit_makes_an_entry_another_one() {
+        let words = |entry: squeue::Entry| {
+            // SAFETY: an entry is the kernel's structure of 64 bytes, all of which were written.
+            unsafe { std::mem::transmute::<squeue::Entry, [u32; 16]>(entry) }
+        };
+        let plain = words(opcode::RecvMulti::new(Fd(5), GROUP).build());
+        let mut expected = plain;
+        expected[11] = RECEIVED_MAX;
+        assert_eq!(words(receive_up_to_limit(Fd(5))), expected);
     }
 }

@@ -94,7 +94,42 @@ impl Generations {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use super::*;
+    use crate::testing::repetitions;
+
+    #[test]
+    fn what_is_kept_is_no_older_than_the_last_write_that_was_acknowledged() {
+        const WRITERS: usize = 2;
+        let generations = Generations::private();
+        let key = KeyWord::of(b"key");
+        let (server, acknowledged) = (AtomicU64::new(0), AtomicU64::new(0));
+        let write = |of_all: bool| {
+            let count = || if of_all { generations.count_all() } else { generations.count(key) };
+            for _ in 0..repetitions(20_000) {
+                count();
+                let written = server.fetch_add(1, SeqCst) + 1;
+                count();
+                acknowledged.fetch_max(written, SeqCst);
+            }
+        };
+        thread::scope(|scope| {
+            let writers: Vec<_> =
+                (0..WRITERS).map(|at| scope.spawn(move || write(at > 0))).collect();
+            let mut kept = None;
+            while !writers.iter().all(|writer| writer.is_finished()) {
+                let (stamp, reply) =
+                    kept.take().unwrap_or_else(|| (generations.stamp(key), server.load(SeqCst)));
+                let last = acknowledged.load(SeqCst);
+                if generations.stamp(key) == stamp {
+                    assert!(reply >= last, "{reply} is kept, and {last} was acknowledged");
+                    kept = Some((stamp, reply));
+                }
+            }
+        });
+        assert_eq!(acknowledged.into_inner(), (WRITERS * repetitions(20_000)) as u64);
+    }
 
     #[test]
     fn a_stamp_is_good_until_its_key_is_written_by_anybody() {

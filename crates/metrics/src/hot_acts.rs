@@ -279,6 +279,7 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::testing::repetitions;
 
     fn act(key: &[u8], cause: HotCause) -> HotAct {
         HotAct { since: 77, limit_ppm: 25_000, ..HotAct::of_key("p", key, cause) }
@@ -332,7 +333,8 @@ mod tests {
             .map(|key| (0..=key.len()).map(|_| act(key, HotCause::Rule)).collect())
             .collect();
         thread::scope(|scope| {
-            let writer = scope.spawn(|| (0..20_000).for_each(|at| acts.set(&both[at % 2])));
+            let writer =
+                scope.spawn(|| (0..repetitions(20_000)).for_each(|at| acts.set(&both[at % 2])));
             while !writer.is_finished() {
                 let seen = acts.all();
                 assert!(seen.is_empty() || both.contains(&seen), "{seen:?}");

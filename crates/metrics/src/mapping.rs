@@ -46,8 +46,10 @@ impl Mapping {
     }
 
     pub(crate) fn heap(words: usize) -> Self {
-        let words: Box<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
-        let words = NonNull::from(Box::leak(words));
+        // They come as zeros from the system, and none is touched before it is needed.
+        let zeros = Box::leak(vec![0_u64; words].into_boxed_slice());
+        const { assert!(align_of::<u64>() == align_of::<AtomicU64>(), "both are the same memory") };
+        let words = NonNull::slice_from_raw_parts(NonNull::from(zeros).cast(), words);
         Self { words, kind: Kind::Heap }
     }
 
@@ -67,7 +69,7 @@ impl Drop for Mapping {
                 let unmapped = unsafe { munmap(self.words.cast().as_ptr(), bytes) };
                 debug_assert_eq!(unmapped, Ok(()));
             }
-            // SAFETY: `heap` leaked this very box.
+            // SAFETY: `heap` leaked this very box, whose layout is the same.
             Kind::Heap => drop(unsafe { Box::from_raw(self.words.as_ptr()) }),
         }
     }
@@ -101,5 +103,68 @@ impl View {
     pub(crate) fn words(&self) -> &[AtomicU64] {
         // SAFETY: a part of the owner's words, which lie still as long as the owner is held.
         unsafe { self.words.as_ref() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::sync::atomic::Ordering::Relaxed;
+    use std::thread;
+
+    use super::*;
+
+    fn numbers(words: &[AtomicU64]) -> Vec<u64> {
+        words.iter().map(|word| word.load(Relaxed)).collect()
+    }
+
+    #[test]
+    fn what_is_on_the_heap_is_zero_and_stays_until_its_last_view_is_gone() {
+        let mapping = Arc::new(Mapping::heap(8));
+        assert_eq!(numbers(mapping.words()), [0; 8]);
+        let (one, other) = (View::new(&mapping, 2..6), View::new(&mapping, 4..8));
+        mapping.words()[5].store(7, Relaxed);
+        drop(mapping);
+        assert_eq!(
+            (numbers(one.words()), numbers(other.words())),
+            (vec![0, 0, 0, 7], vec![0, 7, 0, 0])
+        );
+        drop(one);
+        other.words()[3].store(8, Relaxed);
+        assert_eq!(numbers(other.words()), [0, 7, 0, 8]);
+    }
+
+    #[test]
+    fn a_part_that_an_older_version_has_not_is_none() {
+        let mapping = Arc::new(Mapping::heap(8));
+        assert_eq!(View::of_part(&mapping, 3, 5).map(|part| part.words().len()), Some(5));
+        assert!(View::of_part(&mapping, 4, 5).is_none());
+        assert_eq!(View::of_part(&mapping, 8, 0).map(|part| part.words().len()), Some(0));
+        assert!(Mapping::heap(0).words().is_empty());
+    }
+
+    #[test]
+    fn threads_write_through_views_and_whoever_is_last_frees() {
+        const THREADS: u64 = 4;
+        let mapping = Arc::new(Mapping::heap(2));
+        let threads: Vec<_> = (1..=THREADS)
+            .map(|number| {
+                let view = View::new(&mapping, 1..2);
+                thread::spawn(move || {
+                    let again = view.clone();
+                    drop(view);
+                    again.words()[0].fetch_add(number, Relaxed) + number
+                })
+            })
+            .collect();
+        drop(mapping);
+        let sums = threads.into_iter().map(|thread| thread.join().unwrap());
+        assert_eq!(sums.max(), Some((1..=THREADS).sum()));
+    }
+
+    #[test]
+    fn what_no_process_has_room_for_is_refused() {
+        let input = std::io::stdin();
+        assert_eq!(Mapping::shared(input.as_fd(), usize::MAX).err(), Some(io::Errno::OVERFLOW));
     }
 }

@@ -72,7 +72,30 @@ impl Passages {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use super::*;
+    use crate::testing::repetitions;
+
+    #[test]
+    fn threads_that_meet_all_see_it() {
+        const THREADS: usize = 3;
+        let passages = Passages::new(&Arc::new(Mapping::heap(WORDS)), 0);
+        let under_way = AtomicU64::new(0);
+        let write = || {
+            for _ in 0..repetitions(20_000) {
+                let passage = passages.begin(b"key");
+                let is_not_first = under_way.fetch_add(1, SeqCst) > 0;
+                // Everyone that is counted here has begun and not ended.
+                let has_met = is_not_first || under_way.load(SeqCst) > 1;
+                assert!(passages.is_crossed(&passage) || !has_met);
+                under_way.fetch_sub(1, SeqCst);
+                passages.end(&passage);
+            }
+        };
+        thread::scope(|scope| (0..THREADS).for_each(|_| _ = scope.spawn(write)));
+        assert!(!passages.is_crossed(&passages.begin(b"key")), "nobody is under way any more");
+    }
 
     #[test]
     fn both_of_two_that_cross_see_it_whoever_is_last() {

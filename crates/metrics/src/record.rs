@@ -121,3 +121,54 @@ fn checksum(words: &[u64]) -> u64 {
     let step = |hash: u64, word: &u64| (hash ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(23);
     words[NUMBERS..].iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::testing::repetitions;
+
+    const WORDS: usize = 16;
+    const RECORDS: u64 = 2;
+
+    fn record_of(ring: &[AtomicU64], ticket: u64) -> &[AtomicU64] {
+        let start = (ticket % RECORDS) as usize * WORDS;
+        &ring[start..start + WORDS]
+    }
+
+    fn write_of(ring: &[AtomicU64], ticket: u64) {
+        let text = ticket.to_string();
+        let numbers = [ticket, !ticket];
+        write(record_of(ring, ticket), ticket, numbers, [(text.as_bytes(), 20), (b"end", 3)]);
+    }
+
+    /// Whether it was there; what is there is whole.
+    fn is_read(ring: &[AtomicU64], ticket: u64) -> bool {
+        let Some(record) = read::<2, 2>(record_of(ring, ticket), ticket) else { return false };
+        assert_eq!(record.numbers, [ticket, !ticket]);
+        assert_eq!(record.texts, [ticket.to_string().into_bytes(), b"end".to_vec()]);
+        true
+    }
+
+    #[test]
+    fn what_is_read_is_whole_whoever_else_writes_it() {
+        const WRITERS: usize = 2;
+        const EACH: usize = repetitions(10_000);
+        let ring: Vec<AtomicU64> =
+            (0..RECORDS as usize * WORDS).map(|_| AtomicU64::new(0)).collect();
+        let tickets = AtomicU64::new(0);
+        thread::scope(|scope| {
+            let write = || (0..EACH).for_each(|_| write_of(&ring, tickets.fetch_add(1, Relaxed)));
+            let writers = [(); WRITERS].map(|()| scope.spawn(write));
+            while !writers.iter().all(|writer| writer.is_finished()) {
+                let next = tickets.load(Relaxed);
+                (next.saturating_sub(RECORDS)..next).for_each(|ticket| _ = is_read(&ring, ticket));
+            }
+        });
+        // Whoever writes alone is read.
+        let next = tickets.into_inner();
+        write_of(&ring, next);
+        assert!(is_read(&ring, next) && !is_read(&ring, next - RECORDS));
+    }
+}

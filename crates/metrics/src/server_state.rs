@@ -370,6 +370,7 @@ fn unpack(word: u64) -> (u64, Cause) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::repetitions;
 
     fn words() -> [AtomicU64; WORDS] {
         Default::default()
@@ -483,7 +484,7 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     let state = SharedState(&words);
-                    for _ in 0..1000 {
+                    for _ in 0..repetitions(1000) {
                         if state.note(Evidence::Failed(Cause::Reset), 1000).is_some() {
                             told.fetch_add(1, Relaxed);
                         }

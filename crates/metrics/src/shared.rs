@@ -432,10 +432,12 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::testing::repetitions;
 
     const THREADS: usize = 4;
 
     #[test]
+    #[cfg_attr(miri, ignore = "it has no memory of descriptors")]
     fn pauses_are_seen_by_all_until_they_are_over() {
         let (fd, shared) = Shared::create().unwrap();
         let other = Shared::open(&fd).unwrap();
@@ -466,6 +468,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it has no memory of descriptors")]
     fn heartbeats_and_lost_lines_disturb_nobody() {
         let (fd, shared) = Shared::create().unwrap();
         let other = Shared::open(&fd).unwrap();
@@ -491,6 +494,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it has no memory of descriptors")]
     fn the_limit_is_never_exceeded_and_always_reached() {
         const LIMIT: u32 = 3;
         let (fd, shared) = Shared::create().unwrap();
@@ -499,7 +503,7 @@ mod tests {
             for _ in 0..THREADS {
                 scope.spawn(|| {
                     let shared = Shared::open(&fd).unwrap();
-                    for _ in 0..50_000 {
+                    for _ in 0..repetitions(50_000) {
                         if shared.take(7, LIMIT) {
                             most.fetch_max(inside.fetch_add(1, Relaxed) + 1, Relaxed);
                             inside.fetch_sub(1, Relaxed);
@@ -526,7 +530,7 @@ mod tests {
         thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
-                    for _ in 0..50_000 {
+                    for _ in 0..repetitions(50_000) {
                         assert!(shared.take(0, 2));
                         assert!(!shared.take(0, 1), "one at least is taken");
                         shared.give(0);
@@ -540,7 +544,8 @@ mod tests {
     fn ids_are_unique_and_begin_with_1() {
         let shared = Shared::in_memory();
         let ids: Vec<u64> = thread::scope(|scope| {
-            let take = || (0..10_000).map(|_| shared.next_client_id()).collect::<Vec<_>>();
+            let take =
+                || (0..repetitions(10_000)).map(|_| shared.next_client_id()).collect::<Vec<_>>();
             let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(take)).collect();
             threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
         });
@@ -566,6 +571,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it has no memory of descriptors")]
     fn reloads_are_recorded() {
         let (fd, master) = Shared::create().unwrap();
         let admin = Shared::open(fd).unwrap();
@@ -593,7 +599,7 @@ mod tests {
         let shared = Shared::in_memory();
         thread::scope(|scope| {
             let writer = scope.spawn(|| {
-                for at in 1..20_000 {
+                for at in 1..repetitions(20_000) as u64 {
                     shared.add_reload(at, Some(&at.to_string().repeat(40)));
                 }
             });
@@ -609,6 +615,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it has no memory of descriptors")]
     fn memory_of_a_version_without_regions_and_events_is_taken_as_it_is() {
         let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&fd, word::COUNT_MIN as u64 * 8).unwrap();
@@ -622,6 +629,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it has no memory of descriptors")]
     fn foreign_memory_is_refused() {
         let (fd, shared) = Shared::create().unwrap();
         shared.mapping.words()[word::MAGIC].store(MAGIC + (1 << 56), Relaxed);

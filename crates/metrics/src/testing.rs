@@ -1,4 +1,4 @@
-//! Snapshots for tests.
+//! Snapshots for tests, and how long tests with threads take.
 
 use cashew_config::snapshot::{Pool, Server};
 use cashew_config::{Context, Snapshot};
@@ -20,4 +20,11 @@ pools: {p: {listen: '127.0.0.1:22121', redis: true, servers: ['127.0.0.1:6379:1 
     };
     snapshot.pools = pools.iter().map(named).collect();
     snapshot
+}
+
+/// How often threads that meet by chance do something: a few times under Miri, which is a thousand times slower and makes
+/// them meet by itself, in other ways with each seed.
+pub(crate) const fn repetitions(count: usize) -> usize {
+    const UNDER_MIRI: usize = 30;
+    if cfg!(miri) && count > UNDER_MIRI { UNDER_MIRI } else { count }
 }

@@ -83,6 +83,7 @@ fn place_of(words: &[AtomicU64], key: u64, now_ms: u64) -> &[AtomicU64] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::repetitions;
 
     const LIMIT: Limit = Limit { burst: 3, every_ms: 100 };
 
@@ -113,13 +114,15 @@ mod tests {
 
     #[test]
     fn many_threads_take_no_more_than_there_is() {
+        const THREADS: usize = 4;
+        const EACH: usize = repetitions(1000);
         let words = words();
         let taken = AtomicU64::new(0);
         let told = AtomicU64::new(0);
         std::thread::scope(|scope| {
-            for _ in 0..4 {
+            for _ in 0..THREADS {
                 scope.spawn(|| {
-                    for _ in 0..1000 {
+                    for _ in 0..EACH {
                         if let Some(left_out) = take(&words, 9, LIMIT, 50_000) {
                             taken.fetch_add(1, Relaxed);
                             told.fetch_add(left_out, Relaxed);
@@ -130,6 +133,6 @@ mod tests {
         });
         assert_eq!(taken.into_inner(), LIMIT.burst);
         let after = take(&words, 9, LIMIT, 60_000).unwrap();
-        assert_eq!(told.into_inner() + after, 4000 - LIMIT.burst);
+        assert_eq!(told.into_inner() + after, (THREADS * EACH) as u64 - LIMIT.burst);
     }
 }
