@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{
     AtomicU64,
-    Ordering::{AcqRel, Relaxed},
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
 /// Keys that there is room for. One more shares the limit of another.
@@ -42,7 +42,7 @@ pub(super) fn take(words: &[AtomicU64], key: u64, limit: Limit, now_ms: u64) -> 
         (next <= now_ms + limit.burst * limit.every_ms).then_some(next)
     });
     if taken.is_err() {
-        place[word::LEFT_OUT].fetch_add(1, Relaxed);
+        place[word::LEFT_OUT].fetch_add(1, Release);
         return None;
     }
     // Most of the time there is nothing to take.
@@ -61,18 +61,23 @@ fn place_of(words: &[AtomicU64], key: u64, now_ms: u64) -> &[AtomicU64] {
     }
     for place in places {
         let holder = place[word::KEY].load(Relaxed);
+        if holder == key {
+            // Another process has told of the same meanwhile.
+            return place;
+        }
+        // First: whoever counts here has a place that is not full for now.
+        let left_out = place[word::LEFT_OUT].load(Acquire);
         let full_at = place[word::FULL_AT].load(Relaxed);
-        let has_told = place[word::LEFT_OUT].load(Relaxed) == 0;
-        let is_quiet = full_at <= now_ms && (has_told || full_at + FORGET_AFTER_MS <= now_ms);
+        let is_quiet = full_at <= now_ms && (left_out == 0 || full_at + FORGET_AFTER_MS <= now_ms);
         if holder != 0 && !is_quiet {
             continue;
         }
+        if holder != 0 && left_out > 0 {
+            // It is forgotten before anybody can count for the new key.
+            let _ = place[word::LEFT_OUT].compare_exchange(left_out, 0, Relaxed, Relaxed);
+        }
         match place[word::KEY].compare_exchange(holder, key, AcqRel, Relaxed) {
-            Ok(_) => {
-                place[word::LEFT_OUT].store(0, Relaxed);
-                return place;
-            }
-            // Another process tells of the same.
+            Ok(_) => return place,
             Err(other) if other == key => return place,
             Err(_) => {}
         }
@@ -82,6 +87,8 @@ fn place_of(words: &[AtomicU64], key: u64, now_ms: u64) -> &[AtomicU64] {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Barrier, Mutex};
+
     use super::*;
     use crate::testing::repetitions;
 
@@ -110,6 +117,39 @@ mod tests {
         assert_eq!(take(&words, PLACES as u64 + 1, LIMIT, 1000), None, "it shares a limit");
         // Who has been quiet makes room once it is known, or long ago, what was left out.
         assert_eq!(take(&words, PLACES as u64 + 9, LIMIT, 1000 + 2 * FORGET_AFTER_MS), Some(0));
+    }
+
+    #[test]
+    fn many_threads_with_a_new_key_share_its_limit() {
+        const THREADS: usize = 4;
+        const EACH: u64 = 2;
+        let words = words();
+        let (all, seen) = (Barrier::new(THREADS), Mutex::new(Vec::new()));
+        let [taken, told] = [(); 2].map(|()| AtomicU64::new(0));
+        let tell = || {
+            for round in 1..=repetitions(5000) as u64 {
+                let now_ms = round * 4 * FORGET_AFTER_MS;
+                all.wait();
+                for _ in 0..EACH {
+                    if let Some(left_out) = take(&words, round, LIMIT, now_ms) {
+                        taken.fetch_add(1, Relaxed);
+                        told.fetch_add(left_out, Relaxed);
+                    }
+                }
+                if all.wait().is_leader() {
+                    // Each second time the place keeps what was left out, for the next key to forget.
+                    let told = told.swap(0, Relaxed);
+                    let after = |_| told + take(&words, round, LIMIT, now_ms + 10_000).unwrap();
+                    let left_out = Some(()).filter(|()| round % 2 == 0).map(after);
+                    seen.lock().unwrap().push((taken.swap(0, Relaxed), left_out));
+                }
+            }
+        };
+        std::thread::scope(|scope| (0..THREADS).for_each(|_| _ = scope.spawn(tell)));
+        let left_out = THREADS as u64 * EACH - LIMIT.burst;
+        for (at, seen) in seen.into_inner().unwrap().into_iter().enumerate() {
+            assert_eq!(seen, (LIMIT.burst, (at % 2 == 1).then_some(left_out)), "{at}");
+        }
     }
 
     #[test]
