@@ -95,7 +95,7 @@ fn a_key_that_a_route_makes_is_no_order_to_be_silent() {
             let received = String::from_utf8(world.received(lane)).unwrap();
             assert!(!received.contains("delete noreply\r\n"), "{route}: {received}");
             deleted += received.matches("delete noreply 0\r\n").count();
-            world.send(lane, &"NOT_FOUND\r\n".repeat(received.lines().count()));
+            world.send(lane, "NOT_FOUND\r\n".repeat(received.lines().count()));
         }
         assert!(deleted > 0, "{route}");
         if !request.ends_with("noreply noreply\r\n") {
