@@ -171,7 +171,11 @@ fn secured<S: Stream + 'static>(
 /// What the text protocol cannot name is in base64, which takes memcached 1.6.
 fn delete(out: &mut Vec<u8>, key: &[u8]) {
     match key.iter().all(|byte| byte.is_ascii_graphic() || *byte >= 0x80) {
-        true => out.extend_from_slice(&[b"delete ", key, b"\r\n"].concat()),
+        true => {
+            // Later versions take the bare word for an order to be silent, and the answer would be waited for.
+            let end: &[u8] = if key == b"noreply" { b" 0\r\n" } else { b"\r\n" };
+            out.extend_from_slice(&[b"delete ", key, end].concat());
+        }
         false => {
             out.extend_from_slice(b"md ");
             encode_key(key, out);
@@ -192,6 +196,7 @@ mod tests {
             out
         };
         assert_eq!(text(b"a"), b"delete a\r\n");
+        assert_eq!(text(b"noreply"), b"delete noreply 0\r\n");
         assert_eq!(text(b"a b"), b"md YSBi b\r\n");
         assert_eq!(text(b"\0"), b"md AA== b\r\n");
         assert_eq!(text(b"a\n"), b"md YQo= b\r\n");
