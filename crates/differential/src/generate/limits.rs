@@ -46,6 +46,8 @@ fn key(random: &mut Random) -> String {
         0 => STRIPPED.to_owned(),
         1 => format!("{STRIPPED}{}", "k".repeat(size)),
         2 => "n".repeat(size),
+        // What is left is the word for silence.
+        3 => format!("{STRIPPED}noreply"),
         _ => "k".repeat(size),
     }
 }
