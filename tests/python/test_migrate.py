@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import struct
 import threading
 import time
 import urllib.parse
@@ -445,6 +446,37 @@ def test_a_pool_moves_while_clients_write_and_nothing_is_lost_or_stale(place, ki
     pools["main"]["route"] = "new"
     move.gateway.configure({"main": pools["main"], "new": pools["new"]})
     assert "the move from pool old to pool new ends: only pool new" in move.gateway.reload()
+
+
+def test_a_key_that_no_line_can_name_is_told_of_and_stops_nothing(place):
+    """The binary protocol has keys of any bytes. In base64 this one would be longer than a line's key may be."""
+    move = Move(place, "memcached")
+    unnamed, named = (b"a key " + b" x" * 125)[:202], "ä".encode() * 125
+    body = b"\0" * 8 + unnamed + b"1"
+    with move.gateway.connect(timeout=30) as conn, move.gateway.connect(timeout=30) as text:
+        conn.send(struct.pack(">BBHBBHIIQ", 0x80, 1, len(unnamed), 8, 0, 0, len(body), 0, 0) + body)
+        assert conn.read(24)[6:8] == b"\0\0"
+        text.send(b"set %b 0 0 1\r\n2\r\n" % named)
+        text.expect(b"STORED\r\n")
+    move.order("start")
+
+    def refused():
+        events = map(json.loads, move.gateway.order("events", "--json").stdout.splitlines())
+        return [event for event in events if event["kind"] == "move_key_refused"]
+
+    found = wait_until(refused, "it is told of", seconds=60)
+    wait_until(lambda: move.status()["state"] == "in step", "what can be copied is", seconds=60)
+    assert len(found) == 1 and "base64" in json.dumps(found[0]), found
+    assert sum(has(server, named) for server in move.new) == 1
+
+
+def has(server, key):
+    with server.connect() as conn:
+        conn.send(b"get %b\r\nmn\r\n" % key)
+        lines = []
+        while not lines or lines[-1] != b"MN":
+            lines.append(conn.read_line())
+        return lines[0].startswith(b"VALUE")
 
 
 @pytest.mark.long

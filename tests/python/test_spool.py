@@ -2,6 +2,7 @@
 
 import os
 import signal
+import struct
 import subprocess
 import time
 from pathlib import Path
@@ -136,6 +137,46 @@ def test_a_server_that_hung_answers_nothing_that_was_deleted_meanwhile(place, ki
     speaks.store(keys[:100])
     assert b"v@1" in speaks.read(keys[:1])[0]
     assert "has forgotten" in gateway.log()
+
+
+def packet(opcode, key, extras=b"", value=b""):
+    body = extras + key + value
+    return struct.pack(">BBHBBHIIQ", 0x80, opcode, len(key), len(extras), 0, 0, len(body), 0, 0) + body
+
+
+def status_of(conn):
+    header = conn.read(24)
+    conn.read(int.from_bytes(header[8:12], "big"))
+    return int.from_bytes(header[6:8], "big")
+
+
+def test_a_server_that_hung_forgets_keys_that_no_line_can_name(place):
+    """The binary protocol has keys of any bytes. In base64 these would be longer than a line's key may be."""
+    it = place.memcached()
+    gateway = place.cashew({"alpha": pool("memcached", [it], place) | {"spool": spool(place, hold="60s")}},
+                           {"worker_processes": 1})
+    keys = [(b"a key of %d \r\n" % length + b" \0" * 125)[:length] for length in (1, 186, 187, 233, 250)]
+    keys += [b"noreply", b"plain"]
+    with gateway.connect(timeout=30) as conn:
+        for key in keys:
+            conn.send(packet(0x01, key, b"\0" * 8, b"old") + packet(0x00, key))
+            assert (status_of(conn), status_of(conn)) == (0, 0), key
+        it.process.signal(signal.SIGSTOP)
+        for key in keys:
+            conn.send(packet(0x04, key))
+            assert status_of(conn) == 1, key
+        wait_until(lambda: depth(gateway) >= len(keys), "all are on disk")
+        it.process.signal(signal.SIGCONT)
+
+        def answers():
+            conn.send(packet(0x00, b"other"))
+            return status_of(conn) == 1
+
+        wait_until(answers, "it answers", seconds=20)
+        for key in keys:
+            conn.send(packet(0x00, key))
+            assert status_of(conn) == 1, key
+    wait_until(lambda: not segments(place), "nothing is left")
 
 
 def test_a_server_that_restarts_with_old_data_forgets_before_it_answers(place):

@@ -6,7 +6,7 @@ use std::hash::BuildHasher;
 use std::io;
 use std::time::{Duration, Instant};
 
-use cashew_protocol::memcached::encode_key;
+use cashew_protocol::memcached::{KEY_SIZE_MAX, encode_key};
 
 use crate::carrier::{IS_THERE, Step};
 use crate::job::Job;
@@ -19,6 +19,9 @@ const BATCH: usize = 128;
 const NAMES_SIZE_MAX: usize = 128 << 20;
 /// Keys of all servers. Each takes some hundred bytes.
 const KEYS_MAX: usize = 20_000_000;
+/// Keys that no line can name are told of, so many of a list at most.
+const UNNAMED_MAX: usize = 100;
+const NO_NAME: &str = "it is longer than a key may be, as lines have to have it in base64";
 /// A pass follows the last one after this, or after a multiple of how long that took.
 const PASS_INTERVAL: Duration = Duration::from_millis(500);
 const PASS_SHARE: u32 = 4;
@@ -71,6 +74,8 @@ struct Server {
     /// For lists, which take as long as they take, and for the rest.
     lists: Link,
     link: Link,
+    /// What the last list had, and no line can name.
+    unnamed: Vec<Listed>,
 }
 
 struct Source {
@@ -154,13 +159,14 @@ fn named(error: &io::Error, pool: &str, server: &str) -> io::Error {
 impl Server {
     fn connect(access: &Access, pool: &str) -> io::Result<Self> {
         let connect = || Link::connect(access).map_err(|error| named(&error, pool, &access.name));
-        Ok(Self { lists: connect()?, link: connect()? })
+        Ok(Self { lists: connect()?, link: connect()?, unnamed: Vec::new() })
     }
 
     /// All items. memcached takes the names of none of these for others meanwhile: it walks over its hash table.
     fn list(&mut self, mut with: impl FnMut(Listed)) -> io::Result<()> {
         let since = Instant::now();
         loop {
+            self.unnamed.clear();
             self.lists.say(b"lru_crawler metadump hash\r\n");
             let (mut is_busy, mut failure) = (false, None);
             self.lists.each_line(|line| {
@@ -171,6 +177,11 @@ impl Server {
                 match parse_listed(line) {
                     Some(listed) if listed.print.0 == 0 => {
                         failure = Some("it was started with -C: it has no uniques".to_owned());
+                    }
+                    Some(listed) if !can_name(&listed.key) => {
+                        if self.unnamed.len() < UNNAMED_MAX {
+                            self.unnamed.push(listed);
+                        }
                     }
                     Some(listed) => with(listed),
                     None => {
@@ -256,10 +267,21 @@ impl Server {
     }
 }
 
-/// A meta command about a key of any bytes.
+/// Whether a line may have the key as it is.
+fn is_plain(key: &[u8]) -> bool {
+    key.iter().all(|byte| byte.is_ascii_graphic() || *byte >= 0x80)
+}
+
+/// Whether there is a line that names a key, which the binary protocol may have made of any bytes: in base64, too, it has
+/// to be as short as any key.
+fn can_name(key: &[u8]) -> bool {
+    is_plain(key) || key.len().div_ceil(3) * 4 <= KEY_SIZE_MAX
+}
+
+/// A meta command about a key that it [can name](can_name).
 fn named_key(command: &[u8], key: &[u8], flags: &[u8]) -> Vec<u8> {
     let mut out = command.to_vec();
-    match key.iter().all(|byte| byte.is_ascii_graphic()) {
+    match is_plain(key) {
         true => {
             out.extend_from_slice(key);
             out.extend_from_slice(flags);
@@ -598,6 +620,7 @@ impl<'j> Passes<'j> {
     fn list_sources(&mut self, lost: &HashSet<u64>) -> io::Result<(Vec<Here>, bool)> {
         let (hasher, from): (_, &Side) = (&self.hasher, &self.job.task.from);
         let size_max = NAMES_SIZE_MAX / self.sources.len().max(1);
+        let job = self.job;
         let list = |at: usize, Source { server, copied, stale }: &mut Source| {
             let (mut list, mut size) = (Here::default(), 0);
             server.list(|it| {
@@ -616,6 +639,12 @@ impl<'j> Passes<'j> {
                     false => list.has_more = true,
                 }
             })?;
+            for Listed { key, print } in std::mem::take(&mut server.unnamed) {
+                let is_news = copied.insert(hasher.hash_one(&key), print) != Some(print);
+                if from.place(&key) == at && is_news {
+                    job.refused(&key, server.link.name(), NO_NAME);
+                }
+            }
             Ok(list)
         };
         let lists = at_once(self.sources.iter_mut(), list)?;
@@ -1004,7 +1033,16 @@ mod tests {
     fn keys_are_named_as_servers_know_them() {
         assert_eq!(named_key(b"mg ", b"a", b" v"), b"mg a v\r\n");
         assert_eq!(named_key(b"mg ", b"a b", b" v"), b"mg YSBi v b\r\n");
-        assert_eq!(named_key(b"md ", b"\xff", b""), b"md /w== b\r\n");
+        assert_eq!(named_key(b"md ", b"\0", b""), b"md AA== b\r\n");
+        assert_eq!(named_key(b"md ", b"\xc3\xa4", b""), b"md \xc3\xa4\r\n");
+        for (key, is_nameable) in [
+            (vec![b' '; 186], true),
+            (vec![b' '; 187], false),
+            (vec![b'a'; 250], true),
+            (vec![0xff; 250], true),
+        ] {
+            assert_eq!(can_name(&key), is_nameable, "{}", key.len());
+        }
     }
 
     #[test]

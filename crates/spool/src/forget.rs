@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cashew_config::snapshot::{Credentials, Endpoint, Protocol};
-use cashew_protocol::memcached::encode_key;
+use cashew_protocol::memcached::binary::{HEADER_SIZE, Opcode, write_request};
+use cashew_protocol::memcached::{KEY_SIZE_MAX, encode_key};
 use cashew_protocol::resp::encode::write_command;
 use cashew_tls::Security;
 
@@ -15,6 +16,8 @@ use crate::record::Record;
 
 /// How long connecting, and each answer, may take.
 const TIMEOUT: Duration = Duration::from_secs(1);
+/// The status of a packet about a key that is not there.
+const NOT_FOUND: u16 = 1;
 /// Longest line that a server may answer.
 const LINE_MAX: u64 = 64 * 1024;
 
@@ -34,6 +37,7 @@ impl<T: Read + Write + Send> Stream for T {}
 /// A connection to a server that answers.
 pub(crate) struct Forgetting {
     stream: BufReader<Box<dyn Stream>>,
+    endpoint: Endpoint,
     speech: Speech,
     database: u32,
 }
@@ -41,7 +45,15 @@ pub(crate) struct Forgetting {
 impl Forgetting {
     /// Connects, and asks whether the server serves.
     pub(crate) fn connect(endpoint: &Endpoint, speech: &Speech) -> io::Result<Self> {
-        let stream: Box<dyn Stream> = match endpoint {
+        let stream = BufReader::new(Self::dial(endpoint, speech)?);
+        let (endpoint, speech) = (endpoint.clone(), speech.clone());
+        let mut it = Self { stream, endpoint, speech, database: 0 };
+        it.greet()?;
+        Ok(it)
+    }
+
+    fn dial(endpoint: &Endpoint, speech: &Speech) -> io::Result<Box<dyn Stream>> {
+        Ok(match endpoint {
             Endpoint::Tcp { host, port } => {
                 let address = (host.as_str(), *port).to_socket_addrs()?.next();
                 let address = address.ok_or_else(|| io::Error::other("the name has no address"))?;
@@ -57,11 +69,7 @@ impl Forgetting {
                 stream.set_write_timeout(Some(TIMEOUT))?;
                 secured(stream, None, speech)?
             }
-        };
-        let speech = speech.clone();
-        let mut it = Self { stream: BufReader::new(stream), speech, database: 0 };
-        it.greet()?;
-        Ok(it)
+        })
     }
 
     fn greet(&mut self) -> io::Result<()> {
@@ -107,7 +115,7 @@ impl Forgetting {
 
     /// Has the server forget the keys of records, and waits until it has.
     pub(crate) fn forget(&mut self, records: &[&Record]) -> io::Result<()> {
-        let (mut out, mut answers) = (Vec::new(), 0);
+        let (mut out, mut answers, mut unnamed) = (Vec::new(), 0, Vec::new());
         for record in records {
             match self.speech.protocol {
                 Protocol::Redis => {
@@ -120,6 +128,10 @@ impl Forgetting {
                         answers += 1;
                     }
                     write_command(&mut out, &[b"DEL", &record.key]);
+                }
+                Protocol::Memcached | Protocol::Tcp if !can_name(&record.key) => {
+                    unnamed.push(&*record.key);
+                    continue;
                 }
                 Protocol::Memcached | Protocol::Tcp => delete(&mut out, &record.key),
             }
@@ -139,6 +151,29 @@ impl Forgetting {
             if !is_fit {
                 return Err(io::Error::other(format!("the server says {line:?}")));
             }
+        }
+        self.forget_in_packets(&unnamed)
+    }
+
+    /// The same of keys that no line can name: clients of the binary protocol have made them. Servers that ask for a password
+    /// in text do not speak it.
+    fn forget_in_packets(&self, keys: &[&[u8]]) -> io::Result<()> {
+        if keys.is_empty() || !self.speech.credentials.is_empty() {
+            return Ok(());
+        }
+        let mut stream = Self::dial(&self.endpoint, &self.speech)?;
+        let mut out = Vec::new();
+        keys.iter().for_each(|key| write_request(Opcode::Delete.byte(), key, b"", &mut out));
+        stream.write_all(&out)?;
+        for _ in keys {
+            let mut header = [0; HEADER_SIZE];
+            stream.read_exact(&mut header)?;
+            let status = u16::from_be_bytes([header[6], header[7]]);
+            let size = u32::from_be_bytes([header[8], header[9], header[10], header[11]]);
+            if header[0] != 0x81 || !matches!(status, 0 | NOT_FOUND) {
+                return Err(io::Error::other(format!("the server says {header:x?}")));
+            }
+            io::copy(&mut (&mut stream).take(size.into()), &mut io::sink())?;
         }
         Ok(())
     }
@@ -168,9 +203,19 @@ fn secured<S: Stream + 'static>(
     })
 }
 
-/// What the text protocol cannot name is in base64, which takes memcached 1.6.
+/// Whether a line may have the key as it is.
+fn is_plain(key: &[u8]) -> bool {
+    key.iter().all(|byte| byte.is_ascii_graphic() || *byte >= 0x80)
+}
+
+/// Whether a line can name the key: in base64, too, it has to be as short as any key.
+fn can_name(key: &[u8]) -> bool {
+    is_plain(key) || key.len().div_ceil(3) * 4 <= KEY_SIZE_MAX
+}
+
+/// What the text protocol cannot have as it is is in base64, which takes memcached 1.6.
 fn delete(out: &mut Vec<u8>, key: &[u8]) {
-    match key.iter().all(|byte| byte.is_ascii_graphic() || *byte >= 0x80) {
+    match is_plain(key) {
         true => {
             // Later versions take the bare word for an order to be silent, and the answer would be waited for.
             let end: &[u8] = if key == b"noreply" { b" 0\r\n" } else { b"\r\n" };
@@ -200,5 +245,13 @@ mod tests {
         assert_eq!(text(b"a b"), b"md YSBi b\r\n");
         assert_eq!(text(b"\0"), b"md AA== b\r\n");
         assert_eq!(text(b"a\n"), b"md YQo= b\r\n");
+        for (key, is_nameable) in [
+            (vec![b' '; 186], true),
+            (vec![b' '; 187], false),
+            (vec![b'a'; 250], true),
+            (vec![0xff; 250], true),
+        ] {
+            assert_eq!(can_name(&key), is_nameable, "{}", key.len());
+        }
     }
 }
