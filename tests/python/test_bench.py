@@ -140,11 +140,11 @@ def tried(bench, *strangers):
 
 def test_a_round_that_others_disturb_is_measured_again(bench):
     assert tried(bench, 0.001, 0.0) == {"strangers": 0.001, "p99": 0, "tries": 1}
-    assert tried(bench, 0.03, 0.02, 0.01, 0.0) == {"strangers": 0.01, "p99": 2, "tries": 3}
+    assert tried(bench, 0.04, 0.03, 0.01, 0.0) == {"strangers": 0.01, "p99": 2, "tries": 3}
 
 
 def test_of_rounds_that_are_all_disturbed_the_least_is_kept(bench):
-    assert tried(bench, 0.04, 0.02, 0.03, 0.05, 0.0) == {"strangers": 0.02, "p99": 1, "tries": 4}
+    assert tried(bench, 0.05, 0.03, 0.04, 0.06, 0.0) == {"strangers": 0.03, "p99": 1, "tries": 4}
 
 
 def test_what_others_use_is_counted_without_ours_and_the_kernels_helpers(bench):
