@@ -185,7 +185,7 @@ def test_how_busy_servers_and_load_are_is_their_share_of_the_time(bench):
 def test_the_report_tells_of_rounds_that_were_measured_again(bench):
     results = measured(bench, "calm", nutcracker=[1.0], cashew=[1.0])
     assert "more rounds" not in bench.report.markdown(results, about(None), [])
-    results.rounds["calm"]["cashew"][1] |= {"tries": 4, "strangers": 0.02}
+    results.rounds["calm"]["cashew"][1] |= {"tries": 4, "strangers": 0.03}
     text = bench.report.markdown(results, about(None), [])
     assert "3 more rounds than the 2 were measured" in text
     assert "1 were so to the last" in text
