@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use cashew_config::snapshot::{Credentials, Endpoint, Protocol};
 use cashew_protocol::memcached::binary::{HEADER_SIZE, Opcode, write_request};
-use cashew_protocol::memcached::{KEY_SIZE_MAX, encode_key};
+use cashew_protocol::memcached::{can_name_key, write_delete};
 use cashew_protocol::resp::encode::write_command;
 use cashew_tls::Security;
 
@@ -129,11 +129,11 @@ impl Forgetting {
                     }
                     write_command(&mut out, &[b"DEL", &record.key]);
                 }
-                Protocol::Memcached | Protocol::Tcp if !can_name(&record.key) => {
+                Protocol::Memcached | Protocol::Tcp if !can_name_key(&record.key) => {
                     unnamed.push(&*record.key);
                     continue;
                 }
-                Protocol::Memcached | Protocol::Tcp => delete(&mut out, &record.key),
+                Protocol::Memcached | Protocol::Tcp => write_delete(&record.key, &mut out),
             }
             answers += 1;
         }
@@ -201,57 +201,4 @@ fn secured<S: Stream + 'static>(
         Some(security) => Box::new(security.secure(stream, host)?),
         None => Box::new(stream),
     })
-}
-
-/// Whether a line may have the key as it is.
-fn is_plain(key: &[u8]) -> bool {
-    key.iter().all(|byte| byte.is_ascii_graphic() || *byte >= 0x80)
-}
-
-/// Whether a line can name the key: in base64, too, it has to be as short as any key.
-fn can_name(key: &[u8]) -> bool {
-    is_plain(key) || key.len().div_ceil(3) * 4 <= KEY_SIZE_MAX
-}
-
-/// What the text protocol cannot have as it is is in base64, which takes memcached 1.6.
-fn delete(out: &mut Vec<u8>, key: &[u8]) {
-    match is_plain(key) {
-        true => {
-            // Later versions take the bare word for an order to be silent, and the answer would be waited for.
-            let end: &[u8] = if key == b"noreply" { b" 0\r\n" } else { b"\r\n" };
-            out.extend_from_slice(&[b"delete ", key, end].concat());
-        }
-        false => {
-            out.extend_from_slice(b"md ");
-            encode_key(key, out);
-            out.extend_from_slice(b" b\r\n");
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keys_are_named_as_servers_know_them() {
-        let text = |key: &[u8]| {
-            let mut out = Vec::new();
-            delete(&mut out, key);
-            out
-        };
-        assert_eq!(text(b"a"), b"delete a\r\n");
-        assert_eq!(text(b"noreply"), b"delete noreply 0\r\n");
-        assert_eq!(text(b"a b"), b"md YSBi b\r\n");
-        assert_eq!(text(b"\0"), b"md AA== b\r\n");
-        assert_eq!(text(b"a\n"), b"md YQo= b\r\n");
-        for (key, is_nameable) in [
-            (vec![b' '; 186], true),
-            (vec![b' '; 187], false),
-            (vec![b'a'; 250], true),
-            (vec![0xff; 250], true),
-        ] {
-            assert_eq!(can_name(&key), is_nameable, "{}", key.len());
-        }
-    }
 }

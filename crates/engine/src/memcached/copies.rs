@@ -23,7 +23,8 @@ use cashew_config::snapshot;
 use cashew_metrics::{ServerCounter, WriteKind, WriteLane, WriteStamp};
 use cashew_protocol::memcached::binary::{self, HEADER_SIZE, Opcode, write_request};
 use cashew_protocol::memcached::{
-    Answer, Expect, KEY_SIZE_MAX, RequestParser, Verb, encode_key, is_error, words,
+    Answer, Expect, KEY_SIZE_MAX, RequestParser, Verb, can_name_key, is_error, is_plain_key, words,
+    write_delete,
 };
 
 use super::Asked;
@@ -677,14 +678,11 @@ impl Engine {
             let has_lanes = state.servers[server].has_lanes(variant);
             has_lanes.then_some(params.wire_protocol)
         };
-        let is_plain =
-            key.len() <= KEY_SIZE_MAX && key.iter().all(|&byte| byte > b' ' && byte != 0x7f);
         for variant in [0, variant] {
             match wire(variant) {
-                Some(WireProtocol::Text) if is_plain => {
-                    // `delete noreply` would be read as a request without a key.
-                    let foot: &[u8] = if key == b"noreply" { b" 0\r\n" } else { b"\r\n" };
-                    let text = [b"delete ", key, foot].concat();
+                Some(WireProtocol::Text) if is_plain_key(key) => {
+                    let mut text = Vec::new();
+                    write_delete(key, &mut text);
                     let expect = Expect::Answer(Answer::Delete);
                     return Some(Order { text, variant, expect, asked: Asked::default() });
                 }
@@ -699,12 +697,11 @@ impl Engine {
             }
         }
         let variant = [0, variant].into_iter().find(|&it| wire(it) == Some(WireProtocol::Text))?;
-        let mut text = b"md ".to_vec();
-        encode_key(key, &mut text);
-        if text.len() > b"md ".len() + KEY_SIZE_MAX {
+        if !can_name_key(key) {
             return None;
         }
-        text.extend_from_slice(b" b\r\n");
+        let mut text = Vec::new();
+        write_delete(key, &mut text);
         let expect = Expect::Answer(Answer::MetaDelete);
         Some(Order { text, variant, expect, asked: Asked::default() })
     }

@@ -7,7 +7,7 @@ use cashew_protocol::Span;
 use cashew_protocol::memcached::binary::{self, HEADER_SIZE, Opcode, Status};
 use cashew_protocol::memcached::{
     Answer, Expect, KEY_SIZE_MAX, RequestParser, Reticence, Uniques, Verb, decode_key, encode_key,
-    words, write_meta_miss,
+    words, write_delete, write_meta_miss,
 };
 use cashew_protocol::redis::Access;
 
@@ -407,13 +407,15 @@ impl Dialect for Text {
     }
 
     fn removal(&self, question: &Question, key: &[u8]) -> (Vec<u8>, Expect, Asked) {
-        let key = Self::written(question, key);
         let (text, answer) = match question.is_base64 {
-            true => ([b"md ", &key[..], b" b\r\n"].concat(), Answer::MetaDelete),
+            true => {
+                let key = Self::written(question, key);
+                ([b"md ", &key[..], b" b\r\n"].concat(), Answer::MetaDelete)
+            }
             false => {
-                // As in `about`.
-                let end: &[u8] = if key == b"noreply" { b" 0\r\n" } else { b"\r\n" };
-                ([b"delete ", &key[..], end].concat(), Answer::Delete)
+                let mut text = Vec::new();
+                write_delete(key, &mut text);
+                (text, Answer::Delete)
             }
         };
         (text, Expect::Answer(answer), Asked::default())

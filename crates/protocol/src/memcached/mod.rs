@@ -9,6 +9,7 @@ mod base64;
 pub mod binary;
 mod cas_tags;
 mod forms;
+mod key_name;
 mod key_prefix;
 mod meta;
 mod number;
@@ -26,6 +27,7 @@ pub use answer::{Answer, is_refused_set};
 pub use base64::{KeyBuf, decode_key, encode_key};
 pub use cas_tags::{Tag, Tagger, Uniques, retagged_header, write_untagged};
 pub use forms::knows_statistics;
+pub use key_name::{can_name_key, is_plain_key, write_delete};
 pub use key_prefix::{KEY_PREFIX_MAX, KeyStripper, write_packet_with_prefix};
 pub use meta::{Meta, write_meta_miss};
 pub use plain::{
