@@ -151,6 +151,31 @@ fn whatever_a_server_says_to_what_administers_it_nobody_elses_reply_follows() {
     }
 }
 
+/// One client's line that its server finds odd keeps nobody from `ms`.
+#[test]
+fn a_line_that_a_server_refuses_costs_a_connection_and_no_more() {
+    for request in ["ms a 1\r\nx\r\n", "set a 0 0 1\r\nx\r\n"] {
+        let (mut world, [lane]): (World, [ConnId; 1]) =
+            World::connected(&pool("preconnect: true\nserver_connections: 1", 1));
+        let client = world.client();
+        world.send(client, request);
+        world.expect(lane, request);
+        world.send(lane, "CLIENT_ERROR bad command line format\r\n");
+        world.expect(client, "SERVER_ERROR Server sent an invalid reply\r\n");
+        assert!(world.closed.contains(&lane), "{request}");
+        world.wait_ms(1000);
+        let lane = world.accept(0);
+        for (request, reply) in
+            [("ms a 1\r\nx\r\n", "HD\r\n"), ("set a 0 0 1\r\nx\r\n", "STORED\r\n")]
+        {
+            world.send(client, request);
+            world.expect(lane, request);
+            world.send(lane, reply);
+            world.expect(client, reply);
+        }
+    }
+}
+
 #[test]
 fn a_server_that_does_not_know_ms_is_not_sent_it_again() {
     for (request, reply, refusal) in [

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use cashew_protocol::memcached::{Answer, Expect, is_refused_set, value_key};
+use cashew_protocol::memcached::{Answer, Expect, is_unknown_set, value_key};
 
 use crate::base::time::Time;
 use crate::request::Request;
@@ -34,7 +34,7 @@ impl Unknown {
     /// A server has answered what was expected to be so with `bytes`, which does not fit.
     fn learn(&mut self, expect: Expect, bytes: &[u8], now: Time) {
         let (Expect::Answer(answer) | Expect::AnswerQuiet(answer)) = expect else { return };
-        if !is_refused_set(bytes) {
+        if !is_unknown_set(bytes) {
             return;
         }
         let until = now.plus_millis(REFUSED_MS);

@@ -57,8 +57,12 @@ impl Answer {
     pub(super) fn is_whole(self, opening: &[u8], len: usize) -> bool {
         let is_one_of = |words: &[&[u8]]| words.contains(&opening) && opening.len() == len;
         match self {
-            Self::MetaSet | Self::MetaSetGiven if is_refused_set(opening) => return false,
-            Self::Store if is_refused_line(opening) => return false,
+            Self::MetaSet | Self::MetaSetGiven if opening.starts_with(UNKNOWN_FLAG) => {
+                return false;
+            }
+            Self::Store | Self::MetaSet | Self::MetaSetGiven if is_refused_line(opening) => {
+                return false;
+            }
             _ if is_error_line(opening) => return true,
             _ => {}
         }
@@ -81,14 +85,14 @@ impl Answer {
     }
 }
 
-/// Whether a server does not know `ms`, or not in this form, so that it may have parsed the data as
-/// commands: nothing that follows can be trusted.
-pub fn is_refused_set(opening: &[u8]) -> bool {
-    is_refused_line(opening) || opening.starts_with(UNKNOWN_FLAG)
+/// Whether a server does not know `ms`, or not in this form. What it says to a line that is odd in another way shows
+/// nothing of the next one.
+pub fn is_unknown_set(opening: &[u8]) -> bool {
+    opening.starts_with(b"ERROR") || opening.starts_with(UNKNOWN_FLAG)
 }
 
-/// Whether a server does not understand the line of a command with data. It has not swallowed the data, but may have
-/// parsed it as commands.
+/// Whether a server does not understand the line of a command with data. It may have parsed the data as commands:
+/// nothing that follows can be trusted.
 fn is_refused_line(opening: &[u8]) -> bool {
     opening.starts_with(b"ERROR") || opening.starts_with(BAD_LINE)
 }

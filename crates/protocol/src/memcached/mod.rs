@@ -23,7 +23,7 @@ mod values;
 mod verb;
 mod words;
 
-pub use answer::{Answer, is_refused_set};
+pub use answer::{Answer, is_unknown_set};
 pub use base64::{KeyBuf, decode_key, encode_key};
 pub use cas_tags::{Tag, Tagger, Uniques, retagged_header, write_untagged};
 pub use forms::knows_statistics;
