@@ -5,24 +5,30 @@
 //! key. So each execution belongs to exactly one request, also in runs with faults: a fault only
 //! makes an error of the gateway a valid reply.
 
-use std::borrow::Cow;
+mod copies;
+mod replies;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use cashew_config::snapshot::{Pool, Reads};
 use cashew_placement::slot_of;
 
+use self::replies::{
+    ABORT, NILS, TOO_OLD, abort_reason, behind_values, error_text, fits, fits_up_to, is_abort,
+    is_gateway_error, is_replaced, is_session_refusal, is_surprise, is_told_refusal, is_too_old,
+    told, without_server,
+};
 use crate::counts::Counts;
 use crate::history::{Ending, History, name_of};
 use crate::meta_server;
-use crate::packet::{self, Packet, TEMPORARY_FAILURE};
+use crate::packet;
 use crate::redis_server::OUT_OF_MEMORY;
 use crate::refusals::{self, Refusals};
 use crate::request::{Access, Answer, Framing, Outcome, Part, Request, SessionParams};
 use crate::rings::Rings;
 use crate::route::{self, Copies};
 use crate::scenario::Scenario;
-use crate::shape;
 
 /// A request of this size may be forwarded while it arrives: its server is chosen when it begins,
 /// and it may fail before it ends.
@@ -547,138 +553,6 @@ impl Oracle {
             let owners = self.rings.owners(pool, gateway, key, access, read_at, now);
             assert!(owners.contains(&server), "I5: {}, it belongs to {owners:?}", what());
         }
-    }
-
-    /// A request is about to be sent of which others may get copies. What clients write where nobody is waited for is
-    /// answered at once.
-    fn expect_copies(&mut self, client: u32, request: &mut Request) {
-        let ledger = &mut self.ledgers[client as usize];
-        let is_plain =
-            matches!(request.answer, Answer::Forward | Answer::Gather | Answer::Sum | Answer::Same);
-        if self.copies == Copies::Nobody || !self.rings.is_route(ledger.pool) {
-            return;
-        }
-        let index = ledger.requests.len() as u32;
-        for part in request.parts.iter().filter(|_| request.access == Access::Write) {
-            ledger.forgotten.entry(part.key.clone()).or_default().0.push(index);
-        }
-        if !is_plain {
-            return;
-        }
-        for part in request.parts.iter().filter(|part| !part.shared) {
-            let name = copy_name(&request.tag, &part.key, part.payload.as_deref());
-            ledger.copies.entry(name).or_default().0.push(index);
-        }
-        if self.copies == Copies::Unawaited {
-            let said: &[u8] = match &*request.tag.to_ascii_uppercase() {
-                b"SET" | b"MSET" => b"+OK\r\n",
-                b"DEL" | b"UNLINK" => b":0\r\n",
-                _ => return,
-            };
-            request.answer = Answer::Constant(said);
-        }
-    }
-
-    /// A server executed a copy of a request: of one that was asked, where the route has copies, and once.
-    fn copied(&mut self, client: u32, execution: &Execution<'_>, now: u64) {
-        self.counts.copies += 1;
-        let Execution { pool, server, gateway, tag, key, payload, by_exec, .. } = *execution;
-        let what = || {
-            let (tag, key) = (tag.escape_ascii(), key.escape_ascii());
-            format!("server {pool}/{server} executed a copy of {tag} {key} of client {client}")
-        };
-        let ledger = &mut self.ledgers[client as usize];
-        let home = ledger.pool;
-        let is_due = self.rings.is_route(home) && ledger.gateways.contains(&gateway) && !by_exec;
-        assert!(is_due, "I1: {}, who is led nowhere", what());
-        let requests = &ledger.requests;
-        let has_run = |at: &u32| {
-            let mut parts = requests[*at as usize].request.parts.iter();
-            parts.any(|part| part.key == key && part.outcome.is_some())
-        };
-        let name = copy_name(tag, key, payload);
-        let told = match self.copies == Copies::Told {
-            true => {
-                // What is sent on as it is has run; else it is to be forgotten.
-                let copy = ledger.copies.get_mut(&name);
-                let is_as_it_was = |(asked, copied): &&mut (Vec<u32>, usize)| {
-                    asked.iter().filter(|at| has_run(at)).count() > *copied
-                };
-                let is_removal = REMOVALS.iter().any(|it| tag.eq_ignore_ascii_case(it));
-                let forgotten = ledger.forgotten.get_mut(key).filter(|_| is_removal);
-                copy.filter(is_as_it_was).or(forgotten)
-            }
-            false => ledger.copies.get_mut(&name),
-        };
-        let Some((asked, copied)) = told else {
-            panic!("I1: {}, who did not ask for it, or it has not run", what());
-        };
-        *copied += 1;
-        let first = &requests[asked[0] as usize];
-        let (access, sent_at) = (first.request.access, first.sent_at);
-        let read = asked.iter().filter(|&&at| requests[at as usize].read_at <= now).count();
-        // A read that got no answer may be sent again.
-        let may_repeat = access == Access::Read && self.has_faults;
-        assert!(*copied <= read || may_repeat, "I3: {}, once more than it was asked", what());
-        let is_copied = self.rings.are_copied(home, gateway, key, sent_at, now);
-        assert!(is_copied, "I5: {}, of which there are none", what());
-        let owners = self.rings.owners(pool, gateway, key, access, sent_at, now);
-        assert!(owners.contains(&server), "I5: {}, it belongs to {owners:?}", what());
-    }
-
-    /// A server executed something about a copy of a key, which has another name in the same pool.
-    fn executed_at_copy(&mut self, client: u32, execution: &Execution<'_>, own: &[u8], now: u64) {
-        self.counts.copies += 1;
-        let Execution { pool, server, gateway, late, tag, key, outcome, by_exec, .. } = *execution;
-        let what = || {
-            let (tag, key) = (tag.escape_ascii(), key.escape_ascii());
-            format!("server {pool}/{server} executed {tag} {key} of client {client}")
-        };
-        let ledger = &mut self.ledgers[client as usize];
-        assert!(ledger.gateways.contains(&gateway) && !by_exec, "I1: {}", what());
-        let access = if is_read_by_name(tag) { Access::Read } else { Access::Write };
-        let name = tag_of(tag, own);
-        let from = match access {
-            Access::Write => {
-                // It is written as the key is, or removed.
-                let writes = ledger.forgotten.get(own).map_or(&[][..], |(asked, _)| asked);
-                let is_read = |at: &&u32| ledger.requests[**at as usize].read_at <= now;
-                let count = ledger.split.entry(key.to_vec()).or_default();
-                *count += 1;
-                let read = writes.iter().filter(is_read).count();
-                assert!(*count <= read, "I3: {}, once more than it was asked", what());
-                ledger.requests[writes[0] as usize].sent_at
-            }
-            Access::Read => {
-                let requests = &mut ledger.requests;
-                let is_read = |it: &&mut (u32, u32)| requests[it.0 as usize].read_at <= now;
-                let Some((index, left)) = ledger.tags.get_mut(&name).filter(is_read) else {
-                    // Somebody else has answered, since this took long.
-                    assert!(self.has_faults, "I3: {}, who did not ask for it", what());
-                    return;
-                };
-                let index = *index;
-                *left -= 1;
-                if *left == 0 {
-                    ledger.tags.remove(&name);
-                }
-                let request = &mut requests[index as usize].request;
-                let mut open =
-                    request.parts.iter_mut().filter(|it| it.key == own && it.outcome.is_none());
-                let part = open.next().expect("as many parts are left as the tag says");
-                part.outcome = Some(outcome.clone());
-                let known = ledger.read_from_copy.entry(name).or_insert((index, 0));
-                *known = (index, if known.0 == index { known.1 + 1 } else { 1 });
-                requests[index as usize].sent_at
-            }
-        };
-        if late {
-            return;
-        }
-        let leaves = self.rings.leaves(self.pool_of(client), gateway, own, from, now);
-        assert!(leaves.contains(&pool), "I1: {} elsewhere, instead of pool {leaves:?}", what());
-        let owners = self.rings.owners(pool, gateway, key, access, from, now);
-        assert!(owners.contains(&server), "I5: {}, it belongs to {owners:?}", what());
     }
 
     /// A client's writes of a key run in its order, also if they are led to another pool meanwhile. What has not ended when
@@ -1391,29 +1265,6 @@ impl Oracle {
 }
 
 impl Ledger {
-    /// A read has come to the key itself: whether a copy was asked before, which had nothing, or whose answer was lost.
-    fn read_of_key(&mut self, name: &[u8], key: &[u8], outcome: &Outcome) -> bool {
-        let is_awaited = self.tags.contains_key(name);
-        let Some((index, left)) = self.read_from_copy.get_mut(name).filter(|it| it.1 > 0) else {
-            return false;
-        };
-        if is_awaited && !self.owed.contains(index) {
-            // It was answered by the copy, and this is the next read.
-            return false;
-        }
-        let parts = &mut self.requests[*index as usize].request.parts;
-        let mut done = parts.iter_mut().filter(|it| it.key == key && it.outcome.is_some());
-        let is_miss = |part: &&mut Part| {
-            part.outcome.as_ref().is_some_and(|outcome| MISSES.contains(&&*outcome.reply))
-        };
-        let Some(part) = (if is_awaited { done.find(is_miss) } else { done.next() }) else {
-            return false;
-        };
-        *left -= 1;
-        part.outcome = Some(outcome.clone());
-        true
-    }
-
     /// The key of the blocking call, if its server has answered it.
     fn waiting(&mut self, key: &[u8]) -> Option<&mut Part> {
         let &index = self.owed.front()?;
@@ -1462,164 +1313,6 @@ pub(crate) fn owner_of(key: &[u8]) -> Option<u32> {
 
 fn tag_of(tag: &[u8], key: &[u8]) -> Vec<u8> {
     [tag, b"|", key].concat()
-}
-
-fn copy_name(tag: &[u8], key: &[u8], payload: Option<&[u8]>) -> Vec<u8> {
-    [tag, b"|", key, b"|", payload.unwrap_or_default()].concat()
-}
-
-/// Whether a command reads only.
-fn is_read_by_name(tag: &[u8]) -> bool {
-    const READS: [&[u8]; 5] = [b"GET", b"MGET", b"EXISTS", b"TOUCH", b"STRLEN"];
-    READS.iter().any(|it| tag.eq_ignore_ascii_case(it))
-}
-
-/// Answers of reads that have found nothing.
-const MISSES: [&[u8]; 3] = [b"$-1\r\n", b"_\r\n", b":0\r\n"];
-/// How keys are removed.
-const REMOVALS: [&[u8]; 2] = [b"DEL", b"UNLINK"];
-
-const NILS: [&[u8]; 2] = [b"*-1\r\n", b"_\r\n"];
-const ABORT: &[u8] = b"-EXECABORT Transaction discarded because of previous errors.\r\n";
-
-/// The reply of a transaction whose server fails, or refuses a command of it.
-fn is_abort(request: &Request, reply: &[u8]) -> bool {
-    let is_session = matches!(request.answer, Answer::Session { .. });
-    let is_of_memory =
-        reply == OUT_OF_MEMORY || abort_reason(reply).as_deref() == Some(OUT_OF_MEMORY);
-    is_session && (reply == ABORT || NILS.contains(&reply) || is_of_memory)
-}
-
-/// The error that EXEC names as that of a command before it.
-fn abort_reason(reply: &[u8]) -> Option<Vec<u8>> {
-    let why = reply.strip_prefix(b"-EXECABORT Transaction discarded because of: ")?;
-    Some([b"-", why].concat())
-}
-
-/// What clients may be told of a command that a node has not run.
-fn is_told_refusal(reply: &[u8]) -> bool {
-    refusals::is_refusal(reply) && !refusals::is_sent_back(reply)
-}
-
-/// An error packet as the error in text; everything else unchanged.
-fn error_text(reply: &[u8]) -> Vec<u8> {
-    match Packet::read(reply) {
-        Some((packet, _)) if packet.magic == 0x81 && packet.status == TEMPORARY_FAILURE => {
-            [b"SERVER_ERROR ", packet.value, b"\r\n"].concat()
-        }
-        _ => reply.to_vec(),
-    }
-}
-
-/// The reply, or the error in it as it would be in text.
-fn told<'r>(request: &Request, reply: &'r [u8]) -> Cow<'r, [u8]> {
-    match request.framing {
-        Framing::Packet => error_text(reply).into(),
-        _ => reply.into(),
-    }
-}
-
-/// What follows the values of some of the parts, in their order.
-fn behind_values<'r>(request: &Request, mut reply: &'r [u8]) -> &'r [u8] {
-    let outcomes = request.parts.iter().filter_map(|part| request.share(part));
-    for outcome in outcomes.filter(|outcome| !outcome.refused) {
-        reply = reply.strip_prefix(&*outcome.reply).unwrap_or(reply);
-    }
-    reply
-}
-
-/// Whether pieces answer the parts of a batch from that number on, in order: each with its correct
-/// reply, which may be empty, or with an error.
-fn fits(request: &Request, at: usize, pieces: &[&[u8]]) -> bool {
-    fits_up_to(request, at, request.parts.len(), pieces)
-}
-
-/// The same for the parts before the number `end`.
-fn fits_up_to(request: &Request, at: usize, end: usize, pieces: &[&[u8]]) -> bool {
-    let Some(part) = request.parts[..end].get(at) else { return pieces.is_empty() };
-    let due = request.quiet_answer(part);
-    let is_done = match due.as_deref() {
-        Some(b"") => fits_up_to(request, at + 1, end, pieces),
-        Some(due) => pieces.first() == Some(&due) && fits_up_to(request, at + 1, end, &pieces[1..]),
-        None if request.by_wire && !shape::is_strict(shape::Kind::Opening) => {
-            fits_up_to(request, at + 1, end, pieces)
-        }
-        None => false,
-    };
-    let is_own = |piece: &[u8]| match (Packet::read(piece), request.framing) {
-        (Some((packet, _)), Framing::PacketBatch) => {
-            Some(&packet.opaque.to_be_bytes()[3])
-                == part.payload.as_ref().map(|payload| &payload[1])
-        }
-        (_, framing) => framing == Framing::MetaBatch,
-    };
-    let is_error = |piece: &&&[u8]| is_own(piece) && is_gateway_error(&error_text(piece));
-    is_done
-        || (pieces.first().filter(is_error).is_some()
-            && fits_up_to(request, at + 1, end, &pieces[1..]))
-}
-
-/// Replies that are the same for all servers and do not depend on keys belong to no part of a
-/// request.
-fn is_surprise(request: &Request, reply: &[u8]) -> bool {
-    match request.answer {
-        Answer::Constant(_) => reply.starts_with(b"VERSION ") || shape::is_error_line(reply),
-        Answer::Broadcast(_) => {
-            // A request with a fence may have any reply.
-            shape::is_error_line(reply) || request.tag == b"verbosity"
-        }
-        _ => false,
-    }
-}
-
-/// There was no connection for a transaction or a blocking call.
-fn is_session_refusal(request: &Request, reply: &[u8]) -> bool {
-    let wants_one = matches!(request.answer, Answer::Session { .. } | Answer::Wait { .. });
-    wants_one && (reply == ABORT || reply.starts_with(b"-ERR all connections to server"))
-}
-
-/// Why a gateway does not send a server `ms`.
-const TOO_OLD: &str = "the server is too old for ms";
-
-fn is_replaced(reply: &[u8]) -> bool {
-    without_server(reply.trim_ascii_end()) == b"-ERR Server was replaced by another"
-}
-
-fn is_too_old(reply: &[u8]) -> bool {
-    without_server(reply.trim_ascii_end()).ends_with(TOO_OLD.as_bytes())
-}
-
-fn is_gateway_error(reply: &[u8]) -> bool {
-    const TEXTS: [&str; 15] = [
-        TOO_OLD,
-        "Connection was taken back, since it was not used while others waited",
-        "DB index is out of range",
-        "Connection refused",
-        "Connection timed out",
-        "Connection reset by peer",
-        "No route to host",
-        "Host is down",
-        "Server closed the connection",
-        "Server sent an invalid reply",
-        "Server refused AUTH or SELECT",
-        "Server queue is full",
-        "Server does not answer",
-        "Server was removed from the configuration",
-        "Server was replaced by another",
-    ];
-    let text = reply.strip_suffix(b"\r\n").unwrap_or(reply);
-    let text = text.strip_prefix(b"-ERR ").or_else(|| text.strip_prefix(b"SERVER_ERROR "));
-    // The error of a broadcast names the server that failed.
-    let colon = text.and_then(|text| text.windows(2).position(|two| two == b": "));
-    let text = text.map(|text| without_server(&text[colon.map_or(0, |colon| colon + 2)..]));
-    text.is_some_and(|text| TEXTS.iter().any(|known| known.as_bytes() == text))
-}
-
-/// The gateway's words without the server that they name, if they do.
-fn without_server(text: &[u8]) -> &[u8] {
-    const NAMED: &[u8] = b" (server ";
-    let named = text.windows(NAMED.len()).position(|part| part == NAMED);
-    named.filter(|_| text.ends_with(b")")).map_or(text, |at| &text[..at])
 }
 
 pub(crate) fn show(bytes: &[u8]) -> String {
